@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from probing.results import Schema
-from probing.runs import Study, own_studies
+from probing.runs import Study, package_studies
 from probing.tables.schema import NUMBER_NEURONS, NUMBERS, PREDICTIONS
 
 PAGE = Path(__file__).with_name("files.md")
@@ -97,7 +97,7 @@ it is logged offline, under the same id.
 
 def page() -> str:
     """Return the page."""
-    studies = own_studies()
+    studies = package_studies()
     rows = "".join(f"| [`{one.name}`](#of-{one.name}) | {_names(one)} | {_processes(one)} |\n" for one in studies)
     table = f"\n| folder of | its tables | processes |\n|---|---|---|\n{rows}"
     return HEAD + table + MOVED + "".join(map(_study, studies)) + WANDB

@@ -34,7 +34,7 @@ from probing.probes.closed_forms import NumberFit
 from probing.probes.evidence import basis_table, directions_of
 from probing.probes.training import LayerFit
 from probing.probes.transforms import centred, of_neurons
-from probing.runs.finished import Asked, measure
+from probing.runs.finished import EvidenceConfig, measure
 from probing.runtime import Stopwatch, drop_garbage, heap_set_aside, quiet_libraries
 from probing.runtime.processes import run_on_rank_zero
 from probing.runtime.terminal import silence
@@ -70,22 +70,22 @@ def find_in(module: nn.Module, which: Which = None) -> Any:
             holder = attrgetter(which)(module)
         except AttributeError:
             raise UserError(
-                f"`model={which!r}`: the {where} has no such attribute; {_there(_models_in(module))}."
+                f"`model={which!r}`: the {where} has no such attribute; {_listing(_models_in(module))}."
             ) from None
         where = f"attribute {which} of the {where}"
     elif which is not None:
         holder, where = which(module), f"result of `model` for the {where}"
-    found = _models_in(holder) if isinstance(holder, nn.Module) else {}
-    if len(found) == 1:
-        return next(iter(found.values()))
-    if found:
-        first = next(iter(found))
-        raise UserError(f"`model`: {_there(found)} in the {where}; say which one is probed, as in model={first!r}.")
+    models = _models_in(holder) if isinstance(holder, nn.Module) else {}
+    if len(models) == 1:
+        return next(iter(models.values()))
+    if models:
+        first = next(iter(models))
+        raise UserError(f"`model`: {_listing(models)} in the {where}; say which one is probed, as in model={first!r}.")
     if which is None:
         raise UserError(f"`model`: no part of the {where} is a PreTrainedModel of transformers, which can be probed.")
     raise UserError(
         f"`model`: the {where} is of type {type(holder).__name__}, and neither is nor holds a PreTrainedModel of "
-        f"transformers; {_there(_models_in(module))}."
+        f"transformers; {_listing(_models_in(module))}."
     )
 
 
@@ -93,24 +93,24 @@ def _models_in(module: nn.Module) -> dict[str, Any]:
     """Return the models of transformers in a module that are in no other one of them, by their names."""
     from transformers import PreTrainedModel
 
-    found: dict[str, Any] = {}
+    models: dict[str, Any] = {}
     for name, part in module.named_modules():
-        is_inside = any(not outer or name.startswith(f"{outer}.") for outer in found)
+        is_inside = any(not outer or name.startswith(f"{outer}.") for outer in models)
         if isinstance(part, PreTrainedModel) and not is_inside:
-            found[name] = part
-    return found
+            models[name] = part
+    return models
 
 
-def _there(found: dict[str, Any]) -> str:
-    if not found:
+def _listing(models: dict[str, Any]) -> str:
+    if not models:
         return "there is no PreTrainedModel"
-    named = [f"`{name}` ({type(model).__name__})" for name, model in found.items()]
+    named = [f"`{name}` ({type(model).__name__})" for name, model in models.items()]
     return f"there {'is' if len(named) == 1 else 'are'} {', '.join(named)}"
 
 
 def before_others(callbacks: Sequence[Any], kind: type) -> list[Any]:
     """Return callbacks with those of a kind first, which then measure what others have set up for the validation."""
-    return sorted(callbacks, key=lambda one: not isinstance(one, kind))
+    return sorted(callbacks, key=lambda callback: not isinstance(callback, kind))
 
 
 # Where torch keeps how products of float32 are rounded, one switch for each library; versions before 2.9 have none.
@@ -127,8 +127,14 @@ def without_traces() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(heap_set_aside())
         stack.callback(drop_garbage)  # models and Trainers refer to each other
-        for own in (_draws_kept(), preserve_algorithms(), _numbers_kept(), _environment_kept(), quiet_libraries()):
-            stack.enter_context(own)
+        for context in (
+            _random_state_restored(),
+            algorithms_kept(),
+            _arithmetic_restored(),
+            _environment_restored(),
+            quiet_libraries(),
+        ):
+            stack.enter_context(context)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
@@ -137,7 +143,7 @@ def without_traces() -> Iterator[None]:
 
 
 @contextmanager
-def _draws_kept() -> Iterator[None]:
+def _random_state_restored() -> Iterator[None]:
     """Restore the random generators."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
@@ -149,7 +155,7 @@ def _draws_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _numbers_kept() -> Iterator[None]:
+def _arithmetic_restored() -> Iterator[None]:
     """Compute in float32 of full precision; restore dtype, precision, number of threads and device."""
     dtype, n_threads = torch.get_default_dtype(), torch.get_num_threads()
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
@@ -167,8 +173,8 @@ def _numbers_kept() -> Iterator[None]:
 @contextmanager
 def _full_precision() -> Iterator[None]:
     """Multiply matrices of float32 as such, whatever of the two interfaces of torch the training was set up by."""
-    switches = [one for one in _SWITCHES if hasattr(one, "fp32_precision")]
-    before = [one.fp32_precision for one in switches]
+    switches = [switch for switch in _SWITCHES if hasattr(switch, "fp32_precision")]
+    before = [switch.fp32_precision for switch in switches]
     try:
         together: str | None = torch.get_float32_matmul_precision()
     except RuntimeError:  # some switches were set one by one, and these are all that counts
@@ -188,7 +194,7 @@ def _set(switches: Sequence[Any], values: Sequence[str], together: str | None) -
 
 
 @contextmanager
-def _environment_kept() -> Iterator[None]:
+def _environment_restored() -> Iterator[None]:
     """Restore the environment variables."""
     before = dict(os.environ)
     try:
@@ -258,12 +264,12 @@ class Measurement:
         Raises:
             UserError: If the model, its tokenizer, its layers, the text and the task do not go together.
         """
-        asked = self.options
+        options = self.options
         with without_traces(), tempfile.TemporaryDirectory(prefix="probing-") as folder:
             source = ActivationSource.of(
-                model, None, asked.layer, _trainer_on(device), asked.probe.solver, tokenizer, cache=Path(folder),
-                max_length=asked.max_length, batch_tokens=asked.batch_tokens, site=asked.site,
-                without_first=asked.first_token == "exclude",
+                model, None, options.layer, _trainer_on(device), options.probe.solver, tokenizer, cache=Path(folder),
+                max_length=options.max_length, batch_tokens=options.batch_tokens, site=options.site,
+                without_first=options.first_token == "exclude",
             )  # fmt: skip
             self._read(source)
         self._prepared = source
@@ -281,43 +287,47 @@ class Measurement:
             now = self._prepared.model.trained_on(model)
             source = replace(self._prepared, model=now, cache=Path(folder), trainer=_trainer_on(device))
             sides, stores = self._read(source)
-            found = self._accuracies(source, sides)
+            values = self._accuracies(source, sides)
             for layer in source.layers:
                 geometry = _geometry(stores[0], layer, self.options.seed)
-                found |= {f"layer_{layer:02d}/{name}": value for name, value in geometry.items()}
-        return found
+                values |= {f"layer_{layer:02d}/{name}": value for name, value in geometry.items()}
+        return values
 
     def _read(self, source: ActivationSource) -> tuple[Sides, list[ActivationStore]]:
         """Return the examples and the activations of the corpora, once it is known that both can be measured."""
-        asked = self.options
-        return read_sides(source, self.corpora, self.splits, self.task, asked.probe, asked.group_by, _check)
+        options = self.options
+        return read_sides(source, self.corpora, self.splits, self.task, options.probe, options.group_by, _check)
 
     def _accuracies(self, source: ActivationSource, sides: Sides) -> dict[str, float]:
         """Train the probes and their controls as `fit` does, and return what `accuracy.csv` would have of them."""
-        asked = Asked(0, False, False, "none", self.options.seed, ranking=False)
+        config = EvidenceConfig(0, False, False, "none", self.options.seed, ranking=False)
         controls = control_sides(self.controls, sides, self.corpora, source, self.options.seed)
         if self.options.probe.bias:
             sides, controls, _ = centred(sides, controls, source.layers)
-        measured = measure(
-            sides, controls, source.layers, self.options.probe, asked, source.trainer, Stopwatch(), silence, None, None
+        results = measure(
+            sides, controls, source.layers, self.options.probe, config, source.trainer, Stopwatch(), silence, None, None
         )
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         scores = [f"{name}_{score}" for name in self.controls for score in ("accuracy", "r2")]
-        for row in measured.accuracy():
+        for row in results.accuracy():
             names = [name for name in (*_OF_PROBES, *scores) if name in row]
             names += [name for name in _INTERVALS if math.isfinite(row.get(name, math.nan))]
-            found |= {f"layer_{row['layer']:02d}/{name}": float(row[name]) for name in names}
-            found |= {"majority_accuracy": row["majority_accuracy"]} if "majority_accuracy" in row else {}
-        return found | self._directions(sides, measured.fits)
+            values |= {f"layer_{row['layer']:02d}/{name}": float(row[name]) for name in names}
+            values |= {"majority_accuracy": row["majority_accuracy"]} if "majority_accuracy" in row else {}
+        return values | self._directions(sides, results.fits)
 
     def _directions(self, sides: Sides, fits: Sequence[LayerFit | NumberFit]) -> dict[str, float]:
         """Return what `basis.csv` would have of layers whose probes are at their optimum."""
-        asked = self.options
+        options = self.options
         fits = [
-            of_neurons(one) if asked.probe.bias and isinstance(one, LayerFit) else one for one in fits if one.converged
+            of_neurons(fit) if options.probe.bias and isinstance(fit, LayerFit) else fit
+            for fit in fits
+            if fit.converged
         ]
-        found = directions_of(fits, sides.test, asked.probe.penalty_space, asked.rotations, asked.seed)
-        rows = basis_table((one.layer, own) for one, own in zip(fits, found, strict=True))
+        directions = directions_of(fits, sides.test, options.probe.penalty_space, options.rotations, options.seed)
+        rows = basis_table(
+            (fit.layer, layer_directions) for fit, layer_directions in zip(fits, directions, strict=True)
+        )
         plain = [row for row in rows if row["kind"] == PLAIN]
         return {f"layer_{row['layer']:02d}/{name}": float(row[name]) for row in plain for name in _OF_BASIS}
 
@@ -332,10 +342,10 @@ def _geometry(store: ActivationStore, layer: int, seed: int) -> dict[str, float]
     tokens, d_model = store.tokens, store.plan.d_model
     profile, cosines = ProfileAccumulator(d_model), MeanCosineAccumulator(d_model)
     for shard in store.plan.shards:
-        here = store.shard_tokens(shard)
-        counts = ~tokens.special[here]
+        token_range = store.shard_tokens(shard)
+        counts = ~tokens.special[token_range]
         states = store.read(layer, shard.index)[torch.from_numpy(counts)].float()
-        of_sentence = tokens.sentences[here][counts] - shard.first_sentence
+        of_sentence = tokens.sentences[token_range][counts] - shard.first_sentence
         lengths = torch.from_numpy(np.bincount(of_sentence, minlength=shard.n_sentences))
         units = normalise(states)
         drawn = weights(shard.first_sentence, shard.n_sentences, seed)
@@ -395,8 +405,8 @@ class ProbesOfTrainer(TrainerCallback):
         if not self._is_first(metrics or {}) or not self.probes.is_due():
             return
         self._check_parts(args)
-        found = self.probes.measured(self.trainer.model, self._tokenizer, args.device)
-        named = {f"{_EVALUATION}{name}": value for name, value in found.items()}
+        values = self.probes.measured(self.trainer.model, self._tokenizer, args.device)
+        named = {f"{_EVALUATION}{name}": value for name, value in values.items()}
         if metrics is not None:
             metrics.update(named)
         self.trainer.log(dict(named))
@@ -478,15 +488,15 @@ class ProbingCallback(pl.Callback):
     ) -> None:  # fmt: skip
         if not isinstance(every_n_validations, int) or every_n_validations < 1:
             raise UserError(f"`every_n_validations={every_n_validations}`: expected a whole number, 1 or more.")
-        own = {"l2": _PROBE.l2, **probe} if isinstance(probe, Mapping) else probe
+        probe_options = {"l2": _PROBE.l2, **probe} if isinstance(probe, Mapping) else probe
         given = {
             "corpus": corpus, "layer": layer, "site": site, "task": task, "task_args": task_args, "controls": controls,
             "test_corpus": test_corpus, "group_by": group_by, "first_token": first_token, "max_length": max_length,
-            "batch_tokens": batch_tokens, "probe": own, "seed": seed, "rotations": rotations,
+            "batch_tokens": batch_tokens, "probe": probe_options, "seed": seed, "rotations": rotations,
         }  # fmt: skip
-        found = converted(fit, given, "ProbingCallback")
-        found["probe"] = as_options(ProbeOptions, found["probe"], "probe")
-        self.measurement = Measurement(found.pop("corpus"), Options(**found))
+        options = converted(fit, given, "ProbingCallback")
+        options["probe"] = as_options(ProbeOptions, options["probe"], "probe")
+        self.measurement = Measurement(options.pop("corpus"), Options(**options))
         self.tokenizer, self.model, self.name, self.every = tokenizer, model, name, every_n_validations
         self.n_validations, self.is_prepared = 0, False
 
@@ -509,8 +519,8 @@ class ProbingCallback(pl.Callback):
         """Return what is measured of a module as it is now, the same in all processes, by the names that are logged."""
         if not self.is_prepared:
             self.prepare(module, tokenizer, device)
-        found = run_on_rank_zero(lambda: self.measurement.measure(find_in(module, self.model), tokenizer, device))
-        return {f"{self.name}/{name}": value for name, value in found.items()}
+        values = of_first_rank(lambda: self.measurement.measure(find_in(module, self.model), tokenizer, device))
+        return {f"{self.name}/{name}": value for name, value in values.items()}
 
     def is_due(self) -> bool:
         """Count a validation; return whether it is one at which is measured."""
@@ -552,9 +562,9 @@ class ProbingCallback(pl.Callback):
         if trainer.sanity_checking or (of_training and not self.is_due()):
             return
         _check_strategy(trainer)
-        found = self.measured(pl_module, self.tokenizer, pl_module.device)
+        values = self.measured(pl_module, self.tokenizer, pl_module.device)
         # The largest of equal numbers is the number; their mean over three processes might be rounded.
-        pl_module.log_dict(found, reduce_fx="max", sync_dist=True, batch_size=1)
+        pl_module.log_dict(values, reduce_fx="max", sync_dist=True, batch_size=1)
 
 
 def _check_strategy(trainer: pl.Trainer) -> None:

@@ -65,7 +65,7 @@ def _default(folders: list[str], comparison: Path | None) -> Path:
     return first.resolve().parent / f"report-{names[:100]}.html"
 
 
-def _check(path: Path, typed: str) -> None:
+def _check(path: Path, flag_text: str) -> None:
     """Check, before any work, that a page can be written there and replaces nothing but another report.
 
     Raises:
@@ -75,15 +75,15 @@ def _check(path: Path, typed: str) -> None:
 
     try:
         if path.is_dir():
-            raise UserError(f"`{typed}` is a folder; name a file in it.")
+            raise UserError(f"`{flag_text}` is a folder; name a file in it.")
         if not path.parent.is_dir():
-            raise UserError(f"`{typed}`: there is no folder {path.parent}; make it, or name another file.")
+            raise UserError(f"`{flag_text}`: there is no folder {path.parent}; make it, or name another file.")
         if path.exists():
             with open_file(path) as file:
                 if file.read(len(MARK)) != MARK.encode():
-                    raise UserError(f"`{typed}` is there and is no report; name another file.")
+                    raise UserError(f"`{flag_text}` is there and is no report; name another file.")
     except (OSError, ValueError) as error:
-        raise UserError(f"`{typed}` cannot be written ({as_clause(error)}); name another file.") from None
+        raise UserError(f"`{flag_text}` cannot be written ({as_clause(error)}); name another file.") from None
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -134,8 +134,8 @@ def ls(cache: str | None = None) -> list[Path]:
     from probing.runtime.terminal import plain_table, show
 
     folder = cache_folder(cache)
-    found = entries(folder)
-    if not found:
+    cached = entries(folder)
+    if not cached:
         print(f"nothing is cached in {folder}")
         return []
     table = plain_table(None)
@@ -143,7 +143,7 @@ def ls(cache: str | None = None) -> list[Path]:
         table.add_column(heading, overflow="fold")
     for heading in ("layers", "sentences", "tokens", "size", "last used"):
         table.add_column(heading, justify="right")
-    for entry in found:
+    for entry in cached:
         used = time.strftime("%Y-%m-%d", time.localtime(entry.last_used))
         if store := entry.store:
             plan, n = store.plan, sum(shard.n_sentences for shard in store.plan.shards)
@@ -159,7 +159,7 @@ def ls(cache: str | None = None) -> list[Path]:
         table.add_row(entry.folder.name, *columns, _bytes(_size(entry.folder)), used)
     print(f"Cached activations in {folder}")
     show(table, whole_lines=True)
-    return [entry.folder for entry in found]
+    return [entry.folder for entry in cached]
 
 
 @command
@@ -238,15 +238,15 @@ def prune(
 
 def _unused(cache: Path, then: float) -> list[Path]:
     """Return the entries that were last used before a time, and what killed writers left in others; none stays open."""
-    found = entries(cache)
-    unused = [entry.folder for entry in found if entry.last_used <= then]
-    return unused + [path for entry in found if entry.folder not in unused for path in leftovers(entry.folder)]
+    cached = entries(cache)
+    unused = [entry.folder for entry in cached if entry.last_used <= then]
+    return unused + [path for entry in cached if entry.folder not in unused for path in leftovers(entry.folder)]
 
 
 def _partial_runs(runs: Path, then: float) -> list[Path]:
     """Return the folders that killed runs left before a time."""
-    found = [path for path in sorted(runs.glob(f"*{PARTIAL}")) if remove_abandoned(path, only_ask=True)]
-    return [path for path in found if max(one.stat().st_mtime for one in (path, *path.glob("*"))) <= then]
+    partial = [path for path in sorted(runs.glob(f"*{PARTIAL}")) if remove_abandoned(path, only_ask=True)]
+    return [path for path in partial if max(file.stat().st_mtime for file in (path, *path.glob("*"))) <= then]
 
 
 def _size(path: Path) -> int:

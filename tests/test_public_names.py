@@ -18,7 +18,7 @@ def public_names() -> Iterator[str]:
     from probing.__main__ import COMMANDS
     from probing.cli.commandline import load_command
     from probing.cli.option_types import option_types
-    from probing.runs import own_studies
+    from probing.runs import package_studies
 
     for name in probing.__all__:
         yield f"probing.{name}"
@@ -26,7 +26,7 @@ def public_names() -> Iterator[str]:
         for option in option_types(load_command(where)):
             if not option.startswith("return"):
                 yield f"{command} --{option}"
-    for study in own_studies():
+    for study in package_studies():
         for schema in study.schemas:
             for column in schema.types:
                 yield f"{study.name}: {schema.name}.csv {column}"

@@ -130,7 +130,7 @@ class SentencePairs:
         """Number of all pairs of the source."""
         return self.n_pairs + self.n_dropped
 
-    def said(self) -> list[str]:
+    def messages(self) -> list[str]:
         """Return a line on the pairs that were left out; none if there are none."""
         if not self.n_dropped:
             return []
@@ -149,14 +149,12 @@ def read_sts(sources: Sequence[str]) -> list[SentencePairs]:
     Raises:
         UserError: If nothing is found, files are malformed, or a part is found twice.
     """
-    found = [part for source in sources for part in (_hub(source) if source.startswith("hf:") else _folder(source))]
-    labels = [part.label for part in found]
+    sets = [part for source in sources for part in (_hub(source) if source.startswith("hf:") else _folder(source))]
+    labels = [part.label for part in sets]
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise UserError(f"`sts {' '.join(sources)}`: {twice[0]} was found twice; give a folder that has it once.")
     order = {STS_B: "STS17", SICK: "STS18"}
-    return sorted(
-        found, key=lambda part: (not re.fullmatch("STS.*|SICK-R", part.name), order.get(part.name, part.name))
-    )
+    return sorted(sets, key=lambda part: (not re.fullmatch("STS.*|SICK-R", part.name), order.get(part.name, part.name)))
 
 
 def _folder(source: str) -> Iterator[SentencePairs]:
@@ -167,10 +165,10 @@ def _folder(source: str) -> Iterator[SentencePairs]:
     for path in files:
         if path.match("STS.input.*.txt"):
             inputs.setdefault(path.parent, []).append(path)
-        elif found := re.fullmatch(r"sts-(train|dev|test)\.csv", path.name):
-            yield _pairs(STS_B, _PARTS[found[1]], {"": _benchmark(path)}, f"sts {path}")
-        elif found := re.fullmatch(r"SICK_(train|trial|test_annotated|test)\.txt", path.name):
-            yield _pairs(SICK, _PARTS[found[1]], {"": (pair for _, pair in _sick(path))}, f"sts {path}")
+        elif match := re.fullmatch(r"sts-(train|dev|test)\.csv", path.name):
+            yield _pairs(STS_B, _PARTS[match[1]], {"": _benchmark(path)}, f"sts {path}")
+        elif match := re.fullmatch(r"SICK_(train|trial|test_annotated|test)\.txt", path.name):
+            yield _pairs(SICK, _PARTS[match[1]], {"": (pair for _, pair in _sick(path))}, f"sts {path}")
         elif path.name == "SICK.txt":
             yield from _whole_sick(path)
         else:
@@ -250,19 +248,19 @@ def _whole_sick(path: Path) -> Iterator[SentencePairs]:
         yield _pairs(SICK, _PARTS[part], {"": pairs}, f"sts {path}")
 
 
-def _rated(cells: Sequence[str], first: int, score: str, typed: str, number: int) -> Rated:
+def _rated(cells: Sequence[str], first: int, score: str, flag_text: str, number: int) -> Rated:
     if len(cells) < first + 2:
-        raise UserError(f"`{typed}`: line {number} is not a pair of sentences separated by a tab; correct it.")
-    return Rated(cells[first], cells[first + 1], _score(score, typed, f"line {number}"))
+        raise UserError(f"`{flag_text}`: line {number} is not a pair of sentences separated by a tab; correct it.")
+    return Rated(cells[first], cells[first + 1], _score(score, flag_text, f"line {number}"))
 
 
-def _score(cell: Any, typed: str, place: str) -> float | None:
+def _score(cell: Any, flag_text: str, place: str) -> float | None:
     """Return the score that a cell holds, None where it has none: data sets have -1 where scores are withheld."""
     try:
         return score_of(cell)
     except ValueError:
         raise UserError(
-            f"`{typed}`: the score of {place} is {cell!r:.40}, which is not a number of at least 0; write one, or "
+            f"`{flag_text}`: the score of {place} is {cell!r:.40}, which is not a number of at least 0; write one, or "
             "leave it empty where there is no score."
         ) from None
 
@@ -293,38 +291,38 @@ def _hub_name(source: str) -> str:
     return next((what for sign, what in known.items() if sign in name), source.removeprefix("hf:").split("/")[-1])
 
 
-def _rated_rows(rows: Sequence[Mapping[str, Any]], typed: str) -> Iterator[Rated]:
+def _rated_rows(rows: Sequence[Mapping[str, Any]], flag_text: str) -> Iterator[Rated]:
     columns = list(rows[0])
     pair = next((names for names in _PAIRS if {*names} <= {*columns}), None)
     score = next((name for name in _SCORES if name in columns), None)
     entailment = next((name for name in _ENTAILMENT if name in columns and name != score), None)
     if pair is None or score is None:
         raise UserError(
-            f"`{typed}`: its columns are {', '.join(columns)}; expected sentence1 and sentence2, or sentence_A and "
+            f"`{flag_text}`: its columns are {', '.join(columns)}; expected sentence1 and sentence2, or sentence_A and "
             f"sentence_B, with one of {', '.join(_SCORES)}."
         )
     for number, row in enumerate(rows):
         place = f"row {number}, counted from 0,"
-        first, second = (sentence_of(row, name, typed, place) for name in pair)
+        first, second = (sentence_of(row, name, flag_text, place) for name in pair)
         label = None if entailment is None else label_of(row[entailment]) or None
-        yield Rated(first, second, _score(row[score], typed, place), label)
+        yield Rated(first, second, _score(row[score], flag_text, place), label)
 
 
-def _pairs(name: str, part: Part, subsets: Mapping[str, Iterable[Rated]], typed: str) -> SentencePairs:
+def _pairs(name: str, part: Part, subsets: Mapping[str, Iterable[Rated]], flag_text: str) -> SentencePairs:
     """Leave out pairs without a score or a sentence, and index the sentences in a corpus."""
     rated = {subset: list(pairs) for subset, pairs in subsets.items()}
-    kept = {
+    usable = {
         subset: [pair for pair in pairs if pair.is_whole and pair.gold is not None] for subset, pairs in rated.items()
     }
     everything = [pair for pairs in rated.values() for pair in pairs]
     n_without_sentence = sum(not pair.is_whole for pair in everything)
     n_without_score = sum(pair.is_whole and pair.gold is None for pair in everything)
-    kept = {subset: pairs for subset, pairs in kept.items() if pairs}
-    pairs = [pair for subset in kept.values() for pair in subset]
+    usable = {subset: pairs for subset, pairs in usable.items() if pairs}
+    pairs = [pair for subset in usable.values() for pair in subset]
     if len(pairs) < 3:
         raise UserError(
-            f"`{typed}`: only {len(pairs)} pairs have a score and two sentences, out of {len(everything)}, too few to "
-            "rank; give more."
+            f"`{flag_text}`: only {len(pairs)} pairs have a score and two sentences, out of {len(everything)}, too few "
+            "to rank; give more."
         )
     texts = [text for pair in pairs for text in (pair.first, pair.second)]
     corpus = replace(from_sentences(f"{name} {part}", texts), n_repeated=0)
@@ -335,8 +333,8 @@ def _pairs(name: str, part: Part, subsets: Mapping[str, Iterable[Rated]], typed:
         corpus,
         np.array([at[" ".join(text.split())] for text in texts]).reshape(-1, 2),
         np.array([pair.gold for pair in pairs], dtype=np.float64),
-        np.repeat(np.arange(len(kept)), [len(subset) for subset in kept.values()]),
-        tuple(kept),
+        np.repeat(np.arange(len(usable)), [len(subset) for subset in usable.values()]),
+        tuple(usable),
         n_without_sentence,
         n_without_score,
         tuple(pair.entailment for pair in pairs) if any(pair.entailment for pair in pairs) else (),

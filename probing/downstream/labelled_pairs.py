@@ -89,15 +89,15 @@ class WordPairs:
         """Number of all pairs, with those that have no label."""
         return self.n_pairs + self.n_unlabelled
 
-    def said(self, name: str) -> list[str]:
+    def messages(self, name: str) -> list[str]:
         """Return a line on the pairs of a part that have no label; none if there are none."""
         if not self.n_unlabelled:
             return []
         return [f"{name}: {self.n_unlabelled} of {self.n_read} pairs have no label and are left out"]
 
-    def pick(self, kept: NDArray[np.bool_]) -> WordPairs:
+    def pick(self, chosen: NDArray[np.bool_]) -> WordPairs:
         """Return only these pairs; the corpus is unchanged."""
-        return replace(self, sentences=self.sentences[kept], targets=self.targets[kept], labels=self.labels[kept])
+        return replace(self, sentences=self.sentences[chosen], targets=self.targets[chosen], labels=self.labels[chosen])
 
 
 def read_wic(source: str, parts: Sequence[str]) -> dict[str, WordPairs]:
@@ -110,11 +110,11 @@ def read_wic(source: str, parts: Sequence[str]) -> dict[str, WordPairs]:
     Raises:
         UserError: If files are missing or malformed, or have no labelled pair.
     """
-    found = _from_hub(source, parts) if source.startswith("hf:") else {p: _from_folder(source, p) for p in parts}
-    for part, pairs in found.items():
+    by_part = _from_hub(source, parts) if source.startswith("hf:") else {p: _from_folder(source, p) for p in parts}
+    for part, pairs in by_part.items():
         if not any(pairs):
             raise UserError(f"`wic {source}`: no pair of {part} has a label; take another part.")
-    return {part: _indexed(f"{source} {part}", pairs) for part, pairs in found.items()}
+    return {part: _indexed(f"{source} {part}", pairs) for part, pairs in by_part.items()}
 
 
 def read_wic_parts(source: str) -> dict[str, WordPairs]:
@@ -128,13 +128,13 @@ def read_wic_parts(source: str) -> dict[str, WordPairs]:
     """
     if source.startswith("hf:"):
         rows = read_splits(source, "wic")
-        there = {split for split, of_split in rows.items() if of_split and {*_HUB_COLUMNS} <= {*of_split[0]}}
-        parts = [part for part in _HUB_PARTS if there & {*_hub_names(part)}]
-        found = _from_hub(source, parts)
+        labelled_splits = {split for split, of_split in rows.items() if of_split and {*_HUB_COLUMNS} <= {*of_split[0]}}
+        parts = [part for part in _HUB_PARTS if labelled_splits & {*_hub_names(part)}]
+        by_part = _from_hub(source, parts)
     else:
         parts = [part for part in _HUB_PARTS if all(path.is_file() for path in _files(source, part))]
-        found = {part: _from_folder(source, part) for part in parts}
-    return {part: _indexed(f"{source} {part}", pairs) for part, pairs in found.items() if any(pairs)}
+        by_part = {part: _from_folder(source, part) for part in parts}
+    return {part: _indexed(f"{source} {part}", pairs) for part, pairs in by_part.items() if any(pairs)}
 
 
 def _files(source: str, part: str) -> tuple[Path, Path]:
@@ -194,18 +194,18 @@ def _hub_names(part: str) -> tuple[str, ...]:
 
 def _from_hub(source: str, parts: Sequence[str]) -> dict[str, list[WordPair | None]]:
     rows = read_splits(source, "wic")
-    found = {}
+    by_part = {}
     for part in parts:
         names = [name for name in _hub_names(part) if name in rows]
         if not names:
             raise UserError(
                 f"`wic {source}`: there is no split {_HUB_PARTS[part]}, only {', '.join(rows)}; give {READABLE}."
             )
-        found[part] = list(_from_spans(rows[names[0]], f"wic {source}"))
-    return found
+        by_part[part] = list(_from_spans(rows[names[0]], f"wic {source}"))
+    return by_part
 
 
-def _from_spans(rows: Iterable[Mapping[str, Any]], typed: str) -> Iterator[WordPair | None]:
+def _from_spans(rows: Iterable[Mapping[str, Any]], flag_text: str) -> Iterator[WordPair | None]:
     """Yield the pairs of the SuperGLUE format, in which the word is a span of characters; None for one without a label.
 
     The word is separated from its neighbours, as all words are in the original format: `Room and board.` becomes
@@ -214,27 +214,27 @@ def _from_spans(rows: Iterable[Mapping[str, Any]], typed: str) -> Iterator[WordP
     for number, row in enumerate(rows):
         if missing := [column for column in _HUB_COLUMNS if column not in row]:
             raise UserError(
-                f"`{typed}`: its rows have no column {missing[0]}, only {', '.join(row)}; give the WiC data set."
+                f"`{flag_text}`: its rows have no column {missing[0]}, only {', '.join(row)}; give the WiC data set."
             )
         place = f"row {number}, counted from 0,"
         try:
             same = truth_of(row["label"])
         except ValueError:
             raise UserError(
-                f"`{typed}`: the label of {place} is {row['label']!r:.40}; expected T, True or 1 where the senses are "
-                "the same, F, False or 0 where they are not, or nothing where there is no label."
+                f"`{flag_text}`: the label of {place} is {row['label']!r:.40}; expected T, True or 1 where the senses "
+                "are the same, F, False or 0 where they are not, or nothing where there is no label."
             ) from None
         if same is None:
             yield None
             continue
-        texts = [sentence_of(row, f"sentence{k}", typed, place) for k in (1, 2)]
+        texts = [sentence_of(row, f"sentence{k}", flag_text, place) for k in (1, 2)]
         halves = [
             _set_off(text, _character(row[f"start{k}"]), _character(row[f"end{k}"])) for k, text in enumerate(texts, 1)
         ]
         if not all(halves):
             raise UserError(
-                f"`{typed}`: in {place} the span from start to end contains no word; expected the characters of the "
-                "word."
+                f"`{flag_text}`: in {place} the span from start to end contains no word; expected the characters of "
+                "the word."
             )
         (first, at_first), (second, at_second) = halves  # type: ignore[misc]
         yield WordPair((first, second), (at_first, at_second), same)
@@ -325,18 +325,18 @@ def read_parts(source: str, option: str, say: Callable[[str], None]) -> dict[str
     """
     with _of_option(option, "sts", "wic"):
         if of_words := read_wic_parts(source):
-            for part, found in of_words.items():
-                for line in found.said(f"WiC {part}"):
+            for part, part_pairs in of_words.items():
+                for line in part_pairs.messages(f"WiC {part}"):
                     say(line)
-            return {part: _of_words(part, found) for part, found in of_words.items()}
+            return {part: _of_words(part, part_pairs) for part, part_pairs in of_words.items()}
         sets = sts_dataset.read_sts([source])
-    names = list(dict.fromkeys(one.name for one in sets))
+    names = list(dict.fromkeys(pairs.name for pairs in sets))
     if len(names) > 1:
         raise UserError(f"`{option} {source}` holds {', '.join(names)}; give the folder or file of one of them.")
-    for one in sets:
-        for line in one.said():
+    for pairs in sets:
+        for line in pairs.messages():
             say(line)
-    parts: dict[str, Part] = {one.part: _of_sentences(one) for one in sets}
+    parts: dict[str, Part] = {pairs.part: _of_sentences(pairs) for pairs in sets}
     return {part: parts[part] for part in ("train", "dev", "test") if part in parts}
 
 
@@ -363,20 +363,20 @@ def about_pairs() -> Iterator[None]:
         raise UserError(message) from None
 
 
-def _of_sentences(found: SentencePairs) -> Part:
-    sentences, rows = found.corpus.sentences, found.sentences.tolist()
-    of_score = RELATEDNESS if found.name == SICK else SIMILARITY
-    columns: dict[str, Sequence[Any]] = {of_score: found.gold.tolist()}
-    if found.entailment:
-        columns[ENTAILMENT] = found.entailment
-    name = "SICK" if found.name == SICK else found.name
-    return Part(f"{name} {found.part}", [(sentences[i], sentences[j]) for i, j in rows], columns)
+def _of_sentences(pairs: SentencePairs) -> Part:
+    sentences, rows = pairs.corpus.sentences, pairs.sentences.tolist()
+    of_score = RELATEDNESS if pairs.name == SICK else SIMILARITY
+    columns: dict[str, Sequence[Any]] = {of_score: pairs.gold.tolist()}
+    if pairs.entailment:
+        columns[ENTAILMENT] = pairs.entailment
+    name = "SICK" if pairs.name == SICK else pairs.name
+    return Part(f"{name} {pairs.part}", [(sentences[i], sentences[j]) for i, j in rows], columns)
 
 
-def _of_words(part: str, found: WordPairs) -> Part:
-    sentences, rows = found.corpus.sentences, found.sentences.tolist()
+def _of_words(part: str, word_pairs: WordPairs) -> Part:
+    sentences, rows = word_pairs.corpus.sentences, word_pairs.sentences.tolist()
     pairs = [(sentences[i], sentences[j]) for i, j in rows]
-    return Part(f"WiC {part}", pairs, {SAME_SENSE: found.labels.tolist()})
+    return Part(f"WiC {part}", pairs, {SAME_SENSE: word_pairs.labels.tolist()})
 
 
 def task_of(
@@ -394,13 +394,13 @@ def task_of(
     """
     options = dict(task_args or {})
     if task == _TASK:
-        for typed, parts in sources.items():
+        for flag_text, parts in sources.items():
             columns = list(dict.fromkeys(column for part in parts.values() for column in part.columns))
             column = options.setdefault("column", columns[0] if len(columns) == 1 else None)
             if column not in columns:
-                found = "has several labels" if column is None else f"has no {column}"
+                problem = "has several labels" if column is None else f"has no {column}"
                 choices = " or ".join(f"`--task_args.column {column}`" for column in columns)
-                raise UserError(f"`{typed}` {found}; give {choices}.")
+                raise UserError(f"`{flag_text}` {problem}; give {choices}.")
         if options["column"] in _NUMBERS:
             options.setdefault("numbers", True)
     loaded = load_task(task, options)
@@ -442,33 +442,33 @@ def pair_text(
     test = _test_part(parts, other)
     if test is None:
         main, _ = _corpus(source, list(parts.values()))
-        found = PairText([main], [_sides(main, seed, group_by)], 0)
+        text = PairText([main], [_sides(main, seed, group_by)], 0)
     else:
-        held_out, _ = _corpus(f"{other[0] if other else source}, {test.name}", [test])
+        test_corpus, _ = _corpus(f"{other[0] if other else source}, {test.name}", [test])
         trained_on = [part for part in parts.values() if part is not test]
         main, of_pair = _corpus(f"{source}, {' and '.join(part.name for part in trained_on)}", trained_on)
         with about_pairs():
-            corpora, splits = divided(main, held_out, seed, say, group_by)
+            corpora, splits = divided(main, test_corpus, seed, say, group_by)
         dev = parts.get("dev")
         if dev is not None and dev is not test and len(trained_on) > 1:
             splits[0] = ["validation" if of_pair[pair] is dev else "train" for pair in corpora[0].pairs]
-        found = PairText(corpora, splits, 0)
+        text = PairText(corpora, splits, 0)
         say(f"trained on {' and '.join(part.name for part in trained_on)}, tested on {test.name}")
-    n_sharing, n_tested = _sharing(found)
+    n_sharing, n_tested = _sharing(text)
     if n_sharing:
         together = "; --group_by document keeps such pairs together" if test is None else ""
         say(f"{n_sharing:,} of {n_tested:,} test pairs have a sentence that training pairs have, too{together}")
-    elif test is None and splits_by_document(group_by, found.corpora[0]):
-        n = len(set(found.corpora[0].documents or ()))
+    elif test is None and splits_by_document(group_by, text.corpora[0]):
+        n = len(set(text.corpora[0].documents or ()))
         say(f"{source}: pairs that share a sentence are on the same side of the split ({n:,} groups)")
-    return PairText(found.corpora, found.splits, n_sharing)
+    return PairText(text.corpora, text.splits, n_sharing)
 
 
 def _test_part(parts: Mapping[str, Part], other: tuple[str, Mapping[str, Part]] | None) -> Part | None:
     """Return the test part: of the other data set, or else of this one beside its training part; None without one."""
-    there = parts if other is None else other[1]
-    found = next((there[name] for name in ("test", "dev", "train") if name in there), None)
-    return found if other is not None or ("train" in parts and len(parts) > 1) else None
+    available = parts if other is None else other[1]
+    part = next((available[name] for name in ("test", "dev", "train") if name in available), None)
+    return part if other is not None or ("train" in parts and len(parts) > 1) else None
 
 
 def _corpus(name: str, parts: Sequence[Part]) -> tuple[Corpus, dict[Pair, Part]]:
@@ -477,9 +477,9 @@ def _corpus(name: str, parts: Sequence[Part]) -> tuple[Corpus, dict[Pair, Part]]
     Returns:
         The corpus, and the part of each pair.
     """
-    there = [((_plain(first), _plain(second)), part) for part in parts for first, second in part.pairs]
-    pairs = [pair for pair, _ in there]
-    of_pair = dict(reversed(there))  # of a pair that several parts have, the first one
+    parts_of_pairs = [((_plain(first), _plain(second)), part) for part in parts for first, second in part.pairs]
+    pairs = [pair for pair, _ in parts_of_pairs]
+    of_pair = dict(reversed(parts_of_pairs))  # of a pair that several parts have, the first one
     columns = {
         column: [value for part in parts for value in part.columns.get(column, [None] * len(part.pairs))]
         for column in dict.fromkeys(column for part in parts for column in part.columns)
@@ -533,4 +533,4 @@ def _sharing(text: PairText) -> tuple[int, int]:
         for pair, side in zip(corpus.pairs, splits, strict=True):
             sides[side].append(pair)
     known = {compared(sentence) for pair in sides["train"] for sentence in pair}
-    return sum(any(compared(one) in known for one in pair) for pair in sides["test"]), len(sides["test"])
+    return sum(any(compared(text) in known for text in pair) for pair in sides["test"]), len(sides["test"])

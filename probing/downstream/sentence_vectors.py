@@ -56,8 +56,8 @@ class StaticVectors:
 
     def known(self, sentences: Sequence[str]) -> NDArray[np.bool_]:
         """Return which sentences have a vector that is not 0, shape (n,)."""
-        found: NDArray[np.bool_] = self.sentences(sentences).any(dim=1).numpy()
-        return found
+        has_vector: NDArray[np.bool_] = self.sentences(sentences).any(dim=1).numpy()
+        return has_vector
 
     def coverage(self, sentences: Iterable[str]) -> float:
         """Return the share of word occurrences that have a vector."""
@@ -170,8 +170,8 @@ class Draws:
         """
         generator = np.random.default_rng(seed)
         times = np.zeros((n_draws, len(subset)), dtype=np.float32)
-        for one in np.unique(subset):
-            of_subset = np.flatnonzero(subset == one)
+        for index in np.unique(subset):
+            of_subset = np.flatnonzero(subset == index)
             n = len(of_subset)
             times[:, of_subset] = generator.multinomial(n, np.full(n, 1 / n), size=n_draws)
         return cls(times)
@@ -260,8 +260,8 @@ def pseudo_values(a: Array, b: Array) -> Array:
         times = np.ones((min(_AT_ONCE, n - first), n), dtype=np.float32)
         times[np.arange(len(times)), first + np.arange(len(times))] = 0
         without.append(np.nan_to_num(weighted_spearman(a, b, times)))
-    left_out = np.concatenate(without)
-    return whole - (n - 1) * (left_out - left_out.mean())
+    jackknifed = np.concatenate(without)
+    return whole - (n - 1) * (jackknifed - jackknifed.mean())
 
 
 def aggregated(a: Array, b: Array, subset: NDArray[np.int64]) -> dict[Aggregation, float]:
@@ -272,8 +272,8 @@ def aggregated(a: Array, b: Array, subset: NDArray[np.int64]) -> dict[Aggregatio
         b: Second values, shape (n_pairs,).
         subset: Subset of each pair, shape (n_pairs,).
     """
-    found = aggregated_draws(a, b, subset, Draws(np.ones((1, len(a)), dtype=np.float32)))
-    return {how: float(values[0]) for how, values in found.items()}
+    by_aggregation = aggregated_draws(a, b, subset, Draws(np.ones((1, len(a)), dtype=np.float32)))
+    return {how: float(values[0]) for how, values in by_aggregation.items()}
 
 
 def aggregated_draws(a: Array, b: Array, subset: NDArray[np.int64], draws: Draws) -> dict[Aggregation, Array]:
@@ -289,7 +289,9 @@ def aggregated_draws(a: Array, b: Array, subset: NDArray[np.int64], draws: Draws
     subsets, sizes = np.unique(subset, return_counts=True)
     if len(subsets) == 1:
         return dict.fromkeys(AGGREGATIONS, everything)
-    each = np.stack([weighted_spearman(a[at], b[at], draws.times[:, at]) for at in (subset == one for one in subsets)])
+    each = np.stack(
+        [weighted_spearman(a[at], b[at], draws.times[:, at]) for at in (subset == index for index in subsets)]
+    )
     return {"all": everything, "mean": each.mean(0), "wmean": sizes @ each / sizes.sum()}
 
 
@@ -326,34 +328,36 @@ class Choice:
 
     Args:
         label: Label of the set that they are from.
-        kept: Which of its pairs the other set does not have, shape (n_pairs,), bool.
+        is_used: Which of its pairs the other set does not have, shape (n_pairs,), bool.
         gold: Scores of all its pairs, shape (n_pairs,).
     """
 
     label: str
-    kept: NDArray[np.bool_]
+    is_used: NDArray[np.bool_]
     gold: Array
 
-    def score(self, found: Similarities) -> float:
+    def score(self, candidate: Similarities) -> float:
         """Return the correlation on these pairs; -2, below all others, where it is undefined."""
-        return float(np.nan_to_num(spearman(found.cosines[self.label][self.kept], self.gold[self.kept]), nan=-2))
+        return float(
+            np.nan_to_num(spearman(candidate.cosines[self.label][self.is_used], self.gold[self.is_used]), nan=-2)
+        )
 
 
 def reported(sets: Sequence[SentencePairs]) -> list[SentencePairs]:
     """Return the sets to report on: test parts, and dev parts where there is no test part."""
-    tested = {one.name for one in sets if one.part == "test"}
-    return [one for one in sets if one.part == "test" or (one.part == "dev" and one.name not in tested)]
+    tested = {pairs.name for pairs in sets if pairs.part == "test"}
+    return [pairs for pairs in sets if pairs.part == "test" or (pairs.part == "dev" and pairs.name not in tested)]
 
 
 def choice(target: SentencePairs, sets: Sequence[SentencePairs]) -> Choice | None:
     """Return the pairs used to choose the layer for a set; None if there are fewer than three, as without STS-B."""
     part = "train" if (target.name, target.part) == (STS_B, "dev") else "dev"
-    found = next((one for one in sets if (one.name, one.part) == (STS_B, part)), None)
-    if found is None:
+    chosen_set = next((pairs for pairs in sets if (pairs.name, pairs.part) == (STS_B, part)), None)
+    if chosen_set is None:
         return None
     known = set(_pair_keys(target))
-    kept = np.array([key not in known for key in _pair_keys(found)])
-    return Choice(found.label, kept, found.gold) if kept.sum() > 2 else None
+    is_used = np.array([key not in known for key in _pair_keys(chosen_set)])
+    return Choice(chosen_set.label, is_used, chosen_set.gold) if is_used.sum() > 2 else None
 
 
 def _pair_keys(pairs: SentencePairs) -> list[frozenset[str]]:
@@ -361,32 +365,34 @@ def _pair_keys(pairs: SentencePairs) -> list[frozenset[str]]:
     return [frozenset((keys[first], keys[second])) for first, second in pairs.sentences]
 
 
-def by_layer(found: Sequence[Similarities], sets: Sequence[SentencePairs], seed: int) -> list[Row]:
+def by_layer(candidates: Sequence[Similarities], sets: Sequence[SentencePairs], seed: int) -> list[Row]:
     """Return a row for each set, layer, space and aggregation, as in `sts.csv`; `gain` is over the plain space.
 
     Args:
-        found: Cosines for every pooling, layer and space.
+        candidates: Cosines for every pooling, layer and space.
         sets: Sets that are reported on.
         seed: Seed of the bootstraps.
     """
     rows = []
     for target in sets:
         draws = Draws.of(target.subset, seed)
-        for pooling, layer in dict.fromkeys((one.pooling, one.layer) for one in found):
-            here = [one for one in found if (one.pooling, one.layer) == (pooling, layer)]
-            rows += _compared(_by_space(here), target, draws)
+        for pooling, layer in dict.fromkeys((candidate.pooling, candidate.layer) for candidate in candidates):
+            of_layer = [
+                candidate for candidate in candidates if (candidate.pooling, candidate.layer) == (pooling, layer)
+            ]
+            rows += _compared(_by_space(of_layer), target, draws)
     return rows
 
 
 def chosen(
-    found: Sequence[Similarities], targets: Sequence[SentencePairs], sets: Sequence[SentencePairs], seed: int
+    all_similarities: Sequence[Similarities], targets: Sequence[SentencePairs], sets: Sequence[SentencePairs], seed: int
 ) -> list[Row]:
     """Return the result of each space on each set by either protocol, as in `chosen.csv`.
 
     `gain` is the difference from the plain space under the same protocol, with its interval over resampled pairs.
 
     Args:
-        found: Cosines for every pooling, layer and space.
+        all_similarities: Cosines for every pooling, layer and space.
         targets: Sets that are reported on.
         sets: All sets that have cosines.
         seed: Seed of the bootstraps.
@@ -394,28 +400,30 @@ def chosen(
     rows: list[Row] = []
     for target in targets:
         draws, on = Draws.of(target.subset, seed), choice(target, sets)
-        for pooling in dict.fromkeys(one.pooling for one in found):
-            candidates = [one for one in found if one.pooling == pooling]
-            rows += _held_out(candidates, target, on, draws) + _published(candidates, target, draws)
+        for pooling in dict.fromkeys(candidate.pooling for candidate in all_similarities):
+            candidates = [candidate for candidate in all_similarities if candidate.pooling == pooling]
+            rows += _chosen_on_other_pairs(candidates, target, on, draws) + _published(candidates, target, draws)
     return rows
 
 
-def _held_out(candidates: Sequence[Similarities], target: SentencePairs, on: Choice | None, draws: Draws) -> list[Row]:
-    if len({one.layer for one in candidates}) == 1:  # there is no layer to choose
+def _chosen_on_other_pairs(
+    candidates: Sequence[Similarities], target: SentencePairs, on: Choice | None, draws: Draws
+) -> list[Row]:
+    if len({candidate.layer for candidate in candidates}) == 1:  # there is no layer to choose
         return [{"protocol": "held_out"} | row for row in _compared(_by_space(candidates), target, draws)]
     if on is None:
         return []
     best = [max(of_space, key=on.score) for of_space in _grouped(candidates)]
-    note = {"protocol": "held_out", "chosen_on": on.label, "n_chosen_on": int(on.kept.sum())}
+    note = {"protocol": "held_out", "chosen_on": on.label, "n_chosen_on": int(on.is_used.sum())}
     return [note | row for row in _compared(_by_space(best), target, draws)]
 
 
 def _published(candidates: Sequence[Similarities], target: SentencePairs, draws: Draws) -> list[Row]:
-    if len({one.layer for one in candidates}) == 1:
+    if len({candidate.layer for candidate in candidates}) == 1:
         return []
 
-    def score(one: Similarities) -> float:
-        return float(np.nan_to_num(spearman(one.cosines[target.label], target.gold), nan=-2))
+    def score(candidate: Similarities) -> float:
+        return float(np.nan_to_num(spearman(candidate.cosines[target.label], target.gold), nan=-2))
 
     best = [max(of_space, key=score) for of_space in _grouped(candidates)]
     note = {"protocol": "published", "chosen_on": target.label, "n_chosen_on": target.n_pairs}
@@ -423,27 +431,27 @@ def _published(candidates: Sequence[Similarities], target: SentencePairs, draws:
 
 
 def _grouped(candidates: Sequence[Similarities]) -> list[list[Similarities]]:
-    names = dict.fromkeys(one.transform for one in candidates)
-    return [[one for one in candidates if one.transform == name] for name in names]
+    names = dict.fromkeys(candidate.transform for candidate in candidates)
+    return [[candidate for candidate in candidates if candidate.transform == name] for name in names]
 
 
 def _by_space(best: Sequence[Similarities]) -> dict[str, Similarities]:
-    return {one.transform: one for one in best}
+    return {candidate.transform: candidate for candidate in best}
 
 
 def _compared(best: Mapping[str, Similarities], target: SentencePairs, draws: Draws) -> list[Row]:
     """Return a row for each space and aggregation, compared with the plain space if there is one."""
     values, drawn = {}, {}
-    for name, one in best.items():
-        values[name] = aggregated(one.cosines[target.label], target.gold, target.subset)
-        drawn[name] = aggregated_draws(one.cosines[target.label], target.gold, target.subset, draws)
+    for name, space in best.items():
+        values[name] = aggregated(space.cosines[target.label], target.gold, target.subset)
+        drawn[name] = aggregated_draws(space.cosines[target.label], target.gold, target.subset, draws)
     rows = []
-    for name, one in best.items():
+    for name, space in best.items():
         for how in AGGREGATIONS:
             low, high = percentile_interval(drawn[name][how], target.n_pairs)
-            row = {"set": target.label, **one.key, "aggregation": how, "spearman": values[name][how]}
+            row = {"set": target.label, **space.key, "aggregation": how, "spearman": values[name][how]}
             row |= {"low": low, "high": high, "n_pairs": target.n_pairs}
-            row |= {"n_clipped": len(clipped := one.clipped[target.label]), "clipped": " ".join(map(str, clipped))}
+            row |= {"n_clipped": len(clipped := space.clipped[target.label]), "clipped": " ".join(map(str, clipped))}
             gain = values[name][how] - values["none"][how] if "none" in best else float("nan")
             if name != "none" and np.isfinite(gain):
                 row["gain"] = gain
@@ -477,13 +485,13 @@ def sentence_vectors(store: Activations, layer: int, pooling: Pooling) -> Tensor
 
 def _pooled(store: Activations, layer: int, pooling: Pooling, index: int) -> Tensor:
     shard, tokens = store.plan.shards[index], store.tokens
-    here = store.shard_tokens(shard)
+    token_range = store.shard_tokens(shard)
     states = store.read(layer, index)
     if pooling == "cls":
-        first = tokens.offsets[shard.first_sentence : shard.first_sentence + shard.n_sentences] - here.start
+        first = tokens.offsets[shard.first_sentence : shard.first_sentence + shard.n_sentences] - token_range.start
         return states[torch.from_numpy(first)].float()
-    taken = np.ones(shard.n_tokens, dtype=bool) if pooling == "mean_special" else ~tokens.special[here]
-    sentence = torch.from_numpy((tokens.sentences[here][taken] - shard.first_sentence).astype(np.int64))
+    taken = np.ones(shard.n_tokens, dtype=bool) if pooling == "mean_special" else ~tokens.special[token_range]
+    sentence = torch.from_numpy((tokens.sentences[token_range][taken] - shard.first_sentence).astype(np.int64))
     sums = torch.zeros(shard.n_sentences, states.shape[1])
     sums.index_add_(0, sentence, states[torch.from_numpy(taken)].float())
     return sums / sentence.bincount(minlength=shard.n_sentences).clamp(min=1)[:, None]
@@ -494,46 +502,46 @@ def has_first_special(tokens: Tokens) -> bool:
     return bool(tokens.special[tokens.offsets[:-1]].all())
 
 
-def word_vectors(store: Activations, layers: Sequence[int], wanted: NDArray[np.int64]) -> list[Tensor]:
+def word_vectors(store: Activations, layers: Sequence[int], requested: NDArray[np.int64]) -> list[Tensor]:
     """Return a vector for each requested word, the mean of its pieces.
 
     Args:
         store: Store of the activations.
         layers: Layer numbers.
-        wanted: Sentence and word index of each word, shape (n, 2); every word must have a token (see `has_pieces`).
+        requested: Sentence and word index of each word, shape (n, 2); every word must have a token (see `has_pieces`).
 
     Returns:
         A tensor for each layer, shape (n, d_model), float32.
     """
-    keys = _keys(wanted[:, 0], wanted[:, 1])
-    found_keys: list[NDArray[np.int64]] = []
-    found: list[list[Tensor]] = [[] for _ in layers]
+    keys = _keys(requested[:, 0], requested[:, 1])
+    read_keys: list[NDArray[np.int64]] = []
+    states_by_layer: list[list[Tensor]] = [[] for _ in layers]
     for shard in store.plan.shards:
-        here = store.shard_tokens(shard)
-        words, sentences = store.tokens.words[here], store.tokens.sentences[here]
+        token_range = store.shard_tokens(shard)
+        words, sentences = store.tokens.words[token_range], store.tokens.sentences[token_range]
         at = np.flatnonzero((words >= 0) & np.isin(_keys(sentences, words), keys))
         rows = torch.from_numpy(at)
         pooled = pool_words([store.read(k, shard.index)[rows] for k in layers], words[at], sentences[at])
-        found_keys.append(_keys(*pooled.keys.T))
-        for of_layer, states in zip(found, pooled.hidden_states, strict=True):
+        read_keys.append(_keys(*pooled.keys.T))
+        for of_layer, states in zip(states_by_layer, pooled.hidden_states, strict=True):
             of_layer.append(states.float())
     # Sentences ascend from shard to shard, and words within a sentence, so the keys are sorted.
-    order = torch.from_numpy(np.searchsorted(np.concatenate(found_keys), keys))
-    return [torch.cat(states)[order] for states in found]
+    order = torch.from_numpy(np.searchsorted(np.concatenate(read_keys), keys))
+    return [torch.cat(states)[order] for states in states_by_layer]
 
 
 def has_pieces(
-    tokens: Tokens, wanted: NDArray[np.int64], among: NDArray[np.bool_] | None = None
+    tokens: Tokens, requested: NDArray[np.int64], among: NDArray[np.bool_] | None = None
 ) -> NDArray[np.bool_]:  # fmt: skip
     """Return which words have a token, shape (n,); a word has none where the sentence was truncated before it.
 
     Args:
         tokens: The token table.
-        wanted: Sentence and word index of each word, shape (n, 2).
+        requested: Sentence and word index of each word, shape (n, 2).
         among: Which tokens count, shape (n_tokens,); None for all.
     """
     pieces = tokens.words >= 0 if among is None else among & (tokens.words >= 0)
-    return np.isin(_keys(wanted[:, 0], wanted[:, 1]), _keys(tokens.sentences[pieces], tokens.words[pieces]))
+    return np.isin(_keys(requested[:, 0], requested[:, 1]), _keys(tokens.sentences[pieces], tokens.words[pieces]))
 
 
 def _keys(sentences: NDArray[np.integer], words: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -586,15 +594,15 @@ def unknown_sentences(tokens: Tokens, tokenizer: Any) -> NDArray[np.bool_]:
     return np.bincount(known, minlength=tokens.n_sentences) == 0
 
 
-def unknown_words(tokens: Tokens, tokenizer: Any, wanted: NDArray[np.int64]) -> NDArray[np.bool_]:
+def unknown_words(tokens: Tokens, tokenizer: Any, requested: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which words have no piece that the vocabulary knows, shape (n,).
 
     Args:
         tokens: The token table.
         tokenizer: The model's tokenizer.
-        wanted: Sentence and word index of each word, shape (n, 2).
+        requested: Sentence and word index of each word, shape (n, 2).
     """
-    return ~has_pieces(tokens, wanted, known_tokens(tokens, tokenizer))
+    return ~has_pieces(tokens, requested, known_tokens(tokens, tokenizer))
 
 
 @dataclass(frozen=True)
@@ -656,17 +664,17 @@ class Text:
 
     Args:
         store: Store of their activations.
-        kept: Which sentences of the store are used, shape (n_sentences,), bool.
+        is_used: Which sentences of the store are used, shape (n_sentences,), bool.
     """
 
     store: ActivationStore
-    kept: NDArray[np.bool_]
+    is_used: NDArray[np.bool_]
 
     @property
     def taken(self) -> NDArray[np.bool_]:
         """Which tokens belong to these sentences and are not special, shape (n_tokens,), bool."""
         tokens = self.store.tokens
-        return self.kept[tokens.sentences] & ~tokens.special
+        return self.is_used[tokens.sentences] & ~tokens.special
 
 
 def not_in(sentences: Sequence[str], others: Sequence[str]) -> NDArray[np.bool_]:
@@ -688,8 +696,8 @@ def outliers(texts: Sequence[Text], layer: int, definition: Definition) -> list[
     accumulator = ProfileAccumulator(texts[0].store.plan.d_model)
     for states in _words_of(texts, layer):
         accumulator.update(states.float())
-    found = outliers_of(accumulator.result())
-    return sorted({outlier.neuron for outlier in found if outlier.definition == definition})
+    all_outliers = outliers_of(accumulator.result())
+    return sorted({outlier.neuron for outlier in all_outliers if outlier.definition == definition})
 
 
 def _words_of(texts: Sequence[Text], layer: int) -> Iterator[Tensor]:
@@ -742,13 +750,15 @@ class FitOn:
     @property
     def n_sentences(self) -> int:
         """Number of sentences that are used."""
-        return sum(int(text.kept.sum()) for text in self.texts)
+        return sum(int(text.is_used.sum()) for text in self.texts)
 
     @cached_property
     def n_static(self) -> int:
         """Number of sentences that are used and have a static vector."""
         parts = zip(self.corpora, self.texts, strict=True)
-        return sum(int((text.kept & self.words.known(one.sentences)).sum()) for one, text in parts if self.words)
+        return sum(
+            int((text.is_used & self.words.known(corpus.sentences)).sum()) for corpus, text in parts if self.words
+        )
 
     def described(self) -> dict[str, Any]:
         """Return a description for `results.json`."""
@@ -774,33 +784,33 @@ def fitted_columns(
 
 
 def described(
-    one: SentencePairs, store: ActivationStore, words: StaticVectors | None, tokenizer: Any
+    pairs: SentencePairs, store: ActivationStore, words: StaticVectors | None, tokenizer: Any
 ) -> dict[str, Any]:
     """Return a description of a set for `results.json`: its pairs, and the sentences whose vectors say nothing of them.
 
     Args:
-        one: The set.
+        pairs: The set.
         store: The activations of its sentences.
         words: Static vectors, or None.
         tokenizer: The model's tokenizer.
     """
-    counts = {name: getattr(one, name) for name in ("n_read", "n_pairs", "n_without_score", "n_without_sentence")}
-    subsets = {name: int((one.subset == i).sum()) for i, name in enumerate(one.subsets)}
-    found = {"set": one.label, "part": one.part, **counts, "n_dropped": one.n_dropped, "subsets": subsets}
-    found |= _counted("unknown", one, unknown_sentences(store.tokens, tokenizer))
+    counts = {name: getattr(pairs, name) for name in ("n_read", "n_pairs", "n_without_score", "n_without_sentence")}
+    subsets = {name: int((pairs.subset == i).sum()) for i, name in enumerate(pairs.subsets)}
+    description = {"set": pairs.label, "part": pairs.part, **counts, "n_dropped": pairs.n_dropped, "subsets": subsets}
+    description |= _counted("unknown", pairs, unknown_sentences(store.tokens, tokenizer))
     if words is None:
-        return found
-    coverage = {"static_coverage": words.coverage(one.corpus.sentences)}
-    return found | coverage | _counted("static_unknown", one, ~words.known(one.corpus.sentences))
+        return description
+    coverage = {"static_coverage": words.coverage(pairs.corpus.sentences)}
+    return description | coverage | _counted("static_unknown", pairs, ~words.known(pairs.corpus.sentences))
 
 
-def _counted(what: str, one: SentencePairs, sentences: NDArray[np.bool_]) -> dict[str, int]:
+def _counted(what: str, pairs: SentencePairs, sentences: NDArray[np.bool_]) -> dict[str, int]:
     """Return how many of a set's sentences are chosen, and how many of its pairs have one."""
-    n_pairs = int(sentences[one.sentences].any(axis=1).sum())
+    n_pairs = int(sentences[pairs.sentences].any(axis=1).sum())
     return {f"n_{what}_sentences": int(sentences.sum()), f"n_{what}_pairs": n_pairs}
 
 
-def said_of_unknown(described: Mapping[str, Any]) -> list[str]:
+def unknown_messages(described: Mapping[str, Any]) -> list[str]:
     """Return lines on the sentences of a set whose vectors say nothing of them; none if there are none.
 
     Args:
@@ -844,8 +854,8 @@ def check_text_to_fit_on(
     Raises:
         UserError: If no sentence remains.
     """
-    corpora = [outside] if outside else [one.corpus for one in sets if one.part == "train"]
-    if fit_on != "target" and corpora and not any(_kept(corpus, targets).any() for corpus in corpora):
+    corpora = [outside] if outside else [pairs.corpus for pairs in sets if pairs.part == "train"]
+    if fit_on != "target" and corpora and not any(_not_in_targets(corpus, targets).any() for corpus in corpora):
         raise UserError(
             f"`--fit_on {fit_on}`: all its sentences occur in the sets that are evaluated; give other text."
         )
@@ -859,23 +869,23 @@ def fitted_texts(vectors: Vectors, targets: Sequence[SentencePairs], fit_on: str
     """
     if fit_on == "target":
         everything = zip(vectors.sets, vectors.stores, strict=True)
-        return {one.label: _all_of(one, store, vectors.static) for one, store in everything}
-    there = [(one.label, one.corpus, store) for one, store in zip(vectors.sets, vectors.stores, strict=True)]
-    parts = [part for part, one in zip(there, vectors.sets, strict=True) if one.part == "train"]
+        return {pairs.label: _all_of(pairs, store, vectors.static) for pairs, store in everything}
+    candidates = [(pairs.label, pairs.corpus, store) for pairs, store in zip(vectors.sets, vectors.stores, strict=True)]
+    parts = [part for part, pairs in zip(candidates, vectors.sets, strict=True) if pairs.part == "train"]
     if vectors.outside:
         parts = [(vectors.outside[0].name, *vectors.outside)]
-    texts = [Text(store, _kept(corpus, targets)) for _, corpus, store in parts]
+    texts = [Text(store, _not_in_targets(corpus, targets)) for _, corpus, store in parts]
     common = FitOn([name for name, *_ in parts], [corpus for _, corpus, _ in parts], texts, vectors.static)
-    return {one.label: common for one in vectors.sets}
+    return {pairs.label: common for pairs in vectors.sets}
 
 
-def _kept(corpus: Corpus, targets: Sequence[SentencePairs]) -> NDArray[np.bool_]:
-    return not_in(corpus.sentences, [sentence for one in targets for sentence in one.corpus.sentences])
+def _not_in_targets(corpus: Corpus, targets: Sequence[SentencePairs]) -> NDArray[np.bool_]:
+    return not_in(corpus.sentences, [sentence for pairs in targets for sentence in pairs.corpus.sentences])
 
 
-def _all_of(one: SentencePairs, store: ActivationStore, words: StaticVectors | None) -> FitOn:
-    everything = Text(store, np.ones(len(one.corpus.sentences), dtype=bool))
-    return FitOn([f"{one.label} ({TRANSDUCTIVE})"], [one.corpus], [everything], words)
+def _all_of(pairs: SentencePairs, store: ActivationStore, words: StaticVectors | None) -> FitOn:
+    everything = Text(store, np.ones(len(pairs.corpus.sentences), dtype=bool))
+    return FitOn([f"{pairs.label} ({TRANSDUCTIVE})"], [pairs.corpus], [everything], words)
 
 
 def check_static_text(texts: Mapping[str, FitOn]) -> None:
@@ -911,7 +921,7 @@ def similarities(
         poolings: Poolings of the sentence vectors.
         fitting: The transforms and how they are fitted; static vectors are not clipped.
     """
-    found = []
+    spaces = []
     for layer in layers:
         clipped = _outliers(texts, layer, fitting.definition) if fitting.clips else {}
         for pooling in poolings:
@@ -922,18 +932,20 @@ def similarities(
                 return sentence_vectors(store, layer, how)
 
             cosine, clipped_in = _cosines(vectors, texts, pooled, neurons, fitting, layer)
-            found += [Similarities(pooling, layer, name, cosine[name], clipped_in[name]) for name in fitting.spaces]
+            spaces += [Similarities(pooling, layer, name, cosine[name], clipped_in[name]) for name in fitting.spaces]
     if (static := vectors.static) is not None:
-        own = replace(fitting, spaces=[name for name in fitting.spaces if name not in CLIPPING])
-        cosine, none = _cosines(vectors, texts, lambda corpus, store: static.sentences(corpus.sentences), {}, own, 0)
-        found += [Similarities("static", None, name, cosine[name], none[name]) for name in own.spaces]
-    return found
+        static_fitting = replace(fitting, spaces=[name for name in fitting.spaces if name not in CLIPPING])
+        cosine, none = _cosines(
+            vectors, texts, lambda corpus, store: static.sentences(corpus.sentences), {}, static_fitting, 0
+        )
+        spaces += [Similarities("static", None, name, cosine[name], none[name]) for name in static_fitting.spaces]
+    return spaces
 
 
 def _outliers(texts: Mapping[str, FitOn], layer: int, definition: Definition) -> dict[str, list[int]]:
     """Return the outliers for each set; sets with the same text share one search."""
-    found = {id(text): outliers(text.texts, layer, definition) for text in texts.values() if text.texts}
-    return {label: found.get(id(text), []) for label, text in texts.items()}
+    by_text = {id(text): outliers(text.texts, layer, definition) for text in texts.values() if text.texts}
+    return {label: by_text.get(id(text), []) for label, text in texts.items()}
 
 
 def _cosines(
@@ -948,23 +960,23 @@ def _cosines(
     cosine: dict[Space, dict[str, Any]] = {name: {} for name in fitting.spaces}
     clipped: dict[Space, dict[str, list[int]]] = {name: {} for name in fitting.spaces}
     fitted_for: dict[int, Any] = {}
-    for one, store in zip(vectors.sets, vectors.stores, strict=True):
-        text = texts[one.label]
-        states = pooled(one.corpus, store)
+    for pairs, store in zip(vectors.sets, vectors.stores, strict=True):
+        text = texts[pairs.label]
+        states = pooled(pairs.corpus, store)
         if id(text) not in fitted_for:
             accumulator = CovarianceAccumulator(states.shape[1])
             for corpus, part in zip(text.corpora, text.texts, strict=True):
-                own = pooled(corpus, part.store)
-                accumulator.update(own[torch.from_numpy(part.kept) & own.any(dim=1)])
+                part_states = pooled(corpus, part.store)
+                accumulator.update(part_states[torch.from_numpy(part.is_used) & part_states.any(dim=1)])
             if not text.texts:  # no transform is fitted: only the plain vectors are used
                 accumulator.update(states)
-            fitted_for[id(text)] = fitted(fitting, accumulator.result(), neurons.get(one.label, []), layer)
-        first, second = torch.from_numpy(one.sentences).T
-        there = (states.any(dim=1)[first] & states.any(dim=1)[second]).numpy()
+            fitted_for[id(text)] = fitted(fitting, accumulator.result(), neurons.get(pairs.label, []), layer)
+        first, second = torch.from_numpy(pairs.sentences).T
+        both = (states.any(dim=1)[first] & states.any(dim=1)[second]).numpy()
         for name, transform in fitted_for[id(text)].items():
             images = transform(states)
-            cosine[name][one.label] = np.where(there, cosines(images[first], images[second]), 0.0)
-            clipped[name][one.label] = transform.clipped
+            cosine[name][pairs.label] = np.where(both, cosines(images[first], images[second]), 0.0)
+            clipped[name][pairs.label] = transform.clipped
     return cosine, clipped
 
 
@@ -988,8 +1000,8 @@ def evaluate(
     texts = fitted_texts(vectors, targets, fit_on)
     if [*fitting.spaces] != ["none"]:
         check_static_text(texts)
-    found = similarities(vectors, texts, layers, poolings, fitting)
-    rows, picked = by_layer(found, targets, seed), chosen(found, targets, vectors.sets, seed)
+    spaces = similarities(vectors, texts, layers, poolings, fitting)
+    rows, picked = by_layer(spaces, targets, seed), chosen(spaces, targets, vectors.sets, seed)
     width = vectors.stores[0].plan.d_model
     for row in (*rows, *picked):
         if row["transform"] != "none":

@@ -203,31 +203,31 @@ def by_layer(scored: Sequence[Scored], train: Labels, reported: Labels, seed: in
         reported: Labels of the part that is reported on.
         seed: Seed of the bootstraps.
     """
-    return [_row(one, train, reported, seed) for one in scored]
+    return [_row(scores, train, reported, seed) for scores in scored]
 
 
-def _row(one: Scored, train: Labels, reported: Labels, seed: int) -> Row:
-    rule, published = best_threshold(one.train, train), best_published_threshold(one.train, train)
-    right = (one.reported > rule.threshold) == reported
+def _row(scores: Scored, train: Labels, reported: Labels, seed: int) -> Row:
+    rule, published = best_threshold(scores.train, train), best_published_threshold(scores.train, train)
+    right = (scores.reported > rule.threshold) == reported
     low, high = exact_interval(int(right.sum()), len(right))
-    auc_low, auc_high = area_interval(one.reported, reported, seed)
+    auc_low, auc_high = area_interval(scores.reported, reported, seed)
     return {
-        "layer": one.layer,
-        "transform": one.transform,
+        "layer": scores.layer,
+        "transform": scores.transform,
         "threshold": rule.threshold,
         "train_accuracy": rule.accuracy,
         "accuracy": float(right.mean()),
         "accuracy_low": low,
         "accuracy_high": high,
-        "auc": float(area_under_curve(one.reported, reported)),
+        "auc": float(area_under_curve(scores.reported, reported)),
         "auc_low": auc_low,
         "auc_high": auc_high,
-        "train_auc": float(area_under_curve(one.train, train)),
+        "train_auc": float(area_under_curve(scores.train, train)),
         "published_threshold": published.threshold,
         "published_accuracy": published.accuracy,
         "constant_true_accuracy": float(reported.mean()),
-        "n_clipped": len(one.clipped),
-        "clipped": " ".join(map(str, one.clipped)),
+        "n_clipped": len(scores.clipped),
+        "clipped": " ".join(map(str, scores.clipped)),
         "n_train_pairs": len(train),
         "n_pairs": len(reported),
     }
@@ -249,28 +249,30 @@ def chosen(
         part: Name of that part.
         seed: Seed of the bootstraps.
     """
-    names = list(dict.fromkeys(one.transform for one in scored))
-    indices = {name: [i for i, one in enumerate(scored) if one.transform == name] for name in names}
+    names = list(dict.fromkeys(scores.transform for scores in scored))
+    indices = {name: [i for i, scores in enumerate(scored) if scores.transform == name] for name in names}
     best = {name: max(indices[name], key=lambda i: rows[i]["train_accuracy"]) for name in names}
     right = {name: (scored[i].reported > rows[i]["threshold"]) == reported for name, i in best.items()}
-    found = [_chosen_row("held_out", name, rows[i], _rule(rows[i], ""), part, right[name]) for name, i in best.items()]
-    for row in found:
+    chosen_rows = [
+        _chosen_row("held_out", name, rows[i], _rule(rows[i], ""), part, right[name]) for name, i in best.items()
+    ]
+    for row in chosen_rows:
         if "none" in right and row["transform"] != "none":
             test = mcnemar(right["none"], right[row["transform"]])
             row["gain"] = float(right[row["transform"]].mean() - right["none"].mean())
             row["gain_low"], row["gain_high"] = gain_interval(right["none"], right[row["transform"]])
             row |= {"n_gained": test.gained, "n_lost": test.lost, "p_value": test.p_value}
-    compared = [row for row in found if "p_value" in row]
+    compared = [row for row in chosen_rows if "p_value" in row]
     for row, p_value in zip(compared, holm([row["p_value"] for row in compared]), strict=True):
         row["p_value"] = float(p_value)
     for name in names:
         i = max(indices[name], key=lambda i: rows[i]["published_accuracy"])
         rule = _rule(rows[i], "published_")
-        found.append(
+        chosen_rows.append(
             _chosen_row("published", name, rows[i], rule, "train", (scored[i].train > rule.threshold) == train)
         )
     constant = {"protocol": "constant_true", "reported_on": part}
-    return [*found, constant | _measured(reported)]
+    return [*chosen_rows, constant | _accuracy_columns(reported)]
 
 
 def _rule(row: Mapping[str, Any], prefix: str) -> Rule:
@@ -279,10 +281,10 @@ def _rule(row: Mapping[str, Any], prefix: str) -> Rule:
 
 def _chosen_row(protocol: str, name: str, row: Mapping[str, Any], rule: Rule, reported_on: str, right: Labels) -> Row:
     start = {"protocol": protocol, "transform": name, "layer": row["layer"], "threshold": rule.threshold}
-    return start | {"reported_on": reported_on, "n_clipped": row["n_clipped"]} | _measured(right)
+    return start | {"reported_on": reported_on, "n_clipped": row["n_clipped"]} | _accuracy_columns(right)
 
 
-def _measured(right: Labels) -> Row:
+def _accuracy_columns(right: Labels) -> Row:
     low, high = exact_interval(int(right.sum()), len(right))
     return {"accuracy": float(right.mean()), "accuracy_low": low, "accuracy_high": high, "n_pairs": len(right)}
 
@@ -331,7 +333,7 @@ def scored_pairs(
         fit_on: Texts that transforms are fitted on.
         fitting: The transforms and how they are fitted.
     """
-    found = []
+    scores = []
     for layer in layers:
         moments = token_moments(fit_on, layer)
         clipped = outliers(fit_on, layer, fitting.definition) if fitting.clips else []
@@ -339,14 +341,14 @@ def scored_pairs(
         vectors = [_target_vectors(pairs, store, layer) for pairs, store in zip(parts, stores, strict=True)]
         for name, transform in transforms.items():
             train, reported = (cosines(transform(first), transform(second)) for first, second in vectors)
-            found.append(Scored(layer, name, train, reported, transform.clipped))
-    return found
+            scores.append(Scored(layer, name, train, reported, transform.clipped))
+    return scores
 
 
 def _target_vectors(pairs: WordPairs, store: ActivationStore, layer: int) -> tuple[Tensor, Tensor]:
     """Return the vectors of the first and of the second word of each pair, each of shape (n_pairs, d_model)."""
-    wanted, index = np.unique(targets(pairs), axis=0, return_inverse=True)
-    (vectors,) = word_vectors(store, [layer], wanted)
+    words, index = np.unique(targets(pairs), axis=0, return_inverse=True)
+    (vectors,) = word_vectors(store, [layer], words)
     first, second = torch.from_numpy(index.reshape(-1, 2)).T
     return vectors[first], vectors[second]
 
@@ -360,12 +362,12 @@ def without_cut_words(
     parts: Mapping[str, WordPairs], stores: Sequence[ActivationStore], say: Callable[[str], None]
 ) -> dict[str, WordPairs]:
     """Return the pairs of each part whose words were not truncated, and report how many are left out."""
-    kept = {}
+    whole = {}
     for (which, pairs), store in zip(parts.items(), stores, strict=True):
-        kept[which] = with_both_words(pairs, store.tokens)
-        if n_cut := pairs.n_pairs - kept[which].n_pairs:
+        whole[which] = with_both_words(pairs, store.tokens)
+        if n_cut := pairs.n_pairs - whole[which].n_pairs:
             say(f"{which}: {n_cut} of {pairs.n_pairs} pairs are left out: their word was cut off")
-    return kept
+    return whole
 
 
 def unknown_pairs(
@@ -379,16 +381,16 @@ def unknown_pairs(
         tokenizer: The model's tokenizer.
         say: Function that takes one-line messages.
     """
-    found = {}
+    counts = {}
     for (which, pairs), store in zip(parts.items(), stores, strict=True):
         unknown = unknown_words(store.tokens, tokenizer, targets(pairs)).reshape(-1, 2).any(axis=1)
-        found[which] = int(unknown.sum())
-        if found[which]:
+        counts[which] = int(unknown.sum())
+        if counts[which]:
             say(
-                f"{which}: {found[which]} of {pairs.n_pairs} pairs have a word of which the model's vocabulary knows "
+                f"{which}: {counts[which]} of {pairs.n_pairs} pairs have a word of which the model's vocabulary knows "
                 "no piece; they count like the others"
             )
-    return found
+    return counts
 
 
 def evaluate(
@@ -413,7 +415,7 @@ def evaluate(
     scored = scored_pairs(layers, [train, test], stores, [fit_on], fitting)
     rows = by_layer(scored, train.labels, test.labels, seed)
     picked = chosen(scored, rows, train.labels, test.labels, list(parts)[1], seed)
-    n_vectors, n_sentences = int(fit_on.taken.sum()), int(fit_on.kept.sum())
+    n_vectors, n_sentences = int(fit_on.taken.sum()), int(fit_on.is_used.sum())
     for row in (*rows, *picked):
         width = stores[0].plan.d_model
         row |= size_columns(row.get("transform", ""), n_vectors, n_sentences, width, fitting.components)

@@ -42,16 +42,16 @@ def portable(value: Any) -> Any:
     if isinstance(value, str):
         return _last_part(value)
     if isinstance(value, Mapping):
-        return {name: one if name in _KEPT else portable(one) for name, one in value.items()}
-    return [portable(one) for one in value] if isinstance(value, list) else value
+        return {name: entry if name in _KEPT else portable(entry) for name, entry in value.items()}
+    return [portable(entry) for entry in value] if isinstance(value, list) else value
 
 
 def portable_results(results: Mapping[str, Any]) -> dict[str, Any]:
     """Return `results.json` without paths of this machine, also those relative to the run."""
-    found: dict[str, Any] = portable(results)
-    for noted in found.get("read_from", {}).values():
+    content: dict[str, Any] = portable(results)
+    for noted in content.get("read_from", {}).values():
         noted.pop("from_run", None)
-    return found
+    return content
 
 
 def _last_part(text: str) -> str:
@@ -83,28 +83,28 @@ LIMITS = (
 )
 
 
-def card(made: Result) -> str:
+def card(result: Result) -> str:
     """Return a card of results: a block of YAML as the hub reads it, and Markdown.
 
     Args:
-        made: The results.
+        result: The results.
 
     Raises:
         UserError: If the results are damaged.
     """
-    parts = [_metadata(made), f"# {_title(made)}", _about(made)]
-    if isinstance(made, Run):
-        parts += ["## Results", _accuracies(made), _neurons(made), "## What was controlled", _controlled(made)]
-    if said := made.conclusions():
-        parts += ["## What follows", _list(said)]
-    limits = (*(LIMITS_OF_PROBES if isinstance(made, Run) else ()), *LIMITS)
+    parts = [_metadata(result), f"# {_title(result)}", _about(result)]
+    if isinstance(result, Run):
+        parts += ["## Results", _accuracies(result), _neurons(result), "## What was controlled", _controlled(result)]
+    if sentences := result.conclusions():
+        parts += ["## What follows", _list(sentences)]
+    limits = (*(LIMITS_OF_PROBES if isinstance(result, Run) else ()), *LIMITS)
     parts += ["## What may not be concluded", _list(limits)]
-    return "\n\n".join([*parts, "## To reproduce", _reproduced(made)]) + "\n"
+    return "\n\n".join([*parts, "## To reproduce", _reproduced(result)]) + "\n"
 
 
-def _title(made: Result) -> str:
-    of = f" of {_named(made.config['model'])}" if made.config.get("model") else ""
-    return f"{made.study.title}{of}: {made.folder.name}"
+def _title(result: Result) -> str:
+    of = f" of {_named(result.config['model'])}" if result.config.get("model") else ""
+    return f"{result.study.title}{of}: {result.folder.name}"
 
 
 def _named(path: Any) -> str:
@@ -116,19 +116,19 @@ def _tested_on(run: Run) -> str:
     return _named(run.config.get("test_corpus") or run.config["corpus"])
 
 
-def _metadata(made: Result) -> str:
+def _metadata(result: Result) -> str:
     """Return the block of YAML, with the accuracies of a run of `fit` as results that the hub lists."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    results = [EvalResult(**_measured(made, row)) for row in made.accuracy] if isinstance(made, Run) else None
+    results = [EvalResult(**_eval_result(result, row)) for row in result.accuracy] if isinstance(result, Run) else None
     data = ModelCardData(
-        library_name=LIBRARY, tags=["probing", "interpretability", made.study.name],
-        eval_results=results, model_name=made.folder.name if results else None,
+        library_name=LIBRARY, tags=["probing", "interpretability", result.study.name],
+        eval_results=results, model_name=result.folder.name if results else None,
     )  # fmt: skip
     return f"---\n{data.to_yaml()}\n---"
 
 
-def _measured(run: Run, row: Row) -> dict[str, Any]:
+def _eval_result(run: Run, row: Row) -> dict[str, Any]:
     """Return the accuracy of a layer, or R², as the hub has results."""
     score = score_of(row)
     between = ends(row, score.name)
@@ -142,22 +142,22 @@ def _measured(run: Run, row: Row) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _about(made: Result) -> str:
-    config, said = made.config, [f"Results of `{made.study.name}` of `{LIBRARY}`."]
-    if isinstance(made, Run) and made.is_of_arrays:
-        said.append(f"Linear probes of {task_in_words(config)}, of arrays, whose rows are called tokens below.")
-    elif isinstance(made, Run):
-        what, text, tested = what_is_a_neuron(site_of(config)), _named(config["corpus"]), _tested_on(made)
+def _about(result: Result) -> str:
+    config, sentences = result.config, [f"Results of `{result.study.name}` of `{LIBRARY}`."]
+    if isinstance(result, Run) and result.is_of_arrays:
+        sentences.append(f"Linear probes of {task_in_words(config)}, of arrays, whose rows are called tokens below.")
+    elif isinstance(result, Run):
+        what, text, tested = what_is_a_neuron(site_of(config)), _named(config["corpus"]), _tested_on(result)
         texts = f"`{text}`" if text == tested else f"`{text}` and tested on `{tested}`"
-        said.append(
+        sentences.append(
             f"Linear probes of {task_in_words(config)} on `{_named(config['model'])}`, trained "
             f"{'and tested ' if text == tested else ''}on {texts}. {what[:1].upper()}{what[1:]}."
         )
     elif config.get("model"):
-        said.append(f"The model is `{_named(config['model'])}`.")
+        sentences.append(f"The model is `{_named(config['model'])}`.")
         if isinstance(config.get("corpus"), str):
-            said.append(f"The text is `{_named(config['corpus'])}`.")
-    return " ".join(said)
+            sentences.append(f"The text is `{_named(config['corpus'])}`.")
+    return " ".join(sentences)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -192,35 +192,35 @@ def _neurons(run: Run) -> str:
         ]
         for row in ranked
     ]  # fmt: skip
-    said = f"The first neurons of layer {layer}, by contribution"
-    said += "; the range of a rank is over bootstrap samples:" if has_range else ":"
-    return f"{said}\n\n{_table(['rank', *(['range'] * has_range), 'neuron', 'contribution', 'flag'], rows)}"
+    sentence = f"The first neurons of layer {layer}, by contribution"
+    sentence += "; the range of a rank is over bootstrap samples:" if has_range else ":"
+    return f"{sentence}\n\n{_table(['rank', *(['range'] * has_range), 'neuron', 'contribution', 'flag'], rows)}"
 
 
 def _controlled(run: Run) -> str:
     known = {**CONTROLS, **ADDED_CONTROLS}
     controls = controls_of(run.accuracy)
-    said = [f"{words}: {known[name].meaning}" for name, words in controls.items() if name in known]
+    lines = [f"{words}: {known[name].meaning}" for name, words in controls.items() if name in known]
     if "majority" in controls:  # which numbers do not have
-        said.insert(0, "majority: accuracy of always predicting the most frequent class of the training examples.")
+        lines.insert(0, "majority: accuracy of always predicting the most frequent class of the training examples.")
     over = run.results.get("intervals_over", {})
     if over and any(ends(row, score_of(row).name) for row in run.accuracy):
-        said.append(f"Intervals are over {over['n']} test {over['unit']}s, none of which was trained on.")
-    return _list(said)
+        lines.append(f"Intervals are over {over['n']} test {over['unit']}s, none of which was trained on.")
+    return _list(lines)
 
 
-def _reproduced(made: Result) -> str:
-    config = portable(made.config)
-    if isinstance(made, Run) and made.is_of_arrays:
+def _reproduced(result: Result) -> str:
+    config = portable(result.config)
+    if isinstance(result, Run) and result.is_of_arrays:
         return "This run was made from arrays by `probing.probe`, which are not kept."
-    if isinstance(made, Run):
+    if isinstance(result, Run):
         command = command_line(config, defaults(study_of("fit").command))
     else:
-        command = f"python -m probing {made.study.name} --config config.yaml"
-    versions = ", ".join(f"{name} {version}" for name, version in made.results.get("versions", {}).items())
+        command = f"python -m probing {result.study.name} --config config.yaml"
+    versions = ", ".join(f"{name} {version}" for name, version in result.results.get("versions", {}).items())
     after = f"\n\nVersions: {versions}." if versions else ""
     read = '```python\nimport probing\n\nrun = probing.pull("REPOSITORY")\n```'
-    names = [name for name in ("model", "corpus", "test_corpus") if Path(str(made.config.get(name))).is_absolute()]
+    names = [name for name in ("model", "corpus", "test_corpus") if Path(str(result.config.get(name))).is_absolute()]
     moved = f"\n\nNames of {' and '.join(names)} stand for local paths." if names else ""
     return f"```sh\n{command}\n```{moved}{after}\n\nThe tables and probes are read by\n\n{read}"
 
@@ -235,42 +235,44 @@ MOST_FILES = 1000
 
 
 def push(
-    made: Result, repo_id: str, private: bool = True, revision: str | None = None, token: str | None = None,
+    result: Result, repo_id: str, private: bool = True, revision: str | None = None, token: str | None = None,
     endpoint: str | None = None,
 ) -> str:  # fmt: skip
     """Upload results with their card to a repository of models on the hub, as `Result.push` does."""
     from huggingface_hub import HfApi
 
     with TemporaryDirectory() as place:
-        folder = Path(place) / made.folder.name
-        stage(made, folder)
+        folder = Path(place) / result.folder.name
+        stage(result, folder)
         with _speaking_of(repo_id):
             api = HfApi(endpoint=endpoint, token=token)
             api.create_repo(repo_id, private=private, exist_ok=True)
-            there = set(_names(api.list_repo_files(repo_id, revision=revision), repo_id))
-            gone = sorted(there - {path.name for path in folder.iterdir()})
+            remote_files = set(_names(api.list_repo_files(repo_id, revision=revision), repo_id))
+            gone = sorted(remote_files - {path.name for path in folder.iterdir()})
             info = api.upload_folder(
                 repo_id=repo_id, folder_path=folder, revision=revision, delete_patterns=gone or None,
-                commit_message=f"{made.study.title}: {made.folder.name}",
+                commit_message=f"{result.study.title}: {result.folder.name}",
             )  # fmt: skip
     return str(info.commit_url)
 
 
-def stage(made: Result, folder: Path) -> None:
+def stage(result: Result, folder: Path) -> None:
     """Copy what `load_run` needs into a new folder, without paths of this machine, and write the card.
 
     Raises:
         UserError: If the copy cannot be read again.
     """
     folder.mkdir()
-    for path in sorted(made.folder.iterdir()):
+    for path in sorted(result.folder.iterdir()):
         if path.is_file() and not path.is_symlink() and READ.fullmatch(path.name):  # a link may lead to a secret
-            _copy(regular(path, made.folder), folder / path.name)
+            _copy(regular(path, result.folder), folder / path.name)
     try:
         again = load_run(folder)
     except UserError as error:
-        said = str(error).replace(str(folder), str(made.folder))
-        raise UserError(f"`push`: `{made.folder}` cannot be read from its tables and tensors alone: {said}") from None
+        message = str(error).replace(str(folder), str(result.folder))
+        raise UserError(
+            f"`push`: `{result.folder}` cannot be read from its tables and tensors alone: {message}"
+        ) from None
     (folder / CARD).write_text(card(again), encoding="utf-8")
 
 
@@ -332,8 +334,8 @@ def pull(
     with _speaking_of(repo_id):
         api = HfApi(endpoint=endpoint, token=token)
         commit = api.repo_info(repo_id, revision=revision).sha
-        there = api.list_repo_tree(repo_id, revision=commit, recursive=True)
-        sizes = {one.path: getattr(one, "size", 0) for one in islice(there, MOST_FILES + 1)}
+        tree = api.list_repo_tree(repo_id, revision=commit, recursive=True)
+        sizes = {file.path: getattr(file, "size", 0) for file in islice(tree, MOST_FILES + 1)}
         names = _names([*sizes], repo_id)
     if len(sizes) > MOST_FILES:
         raise UserError(f"`pull`: `{repo_id}` has more than {MOST_FILES:,} files, and results have some dozens.")
@@ -374,8 +376,8 @@ def _check(folder: Path, repo_id: str) -> None:
     try:
         load_run(folder)
     except UserError as error:
-        said = str(error).replace(str(folder), repo_id).replace("; repeat the run", "")
-        raise UserError(f"`pull`: {said}") from None
+        message = str(error).replace(str(folder), repo_id).replace("; repeat the run", "")
+        raise UserError(f"`pull`: {message}") from None
 
 
 @contextmanager

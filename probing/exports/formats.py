@@ -110,18 +110,18 @@ def _activations(
     """Yield the activations of each neuron on all tokens of each sentence, each sentence once, in the order of rows."""
     store = examples.store
     offsets = store.tokens.offsets
-    asked = list(dict.fromkeys((row["neuron"], row["sentence"]) for row in rows))
-    found: dict[tuple[int, int], list[float]] = {}
+    pairs = list(dict.fromkeys((row["neuron"], row["sentence"]) for row in rows))
+    by_pair: dict[tuple[int, int], list[float]] = {}
     for shard in store.plan.shards:
-        here = range(shard.first_sentence, shard.first_sentence + shard.n_sentences)
-        if not (own := [pair for pair in asked if pair[1] in here]):
+        sentences = range(shard.first_sentence, shard.first_sentence + shard.n_sentences)
+        if not (in_shard := [pair for pair in pairs if pair[1] in sentences]):
             continue
         states, start = store.read(layer, shard.index), store.shard_tokens(shard).start
-        for neuron, sentence in own:
+        for neuron, sentence in in_shard:
             values = states[offsets[sentence] - start : offsets[sentence + 1] - start, neuron]
-            found[neuron, sentence] = values.float().tolist()
-    for neuron, sentence in asked:
-        seen = found[neuron, sentence]
+            by_pair[neuron, sentence] = values.float().tolist()
+    for neuron, sentence in pairs:
+        seen = by_pair[neuron, sentence]
         yield {
             **about, "id": f"{about['layer']}-{neuron}-{sentence}", "index": str(neuron),
             "tokens": _tokens(examples, corpus, sentence), "values": seen,
@@ -165,24 +165,24 @@ NOT_IN_HEADVIS = (
 )
 
 
-def write_headvis(made: Result, folder: Path) -> Mapping[str, Any]:
+def write_headvis(result: Result, folder: Path) -> Mapping[str, Any]:
     """Write the measures of all heads of a run of `attention`, and their attention on its example sentences.
 
     Raises:
         UserError: If the run has no example sentences.
     """
-    with reading(made.folder):
-        examples = read_examples(made.folder)
+    with reading(result.folder):
+        examples = read_examples(result.folder)
     if examples is None:
         raise UserError(
-            f"`export`: `{made.folder}` has no examples.safetensors, since no sentence of its corpus is short enough."
+            f"`export`: `{result.folder}` has no examples.safetensors, since no sentence of its corpus is short enough."
         )
     n_heads = examples.examples[0].maps.shape[1]
     heads = [(layer - 1, head) for layer in examples.layers for head in range(n_heads)]
-    measures, meanings = _measures(made)
+    measures, meanings = _measures(result)
     scatter = [{"layer": layer, "head": head, **measures.get((layer, head), {})} for layer, head in heads]
     config = {
-        "model_name": Path(str(made.config["model"])).name, "dataset_name": Path(str(made.config["corpus"])).name,
+        "model_name": Path(str(result.config["model"])).name, "dataset_name": Path(str(result.config["corpus"])).name,
         "heads": heads, "n_layers": max(examples.layers), "n_heads": n_heads, "n_intervals": 1,
         "metrics": meanings, "metric_descriptions": {name: name for name in meanings},
         "head_data_pattern": "L{layer}H{head}.json", "has_umap": False, "umap_heads": [], "custom_plots": [],
@@ -205,23 +205,24 @@ def write_headvis(made: Result, folder: Path) -> Mapping[str, Any]:
     return {"heads": len(heads), "sentences": len(examples.examples), "left_out": NOT_IN_HEADVIS}
 
 
-def _measures(made: Result) -> tuple[dict[tuple[int, int], dict[str, float]], list[str]]:
+def _measures(result: Result) -> tuple[dict[tuple[int, int], dict[str, float]], list[str]]:
     """Return the measures of each head by its layer and number, from 0, and the names of all measures."""
-    found: dict[tuple[int, int], dict[str, float]] = {}
-    for row in made.heads:
+    by_head: dict[tuple[int, int], dict[str, float]] = {}
+    for row in result.heads:
         name = f"{row['measure']} to {row['to']}" if row.get("to") else str(row["measure"])
         if math.isfinite(row["value"]):
-            found.setdefault((row["layer"] - 1, row["head"] - 1), {})[name] = row["value"]
-    return found, list(dict.fromkeys(name for own in found.values() for name in own))
+            by_head.setdefault((row["layer"] - 1, row["head"] - 1), {})[name] = row["value"]
+    return by_head, list(dict.fromkeys(name for values in by_head.values() for name in values))
 
 
 def _sequence(index: int, example: Example, layer: int, head: int) -> dict[str, Any]:
     """Return the attention of a head on a sentence; its largest leaves out the first token, as HeadVis does."""
     weights = example.maps[layer, head]
-    (kept,) = np.nonzero(weights.ravel() >= LEAST)
+    (indices,) = np.nonzero(weights.ravel() >= LEAST)
     return {
         "sequence_id": index, "interval": 0, "seq_len": len(weights), "tokens": list(example.of.tokens),
-        "attention_indices": kept.tolist(), "attention_values": [round(float(v), 4) for v in weights.ravel()[kept]],
+        "attention_indices": indices.tolist(),
+        "attention_values": [round(float(v), 4) for v in weights.ravel()[indices]],
         "max_activation": round(float(weights[1:, 1:].max(initial=0.0)), 4),
     }  # fmt: skip
 
@@ -229,9 +230,9 @@ def _sequence(index: int, example: Example, layer: int, head: int) -> dict[str, 
 def _top(sequences: Sequence[Mapping[str, Any]], side: int) -> list[dict[str, Any]]:
     """Return the tokens by the attention from them (side 0) or to them (1), the most first."""
     mass: dict[str, float] = {}
-    for one in sequences:
-        for index, value in zip(one["attention_indices"], one["attention_values"], strict=True):
-            token = one["tokens"][divmod(index, one["seq_len"])[side]]
+    for sequence in sequences:
+        for index, value in zip(sequence["attention_indices"], sequence["attention_values"], strict=True):
+            token = sequence["tokens"][divmod(index, sequence["seq_len"])[side]]
             mass[token] = mass.get(token, 0.0) + value
     return [{"token": token, "weight": round(mass[token], 4)} for token in sorted(mass, key=lambda name: -mass[name])]
 
@@ -255,7 +256,7 @@ class _Format(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _OwnTable:
+class _ResultTable:
     """A table of some results.
 
     Args:
@@ -269,25 +270,25 @@ class _OwnTable:
     schema: Schema
 
 
-def tables_of(made: Result) -> list[_OwnTable]:
+def tables_of(result: Result) -> list[_ResultTable]:
     """Return the tables of results that have rows, in the order in which their study declares them."""
-    found = []
-    for name in made.by_name:
-        with reading(made.folder):
-            rows: Table = getattr(made, name)
+    tables = []
+    for name in result.by_name:
+        with reading(result.folder):
+            rows: Table = getattr(result, name)
         if rows:
             schema = rows.schema or Schema(
-                name, "", [Column(one, str) for one in dict.fromkeys(k for r in rows for k in r)]
+                name, "", [Column(column, str) for column in dict.fromkeys(k for r in rows for k in r)]
             )
-            found.append(_OwnTable(name, rows, schema))
-    return found
+            tables.append(_ResultTable(name, rows, schema))
+    return tables
 
 
-def export(made: Result, format: str, path: str | Path | None = None) -> Path:
+def export(result: Result, format: str, path: str | Path | None = None) -> Path:
     """Write results as files of another program, and return their folder.
 
     Args:
-        made: The results.
+        result: The results.
         format: `parquet`, `latex` or `csv`, of the tables of any results; `neuronpedia`, of a run of `fit`; `headvis`,
             of a run of `attention`.
         path: The folder; `exports/FORMAT` in the folder of the results by default. One that this function wrote earlier
@@ -298,11 +299,11 @@ def export(made: Result, format: str, path: str | Path | None = None) -> Path:
     """
     if format not in FORMATS:
         raise UserError(f"`export`: there is no format `{format}`; use {listed(list(FORMATS), 'or')}.")
-    how, folder = FORMATS[format], made.folder / "exports" / format if path is None else Path(path)
-    if how.commands and made.study.name not in how.commands:
+    how, folder = FORMATS[format], result.folder / "exports" / format if path is None else Path(path)
+    if how.commands and result.study.name not in how.commands:
         raise UserError(
             f"`export`: `{format}` is of a run of {listed([f'`{name}`' for name in how.commands], 'or')}, and "
-            f"`{made.folder}` is one of `{made.study.name}`; use parquet, latex or csv."
+            f"`{result.folder}` is one of `{result.study.name}`; use parquet, latex or csv."
         )
     if folder.exists() and not (folder / ABOUT).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"`export`: `{folder}` holds something else; name a new folder with `path`.")
@@ -310,9 +311,9 @@ def export(made: Result, format: str, path: str | Path | None = None) -> Path:
         with replacing_folder(folder) as partial:
             about = {
                 "format": format,
-                "run": made.folder.name,
-                "probing": package_version(),
-                **how.write(made, partial),
+                "run": result.folder.name,
+                "probing": own_version(),
+                **how.write(result, partial),
             }
             (partial / ABOUT).write_text(json.dumps(about, indent=2), encoding="utf-8")
     except OSError as error:
@@ -322,46 +323,46 @@ def export(made: Result, format: str, path: str | Path | None = None) -> Path:
     return folder
 
 
-def _write_csv(made: Result, folder: Path) -> dict[str, Any]:
-    found = tables_of(made)
-    for one in found:
+def _write_csv(result: Result, folder: Path) -> dict[str, Any]:
+    tables = tables_of(result)
+    for table in tables:
         # Columns of another version are text.
-        unknown = {name: Column(name, str) for row in one.rows for name in row if name not in one.schema.types}
-        schema = replace(one.schema, columns=[*one.schema.columns, *unknown.values()])
-        write_csv(folder / f"{one.name}.csv", one.rows, schema)
-    return {"tables": {one.name: len(one.rows) for one in found}}
+        unknown = {name: Column(name, str) for row in table.rows for name in row if name not in table.schema.types}
+        schema = replace(table.schema, columns=[*table.schema.columns, *unknown.values()])
+        write_csv(folder / f"{table.name}.csv", table.rows, schema)
+    return {"tables": {table.name: len(table.rows) for table in tables}}
 
 
-def _write_parquet(made: Result, folder: Path) -> dict[str, Any]:
-    found = tables_of(made)
-    for one in found:
-        one.rows.to_parquet(folder / f"{one.name}.parquet")
-    return {"tables": {one.name: len(one.rows) for one in found}}
+def _write_parquet(result: Result, folder: Path) -> dict[str, Any]:
+    tables = tables_of(result)
+    for table in tables:
+        table.rows.to_parquet(folder / f"{table.name}.parquet")
+    return {"tables": {table.name: len(table.rows) for table in tables}}
 
 
-def _write_latex(made: Result, folder: Path) -> dict[str, Any]:
+def _write_latex(result: Result, folder: Path) -> dict[str, Any]:
     written = {}
-    for one in tables_of(made):
-        rows = _cut(one.rows)
+    for table in tables_of(result):
+        rows = _cut(table.rows)
         names = [
             column.name + "*" * (column.interval is not None and any(map(_has_ends(column), rows)))
-            for column in one.schema.columns
+            for column in table.schema.columns
             if any(row.get(column.name) not in (None, "") for row in rows)
         ]
         text = rows.to_latex(names)
-        if len(rows) < len(one.rows):
-            text = f"% {len(rows)} of {len(one.rows)} rows; all are in {one.name}.csv\n{text}"
-        (folder / f"{one.name}.tex").write_text(text, encoding="utf-8")
-        written[one.name] = len(rows)
+        if len(rows) < len(table.rows):
+            text = f"% {len(rows)} of {len(table.rows)} rows; all are in {table.name}.csv\n{text}"
+        (folder / f"{table.name}.tex").write_text(text, encoding="utf-8")
+        written[table.name] = len(rows)
     return {"tables": written, "needs": "\\usepackage{booktabs}"}
 
 
 def _cut(rows: Table) -> Table:
     """Return the rows that are printed: of many, those of the first ranks, and of these the first ones."""
-    kept = list(rows)
-    if len(kept) > MOST_ROWS and "rank" in kept[0]:
-        kept = [row for row in kept if row["rank"] <= MOST_RANKS]
-    return Table(kept[:MOST_ROWS], rows.schema)
+    printed = list(rows)
+    if len(printed) > MOST_ROWS and "rank" in printed[0]:
+        printed = [row for row in printed if row["rank"] <= MOST_RANKS]
+    return Table(printed[:MOST_ROWS], rows.schema)
 
 
 def _has_ends(column: Column) -> Callable[[Mapping[str, Any]], bool]:

@@ -11,7 +11,7 @@ from string import Template
 from typing import Any
 
 from probing.page import run
-from probing.page.charts import Sources, Subject, folder_block, run_block
+from probing.page.charts import RunView, Sources, folder_block, run_block
 from probing.page.run import (
     accuracies_figure,
     accuracy_figure,
@@ -64,15 +64,15 @@ def build(sources: Sources, defaults: Mapping[str, Any]) -> bytes:
 
 
 def _links(sources: Sources) -> Html:
-    links = [("#answer", "Answer"), ("#accuracy", "Accuracy")] if sources.subjects else []
+    links = [("#answer", "Answer"), ("#accuracy", "Accuracy")] if sources.views else []
     links += [("#agreement", "Agreement")] if sources.agreement else []
-    links += [(f"#neurons-{i}", f"Neurons of {subject.label}") for i, subject in enumerate(sources.subjects)]
+    links += [(f"#neurons-{i}", f"Neurons of {view.label}") for i, view in enumerate(sources.views)]
     links += [
-        (f"#classes-{i}", f"Classes of {one.label}") for i, one in enumerate(sources.subjects) if one.run.confusions
+        (f"#classes-{i}", f"Classes of {view.label}") for i, view in enumerate(sources.views) if view.run.confusions
     ]
-    links += [(f"#heads-{i}", f"Heads of {one.label}") for i, one in enumerate(sources.subjects) if one.run.heads]
-    links += [(f"#bases-{i}", f"Bases of {one.label}") for i, one in enumerate(sources.subjects) if one.run.bases]
-    links += [(f"#{place.anchor}", one.study.heading(one)) for place, one in _placed(sources)]
+    links += [(f"#heads-{i}", f"Heads of {view.label}") for i, view in enumerate(sources.views) if view.run.heads]
+    links += [(f"#bases-{i}", f"Bases of {view.label}") for i, view in enumerate(sources.views) if view.run.bases]
+    links += [(f"#{place.anchor}", result.study.heading(result)) for place, result in _placed(sources)]
     links += [("#terms", "Terms"), ("#reproduce", "To reproduce")]
     return element("ul", *(element("li", element("a", text, href=href)) for href, text in links))
 
@@ -80,79 +80,79 @@ def _links(sources: Sources) -> Html:
 def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
     glossary = Glossary()
     parts = _of_probes(sources, glossary)
-    for place, one in _placed(sources):
-        parts.append(_of_study(one, place, glossary))
+    for place, result in _placed(sources):
+        parts.append(_of_study(result, place, glossary))
     parts.append(glossary.section())
-    blocks = [run_block(subject, defaults) for subject in sources.subjects]
+    blocks = [run_block(view, defaults) for view in sources.views]
     blocks += [folder_block("The comparison", sources.agreement)] if sources.agreement else []
-    blocks += [folder_block(one.study.heading(one), one) for one in sources.shown]
+    blocks += [folder_block(result.study.heading(result), result) for result in sources.shown]
     parts.append(element("section", element("h2", "To reproduce"), *blocks, id="reproduce"))
     return joined(*parts)
 
 
-def _of_study(made: Result, place: SectionPlace, glossary: Glossary) -> Html:
+def _of_study(result: Result, place: SectionPlace, glossary: Glossary) -> Html:
     """Return the section of results, and add the terms that it uses."""
-    with reading(made.folder):  # an error while a section is made means that its tables are damaged
-        section = made.study.section(made, place)
-        for title, terms in made.study.terms(made).items():
+    with reading(result.folder):  # an error while a section is made means that its tables are damaged
+        section = result.study.section(result, place)
+        for title, terms in result.study.terms(result).items():
             glossary.add(title, terms, section)
     return section
 
 
 def _placed(sources: Sources) -> Iterator[tuple[SectionPlace, Result]]:
     """Yield the results of other commands than `fit`, and where the section of each stands."""
-    of_study = Counter(one.study.name for one in sources.shown)
+    of_study = Counter(result.study.name for result in sources.shown)
     numbers: Counter[str] = Counter()
-    for one in sources.shown:
-        name = one.study.name
-        yield SectionPlace(f"{name}-{numbers[name]}", numbers[name], ROOM_OF_EXAMPLES // of_study[name]), one
+    for result in sources.shown:
+        name = result.study.name
+        yield SectionPlace(f"{name}-{numbers[name]}", numbers[name], ROOM_OF_EXAMPLES // of_study[name]), result
         numbers[name] += 1
 
 
 def _of_probes(sources: Sources, glossary: Glossary) -> list[Html | None]:
     """Return what a page says of runs with probes, nothing if there are none, and add the terms that it uses."""
-    subjects = sources.subjects
-    if not subjects:
+    views = sources.views
+    if not views:
         return []
-    tables = sum(PER_NEURON * len(subject.run.neurons) for subject in subjects)
-    room = max(0, ROOM - tables) // len(subjects)  # characters for contributions by class
-    several = len(subjects) > 1
+    tables = sum(PER_NEURON * len(view.run.neurons) for view in views)
+    room = max(0, ROOM - tables) // len(views)  # characters for contributions by class
+    several = len(views) > 1
     parts: list[Html | None] = [_answers(sources)]
-    charts = [accuracies_figure(subjects)] * several
-    for subject in subjects:
-        charts.append(accuracy_figure(subject, several))
-        glossary.add(*(("R²", NUMBERS) if subject.score is R2 else ("Accuracy", ACCURACY)), charts[-1])
-    parts.append(element("section", element("h2", f"{_scores(subjects)} by layer"), *charts, id="accuracy"))
+    charts = [accuracies_figure(views)] * several
+    for view in views:
+        charts.append(accuracy_figure(view, several))
+        glossary.add(*(("R²", NUMBERS) if view.score is R2 else ("Accuracy", ACCURACY)), charts[-1])
+    parts.append(element("section", element("h2", f"{_scores(views)} by layer"), *charts, id="accuracy"))
     if sources.agreement:
         parts.append(_of_study(sources.agreement, SectionPlace("agreement", 0, 0), glossary))
-    for i, subject in enumerate(subjects):
-        neurons = neurons_section(subject, i, room, ROOM_OF_NEURONS // len(subjects))
-        classes, heads = classes_section(subject, i), heads_section(subject, i)
-        glossary.add("Neurons", NEURON_TERMS, neurons, shown_by_script(subject))
+    for i, view in enumerate(views):
+        neurons = neurons_section(view, i, room, ROOM_OF_NEURONS // len(views))
+        classes, heads = classes_section(view, i), heads_section(view, i)
+        glossary.add("Neurons", NEURON_TERMS, neurons, shown_by_script(view))
         glossary.add("Classes", CLASSES, classes)
-        bases = bases_section(subject, i)
+        bases = bases_section(view, i)
         glossary.add("Heads", HEADS, heads)
         glossary.add("Bases", BASES, bases)
         parts += [neurons, classes, heads, bases]
     return parts
 
 
-def _scores(subjects: Sequence[Subject]) -> str:
+def _scores(views: Sequence[RunView]) -> str:
     """Return what the probes are scored by, as the beginning of a heading."""
-    words = " and ".join(dict.fromkeys(subject.score.words for subject in subjects))
+    words = " and ".join(dict.fromkeys(view.score.words for view in views))
     return words[0].upper() + words[1:]
 
 
 def _answers(sources: Sources) -> Html:
     parts = []
-    for subject in sources.subjects:
-        parts.append(element("h3", subject.label) if len(sources.subjects) > 1 else None)
-        parts.append(element("p", run.question(subject), class_="question"))
-        parts.append(element("p", run.answer(subject), class_="answer"))
-    found = sources.agreement.answer() if sources.agreement else []
-    if found:
+    for view in sources.views:
+        parts.append(element("h3", view.label) if len(sources.views) > 1 else None)
+        parts.append(element("p", run.question(view), class_="question"))
+        parts.append(element("p", run.answer(view), class_="answer"))
+    sentences = sources.agreement.answer() if sources.agreement else []
+    if sentences:
         parts.append(element("h3", "Between them"))
-        parts += [element("p", sentence, class_="answer") for sentence in found]
+        parts += [element("p", sentence, class_="answer") for sentence in sentences]
     return element("section", element("h2", "Question and answer"), *parts, id="answer")
 
 

@@ -49,7 +49,7 @@ ALL = "all"
 
 
 @dataclass(frozen=True)
-class Subject:
+class RunView:
     """A finished run as a page shows it.
 
     Args:
@@ -107,12 +107,12 @@ class Sources:
     """Everything that a page is made from.
 
     Args:
-        subjects: The runs.
+        views: The runs.
         agreement: The comparison of the runs, None if none was given.
         shown: The results of other commands than `fit` and `compare`, in the order of the page.
     """
 
-    subjects: Sequence[Subject]
+    views: Sequence[RunView]
     agreement: Result | None = None
     shown: Sequence[Result] = ()
 
@@ -127,23 +127,23 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
     for path in paths:
         if sum(path.resolve() == other.resolve() for other in paths) > 1:
             raise UserError(f"`{path}` is given twice; each run is shown once.")
-    made = [load_run(path) for path in paths]
-    runs = [one for one in made if isinstance(one, Run)]
+    results = [load_run(path) for path in paths]
+    runs = [result for result in results if isinstance(result, Run)]
     # What compares runs of `finetune` has no agreement of rankings.
-    agreements = [one for one in made if one.study.name == "compare" and "compared" not in one.results]
+    agreements = [result for result in results if result.study.name == "compare" and "compared" not in result.results]
     if len(agreements) > 1:
-        named = ", ".join(str(one.folder) for one in agreements)
+        named = ", ".join(str(result.folder) for result in agreements)
         raise UserError(f"`report` shows one comparison, and {len(agreements)} are given: {named}.")
     names: dict[str, Run] = {}
     for agreement in agreements:
         with reading(agreement.folder):
             compared = _compared(agreement)
         names = {label: _find(agreement.folder, folder, runs) for label, folder in compared.items()}
-    others = [run for run in runs if not any(run is found for found in names.values())]
+    others = [run for run in runs if not any(run is compared_run for compared_run in names.values())]
     labelled = names | dict(zip(labels(others, taken=list(names)), others, strict=True))
-    subjects = [_subject(label, run) for label, run in labelled.items()]
-    shown = [one for one in made if not isinstance(one, Run) and one not in agreements]
-    return Sources(subjects, agreements[0] if agreements else None, shown)
+    views = [_view_of(label, run) for label, run in labelled.items()]
+    shown = [result for result in results if not isinstance(result, Run) and result not in agreements]
+    return Sources(views, agreements[0] if agreements else None, shown)
 
 
 def _compared(agreement: Result) -> Mapping[str, str]:
@@ -153,7 +153,9 @@ def _compared(agreement: Result) -> Mapping[str, str]:
         ValueError: If the comparison is damaged.
     """
     compared = agreement.results["runs"]
-    if not isinstance(compared, dict) or not all(isinstance(one, str) and "\0" not in one for one in compared.values()):
+    if not isinstance(compared, dict) or not all(
+        isinstance(path, str) and "\0" not in path for path in compared.values()
+    ):
         raise ValueError("results.json names no runs")
     if not agreement.agreement or not {"model_a", "layer_a", "statistic", "value"} <= set(agreement.agreement[0]):
         raise ValueError("agreement.csv holds no agreement")
@@ -167,7 +169,7 @@ def source_of(run: Run) -> Sources:
         UserError: If the run is damaged.
     """
     (label,) = labels([run])
-    return Sources([_subject(label, run)])
+    return Sources([_view_of(label, run)])
 
 
 def labels(runs: Sequence[Run], taken: Sequence[str] = ()) -> list[str]:
@@ -205,7 +207,7 @@ def _find(comparison: Path, folder: str, given: Sequence[Run]) -> Run:
     raise UserError(f"`{comparison}` compares {folder}, which no longer exists there; give its folder as well.")
 
 
-def _subject(label: str, run: Run) -> Subject:
+def _view_of(label: str, run: Run) -> RunView:
     with reading(run.folder):
         by_class = read_tensor(run.folder / "contributions.safetensors", "contribution").numpy()
         for name, needed, rows in (
@@ -215,7 +217,7 @@ def _subject(label: str, run: Run) -> Subject:
         ):
             if missing := needed - set(rows[0] if rows else {}):
                 raise ValueError(f"{name} has no {min(missing)}")
-    return Subject(label, run, by_class)
+    return RunView(label, run, by_class)
 
 
 # Options on where results are written and how they are shown; they do not change the results.
@@ -238,35 +240,35 @@ def command_line(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
     return shlex.join(["python", "-m", "probing", "fit", *words])
 
 
-def run_block(subject: Subject, defaults: Mapping[str, Any]) -> Html:
+def run_block(view: RunView, defaults: Mapping[str, Any]) -> Html:
     """Return the section on how to repeat a run."""
-    results = subject.run.results
-    said, command = None, command_line(subject.run.config, defaults)
-    if subject.run.is_of_arrays:
+    results = view.run.results
+    note, command = None, command_line(view.run.config, defaults)
+    if view.run.is_of_arrays:
         command = "probing.probe(X, y, ...)"
-        said = element("p", "This run was made from arrays, which have to be given again.")
-    elif "-" in (subject.run.config["corpus"], subject.run.config.get("test_corpus")):
-        said = element("p", "This run read standard input, so the text has to be given again.")
+        note = element("p", "This run was made from arrays, which have to be given again.")
+    elif "-" in (view.run.config["corpus"], view.run.config.get("test_corpus")):
+        note = element("p", "This run read standard input, so the text has to be given again.")
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     times = ", ".join(f"{name.removesuffix('_s')} {seconds:.1f} s" for name, seconds in results["timings"].items())
     return element(
         "section",
-        element("h3", subject.label),
+        element("h3", view.label),
         element("pre", element("code", command), tabindex="0"),
-        said,
-        _configuration(subject.run.folder),
+        note,
+        _configuration(view.run.folder),
         pairs([("Versions", versions), ("Time", times), *_columns(results["cache"]), *_fingerprints(results["cache"])]),
     )  # fmt: skip
 
 
-def folder_block(heading: str, made: Result) -> Html:
+def folder_block(heading: str, result: Result) -> Html:
     """Return the section on how to repeat the run of another command than `fit`."""
     import yaml
 
-    if (made.folder / "config.yaml").exists():
-        return element("section", element("h3", heading), _configuration(made.folder))
+    if (result.folder / "config.yaml").exists():
+        return element("section", element("h3", heading), _configuration(result.folder))
     # Rankings are made with the configuration of their run, and a sweep by its file.
-    return element("section", element("h3", heading), _folded(yaml.safe_dump(made.config, sort_keys=False)))
+    return element("section", element("h3", heading), _folded(yaml.safe_dump(result.config, sort_keys=False)))
 
 
 def option_words(name: str, value: Any, default: Any = None) -> list[str]:
@@ -294,7 +296,7 @@ def _folded(text: str) -> Html:
 
 def _columns(cache: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return which columns of the corpora were read, where they have some."""
-    lines = dict.fromkeys(f"{one['corpus']}: {one['read']}" for one in cache.values() if "read" in one)
+    lines = dict.fromkeys(f"{side['corpus']}: {side['read']}" for side in cache.values() if "read" in side)
     return [("Read", line) for line in lines]
 
 
@@ -547,11 +549,11 @@ class Survey:
     """What the heads of a model do.
 
     Args:
-        made: The results of `attention`.
+        result: The results of `attention`.
         examples: A few sentences with the maps of all heads; None if the run has none.
     """
 
-    made: Result
+    result: Result
     examples: Examples | None
 
 
@@ -573,7 +575,7 @@ class HeadMeasure:
         rows: The row of each head that has one, by layer and head.
         text: Returns the text of a cell.
         shade: Returns the shade of a cell, from 0 to 1.
-        told: Returns what was measured, with its interval.
+        value_text: Returns what was measured, with its interval.
         cells: By heading, what returns the cells of a table.
     """
 
@@ -582,17 +584,17 @@ class HeadMeasure:
     rows: Mapping[Place, HeadRow]
     text: Callable[[HeadRow], str]
     shade: Callable[[HeadRow], float]
-    told: Callable[[HeadRow], str]
+    value_text: Callable[[HeadRow], str]
     cells: Mapping[str, Callable[[HeadRow], str]] = field(default_factory=dict)
 
 
 def head_measures(survey: Survey) -> list[HeadMeasure]:
     """Return the measures that a survey has, in the order in which a page offers them."""
-    made = survey.made.by_name
-    found = [_classes(of_heads(made))]
-    found += [_share(name, about, of_measure(made["heads"], *which)) for name, about, which in _SHARES]
-    found.append(_relations(made["head_relations"]))
-    return [one for one in found if one.rows]
+    by_name = survey.result.by_name
+    measures = [_classes(of_heads(by_name))]
+    measures += [_share(name, about, of_measure(by_name["heads"], *which)) for name, about, which in _SHARES]
+    measures.append(_relations(by_name["head_relations"]))
+    return [measure for measure in measures if measure.rows]
 
 
 def places(measures: Sequence[HeadMeasure]) -> list[Place]:
@@ -600,9 +602,9 @@ def places(measures: Sequence[HeadMeasure]) -> list[Place]:
     return sorted({place for measure in measures for place in measure.rows})
 
 
-def told(measures: Sequence[HeadMeasure], place: Place) -> dict[str, str]:
+def values_of_head(measures: Sequence[HeadMeasure], place: Place) -> dict[str, str]:
     """Return all that was measured of a head, by the name of the measure."""
-    return {measure.label: measure.told(measure.rows[place]) for measure in measures if place in measure.rows}
+    return {measure.label: measure.value_text(measure.rows[place]) for measure in measures if place in measure.rows}
 
 
 def short(value: float) -> str:
@@ -635,8 +637,8 @@ def _by_place(rows: Sequence[HeadRow]) -> dict[Place, HeadRow]:
 
 
 def _classes(rows: Sequence[HeadRow]) -> HeadMeasure:
-    there = [name for name in CLASSES if any(row["class"] == name for row in rows)]
-    legend = ", ".join(f"{LETTERS[name][0]} {name}" for name in there)
+    classes = [name for name in CLASSES if any(row["class"] == name for row in rows)]
+    legend = ", ".join(f"{LETTERS[name][0]} {name}" for name in classes)
     return HeadMeasure(
         "class",
         f"Class of most maps of the head, and how many per cent of its maps have it: {legend}",

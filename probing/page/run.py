@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from probing.models import neuron_of, site_of, what_is_a_neuron
-from probing.page.charts import Line, Sources, Subject, line_chart
+from probing.page.charts import Line, RunView, Sources, line_chart
 from probing.page.terms import (
     class_chart,
     class_data,
@@ -47,10 +47,10 @@ from probing.tables.conclusions import (
     bases_table,
     basis,
     beside_directions,
+    compare_layers_with_controls,
     conclusion,
     dependent_unit,
     given_words,
-    held_against_by_layer,
     held_fixed,
     overlaps,
     scope,
@@ -69,20 +69,20 @@ from probing.text.tasks import task_in_words
 
 def title(sources: Sources) -> str:
     """Return the title of a page: of its runs with probes, or else of what it shows instead."""
-    if not sources.subjects:
-        return listed(list(dict.fromkeys(one.study.about(one) for one in sources.shown)))
-    tasks = list(dict.fromkeys(subject.task for subject in sources.subjects))
-    return f"{listed(tasks)} in {listed([subject.label for subject in sources.subjects])}"
+    if not sources.views:
+        return listed(list(dict.fromkeys(result.study.about(result) for result in sources.shown)))
+    tasks = list(dict.fromkeys(view.task for view in sources.views))
+    return f"{listed(tasks)} in {listed([view.label for view in sources.views])}"
 
 
-def question(subject: Subject) -> str:
+def question(view: RunView) -> str:
     """Return the question of a run."""
-    config, results, first = subject.run.config, subject.run.results, subject.run.accuracy[0]
-    if subject.run.is_of_arrays:
-        return _question_of_arrays(subject)
+    config, results, first = view.run.config, view.run.results, view.run.accuracy[0]
+    if view.run.is_of_arrays:
+        return _question_of_arrays(view)
     model = str(config["model"]) + (", randomly initialised" if config.get("random_weights") else "")
-    if subject.run.transform != "none":
-        model += f", whose hidden states are transformed by {subject.run.transform}"
+    if view.run.transform != "none":
+        model += f", whose hidden states are transformed by {view.run.transform}"
     if (site := site_of(config)) != "residual":
         model += f", where a neuron is a {neuron_of(site)}"
     sentences = results["n_sentences"]
@@ -91,31 +91,31 @@ def question(subject: Subject) -> str:
     n_tokens = {side: f"{count(first[f'n_{side}_tokens'], 'token')} of " for side in ("train", "test")}
     of = dict.fromkeys(n_tokens, "") if "pooling" in results else n_tokens
     return (
-        f"Can {subject.task} be read off {layers_named(subject.layers)} of {model}, and which neurons carry it? "
-        f"In each layer, a linear probe {_with_or_without(subject)} an intercept was trained to predict "
+        f"Can {view.task} be read off {layers_named(view.layers)} of {model}, and which neurons carry it? "
+        f"In each layer, a linear probe {_with_or_without(view)} an intercept was trained to predict "
         f"{_predicted(first)} from {of['train']}"
         f"{count(sentences['train'], 'sentence')} of the corpus {config['corpus']}, and tested on "
         f"{of['test']}{count(sentences['test'], 'other sentence')}{tested}."
     )
 
 
-def _question_of_arrays(subject: Subject) -> str:
+def _question_of_arrays(view: RunView) -> str:
     """Return the question of a run whose activations were given as arrays."""
-    results, first = subject.run.results, subject.run.accuracy[0]
+    results, first = view.run.results, view.run.accuracy[0]
     unit = results["intervals_over"]["unit"]
     train, test = (results["n_sentences"][side] for side in ("train", "test"))
     of_groups = f" of {count(train, unit)}" if unit != "row" else ""
     others = f" of {count(test, f'other {unit}')}" if unit != "row" else " that it had not seen"
     return (
-        f"Can {subject.task} be read off {layers_named(subject.layers)} of {subject.run.config['model']}, and which "
-        f"neurons carry it? In each layer, a linear probe {_with_or_without(subject)} an intercept was trained to "
+        f"Can {view.task} be read off {layers_named(view.layers)} of {view.run.config['model']}, and which "
+        f"neurons carry it? In each layer, a linear probe {_with_or_without(view)} an intercept was trained to "
         f"predict {_predicted(first)} from {count(first['n_train_tokens'], 'row')}{of_groups} of "
         f"arrays, and tested on {count(first['n_test_tokens'], 'row')}{others}."
     )
 
 
-def _with_or_without(subject: Subject) -> str:
-    return "with" if has_intercept(subject.run.config) else "without"
+def _with_or_without(view: RunView) -> str:
+    return "with" if has_intercept(view.run.config) else "without"
 
 
 def _predicted(row: Row) -> str:
@@ -123,33 +123,33 @@ def _predicted(row: Row) -> str:
     return "a number" if score_of(row) is R2 else count(row["n_classes"], "class", "classes")
 
 
-def answer(subject: Subject) -> str:
+def answer(view: RunView) -> str:
     """Return the answer of a run, in a paragraph."""
-    over = scope(subject.run.results, subject.run.config.get("test_corpus"))
-    sentences = [accuracies(subject.run.accuracy), held_against_by_layer(subject.run.accuracy, subject.task), over]
-    sentences += [why_leading(subject.run.accuracy), _on_neurons(subject, subject.leading)]
-    short = [row["layer"] for row in subject.run.results["layers"] if not row.get("converged", True)]
+    over = scope(view.run.results, view.run.config.get("test_corpus"))
+    sentences = [accuracies(view.run.accuracy), compare_layers_with_controls(view.run.accuracy, view.task), over]
+    sentences += [why_leading(view.run.accuracy), _on_neurons(view, view.leading)]
+    short = [row["layer"] for row in view.run.results["layers"] if not row.get("converged", True)]
     if short:
         sentences.append(say("stopped_short_report", layers=layers_named(short)))
-    sentences += basis(subject.run.accuracy, subject.run.basis, subject.task, subject.run.config, in_short=True)
-    sentences.append(held_fixed(subject.run.results, subject.run.config))
+    sentences += basis(view.run.accuracy, view.run.basis, view.task, view.run.config, in_short=True)
+    sentences.append(held_fixed(view.run.results, view.run.config))
     return " ".join(
-        sentence for sentence in [*sentences, *transform_sizes(subject.run.transform, subject.run.accuracy)] if sentence
+        sentence for sentence in [*sentences, *transform_sizes(view.run.transform, view.run.accuracy)] if sentence
     )
 
 
-def conclusions(subject: Subject) -> list[str]:
+def conclusions(view: RunView) -> list[str]:
     """Return the conclusion on the top neuron of each layer, and how far its ranking depends on choices."""
-    return [_on_neurons(subject, layer) for layer in subject.ranked]
+    return [_on_neurons(view, layer) for layer in view.ranked]
 
 
-def _on_neurons(subject: Subject, layer: int) -> str:
-    (row,) = (row for row in subject.run.accuracy if row["layer"] == layer)
-    ranked = subject.ranked[layer]
-    config, dependent = subject.run.config, dependent_unit(subject.run.results)
-    of_first = conclusion(ranked, subject.task, row, given_words(config), has_intercept(config), dependent)
-    said = of_first, overlaps(row, len(ranked))
-    return " ".join(sentence for sentence in said if sentence)
+def _on_neurons(view: RunView, layer: int) -> str:
+    (row,) = (row for row in view.run.accuracy if row["layer"] == layer)
+    ranked = view.ranked[layer]
+    config, dependent = view.run.config, dependent_unit(view.run.results)
+    of_first = conclusion(ranked, view.task, row, given_words(config), has_intercept(config), dependent)
+    sentences = of_first, overlaps(row, len(ranked))
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -166,32 +166,32 @@ LONGEST = 14
 IN_TABLE = 60
 
 
-def classes_section(subject: Subject, number: int) -> Html | None:
+def classes_section(view: RunView, number: int) -> Html | None:
     """Return the classes of each layer, those of the leading one open; nothing for a run without their scores.
 
     Args:
-        subject: The run.
+        view: The run.
         number: Index of the run on the page, from 0.
     """
-    scores, confusions = subject.run.class_scores, subject.run.confusions
+    scores, confusions = view.run.class_scores, view.run.confusions
     if not scores or not confusions:
         return None
-    parts, are_names = [], bool(subject.run.scores_of(subject.leading))
-    for layer in subject.layers:
-        own = [[row for row in rows if row["layer"] == layer] for rows in (scores, confusions)]
-        table = [as_in_terminal(classes_table(own[0], IN_TABLE))] if are_names else []
+    parts, are_names = [], bool(view.run.scores_of(view.leading))
+    for layer in view.layers:
+        layer_rows = [[row for row in rows if row["layer"] == layer] for rows in (scores, confusions)]
+        table = [as_in_terminal(classes_table(layer_rows[0], IN_TABLE))] if are_names else []
         summary = element("summary", f"Layer {layer}: what the probe takes each class for")
-        parts.append(element("details", summary, *table, _class_map(subject, *own), open=layer == subject.leading))
-    return element("section", element("h2", f"Classes of {subject.label}"), *parts, id=f"classes-{number}")
+        parts.append(element("details", summary, *table, _class_map(view, *layer_rows), open=layer == view.leading))
+    return element("section", element("h2", f"Classes of {view.label}"), *parts, id=f"classes-{number}")
 
 
-def _class_map(subject: Subject, scores: Sequence[Row], confusions: Sequence[Row]) -> Html:
+def _class_map(view: RunView, scores: Sequence[Row], confusions: Sequence[Row]) -> Html:
     """Return the share of each class's test tokens that are taken for each class, as shades."""
     labels = [row["class"] for row in scores]
     cell = max(LEAST, min(MOST, WIDE // len(labels)))
     every = -(-APART // cell) if not is_numeric(labels) else -(-2 * APART // cell)
     what = "share of each class that is taken for each class"
-    about = f"{subject.label}, layer {scores[0]['layer']}: {what}"
+    about = f"{view.label}, layer {scores[0]['layer']}: {what}"
     ticks = {i: shortened(label, LONGEST) for i, label in enumerate(labels) if i % every == 0}
     names = [ticks.get(i, "") for i in range(len(labels))]
     shown = shaded_map(confusion_shares(scores, confusions), (cell, cell), names, ticks, about, "map confusions")
@@ -208,20 +208,20 @@ ENDS = "highest", "lowest"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM, MOST_POSITIONS, MOST_RANKS = 640, 150, 58, 8, 10, 22, 128, 120
 
 
-def neurons_one_by_one(subject: Subject, anchor: str, room: int) -> Html | None:
+def neuron_pages(view: RunView, anchor: str, room: int) -> Html | None:
     """Return what is known of the first neurons of each layer; nothing for a run without text.
 
     Args:
-        subject: The run.
+        view: The run.
         anchor: What the section is linked by; that of a neuron is followed by its layer and its index.
         room: Number of characters that there are for more than tokens; the neurons of the first ranks have it.
     """
-    with reading(subject.run.folder):  # an error means that its tables are damaged
-        of_layers = {layer: list(own) for layer, own in groupby(pages_of_first(subject.run), lambda page: page.layer)}
+    with reading(view.run.folder):  # an error means that its tables are damaged
+        of_layers = {layer: list(pages) for layer, pages in groupby(pages_of_first(view.run), lambda page: page.layer)}
         if not of_layers:
             return None
         most = _most(list(of_layers.values()), room)
-        parts = [_layer(layer, own, most, anchor) for layer, own in of_layers.items()]
+        parts = [_layer(layer, pages, most, anchor) for layer, pages in of_layers.items()]
     about = "The first neurons of each layer, one by one: test tokens, mean by position, weights, and ranks elsewhere."
     return element("details", element("summary", about), *parts, class_="contexts")
 
@@ -242,7 +242,7 @@ def _layer(layer: int, pages: Sequence[NeuronPage], most: int, anchor: str) -> H
 def _most(of_layers: Sequence[Sequence[NeuronPage]], room: int) -> int:
     """Return how many of each layer's neurons have more than tokens, so that these take at most the room."""
     for most in range(max(map(len, of_layers))):
-        room -= sum(len(neuron_block(own[most])) for own in of_layers if most < len(own))
+        room -= sum(len(neuron_block(pages[most])) for pages in of_layers if most < len(pages))
         if room < 0:
             return most
     return max(map(len, of_layers))
@@ -257,8 +257,8 @@ def neuron_block(page: NeuronPage) -> Html:
             "figure", element("figcaption", (shown := neuron_classes_table(page.classes)).title), as_in_terminal(shown)
         ),
     ]
-    said = (element("p", sentence) for sentence in page.sentences())
-    return joined(*said, _tokens(page), element("div", *parts, class_="beside"))
+    sentences = (element("p", sentence) for sentence in page.sentences())
+    return joined(*sentences, _tokens(page), element("div", *parts, class_="beside"))
 
 
 def _about(positions: Sequence[Row]) -> str:
@@ -350,8 +350,8 @@ def band_chart(
     def y(value: float) -> str:
         return f"{TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / reach:.4g}"
 
-    there = [(x(point.at), *map(y, point.band)) for point in points if point.band]
-    band = [f"{at} {top}" for at, _, top in there] + [f"{at} {bottom}" for at, bottom, _ in reversed(there)]
+    band_points = [(x(point.at), *map(y, point.band)) for point in points if point.band]
+    band = [f"{at} {top}" for at, _, top in band_points] + [f"{at} {bottom}" for at, bottom, _ in reversed(band_points)]
     levels = [(value, y(value)) for value in dict.fromkeys([high, low, *([0.0] if low < 0 < high else [])])]
     # The number of 0 is left out where that of the highest or the lowest value stands.
     is_apart = min(high, -low) * (HEIGHT - TOP - BOTTOM) > 14 * reach
@@ -380,11 +380,11 @@ def band_chart(
     )  # fmt: skip
 
 
-def accuracy_table(subject: Subject, caption: str) -> Html:
+def accuracy_table(view: RunView, caption: str) -> Html:
     """Return a run's accuracy by layer with its controls; of numbers, R²."""
-    if subject.score is R2:
-        return _r2_table(subject, caption)
-    rows, controls = subject.run.accuracy, controls_of(subject.run.accuracy)
+    if view.score is R2:
+        return _r2_table(view, caption)
+    rows, controls = view.run.accuracy, controls_of(view.run.accuracy)
     optional = {"within 1": ("within_one", ".3f"), "error": ("mean_absolute_error", ".2f"),
                 "selectivity": ("selectivity", ".3f"), "compression": ("compression", ".1f")}  # fmt: skip
     shown = {heading: how for heading, how in optional.items() if how[0] in rows[0]}
@@ -407,8 +407,8 @@ def accuracy_table(subject: Subject, caption: str) -> Html:
     return table(head, body, caption)
 
 
-def _r2_table(subject: Subject, caption: str) -> Html:
-    rows, controls = subject.run.accuracy, controls_of(subject.run.accuracy)
+def _r2_table(view: RunView, caption: str) -> Html:
+    rows, controls = view.run.accuracy, controls_of(view.run.accuracy)
     head = ["layer", "R²", "95% range", *controls.values(), "in training", "error", "rms error", "constant", "gradient"]
     body = [
         [
@@ -427,10 +427,10 @@ def _r2_table(subject: Subject, caption: str) -> Html:
     return table(head, body, caption)
 
 
-def accuracy_lines(subject: Subject) -> list[Line]:
+def accuracy_lines(view: RunView) -> list[Line]:
     """Return the lines of a run's accuracy with its intervals, and of each control."""
-    rows, layers = subject.run.accuracy, subject.layers
-    score = subject.score.name
+    rows, layers = view.run.accuracy, view.layers
+    score = view.score.name
     ranges = [ends(row, score) for row in rows]
     label = "probe" + ", 95% interval" * any(ranges)
     probe = Line(label, layers, [row[score] for row in rows], ranges)
@@ -438,89 +438,89 @@ def accuracy_lines(subject: Subject) -> list[Line]:
     return [probe, *(Line(words, layers, [row[f"{name}_{score}"] for row in rows]) for name, words in controls)]
 
 
-def accuracy_figure(subject: Subject, beside_others: bool) -> Html:
+def accuracy_figure(view: RunView, beside_others: bool) -> Html:
     """Return a run's accuracy by layer, drawn and as numbers.
 
     Args:
-        subject: The run.
+        view: The run.
         beside_others: Whether it is also drawn in one chart with other runs, which is enough if the majority class is
             its only control.
     """
-    title = f"{subject.label}: test {subject.score.words} of a linear probe of {subject.task} by layer"
-    numbers = element("details", element("summary", f"The numbers of {subject.label}"), accuracy_table(subject, title))
-    if beside_others and {*controls_of(subject.run.accuracy)} <= {"majority"}:
+    title = f"{view.label}: test {view.score.words} of a linear probe of {view.task} by layer"
+    numbers = element("details", element("summary", f"The numbers of {view.label}"), accuracy_table(view, title))
+    if beside_others and {*controls_of(view.run.accuracy)} <= {"majority"}:
         return numbers
-    return element("figure", element("figcaption", title), line_chart(accuracy_lines(subject), title), numbers)
+    return element("figure", element("figcaption", title), line_chart(accuracy_lines(view), title), numbers)
 
 
-def neurons_section(subject: Subject, number: int, room: int, room_of_each: int) -> Html:
+def neurons_section(view: RunView, number: int, room: int, room_of_each: int) -> Html:
     """Return the neurons of a run.
 
     Args:
-        subject: The run.
+        view: The run.
         number: Index of the run on the page, from 0.
         room: Number of characters that the page has for contributions by class and for single neurons.
         room_of_each: How many of these are for single neurons.
     """
-    one_by_one, directions = neurons_one_by_one(subject, f"neurons-{number}", room_of_each), _directions(subject)
-    classes = class_data(subject, max(0, room - len(f"{one_by_one or ''}{directions}")))
+    by_neuron, directions = neuron_pages(view, f"neurons-{number}", room_of_each), _directions(view)
+    classes = class_data(view, max(0, room - len(f"{by_neuron or ''}{directions}")))
     data = {
-        "task": subject.task, "layers": subject.layers, "leading": subject.leading,
-        "layerNames": [*map(str, subject.layers)],
-        "width": subject.d_model, "classes": subject.classes,
-        "flags": {flag: meaning_of_flag(flag) for flag in _flags(subject)}, "far": FAR, "unresolved": UNRESOLVED,
-        "negligible": NEGLIGIBLE, "byClass": classes, **packed_rows(subject),
+        "task": view.task, "layers": view.layers, "leading": view.leading,
+        "layerNames": [*map(str, view.layers)],
+        "width": view.d_model, "classes": view.classes,
+        "flags": {flag: meaning_of_flag(flag) for flag in _flags(view)}, "far": FAR, "unresolved": UNRESOLVED,
+        "negligible": NEGLIGIBLE, "byClass": classes, **packed_rows(view),
     }  # fmt: skip
     return element(
         "section",
-        element("h2", f"Neurons of {subject.label}"),
-        _map(subject),
+        element("h2", f"Neurons of {view.label}"),
+        _map(view),
         directions,
-        _listing(subject),
-        _detail(subject, classes["per_layer"]),
+        _listing(view),
+        _detail(view, classes["per_layer"]),
         element(
             "details",
             element("summary", "Conclusion on each layer's first neuron"),
-            element("ul", *(element("li", sentence) for sentence in conclusions(subject))),
+            element("ul", *(element("li", sentence) for sentence in conclusions(view))),
         ),
-        one_by_one,
+        by_neuron,
         element("script", script_data(data), type="application/json"),
         class_="neurons-of",
         id=f"neurons-{number}",
     )
 
 
-def heads_section(subject: Subject, number: int) -> Html | None:
+def heads_section(view: RunView, number: int) -> Html | None:
     """Return the heads of each layer, those of the leading one open; nothing where the neurons belong to no head.
 
     Args:
-        subject: The run.
+        view: The run.
         number: Index of the run on the page, from 0.
     """
-    rows = subject.run.heads
+    rows = view.run.heads
     if not rows:
         return None
     parts = []
-    for layer in subject.layers:
+    for layer in view.layers:
         shown = heads_table([row for row in rows if row["layer"] == layer])
         summary = element("summary", str(shown.title))
-        parts.append(element("details", summary, as_in_terminal(shown), open=layer == subject.leading))
-    return element("section", element("h2", f"Heads of {subject.label}"), *parts, id=f"heads-{number}")
+        parts.append(element("details", summary, as_in_terminal(shown), open=layer == view.leading))
+    return element("section", element("h2", f"Heads of {view.label}"), *parts, id=f"heads-{number}")
 
 
-def bases_section(subject: Subject, number: int) -> Html | None:
+def bases_section(view: RunView, number: int) -> Html | None:
     """Return how features compare with other units of each layer; nothing where neurons are no features.
 
     Args:
-        subject: The run.
+        view: The run.
         number: Index of the run on the page, from 0.
     """
-    if not (rows := subject.run.bases):
+    if not (rows := view.run.bases):
         return None
-    shown = [bases_table([row for row in rows if row["layer"] == layer]) for layer in subject.layers]
-    said = [element("p", line) for line in bases_lines(rows, task_in_words(subject.run.config))]
-    heading = element("h2", f"Bases of {subject.label}")
-    return element("section", heading, *said, *map(as_in_terminal, shown), id=f"bases-{number}")
+    shown = [bases_table([row for row in rows if row["layer"] == layer]) for layer in view.layers]
+    lines = [element("p", line) for line in bases_lines(rows, task_in_words(view.run.config))]
+    heading = element("h2", f"Bases of {view.label}")
+    return element("section", heading, *lines, *map(as_in_terminal, shown), id=f"bases-{number}")
 
 
 def script_data(data: Any) -> Html:
@@ -529,23 +529,21 @@ def script_data(data: Any) -> Html:
     return Html(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def _map(subject: Subject) -> Html:
-    about = f"{subject.label}: contribution of each neuron, layers downwards, neurons from left to right"
+def _map(view: RunView) -> Html:
+    about = f"{view.label}: contribution of each neuron, layers downwards, neurons from left to right"
     return element(
         "figure",
-        element(
-            "figcaption", f"Contribution of each neuron, by layer; {what_is_a_neuron(site_of(subject.run.config))}"
-        ),
-        neuron_map(subject, about),
+        element("figcaption", f"Contribution of each neuron, by layer; {what_is_a_neuron(site_of(view.run.config))}"),
+        neuron_map(view, about),
         scale(),
         element("p", class_="readout", hidden=True),
     )
 
 
-def _directions(subject: Subject) -> Html:
+def _directions(view: RunView) -> Html:
     """Return the sorted contributions of each layer's neurons over those of directions, the leading layer's first."""
-    live = {layer: found for layer, rows in subject.ranked.items() if (found := beside_directions(rows))}
-    panels = [_panel(layer, live[layer]) for layer in sorted(live, key=lambda layer: layer != subject.leading)]
+    live = {layer: directions for layer, rows in view.ranked.items() if (directions := beside_directions(rows))}
+    panels = [_panel(layer, live[layer]) for layer in sorted(live, key=lambda layer: layer != view.leading)]
     others = element("div", *panels[1:], class_="panels")
     more = element("details", element("summary", "Other layers"), others) if panels[1:] else None
     return joined(*panels[:1], more)
@@ -558,25 +556,25 @@ def _panel(layer: int, rows: Sequence[Row]) -> Html:
     return element("figure", element("figcaption", about + above), directions_chart(rows))
 
 
-def _listing(subject: Subject) -> Html:
-    what = what_is_a_neuron(site_of(subject.run.config))
-    caption = f"First neurons of layer {subject.leading}, by contribution; {what}"
+def _listing(view: RunView) -> Html:
+    what = what_is_a_neuron(site_of(view.run.config))
+    caption = f"First neurons of layer {view.leading}, by contribution; {what}"
     return element(
         "div",
-        _filters(subject),
-        element("div", first_rows(subject, caption), class_="scroll"),
+        _filters(view),
+        element("div", first_rows(view, caption), class_="scroll"),
         element("p", element("button", "Show more", type="button", class_="more"), hidden=True),
     )
 
 
-def _detail(subject: Subject, per_layer: int) -> Html:
+def _detail(view: RunView, per_layer: int) -> Html:
     """Return the details of one neuron: the leading layer's first, until the script shows the picked one."""
-    layer = subject.leading
-    top, by_class = subject.ranked[layer][0], subject.by_class[subject.layers.index(layer)]
-    of_numbers = subject.score is R2
-    by = "" if of_numbers else f", by {subject.task}"
-    about = f"Mean contribution to {subject.score.contribution}{by}; the line is the layer's mean."
-    if per_layer < subject.d_model:
+    layer = view.leading
+    top, by_class = view.ranked[layer][0], view.by_class[view.layers.index(layer)]
+    of_numbers = view.score is R2
+    by = "" if of_numbers else f", by {view.task}"
+    about = f"Mean contribution to {view.score.contribution}{by}; the line is the layer's mean."
+    if per_layer < view.d_model:
         about += f" This page has it for the first {per_layer} neurons of each layer."
     typical = by_class.mean(1).tolist()
     return element(
@@ -593,48 +591,48 @@ def _detail(subject: Subject, per_layer: int) -> Html:
         element(
             "figure",
             element("figcaption", about),
-            class_chart(by_class[:, top["neuron"]].tolist(), typical, subject.classes, subject.task),
+            class_chart(by_class[:, top["neuron"]].tolist(), typical, view.classes, view.task),
             element("p", class_="readout", hidden=True),
         ),
         class_="detail",
     )
 
 
-def _flags(subject: Subject) -> list[str]:
+def _flags(view: RunView) -> list[str]:
     """Return the flags that neurons of a run have, the most frequent first."""
-    flags = Counter(row["flag"] for row in subject.run.neurons if row["flag"])
+    flags = Counter(row["flag"] for row in view.run.neurons if row["flag"])
     return [flag for flag, _ in flags.most_common()]
 
 
-def _filters(subject: Subject) -> Html:
-    layers = [element("option", layer, value=int(layer), selected=layer == subject.leading) for layer in subject.layers]
-    flags = [("any or none", ""), ("no flag", "none"), *((name, name) for name in _flags(subject))]
+def _filters(view: RunView) -> Html:
+    layers = [element("option", layer, value=int(layer), selected=layer == view.leading) for layer in view.layers]
+    flags = [("any or none", ""), ("no flag", "none"), *((name, name) for name in _flags(view))]
     chosen = element("select", *(element("option", text, value=value) for text, value in flags), class_="by-flag")
-    typed = element("input", class_="by-neuron", inputmode="numeric", pattern="[0-9]*", size="6")
+    number_field = element("input", class_="by-neuron", inputmode="numeric", pattern="[0-9]*", size="6")
     return element(
         "form",
         element("label", "Layer ", element("select", element("option", "all", value=""), *layers, class_="by-layer")),
         element("label", "Flag ", chosen),
-        element("label", "Neuron ", typed),
+        element("label", "Neuron ", number_field),
         element("span", role="status"),
         class_="filters",
         hidden=True,
     )
 
 
-def accuracies_figure(subjects: Sequence[Subject]) -> Html:
+def accuracies_figure(views: Sequence[RunView]) -> Html:
     """Return the accuracies of several runs in one chart."""
-    tasks = listed(list(dict.fromkeys(subject.task for subject in subjects)))
+    tasks = listed(list(dict.fromkeys(view.task for view in views)))
     lines = [
         Line(
-            subject.label,
-            subject.layers,
-            [row[subject.score.name] for row in subject.run.accuracy],
-            [ends(row, subject.score.name) for row in subject.run.accuracy],
+            view.label,
+            view.layers,
+            [row[view.score.name] for row in view.run.accuracy],
+            [ends(row, view.score.name) for row in view.run.accuracy],
         )
-        for subject in subjects
+        for view in views
     ]
-    scores = " and ".join(dict.fromkeys(subject.score.words for subject in subjects))
+    scores = " and ".join(dict.fromkeys(view.score.words for view in views))
     title = f"Test {scores} of linear probes of {tasks} by layer"
     title += ", with 95% intervals" * any(any(line.ranges) for line in lines)
     return element("figure", element("figcaption", title), line_chart(lines, title))

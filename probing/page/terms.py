@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from probing.data import ADDED_CONTROLS, CONTROLS
-from probing.page.charts import Subject
+from probing.page.charts import RunView
 from probing.results import Column, Html, Row, element, pairs, shortened
 from probing.runs import Terms
 from probing.tables import FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE, UNRESOLVED
@@ -168,22 +168,22 @@ def _steps(values: Sequence[float], top: float, bottom: float) -> str:
     )
 
 
-def class_data(subject: Subject, room: int) -> dict[str, Any]:
+def class_data(view: RunView, room: int) -> dict[str, Any]:
     """Return contributions by class for the script.
 
     Args:
-        subject: The run.
+        view: The run.
         room: Number of characters that the page has for them.
 
     Returns:
         `per_layer`, the number of neurons of each layer, first ranks first; `values`, packed, by layer, rank and class;
         `typical`, packed, the mean over all neurons by layer and class.
     """
-    n_layers, n_classes, d_model = subject.by_class.shape
+    n_layers, n_classes, d_model = view.by_class.shape
     per_layer = int(min(d_model, max(1, room // (n_layers * n_classes * 2 * BASE64))))
-    first = [[row["neuron"] for row in rows[:per_layer]] for rows in subject.ranked.values()]
-    values = np.stack([subject.by_class[i][:, neurons].T for i, neurons in enumerate(first)])
-    return {"per_layer": per_layer, "values": pack_halves(values), "typical": pack_halves(subject.by_class.mean(2))}
+    first = [[row["neuron"] for row in rows[:per_layer]] for rows in view.ranked.values()]
+    values = np.stack([view.by_class[i][:, neurons].T for i, neurons in enumerate(first)])
+    return {"per_layer": per_layer, "values": pack_halves(values), "typical": pack_halves(view.by_class.mean(2))}
 
 
 # Number of rows that the page has without its script.
@@ -201,8 +201,8 @@ def cell(column: Column, row: Row) -> str:
         return ""
     if column.name in WITHOUT:
         verdict = row.get("removed") or ""  # a damaged file may lack it
-        if found := next((one for one in (UNRESOLVED, NEGLIGIBLE) if one in verdict), None):
-            return found
+        if note := next((text for text in (UNRESOLVED, NEGLIGIBLE) if text in verdict), None):
+            return note
     star = "*" if column.name == "contribution_centred" and is_far(row) else ""
     return star + column.show(row)
 
@@ -245,18 +245,18 @@ TEXTS = ("flag", "removed")
 _INTEGERS = ("rank", "neuron", "feature", "head", "rank_low", "rank_high")
 
 
-def shown_columns(subject: Subject) -> list[Column]:
+def shown_columns(view: RunView) -> list[Column]:
     """Return the columns that a run has, except empty ones."""
-    rows = subject.run.neurons
+    rows = view.run.neurons
     return [column for column in COLUMNS if any(row.get(column.name, "") != "" for row in rows)]
 
 
-def first_rows(subject: Subject, caption: str) -> Html:
+def first_rows(view: RunView, caption: str) -> Html:
     """Return the leading layer's first neurons as a table, which the script extends."""
-    columns = shown_columns(subject)
+    columns = shown_columns(view)
     head = [element("th", column.words, scope="col", title=column.meaning, data_key=column.name) for column in columns]
     head.append(element("th", "flag", scope="col", class_="words", title="a warning about the rank", data_key="flag"))
-    body = [_row(row, columns) for row in subject.ranked[subject.leading][:FIRST]]
+    body = [_row(row, columns) for row in view.ranked[view.leading][:FIRST]]
     return element(
         "table", element("caption", caption), element("thead", element("tr", *head)), element("tbody", *body),
         class_="neurons",
@@ -268,10 +268,10 @@ def _row(row: Row, columns: Sequence[Column]) -> Html:
     return element("tr", *cells, element("td", row["flag"], class_="words"))
 
 
-def packed_rows(subject: Subject) -> dict[str, Any]:
+def packed_rows(view: RunView) -> dict[str, Any]:
     """Return the whole table for the script: rows in ranked order, layer by layer; columns as packed numbers."""
-    rows = [row for table in subject.ranked.values() for row in table]
-    columns = shown_columns(subject)
+    rows = [row for table in view.ranked.values() for row in table]
+    columns = shown_columns(view)
     numbers = [key for key in (*(column.name for column in columns), *BESIDE) if key in rows[0]]
     packed: dict[str, Any] = {}
     for key in numbers:
@@ -299,9 +299,9 @@ def flags_of(flag: str) -> list[str]:
     return [" ".join(_TOGETHER), *(name for name in names if name not in _TOGETHER)]
 
 
-def shown_by_script(subject: Subject) -> set[str]:
+def shown_by_script(view: RunView) -> set[str]:
     """Return the names that the map and the script show of a run's neurons beside the headings of the table."""
-    rows = subject.run.neurons
+    rows = view.run.neurons
     removed = {row.get("removed") or "" for row in rows}
     ranges = [f"{name}_{end}" for name in WITHOUT for end in ("low", "high")]
     return {
@@ -309,8 +309,8 @@ def shown_by_script(subject: Subject) -> set[str]:
         *("ring" for row in rows if row.get("above_directions") == "yes"),
         *(f"flag {name}" for flag in {row["flag"] for row in rows} for name in flags_of(flag)),
         *("*" for row in rows if is_far(row)),
-        *(UNRESOLVED for said in removed if UNRESOLVED in said),
-        *(NEGLIGIBLE for said in removed if NEGLIGIBLE in said),
+        *(UNRESOLVED for text in removed if UNRESOLVED in text),
+        *(NEGLIGIBLE for text in removed if NEGLIGIBLE in text),
         *("95% range of that" for row in rows if any(row.get(name) not in (None, "") for name in ranges)),
     }  # fmt: skip
 
@@ -324,14 +324,14 @@ WIDEST = 920
 HEIGHT, LOWEST_ROW, HIGHEST_ROW = 240, 18, 30
 
 
-def neuron_map(subject: Subject, title: str) -> Html:
+def neuron_map(view: RunView, title: str) -> Html:
     """Return the map with its axes and scale."""
-    layers, d_model = subject.layers, subject.d_model
+    layers, d_model = view.layers, view.d_model
     cell = max(1, min(24, WIDEST // d_model))
     row = max(LOWEST_ROW, min(HIGHEST_ROW, HEIGHT // len(layers)))
     every = next(step for step in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, d_model) if step * cell >= 60)
     ticks = {neuron: neuron for neuron in range(0, d_model, every)}
-    return shaded_map(ratio_shades(ratios(subject)), (cell, row), layers, ticks, title)
+    return shaded_map(ratio_shades(ratios(view)), (cell, row), layers, ticks, title)
 
 
 def shaded_map(
@@ -374,10 +374,10 @@ def scale() -> Html:
     )
 
 
-def ratios(subject: Subject) -> NDArray[np.float64]:
+def ratios(view: RunView) -> NDArray[np.float64]:
     """Return contributions in multiples of the layer's mean, by neuron, shape (n_layers, d_model)."""
-    values = np.zeros((len(subject.layers), subject.d_model))
-    for i, rows in enumerate(subject.ranked.values()):
+    values = np.zeros((len(view.layers), view.d_model))
+    for i, rows in enumerate(view.ranked.values()):
         for row in rows:
             values[i, row["neuron"]] = row["ratio"]
     return values
@@ -525,7 +525,7 @@ _NAMING = re.compile(r"<(th|td|li|option)\b[^>]*>(.*?)</\1>", re.DOTALL)
 
 def names_in(part: Html) -> set[str]:
     """Return the texts of a part that name something; of a label with details behind it, also the label alone."""
-    texts = {unescape(re.sub("<[^>]*>", "", found)) for _, found in _NAMING.findall(part)}
+    texts = {unescape(re.sub("<[^>]*>", "", tag_text)) for _, tag_text in _NAMING.findall(part)}
     labels = {re.split(r", | \(", text, maxsplit=1)[0] for text in texts}
     return texts | labels | {"*" for text in texts if text.startswith("*") or text.endswith("*")}
 

@@ -90,16 +90,16 @@ def similarities(name: Statistic, a: Array, others: Array, settings: Settings) -
         others: Scores of the same neurons, shape (n_others, n).
         settings: Arguments of the statistic.
     """
-    found = np.full(len(others), np.nan)
+    values = np.full(len(others), np.nan)
     live = others != 0
     # Nearly always the same neurons are dead in all of them, so that all are compared at once.
     alike = [np.arange(len(others))] if (live == live[0]).all() else [np.array([i]) for i in range(len(others))]
     for rows in alike:
-        kept = compared(name, a, others[rows[0]])
-        if kept.any() and np.ptp(a):
-            found[rows] = _compare(name, _ranked(name, a[kept]), _ranked(name, others[rows][:, kept]), settings)
-    found[np.ptp(others, axis=1) == 0] = np.nan
-    return found
+        mask = compared(name, a, others[rows[0]])
+        if mask.any() and np.ptp(a):
+            values[rows] = _compare(name, _ranked(name, a[mask]), _ranked(name, others[rows][:, mask]), settings)
+    values[np.ptp(others, axis=1) == 0] = np.nan
+    return values
 
 
 def paired_similarities(name: Statistic, ones: Array, others: Array, settings: Settings) -> Array:
@@ -111,15 +111,15 @@ def paired_similarities(name: Statistic, ones: Array, others: Array, settings: S
         others: Scores of the same neurons, shape (n_draws, n).
         settings: Arguments of the statistic.
     """
-    kept = compared(name, ones, others)
+    mask = compared(name, ones, others)
     # Nearly always the same neurons are dead in all rows, which are then ranked at once.
-    if not kept.any() or (kept != kept[0]).any():
+    if not mask.any() or (mask != mask[0]).any():
         rows = zip(ones, others, strict=True)
-        return np.array([similarities(name, one, other[None], settings)[0] for one, other in rows])
-    ranked = (_ranked(name, side[:, kept[0]]) for side in (ones, others))
-    found = np.array([_compare(name, one, other[None], settings)[0] for one, other in zip(*ranked, strict=True)])
-    found[(np.ptp(ones, axis=1) == 0) | (np.ptp(others, axis=1) == 0)] = np.nan
-    return found
+        return np.array([similarities(name, row, other[None], settings)[0] for row, other in rows])
+    ranked = (_ranked(name, side[:, mask[0]]) for side in (ones, others))
+    values = np.array([_compare(name, row, other[None], settings)[0] for row, other in zip(*ranked, strict=True)])
+    values[(np.ptp(ones, axis=1) == 0) | (np.ptp(others, axis=1) == 0)] = np.nan
+    return values
 
 
 def chance(
@@ -417,7 +417,7 @@ def agreement(
         if (shapes := {x.shape for x in shuffled}) != {(len(shuffled[0]), len(a))}:
             raise ValueError(f"shuffled: expected both of shape (n_draws, {len(a)}), found {sorted(shapes)}")
         return [_against_shuffled(name, a, b, ends[name], shuffled, settings) for name in STATISTICS]
-    return [_one(name, a, b, group, ends[name], unrelated, settings) for name in STATISTICS]
+    return [_statistic_agreement(name, a, b, group, ends[name], unrelated, settings) for name in STATISTICS]
 
 
 def permutations_for(n_tests: int) -> int:
@@ -442,7 +442,7 @@ def holm(p_values: Sequence[float] | Array) -> Array:
     return corrected
 
 
-def _one(
+def _statistic_agreement(
     name: Statistic,
     a: Array,
     b: Array,
@@ -451,25 +451,25 @@ def _one(
     unrelated: Sequence[tuple[Array, Array]],
     settings: Settings,
 ) -> Agreement:
-    kept, nan = compared(name, a, b), float("nan")
+    mask, nan = compared(name, a, b), float("nan")
     value = _value(name, a, b, settings)
     if np.isnan(value):
-        return Agreement(name, nan, nan, nan, nan, nan, nan, nan, int(kept.sum()))
+        return Agreement(name, nan, nan, nan, nan, nan, nan, nan, int(mask.sum()))
     rotated = [_value(name, *pair, settings) for pair in unrelated]
-    by_chance = chance(name, value, a[kept], b[kept], group[kept], rotated, settings)
-    return Agreement(name, value, *ends, *by_chance, int(kept.sum()))
+    by_chance = chance(name, value, a[mask], b[mask], group[mask], rotated, settings)
+    return Agreement(name, value, *ends, *by_chance, int(mask.sum()))
 
 
 def _against_shuffled(
     name: Statistic, a: Array, b: Array, ends: tuple[float, float], shuffled: tuple[Array, Array], settings: Settings
 ) -> Agreement:
-    kept, value, nan = compared(name, a, b), _value(name, a, b, settings), float("nan")
+    mask, value, nan = compared(name, a, b), _value(name, a, b, settings), float("nan")
     null = np.stack([
         similarities(name, b, shuffled[0], settings), similarities(name, a, shuffled[1], settings)
     ])  # fmt: skip
     if np.isnan(value):
-        return Agreement(name, nan, nan, nan, nan, nan, nan, nan, int(kept.sum()), null)
-    return Agreement(name, value, *ends, *label_chance(value, null), int(kept.sum()), null)
+        return Agreement(name, nan, nan, nan, nan, nan, nan, nan, int(mask.sum()), null)
+    return Agreement(name, value, *ends, *label_chance(value, null), int(mask.sum()), null)
 
 
 def _value(name: Statistic, a: Array, b: Array, settings: Settings) -> float:

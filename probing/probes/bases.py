@@ -81,16 +81,16 @@ def basis_rows(sides: Sides, layer: int, training: Training, is_given: bool, see
         seed: Seed of the draws, and of the sample of the training tokens where not all are used.
     """
     few = replace(sides, train=thin(sides.train, MOST_TOKENS, seed))
-    own = feature_store(sides.train.store)
-    assert own is not None
-    width = min(own.states.plan.d_model, own.plan.d_model)
+    dictionary_store = feature_store(sides.train.store)
+    assert dictionary_store is not None
+    width = min(dictionary_store.states.plan.d_model, dictionary_store.plan.d_model)
     counts = [k for k in COUNTS if k < width] or [1]
     roughly = replace(training.for_measuring(), solver=Lbfgs(TOLERANCE))
     penalties = (
         [training.penalty] if is_given or not sides.validation.n_tokens else [Penalty(0.0, l2) for l2 in PENALTIES]
     )
 
-    def measured(name: str, change: Callable[[FeatureStore], Activations]) -> _Basis:
+    def measure_basis(name: str, change: Callable[[FeatureStore], Activations]) -> _Basis:
         note(f"layer {layer}, {name}")
         return _measure(
             _exchanged(few, change),
@@ -98,17 +98,17 @@ def basis_rows(sides: Sides, layer: int, training: Training, is_given: bool, see
             counts,
             roughly,
             penalties,
-            own.selected_features if name == "features" else None,
+            dictionary_store.kept if name == "features" else None,
         )
 
-    features = measured("features", lambda store: store)
-    found = {"neurons": [measured("neurons", lambda store: store.states)]}
+    features = measure_basis("features", lambda store: store)
+    bases = {"neurons": [measure_basis("neurons", lambda store: store.states)]}
     for name, of_draw in (("random features", _random_features), ("rotated neurons", _rotated)):
         changes = (of_draw(few.train, layer, np.random.SeedSequence([seed, layer, draw])) for draw in range(DRAWS))
-        found[name] = [measured(f"{name}, draw {draw}", change) for draw, change in enumerate(changes, start=1)]
+        bases[name] = [measure_basis(f"{name}, draw {draw}", change) for draw, change in enumerate(changes, start=1)]
     rows = _rows_of(few, layer, "features", [features], [features], 0)
     for name in BESIDE:
-        rows += _rows_of(few, layer, name, found[name], [features], len(BESIDE) * len(counts))
+        rows += _rows_of(few, layer, name, bases[name], [features], len(BESIDE) * len(counts))
     return rows
 
 
@@ -152,8 +152,8 @@ def _measure(
     n_active, n_test = 0, 0
     for batch in read(sides.test, [layer]):
         n_active, n_test = n_active + int(batch.hidden_states[0].count_nonzero()), n_test + len(batch.labels)
-    held = sides.each(_ChangedOnce(lambda store: _Columns(store, layer, order)))
-    read_by, _ = with_constant(centred(held, {}, [layer])[0], {})
+    in_memory = sides.each(_ChangedOnce(lambda store: _Columns(store, layer, order)))
+    read_by, _ = with_constant(centred(in_memory, {}, [layer])[0], {})
     fits, chosen = [], []
     for k in counts:
         dead = torch.zeros(len(order) + 1, dtype=torch.bool)
@@ -193,12 +193,12 @@ def explained(train: Examples, layer: int, n_classes: int) -> Tensor:
 
 def _cross_entropies(examples: Examples, fits: Sequence[LayerFit]) -> list[float]:
     """Return the cross-entropy of each probe of a view, summed over the examples, in nats."""
-    found = [0.0] * len(fits)
+    totals = [0.0] * len(fits)
     for batch in read(examples, [0]):
         for i, fit in enumerate(fits):
             logits = (batch.hidden_states[0] @ fit.weight.T).double()
-            found[i] += float(torch.nn.functional.cross_entropy(logits, batch.labels, reduction="sum"))
-    return found
+            totals[i] += float(torch.nn.functional.cross_entropy(logits, batch.labels, reduction="sum"))
+    return totals
 
 
 def _rows_of(
@@ -220,7 +220,7 @@ def _rows_of(
     rows = []
     for i, k in enumerate(draws[0].counts):
         correct = [draw.fits[i].correct_by_sentence for draw in draws]
-        accuracies = [float(one.sum() / test.n_tokens) for one in correct]
+        accuracies = [float(by_sentence.sum() / test.n_tokens) for by_sentence in correct]
         mean = np.mean(correct, axis=0)
         low, high = accuracy_interval(test.clusters(mean), n_tokens)
         row = {
@@ -230,8 +230,15 @@ def _rows_of(
         if len(draws) > 1:
             row |= {"lowest": min(accuracies), "highest": max(accuracies), "n_draws": len(draws)}
         if n_compared:
-            own = features[0].fits[i].correct_by_sentence
-            row |= _difference(own - mean, float(own.sum() / test.n_tokens), accuracies, test, n_tokens, n_compared)
+            feature_correct = features[0].fits[i].correct_by_sentence
+            row |= _difference(
+                feature_correct - mean,
+                float(feature_correct.sum() / test.n_tokens),
+                accuracies,
+                test,
+                n_tokens,
+                n_compared,
+            )
         if len(draws) == 1:
             row["units"] = " ".join(map(str, draws[0].units[: min(k, NAMED)]))
         rows.append(row | {
@@ -298,18 +305,18 @@ class _Columns(Changed):
     def __init__(self, store: Activations, layer: int, units: Sequence[int]) -> None:
         index = torch.tensor(units)
         super().__init__(store, {layer: lambda states: states[:, index]}, len(units))
-        self._kept: dict[tuple[int, int], Tensor] = {}
-        self._kept_bytes = 0
+        self._cached: dict[tuple[int, int], Tensor] = {}
+        self._cached_bytes = 0
 
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the units of a shard, shape (n, n_units), float32."""
-        if (known := self._kept.get((layer, shard))) is not None:
+        if (known := self._cached.get((layer, shard))) is not None:
             return known
-        found = super().read(layer, shard)
-        if self._kept_bytes + found.nbytes <= KEPT_BYTES:
-            self._kept[layer, shard] = found
-            self._kept_bytes += found.nbytes
-        return found
+        states = super().read(layer, shard)
+        if self._cached_bytes + states.nbytes <= KEPT_BYTES:
+            self._cached[layer, shard] = states
+            self._cached_bytes += states.nbytes
+        return states
 
 
 def _rotated(train: Examples, layer: int, seeds: np.random.SeedSequence) -> Callable[[FeatureStore], Activations]:
@@ -319,7 +326,7 @@ def _rotated(train: Examples, layer: int, seeds: np.random.SeedSequence) -> Call
     d_model = store.states.plan.d_model
     q, r = np.linalg.qr(np.random.default_rng(seeds).standard_normal((d_model, d_model)))
     rotation = torch.from_numpy(q * np.sign(np.diagonal(r))).float()
-    return lambda own: Changed(own.states, {layer: lambda states: states @ rotation})
+    return lambda store: Changed(store.states, {layer: lambda states: states @ rotation})
 
 
 def _random_features(
@@ -330,23 +337,23 @@ def _random_features(
     assert store is not None
     sample = sample_of(store, layer, train, seeds)
     drawn = random_dictionary(store.dictionary, sample, np.random.default_rng(seeds))
-    kept = store.selected_features
-    if kept is not None:  # as of the dictionary itself, those that are active on the most training tokens
+    selected = store.kept
+    if selected is not None:  # as of the dictionary itself, those that are active on the most training tokens
         wide = FeatureStore(store.states, drawn, store.dictionary_folder)
-        kept = most_active(wide, layer, train.sentences().tolist())[0][: len(kept)]
-    return lambda own: FeatureStore(own.states, drawn, own.dictionary_folder, kept)
+        selected = most_active(wide, layer, train.sentences().tolist())[0][: len(selected)]
+    return lambda store: FeatureStore(store.states, drawn, store.dictionary_folder, selected)
 
 
 def sample_of(store: FeatureStore, layer: int, train: Examples, seeds: np.random.SeedSequence) -> Tensor:
     """Return hidden states of at most `N_THRESHOLD` tokens of training sentences that are not special."""
     tokens = store.tokens
-    there = np.flatnonzero(np.isin(tokens.sentences, train.sentences()) & ~tokens.special)
-    rows = np.sort(np.random.default_rng(seeds).permutation(there)[:N_THRESHOLD])
+    candidates = np.flatnonzero(np.isin(tokens.sentences, train.sentences()) & ~tokens.special)
+    rows = np.sort(np.random.default_rng(seeds).permutation(candidates)[:N_THRESHOLD])
     parts = []
     for shard in store.plan.shards:
-        here = store.shard_tokens(shard)
-        own = rows[(rows >= here.start) & (rows < here.stop)] - here.start
-        parts.append(store.states.read(layer, shard.index)[torch.from_numpy(own)].float())
+        token_range = store.shard_tokens(shard)
+        shard_rows = rows[(rows >= token_range.start) & (rows < token_range.stop)] - token_range.start
+        parts.append(store.states.read(layer, shard.index)[torch.from_numpy(shard_rows)].float())
     return torch.cat(parts)
 
 
@@ -364,22 +371,22 @@ def random_dictionary(dictionary: Dictionary, sample: Tensor, generator: np.rand
     d_in, n_features = dictionary.weight.shape
     directions = torch.from_numpy(generator.standard_normal((n_features, d_in))).float()
     weight = torch.nn.functional.normalize(directions).T.contiguous()
-    given = dictionary.read(sample)
-    mean = given.mean(0)
+    inputs = dictionary.read(sample)
+    mean = inputs.mean(0)
     subtracted = mean if dictionary.subtracted is None else dictionary.subtracted + mean
     bias = torch.zeros(n_features)
-    made = Dictionary("standard", weight, bias, dictionary.normalisation, subtracted)
+    drawn = Dictionary("standard", weight, bias, dictionary.normalisation, subtracted)
     if dictionary.k is not None:
-        return replace(made, architecture="topk", k=dictionary.k)
+        return replace(drawn, architecture="topk", k=dictionary.k)
     n_active = torch.zeros(n_features, dtype=torch.int64)
     for part in sample.split(512):
         n_active += (dictionary.encode(part) > 0).sum(0)
     for features in torch.arange(n_features).split(1024):
-        largest_first = ((given - mean) @ weight[:, features]).sort(0, descending=True).values
+        largest_first = ((inputs - mean) @ weight[:, features]).sort(0, descending=True).values
         # What is above the value that is next in order, so many, is active; of what is always active, the lowest, too.
         place = n_active[features].clamp(max=len(sample) - 1)
         bias[features] = -largest_first.gather(0, place[None])[0]
-    return made
+    return drawn
 
 
 # Validation tokens on which it is measured what directions tell of the class.
@@ -429,7 +436,7 @@ def _alone(data: LayerData, basis: Tensor, shared: float, tokens: Sample) -> Ten
     """
     between, within = _variances(data, basis)
     counts, n = data.classes.counts[:, None], data.classes.counts.sum()
-    scatter = torch.stack([_squares(one, basis) for one in data.classes.scatter])
+    scatter = torch.stack([_squares(class_scatter, basis) for class_scatter in data.classes.scatter])
     prior = scatter / counts.clamp(min=1) + FLOOR * (between + within) / n
     variance = (scatter + shared * within / n + prior) / (counts + 6 + shared)
     centre = data.moments.mean
@@ -469,11 +476,11 @@ def rotated_scores(
         scores["gaussian"] = partial(_alone, shared=shared, tokens=Sample(states[few], labels[few]))
     live = data.live
     eye = torch.eye(len(live), dtype=torch.float64)
-    found: dict[str, list[Tensor]] = {name: [] for name in scores}
+    by_method: dict[str, list[Tensor]] = {name: [] for name in scores}
     for draw in range(-1, n_rotations if live else -1):
         basis = torch.zeros(len(data.moments.sd), len(live), dtype=torch.float64)
         directions = eye if draw < 0 else random_rotation(len(live), seed, int(data.layer), draw)(eye)
         basis[live] = directions / data.moments.sd[live, None]
         for name, score in scores.items():
-            found[name].append(score(data, basis))
-    return {name: (of[0], torch.stack(of[1:]).sort(-1, descending=True).values) for name, of in found.items() if of}
+            by_method[name].append(score(data, basis))
+    return {name: (of[0], torch.stack(of[1:]).sort(-1, descending=True).values) for name, of in by_method.items() if of}

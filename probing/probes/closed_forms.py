@@ -125,29 +125,30 @@ def spectra(train: Examples, layers: Sequence[int], moments: Sequence[Moments], 
     # Around the mean, because a large mean would cost the precision of what varies.
     sums = [torch.zeros(len(m.mean), len(m.mean), dtype=torch.float64) for m in moments]
     for batch in read_share(train, layers):
-        for total, one, states in zip(sums, moments, batch.hidden_states, strict=True):
-            deviations = states.double() - one.mean
+        for total, of_layer, states in zip(sums, moments, batch.hidden_states, strict=True):
+            deviations = states.double() - of_layer.mean
             total.addmm_(deviations.T, deviations)
-    found = []
-    for total, one in zip(sums, moments, strict=True):
-        scaling = Scaling(one, space)
-        second = scaling.products(sum_over_ranks(total) / one.n_tokens + torch.outer(one.mean, one.mean))
+    decomposed = []
+    for total, of_layer in zip(sums, moments, strict=True):
+        scaling = Scaling(of_layer, space)
+        second = scaling.products(sum_over_ranks(total) / of_layer.n_tokens + torch.outer(of_layer.mean, of_layer.mean))
         values, vectors = torch.linalg.eigh(second)
-        found.append(Spectrum(scaling, second, values.clamp(min=0), vectors))
-    return found
+        decomposed.append(Spectrum(scaling, second, values.clamp(min=0), vectors))
+    return decomposed
 
 
 def products(train: Examples, layers: Sequence[int], spectra: Sequence[Spectrum], standard: Standard) -> list[Tensor]:
     """Return the mean product of each layer's scaled neurons with the standardised numbers, each (d_model,)."""
     table = standard.table(train)
-    sums = [torch.zeros(len(one.values), dtype=torch.float64) for one in spectra]
+    sums = [torch.zeros(len(spectrum.values), dtype=torch.float64) for spectrum in spectra]
     for batch in read_share(train, layers):
         numbers = table[batch.labels]
-        for total, one, states in zip(sums, spectra, batch.hidden_states, strict=True):
+        for total, spectrum, states in zip(sums, spectra, batch.hidden_states, strict=True):
             # The numbers add up to 0, so that what is subtracted from the states does not matter.
-            total += (states.double() - one.scaling.moments.mean).T @ numbers
+            total += (states.double() - spectrum.scaling.moments.mean).T @ numbers
     return [
-        one.scaling.raw_weight(sum_over_ranks(total)) / train.n_tokens for one, total in zip(spectra, sums, strict=True)
+        spectrum.scaling.raw_weight(sum_over_ranks(total)) / train.n_tokens
+        for spectrum, total in zip(spectra, sums, strict=True)
     ]
 
 
@@ -177,7 +178,7 @@ def errors_of(examples: Examples, layers: Sequence[int], weights: Sequence[Tenso
         standard: Standardises the numbers.
     """
     table, n = standard.table(examples), examples.store.tokens.n_sentences
-    squared, absolute = ([torch.zeros(n, len(one), dtype=torch.float64) for one in weights] for _ in range(2))
+    squared, absolute = ([torch.zeros(n, len(of_layer), dtype=torch.float64) for of_layer in weights] for _ in range(2))
     constant = torch.zeros(n, dtype=torch.float64)
     for batch in read_share(examples, layers):
         numbers = table[batch.labels]
@@ -186,7 +187,7 @@ def errors_of(examples: Examples, layers: Sequence[int], weights: Sequence[Tenso
             error = numbers[:, None] - states.double() @ weight.T
             square.index_add_(0, batch.sentences, error.square())
             size.index_add_(0, batch.sentences, error.abs())
-    squares, sizes = ([sum_over_ranks(one).numpy() for one in of_layers] for of_layers in (squared, absolute))
+    squares, sizes = ([sum_over_ranks(of_layer).numpy() for of_layer in of_layers] for of_layers in (squared, absolute))
     return Errors(squares, sizes, sum_over_ranks(constant).numpy())
 
 
@@ -236,13 +237,13 @@ def choose_ridge_penalty(
     standard = Standard.of(sides.train)
     grid = [strength(index) for index in range(STRONGEST, WEAKEST - 1, -1)]
     weights = [
-        torch.stack([one.scaling.raw_weight(one.solve(own, l2)) for l2 in grid])
-        for one, own in zip(decomposed, b, strict=True)
+        torch.stack([spectrum.scaling.raw_weight(spectrum.solve(product, l2)) for l2 in grid])
+        for spectrum, product in zip(decomposed, b, strict=True)
     ]
-    found = errors_of(sides.validation, layers, weights, standard)
+    errors = errors_of(sides.validation, layers, weights, standard)
     # The validation numbers may be all the same, and then R² has no scale of its own: that of training does.
-    scale = found.constant.sum() or float(sides.validation.n_tokens)
-    return RidgePath(layers, grid, np.stack([1 - one.sum(0) / scale for one in found.squared], 1))
+    scale = errors.constant.sum() or float(sides.validation.n_tokens)
+    return RidgePath(layers, grid, np.stack([1 - squares.sum(0) / scale for squares in errors.squared], 1))
 
 
 @dataclass(frozen=True)
@@ -271,27 +272,27 @@ class Decomposed:
 
     def train(self, l2: float) -> list[NumberFit]:
         """Return the probe of each layer under a penalty, tested."""
-        scaled = [one.solve(b, l2) for one, b in zip(self.spectra, self.products, strict=True)]
+        scaled = [spectrum.solve(b, l2) for spectrum, b in zip(self.spectra, self.products, strict=True)]
         standard = Standard.of(self.sides.train)
-        raw = [one.scaling.raw_weight(u)[None] for one, u in zip(self.spectra, scaled, strict=True)]
+        raw = [spectrum.scaling.raw_weight(u)[None] for spectrum, u in zip(self.spectra, scaled, strict=True)]
         tested = errors_of(self.sides.test, self.layers, raw, standard)
         fits = []
-        for i, (one, b, u) in enumerate(zip(self.spectra, self.products, scaled, strict=True)):
-            curved, size = one.second_moment @ u, float(b.norm())
-            left = float((curved + l2 * u - b).norm())  # half of the gradient
+        for i, (spectrum, b, u) in enumerate(zip(self.spectra, self.products, scaled, strict=True)):
+            curved, size = spectrum.second_moment @ u, float(b.norm())
+            residual = float((curved + l2 * u - b).norm())  # half of the gradient
             mse = float(1 - 2 * (u @ b) + u @ curved)
             fits.append(
                 NumberFit(
                     layer=self.layers[i],
                     weight=raw[i] * standard.sd,
                     scaled=u,
-                    spectrum=one,
+                    spectrum=spectrum,
                     product=b,
                     standard=standard,
                     objective=mse + l2 * float(u @ u),
                     train_r2=1 - mse,
-                    relative_gradient=left / size if size else 0.0,
-                    optimality_gap=left**2 / l2,  # from strong convexity, as of a probe of classes
+                    relative_gradient=residual / size if size else 0.0,
+                    optimality_gap=residual**2 / l2,  # from strong convexity, as of a probe of classes
                     errors=tested.squared[i][:, 0],
                     absolute=tested.absolute[i][:, 0],
                     deviations=tested.constant,
@@ -358,9 +359,9 @@ class GaussianProbe:
 
     def diagonal(self) -> Tensor:
         """Return each class's own part of the prior's scale, shape (n_classes, d_model)."""
-        own = self.classes.scatter.diagonal(dim1=1, dim2=2) / self.classes.counts.clamp(min=1)[:, None]
+        class_variance = self.classes.scatter.diagonal(dim1=1, dim2=2) / self.classes.counts.clamp(min=1)[:, None]
         total = (self.classes.within + self.classes.between) / self.classes.counts.sum()
-        return own + FLOOR * total
+        return class_variance + FLOOR * total
 
     def scale(self, neurons: Tensor) -> Tensor:
         """Return the covariance of these neurons times `tokens`, shape (n_classes, k, k), float64."""
@@ -446,8 +447,10 @@ class _Conditionals:
         centre = classes.counts @ classes.mean[:, candidates] / classes.counts.sum()
         self.states = ((hidden_states[:, candidates].double() - centre) / self.sd).float()
         self.mean = ((classes.mean[:, candidates] - centre) / self.sd).float()
-        own = classes.scatter.diagonal(dim1=1, dim2=2) + probe.diagonal() + probe.shared * classes.pooled.diagonal()
-        self.variance = own[:, candidates] / self.sd.square()  # conditional variance times `tokens`
+        diagonal = (
+            classes.scatter.diagonal(dim1=1, dim2=2) + probe.diagonal() + probe.shared * classes.pooled.diagonal()
+        )
+        self.variance = diagonal[:, candidates] / self.sd.square()  # conditional variance times `tokens`
         self.factor = torch.zeros(n_classes, most, len(candidates), dtype=torch.float64)
         self.whitened = torch.zeros(n_classes, len(hidden_states), most)
         self.distance = torch.zeros(n_classes, len(hidden_states), dtype=torch.float64)
@@ -508,13 +511,13 @@ def select(
     most = min(n_neurons, len(candidates))
     state = _Conditionals(probe, hidden_states, torch.tensor(list(candidates), dtype=torch.int64), most)
     chosen: list[int] = []
-    found = [information(probe.log_p(hidden_states, []), labels)]
+    information_path = [information(probe.log_p(hidden_states, []), labels)]
     while True:
         with_next = state.information(labels)
         with_next[chosen] = -math.inf
         if len(chosen) == most:
-            return Selection([candidates[i] for i in chosen], found, with_next)
+            return Selection([candidates[i] for i in chosen], information_path, with_next)
         best = int(with_next.argmax())
         chosen.append(best)
-        found.append(float(with_next[best]))
+        information_path.append(float(with_next[best]))
         state.add(best)

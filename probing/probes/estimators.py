@@ -78,22 +78,22 @@ def hold_out(
         UserError: If no group can be held out.
     """
     labels = np.zeros(len(group_of_row), dtype=np.int64) if labels is None else labels
-    left, wanted = np.bincount(labels), max(1, round(share * len(names)))
+    remaining, n_groups = np.bincount(labels), max(1, round(share * len(names)))
     by_group = np.split(np.argsort(group_of_row, kind="stable"), np.bincount(group_of_row).cumsum()[:-1])
-    held: list[int] = []
+    validation_groups: list[int] = []
     for group in sorted(range(len(names)), key=lambda i: hashed(names[i], seed), reverse=True):
         classes, counts = np.unique(labels[by_group[group]], return_counts=True)
-        if (left[classes] > counts).all():
-            left[classes] -= counts
-            held.append(group)
-        if len(held) == wanted:
+        if (remaining[classes] > counts).all():
+            remaining[classes] -= counts
+            validation_groups.append(group)
+        if len(validation_groups) == n_groups:
             break
-    if not held:
+    if not validation_groups:
         raise UserError(
             "`l2=auto` chooses the penalty on rows that are held out, and each group of rows has all rows of a class; "
             "give more rows or groups, or a number, such as `l2=1e-3`."
         )
-    return np.isin(group_of_row, held)
+    return np.isin(group_of_row, validation_groups)
 
 
 RANKED = Schema("neurons", "a row per neuron, ranked", (
@@ -151,19 +151,19 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProbeFitConfig:
     """What a probe is fitted with.
 
     Args:
         options: How it is trained.
-        held_out: Rows on which the penalty is chosen, by probes of the other rows, shape (n_rows,); None if the options
-            have a penalty.
+        is_validation: Rows on which the penalty is chosen, by probes of the other rows, shape (n_rows,); None if the
+            options have a penalty.
         n_rotations: Number of random rotations whose directions neurons are compared with.
         seed: Seed of the rotations.
     """
 
     options: ProbeOptions
-    held_out: NDArray[np.bool_] | None
+    is_validation: NDArray[np.bool_] | None
     n_rotations: int
     seed: int
 
@@ -236,7 +236,7 @@ class ProbeEstimator(BaseEstimator):
 
     def _fit(
         self,
-        fit: Callable[[Asked], Fitted],
+        fit: Callable[[ProbeFitConfig], Fitted],
         names: Mapping[str, Any],
         groups: Any,
         n_rows: int,
@@ -257,25 +257,28 @@ class ProbeEstimator(BaseEstimator):
         try:
             seed = self._seed()
             options = self._options(names, seed)
-            held_out = self._held_out(groups, n_rows, labels, seed) if options.l2 == "auto" else None
-            found = fit(Asked(options, held_out, int(self.rotations), seed))
+            is_validation = self._validation_rows(groups, n_rows, labels, seed) if options.l2 == "auto" else None
+            fitted = fit(ProbeFitConfig(options, is_validation, int(self.rotations), seed))
         except UserError as error:
             raise ValueError(_in_python(str(error))) from None
-        self.contributions_, self.gap_, self.n_iter_ = found.contribution, found.gap, found.n_passes
-        self.l2_, self._compared = found.l2, found.compare
+        self.contributions_, self.gap_, self.n_iter_ = fitted.contribution, fitted.gap, fitted.n_passes
+        self.l2_, self._compared = fitted.l2, fitted.compare
         self.validation_scores_ = self.split_ = None
-        if held_out is not None:
-            self.validation_scores_, self.split_ = found.tried, (np.flatnonzero(~held_out), np.flatnonzero(held_out))
-        if not found.converged:
+        if is_validation is not None:
+            self.validation_scores_, self.split_ = (
+                fitted.tried,
+                (np.flatnonzero(~is_validation), np.flatnonzero(is_validation)),
+            )
+        if not fitted.converged:
             warnings.warn(
-                f"the probe may be {found.gap:.1g} nats above its optimum, and expected was at most "
+                f"the probe may be {fitted.gap:.1g} nats above its optimum, and expected was at most "
                 f"{options.tolerance:g}; give a higher `tolerance`, or a higher `l2`."
                 + " Neurons were not compared with directions, which takes the optimum."
                 * bool(self.rotations),
                 ConvergenceWarning,
                 stacklevel=3,
             )
-        return found
+        return fitted
 
     def _seed(self) -> int:
         seed = self.random_state
@@ -288,7 +291,9 @@ class ProbeEstimator(BaseEstimator):
         refuse(option_problems(options, seed, None, None, 0, int(self.rotations)))
         return options
 
-    def _held_out(self, groups: Any, n_rows: int, labels: NDArray[np.int64] | None, seed: int) -> NDArray[np.bool_]:
+    def _validation_rows(
+        self, groups: Any, n_rows: int, labels: NDArray[np.int64] | None, seed: int
+    ) -> NDArray[np.bool_]:
 
         share = self.validation_fraction
         if not isinstance(share, int | float | np.floating) or not 0 < share < 1:
@@ -301,7 +306,7 @@ class ProbeEstimator(BaseEstimator):
 
 def _in_python(message: str) -> str:
     """Return a message about options of the command line as one about parameters of an estimator."""
-    message = re.sub(r"--probe\.(\w+) (true|false)\b", lambda found: f"{found[1]}={found[2].title()}", message)
+    message = re.sub(r"--probe\.(\w+) (true|false)\b", lambda match: f"{match[1]}={match[2].title()}", message)
     message = re.sub(r"--(?:probe\.)?(\w+) ", r"\1=", message)
     for option, parameter in _NAMES.items():
         message = message.replace(f"`{option}=", f"`{parameter}=")
@@ -345,11 +350,11 @@ class _Rows:
             self.store = store.of_layers({0: np.require(X, np.float32, ["C", "W"])})
         self.labels, self.n_classes, self.values = labels.astype(np.int32), n_classes, values
 
-    def sides(self, held_out: NDArray[np.bool_] | None = None) -> Sides:
+    def sides(self, is_validation: NDArray[np.bool_] | None = None) -> Sides:
         """Return the rows as training examples, those that are held out as validation examples."""
         none = np.full_like(self.labels, -1)
-        here = np.zeros(len(none), dtype=bool) if held_out is None else held_out
-        parts = [np.where(here, none, self.labels), np.where(here, self.labels, none), none]
+        validation = np.zeros(len(none), dtype=bool) if is_validation is None else is_validation
+        parts = [np.where(validation, none, self.labels), np.where(validation, self.labels, none), none]
         examples = [Examples(self.store, part, unit="row", values=self.values) for part in parts]
         return Sides(examples[0], examples[1], examples[2], np.arange(self.n_classes), False)
 
@@ -366,9 +371,9 @@ class _Read(NamedTuple):
     mean: Tensor
 
     @classmethod
-    def of(cls, rows: _Rows, options: ProbeOptions, held_out: NDArray[np.bool_] | None = None) -> _Read:
+    def of(cls, rows: _Rows, options: ProbeOptions, is_validation: NDArray[np.bool_] | None = None) -> _Read:
         """Return the rows as they are read by a probe with these options."""
-        sides, origin = rows.sides(held_out), torch.from_numpy(rows.origin)
+        sides, origin = rows.sides(is_validation), torch.from_numpy(rows.origin)
         if not options.bias:
             return cls(sides, origin)
         sides, _, transforms = centred(sides, {}, _LAYERS)
@@ -380,10 +385,15 @@ class _Read(NamedTuple):
         if not options.bias:
             return self.sides, moments
         read, _ = with_constant(self.sides, {})
-        return read, [moments_with_constant(own) for own in moments]
+        return read, [moments_with_constant(of_layer) for of_layer in moments]
 
     def fitted(
-        self, fit: LayerFit | NumberFit, at_mean: Tensor, l2: float, tried: Mapping[float, float], asked: Asked
+        self,
+        fit: LayerFit | NumberFit,
+        at_mean: Tensor,
+        l2: float,
+        tried: Mapping[float, float],
+        config: ProbeFitConfig,
     ) -> Fitted:
         """Return a probe of these examples as one of the columns of the array.
 
@@ -392,38 +402,38 @@ class _Read(NamedTuple):
             at_mean: Logits, or the number, where all columns have the mean that was subtracted, shape (n_outputs,).
             l2: Its penalty.
             tried: What the penalties of the path gave.
-            asked: The rotations, which are left out unless the probe is at its optimum.
+            config: The rotations, which are left out unless the probe is at its optimum.
         """
         sums = class_magnitudes(self.sides.train, _LAYERS, [fit.moments.mean], len(self.sides.classes) or None)
         weight = fit.weight.double()
         intercept = at_mean.double() - weight @ self.mean
         contribution = mean_contribution(fit.weight, sums[0])
-        how = fit.weight, fit.moments, asked.options.penalty_space, asked.n_rotations, asked.seed
-        compare = comparison(self.sides.train, 0, *how) if asked.n_rotations and fit.converged else None
+        how = fit.weight, fit.moments, config.options.penalty_space, config.n_rotations, config.seed
+        compare = comparison(self.sides.train, 0, *how) if config.n_rotations and fit.converged else None
         return Fitted(
             weight.numpy(), intercept.numpy(), contribution.numpy(), fit.optimality_gap, fit.converged, fit.n_passes,
             l2, dict(tried), compare,
         )  # fmt: skip
 
 
-def fit_classes(X: NDArray[Any], labels: NDArray[np.int64], n_classes: int, asked: Asked) -> Fitted:
+def fit_classes(X: NDArray[Any], labels: NDArray[np.int64], n_classes: int, config: ProbeFitConfig) -> Fitted:
     """Fit a probe of classes to all rows.
 
     Args:
         X: The array, shape (n_rows, n_columns).
         labels: Class of each row, shape (n_rows,), from 0.
         n_classes: Number of classes.
-        asked: How the probe is trained, by lbfgs, and what neurons are compared with.
+        config: How the probe is trained, by lbfgs, and what neurons are compared with.
 
     Raises:
         UserError: If a value is not finite in float32, or all are too large or small.
     """
-    options = asked.options
+    options = config.options
     rows = _Rows(X, labels, n_classes, is_centred=options.bias)
     tried: dict[float, float] = {}
     with _ONE_AT_A_TIME, quiet_libraries(), preserve_algorithms():
         if options.l2 == "auto":
-            part, moments = _Read.of(rows, options, asked.held_out).with_constant(options)
+            part, moments = _Read.of(rows, options, config.is_validation).with_constant(options)
             path, _ = penalised(options, 0, part, _LAYERS, moments, {})
             assert path is not None
             options = replace(options, l2=path.chosen)
@@ -435,33 +445,33 @@ def fit_classes(X: NDArray[Any], labels: NDArray[np.int64], n_classes: int, aske
         (fit,) = train_problems(sides, _LAYERS, moments, [problem], training)
     fit = of_neurons(fit) if options.bias else fit
     at_mean = torch.zeros(n_classes) if fit.intercept is None else fit.intercept
-    return read.fitted(fit, at_mean, training.penalty.l2, tried, asked)
+    return read.fitted(fit, at_mean, training.penalty.l2, tried, config)
 
 
-def fit_numbers(X: NDArray[Any], numbers: NDArray[np.float64], asked: Asked) -> Fitted:
+def fit_numbers(X: NDArray[Any], numbers: NDArray[np.float64], config: ProbeFitConfig) -> Fitted:
     """Fit a ridge probe of numbers to all rows.
 
     Args:
         X: The array, shape (n_rows, n_columns).
         numbers: Number of each row, shape (n_rows,).
-        asked: The l2 penalty, its space, whether there is an intercept, and what neurons are compared with.
+        config: The l2 penalty, its space, whether there is an intercept, and what neurons are compared with.
 
     Raises:
         UserError: As in `fit_classes`, or if the numbers do not vary.
     """
-    options, held_out = asked.options, asked.held_out
+    options, is_validation = config.options, config.is_validation
     check_size(numbers, "`y`")
-    check_varies(np.unique(numbers if held_out is None else numbers[~held_out]), "`y`", "rows")
+    check_varies(np.unique(numbers if is_validation is None else numbers[~is_validation]), "`y`", "rows")
     values, index = np.unique(numbers, return_inverse=True)
     rows, l2 = _Rows(X, index, 0, values, options.bias), options.l2
     tried: dict[float, float] = {}
     if l2 == "auto":
-        part = Decomposed.of(_Read.of(rows, options, held_out).sides, _LAYERS, options.penalty_space)
+        part = Decomposed.of(_Read.of(rows, options, is_validation).sides, _LAYERS, options.penalty_space)
         path = choose_ridge_penalty(part.sides, _LAYERS, part.spectra, part.products)
         l2, tried = path.chosen, dict(zip(path.l2, path.r2[:, 0].tolist(), strict=True))
     read = _Read.of(rows, options)
     (fit,) = Decomposed.of(read.sides, _LAYERS, options.penalty_space).train(l2)
-    return read.fitted(fit, torch.tensor([fit.standard.mean], dtype=torch.float64), l2, tried, asked)
+    return read.fitted(fit, torch.tensor([fit.standard.mean], dtype=torch.float64), l2, tried, config)
 
 
 class ProbeClassifier(ClassifierMixin, ProbeEstimator):
@@ -550,15 +560,15 @@ class ProbeClassifier(ClassifierMixin, ProbeEstimator):
         if len(classes) < 2:
             raise ValueError(f"`y` has only one class, {classes[0]}, and a probe tells at least two apart.")
 
-        def fit(asked: Asked) -> Fitted:
-            return fit_classes(X, labels, len(classes), asked)
+        def fit(config: ProbeFitConfig) -> Fitted:
+            return fit_classes(X, labels, len(classes), config)
 
         names = {
             "l1": self.l1, "l2": self.l2, "bias": self.fit_intercept, "penalty_space": self.penalty_space,
             "tolerance": self.tolerance,
         }  # fmt: skip
-        found = self._fit(fit, names, groups, len(X), labels)
-        self.classes_, self.coef_, self.intercept_ = classes, found.weight, found.intercept
+        fitted = self._fit(fit, names, groups, len(X), labels)
+        self.classes_, self.coef_, self.intercept_ = classes, fitted.weight, fitted.intercept
         if len(classes) == 2:
             self.coef_, self.intercept_ = np.diff(self.coef_, axis=0), np.diff(self.intercept_)
         return self
@@ -655,12 +665,12 @@ class ProbeRegressor(RegressorMixin, ProbeEstimator):
         """
         X, y = self._read(X, y=y, y_numeric=True, ensure_min_samples=2)
 
-        def fit(asked: Asked) -> Fitted:
-            return fit_numbers(X, y.astype(np.float64), asked)
+        def fit(config: ProbeFitConfig) -> Fitted:
+            return fit_numbers(X, y.astype(np.float64), config)
 
         names = {"l2": self.l2, "bias": self.fit_intercept, "penalty_space": self.penalty_space}
-        found = self._fit(fit, names, groups, len(X), None)
-        self.coef_, self.intercept_ = found.weight[0], float(found.intercept[0])
+        fitted = self._fit(fit, names, groups, len(X), None)
+        self.coef_, self.intercept_ = fitted.weight[0], float(fitted.intercept[0])
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:

@@ -137,21 +137,21 @@ def evaluate(
         n_judged = len(sizes) * len(PROBES) * (len(chosen) - draws)  # the same for every size
         for probe, judge in PROBES.items():
             judged = judge(chosen, data, sides)
-            right = [float(found.correct_by_sentence.sum() / len(labels)) for found in judged]
+            right = [float(fit.correct_by_sentence.sum() / len(labels)) for fit in judged]
             by_chance = [majority, *(a for c, a in zip(chosen, right, strict=True) if c.end == "random")]
-            for choice, found, accuracy in zip(chosen, judged, right, strict=True):
-                correct = test.clusters(found.correct_by_sentence)
+            for choice, fit, accuracy in zip(chosen, judged, right, strict=True):
+                correct = test.clusters(fit.correct_by_sentence)
                 low, high = accuracy_interval(correct, n_tokens)
                 cautious, _ = accuracy_interval(correct, n_tokens, 1 - 2 * BY_CHANCE / max(n_judged, 1))
-                bits = closed_forms.entropy(labels) - found.cross_entropy / math.log(2)
+                bits = closed_forms.entropy(labels) - fit.cross_entropy / math.log(2)
                 rows.append({
                     "layer": data.layer, "ranking": choice.ranking, "probe": probe, "from": choice.end, "k": k,
                     **({"draw": choice.draw} if choice.draw else {}),
                     "accuracy": accuracy, "accuracy_low": low, "accuracy_high": high, "majority_accuracy": majority,
                     **({} if choice.draw else {"above_chance": "yes" if cautious > max(by_chance) else "no"}),
-                    "cross_entropy": found.cross_entropy, "mutual_information": bits,
+                    "cross_entropy": fit.cross_entropy, "mutual_information": bits,
                     "share_of_entropy": bits / closed_forms.entropy(labels),
-                    "n_train_tokens": found.n_train_tokens, "n_test_tokens": len(labels),
+                    "n_train_tokens": fit.n_train_tokens, "n_test_tokens": len(labels),
                 })  # fmt: skip
     return rows
 
@@ -291,7 +291,7 @@ class _Measure:
         """Return the row of the probe of all neurons, as a row of the given ranking."""
         return self._rows("only", [Chosen(ranking, "top", None, range(self.d_model))], [self.of_all])
 
-    def _train(self, kept: Sequence[Sequence[int]]) -> list[LayerFit]:
+    def _train(self, neuron_sets: Sequence[Sequence[int]]) -> list[LayerFit]:
         """Train a probe on each set of neurons; the returned weights are those of all neurons, (n_classes, d_model).
 
         Up to half of the neurons are trained as a narrow problem of their own columns. For more, starting from the
@@ -299,17 +299,17 @@ class _Measure:
         built-in model's last layer).
         """
         layer, dead, train_on = self.data.layer, self.data.moments.dead, self.sides
-        if len(kept[0]) <= self.d_model // 2:
-            viewed = train_on.each(lambda examples: of_views(examples, layer, kept, dead))
-            narrow = train_probes(viewed, range(len(kept)), self.training)
+        if len(neuron_sets[0]) <= self.d_model // 2:
+            viewed = train_on.each(lambda examples: of_views(examples, layer, neuron_sets, dead))
+            narrow = train_probes(viewed, range(len(neuron_sets)), self.training)
             return [
                 replace(fit, weight=torch.zeros_like(self.of_all.weight).index_copy_(1, torch.tensor(some), fit.weight))
-                for fit, some in zip(narrow, kept, strict=True)
+                for fit, some in zip(narrow, neuron_sets, strict=True)
             ]
         none = torch.zeros(self.d_model, dtype=torch.bool)
         problems = [
             Problem(f"probe_{i}", 0, self.data.penalty, neurons=none.index_fill(0, torch.tensor(some), True))
-            for i, some in enumerate(kept)
+            for i, some in enumerate(neuron_sets)
         ]
         return train_variants(train_on, [layer], [self.of_all], problems, self.training, test=True)
 
@@ -360,10 +360,10 @@ def head_contributions(layer: int, contribution: Tensor, n_heads: int) -> Rows:
     total = float(contribution.sum())
     rows = []
     for head, neurons in enumerate(heads_of(len(contribution), n_heads), start=1):
-        own = float(contribution[neurons.start : neurons.stop].sum())
+        head_sum = float(contribution[neurons.start : neurons.stop].sum())
         rows.append({
             "layer": layer, "head": head, "first_neuron": neurons.start, "n_neurons": len(neurons),
-            "contribution": own, "share": own / total if total else own,
+            "contribution": head_sum, "share": head_sum / total if total else head_sum,
         })  # fmt: skip
     return rows
 
@@ -391,10 +391,10 @@ def head_accuracies(sides: Sides, fit: LayerFit, n_heads: int, training: Trainin
     fits = train_probes(viewed, range(len(slices)), roughly, f"heads of layer {fit.layer}")
     test, majority = sides.test, int(sides.train.counts(len(sides.classes)).argmax())
     n_tokens, of_majority = test.clusters(test.tokens_by_sentence()), float((_classes(sides) == majority).mean())
-    accuracies = [float(one.correct_by_sentence.sum() / test.n_tokens) for one in fits]
+    accuracies = [float(head_fit.correct_by_sentence.sum() / test.n_tokens) for head_fit in fits]
     drawn, rows = accuracies[n_heads:], []
-    for accuracy, one in zip(accuracies[:n_heads], fits, strict=False):
-        correct = test.clusters(one.correct_by_sentence)
+    for accuracy, head_fit in zip(accuracies[:n_heads], fits, strict=False):
+        correct = test.clusters(head_fit.correct_by_sentence)
         low, high = accuracy_interval(correct, n_tokens)
         cautious, _ = accuracy_interval(correct, n_tokens, 1 - 2 * BY_CHANCE / n_heads)
         rows.append({
@@ -427,8 +427,8 @@ def head_rows(
     rows = []
     for fit, contribution in zip(fits, contributions, strict=True):
         shares = head_contributions(fit.layer, contribution, n_heads)
-        measured: Rows = head_accuracies(sides, fit, n_heads, training, seed) if training else [{}] * n_heads
-        rows += [{**share, **accuracy} for share, accuracy in zip(shares, measured, strict=True)]
+        accuracies: Rows = head_accuracies(sides, fit, n_heads, training, seed) if training else [{}] * n_heads
+        rows += [{**share, **accuracy} for share, accuracy in zip(shares, accuracies, strict=True)]
     return rows
 
 

@@ -144,8 +144,8 @@ def _compared(
     for draw in range(n_rotations):
         rotate = random_rotation(n_live, seed, layer, draw)
         turned_mean, turned_weights = rotate(mean[None])[0], rotate(weights)
-        for part, own in zip(_parts(states), _parts(labels, n_live), strict=True):
-            sums[:, 1 + draw] += _sums(rotate(part), own, turned_mean, turned_weights)
+        for part, part_labels in zip(_parts(states), _parts(labels, n_live), strict=True):
+            sums[:, 1 + draw] += _sums(rotate(part), part_labels, turned_mean, turned_weights)
     n_tokens = int(sum_over_ranks(torch.tensor(len(labels))))
     means = sum_over_ranks(sums) / max(n_tokens, 1)
     neurons = torch.zeros(2, width, dtype=torch.float64)
@@ -174,11 +174,11 @@ def _sums(states: Tensor, labels: Tensor, mean: Tensor, weights: Tensor) -> Tens
         return torch.zeros(2, weights.shape[1], dtype=torch.float64)
     classes, counts = labels.unique_consecutive(return_counts=True)
     sizes = weights[classes].abs()
-    found = []
+    sums = []
     for deviations in (states.abs(), (states - mean).abs_()):
         by_class = torch.segment_reduce(deviations, "sum", lengths=counts)
-        found.append((sizes * by_class).sum(0))
-    return torch.stack(found)
+        sums.append((sizes * by_class).sum(0))
+    return torch.stack(sums)
 
 
 def directions_of(
@@ -202,30 +202,30 @@ def basis_table(of_layers: Iterable[tuple[int, Directions | None]]) -> list[dict
     """Return for each layer a row of contributions as they are and one of centred ones, as in `basis.csv`."""
     return [
         {
-            "layer": layer, "kind": kind, **concentration(found.neurons[i], found.directions[i]),
-            "n_above": int((found.p[i] <= ALPHA).sum()), "n_neurons": found.directions.shape[2],
-            "n_rotations": found.n_rotations, "n_test_tokens": found.n_tokens,
+            "layer": layer, "kind": kind, **concentration(directions.neurons[i], directions.directions[i]),
+            "n_above": int((directions.p[i] <= ALPHA).sum()), "n_neurons": directions.directions.shape[2],
+            "n_rotations": directions.n_rotations, "n_test_tokens": directions.n_tokens,
         }
-        for layer, found in of_layers
-        if found is not None
+        for layer, directions in of_layers
+        if directions is not None
         for i, kind in enumerate(BASIS_KINDS)
     ]  # fmt: skip
 
 
 def concentration(neurons: Tensor, directions: Tensor) -> dict[str, float]:
     """Return how concentrated scores of neurons are, and beside each number that of the rotations."""
-    found: dict[str, float] = {}
-    for name, (own, *_), of_rotations in zip(
+    row: dict[str, float] = {}
+    for name, (of_neurons, *_), of_rotations in zip(
         CONCENTRATION, _statistics(neurons[None]), _statistics(directions), strict=True
     ):
         sign = -1 if name == "participation_ratio" else 1  # the fewer, the more concentrated
-        reached = int((sign * of_rotations >= sign * own - ROUNDING * abs(own)).sum())
-        found |= {
-            name: float(own), f"{name}_directions": float(of_rotations.quantile(0.5)),
+        reached = int((sign * of_rotations >= sign * of_neurons - ROUNDING * abs(of_neurons)).sum())
+        row |= {
+            name: float(of_neurons), f"{name}_directions": float(of_rotations.quantile(0.5)),
             f"{name}_lowest": float(of_rotations.min()), f"{name}_highest": float(of_rotations.max()),
             f"{name}_p": (1 + reached) / (1 + len(of_rotations)),
         }  # fmt: skip
-    return found
+    return row
 
 
 def _statistics(contributions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -253,19 +253,19 @@ def separation_given(train: Examples, layer: int, n_classes: int) -> Separation 
         return None
     stratum = strata_with_several(train.given, train.labels)
     used = replace(train, labels=np.where(stratum >= 0, train.labels, -1).astype(np.int32))
-    codes, kept = used.codes(n_classes), stratum >= 0
+    codes, is_used = used.codes(n_classes), stratum >= 0
     between = codes.excess_between(used.labels, used.store.tokens.sentences)
-    vectors = WithinStrata.of(codes, torch.from_numpy(used.labels[kept]).long(), torch.from_numpy(stratum[kept]))
+    vectors = WithinStrata.of(codes, torch.from_numpy(used.labels[is_used]).long(), torch.from_numpy(stratum[is_used]))
     strata, parts = torch.from_numpy(stratum), []
     for neurons in torch.arange(used.store.plan.d_model).split(neurons_at_a_time(vectors.labels.shape[1])):
-        here = slice(int(neurons[0]), int(neurons[-1]) + 1)
+        columns = slice(int(neurons[0]), int(neurons[-1]) + 1)
         means = StratumMeans.empty(len(vectors.sizes), len(neurons))
         for batch, _ in read_clusters(used, [layer]):
-            means.add(batch.hidden_states[0][:, here].double(), strata[batch.rows], batch.sentences)
+            means.add(batch.hidden_states[0][:, columns].double(), strata[batch.rows], batch.sentences)
         means = StratumMeans(sum_over_ranks(means.states), sum_over_ranks(means.of_sentences)).over(vectors.sizes)
         sums = ConditionalAccumulator(means, vectors, between)
         for batch, clusters in read_clusters(used, [layer]):
-            sums.update(batch.hidden_states[0][:, here], strata[batch.rows], batch.labels, batch.sentences, clusters)
+            sums.update(batch.hidden_states[0][:, columns], strata[batch.rows], batch.labels, batch.sentences, clusters)
         sums.all_reduce(sum_over_ranks)
         parts.append(sums.result())
     return Separation.of_all(parts)
@@ -331,7 +331,7 @@ def collect_evidence(
         moments: Moments of each layer's training tokens.
         n_classes: Number of classes; None where numbers are predicted, of which a probe has one logit, the prediction.
     """
-    magnitudes = class_magnitudes(test, layers, [own.mean for own in moments], n_classes)
+    magnitudes = class_magnitudes(test, layers, [layer_moments.mean for layer_moments in moments], n_classes)
     parts = zip(layers, moments, magnitudes, strict=True)
     return [
         Evidence(
@@ -358,10 +358,10 @@ def separation_of(train: Examples, layer: int, moments: Moments, n_classes: int)
     codes = train.codes(n_classes)
     between, parts = codes.excess_between(train.labels, train.store.tokens.sentences), []
     for neurons in torch.arange(len(moments.mean)).split(neurons_at_a_time(len(codes.mean))):
-        here = slice(int(neurons[0]), int(neurons[-1]) + 1)
-        sums = SeparationAccumulator(moments.mean[here], moments.sd[here], codes, between)
+        columns = slice(int(neurons[0]), int(neurons[-1]) + 1)
+        sums = SeparationAccumulator(moments.mean[columns], moments.sd[columns], codes, between)
         for batch, clusters in read_clusters(train, [layer]):
-            sums.update(batch.hidden_states[0][:, here], batch.labels, batch.sentences, clusters)
+            sums.update(batch.hidden_states[0][:, columns], batch.labels, batch.sentences, clusters)
         sums.all_reduce(sum_over_ranks)
         parts.append(sums.result())
     return Separation.of_all(parts)
@@ -416,12 +416,12 @@ def flags(
     no_signal = q > FALSE_DISCOVERIES
     confound = torch.zeros_like(no_signal) if q_given is None else ~no_signal & (q_given > FALSE_DISCOVERIES)
     direction = torch.zeros_like(no_signal) if direction_p is None else direction_p > ALPHA
-    held = {
+    flagged = {
         "offset": offset.tolist(), "no-signal": no_signal.tolist(), "confound": confound.tolist(),
         "direction": direction.tolist(),
     }  # fmt: skip
     return [
-        "dead" if is_dead else " ".join(name for name, holds in held.items() if holds[i])
+        "dead" if is_dead else " ".join(name for name, holds in flagged.items() if holds[i])
         for i, is_dead in enumerate(dead.tolist())
     ]
 
@@ -429,7 +429,10 @@ def flags(
 def first_neurons(fits: Sequence[LayerFit | NumberFit], evidence: Sequence[Evidence], n: int) -> dict[int, list[int]]:
     """Return the first neurons of each layer's ranking, which is by contribution."""
     pairs = zip(fits, evidence, strict=True)
-    return {fit.layer: order(mean_contribution(fit.weight, one.magnitudes))[:n].tolist() for fit, one in pairs}
+    return {
+        fit.layer: order(mean_contribution(fit.weight, layer_evidence.magnitudes))[:n].tolist()
+        for fit, layer_evidence in pairs
+    }
 
 
 def neuron_table(
@@ -456,7 +459,7 @@ def neuron_table(
     beside = evidence.directions
     flag = flags(contribution, centred, q, dead, given.get("given_q"), None if beside is None else beside.p[0])
     if not is_informative:
-        flag = [own if own == "dead" else UNINFORMATIVE for own in flag]
+        flag = [names if names == "dead" else UNINFORMATIVE for names in flag]
     width = len(contribution) // (n_heads or 1)
     columns: dict[str, Any] = {
         **({"head": [1 + i // width for i in range(len(contribution))]} if n_heads else {}),
@@ -531,12 +534,13 @@ class NumberEvidence(Evidence):
     correlation: Tensor | None = None
 
 
-def collect_number_evidence(found: Decomposed, fits: Sequence[NumberFit]) -> list[NumberEvidence]:
+def collect_number_evidence(decomposed: Decomposed, fits: Sequence[NumberFit]) -> list[NumberEvidence]:
     """Stream the training and the test examples, divided among ranks, and return the evidence of each layer."""
-    sides, moments = found.sides, [fit.moments for fit in fits]
-    collected = collect_evidence(sides.train, sides.test, found.layers, moments, None)
+    sides, moments = decomposed.sides, [fit.moments for fit in fits]
+    collected = collect_evidence(sides.train, sides.test, decomposed.layers, moments, None)
     return [
-        NumberEvidence(**vars(one), correlation=_correlation(fit)) for fit, one in zip(fits, collected, strict=True)
+        NumberEvidence(**vars(layer_evidence), correlation=_correlation(fit))
+        for fit, layer_evidence in zip(fits, collected, strict=True)
     ]
 
 
@@ -548,13 +552,13 @@ def _correlation(fit: NumberFit) -> Tensor:
 
 
 def with_number_replicates(
-    evidence: Sequence[NumberEvidence], found: Decomposed, fits: Sequence[NumberFit], l2: float, n: int, seed: int
+    evidence: Sequence[NumberEvidence], decomposed: Decomposed, fits: Sequence[NumberFit], l2: float, n: int, seed: int
 ) -> tuple[list[NumberEvidence], Tensor]:
     """Add the stability of each layer's ranking over bootstraps of the training sentences.
 
     Args:
         evidence: Evidence of each layer.
-        found: Examples with the decomposition of their layers.
+        decomposed: Examples with the decomposition of their layers.
         fits: The probes.
         l2: Strength of the penalty.
         n: Number of bootstraps, at least 2.
@@ -563,14 +567,14 @@ def with_number_replicates(
     Returns:
         The evidence, and the replicates' weights on raw hidden states, shape (n, n_layers, 1, d_model).
     """
-    draws = bootstrap(found.sides.train, n, seed).double()
-    strengthened, weights = [], []
-    for fit, one in zip(fits, evidence, strict=True):
-        weight = _replicates(found.sides.train, fit, draws, l2)[:, None]
-        scores = np.stack([_scores(own, one) for own in weight])
-        strengthened.append(replace(one, stability=stability_of(_scores(fit.weight, one), scores)))
+    draws = bootstrap(decomposed.sides.train, n, seed).double()
+    extended, weights = [], []
+    for fit, layer_evidence in zip(fits, evidence, strict=True):
+        weight = _replicates(decomposed.sides.train, fit, draws, l2)[:, None]
+        scores = np.stack([_scores(replicate, layer_evidence) for replicate in weight])
+        extended.append(replace(layer_evidence, stability=stability_of(_scores(fit.weight, layer_evidence), scores)))
         weights.append(weight)
-    return strengthened, torch.stack(weights, 1)
+    return extended, torch.stack(weights, 1)
 
 
 def _replicates(train: Examples, fit: NumberFit, draws: Tensor, l2: float) -> Tensor:
@@ -601,22 +605,25 @@ def with_number_removals(
     Also add the stability of each layer's ranking under more and under less penalty, and the centred contribution by a
     probe with an intercept in layers with neurons whose mean is far from 0.
     """
-    found = []
-    for fit, one in zip(fits, evidence, strict=True):
+    extended = []
+    for fit, layer_evidence in zip(fits, evidence, strict=True):
         inverse = fit.spectrum.inverse(l2)
-        others = [_scores(_raw(fit, fit.spectrum.solve(fit.product, l2 * 10.0**n)), one) for n in PENALTIES.values()]
-        effects, drawn = _ablation_effects(sides, fit, one, inverse, seed)
-        found.append(
+        others = [
+            _scores(_raw(fit, fit.spectrum.solve(fit.product, l2 * 10.0**n)), layer_evidence)
+            for n in PENALTIES.values()
+        ]
+        effects, drawn = _ablation_effects(sides, fit, layer_evidence, inverse, seed)
+        extended.append(
             replace(
-                one,
+                layer_evidence,
                 unique=fit.scaled.square() / inverse.diagonal(),
-                penalty_stability=penalty_stability(_scores(fit.weight, one), np.stack(others)),
+                penalty_stability=penalty_stability(_scores(fit.weight, layer_evidence), np.stack(others)),
                 ablation_effects=effects,
                 matched=drawn,
-                contribution_with_intercept=_with_intercept(fit, one, l2),
+                contribution_with_intercept=_with_intercept(fit, layer_evidence, l2),
             )
         )
-    return found
+    return extended
 
 
 def _with_intercept(fit: NumberFit, evidence: Evidence, l2: float) -> Tensor | None:

@@ -110,17 +110,21 @@ class FullPasses:
             of_all = cache(partial(_of_all, scaling, probe.scaled_weight))
             for i in group:
                 start, problem = probe.scaled_weight.data[i].clone(), probe.problems[i]
-                own: Preconditioner | ClassCurvature
+                preconditioner: Preconditioner | ClassCurvature
                 if problem.curvature is None:
-                    own = _preconditioner(problem.neurons, scaling, of_all, probe.scaled_weight)
+                    preconditioner = _preconditioner(problem.neurons, scaling, of_all, probe.scaled_weight)
                 else:
-                    own = problem.curvature.to(probe.scaled_weight)
-                    own = own if problem.neurons is None else own.within(problem.neurons.to(probe.device))
-                if isinstance(own, ClassCurvature) and not problem.penalty.l1:
-                    self.constant[i] = own
+                    preconditioner = problem.curvature.to(probe.scaled_weight)
+                    preconditioner = (
+                        preconditioner
+                        if problem.neurons is None
+                        else preconditioner.within(problem.neurons.to(probe.device))
+                    )
+                if isinstance(preconditioner, ClassCurvature) and not problem.penalty.l1:
+                    self.constant[i] = preconditioner
                 wants = partial(self._wants_curvature, i)
                 self.solvers[i] = lbfgs(
-                    start, problem.penalty, own, self.tolerance, self._readout(i), wants, problem.gain_share
+                    start, problem.penalty, preconditioner, self.tolerance, self._readout(i), wants, problem.gain_share
                 )
                 next(self.solvers[i])
 
@@ -161,14 +165,14 @@ class FullPasses:
         n_counted = is_example.sum() if counts is None else (is_example * counts).sum(1)
         self.n_counted += on_float64_device(n_counted)
         for layer_index, group in self.probe.by_layer(self.solvers).items():
-            own = None if counts is None else counts[group]
+            group_counts = None if counts is None else counts[group]
             labels = self._labels(batch, group)
             is_needed = any(map(self._needs_curvature, group))
             states = batch.hidden_states[layer_index]
-            sums = cross_entropy_sums(weight[group], states, labels, own, is_needed, self.workspace)
-            for total, own_sum in zip((self.cross_entropy, self.gradient, self.class_covariance), sums, strict=True):
-                if own_sum.numel():
-                    total.index_add_(0, torch.tensor(group, device=total.device), to_float64(own_sum))
+            sums = cross_entropy_sums(weight[group], states, labels, group_counts, is_needed, self.workspace)
+            for total, group_sum in zip((self.cross_entropy, self.gradient, self.class_covariance), sums, strict=True):
+                if group_sum.numel():
+                    total.index_add_(0, torch.tensor(group, device=total.device), to_float64(group_sum))
         for i in self.midway.sums:
             self.midway.update(i, batch.hidden_states[self.probe.problems[i].layer_index], batch.labels)
 
@@ -189,8 +193,8 @@ class FullPasses:
         problems = [self.probe.problems[i] for i in group]
         if all(problem.labels is None for problem in problems):
             return batch.labels
-        own = (problem.labels for problem in problems)
-        return torch.stack([batch.labels if of is None else of.to(batch.labels)[batch.rows] for of in own])
+        by_problem = (problem.labels for problem in problems)
+        return torch.stack([batch.labels if of is None else of.to(batch.labels)[batch.rows] for of in by_problem])
 
     @torch.no_grad()
     def _end_pass(self) -> None:
@@ -201,16 +205,16 @@ class FullPasses:
             total.copy_(strategy.reduce(total, reduce_op="sum"))
             total.div_(n_tokens.view(-1, *[1] * (total.dim() - 1)))
         self.gradient *= on_float64_device(probe.inverse_scale)[:, None]
-        measured = {i: self._midway_curvature(i) for i in sorted(self.midway.sums)}
+        curvatures = {i: self._midway_curvature(i) for i in sorted(self.midway.sums)}
         dtype = probe.scaled_weight.dtype
         gradients = {i: self.gradient[i].to(dtype).to(probe.device) for i in self.solvers}
         preconditioned = self._preconditioned(gradients)
         for i, gradient in gradients.items():
             value, point, problem = float(self.cross_entropy[i]), probe.scaled_weight.data[i], probe.problems[i]
             covariance = self.class_covariance[i].to(dtype).to(probe.device)
-            here = Evaluation(value, gradient, covariance, measured.get(i), preconditioned.get(i))
-            self.evaluations[i], self.gaps[i] = here, problem.penalty.optimality_gap(point, here.gradient)
-            objective = here.value + problem.penalty(point)
+            evaluation = Evaluation(value, gradient, covariance, curvatures.get(i), preconditioned.get(i))
+            self.evaluations[i], self.gaps[i] = evaluation, problem.penalty.optimality_gap(point, evaluation.gradient)
+            objective = evaluation.value + problem.penalty(point)
             self.first_objectives.setdefault(i, objective)
             self.curves[f"train/{problem.name}/objective"] = objective
             self.curves[f"train/{problem.name}/optimality_gap"] = self.gaps[i]
@@ -234,7 +238,7 @@ class FullPasses:
         """Return the number of training tokens of a problem."""
         return self.probe.moments[self.probe.problems[i].layer_index].n_tokens
 
-    def _wants_curvature(self, i: int, here: Evaluation, gap: float, n_passes: int) -> bool:
+    def _wants_curvature(self, i: int, evaluation: Evaluation, gap: float, n_passes: int) -> bool:
         """Return whether a problem's curvature is measured at its point, and prepare for that.
 
         It is not measured on accelerators, which speed up passes more than inverses, so it would not save time there.
@@ -245,10 +249,10 @@ class FullPasses:
         if not is_plain or problem.penalty.l1 or probe.device.type != "cpu":
             return False
         weight, n_tokens = probe.weight[i], self._n_tokens(i)
-        point = Visited(gap, n_passes, float(here.class_covariance.trace()))
+        point = Visited(gap, n_passes, float(evaluation.class_covariance.trace()))
         if not self.midway.asks(i, point, weight.shape, n_tokens):
             return False
-        self.midway.begin(i, weight, here.class_covariance, n_tokens)
+        self.midway.begin(i, weight, evaluation.class_covariance, n_tokens)
         return True
 
     def _advance(self) -> None:
@@ -358,7 +362,10 @@ class Descent:
         logits = self.probe(batch.hidden_states)
         problems = zip(self.probe.problems, self.probe.scaled_weight, logits, strict=True)
         losses = torch.stack(
-            [nn.functional.cross_entropy(own, batch.labels) + p.penalty.of(weight) for p, weight, own in problems]
+            [
+                nn.functional.cross_entropy(probe_logits, batch.labels) + p.penalty.of(weight)
+                for p, weight, probe_logits in problems
+            ]
         )
         self.total += on_float64_device(losses.detach())
         self.n_batches += 1
@@ -492,14 +499,14 @@ class ProbeMetrics(nn.Module):
         """
         counts = self.correct_by_class, self.tokens_by_class, self.predicted_by_class
         correct, n_tokens, n_predicted = (to_float64(sums.compute()).reshape(-1) for sums in counts)
-        there, known = n_tokens > 0, n_tokens + n_predicted > 0
-        found = {
+        has_tokens, known = n_tokens > 0, n_tokens + n_predicted > 0
+        metrics = {
             "accuracy": float(correct.sum() / n_tokens.sum()),
-            "macro_accuracy": float((correct[there] / n_tokens[there]).mean()),
+            "macro_accuracy": float((correct[has_tokens] / n_tokens[has_tokens]).mean()),
             "macro_f1": float((2 * correct[known] / (n_tokens + n_predicted)[known]).mean()),
         }
         names = ("within_one", "mean_absolute_error", "cross_entropy")
-        return found | {name: float(getattr(self, name).compute()) for name in names if hasattr(self, name)}
+        return metrics | {name: float(getattr(self, name).compute()) for name in names if hasattr(self, name)}
 
 
 Stage = Literal["train", "val", "test"]
@@ -562,8 +569,11 @@ class LinearProbe(pl.LightningModule):
         layers = list(layers)
         self.save_hyperparameters(ignore=["problems", "moments"])
         self.classes, self.layers, self.ordinal, self.penalty_space = classes, layers, ordinal, penalty_space
-        own = [problem_of_layer(layer, i, Penalty(l1, l2)) for i, layer in enumerate(layers)]
-        self.is_one_per_layer, self.problems = problems is None, own if problems is None else list(problems)
+        default_problems = [problem_of_layer(layer, i, Penalty(l1, l2)) for i, layer in enumerate(layers)]
+        self.is_one_per_layer, self.problems = (
+            problems is None,
+            default_problems if problems is None else list(problems),
+        )
         self.scaled_weight = nn.Parameter(torch.zeros(len(self.problems), len(classes), d_model))
         self.register_buffer("inverse_scale", torch.ones(len(self.problems), d_model))
         self.moments: Sequence[Moments] = ()
@@ -577,14 +587,14 @@ class LinearProbe(pl.LightningModule):
     def _scale_by(self, moments: Sequence[Moments]) -> None:
         """Take over the layers' moments, and set the scale of each problem's neurons and its initial weights."""
         weight, self.moments = self.weight, list(moments)
-        by_layer = [Scaling(own, self.penalty_space).inverse for own in self.moments]
+        by_layer = [Scaling(layer_moments, self.penalty_space).inverse for layer_moments in self.moments]
         for i, problem in enumerate(self.problems):
             # A neuron that may not be used gets an inverse scale of 0, like a dead one.
             inverse_scale = by_layer[problem.layer_index] * (1 if problem.neurons is None else problem.neurons)
             self.inverse_scale[i] = inverse_scale.to(self.inverse_scale)
             start = weight[i] if problem.start is None else problem.start.to(weight)
-            own = self.inverse_scale[i]
-            self.scaled_weight.data[i] = torch.where(own > 0, start / own, 0.0)
+            inverse = self.inverse_scale[i]
+            self.scaled_weight.data[i] = torch.where(inverse > 0, start / inverse, 0.0)
 
     @property
     def weight(self) -> Tensor:
@@ -617,7 +627,7 @@ class LinearProbe(pl.LightningModule):
     def on_train_start(self) -> None:
         """Measure the moments of the training tokens, unless they are known, choose the dtype, and begin."""
         if not self.moments:
-            self._scale_by(self._measured_moments())
+            self._scale_by(self._training_moments())
         if isinstance(self.rule, FullPasses):
             self._use_the_dtype_that_solves()
         self.rule.begin()
@@ -630,7 +640,7 @@ class LinearProbe(pl.LightningModule):
             self.scaled_weight.data, self.inverse_scale = self.scaled_weight.data.double(), self.inverse_scale.double()
             self._scale_by(self.moments)
 
-    def _measured_moments(self) -> Sequence[Moments]:
+    def _training_moments(self) -> Sequence[Moments]:
         data = getattr(self.trainer, "datamodule", None)
         known: Sequence[Moments] | None = getattr(data, "moments", None)
         return known or loader_moments(cast(Iterable[Any], self.trainer.train_dataloader), len(self.layers))
@@ -673,9 +683,9 @@ class LinearProbe(pl.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log the metrics; adam keeps each problem's best weights."""
-        found = self._end_metrics("val")
+        by_problem = self._end_metrics("val")
         if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
-            self.rule.end_validation([metrics["cross_entropy"] for metrics in found])
+            self.rule.end_validation([metrics["cross_entropy"] for metrics in by_problem])
 
     def on_test_epoch_start(self) -> None:
         """Begin a pass over the test tokens."""
@@ -692,12 +702,12 @@ class LinearProbe(pl.LightningModule):
     def predict_step(self, batch: Any) -> Tensor:
         """Return the predicted class of each row, an index of `classes`, shape (n_problems, n)."""
         logits = self([states.to(self.scaled_weight) for states in as_batch(batch).hidden_states])
-        return torch.stack([own.argmax(-1) for own in logits])
+        return torch.stack([scores.argmax(-1) for scores in logits])
 
     def _begin_metrics(self, n_sentences: int | None) -> None:
         labels = torch.tensor(self.classes) if self.ordinal else torch.arange(len(self.classes))
-        found = (ProbeMetrics(labels, self.ordinal, n_sentences) for _ in self.problems)
-        self.metrics = nn.ModuleList(found).to(self.device)
+        metrics = (ProbeMetrics(labels, self.ordinal, n_sentences) for _ in self.problems)
+        self.metrics = nn.ModuleList(metrics).to(self.device)
 
     def _update_metrics(self, batch: Any) -> None:
         for block in blocks(as_batch(batch), self.scaled_weight.dtype):
@@ -706,10 +716,10 @@ class LinearProbe(pl.LightningModule):
                     cast(ProbeMetrics, metrics).update(logits.float(), block.labels, block.sentences)
 
     def _end_metrics(self, stage: Stage) -> list[dict[str, float]]:
-        found = [cast(ProbeMetrics, metrics).compute() for metrics in self.metrics]
-        pairs = zip(self.problems, found, strict=True)
+        by_problem = [cast(ProbeMetrics, metrics).compute() for metrics in self.metrics]
+        pairs = zip(self.problems, by_problem, strict=True)
         self._log(stage, {f"{stage}/{p.name}/{name}": v for p, metrics in pairs for name, v in metrics.items()})
-        return found
+        return by_problem
 
     def _log(self, stage: Stage, values: Mapping[str, float]) -> None:
         """Log values of problems, with their means over problems, at the epoch as the step."""

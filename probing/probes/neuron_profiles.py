@@ -35,12 +35,12 @@ def profile_rows(examples: Examples, neurons: Mapping[int, Sequence[int]], n_oth
         n_others: Number of other neurons that are named, those of the strongest correlations.
     """
     rows: list[Row] = []
-    for layer, own in neurons.items():
-        sums = _Sums(examples, list(own))
+    for layer, layer_neurons in neurons.items():
+        sums = _Sums(examples, list(layer_neurons))
         for batch in read_share(examples, [layer]):
             sums.update(batch)
         sums.all_reduce()
-        by_neuron = zip(own, sums.means(), sums.correlations(n_others), sums.cosines(), strict=True)
+        by_neuron = zip(layer_neurons, sums.means(), sums.correlations(n_others), sums.cosines(), strict=True)
         rows += (
             {**layer_cells(layer), "neuron": neuron, **row}
             for neuron, *parts in by_neuron
@@ -55,23 +55,23 @@ class _Sums:
 
     Args:
         examples: The examples.
-        own: The neurons.
+        neurons: The neurons.
     """
 
-    def __init__(self, examples: Examples, own: list[int]) -> None:
+    def __init__(self, examples: Examples, neurons: list[int]) -> None:
         d_model = examples.store.plan.d_model
-        self.examples, self.own = examples, own
-        self.here = np.flatnonzero(examples.labels >= 0)
-        self.values = torch.zeros(len(self.here), len(own), dtype=torch.float64)
+        self.examples, self.neurons = examples, neurons
+        self.rows = np.flatnonzero(examples.labels >= 0)
+        self.values = torch.zeros(len(self.rows), len(neurons), dtype=torch.float64)
         self.mean = RunningMean(d_model, columns=are_columns(examples.store))
         self.squares = torch.zeros(d_model, dtype=torch.float64)
-        self.products = torch.zeros(len(own), d_model, dtype=torch.float64)
+        self.products = torch.zeros(len(neurons), d_model, dtype=torch.float64)
         self.unit_sums = CosineSums(d_model)
 
     def update(self, batch: Batch) -> None:
         """Add the examples of a batch of the layer."""
-        at = torch.from_numpy(np.searchsorted(self.here, batch.rows.numpy()))
-        self.values[at] = batch.hidden_states[0][:, self.own].double()
+        at = torch.from_numpy(np.searchsorted(self.rows, batch.rows.numpy()))
+        self.values[at] = batch.hidden_states[0][:, self.neurons].double()
         for states in batch.hidden_states[0].double().split(ROWS):
             self._add(self.mean.update(states))
             units = normalise(states)
@@ -79,7 +79,7 @@ class _Sums:
 
     def _add(self, deviations: Tensor) -> None:
         self.squares += deviations.square().sum(0)
-        self.products += deviations[:, self.own].T @ deviations
+        self.products += deviations[:, self.neurons].T @ deviations
 
     def all_reduce(self) -> None:
         """All-reduce the sums of all processes."""
@@ -92,14 +92,14 @@ class _Sums:
     def means(self) -> Iterator[list[Row]]:
         """Yield each neuron's mean over all examples, and over those at each position where examples are tokens."""
         tokens = self.examples.store.tokens
-        sentences = tokens.sentences[self.here]
+        sentences = tokens.sentences[self.rows]
         clusters = self.examples.cluster_of_sentence()[sentences]
-        everywhere = np.arange(len(self.here))
+        everywhere = np.arange(len(self.rows))
         groups: list[tuple[dict[str, Any], NDArray[np.int64]]] = [({"measure": "mean"}, everywhere)]
         if self.examples.pooling is None:
             groups += [
                 ({"measure": "position", "index": position}, at)
-                for position, at in _grouped(self.here - tokens.offsets[sentences])
+                for position, at in _grouped(self.rows - tokens.offsets[sentences])
             ]
         for values in self.values.numpy().T:
             yield [{**about, **_mean(values[at], clusters[at])} for about, at in groups]
@@ -108,7 +108,7 @@ class _Sums:
         """Yield for each neuron the others of the strongest correlations, the strongest first; of dead ones none."""
         sd = (self.squares / max(self.mean.n, 1)).sqrt()
         dead = hardly_vary(sd, self.mean.mean.abs(), self.mean.constant)
-        for neuron, products in zip(self.own, self.products, strict=True):
+        for neuron, products in zip(self.neurons, self.products, strict=True):
             r = products / (self.squares[neuron] * self.squares).sqrt()
             r[dead] = 0.0
             r[neuron] = 0.0
@@ -125,21 +125,21 @@ class _Sums:
         """Yield what each neuron contributes to the mean cosine of the examples, and its share where there is one."""
         by_neuron = self.unit_sums.by_neuron()
         shares = shares_of(by_neuron, float(by_neuron.sum()))
-        for neuron in self.own:
-            found = {"cosine_contribution": float(by_neuron[neuron]), "cosine_share": float(shares[neuron])}
+        for neuron in self.neurons:
+            measures = {"cosine_contribution": float(by_neuron[neuron]), "cosine_share": float(shares[neuron])}
             yield [
-                {"measure": name, "value": value, **self._n()} for name, value in found.items() if np.isfinite(value)
+                {"measure": name, "value": value, **self._n()} for name, value in measures.items() if np.isfinite(value)
             ]
 
     def _n(self) -> dict[str, int]:
-        return {"n_test_tokens": len(self.here)}
+        return {"n_test_tokens": len(self.rows)}
 
 
 def _grouped(positions: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Yield each position, ascending, and the indices of its examples."""
     order = positions.argsort(kind="stable")
-    found, starts = np.unique(positions[order], return_index=True)
-    yield from zip(found.tolist(), np.split(order, starts[1:]), strict=True)
+    distinct, starts = np.unique(positions[order], return_index=True)
+    yield from zip(distinct.tolist(), np.split(order, starts[1:]), strict=True)
 
 
 def _mean(values: NDArray[np.float64], clusters: NDArray[np.int64]) -> dict[str, float]:
@@ -158,12 +158,12 @@ class Extremes:
 
     Args:
         neurons: The neurons, by layer.
-        found: By layer and end, the activations and the rows of their tokens in the store, both of shape (n_extremes,
+        by_end: By layer and end, the activations and the rows of their tokens in the store, both of shape (n_extremes,
             n_neurons), the most extreme one first and of equal ones the first row.
     """
 
     neurons: Mapping[int, Sequence[int]]
-    found: Mapping[tuple[int, str], tuple[Tensor, Tensor]]
+    by_end: Mapping[tuple[int, str], tuple[Tensor, Tensor]]
 
 
 def extremes(examples: Examples, neurons: Mapping[int, Sequence[int]], n: int) -> Extremes:
@@ -176,18 +176,19 @@ def extremes(examples: Examples, neurons: Mapping[int, Sequence[int]], n: int) -
     """
     layers = list(neurons)
     empty = {
-        layer: (torch.empty(0, len(own)), torch.empty(0, len(own), dtype=torch.int64)) for layer, own in neurons.items()
+        layer: (torch.empty(0, len(numbers)), torch.empty(0, len(numbers), dtype=torch.int64))
+        for layer, numbers in neurons.items()
     }
-    found = {(layer, end): empty[layer] for layer in layers for end in ENDS}
+    by_end = {(layer, end): empty[layer] for layer in layers for end in ENDS}
     for batch in read_share(examples, layers):
         for layer, states in zip(layers, batch.hidden_states, strict=True):
             values = states[:, list(neurons[layer])].float()
             rows = batch.rows[:, None].expand_as(values)
             for end, sign in ENDS.items():
-                known = found[layer, end]
-                found[layer, end] = _first(torch.cat([known[0], values]), torch.cat([known[1], rows]), sign, n)
-    n_there = min(n, examples.n_tokens)
-    return Extremes(neurons, {at: _of_all_ranks(*own, ENDS[at[1]], n, n_there) for at, own in found.items()})
+                known = by_end[layer, end]
+                by_end[layer, end] = _first(torch.cat([known[0], values]), torch.cat([known[1], rows]), sign, n)
+    n_rows = min(n, examples.n_tokens)
+    return Extremes(neurons, {at: _of_all_ranks(*pair, ENDS[at[1]], n, n_rows) for at, pair in by_end.items()})
 
 
 def _first(values: Tensor, rows: Tensor, sign: int, n: int) -> tuple[Tensor, Tensor]:
@@ -196,15 +197,15 @@ def _first(values: Tensor, rows: Tensor, sign: int, n: int) -> tuple[Tensor, Ten
     return values.gather(0, first), rows.gather(0, first)
 
 
-def _of_all_ranks(values: Tensor, rows: Tensor, sign: int, n: int, n_there: int) -> tuple[Tensor, Tensor]:
+def _of_all_ranks(values: Tensor, rows: Tensor, sign: int, n: int, n_rows: int) -> tuple[Tensor, Tensor]:
     """Return the first values that any rank has found."""
     rank, n_ranks = rank_and_world_size()
     all_values, all_rows = values.new_zeros(n_ranks, n, values.shape[1]), rows.new_zeros(n_ranks, n, rows.shape[1])
     all_values[rank], all_rows[rank] = -sign * torch.inf, torch.iinfo(torch.int64).max  # those of no token come last
     all_values[rank, : len(values)], all_rows[rank, : len(rows)] = values, rows
-    values, rows = (sum_over_ranks(own).flatten(0, 1) for own in (all_values, all_rows))
+    values, rows = (sum_over_ranks(of_ranks).flatten(0, 1) for of_ranks in (all_values, all_rows))
     rows, order = rows.sort(dim=0)
-    return _first(values.gather(0, order), rows, sign, n_there)
+    return _first(values.gather(0, order), rows, sign, n_rows)
 
 
 # The terminal's sentence gives the accuracy in so many equal parts of the positions.
@@ -224,11 +225,11 @@ def predicted_classes(test: Examples, layers: Sequence[int], weights: Sequence[T
     Returns:
         For each layer the index of the predicted class of each token, -1 where it is no example, shape (n_tokens,).
     """
-    found = torch.zeros(len(layers), len(test.labels), dtype=torch.int32)
+    classes = torch.zeros(len(layers), len(test.labels), dtype=torch.int32)
     for batch in read_share(test, layers):
-        for of_layer, states, weight in zip(found, batch.hidden_states, weights, strict=True):
-            of_layer[batch.rows] = (states.to(weight.dtype) @ weight.T).argmax(1).to(found) + 1
-    return list(sum_over_ranks(found).numpy() - 1)
+        for of_layer, states, weight in zip(classes, batch.hidden_states, weights, strict=True):
+            of_layer[batch.rows] = (states.to(weight.dtype) @ weight.T).argmax(1).to(classes) + 1
+    return list(sum_over_ranks(classes).numpy() - 1)
 
 
 def class_scores(sides: Sides, layer: int, predicted: Classes) -> list[dict[str, Any]]:
@@ -240,22 +241,23 @@ def class_scores(sides: Sides, layer: int, predicted: Classes) -> list[dict[str,
         predicted: Index of the predicted class of each test token, shape (n_tokens,).
     """
     test, labels = sides.test, sides.classes.tolist()
-    here = np.flatnonzero(test.labels >= 0)
-    true, taken_for = test.labels[here], predicted[here]
-    clusters = test.cluster_of_sentence()[test.store.tokens.sentences[here]]
+    labelled = np.flatnonzero(test.labels >= 0)
+    true, taken_for = test.labels[labelled], predicted[labelled]
+    clusters = test.cluster_of_sentence()[test.store.tokens.sentences[labelled]]
     n_train, right = sides.train.counts(len(labels)), true == taken_for
     of_true, of_taken = (_groups(of, len(labels)) for of in (true, taken_for))
     rows = []
     for i, label in enumerate(labels):
-        own, taken = of_true[i], of_taken[i]
-        wrong = np.bincount(taken_for[own][~right[own]], minlength=len(labels))
+        actual, taken = of_true[i], of_taken[i]
+        wrong = np.bincount(taken_for[actual][~right[actual]], minlength=len(labels))
         most = int(wrong.argmax())
         rows.append(
             {
-                "layer": layer, "class": label, "n_train_tokens": int(n_train[i]), "n_test_tokens": len(own),
+                "layer": layer, "class": label, "n_train_tokens": int(n_train[i]), "n_test_tokens": len(actual),
                 "n_predicted": len(taken),
-                **_share("recall", right[own], clusters[own]), **_share("precision", right[taken], clusters[taken]),
-                "f1": 2 * int(right[own].sum()) / (len(own) + len(taken)) if len(own) + len(taken) else float("nan"),
+                **_share("recall", right[actual], clusters[actual]),
+                **_share("precision", right[taken], clusters[taken]),
+                "f1": 2 * int(right[actual].sum()) / n_both if (n_both := len(actual) + len(taken)) else float("nan"),
                 "confused_with": labels[most] if wrong[most] else "", "n_confused": int(wrong[most]),
             }
         )  # fmt: skip
@@ -284,8 +286,10 @@ def confusions(sides: Sides, layer: int, predicted: Classes) -> list[dict[str, A
         layer: The layer.
         predicted: Index of the predicted class of each test token, shape (n_tokens,).
     """
-    labels, here = sides.classes.tolist(), sides.test.labels >= 0
-    pairs, counts = np.unique(np.stack([sides.test.labels[here], predicted[here]], 1), axis=0, return_counts=True)
+    labels, labelled = sides.classes.tolist(), sides.test.labels >= 0
+    pairs, counts = np.unique(
+        np.stack([sides.test.labels[labelled], predicted[labelled]], 1), axis=0, return_counts=True
+    )
     return [
         {"layer": layer, "class": labels[true], "predicted": labels[taken_for], "n_test_tokens": n}
         for (true, taken_for), n in zip(pairs.tolist(), counts.tolist(), strict=True)
@@ -307,14 +311,14 @@ def position_line(rows: Sequence[Row]) -> str:
     Args:
         rows: Rows of one layer, ordered by position.
     """
-    there = [row for row in rows if row["n_test_tokens"]]
-    if len(there) < PARTS:
+    occupied = [row for row in rows if row["n_test_tokens"]]
+    if len(occupied) < PARTS:
         return ""
-    parts = [part.tolist() for part in np.array_split(np.arange(len(there)), PARTS)]
-    said = []
+    parts = [part.tolist() for part in np.array_split(np.arange(len(occupied)), PARTS)]
+    thirds = []
     for part in parts:
-        own = [there[i] for i in part]
-        right = sum(row["accuracy"] * row["n_test_tokens"] for row in own)
-        mean = right / sum(row["n_test_tokens"] for row in own)
-        said.append(f"{mean:.3f} at positions {own[0]['position']} to {own[-1]['position']}")
-    return say("positions", layer=there[0]["layer"], parts=", ".join(said[:-1]), last=said[-1])
+        part_rows = [occupied[i] for i in part]
+        right = sum(row["accuracy"] * row["n_test_tokens"] for row in part_rows)
+        mean = right / sum(row["n_test_tokens"] for row in part_rows)
+        thirds.append(f"{mean:.3f} at positions {part_rows[0]['position']} to {part_rows[-1]['position']}")
+    return say("positions", layer=occupied[0]["layer"], parts=", ".join(thirds[:-1]), last=thirds[-1])

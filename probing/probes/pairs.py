@@ -78,18 +78,18 @@ class MatchQuality:
 
     Args:
         fit: Mean |correlation| on the sentences used for matching: high by selection alone.
-        held_out: Mean correlation on the other sentences, times its sign in the matching, so that an accidental match
+        test: Mean correlation on the other sentences, times its sign in the matching, so that an accidental match
             is near 0 rather than above it.
-        chance: Mean of `held_out` when partners are permuted among the matched neurons; it is above 0 where all neurons
+        chance: Mean of `test` when partners are permuted among the matched neurons; it is above 0 where all neurons
             correlate. Where the rotation null is higher, its mean replaces it.
         chance_low: Lower end of the interval that holds 95 of 100 such permutations.
         chance_high: Upper end of that interval.
-        p_value: One-sided p-value: share of permutations with as large a `held_out`, the true one included.
+        p_value: One-sided p-value: share of permutations with as large a `test`, the true one included.
         n_matched: Number of neurons with a partner.
     """
 
     fit: float
-    held_out: float
+    test: float
     chance: float
     chance_low: float
     chance_high: float
@@ -97,23 +97,23 @@ class MatchQuality:
     n_matched: int
 
 
-def holds(partner: NDArray[np.int64], fit: Array, held_out: Array) -> float:
+def holds(partner: NDArray[np.int64], fit: Array, test: Array) -> float:
     """Return the mean correlation of matched neurons on held-out sentences, times its sign on the matching sentences.
 
     Args:
         partner: Result of `match`, shape (d_a,); some neurons must be matched.
         fit: Correlations it was fitted on, shape (d_a, d_b).
-        held_out: Correlations on the other sentences, shape (d_a, d_b).
+        test: Correlations on the other sentences, shape (d_a, d_b).
     """
     rows = np.flatnonzero(partner >= 0)
     columns = partner[rows]
-    return float((np.sign(fit[rows, columns]) * held_out[rows, columns]).mean())
+    return float((np.sign(fit[rows, columns]) * test[rows, columns]).mean())
 
 
 def judge(
     partner: NDArray[np.int64],
     fit: Array,
-    held_out: Array,
+    test: Array,
     rotated: Sequence[float] = (),
     permutations: int = PERMUTATIONS,
     seed: int = 0,
@@ -123,7 +123,7 @@ def judge(
     Args:
         partner: Result of `match`, shape (d_a,).
         fit: Correlations it was fitted on, shape (d_a, d_b).
-        held_out: Correlations on the other sentences, shape (d_a, d_b).
+        test: Correlations on the other sentences, shape (d_a, d_b).
         rotated: Values of `holds` for the second model in random bases (see `random_bases`).
         permutations: Number of permutations.
         seed: Seed of the permutations.
@@ -133,11 +133,11 @@ def judge(
     if not len(rows):
         nan = float("nan")
         return MatchQuality(nan, nan, nan, nan, nan, nan, 0)
-    signed = np.sign(fit) * held_out
+    signed = np.sign(fit) * test
     generator = np.random.default_rng(seed)
     null = np.array([signed[rows, generator.permutation(columns)].mean() for _ in range(permutations)])
     (low, high), moved = percentiles(null), excess(rotated, float(null.mean()))
-    true = holds(partner, fit, held_out)
+    true = holds(partner, fit, test)
     p_value = float((1 + (null + moved >= true - ROUNDING).sum()) / (1 + permutations))
     return MatchQuality(
         float(np.abs(fit[rows, columns]).mean()), true, float(null.mean()) + moved, low, high + moved, p_value,
@@ -151,16 +151,16 @@ class CrossMoments:
 
     Args:
         n_words: Number of words seen.
-        own_a: Covariance of each layer of the first model, shape (n_layers_a, d_a, d_a), float64.
-        own_b: Covariance of each layer of the second model, shape (n_layers_b, d_b, d_b), float64.
+        within_a: Covariance of each layer of the first model, shape (n_layers_a, d_a, d_a), float64.
+        within_b: Covariance of each layer of the second model, shape (n_layers_b, d_b, d_b), float64.
         cross: Covariance between the models, shape (n_layers_a, d_a, n_layers_b, d_b), float32.
         mean_a: Mean of each layer of the first model, shape (n_layers_a, d_a), float64.
         mean_b: Mean of each layer of the second model, shape (n_layers_b, d_b), float64.
     """
 
     n_words: int
-    own_a: Tensor
-    own_b: Tensor
+    within_a: Tensor
+    within_b: Tensor
     cross: Tensor
     mean_a: Tensor
     mean_b: Tensor
@@ -174,11 +174,11 @@ class CrossMoments:
             basis: Replacement neurons of the second model, each a column of weights on its own neurons, shape
                 (d_b, n_neurons).
         """
-        cross, variance, mean = self.cross[a, :, b], self.own_b[b].diagonal(), self.mean_b[b]
+        cross, variance, mean = self.cross[a, :, b], self.within_b[b].diagonal(), self.mean_b[b]
         if basis is not None:
             cross = cross.to(basis) @ basis
-            variance, mean = (self.own_b[b].to(basis) @ basis).mul_(basis).sum(0), mean.to(basis) @ basis
-        scale = _inverse_sd(self.own_a[a].diagonal(), self.mean_a[a])[:, None], _inverse_sd(variance, mean)
+            variance, mean = (self.within_b[b].to(basis) @ basis).mul_(basis).sum(0), mean.to(basis) @ basis
+        scale = _inverse_sd(self.within_a[a].diagonal(), self.mean_a[a])[:, None], _inverse_sd(variance, mean)
         return (scale[0] * cross * scale[1]).clamp(-1, 1).double().numpy()
 
     def cka(self, a: int, b: int) -> float:
@@ -188,7 +188,7 @@ class CrossMoments:
         estimator is biased upwards: see `cka_chance`.
         """
         return float(
-            self.cross[a, :, b].square().sum(dtype=torch.float64) / (self.own_a[a].norm() * self.own_b[b].norm())
+            self.cross[a, :, b].square().sum(dtype=torch.float64) / (self.within_a[a].norm() * self.within_b[b].norm())
         )
 
     def cka_chance(self, a: int, b: int) -> float:
@@ -198,8 +198,8 @@ class CrossMoments:
         the same words are similar by that alone (layer 0 of the built-in model and its randomly initialised model: .44,
         where chance is .003), so training accounts for what exceeds the randomly initialised model.
         """
-        traces = self.own_a[a].trace() * self.own_b[b].trace()
-        return float(traces / ((self.n_words - 1) * self.own_a[a].norm() * self.own_b[b].norm()))
+        traces = self.within_a[a].trace() * self.within_b[b].trace()
+        return float(traces / ((self.n_words - 1) * self.within_a[a].norm() * self.within_b[b].norm()))
 
 
 class CrossMomentsAccumulator:
@@ -216,7 +216,7 @@ class CrossMomentsAccumulator:
     def __init__(self, n_layers: tuple[int, int], d_model: tuple[int, int]) -> None:
         self.sizes = tuple(zip(n_layers, d_model, strict=True))
         self.means = [RunningMean(n, d) for n, d in self.sizes]
-        self.own = [torch.zeros(n, d, d, dtype=torch.float64) for n, d in self.sizes]
+        self.within = [torch.zeros(n, d, d, dtype=torch.float64) for n, d in self.sizes]
         (n_a, d_a), (n_b, d_b) = self.sizes
         self.cross = torch.zeros(n_a * d_a, n_b * d_b)
 
@@ -245,10 +245,10 @@ class CrossMomentsAccumulator:
         """
         if not self.n_words:
             raise ValueError("no words to take moments of")
-        n, (own_a, own_b) = self.n_words, self.own
+        n, (within_a, within_b) = self.n_words, self.within
         # In place, since a copy would be as large again.
         cross, self.cross = self.cross.div_(n).reshape(*self.sizes[0], *self.sizes[1]), torch.zeros(0)
-        return CrossMoments(n, own_a / n, own_b / n, cross, *(one.mean for one in self.means))
+        return CrossMoments(n, within_a / n, within_b / n, cross, *(running.mean for running in self.means))
 
     def _stack(self, batch: Sequence[Tensor], n_layers: int, d_model: int) -> Tensor:
         shapes = [tuple(states.shape) for states in batch]
@@ -262,8 +262,8 @@ class CrossMomentsAccumulator:
 
     def _add(self, a: Tensor, b: Tensor) -> None:
         """Add the words' deviations from the means, shapes (n_layers, n, d_model)."""
-        for side, own in zip((a, b), self.own, strict=True):
-            own += side.mT @ side
+        for side, within in zip((a, b), self.within, strict=True):
+            within += side.mT @ side
         flat_a, flat_b = (side.transpose(0, 1).flatten(1) for side in (a, b))
         self.cross.addmm_(flat_a.T, flat_b)
 
@@ -365,13 +365,15 @@ class Readings:
         pooled = pool_words(states, self.tokens.words[rows], self.tokens.sentences[rows])
         return pooled.keys, pooled.hidden_states
 
-    def _rows(self, layer: int, wanted: slice) -> Tensor:
+    def _rows(self, layer: int, rows: slice) -> Tensor:
         parts = []
         for shard in self.store.plan.shards:
-            here = self.store.shard_tokens(shard)
-            start, stop = max(wanted.start, here.start), min(wanted.stop, here.stop)
+            in_shard = self.store.shard_tokens(shard)
+            start, stop = max(rows.start, in_shard.start), min(rows.stop, in_shard.stop)
             if start < stop:
-                parts.append(self.store.read(layer, shard.index)[start - here.start : stop - here.start].float())
+                parts.append(
+                    self.store.read(layer, shard.index)[start - in_shard.start : stop - in_shard.start].float()
+                )
         return torch.cat(parts) if parts else torch.empty(0, self.store.plan.d_model)
 
 
@@ -447,7 +449,7 @@ def compare_pair(
         seed: Seed of the permutations.
         rotation_null: The second run in random bases: chance agreement of neurons matched by correlation.
     """
-    fit, held_out = moments
+    fit, test = moments
     shape = (len(a.layers), len(b.layers))
     partners = np.full((*shape, a.d_model), -1, dtype=np.int64)
     rows: list[dict[str, Any]] = []
@@ -455,7 +457,7 @@ def compare_pair(
     nulls: dict[str, list[Array]] = {}
     partner_of_layer = a.aligned(b)
     for i, j in np.ndindex(shape):
-        correlations = fit.correlation(i, j), held_out.correlation(i, j)
+        correlations = fit.correlation(i, j), test.correlation(i, j)
         partners[i, j] = np.arange(a.d_model) if matching == "index" else match(correlations[0], assignment)
         unrelated, unrelated_match = _by_chance(a.scores[i], moments, (i, j), assignment, rotation_null)
         names = {
@@ -463,20 +465,20 @@ def compare_pair(
             "matching": matching, "same_depth": "yes" if partner_of_layer.get(i) == j else "no",
         }  # fmt: skip
         by_match = "random_bases" if rotation_null else "permutation"
-        for one in _statistics(a, b, (i, j), partners[i, j], k, unrelated, n_permutations, seed):
-            null = by_match if one.null is None else "shuffled_labels"
-            rows.append({**names, **_row(one), "null": null, **_no_signal(a, b, (i, j), partners[i, j])})
-            if one.null is not None:
-                nulls.setdefault(one.statistic, []).append(one.null)
+        for statistic in _statistics(a, b, (i, j), partners[i, j], k, unrelated, n_permutations, seed):
+            null = by_match if statistic.null is None else "shuffled_labels"
+            rows.append({**names, **_row(statistic), "null": null, **_no_signal(a, b, (i, j), partners[i, j])})
+            if statistic.null is not None:
+                nulls.setdefault(statistic.statistic, []).append(statistic.null)
         quality = judge(partners[i, j], *correlations, unrelated_match, seed=seed)
         rows.append(
             {
-                **names, "statistic": "correlation", "value": quality.held_out,
+                **names, "statistic": "correlation", "value": quality.test,
                 "chance": quality.chance, "chance_low": quality.chance_low, "chance_high": quality.chance_high,
                 "p_uncorrected": quality.p_value, "null": by_match, "n_neurons": quality.n_matched,
             }
         )  # fmt: skip
-        rows.append({**names, "statistic": "cka", "value": held_out.cka(i, j), "chance": held_out.cka_chance(i, j)})
+        rows.append({**names, "statistic": "cka", "value": test.cka(i, j), "chance": test.cka_chance(i, j)})
     _correct(rows, {name: np.stack(null, axis=-1) for name, null in nulls.items()})
     return Pair(rows, partners, _related(a, b, moments, seed) if a.d_model == b.d_model else None)
 
@@ -494,11 +496,11 @@ def _by_chance(
     if rotation_null is None:
         return scorings, qualities
     for basis, theirs in zip(rotation_null.bases, rotation_null.scores[:, layer_indices[1]], strict=True):
-        fit, held_out = (half.correlation(*layer_indices, basis) for half in moments)
+        fit, test = (half.correlation(*layer_indices, basis) for half in moments)
         partner = match(fit, assignment)
-        kept = np.flatnonzero(partner >= 0)
-        scorings.append((scores[kept], theirs[partner[kept]]))
-        qualities.append(holds(partner, fit, held_out))
+        matched = np.flatnonzero(partner >= 0)
+        scorings.append((scores[matched], theirs[partner[matched]]))
+        qualities.append(holds(partner, fit, test))
     return scorings, qualities
 
 
@@ -513,45 +515,45 @@ def _statistics(
     seed: int,
 ) -> list[Agreement]:
     i, j = layer_indices
-    kept = np.flatnonzero(partner >= 0)
-    theirs = partner[kept]
-    if len(kept) < 2:
+    matched = np.flatnonzero(partner >= 0)
+    theirs = partner[matched]
+    if len(matched) < 2:
         return []
-    draws = None if a.draws is None or b.draws is None else (a.draws[i][:, kept], b.draws[j][:, theirs])
+    draws = None if a.draws is None or b.draws is None else (a.draws[i][:, matched], b.draws[j][:, theirs])
     return agreement(
-        a.scores[i][kept],
+        a.scores[i][matched],
         b.scores[j][theirs],
-        k=min(k, len(kept)),
+        k=min(k, len(matched)),
         groups=theirs,
         draws=draws,
         unrelated=unrelated,
-        shuffled=None if unrelated else _shuffled(a, b, layer_indices, kept, theirs),
+        shuffled=None if unrelated else _shuffled(a, b, layer_indices, matched, theirs),
         permutations=permutations,
         seed=seed,
     )
 
 
 def _shuffled(
-    a: Ranked, b: Ranked, layer_indices: tuple[int, int], kept: NDArray[np.intp], theirs: NDArray[np.int64]
+    a: Ranked, b: Ranked, layer_indices: tuple[int, int], matched: NDArray[np.intp], theirs: NDArray[np.int64]
 ) -> tuple[Array, Array] | None:
     """Return the rankings of matched neurons under shuffled labels of each run, if both have some."""
     if a.shuffled is None or b.shuffled is None:
         return None
-    return a.shuffled[layer_indices[0]][:, kept], b.shuffled[layer_indices[1]][:, theirs]
+    return a.shuffled[layer_indices[0]][:, matched], b.shuffled[layer_indices[1]][:, theirs]
 
 
-def _row(found: Agreement) -> dict[str, Any]:
+def _row(statistic: Agreement) -> dict[str, Any]:
     """Return an agreement as columns of `agreement.csv`."""
-    columns = {name: value for name, value in vars(found).items() if name not in ("p_value", "null")}
-    return {**columns, "p_uncorrected": found.p_value}
+    columns = {name: value for name, value in vars(statistic).items() if name not in ("p_value", "null")}
+    return {**columns, "p_uncorrected": statistic.p_value}
 
 
 def _no_signal(a: Ranked, b: Ranked, layer_indices: tuple[int, int], partner: NDArray[np.int64]) -> dict[str, int]:
     """Return how many matched neurons have no signal in at least one run, if that is known of both."""
     if a.no_signal is None or b.no_signal is None:
         return {}
-    kept = np.flatnonzero(partner >= 0)
-    either = a.no_signal[layer_indices[0]][kept] | b.no_signal[layer_indices[1]][partner[kept]]
+    matched = np.flatnonzero(partner >= 0)
+    either = a.no_signal[layer_indices[0]][matched] | b.no_signal[layer_indices[1]][partner[matched]]
     return {"n_no_signal": int(either.sum())}
 
 
@@ -564,22 +566,22 @@ def _correct(rows: Sequence[dict[str, Any]], nulls: Mapping[str, Array]) -> None
             statistics are corrected by Holm's method.
     """
     for statistic in {row["statistic"] for row in rows}:
-        own = [row for row in rows if row["statistic"] == statistic and "p_uncorrected" in row]
+        statistic_rows = [row for row in rows if row["statistic"] == statistic and "p_uncorrected" in row]
         if statistic in nulls:
-            corrected = max_p_values(np.array([row["value"] for row in own]), nulls[statistic])
+            corrected = max_p_values(np.array([row["value"] for row in statistic_rows]), nulls[statistic])
         else:
-            corrected = holm([row["p_uncorrected"] for row in own])
-        for row, p_value in zip(own, corrected, strict=True):
+            corrected = holm([row["p_uncorrected"] for row in statistic_rows])
+        for row, p_value in zip(statistic_rows, corrected, strict=True):
             row["p_value"] = float(p_value)
 
 
 def _related(a: Ranked, b: Ranked, moments: tuple[CrossMoments, CrossMoments], seed: int) -> bool:
     """Whether the models share a lineage: neurons of the same index correlate in some pair of layers."""
-    fit, held_out = moments
+    fit, test = moments
     index = np.arange(a.d_model)
     for i, j in np.ndindex(len(a.layers), len(b.layers)):
-        quality = judge(index, fit.correlation(i, j), held_out.correlation(i, j), seed=seed)
+        quality = judge(index, fit.correlation(i, j), test.correlation(i, j), seed=seed)
         # The margin of a tenth is needed because models that read the same words reach p < .01 by the words alone.
-        if quality.p_value < 0.01 and quality.held_out > quality.chance + 0.1:
+        if quality.p_value < 0.01 and quality.test > quality.chance + 0.1:
             return True
     return False

@@ -84,8 +84,8 @@ class MagnitudeAccumulator:
 
     def update(self, hidden_states: Tensor, labels: Tensor) -> None:
         """Add tokens, shapes (n, d_model) and (n,); tokens labelled -1 are ignored."""
-        kept = labels >= 0
-        states, classes = hidden_states[kept].double(), labels[kept]
+        labelled = labels >= 0
+        states, classes = hidden_states[labelled].double(), labels[labelled]
         self.counts += classes.bincount(minlength=len(self.counts))
         self.magnitude.index_add_(0, classes, states.abs())
         self.deviation.index_add_(0, classes, (states - self.mean).abs_())
@@ -115,14 +115,14 @@ def class_magnitudes(
         means: Mean of each layer's neurons over the training tokens, shape (d_model,).
         n_classes: Number of classes; None where numbers are predicted, of which a probe has one logit, the prediction.
     """
-    found = [MagnitudeAccumulator(mean, n_classes or 1) for mean in means]
+    accumulators = [MagnitudeAccumulator(mean, n_classes or 1) for mean in means]
     for batch in read_share(examples, layers):
         labels = torch.zeros_like(batch.labels) if n_classes is None else batch.labels
-        for sums, states in zip(found, batch.hidden_states, strict=True):
+        for sums, states in zip(accumulators, batch.hidden_states, strict=True):
             sums.update(states, labels)
-    for sums in found:
+    for sums in accumulators:
         sums.all_reduce(sum_over_ranks)
-    return [sums.result() for sums in found]
+    return [sums.result() for sums in accumulators]
 
 
 def class_contributions(weight: Tensor, sums: ClassMagnitudes) -> Tensor:
@@ -209,19 +209,19 @@ def control_task_shares(draws: Sequence[Sides], fits: Sequence[Sequence[LayerFit
         For each layer a tensor of shape (d_model,), float64.
     """
     labels = [torch.from_numpy(sides.test.labels).long() for sides in draws]
-    found = []
+    by_layer = []
     for of_layer in zip(*fits, strict=True):
         sums = [MagnitudeAccumulator(fit.moments.mean, fit.weight.shape[0]) for fit in of_layer]
         for batch in read_share(draws[0].test, [of_layer[0].layer]):
-            for own, of_draw in zip(sums, labels, strict=True):
-                own.update(batch.hidden_states[0], of_draw[batch.rows])
+            for accumulator, of_draw in zip(sums, labels, strict=True):
+                accumulator.update(batch.hidden_states[0], of_draw[batch.rows])
         shares = []
-        for own, fit in zip(sums, of_layer, strict=True):
-            own.all_reduce(sum_over_ranks)
-            contribution = mean_contribution(fit.weight, own.result())
+        for accumulator, fit in zip(sums, of_layer, strict=True):
+            accumulator.all_reduce(sum_over_ranks)
+            contribution = mean_contribution(fit.weight, accumulator.result())
             shares.append(contribution / contribution.sum().clamp(min=1e-300))
-        found.append(torch.stack(shares).mean(0))
-    return found
+        by_layer.append(torch.stack(shares).mean(0))
+    return by_layer
 
 
 # l1 falls in STEPS equal ratios, from the value at which every weight is 0 to LAST times that value. On the built-in
@@ -263,9 +263,9 @@ def minimise(
     point = next(solver)
     for n_passes in range(MAX_PASSES + 1):
         sums = cross_entropy_sums(point[None], states, labels)
-        here = Evaluation(float(sums.cross_entropy[0]) / n, sums.gradient[0] / n, sums.class_covariance[0] / n)
+        evaluation = Evaluation(float(sums.cross_entropy[0]) / n, sums.gradient[0] / n, sums.class_covariance[0] / n)
         try:
-            point = solver.send(here if n_passes < MAX_PASSES else None)
+            point = solver.send(evaluation if n_passes < MAX_PASSES else None)
         except StopIteration as stop:
             solution: Solution = stop.value
             return solution
@@ -456,8 +456,8 @@ def elastic_net_path(data: LayerData) -> Ranking:
     The score is that penalty; it is 0 for neurons that never enter.
     """
     states = data.scaling.features(data.train.hidden_states)
-    found = entries(states, data.train.labels, len(data.weight), data.penalty.l2)
-    return by_score(found.l1, ties=torch.where(data.moments.dead, -1.0, found.norm))
+    entered = entries(states, data.train.labels, len(data.weight), data.penalty.l2)
+    return by_score(entered.l1, ties=torch.where(data.moments.dead, -1.0, entered.norm))
 
 
 def mean_differences(mean: Tensor) -> Tensor:
@@ -495,13 +495,13 @@ def gaussian_selection(data: LayerData) -> Ranking:
     # The covariance's shrinkage is chosen for probes of this size, on random neurons so that no ranking is favoured.
     drawn = [i for i in data.draw(SELECTED, 0) if not data.moments.dead[i]]
     probe = closed_forms.choose_shared(data.classes, states, labels, drawn)
-    found = closed_forms.select(probe, states, labels, data.live, SELECTED)
+    selection = closed_forms.select(probe, states, labels, data.live, SELECTED)
     score = torch.zeros(len(data.moments.sd), dtype=torch.float64)
-    score[data.live] = found.with_next - found.information[-1]
+    score[data.live] = selection.with_next - selection.information[-1]
     others = by_score(torch.where(data.moments.dead, -torch.inf, score)).order.tolist()
-    score[found.neurons] = torch.tensor(found.information, dtype=torch.float64).diff()
-    selected = set(found.neurons)
-    return Ranking(torch.tensor([*found.neurons, *(i for i in others if i not in selected)]), score)
+    score[selection.neurons] = torch.tensor(selection.information, dtype=torch.float64).diff()
+    selected = set(selection.neurons)
+    return Ranking(torch.tensor([*selection.neurons, *(i for i in others if i not in selected)]), score)
 
 
 def random(data: LayerData) -> Ranking:
@@ -543,18 +543,20 @@ def shuffled_among_types(sides: Sides, n_draws: int, seed: int) -> list[Sides]:
     """
     parts = (sides.train, sides.validation, sides.test)
     rows = [np.flatnonzero(part.labels >= 0) for part in parts]
-    labels = np.concatenate([part.labels[own] for part, own in zip(parts, rows, strict=True)])
-    types = np.concatenate([token_types(part.store.tokens)[own] for part, own in zip(parts, rows, strict=True)])
-    ends = np.cumsum([len(own) for own in rows])[:-1]
+    labels = np.concatenate([part.labels[labelled] for part, labelled in zip(parts, rows, strict=True)])
+    types = np.concatenate(
+        [token_types(part.store.tokens)[labelled] for part, labelled in zip(parts, rows, strict=True)]
+    )
+    ends = np.cumsum([len(labelled) for labelled in rows])[:-1]
     draws = (np.split(draw, ends) for draw in permute_among_types(labels, types, n_draws, seed))
     return [_relabelled(sides, rows, draw) for draw in draws]
 
 
 def _relabelled(sides: Sides, rows: Sequence[NDArray[np.intp]], labels: Sequence[NDArray[np.int32]]) -> Sides:
     changed = []
-    for part, own, given in zip((sides.train, sides.validation, sides.test), rows, labels, strict=True):
+    for part, labelled, new_labels in zip((sides.train, sides.validation, sides.test), rows, labels, strict=True):
         changed.append(replace(part, labels=part.labels.copy()))
-        changed[-1].labels[own] = given
+        changed[-1].labels[labelled] = new_labels
     train, validation, test = changed
     return replace(sides, train=train, validation=validation, test=test)
 
@@ -580,9 +582,9 @@ def null_rankings(
     """
     draws = shuffled_among_types(sides, n_draws, seed)
     scores = np.zeros((len(layers), n_draws, sides.train.store.plan.d_model))
-    for own, layer in zip(scores, layers, strict=True):
+    for layer_scores, layer in zip(scores, layers, strict=True):
         fits = _fits(sides, draws, layer, training)
-        own[:] = _contributions(fits, draws, layer)
+        layer_scores[:] = _contributions(fits, draws, layer)
     return scores
 
 
@@ -607,7 +609,7 @@ def _contributions(fits: Sequence[LayerFit], draws: Sequence[Sides], layer: int)
     sums = [MagnitudeAccumulator(fit.moments.mean, len(fit.weight)) for fit in fits]
     for batch in read(draws[0].test, [layer]):
         rows = batch.rows.numpy()
-        for own, draw in zip(sums, draws, strict=True):
-            own.update(batch.hidden_states[0], torch.from_numpy(draw.test.labels[rows].astype(np.int64)))
+        for accumulator, draw in zip(sums, draws, strict=True):
+            accumulator.update(batch.hidden_states[0], torch.from_numpy(draw.test.labels[rows].astype(np.int64)))
     pairs = zip(fits, sums, strict=True)
-    return np.stack([mean_contribution(fit.weight, own.result()).numpy() for fit, own in pairs])
+    return np.stack([mean_contribution(fit.weight, accumulator.result()).numpy() for fit, accumulator in pairs])

@@ -119,11 +119,11 @@ def matched(top: Sequence[int], others: Sequence[int], sd: Tensor, seed: int) ->
         sd: Standard deviations of all neurons, shape (d_model,).
         seed: Seed of the draw.
     """
-    generator, left, drawn = np.random.default_rng(seed), list(others), []
-    for neuron in top[: len(left)]:
-        near = sorted(left, key=lambda i: (abs(float(sd[i] - sd[neuron])), i))[:10]
+    generator, remaining, drawn = np.random.default_rng(seed), list(others), []
+    for neuron in top[: len(remaining)]:
+        near = sorted(remaining, key=lambda i: (abs(float(sd[i] - sd[neuron])), i))[:10]
         drawn.append(int(generator.choice(near)))
-        left.remove(drawn[-1])
+        remaining.remove(drawn[-1])
     return drawn
 
 
@@ -229,7 +229,7 @@ def usable_information(
     erasers = fit_erasers(sides.train, layers, len(sides.classes))
     others = fit_erasers(shuffled(sides, seed).train, layers, len(sides.classes))
     removed = {layer: eraser.rank for layer, eraser in erasers.items()}
-    made: dict[str, tuple[Sides, Mapping[int, int]]] = {
+    changed_sides: dict[str, tuple[Sides, Mapping[int, int]]] = {
         "all": (sides, dict.fromkeys(layers, 0)),
         "top": (with_neurons(sides, top), dict.fromkeys(layers, d_model - n_top)),
         "random": (with_neurons(sides, drawn), dict.fromkeys(layers, d_model - n_top)),
@@ -239,7 +239,7 @@ def usable_information(
         "erased_shuffled": (without(sides, others), {layer: eraser.rank for layer, eraser in others.items()}),
     }
     rows = []
-    for condition, (changed, n_removed) in made.items():
+    for condition, (changed, n_removed) in changed_sides.items():
         fits = train_probes(changed, layers, training, CONDITIONS[condition])
         losses = cross_entropy_by_sentence(changed.test, fits)
         for fit, loss in zip(fits, losses, strict=True):
@@ -286,8 +286,8 @@ def _information(sides: Sides, fit: LayerFit, loss: NDArray[np.float64]) -> dict
         loss: Sum of its cross-entropy over each sentence, shape (n_sentences,).
     """
     test, counts = sides.test, sides.train.counts(len(sides.classes))
-    kept = test.labels >= 0
-    labels, n_tokens = test.labels[kept], test.clusters(test.tokens_by_sentence())
+    labelled = test.labels >= 0
+    labels, n_tokens = test.labels[labelled], test.clusters(test.tokens_by_sentence())
     constant = prior_cross_entropy_by_sentence(sides.train, test, len(sides.classes))
     saved = constant - loss
     accuracy_low, accuracy_high = accuracy_interval(test.clusters(fit.correct_by_sentence), n_tokens)
@@ -344,7 +344,10 @@ def penalty_problems(
     known = starts or {}
     others = {name: Penalty(penalty.l1 * 10.0**n, penalty.l2 * 10.0**n) for name, n in PENALTIES.items()}
     pairs = itertools.product(range(n_layers), others.items())
-    return [Problem(name, i, own, weights[i] if (weights := known.get(name)) else None) for i, (name, own) in pairs]
+    return [
+        Problem(name, i, other_penalty, weights[i] if (weights := known.get(name)) else None)
+        for i, (name, other_penalty) in pairs
+    ]
 
 
 @dataclass(frozen=True)
@@ -374,8 +377,8 @@ def stability_of(scores: NDArray[np.float64], replicates: NDArray[np.float64]) -
         replicates: Scores in each of two or more replicates, shape (n_replicates, d_model).
     """
     ranks = shared_ranks(np.concatenate([scores[None], replicates]))
-    found, k = neuron_ranks(replicates), min(TOP_OF_BOOTSTRAPS, len(scores))
-    overlaps = [top_overlap(one, other, k) for one, other in itertools.combinations(found, 2)]
+    replicate_ranks, k = neuron_ranks(replicates), min(TOP_OF_BOOTSTRAPS, len(scores))
+    overlaps = [top_overlap(first, other, k) for first, other in itertools.combinations(replicate_ranks, 2)]
     return Stability(ranks.min(0), ranks.max(0), float(np.mean(overlaps)))
 
 
@@ -386,9 +389,9 @@ def penalty_stability(scores: NDArray[np.float64], others: NDArray[np.float64]) 
         scores: Scores of the probe's own ranking, shape (d_model,).
         others: Scores under each of `PENALTIES`, in their order, shape (2, d_model).
     """
-    found: dict[str, float] = {}
+    columns: dict[str, float] = {}
     k = min(TOP_OF_PENALTIES, len(scores))
     for name, other in zip(PENALTIES, others, strict=True):
-        found[f"{name}_penalty_overlap"] = float(top_overlap(neuron_ranks(scores), neuron_ranks(other), k))
-        found[f"{name}_penalty_spearman"] = float(spearman(rankdata(scores), rankdata(other)))
-    return found
+        columns[f"{name}_penalty_overlap"] = float(top_overlap(neuron_ranks(scores), neuron_ranks(other), k))
+        columns[f"{name}_penalty_spearman"] = float(spearman(rankdata(scores), rankdata(other)))
+    return columns

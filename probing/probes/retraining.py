@@ -101,7 +101,7 @@ class Retraining:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class LocalCurvature:
     """What is known near the optimum of one layer's finished probe.
 
     Args:
@@ -114,24 +114,24 @@ class Surroundings:
     curvature: ClassCurvature | None
 
 
-def strengthened(
+def add_retraining_evidence(
     evidence: Sequence[Evidence], retraining: Retraining, n_replicates: int, removals: bool
 ) -> tuple[list[Evidence], Tensor | None]:
     """Add to each layer's evidence what was asked for; return it with the replicates' weights, None without them."""
-    found, weights = list(evidence), []
-    for i, one in enumerate(evidence if n_replicates or removals else ()):
+    extended, weights = list(evidence), []
+    for i, layer_evidence in enumerate(evidence if n_replicates or removals else ()):
         # One layer after the other, since the curvature of a single layer may take a gigabyte.
         drop_garbage()  # the stacks of the last layer, which hold its curvature
-        here = retraining.of_layer(i)
-        near = surroundings(here, with_curvature=removals or _pays(here, n_replicates))
+        layer_retraining = retraining.of_layer(i)
+        near = local_curvature(layer_retraining, with_curvature=removals or _pays(layer_retraining, n_replicates))
         if n_replicates:
-            one, weight = _with_replicates(one, here, n_replicates, near)
+            layer_evidence, weight = _with_replicates(layer_evidence, layer_retraining, n_replicates, near)
             weights.append(weight)
-        found[i] = _with_removals(one, here, near) if removals else one
+        extended[i] = _with_removals(layer_evidence, layer_retraining, near) if removals else layer_evidence
         del near
     drop_garbage()
-    found = with_intercept_probes(found, retraining) if removals else found
-    return found, torch.stack(weights, 1) if weights else None
+    extended = with_intercept_probes(extended, retraining) if removals else extended
+    return extended, torch.stack(weights, 1) if weights else None
 
 
 def with_replicates(
@@ -148,9 +148,9 @@ def with_replicates(
         The evidence, and the replicates' weights on raw hidden states, shape (n_replicates, n_layers, n_classes,
         d_model).
     """
-    found, weight = strengthened(evidence, retraining, n_replicates, removals=False)
+    extended, weight = add_retraining_evidence(evidence, retraining, n_replicates, removals=False)
     assert weight is not None
-    return found, weight
+    return extended, weight
 
 
 def with_removals(evidence: Sequence[Evidence], retraining: Retraining) -> list[Evidence]:
@@ -159,53 +159,56 @@ def with_removals(evidence: Sequence[Evidence], retraining: Retraining) -> list[
     Also add the stability of each layer's ranking under more and under less penalty.
     """
     layers = (retraining.of_layer(i) for i in range(len(evidence)))
-    return [_with_removals(one, here, surroundings(here)) for one, here in zip(evidence, layers, strict=True)]
+    return [
+        _with_removals(layer_evidence, layer_retraining, local_curvature(layer_retraining))
+        for layer_evidence, layer_retraining in zip(evidence, layers, strict=True)
+    ]
 
 
 def _with_replicates(
-    evidence: Evidence, retraining: Retraining, n_replicates: int, near: Surroundings
+    evidence: Evidence, retraining: Retraining, n_replicates: int, near: LocalCurvature
 ) -> tuple[Evidence, Tensor]:
     """Do for one layer what `with_replicates` does; its weights have the shape (n_replicates, n_classes, d_model)."""
     (fit,), (layer,) = retraining.fits, retraining.layers
     draws = bootstrap(retraining.sides.train, n_replicates, retraining.seed)
     problems = _preconditioned(replicate_problems(1, retraining.training.penalty, draws), near)
-    weight = torch.stack([one.weight for one in retraining.train(f"layer {layer}: bootstraps", problems)])
+    weight = torch.stack([probe.weight for probe in retraining.train(f"layer {layer}: bootstraps", problems)])
     stability = stability_of(_scores(fit.weight[None], evidence)[0], _scores(weight, evidence))
     return replace(evidence, stability=stability), weight[..., : len(evidence.moments.mean)]
 
 
-def _with_removals(evidence: Evidence, retraining: Retraining, near: Surroundings) -> Evidence:
+def _with_removals(evidence: Evidence, retraining: Retraining, near: LocalCurvature) -> Evidence:
     """Do for one layer what `with_removals` does."""
     (fit,), (layer,), penalty = retraining.fits, retraining.layers, retraining.training.penalty
     others = _preconditioned(penalty_problems(1, penalty, retraining.starts), near)
     changed = _scores_of(retraining.train(f"layer {layer}: other penalties", others), evidence)
-    (own,) = _scores(fit.weight[None], evidence)
-    effects, drawn = _ablation_effects(retraining, evidence, torch.from_numpy(own), near)
+    (contribution,) = _scores(fit.weight[None], evidence)
+    effects, drawn = _ablation_effects(retraining, evidence, torch.from_numpy(contribution), near)
     return replace(
         evidence,
-        unique=unique(fit.weight, retraining.training.scaling(fit.moments), penalty.l2)[: len(own)],
-        penalty_stability=penalty_stability(own, changed),
+        unique=unique(fit.weight, retraining.training.scaling(fit.moments), penalty.l2)[: len(contribution)],
+        penalty_stability=penalty_stability(contribution, changed),
         ablation_effects=effects,
         matched=drawn,
     )
 
 
-def _preconditioned(problems: Sequence[Problem], near: Surroundings) -> list[Problem]:
+def _preconditioned(problems: Sequence[Problem], near: LocalCurvature) -> list[Problem]:
     """Return the problems with the curvature near the layer's finished probe, which reduces their passes to a third.
 
     The curvature includes the penalty of the finished probe, also for problems with another penalty. This costs them
     some passes, but less time than another inverse.
     """
     # With an l1 penalty, most weights leave or enter zero on the way, and the curvature is restricted to the others.
-    return [one if one.penalty.l1 else replace(one, curvature=near.curvature) for one in problems]
+    return [problem if problem.penalty.l1 else replace(problem, curvature=near.curvature) for problem in problems]
 
 
 def with_intercept_probes(evidence: Sequence[Evidence], retraining: Retraining) -> list[Evidence]:
     """Add the centred contribution by a probe with an intercept, in layers with neurons whose mean is far from 0."""
-    found, training = list(evidence), retraining.training
-    indices = [i for i, one in enumerate(evidence) if is_far(one.moments).any()]
+    extended, training = list(evidence), retraining.training
+    indices = [i for i, layer_evidence in enumerate(evidence) if is_far(layer_evidence.moments).any()]
     if not indices:
-        return found
+        return extended
     layers = [retraining.layers[i] for i in indices]
     scalings = [training.scaling(evidence[i].moments) for i in indices]
     fits = [
@@ -226,8 +229,8 @@ def with_intercept_probes(evidence: Sequence[Evidence], retraining: Retraining) 
     for i, fit, scaling in zip(indices, trained, scalings, strict=True):
         weight = scaling.raw_weight(of_neurons(fit).weight)
         contribution = mean_contribution(weight, evidence[i].magnitudes, centred=True)
-        found[i] = replace(found[i], contribution_with_intercept=contribution)
-    return found
+        extended[i] = replace(extended[i], contribution_with_intercept=contribution)
+    return extended
 
 
 def _start_with_intercept(weight: Tensor, scaling: Scaling) -> Tensor:
@@ -248,7 +251,7 @@ def _start_with_intercept(weight: Tensor, scaling: Scaling) -> Tensor:
 
 
 def _ablation_effects(
-    retraining: Retraining, evidence: Evidence, scores: Tensor, near: Surroundings
+    retraining: Retraining, evidence: Evidence, scores: Tensor, near: LocalCurvature
 ) -> tuple[dict[int, AblationEffect], list[int]]:
     """Retrain one layer's probe without each of its first neurons and without each of as many matched neurons."""
     (fit,), training, sides = retraining.fits, retraining.training, retraining.sides
@@ -268,8 +271,10 @@ def _ablation_effects(
     most = replace(readout, resolution=max(RESOLUTION, min(resolutions, default=0.0) / 5))
     problems = [Problem("with_all", 0, penalty, curvature=curvature, readout=most)]
     for n, start, resolution in zip(removed, starts, resolutions, strict=True):
-        own = replace(readout, resolution=resolution)
-        problems.append(Problem(f"without_{n}", 0, penalty, start, others != n, curvature=curvature, readout=own))
+        problem_readout = replace(readout, resolution=resolution)
+        problems.append(
+            Problem(f"without_{n}", 0, penalty, start, others != n, curvature=curvature, readout=problem_readout)
+        )
     whole, *changed = retraining.train(f"layer {fit.layer}: without a neuron", problems, test=True)
     clusters = sides.test.clusters
     with_all, n_tokens = clusters(whole.cross_entropy_by_sentence), clusters(sides.test.tokens_by_sentence())
@@ -290,7 +295,10 @@ def _resolutions(retraining: Retraining, starts: Sequence[Tensor]) -> list[float
     (fit,), (layer,), test = retraining.fits, retraining.layers, retraining.sides.test
     with_all, *others = _test_losses(test, layer, [fit.weight, *starts])
     n_tokens = test.clusters(test.tokens_by_sentence())
-    effects = (ablation_effect(test.clusters(with_all), test.clusters(one), n_tokens, 0.0) for one in others)
+    effects = (
+        ablation_effect(test.clusters(with_all), test.clusters(without_neuron), n_tokens, 0.0)
+        for without_neuron in others
+    )
     # With too few test sentences there is no interval.
     return [RESOLUTION if math.isnan(e.low) else max(RESOLUTION, PART * (e.high - e.low) / 2) for e in effects]
 
@@ -300,9 +308,9 @@ def _test_losses(test: Examples, layer: int, weights: Sequence[Tensor]) -> NDArr
     total = torch.zeros(len(weights), test.store.tokens.n_sentences, dtype=torch.float64)
     for batch in read_share(test, [layer]):
         states = batch.hidden_states[0].to(weights[0])
-        for own, weight in zip(total, weights, strict=True):
+        for sentence_losses, weight in zip(total, weights, strict=True):
             loss = torch.nn.functional.cross_entropy(states @ weight.T, batch.labels, reduction="none")
-            own.index_add_(0, batch.sentences, loss.double())
+            sentence_losses.index_add_(0, batch.sentences, loss.double())
     return sum_over_ranks(total).numpy()
 
 
@@ -312,7 +320,7 @@ def _pays(retraining: Retraining, n_replicates: int) -> bool:
     return cost_in_passes(retraining.sides.train.n_tokens, fit.weight.shape[1]) < SAVED * n_replicates
 
 
-def surroundings(retraining: Retraining, with_curvature: bool = True) -> Surroundings:
+def local_curvature(retraining: Retraining, with_curvature: bool = True) -> LocalCurvature:
     """Stream one layer's tokens, divided among ranks, and return test cross-entropy and curvature near its probe."""
     (fit,), (layer,), sides, training = retraining.fits, retraining.layers, retraining.sides, retraining.training
     weight = fit.weight.to(dtype_that_solves([fit.moments], training.penalty.l2, training.solver.tolerance))
@@ -326,14 +334,14 @@ def surroundings(retraining: Retraining, with_curvature: bool = True) -> Surroun
     gradient, doubt = (sum_over_ranks(total) / sides.test.n_tokens for total in (gradient, doubt))
     readout = Readout(gradient.float(), fit.objective, RESOLUTION, SHARE)
     if not with_curvature or not curvature_fits(n_classes, d_model):
-        return Surroundings(readout, None)
+        return LocalCurvature(readout, None)
     thresholds = doubt.float() * (sides.train.n_tokens / (SAMPLES * d_model))
     blocks = ClassCurvatureAccumulator(weight, thresholds, retraining.seed)
     for batch in read_share(sides.train, [layer]):
         blocks.update(batch.hidden_states[0])
     blocks.all_reduce(sum_over_ranks)
     curvature = blocks.result(training.scaling(fit.moments), sides.train.n_tokens, training.penalty.l2)
-    return Surroundings(readout, curvature)
+    return LocalCurvature(readout, curvature)
 
 
 def _scores(weights: Tensor, evidence: Evidence) -> NDArray[np.float64]:

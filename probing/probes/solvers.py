@@ -61,7 +61,7 @@ class Workspace:
     """Memory that all blocks reuse, because allocating new pages takes longer than writing to them."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, Tensor] = {}
+        self.buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
         """Return a tensor of a shape, whose values are those that it was last left with.
@@ -71,10 +71,10 @@ class Workspace:
             shape: Its shape.
             like: A tensor of the same dtype on the same device.
         """
-        size, kept = math.prod(shape), self.kept.get(name)
-        if kept is None or kept.numel() < size or kept.dtype != like.dtype or kept.device != like.device:
-            kept = self.kept[name] = like.new_empty(size)
-        return kept[:size].view(*shape)
+        size, buffer = math.prod(shape), self.buffers.get(name)
+        if buffer is None or buffer.numel() < size or buffer.dtype != like.dtype or buffer.device != like.device:
+            buffer = self.buffers[name] = like.new_empty(size)
+        return buffer[:size].view(*shape)
 
 
 def cross_entropy_sums(
@@ -109,11 +109,11 @@ def cross_entropy_sums(
     for i in range(0, len(rows), n):
         block = slice(i, i + n)
         picked = workspace.take("picked", (len(rows[block]), d_model), hidden_states)
-        here = torch.index_select(hidden_states, 0, rows[block], out=picked)
-        if here.dtype != weight.dtype:
-            here = workspace.take("converted", here.shape, weight).copy_(here)
-        own = None if counts is None else counts[:, block]
-        _add_block(sums, weight, here, labels[..., block], own, with_curvature, workspace)
+        states = torch.index_select(hidden_states, 0, rows[block], out=picked)
+        if states.dtype != weight.dtype:
+            states = workspace.take("converted", states.shape, weight).copy_(states)
+        block_counts = None if counts is None else counts[:, block]
+        _add_block(sums, weight, states, labels[..., block], block_counts, with_curvature, workspace)
     return sums
 
 
@@ -167,7 +167,7 @@ def dtype_that_solves(moments: Sequence[Moments], l2: float, tolerance: float) -
         l2: The weakest penalty of the probes, in units of standard deviations.
         tolerance: Distance to the optimum that is to be reached, in nats.
     """
-    reached = max((FLOAT32_NOISE * distance(own) ** 4 / l2 for own in moments), default=0.0)
+    reached = max((FLOAT32_NOISE * distance(layer_moments) ** 4 / l2 for layer_moments in moments), default=0.0)
     return torch.float64 if reached > tolerance else torch.float32
 
 
@@ -259,11 +259,11 @@ def steps(curvatures: Sequence[ClassCurvature], gradients: Sequence[Tensor]) -> 
     shared: dict[int, list[int]] = {}
     for i, curvature in enumerate(curvatures):
         shared.setdefault(curvature.inverse.data_ptr(), []).append(i)
-    found: dict[int, Tensor] = {}
+    by_problem: dict[int, Tensor] = {}
     for group in shared.values():
         together = curvatures[group[0]].inverse @ torch.stack([gradients[i] for i in group], 2)
-        found |= {i: curvatures[i].without(step) for i, step in zip(group, together.unbind(2), strict=True)}
-    return [found[i] for i in range(len(curvatures))]
+        by_problem |= {i: curvatures[i].without(step) for i, step in zip(group, together.unbind(2), strict=True)}
+    return [by_problem[i] for i in range(len(curvatures))]
 
 
 class ClassCurvatureAccumulator:
@@ -291,10 +291,10 @@ class ClassCurvatureAccumulator:
         weights = p * (1 - p)
         drawn = torch.rand(p.shape, generator=self.generator) * self.thresholds < weights
         counted = torch.maximum(weights, self.thresholds)
-        for block, own, times in zip(self.blocks, drawn.T.contiguous(), counted.T.contiguous(), strict=True):
-            rows = own.nonzero().squeeze(1)
-            there = hidden_states.index_select(0, rows)
-            add_product(block, (there * times.index_select(0, rows)[:, None]).T, there)
+        for block, is_drawn, times in zip(self.blocks, drawn.T.contiguous(), counted.T.contiguous(), strict=True):
+            rows = is_drawn.nonzero().squeeze(1)
+            states = hidden_states.index_select(0, rows)
+            add_product(block, (states * times.index_select(0, rows)[:, None]).T, states)
 
     def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """All-reduce the sums of all ranks."""
@@ -362,7 +362,7 @@ class Visited(NamedTuple):
     impurity: float
 
 
-def passes_left(points: Sequence[Visited], tolerance: float) -> float:
+def remaining_passes(points: Sequence[Visited], tolerance: float) -> float:
     """Return how many passes are left to the tolerance, if the gap goes on falling as it did at the last points.
 
     Args:
@@ -374,19 +374,19 @@ def passes_left(points: Sequence[Visited], tolerance: float) -> float:
     """
     if len(points) <= JUDGED_BY or not math.isfinite(points[-1 - JUDGED_BY].gap):
         return math.nan
-    before, here = points[-1 - JUDGED_BY], points[-1]
-    fall = math.log(before.gap / here.gap) / (here.n_passes - before.n_passes)
-    return math.log(here.gap / tolerance) / fall if fall > 0 else math.inf
+    before, last = points[-1 - JUDGED_BY], points[-1]
+    fall = math.log(before.gap / last.gap) / (last.n_passes - before.n_passes)
+    return math.log(last.gap / tolerance) / fall if fall > 0 else math.inf
 
 
 def is_near(points: Sequence[Visited]) -> bool:
     """Return whether the curvature at the last of some points is about that at the optimum."""
-    here = points[-1]
-    if here.gap <= NEAR or len(points) <= JUDGED_BY:
-        return here.gap <= NEAR
-    change = abs(here.impurity - points[-1 - JUDGED_BY].impurity)
-    is_guess = here.impurity >= LEAST_IMPURITY and change <= SETTLED * here.impurity
-    return is_guess and here.gap <= NEAR_GUESSES
+    last = points[-1]
+    if last.gap <= NEAR or len(points) <= JUDGED_BY:
+        return last.gap <= NEAR
+    change = abs(last.impurity - points[-1 - JUDGED_BY].impurity)
+    is_guess = last.impurity >= LEAST_IMPURITY and change <= SETTLED * last.impurity
+    return is_guess and last.gap <= NEAR_GUESSES
 
 
 class MidwayCurvature:
@@ -420,7 +420,7 @@ class MidwayCurvature:
         n_bytes = 4 * shape[0] * shape[1] ** 2
         if (len(self.known) + len(self.sums) + 1) * n_bytes > MOST_BYTES_OF_SUMS:
             return False
-        return passes_left(points, self.tolerance) > AFTER + cost_in_passes(n_tokens, shape[1])
+        return remaining_passes(points, self.tolerance) > AFTER + cost_in_passes(n_tokens, shape[1])
 
     def begin(self, problem: int, weight: Tensor, class_covariance: Tensor, n_tokens: int) -> None:
         """Prepare the sums of a problem, which the next pass takes.
@@ -546,10 +546,10 @@ class History:
             self.last = self.last._replace(preconditioned=None)
             return
         changes = [self.changes[row].view_as(self.last.point) for row in self.rows]
-        made, *others = precondition([self.last.gradient, *changes])
+        current, *others = precondition([self.last.gradient, *changes])
         for row, other in zip(self.rows, others, strict=True):
             self.preconditioned[row] = other.flatten()
-        self.last = self.last._replace(preconditioned=made)
+        self.last = self.last._replace(preconditioned=current)
 
     def inverse_hessian(
         self, gradient: Tensor, initial: Callable[[Tensor], Tensor], free: Tensor | None = None
@@ -561,19 +561,19 @@ class History:
             initial: Applies the preconditioner.
             free: 1 for the weights of the subspace and 0 for others, shape (n_classes, d_model); all weights if None.
         """
-        made = None if self.last is None or free is not None else self.last.preconditioned
+        preconditioned = None if self.last is None or free is not None else self.last.preconditioned
         rows, pairs = self._curved(free)
         if not rows:
-            return initial(gradient) if made is None else made.clone()
+            return initial(gradient) if preconditioned is None else preconditioned.clone()
         upper, curvatures = pairs.products.triu(), pairs.products.diagonal()
         along = to_float64(pairs.steps @ gradient.flatten()).cpu()[rows]
         weights = torch.linalg.solve_triangular(upper, along[:, None], upper=True).squeeze(1)
         last = pairs.changes[rows[-1]]
-        if made is None:
+        if preconditioned is None:
             rest = gradient - _sum(weights, rows, pairs.changes).view_as(gradient)
             result, changed = initial(rest).flatten(), initial(last.view_as(gradient)).flatten()
         else:
-            result = made.flatten() - _sum(weights, rows, self.preconditioned[: len(pairs.changes)])
+            result = preconditioned.flatten() - _sum(weights, rows, self.preconditioned[: len(pairs.changes)])
             changed = self.preconditioned[rows[-1]]
         # The products of small changes, as of classes that are told apart perfectly, are 0 in float32.
         if length := float(last @ changed) or float(to_float64(last) @ to_float64(changed)):
@@ -828,7 +828,7 @@ def lbfgs(
     preconditioner: Preconditioner | ClassCurvature,
     tolerance: float,
     readout: Readout | None = None,
-    wants_curvature: Callable[[Evaluation, float, int], bool] = lambda here, gap, n_passes: False,
+    wants_curvature: Callable[[Evaluation, float, int], bool] = lambda evaluation, gap, n_passes: False,
     gain_share: float = math.inf,
 ) -> Solver:
     """Minimise cross-entropy plus penalty by preconditioned L-BFGS, orthant-wise where l1 > 0.
@@ -851,22 +851,22 @@ def lbfgs(
     point, history, n_passes, step, n_points = start, History(), 1, 1.0, 0
     is_linear = preconditioner.is_constant and not penalty.l1
     judge = None if readout is None else _Shift(readout)
-    if (here := (yield point)) is None:
+    if (current := (yield point)) is None:
         return Solution(point, math.inf, math.inf, 0, converged=False)
-    gap = penalty.optimality_gap(point, here.gradient)
+    gap = penalty.optimality_gap(point, current.gradient)
     while True:
-        if here.curvature is not None:
-            preconditioner, is_linear, n_points = here.curvature, not penalty.l1, 0
-            history.precondition(here.curvature.apply if is_linear else None)
-        value = here.value + penalty(point)
-        subgradient = penalty.subgradient(point, here.gradient)
+        if current.curvature is not None:
+            preconditioner, is_linear, n_points = current.curvature, not penalty.l1, 0
+            history.precondition(current.curvature.apply if is_linear else None)
+        value = current.value + penalty(point)
+        subgradient = penalty.subgradient(point, current.gradient)
         n_points += 1
         if _is_due(n_points, len(point)):
-            precondition = preconditioner.at(here.class_covariance, penalty.l2)
-        preconditioned = here.preconditioned
+            precondition = preconditioner.at(current.class_covariance, penalty.l2)
+        preconditioned = current.preconditioned
         if preconditioned is None and (judge is not None or is_linear):
             preconditioned = precondition(subgradient)
-        history.visit(point, here.gradient + 2 * penalty.l2 * point, preconditioned if is_linear else None)
+        history.visit(point, current.gradient + 2 * penalty.l2 * point, preconditioned if is_linear else None)
         shift = math.nan
         if judge is not None and preconditioned is not None:
             shift = judge.at(subgradient, preconditioned, precondition)
@@ -881,10 +881,10 @@ def lbfgs(
             trial = point + step * direction
             if penalty.l1:
                 trial = _within_orthant(trial, point, subgradient)
-            if (there := (yield trial)) is None:
+            if (candidate := (yield trial)) is None:
                 return Solution(point, value, gap, n_passes, False, shift)
             n_passes += 1
-            rise, slope = there.value + penalty(trial) - value, _dot(subgradient, trial - point)
+            rise, slope = candidate.value + penalty(trial) - value, _dot(subgradient, trial - point)
             if rise <= SUFFICIENT_DECREASE * slope + VALUE_NOISE * abs(value):
                 break
             # The minimum of the parabola through both values and the slope, limited to a safe range.
@@ -892,14 +892,14 @@ def lbfgs(
             step = min(max(parabola, 0.1 * step), 0.5 * step)
             if step < SMALLEST_STEP:  # the points no longer differ in float32
                 return Solution(point, value, gap, n_passes, False, shift)
-        point, here = trial, there
+        point, current = trial, candidate
         # Where classes are told apart with a wide margin, full steps are too long many times in a row.
         step = 1.0 if penalty.l1 else min(1.0, 2 * step)
-        gap = penalty.optimality_gap(point, here.gradient)
-        if gap > limit and wants_curvature(here, gap, n_passes):
+        gap = penalty.optimality_gap(point, current.gradient)
+        if gap > limit and wants_curvature(current, gap, n_passes):
             if (again := (yield point)) is None:
-                return Solution(point, here.value + penalty(point), gap, n_passes, False)
-            here, n_passes = again, n_passes + 1
+                return Solution(point, current.value + penalty(point), gap, n_passes, False)
+            current, n_passes = again, n_passes + 1
 
 
 def _is_due(n_points: int, n_classes: int) -> bool:

@@ -363,16 +363,16 @@ def train_controls(
     Returns:
         For each control, the probes of every draw.
     """
-    found: dict[str, list[list[LayerFit]]] = {}
+    by_control: dict[str, list[list[LayerFit]]] = {}
     for name, draws in controls.items():
-        own = layers[:1] if name == "token" else layers
+        control_layers = layers[:1] if name == "token" else layers
         moments = known if train and draws and draws[0].train.reads_as(train) else None
         for sides in draws:
             drop_garbage()  # the stack that was trained before
-            fits = train_probes(sides, own, training.for_controls(), name, moments=moments)
-            found.setdefault(name, []).append(fits)
-            moments = [fit.moments for fit in found[name][0]]  # draws have the same activations
-    return found
+            fits = train_probes(sides, control_layers, training.for_controls(), name, moments=moments)
+            by_control.setdefault(name, []).append(fits)
+            moments = [fit.moments for fit in by_control[name][0]]  # draws have the same activations
+    return by_control
 
 
 def _diverged(training: Training) -> UserError:
@@ -550,9 +550,9 @@ class _Coder:
 
 def _of_sentences(examples: Examples, sentences: NDArray[np.int32]) -> Examples:
     """Return the examples of these sentences only."""
-    here = np.zeros(examples.store.tokens.n_sentences, dtype=bool)
-    here[sentences] = True
-    return replace(examples, labels=np.where(here[examples.store.tokens.sentences], examples.labels, -1))
+    is_selected = np.zeros(examples.store.tokens.n_sentences, dtype=bool)
+    is_selected[sentences] = True
+    return replace(examples, labels=np.where(is_selected[examples.store.tokens.sentences], examples.labels, -1))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -671,11 +671,11 @@ def choose_penalty(
         problems = [problem_of_layer(layer, i, penalty, starts[i]) for i, layer in enumerate(layers)]
         return train_problems(judged, layers, moments, problems, roughly, f"choosing the penalty: {l2:g}", test=True)
 
-    found = walk(train, len(layers))
-    indices = sorted(found, reverse=True)
-    means = np.array([[fit.metrics["cross_entropy"] for fit in found[index]] for index in indices])
+    by_index = walk(train, len(layers))
+    indices = sorted(by_index, reverse=True)
+    means = np.array([[fit.metrics["cross_entropy"] for fit in by_index[index]] for index in indices])
     best = indices[int(means.mean(1).argmin())]
-    around = {i - best: [fit.weight for fit in fits] for i, fits in found.items() if abs(i - best) <= 2}
+    around = {i - best: [fit.weight for fit in fits] for i, fits in by_index.items() if abs(i - best) <= 2}
     return PenaltyPath(layers, [strength(index) for index in indices], means, around)
 
 
@@ -691,27 +691,27 @@ def walk(train: Callable[[float, Sequence[Tensor | None]], list[LayerFit]], n_la
         train: Trains the probes of all layers at a penalty, from the given weights, or from 0 where these are None.
         n_layers: Number of probes.
     """
-    found: dict[int, list[LayerFit]] = {}
+    by_index: dict[int, list[LayerFit]] = {}
 
     def visit(index: int, near: Sequence[int]) -> float:
-        found[index] = train(strength(index), _starts([found[i] for i in near], n_layers))
-        return _mean(found[index])
+        by_index[index] = train(strength(index), _starts([by_index[i] for i in near], n_layers))
+        return _mean(by_index[index])
 
     first = best = visit(FIRST_PENALTY, [])
     for step, end in ((-1, WEAKEST_PENALTY), (1, STRONGEST_PENALTY)):
         index, best = FIRST_PENALTY, first
         while index != end:
             index += step
-            here = visit(index, [i for i in (index - step, index - 2 * step) if i in found])
-            if step < 0 and not all(fit.converged for fit in found[index]):
-                del found[index]
+            cross_entropy = visit(index, [i for i in (index - step, index - 2 * step) if i in by_index])
+            if step < 0 and not all(fit.converged for fit in by_index[index]):
+                del by_index[index]
                 break
-            if here > best - RESOLUTION:
+            if cross_entropy > best - RESOLUTION:
                 break
-            best = here
+            best = cross_entropy
         if best < first:
             break
-    return found
+    return by_index
 
 
 def _mean(fits: Sequence[LayerFit]) -> float:

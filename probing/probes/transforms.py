@@ -95,8 +95,8 @@ class Transform:
 def _map(kind: str, shift: Tensor, linear: Tensor, rank: int | None = None) -> Transform:
     """Return a map without offset; by default its rank is the number of nonzero factors."""
     n_out = linear.shape[-1]
-    found = int(linear.count_nonzero()) if rank is None else rank
-    return Transform(kind, shift, linear, torch.zeros(n_out, dtype=torch.float64), found)
+    true_rank = int(linear.count_nonzero()) if rank is None else rank
+    return Transform(kind, shift, linear, torch.zeros(n_out, dtype=torch.float64), true_rank)
 
 
 def identity(d_model: int) -> Transform:
@@ -187,10 +187,10 @@ def whiten(
     isotropic = moments.covariance.trace() / d_model * torch.eye(d_model, dtype=torch.float64)
     values, vectors = torch.linalg.eigh((1 - shrinkage) * moments.covariance + shrinkage * isotropic)
     values, vectors = values.flip(0), vectors.flip(1)
-    kept = (values > floor * values[0]).nonzero().squeeze(1)[:n_components]
-    matrix = vectors[:, kept] / values[kept].sqrt()
-    matrix = matrix @ vectors[:, kept].T if method == "zca" else matrix
-    return _map("whiten", moments.mean, matrix, len(kept))
+    retained = (values > floor * values[0]).nonzero().squeeze(1)[:n_components]
+    matrix = vectors[:, retained] / values[retained].sqrt()
+    matrix = matrix @ vectors[:, retained].T if method == "zca" else matrix
+    return _map("whiten", moments.mean, matrix, len(retained))
 
 
 def all_but_the_top(moments: Covariance, n_components: int | None = None) -> Transform:
@@ -350,16 +350,16 @@ class ErasureAccumulator:
 
     def update(self, hidden_states: Tensor, labels: Tensor) -> None:
         """Add tokens and their labels, shapes (n, d_model) and (n,); n may be 0, and the label -1 is ignored."""
-        kept = labels >= 0
-        states, classes = hidden_states[kept], labels[kept]
+        labelled = labels >= 0
+        states, classes = hidden_states[labelled], labels[labelled]
         if not len(states):
             return
         if self.origin is None:
             self.origin = states.mean(0, dtype=torch.float64)
         self.moments.update(states)
         self.counts += classes.bincount(minlength=len(self.counts))
-        for rows, own in zip(states.split(ROWS), classes.split(ROWS), strict=True):
-            self.class_sums.index_add_(0, own, rows.double() - self.origin)
+        for rows, part_labels in zip(states.split(ROWS), classes.split(ROWS), strict=True):
+            self.class_sums.index_add_(0, part_labels, rows.double() - self.origin)
 
     def result(self) -> Eraser:
         """Return the eraser fitted on all tokens added.
@@ -375,8 +375,8 @@ class ErasureAccumulator:
         mean, n_tokens, sd = moments.mean, moments.n_tokens, moments.sd
         inverse_sd = torch.where(sd > VARIES * mean.abs(), 1 / sd, 0.0)
         values, vectors = torch.linalg.eigh(inverse_sd[:, None] * moments.covariance * inverse_sd)
-        kept = values > EIGENVALUE_CUT * values[-1]
-        values, vectors = values[kept], vectors[:, kept]
+        retained = values > EIGENVALUE_CUT * values[-1]
+        values, vectors = values[retained], vectors[:, retained]
         whiten = (vectors / values.sqrt()).T * inverse_sd
         # Class indicators divided by their standard deviations, so that singular values are canonical correlations.
         seen = self.counts > 0
@@ -458,15 +458,15 @@ def with_neurons(sides: Sides, neurons: Mapping[int, Sequence[int]]) -> Sides:
     Raises:
         ValueError: If the numbers of neurons differ between layers.
     """
-    d_model, *others = {len(kept) for kept in neurons.values()}
+    d_model, *others = {len(selected) for selected in neurons.values()}
     if others:
         raise ValueError(f"all layers must have the same number of neurons, not {d_model} and {others[0]}")
 
-    def pick(kept: Sequence[int]) -> Callable[[Tensor], Tensor]:
-        columns = torch.as_tensor(kept)
+    def pick(selected: Sequence[int]) -> Callable[[Tensor], Tensor]:
+        columns = torch.as_tensor(selected)
         return lambda hidden_states: hidden_states[:, columns]
 
-    changes = {layer: pick(kept) for layer, kept in neurons.items()}
+    changes = {layer: pick(selected) for layer, selected in neurons.items()}
     return sides.each(lambda examples: replace(examples, store=Changed(examples.store, changes, d_model)))
 
 
@@ -505,12 +505,12 @@ def clip_others(
         transforms: The transforms that clip the outliers, by layer.
         seed: Seed of the draws; the draw of a layer does not depend on the other layers.
     """
-    found = {}
+    clips = {}
     for layer, transform in transforms.items():
         outliers = transform.clipped
         n, generator = min(len(outliers), transform.n_out - len(outliers)), np.random.default_rng([seed, layer])
-        found[layer] = clip(moments[layer], random_neurons(transform.n_out, n, outliers, generator))
-    return found
+        clips[layer] = clip(moments[layer], random_neurons(transform.n_out, n, outliers, generator))
+    return clips
 
 
 def transformed(sides: Sides, transforms: Mapping[int, Transform]) -> Sides:
@@ -571,7 +571,7 @@ class WithConstant(Changed):
 
     def __init__(self, store: Activations, transforms: Mapping[int, Transform]) -> None:
         width = store.plan.d_model + 1
-        super().__init__(store, {layer: _and_constant(own) for layer, own in transforms.items()}, width)
+        super().__init__(store, {layer: _and_constant(transform) for layer, transform in transforms.items()}, width)
 
 
 def _and_constant(transform: Transform) -> Callable[[Tensor], Tensor]:
@@ -605,11 +605,11 @@ def centred(
     fitted: dict[int, dict[int, Transform]] = {}
     stores = ChangedOnce()
 
-    def centre(own: Sides, of_layers: Sequence[int]) -> Sides:
-        key = id(own.train.store)
+    def centre(uncentred: Sides, of_layers: Sequence[int]) -> Sides:
+        key = id(uncentred.train.store)
         if key not in fitted:
-            fitted[key] = _centring(own.train, of_layers)
-        return stores.change(own, lambda store: Changed(_original(store), fitted[key]))
+            fitted[key] = _centring(uncentred.train, of_layers)
+        return stores.change(uncentred, lambda store: Changed(_original(store), fitted[key]))
 
     changed = centre(sides, layers)
     others = {
@@ -623,8 +623,8 @@ def with_constant(sides: Sides, controls: Mapping[str, Sequence[Sides]]) -> tupl
     """Return sides and controls that `centred` returned, with the constant beside their neurons."""
     stores = ChangedOnce()
 
-    def add(own: Sides) -> Sides:
-        return stores.change(own, lambda store: WithConstant(_original(store), _transforms(store)))
+    def add(centred_sides: Sides) -> Sides:
+        return stores.change(centred_sides, lambda store: WithConstant(_original(store), _transforms(store)))
 
     return add(sides), {name: [add(draw) for draw in draws] for name, draws in controls.items()}
 
@@ -654,14 +654,15 @@ def _centring(train: Examples, layers: Sequence[int]) -> dict[int, Transform]:
     """Return for each layer the transform of the original activations that centres them, also if it does more."""
     moments, before = moments_of(replace(train, store=_original(train.store)), layers), _transforms(train.store)
     return {
-        layer: before[layer].centred_on(own.mean) if layer in before else center(own) for layer, own in moments.items()
+        layer: before[layer].centred_on(layer_moments.mean) if layer in before else center(layer_moments)
+        for layer, layer_moments in moments.items()
     }
 
 
 def _transforms(store: Activations) -> dict[int, Transform]:
     """Return the transform of each layer; empty if the activations are not transformed."""
     changes = store.changes if isinstance(store, Changed) else {}
-    return {layer: own for layer, own in changes.items() if isinstance(own, Transform)}
+    return {layer: change for layer, change in changes.items() if isinstance(change, Transform)}
 
 
 def _original(store: Activations) -> Activations:

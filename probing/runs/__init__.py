@@ -18,7 +18,7 @@ from probing.runtime.processes import launched
 
 
 class Result:
-    """Finished results: every CSV file of the folder is a table of its name, such as `made.geometry`.
+    """Finished results: every CSV file of the folder is a table of its name, such as `result.geometry`.
 
     A table that was not asked for is empty.
 
@@ -86,8 +86,8 @@ class Result:
             UserError: If it cannot be written.
         """
         write = partial(load(ACTIONS["report"]), [str(self.folder)])
-        made: Path = write(output=None if output is None else str(output))
-        return made
+        page: Path = write(output=None if output is None else str(output))
+        return page
 
     def export(self, format: str, path: str | Path | None = None) -> Path:
         """Write the results as files of another program, whole or not at all, and return their folder.
@@ -101,8 +101,8 @@ class Result:
         Raises:
             UserError: If there is no such format for these results, or the folder cannot be written.
         """
-        made: Path = load(ACTIONS["export"])(self, format, path)
-        return made
+        folder: Path = load(ACTIONS["export"])(self, format, path)
+        return folder
 
     def card(self) -> str:
         """Return a model card: results with intervals, controls, what follows and what does not, how to repeat it.
@@ -110,8 +110,8 @@ class Result:
         Raises:
             UserError: If the results are damaged.
         """
-        made: str = load(ACTIONS["card"])(self)
-        return made
+        text: str = load(ACTIONS["card"])(self)
+        return text
 
     def push(
         self, repo_id: str, private: bool = True, revision: str | None = None, token: str | None = None,
@@ -129,8 +129,8 @@ class Result:
         Raises:
             UserError: If the results cannot be read from their own files alone, or the hub refuses them.
         """
-        made: str = load(ACTIONS["push"])(self, repo_id, private, revision, token, endpoint)
-        return made
+        address: str = load(ACTIONS["push"])(self, repo_id, private, revision, token, endpoint)
+        return address
 
     def __repr__(self) -> str:
         from probing.runtime.terminal import render
@@ -187,46 +187,46 @@ class Study:
         function: Callable[..., Any] = load(self.function)
         return function
 
-    def tables(self, made: Result) -> list[Any]:
+    def tables(self, result: Result) -> list[Any]:
         """Return the tables of the terminal as rich tables; by default all columns of all tables that have rows."""
-        return [shown_table(schema, rows) for schema in self.schemas if (rows := made.by_name[schema.name])]
+        return [shown_table(schema, rows) for schema in self.schemas if (rows := result.by_name[schema.name])]
 
-    def more_tables(self, made: Result) -> list[Any]:
+    def more_tables(self, result: Result) -> list[Any]:
         """Return the tables that the terminal shows only with `--verbose`, if the command has it; none by default."""
         return []
 
-    def answer(self, made: Result) -> list[str]:
+    def answer(self, result: Result) -> list[str]:
         """Return the answer in short, which stands before the tables; none by default."""
         return []
 
-    def conclusions(self, made: Result) -> list[str]:
+    def conclusions(self, result: Result) -> list[str]:
         """Return what the results say beside the answer, a sentence for each question; none by default."""
         return []
 
-    def about(self, made: Result) -> str:
+    def about(self, result: Result) -> str:
         """Return the title of a page that shows these results alone, which goes on a sentence."""
-        return f"{self.title[0].lower()}{self.title[1:]}: {made.folder.name}"
+        return f"{self.title[0].lower()}{self.title[1:]}: {result.folder.name}"
 
-    def heading(self, made: Result) -> str:
+    def heading(self, result: Result) -> str:
         """Return the heading of the section on a page."""
-        return f"{self.title}: {made.folder.name}"
+        return f"{self.title}: {result.folder.name}"
 
-    def section(self, made: Result, place: SectionPlace) -> Html:
+    def section(self, result: Result, place: SectionPlace) -> Html:
         """Return the section of a page: by default the sentences and the tables of the terminal.
 
         Args:
-            made: The results.
+            result: The results.
             place: Where it stands.
         """
-        return section_of(made, place.anchor, *framed(made.tables()))
+        return section_of(result, place.anchor, *framed(result.tables()))
 
-    def terms(self, made: Result) -> Mapping[str, Terms]:
+    def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings in its section, by parts of the terms of a page.
 
         By default these are the columns of the tables that have rows.
         """
-        there = [schema for schema in self.schemas if made.by_name[schema.name]]
-        return {self.title: {column.words: column.meaning for schema in there for column in schema.columns}}
+        with_rows = [schema for schema in self.schemas if result.by_name[schema.name]]
+        return {self.title: {column.words: column.meaning for schema in with_rows for column in schema.columns}}
 
     def read(self, folder: Path) -> Result:
         """Read results whose tables are all written.
@@ -243,26 +243,26 @@ class Study:
         return Result(self, folder, read_yaml(folder / "config.yaml"), read_json(folder / "results.json"), tables)
 
 
-def section_of(made: Result, anchor: str, *content: Html | None) -> Html:
+def section_of(result: Result, anchor: str, *content: Html | None) -> Html:
     """Return a section of a page: its heading, what the results say, and what is shown of them.
 
     Args:
-        made: The results.
+        result: The results.
         anchor: What the section is linked by.
         content: Charts and tables, in their order.
     """
-    said = (element("p", sentence) for sentence in made.conclusions())
-    return element("section", element("h2", made.study.heading(made)), *said, *content, id=anchor)
+    sentences = (element("p", sentence) for sentence in result.conclusions())
+    return element("section", element("h2", result.study.heading(result)), *sentences, *content, id=anchor)
 
 
 def framed(tables: Iterable[Any]) -> list[Html]:
     """Return tables of the terminal as figures of a page, each with its title as the caption."""
-    return [element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in tables]
+    return [element("figure", element("figcaption", table.title), as_in_terminal(table)) for table in tables]
 
 
 def folded(tables: Iterable[Any]) -> list[Html]:
     """Return tables of the terminal under their titles, each shown when its title is chosen."""
-    return [element("details", element("summary", str(one.title)), as_in_terminal(one)) for one in tables]
+    return [element("details", element("summary", str(table.title)), as_in_terminal(table)) for table in tables]
 
 
 # The group of entry points by which another package adds a study.
@@ -272,8 +272,8 @@ GROUP = "probing.studies"
 @cache
 def added_studies() -> dict[str, str]:
     """Return where the studies of other packages are, as `module:name`; none can replace one of this package."""
-    found = sorted((one.name, one.value) for one in entry_points(group=GROUP))
-    return {name: where for name, where in found if name not in STUDIES}
+    places = sorted((entry.name, entry.value) for entry in entry_points(group=GROUP))
+    return {name: where for name, where in places if name not in STUDIES}
 
 
 def study_names() -> list[str]:
@@ -281,7 +281,7 @@ def study_names() -> list[str]:
     return [*STUDIES, *added_studies()]
 
 
-def own_studies() -> list[Study]:
+def package_studies() -> list[Study]:
     """Return the studies of this package."""
     return [study_of(name) for name in STUDIES]
 
@@ -295,14 +295,14 @@ def study_of(name: str) -> Study:
     """
     where = STUDIES.get(name) or added_studies()[name]
     try:
-        found = load(where)
+        study = load(where)
     except (ImportError, AttributeError) as error:
         raise UserError(
             f"the study {name} ({where}) cannot be imported ({error}); update or remove its package."
         ) from None
-    if not isinstance(found, Study):
-        raise UserError(f"the study {name} ({where}) is a {type(found).__name__}: expected a probing.Study.")
-    return found
+    if not isinstance(study, Study):
+        raise UserError(f"the study {name} ({where}) is a {type(study).__name__}: expected a probing.Study.")
+    return study
 
 
 def study_of_kind(kind: str) -> Study | None:

@@ -51,8 +51,8 @@ def tracking(
         if tracker:
             tracker.finish(exit_code=1)
         if interrupt := interrupt_behind(error):
-            left = f"the unfinished run is {folder.path}, which is not continued: the same command begins it again"
-            raise type(interrupt)(f"{left}, and `cache prune` removes it") from None
+            message = f"the unfinished run is {folder.path}, which is not continued: the same command begins it again"
+            raise type(interrupt)(f"{message}, and `cache prune` removes it") from None
         lacks = lack_of_machine(error)
         if lacks or isinstance(error, UserError | OSError):
             folder.discard()
@@ -86,7 +86,7 @@ def places(cache: str | None, runs: str, name: str | None) -> tuple[Path, Path]:
     return cached, place
 
 
-def keep_inputs(config: dict[str, Any], model: str, folder: RunFolder) -> list[Path]:
+def save_input_text(config: dict[str, Any], model: str, folder: RunFolder) -> list[Path]:
     """Replace objects in the configuration by text: the model by its name, lists of sentences by files that hold them.
 
     Args:
@@ -115,7 +115,7 @@ def keep_inputs(config: dict[str, Any], model: str, folder: RunFolder) -> list[P
     return files
 
 
-def say_where(folder: Path, where: str | None, in_full: str = "") -> None:
+def print_output_location(folder: Path, where: str | None, in_full: str = "") -> None:
     """Print where the results are, the last lines of every command that writes some.
 
     Args:
@@ -128,34 +128,34 @@ def say_where(folder: Path, where: str | None, in_full: str = "") -> None:
         print(f"{'On' if where.startswith('http') else 'To upload to'} Weights & Biases: {where}")
 
 
-def say_results(made: Result, where: str | None, quiet: bool) -> None:
+def say_results(result: Result, where: str | None, quiet: bool) -> None:
     """Print the answer, the tables, a sentence for each further question, and where the results are.
 
     Args:
-        made: The results.
+        result: The results.
         where: Address on Weights & Biases, if they were logged there.
         quiet: Whether the tables are left out.
     """
-    said, more = made.answer(), made.study.more_tables(made)
-    terminal.tell(*said)
+    answer, more = result.answer(), result.study.more_tables(result)
+    terminal.tell(*answer)
     if not quiet:
-        terminal.show(*made.tables(), *(more if made.config.get("verbose") else ()))
-    terminal.tell(*made.conclusions()[len(said) :])
-    if more and not quiet and not made.config.get("verbose"):
+        terminal.show(*result.tables(), *(more if result.config.get("verbose") else ()))
+    terminal.tell(*result.conclusions()[len(answer) :])
+    if more and not quiet and not result.config.get("verbose"):
         print("Further tables: --verbose, or `report` of these results.")
-    say_where(made.folder, where)
+    print_output_location(result.folder, where)
 
 
-def writable_folder(path: str | Path, typed: str, way_out: str) -> Path:
+def writable_folder(path: str | Path, flag_text: str, way_out: str) -> Path:
     """Return the path of a folder that exists or can be made, and that can be written.
 
     Raises:
         UserError: If it is not a folder or cannot be written.
     """
-    path = folder(path, typed)
-    there = next(part for part in (path, *path.parents) if os.path.exists(part))
-    if not os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-        raise UserError(f"`{typed}` cannot be written ({there} is read-only for you); {way_out}.")
+    path = folder(path, flag_text)
+    existing = next(part for part in (path, *path.parents) if os.path.exists(part))
+    if not os.access(existing, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise UserError(f"`{flag_text}` cannot be written ({existing} is read-only for you); {way_out}.")
     return path
 
 
@@ -301,14 +301,14 @@ class Call:
             UserError: If the folder cannot be written.
         """
         folder = RunFolder(self.place, self.name, f"{model.short_name}-{self.study.name}")
-        keep_inputs(self.config, model.name, folder)
+        save_input_text(self.config, model.name, folder)
         return self.write_into(folder, measure)
 
     def write_into(self, folder: RunFolder | ResumableFolder, measure: Callable[[Path], Measured]) -> Result:
         """Do the same in a folder that is there, and show the results."""
-        made = self.carry_out(folder, lambda tracker: measure(folder.path))
-        assert made is not None  # there is a folder
-        return made
+        result = self.carry_out(folder, lambda tracker: measure(folder.path))
+        assert result is not None  # there is a folder
+        return result
 
     def carry_out(
         self, folder: RunFolder | ResumableFolder | None, measure: Callable[[Tracker | None], Measured | None]
@@ -320,28 +320,28 @@ class Call:
             measure: Measures, given what logs the run in the first process; what it returns in others is not read.
         """
         with tracking(folder, self.wandb, self.config) as tracker:
-            measured = measure(tracker)
-            if folder is None or tracker is None or measured is None:
+            output = measure(tracker)
+            if folder is None or tracker is None or output is None:
                 return None
             self.watch.end("measure")
             with stage("tables and figures"):
-                files, figures = self._write(folder.path, measured)
+                files, figures = self._write(folder.path, output)
             self.watch.end("write")
-            summary = {"kind": self.study.kind, "versions": versions(), **measured.results}
-            summary |= {"timings": self.watch.timings()} if measured.is_timed else {}
+            summary = {"kind": self.study.kind, "versions": versions(), **output.results}
+            summary |= {"timings": self.watch.timings()} if output.is_timed else {}
             files.append(folder.path / "results.json")
             files[-1].write_text(json.dumps(summary, indent=2), encoding="utf-8")
             tracker.log_results(
-                measured.curves, [], figures, files, measured.tables, axis=measured.axis,
+                output.curves, [], figures, files, output.tables, axis=output.axis,
                 kind=self.study.artifact or self.study.name,
             )  # fmt: skip
-        made = self.study.read(folder.finish())
-        say_results(made, tracker.where(made.folder), self.config["quiet"])
-        return made
+        result = self.study.read(folder.finish())
+        say_results(result, tracker.where(result.folder), self.config["quiet"])
+        return result
 
-    def _write(self, folder: Path, measured: Measured) -> tuple[list[Path], list[Path]]:
+    def _write(self, folder: Path, output: Measured) -> tuple[list[Path], list[Path]]:
         """Write tables, figures and other files into a folder; return the files, and the figures."""
-        files = write_tables(folder, self.config, measured.tables, self.study.schemas)
-        files += measured.write(folder) if measured.write else []
+        files = write_tables(folder, self.config, output.tables, self.study.schemas)
+        files += output.write(folder) if output.write else []
         formats = figure_formats(self.config.get("figure_format", FIGURE_FORMAT))
-        return files, measured.draw(folder / "figures", formats) if measured.draw else []
+        return files, output.draw(folder / "figures", formats) if output.draw else []

@@ -36,8 +36,8 @@ def kind_of(folder: Path, wrote: str) -> str | None:
     if not os.path.isfile(folder / "results.json") or folder.name.endswith(PARTIAL):
         partial = folder.with_name(folder.name + PARTIAL)
         hint = f"; {partial} is one that did not finish" if os.path.isdir(partial) else ""
-        found = "is no finished run" if os.path.exists(folder) else "does not exist"
-        raise UserError(f"`{folder}` {found}: expected a folder that {wrote} wrote{hint}.")
+        state = "is no finished run" if os.path.exists(folder) else "does not exist"
+        raise UserError(f"`{folder}` {state}: expected a folder that {wrote} wrote{hint}.")
     with reading(folder):
         kind = read_json(folder / "results.json").get("kind")
         if not isinstance(kind, str | None):
@@ -109,7 +109,7 @@ def _whole(least: int) -> Holds:
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST
 
 
-def _one_of(*values: Any) -> Holds:
+def _any_of(*values: Any) -> Holds:
     return lambda value: isinstance(value, str) and value in values
 
 
@@ -152,7 +152,7 @@ def _labels(value: Any) -> bool:
 
 _PROBE: Mapping[str, Holds] = {
     "l1": _number, "l2": lambda value: value == "auto" or _number(value),
-    "penalty_space": _one_of("sd", "rms", "raw"), "solver": _one_of("lbfgs", "adam"), "tolerance": _number,
+    "penalty_space": _any_of("sd", "rms", "raw"), "solver": _any_of("lbfgs", "adam"), "tolerance": _number,
     "learning_rate": _number, "batch_size": _whole(1), "patience": _whole(1),
 }  # fmt: skip
 _CONFIG: Mapping[str, Holds] = {
@@ -161,12 +161,12 @@ _CONFIG: Mapping[str, Holds] = {
 }  # fmt: skip
 # Also of a run whose model reads text.
 _CONFIG_OF_TEXT: Mapping[str, Holds] = {
-    "revision": _or_none(_text), "random_weights": _yes_or_no, "dtype": _one_of("float32", "bfloat16", "float16"),
+    "revision": _or_none(_text), "random_weights": _yes_or_no, "dtype": _any_of("float32", "bfloat16", "float16"),
     "max_length": _or_none(_whole(1)), "batch_tokens": _or_none(_whole(1)),
 }  # fmt: skip
 # What runs of the first versions lack.
 _LATER: Mapping[str, Holds] = {
-    "site": is_site_of_run, "transform": _text, "first_token": _one_of("include", "exclude"), "wandb": _mapping,
+    "site": is_site_of_run, "transform": _text, "first_token": _any_of("include", "exclude"), "wandb": _mapping,
     "cache": _or_none(_text), "arrays": _mapping,
 }  # fmt: skip
 _RESULTS: Mapping[str, Holds] = {
@@ -200,12 +200,12 @@ def check_documents(config: Mapping[str, Any], results: Mapping[str, Any]) -> No
         raise ValueError("results.json has no penalty")
 
 
-def _check(file: str, found: Mapping[str, Any], needed: Mapping[str, Holds], others: Mapping[str, Holds]) -> None:
-    if missing := [name for name in needed if name not in found]:
+def _check(file: str, values: Mapping[str, Any], needed: Mapping[str, Holds], others: Mapping[str, Holds]) -> None:
+    if missing := [name for name in needed if name not in values]:
         raise ValueError(f"{file} has no {missing[0]}")
     for name, holds in {**needed, **others}.items():
-        if name in found and not holds(found[name]):
-            raise ValueError(f"{file} has {found[name]!r:.60} as {name}")
+        if name in values and not holds(values[name]):
+            raise ValueError(f"{file} has {values[name]!r:.60} as {name}")
 
 
 def check_tables(results: Mapping[str, Any], accuracy: Sequence[Row], neurons: Sequence[Row]) -> None:
@@ -234,13 +234,13 @@ def check_ranking(file: str, rows: Sequence[Row], layers: Sequence[int]) -> None
     """
     width = len(rows) // len(layers) if layers else 0
     for i, layer in enumerate(layers):
-        own = rows[i * width : (i + 1) * width]
-        ranks = [row.get("rank") for row in own]
+        layer_rows = rows[i * width : (i + 1) * width]
+        ranks = [row.get("rank") for row in layer_rows]
         # A rank is the row's place, or shared with the row before.
         places = enumerate(pairwise([0, *ranks]), start=1)
         are_ranks = all(rank in (place, before) for place, (before, rank) in places)
-        is_whole = sorted(row.get("neuron", -1) for row in own) == list(range(width))
-        if {row.get("layer") for row in own} != {layer} or not are_ranks or not is_whole:
+        is_whole = sorted(row.get("neuron", -1) for row in layer_rows) == list(range(width))
+        if {row.get("layer") for row in layer_rows} != {layer} or not are_ranks or not is_whole:
             raise ValueError(f"{file} does not rank every neuron of layer {layer}")
     if not width or width * len(layers) != len(rows):
         raise ValueError(f"{file} has {len(rows)} rows for {len(layers)} layers")
@@ -258,7 +258,7 @@ def check_parts(name: str, rows: Sequence[Row], layers: Sequence[int]) -> None:
     for row in rows:
         parts[row["layer"]].append(row[column])
     if name in _PARTS and (
-        any(own != parts[layers[0]] for own in parts.values())
+        any(layer_parts != parts[layers[0]] for layer_parts in parts.values())
         or (is_once and len({*parts[layers[0]]}) < len(parts[layers[0]]))
     ):
         raise ValueError(f"{file} does not have each {column} of each layer")
@@ -272,8 +272,8 @@ def shapes_of(path: Path) -> tuple[dict[str, list[int]], dict[str, Any]]:
 
     with safe_open(regular(path, path.parent), framework="numpy") as file:
         about = file.metadata() or {}
-        said = {name: parse_json(about[name]) for name in ("layers", "classes") if name in about}
-        return {name: file.get_slice(name).get_shape() for name in file.keys()}, said  # noqa: SIM118  no mapping
+        metadata = {name: parse_json(about[name]) for name in ("layers", "classes") if name in about}
+        return {name: file.get_slice(name).get_shape() for name in file.keys()}, metadata  # noqa: SIM118  no mapping
 
 
 def check_tensors(folder: Path, results: Mapping[str, Any], accuracy: Sequence[Row], n_neurons: int) -> None:
@@ -285,10 +285,12 @@ def check_tensors(folder: Path, results: Mapping[str, Any], accuracy: Sequence[R
     layers, classes = [row["layer"] for row in accuracy], results["classes"]
     expected = [len(layers), len(classes) or 1, n_neurons // len(layers)]
     for name, tensor in (("contributions", "contribution"), ("probe", "weight")):
-        shapes, said = shapes_of(folder / f"{name}.safetensors")
-        same = shapes[tensor] == expected and said.get("layers", layers) == layers
-        own = said.get("classes", classes)
-        if not same or (own != classes and {*own} == {*classes}):  # labels may be renamed, not exchanged
+        shapes, metadata = shapes_of(folder / f"{name}.safetensors")
+        same = shapes[tensor] == expected and metadata.get("layers", layers) == layers
+        file_classes = metadata.get("classes", classes)
+        if not same or (
+            file_classes != classes and {*file_classes} == {*classes}
+        ):  # labels may be renamed, not exchanged
             raise ValueError(f"neurons.csv and {name}.safetensors are not of one run")
 
 
@@ -301,10 +303,10 @@ def read_tensor(path: Path, name: str) -> Tensor:
     from safetensors import safe_open
 
     with safe_open(regular(path, path.parent), framework="pt") as file:
-        found: Tensor = file.get_tensor(name)
-    if not found.is_floating_point() or not bool(found.isfinite().all()):
+        tensor: Tensor = file.get_tensor(name)
+    if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
         raise ValueError(f"{path.name} has numbers in {name} that are not finite")
-    return found
+    return tensor
 
 
 def reads_transformed(config: Mapping[str, Any]) -> bool:
@@ -321,16 +323,20 @@ def read_transforms(folder: Path, layers: Sequence[int], d_model: int) -> dict[i
     from probing.probes.transforms import load
 
     with reading(folder):
-        found = load(folder / "transform.safetensors")
+        transforms = load(folder / "transform.safetensors")
         for layer in layers:
-            one = found[layer]
-            parts = one.shift, one.linear, one.offset
+            transform = transforms[layer]
+            parts = transform.shift, transform.linear, transform.offset
             shapes = [tuple(part.shape) for part in parts]
-            if shapes[0] != (d_model,) or shapes[1] not in ((d_model,), (d_model, one.n_out)) or len(shapes[2]) != 1:
+            if (
+                shapes[0] != (d_model,)
+                or shapes[1] not in ((d_model,), (d_model, transform.n_out))
+                or len(shapes[2]) != 1
+            ):
                 raise ValueError(f"transform.safetensors has other shapes in layer {layer}")
             if not all(part.is_floating_point() and bool(part.isfinite().all()) for part in parts):
                 raise ValueError(f"transform.safetensors has numbers in layer {layer} that are not finite")
-        return {layer: found[layer] for layer in layers}
+        return {layer: transforms[layer] for layer in layers}
 
 
 def _is_same(fitted: Mapping[str, Any], row: Row) -> bool:

@@ -42,14 +42,14 @@ from probing.probes.neuron_profiles import extremes, predicted_classes, profile_
 from probing.probes.pairs import Method, Pair, Ranked, Readings, compare_pair, cross_moments, rank_on_clusters
 from probing.probes.rankings import control_task_shares, mean_contribution, null_rankings
 from probing.probes.removal import PENALTIES
-from probing.probes.retraining import Retraining, strengthened
+from probing.probes.retraining import Retraining, add_retraining_evidence
 from probing.probes.solvers import Penalty
 from probing.probes.training import Lbfgs, Training, online_code, penalised, train_controls, train_probes, training_of
 from probing.probes.transforms import moments_with_constant, of_neurons, transformed, with_constant
 from probing.results import count, layers_named, listed
 from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed
-from probing.runs.places import Kept, model_of, places_of, task_of, texts_of_runs
-from probing.runs.results import AnyMeasured, Measured, measure_numbers
+from probing.runs.places import RunRecord, model_of, places_of, task_of, texts_of_runs
+from probing.runs.results import ClassResults, ProbeResults, measure_numbers
 from probing.runtime import Stopwatch
 from probing.runtime.progress import counted, stage
 from probing.tables import has_intercept
@@ -61,25 +61,25 @@ if TYPE_CHECKING:
     from probing.runs.run import Run
 
 
-def site_read(run: Kept) -> dict[str, Any]:
+def site_read(run: RunRecord) -> dict[str, Any]:
     """Return what a run has read of its model, as arguments of `probing.activations.source.ActivationSource`.
 
     Raises:
         UserError: If its dictionary is not there any more, or has changed.
     """
-    if (typed := folder_in(run.config)) is None:
+    if (dictionary_path := folder_in(run.config)) is None:
         return {"site": site_of(run.config)}
     cached = run.results["cache"]["test"]
-    expected, kept = cached["key"]["site"], (cached.get("site") or {}).get("kept")
+    expected, features = cached["key"]["site"], (cached.get("site") or {}).get("kept")
     layers = [row["layer"] for row in run.results["layers"]]
-    places = places_of(run, "site", typed)
+    places = places_of(run, "site", dictionary_path)
     for place in filter(os.path.isdir, places):
         site = PREFIX + place
         dictionary = load_dictionary(layout_at(site, layers, str(run.config["model"]), max(layers)))
         if PREFIX + dictionary.fingerprint == expected:
-            return {"site": site, "kept": None if kept is None else tuple(kept)}
+            return {"site": site, "kept": None if features is None else tuple(features)}
     raise UserError(
-        f"`{run.folder}`: its dictionary {typed} is not there any more, or has changed; it was looked for at "
+        f"`{run.folder}`: its dictionary {dictionary_path} is not there any more, or has changed; it was looked for at "
         f"{listed(places)}; put it at one of these places."
     )
 
@@ -111,11 +111,11 @@ class Finished:
     splits: Sequence[Sequence[Split]]
 
 
-def open_runs(made: Sequence[Run], matching: str, given: Sequence[Any] = ()) -> list[Finished]:
+def open_runs(runs: Sequence[Run], matching: str, given: Sequence[Any] = ()) -> list[Finished]:
     """Reopen finished runs, whose texts and models may have moved.
 
     Args:
-        made: The runs.
+        runs: The runs.
         matching: How their neurons are to be matched.
         given: Texts that have moved; each is taken for every text of a run with the same content.
 
@@ -124,57 +124,58 @@ def open_runs(made: Sequence[Run], matching: str, given: Sequence[Any] = ()) -> 
             have no layers of the same relative depth, or neurons of different sites or layers of different widths are
             to be matched by the index of their neurons.
     """
-    sources = [model_of(run) for run in made]
-    sites = {run.folder.name: site_of(run.config) for run in made}
+    sources = [model_of(run) for run in runs]
+    sites = {run.folder.name: site_of(run.config) for run in runs}
     if matching == "index" and len(set(sites.values())) > 1:
-        found = ", ".join(f"{name} has `--site {site}`" for name, site in sites.items())
+        listing = ", ".join(f"{name} has `--site {site}`" for name, site in sites.items())
         raise UserError(
-            f"`--matching index`: neurons are matched by index only at the same site, and {found}; use correlation."
+            f"`--matching index`: neurons are matched by index only at the same site, and {listing}; use correlation."
         )
-    widths = {source.name: width_of(run) for run, source in zip(made, sources, strict=True)}
+    widths = {source.name: width_of(run) for run, source in zip(runs, sources, strict=True)}
     if matching == "index" and len(set(widths.values())) > 1:
-        found = ", ".join(f"{name} has {width}" for name, width in widths.items())
+        listing = ", ".join(f"{name} has {width}" for name, width in widths.items())
         raise UserError(
-            f"`--matching index`: neurons are matched by index only between equal widths, and {found}; use correlation."
+            f"`--matching index`: neurons are matched by index only between equal widths, and {listing}; use "
+            "correlation."
         )
-    _check_depths(made, sources)
-    labels, texts = _labels(made, sources), texts_of_runs(made, given)
+    _check_depths(runs, sources)
+    labels, texts = _labels(runs, sources), texts_of_runs(runs, given)
     # The runs themselves have reported the repeated sentences of their corpora.
     return [
         Finished(run, label, source, [replace(corpus, n_repeated=0) for corpus in text.corpora], text.splits)
-        for run, label, source, text in zip(made, labels, sources, texts, strict=True)
+        for run, label, source, text in zip(runs, labels, sources, texts, strict=True)
     ]
 
 
-def _check_depths(made: Sequence[Run], sources: Sequence[ModelSource]) -> None:
+def _check_depths(runs: Sequence[Run], sources: Sequence[ModelSource]) -> None:
     """Refuse to compare two runs none of whose layers are at the same relative depth.
 
     Raises:
         UserError: If there are two such runs.
     """
-    blocks = [load_config(source).num_hidden_layers for source in sources] if len(made) > 1 else []
-    for one, other in itertools.combinations(zip(made, blocks, strict=False), 2):
-        if not aligned(one[0].layers, other[0].layers, (one[1], other[1])):
-            found = " and ".join(
-                f"`{run.folder}` has {layers_named(run.layers)} of {count(n, 'block')}" for run, n in (one, other)
+    blocks = [load_config(source).num_hidden_layers for source in sources] if len(runs) > 1 else []
+    for first, other in itertools.combinations(zip(runs, blocks, strict=False), 2):
+        if not aligned(first[0].layers, other[0].layers, (first[1], other[1])):
+            listing = " and ".join(
+                f"`{run.folder}` has {layers_named(run.layers)} of {count(n, 'block')}" for run, n in (first, other)
             )
             raise UserError(
-                f"`compare`: {found}; expected a layer of each at the same relative depth, because rankings of other "
+                f"`compare`: {listing}; expected a layer of each at the same relative depth, because rankings of other "
                 "layers differ in one model, too. Fit both with such layers, as `--layer all` does."
             )
 
 
-def _labels(made: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
+def _labels(runs: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
     """Name each run by its model and site, with its task if names are equal, or else by its folder or its whole path.
 
     The residual stream is not named.
     """
-    sites = [site_of(run.config) for run in made]
+    sites = [site_of(run.config) for run in runs]
     of_models = [f"{source.short_name}{site_in_names(site)}" for source, site in zip(sources, sites, strict=True)]
-    with_tasks = [f"{name} {short_name(run.config)}" for name, run in zip(of_models, made, strict=True)]
-    of_folders = [run.folder.name for run in made]
+    with_tasks = [f"{name} {short_name(run.config)}" for name, run in zip(of_models, runs, strict=True)]
+    of_folders = [run.folder.name for run in runs]
     names = next((names for names in (of_models, with_tasks, of_folders) if len(set(names)) == len(names)), None)
-    return names or [str(run.folder) for run in made]
+    return names or [str(run.folder) for run in runs]
 
 
 class Extraction:
@@ -297,10 +298,10 @@ def ranked_of(finished: Finished, extract: Extraction, seed: int) -> Ranked:
 
 def _no_signal(run: Run, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """Return which neurons the run flagged `no-signal`, shape (n_layers, d_model)."""
-    found, layer_index = np.zeros(shape, dtype=bool), {layer: i for i, layer in enumerate(run.layers)}
+    flagged, layer_index = np.zeros(shape, dtype=bool), {layer: i for i, layer in enumerate(run.layers)}
     for row in run.neurons:
-        found[layer_index[row["layer"]], row["neuron"]] = "no-signal" in row["flag"]
-    return found
+        flagged[layer_index[row["layer"]], row["neuron"]] = "no-signal" in row["flag"]
+    return flagged
 
 
 def with_shuffled(finished: Finished, ranked: Ranked, extract: Extraction, n_draws: int, seed: int) -> Ranked:
@@ -351,8 +352,8 @@ def pairs_of(
 def by_index(finished: Sequence[Finished], matching: str) -> list[int]:
     """Return the indices of the runs whose neurons are compared by their index with those of another run."""
     pairs = itertools.combinations(range(len(finished)), 2)
-    found = [(i, j) for i, j in pairs if _matching_of(matching, finished[i].run, finished[j].run) == "index"]
-    return sorted({i for pair in found for i in pair})
+    matched = [(i, j) for i, j in pairs if _matching_of(matching, finished[i].run, finished[j].run) == "index"]
+    return sorted({i for pair in matched for i in pair})
 
 
 def _matching_of(matching: str, a: Run, b: Run) -> Literal["index", "correlation"]:
@@ -370,7 +371,7 @@ ROTATIONS = 20
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvidenceConfig:
     """What is measured besides accuracy.
 
     Args:
@@ -408,13 +409,13 @@ def measure(
     controls: Mapping[str, Sequence[Sides]],
     layers: Sequence[int],
     probe: ProbeOptions,
-    asked: Asked,
+    config: EvidenceConfig,
     trainer: Mapping[str, Any],
     watch: Stopwatch,
     say: Callable[[str], None],
     logger: Any,
     folder: str | None,
-) -> AnyMeasured:
+) -> ProbeResults:
     """Train the probes of a run, its controls, and the probes that give evidence for its rankings.
 
     Args:
@@ -422,35 +423,35 @@ def measure(
         controls: Examples of each control, by name and draw.
         layers: Layer numbers.
         probe: How probes are trained.
-        asked: What is measured besides accuracy.
+        config: What is measured besides accuracy.
         trainer: Arguments of Lightning's Trainer.
         watch: Stopwatch that records how long the stages take.
         say: Function that takes one-line messages.
         logger: Lightning logger for the training curves of the run's own probes.
         folder: Folder for Lightning's own files; None on other ranks than the first.
     """
-    measured: AnyMeasured
+    results: ProbeResults
     if sides.numbers:
-        measured = measure_numbers(
-            sides, controls, layers, probe, asked.n_replicates, asked.retraining, asked.transform, asked.seed,
-            asked.n_heads, watch, asked.ranking, asked.rotations,
+        results = measure_numbers(
+            sides, controls, layers, probe, config.n_replicates, config.retraining, config.transform, config.seed,
+            config.n_heads, watch, config.ranking, config.rotations,
         )  # fmt: skip
     else:
-        measured = _measure_classes(sides, controls, layers, probe, asked, trainer, watch, say, logger, folder)
-    if asked.extremes:
+        results = _measure_classes(sides, controls, layers, probe, config, trainer, watch, say, logger, folder)
+    if config.extremes:
         with counted("tokens on which neurons are highest and lowest", None):
-            first = first_neurons(measured.fits, measured.evidence, N_NEURONS)
-            found = extremes(sides.test, first, N_TOKENS)
-            measured = replace(measured, extremes=found, profiles=profile_rows(sides.test, first))
+            first = first_neurons(results.fits, results.evidence, N_NEURONS)
+            extreme_tokens = extremes(sides.test, first, N_TOKENS)
+            results = replace(results, extremes=extreme_tokens, profiles=profile_rows(sides.test, first))
     watch.end("evidence")
-    return measured
+    return results
 
 
 def _measure_classes(
-    sides: Sides, controls: Mapping[str, Sequence[Sides]], layers: Sequence[int], probe: ProbeOptions, asked: Asked,
-    trainer: Mapping[str, Any], watch: Stopwatch, say: Callable[[str], None], logger: Any,
+    sides: Sides, controls: Mapping[str, Sequence[Sides]], layers: Sequence[int], probe: ProbeOptions,
+    config: EvidenceConfig, trainer: Mapping[str, Any], watch: Stopwatch, say: Callable[[str], None], logger: Any,
     folder: str | None,
-) -> Measured:  # fmt: skip
+) -> ClassResults:  # fmt: skip
     """Measure probes that predict classes; the arguments are those of `measure`."""
     with stage(f"probes of {layers_named(layers)}"):
         moments = of_read = layer_moments(sides.train, layers)
@@ -458,49 +459,55 @@ def _measure_classes(
         if probe.bias:
             read, read_controls = with_constant(sides, controls)
             of_read = [moments_with_constant(of_layer) for of_layer in moments]
-        path, training = penalised(probe, asked.seed, read, layers, of_read, trainer)
+        path, training = penalised(probe, config.seed, read, layers, of_read, trainer)
         starts = path.weights if path else None
         trained = train_probes(read, layers, training, logger=logger, folder=folder, moments=of_read, starts=starts)
         watch.end("probe")
-    held_against = {}
+    control_fits = {}
     if controls:
         with stage(f"probes of {count(len(controls), 'control')}"):
-            held_against = train_controls(read_controls, layers, training, read.train, of_read)
+            control_fits = train_controls(read_controls, layers, training, read.train, of_read)
     codes: Any = ()
-    if asked.codes:
+    if config.codes:
         with stage("codes of the labels"):
-            codes = online_code(read, layers, training, asked.seed)
-    if not asked.ranking:
+            codes = online_code(read, layers, training, config.seed)
+    if not config.ranking:
         penalty = path.summary() if path else {"l2": probe.l2}
-        return Measured(sides, trained, (), held_against, codes=codes, penalty=penalty, transform=asked.transform)
+        return ClassResults(sides, trained, (), control_fits, codes=codes, penalty=penalty, transform=config.transform)
     with stage("evidence for the ranking"):
         evidence = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes))
         fits = [of_neurons(fit) for fit in trained] if probe.bias else trained
         if draws := controls.get("control_task"):
-            of_draws = held_against["control_task"]
+            of_draws = control_fits["control_task"]
             if probe.bias:
                 of_draws = [[of_neurons(fit) for fit in of_layers] for of_layers in of_draws]
             shares = control_task_shares(draws, of_draws)
-            evidence = [replace(one, control_task_share=share) for one, share in zip(evidence, shares, strict=True)]
+            evidence = [
+                replace(layer_evidence, control_task_share=share)
+                for layer_evidence, share in zip(evidence, shares, strict=True)
+            ]
         replicates = None
         if isinstance(training.solver, Lbfgs) and all(fit.converged for fit in fits):
             others = {name: path.starts(decades) for name, decades in PENALTIES.items()} if path else {}
-            retraining = Retraining(read, layers, trained, training, asked.seed, others)
-            evidence, replicates = strengthened(evidence, retraining, asked.n_replicates, asked.retraining)
-            found = directions_of(fits, sides.test, probe.penalty_space, asked.rotations, asked.seed)
-            evidence = [replace(one, directions=own) for one, own in zip(evidence, found, strict=True)]
-        elif asked.n_replicates or asked.retraining or asked.rotations:
+            retraining = Retraining(read, layers, trained, training, config.seed, others)
+            evidence, replicates = add_retraining_evidence(evidence, retraining, config.n_replicates, config.retraining)
+            directions = directions_of(fits, sides.test, probe.penalty_space, config.rotations, config.seed)
+            evidence = [
+                replace(layer_evidence, directions=layer_directions)
+                for layer_evidence, layer_directions in zip(evidence, directions, strict=True)
+            ]
+        elif config.n_replicates or config.retraining or config.rotations:
             say("the probes are not at their optimum, so --replicates, --evidence and --rotations are skipped")
         predicted = predicted_classes(read.test, layers, [fit.weight for fit in trained])
         pairs = zip(fits, evidence, strict=True)
-        heads = () if not asked.n_heads else head_rows(
-            read, trained, [mean_contribution(fit.weight, one.magnitudes) for fit, one in pairs],
-            asked.n_heads, training if asked.retraining else None, asked.seed,
+        heads = () if not config.n_heads else head_rows(
+            read, trained, [mean_contribution(fit.weight, layer_evidence.magnitudes) for fit, layer_evidence in pairs],
+            config.n_heads, training if config.retraining else None, config.seed,
         )  # fmt: skip
         bases: list[dict[str, Any]] = []
-        if asked.retraining and feature_store(sides.train.store) is not None:
-            bases = [row for layer in layers for row in basis_rows(sides, layer, training, path is None, asked.seed)]
-    return Measured(
-        sides, fits, evidence, held_against, replicates, codes, path.summary() if path else {"l2": probe.l2},
-        asked.transform, predicted, asked.n_heads, heads, bases=bases,
+        if config.retraining and feature_store(sides.train.store) is not None:
+            bases = [row for layer in layers for row in basis_rows(sides, layer, training, path is None, config.seed)]
+    return ClassResults(
+        sides, fits, evidence, control_fits, replicates, codes, path.summary() if path else {"l2": probe.l2},
+        config.transform, predicted, config.n_heads, heads, bases=bases,
     )  # fmt: skip

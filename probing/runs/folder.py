@@ -63,8 +63,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def _mapping(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
     text = read_text(path, path.parent)
     try:
-        found = load(text)
-        for n, value in enumerate(_values(found)):
+        content = load(text)
+        for n, value in enumerate(_values(content)):
             if n >= MOST:
                 raise ValueError(f"more than {MOST:,} values")
             if isinstance(value, float) and not math.isfinite(value):
@@ -73,9 +73,9 @@ def _mapping(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
                 raise ValueError(f"{value!r:.60} is no text")
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from None
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise ValueError(f"{path.name} holds no names with values")
-    return found
+    return content
 
 
 def _values(value: Any) -> Iterator[Any]:
@@ -304,8 +304,8 @@ class ResumableFolder:
         Raises:
             RunError: If something of that name has been made meanwhile.
         """
-        for left in (".lock", *self.temporary):
-            (self.path / left).unlink(missing_ok=True)
+        for name in (".lock", *self.temporary):
+            (self.path / name).unlink(missing_ok=True)
         return rename_whole(self.path, self.final, self.what)
 
     def is_empty(self) -> bool:

@@ -84,8 +84,8 @@ def _merged(path: Path, rows: Sequence[Row], schema: Schema, key: Sequence[str])
         return tuple(str(row.get(column, "")) for column in key)
 
     new = {identity(row) for row in rows}
-    kept = [row for row in read_csv(path, schema) if identity(row) not in new] if path.is_file() else []
-    return sorted([*kept, *rows], key=lambda row: int(row["layer"]))
+    unchanged = [row for row in read_csv(path, schema) if identity(row) not in new] if path.is_file() else []
+    return sorted([*unchanged, *rows], key=lambda row: int(row["layer"]))
 
 
 # Schemas of the tables that evaluate rankings, by name.
@@ -113,12 +113,12 @@ def read_rankings(folder: Path, run: Run) -> Rankings:
     Raises:
         ValueError: If a ranking does not rank every neuron of its layers.
     """
-    found = {path.stem: read_rows(path, TABLES.get(path.stem, RANKING)) for path in sorted(folder.glob("*.csv"))}
-    rankings = {name: table for name, table in found.items() if name not in TABLES}
+    tables = {path.stem: read_measured(path, TABLES.get(path.stem, RANKING)) for path in sorted(folder.glob("*.csv"))}
+    rankings = {name: table for name, table in tables.items() if name not in TABLES}
     for name, rows in rankings.items():
         ranked = list(dict.fromkeys(row["layer"] for row in rows))
         check_ranking(f"{name}.csv", rows, [layer for layer in run.layers if layer in ranked])
-    return Rankings(run, folder, rankings, {name: table for name, table in found.items() if name in TABLES})
+    return Rankings(run, folder, rankings, {name: table for name, table in tables.items() if name in TABLES})
 
 
 def writers() -> str:
@@ -186,7 +186,7 @@ def load_fit_of_classes(folder: str | Path) -> Run:
 
 
 def read_as_run(
-    run: Run, typed: str, config: dict[str, Any], usual: Mapping[str, Any], options: Sequence[str],
+    run: Run, flag_text: str, config: dict[str, Any], defaults: Mapping[str, Any], options: Sequence[str],
     further: Mapping[str, bool] | None = None,
 ) -> None:  # fmt: skip
     """Set the options of a command that must be those of a run, because the run's hidden states are read again.
@@ -195,9 +195,9 @@ def read_as_run(
 
     Args:
         run: The run.
-        typed: The option that names it, with its value, for messages.
+        flag_text: The option that names it, with its value, for messages.
         config: The resolved configuration, which is changed.
-        usual: The defaults of the options.
+        defaults: The defaults of the options.
         options: The options whose values are those of the run.
         further: What else is expected of the run, and whether it is so.
 
@@ -205,25 +205,27 @@ def read_as_run(
         UserError: If the run is not of hidden states as they are, an option contradicts it, or its text or its model
             has changed or is gone.
     """
-    made = run.config
+    run_config = run.config
     wrong = {
         **(further or {}),
-        "`--site residual`": site_of(made) == "residual",
-        "`--dtype float32`": made["dtype"] == "float32",
+        "`--site residual`": site_of(run_config) == "residual",
+        "`--dtype float32`": run_config["dtype"] == "float32",
         "no `--transform`": run.transform == "none",
-        "no `--probe.bias true`": not has_intercept(made),
+        "no `--probe.bias true`": not has_intercept(run_config),
     }
     if lacking := [what for what, holds in wrong.items() if not holds]:
-        raise UserError(f"`{typed}`: expected a run of `fit` with {lacking[0]}; give another run, or none.")
-    own = {option: config[option] for option in options if config[option] not in (usual[option], made[option])}
-    run.moved = [own.pop(option) for option in TEXTS if option in own]
-    model = own.pop("model") if is_model_of(run, own.get("model")) else None
-    for option, value in own.items():
+        raise UserError(f"`{flag_text}`: expected a run of `fit` with {lacking[0]}; give another run, or none.")
+    overrides = {
+        option: config[option] for option in options if config[option] not in (defaults[option], run_config[option])
+    }
+    run.moved = [overrides.pop(option) for option in TEXTS if option in overrides]
+    model = overrides.pop("model") if is_model_of(run, overrides.get("model")) else None
+    for option, value in overrides.items():
         raise UserError(
-            f"`--{option} {value}`: with `{typed}`, the run's own is read, which is {made[option]}; leave one of the "
-            "two out."
+            f"`--{option} {value}`: with `{flag_text}`, the run's own is read, which is {run_config[option]}; leave "
+            "one of the two out."
         )
-    config |= {option: made[option] for option in options}
+    config |= {option: run_config[option] for option in options}
     config["model"] = model or model_of(run).name
     sources = zip(TEXTS, texts_of(run, run.moved).sources, strict=False)  # without a test corpus, one less
     config |= {option: source for option, source in sources if option in options}
@@ -239,11 +241,11 @@ def tracked_like(run: Run, options: WandbOptions) -> WandbOptions:
         run: The run.
         options: The options of the command.
     """
-    made = run.config.get("wandb", {}).get("mode")
+    run_mode = run.config.get("wandb", {}).get("mode")
     is_open = options.mode == "auto" and not os.environ.get("WANDB_MODE")
-    if not is_open or made not in ("offline", "disabled"):
+    if not is_open or run_mode not in ("offline", "disabled"):
         return options
-    return replace(options, mode=least([made, resolve_mode("auto")]))
+    return replace(options, mode=least([run_mode, resolve_mode("auto")]))
 
 
 # The folder of a run that holds its checkpoints, and the beginning of the name of those that started from trained
@@ -264,12 +266,12 @@ class Tuned:
     Args:
         run: The results of the run.
         checkpoint: Folder of the model with its head.
-        typed: The option that names it, with its value, for messages.
+        flag_text: The option that names it, with its value, for messages.
     """
 
     run: Result
     checkpoint: Path
-    typed: str
+    flag_text: str
 
     @property
     def folder(self) -> Path:
@@ -294,8 +296,8 @@ class Tuned:
     @property
     def split_by(self) -> GroupBy:
         """What the split kept whole: the value of `--group_by`."""
-        found: GroupBy = self.run.config["group_by"]
-        return found
+        unit: GroupBy = self.run.config["group_by"]
+        return unit
 
     @property
     def predicts_numbers(self) -> bool:
@@ -323,39 +325,39 @@ def checkpoint_name(row: Mapping[str, Any]) -> str:
     return f"{row['start']}-seed{row['seed']}-order{row['order_seed']}"
 
 
-def is_tuned(typed: str) -> bool:
+def is_tuned(path: str) -> bool:
     """Return whether a folder is that of a run of `finetune`, or of a checkpoint in one."""
-    return is_of_tunings(_folder_of(typed)[0])
+    return is_of_tunings(_folder_of(path)[0])
 
 
-def _folder_of(typed: str) -> tuple[Path, str | None]:
+def _folder_of(path: str) -> tuple[Path, str | None]:
     """Return the folder of a run, and the name of its checkpoint if that is named."""
-    folder = Path(os.path.normpath(typed))
+    folder = Path(os.path.normpath(path))
     return (folder.parent.parent, folder.name) if folder.parent.name == CHECKPOINTS else (folder, None)
 
 
-def tuned_of(typed: str, option: str) -> Tuned:
+def tuned_of(path: str, option: str) -> Tuned:
     """Return a checkpoint of a run of `finetune`.
 
     Args:
-        typed: The folder of the run, whose first checkpoint from trained weights is meant, or of a checkpoint in it.
+        path: The folder of the run, whose first checkpoint from trained weights is meant, or of a checkpoint in it.
         option: The option that names it, with its value, for messages.
 
     Raises:
         UserError: If there is no such run or checkpoint.
     """
-    folder, name = _folder_of(typed)
+    folder, name = _folder_of(path)
     run = load_run(folder)
     if run.study.name != "finetune":
         raise UserError(f"`{option}`: expected a run of `finetune`, found one of `{run.study.name}`; give another.")
     known = [checkpoint_name(row) for row in run.tunings]
-    first = next((one for one in known if one.startswith(PRETRAINED)), known[0])
+    first = next((checkpoint for checkpoint in known if checkpoint.startswith(PRETRAINED)), known[0])
     if (name := name or first) not in known:
         raise UserError(f"`{option}`: the run has no checkpoint {name}; it has {listed(known)}.")
     return Tuned(run, folder / CHECKPOINTS / name, option)
 
 
-def read_as_tuned(tuned: Tuned, config: dict[str, Any], usual: Mapping[str, Any]) -> None:
+def read_as_tuned(tuned: Tuned, config: dict[str, Any], defaults: Mapping[str, Any]) -> None:
     """Set the options of a command that must be those of a tuned model, because its text is read again.
 
     A text that is named is where that of the run is now.
@@ -363,28 +365,30 @@ def read_as_tuned(tuned: Tuned, config: dict[str, Any], usual: Mapping[str, Any]
     Args:
         tuned: The model.
         config: The resolved configuration, which is changed.
-        usual: The defaults of the options.
+        defaults: The defaults of the options.
 
     Raises:
         UserError: If an option contradicts the run, or its text has changed or is gone.
     """
     model = str(tuned.checkpoint)
-    made = {**tuned.config, "model": model, "revision": None, "random_weights": False}
+    tuned_config = {**tuned.config, "model": model, "revision": None, "random_weights": False}
     for option in ("model", *OF_TUNED):
-        if config[option] not in (usual[option], made[option]):
+        if config[option] not in (defaults[option], tuned_config[option]):
             raise UserError(
-                f"`--{option} {config[option]}`: with `{tuned.typed}`, that of the tuned model is read, which is "
-                f"{made[option]}; leave one of the two out."
+                f"`--{option} {config[option]}`: with `{tuned.flag_text}`, that of the tuned model is read, which is "
+                f"{tuned_config[option]}; leave one of the two out."
             )
     resolve_model(model)
     if tuned.are_pairs:
-        config |= {option: made[option] for option in ("model", *OF_TUNED)}
+        config |= {option: tuned_config[option] for option in ("model", *OF_TUNED)}
         for option, of_pairs in zip(TEXTS, PAIRS, strict=True):
-            typed = made[of_pairs]
-            if config[option] == usual[option]:
-                places = [] if typed is None else sources_of(tuned, of_pairs, typed)
-                config[option] = next((one for one, place in places if not place or os.path.exists(place)), typed)
+            pairs_path = tuned_config[of_pairs]
+            if config[option] == defaults[option]:
+                places = [] if pairs_path is None else sources_of(tuned, of_pairs, pairs_path)
+                config[option] = next(
+                    (text for text, place in places if not place or os.path.exists(place)), pairs_path
+                )
         return
-    moved = [config[option] for option in TEXTS if config[option] not in (usual[option], tuned.config[option])]
-    config |= {option: made[option] for option in ("model", *OF_TUNED)}
+    moved = [config[option] for option in TEXTS if config[option] not in (defaults[option], tuned.config[option])]
+    config |= {option: tuned_config[option] for option in ("model", *OF_TUNED)}
     config |= {"test_corpus": None, **dict(zip(TEXTS, texts_of(tuned, moved).sources, strict=False))}

@@ -30,7 +30,7 @@ TEXTS = {"corpus": "corpus", "test_corpus": "test corpus"}
 _GIVE = "give the path of the same text with `--corpus` (from Python with `corpus=`, also of `load_run`)"
 
 
-class Kept(Protocol):
+class RunRecord(Protocol):
     """What of a finished run says where it has read: the run itself, or its probes."""
 
     @property
@@ -46,7 +46,7 @@ class Kept(Protocol):
         """Content of `results.json`."""
 
 
-class OfText(Kept, Protocol):
+class OfText(RunRecord, Protocol):
     """A finished run whose texts can be read again."""
 
     @property
@@ -69,13 +69,13 @@ def read_from(config: Mapping[str, Any], folder: Path) -> dict[str, dict[str, di
         in common; of a task's file its `sha256`, too. Nothing for a run that reads no files of the user's.
     """
     final = Path(os.path.abspath(folder.with_name(folder.name.removesuffix(PARTIAL))))
-    found = {name: _noted(path, final) for name in TEXTS if (path := _path_of_text(config.get(name))) is not None}
+    noted = {name: _noted(path, final) for name in TEXTS if (path := _path_of_text(config.get(name))) is not None}
     for option, path in (("model", config["model"]), ("site", folder_in(config))):
         if isinstance(path, str) and _is_folder(path):
-            found[option] = _noted(path, final)
+            noted[option] = _noted(path, final)
     if (file := _file_of_task(config["task"])) and os.path.isfile(file):
-        found["task"] = {**_noted(file, final), "sha256": file_sha256(file)}
-    return {"read_from": found} if found else {}
+        noted["task"] = {**_noted(file, final), "sha256": file_sha256(file)}
+    return {"read_from": noted} if noted else {}
 
 
 def _noted(path: str, run: Path) -> dict[str, str]:
@@ -121,7 +121,7 @@ def _file_of_task(task: str) -> str | None:
 # --- looking ---
 
 
-def places_of(run: Kept, option: str, path: str) -> list[str]:
+def places_of(run: RunRecord, option: str, path: str) -> list[str]:
     """Return where something may be, each place once.
 
     As typed from the current folder; where it was; at the same place relative to the run; in the run's folder and in
@@ -134,7 +134,7 @@ def places_of(run: Kept, option: str, path: str) -> list[str]:
     return list(dict.fromkeys(os.path.abspath(place) for place in places if place))
 
 
-def _beside(run: Kept, path: str) -> str | None:
+def _beside(run: RunRecord, path: str) -> str | None:
     """Return the place relative to the run's folder in a run of versions that did not note it, if its options say it.
 
     They do where the path and the folder of runs were both typed relative to the same folder, or both absolute.
@@ -212,14 +212,14 @@ def texts_of_runs(runs: Sequence[OfText], given: Sequence[Any] = (), say: Say = 
     """
     if "-" in given:
         raise UserError("`--corpus -`: the text of a finished run is read more than once; give it as a file.")
-    offered, found, absent = [Offered(source, load_corpus(source, column_of=None)) for source in given], [], []
+    offered, texts, absent = [Offered(source, load_corpus(source, column_of=None)) for source in given], [], []
     for run in runs:
         try:
-            found.append(_texts(run, offered, say))
+            texts.append(_texts(run, offered, say))
         except _Absent as error:
             absent.append((run, error))
     is_open = any(run.config["test_corpus"] is not None for run, _ in absent)  # what is left of a corpus is not known
-    if not is_open and (wrong := next((one for one in offered if not one.fits), None)):
+    if not is_open and (wrong := next((text for text in offered if not text.fits), None)):
         named = listed([f"`{run.folder}`" for run in runs])
         raise UserError(
             f"`--corpus {_shown(wrong.source)}` is no text that {named} read; give the same text, or leave the option "
@@ -227,7 +227,7 @@ def texts_of_runs(runs: Sequence[OfText], given: Sequence[Any] = (), say: Say = 
         )
     if absent:
         raise UserError(str(absent[0][1])) from None
-    return found
+    return texts
 
 
 def _texts(run: OfText, offered: Sequence[Offered], say: Say) -> Texts:
@@ -247,7 +247,7 @@ def _texts(run: OfText, offered: Sequence[Offered], say: Say) -> Texts:
     return Texts(*divided(main, test, run.config["seed"], say, run.split_by), [source, tested_on])
 
 
-def _fingerprints(run: Kept) -> dict[str, str]:
+def _fingerprints(run: RunRecord) -> dict[str, str]:
     """Return the fingerprint of the text that a run was trained on, and of the one that it was tested on."""
     if (texts := run.results.get("corpora")) is not None:  # of `finetune`
         sides = zip(("train", "test"), TEXTS, strict=True)
@@ -255,22 +255,24 @@ def _fingerprints(run: Kept) -> dict[str, str]:
     return {side: run.results["cache"][side]["key"]["corpus"] for side in ("train", "test")}
 
 
-def _text(run: Kept, option: str, offered: Sequence[Offered], fits: Callable[[Corpus], bool]) -> tuple[Any, Corpus]:
+def _text(
+    run: RunRecord, option: str, offered: Sequence[Offered], fits: Callable[[Corpus], bool]
+) -> tuple[Any, Corpus]:
     """Return where a text of a run is, and what it holds.
 
     Raises:
         _Absent: If it is nowhere.
     """
-    typed, what = run.config[option], TEXTS[option]
-    fitting = [one for one in offered if fits(one.corpus)]
-    for one in fitting:
-        one.fits = True
+    recorded, what = run.config[option], TEXTS[option]
+    fitting = [offer for offer in offered if fits(offer.corpus)]
+    for offer in fitting:
+        offer.fits = True
     if fitting:
         return fitting[0].source, fitting[0].corpus
-    if typed == "-":
+    if recorded == "-":
         raise _Absent(f"`{run.folder}`: its {what} was read from standard input, which is gone; {_GIVE}.")
     missing, others = [], []
-    for source, place in sources_of(run, option, typed):
+    for source, place in sources_of(run, option, recorded):
         if place and not os.path.exists(place):
             missing.append(place)
             continue
@@ -279,7 +281,7 @@ def _text(run: Kept, option: str, offered: Sequence[Offered], fits: Callable[[Co
         except UserError as error:
             if not place:
                 is_local = option in run.results.get("read_from", {})  # a folder of hf: that is not there any more
-                tried = listed(places_of(run, option, _parts(typed)[1]))
+                tried = listed(places_of(run, option, _parts(recorded)[1]))
                 looked = f" (it was looked for at {tried})" if is_local else ""
                 raise _Absent(f"`{run.folder}`: its {what} cannot be read again{looked}: {error}") from None
             others.append(f"{place} (which cannot be read)")
@@ -294,24 +296,24 @@ def _text(run: Kept, option: str, offered: Sequence[Offered], fits: Callable[[Co
             f"the run, or {_GIVE}."
         )
     raise _Absent(
-        f"`{run.folder}`: its {what} {typed} is not there any more; it was looked for at {listed(missing)}; {_GIVE}."
+        f"`{run.folder}`: its {what} {recorded} is not there any more; it was looked for at {listed(missing)}; {_GIVE}."
     )
 
 
-def sources_of(run: Kept, option: str, typed: str) -> Iterator[tuple[str, str]]:
+def sources_of(run: RunRecord, option: str, recorded: str) -> Iterator[tuple[str, str]]:
     """Yield how a text may be named now, and the path in it; empty where it is no file or folder of this machine."""
-    if typed == "builtin":
-        yield typed, ""
+    if recorded == "builtin":
+        yield recorded, ""
         return
-    before, path, after = _parts(typed)
+    before, path, after = _parts(recorded)
     places = places_of(run, option, path)
     if before:
         places = [place for place in places if os.path.isdir(place)]
-    here = os.path.abspath(path)
+    absolute = os.path.abspath(path)
     for place in places:
-        yield (typed if place == here else f"{before}{place}{after}"), place
+        yield (recorded if place == absolute else f"{before}{place}{after}"), place
     if before and not places:
-        yield typed, ""
+        yield recorded, ""
 
 
 def _shown(source: Any) -> str:
@@ -321,39 +323,39 @@ def _shown(source: Any) -> str:
 # --- model, task and cache ---
 
 
-def model_of(run: Kept) -> ModelSource:
+def model_of(run: RunRecord) -> ModelSource:
     """Return the model of a run, wherever its folder is now.
 
     Raises:
         UserError: If it is not there any more, or has changed.
     """
-    typed, expected = run.config["model"], run.results["cache"]["test"]["key"]["model"]
+    recorded, expected = run.config["model"], run.results["cache"]["test"]["key"]["model"]
     is_trained, was_folder = not run.config["random_weights"], "model" in run.results.get("read_from", {})
-    places = [] if typed in ALIASES or typed.startswith(OBJECT) else places_of(run, "model", typed)
-    there = [place for place in places if os.path.isdir(place)]
-    here = os.path.abspath(typed)
-    names = [typed if place == here else place for place in there]
-    names += [] if was_folder or here in there else [typed]  # which may be the name of a model of the hub
+    places = [] if recorded in ALIASES or recorded.startswith(OBJECT) else places_of(run, "model", recorded)
+    existing = [place for place in places if os.path.isdir(place)]
+    absolute = os.path.abspath(recorded)
+    names = [recorded if place == absolute else place for place in existing]
+    names += [] if was_folder or absolute in existing else [recorded]  # which may be the name of a model of the hub
     if not names:
         raise UserError(
-            f"`{run.folder}`: its model {typed} is not there any more; it was looked for at {listed(places)}; put it "
-            "at one of these places."
+            f"`{run.folder}`: its model {recorded} is not there any more; it was looked for at {listed(places)}; put "
+            "it at one of these places."
         )
     errors = []
     for name in names:
         try:
-            found = resolve_model(name, run.config["revision"])
-            if found.fingerprint(weights=is_trained) == expected:
-                return found
+            source = resolve_model(name, run.config["revision"])
+            if source.fingerprint(weights=is_trained) == expected:
+                return source
         except UserError as error:
             errors.append(error)
     if len(errors) == len(names):
         raise UserError(f"`{run.folder}`: its model cannot be read any more: {errors[0]}")
-    where = f" (there is another one at {listed(there)})" if there not in ([], [typed]) else ""
-    raise UserError(f"`{run.folder}`: its model {typed} has changed since{where}; repeat the run.")
+    where = f" (there is another one at {listed(existing)})" if existing not in ([], [recorded]) else ""
+    raise UserError(f"`{run.folder}`: its model {recorded} has changed since{where}; repeat the run.")
 
 
-def is_model_of(run: Kept, folder: Any) -> bool:
+def is_model_of(run: RunRecord, folder: Any) -> bool:
     """Return whether a folder holds the model of a run."""
     if not isinstance(folder, str) or not os.path.isdir(folder):
         return False
@@ -361,7 +363,7 @@ def is_model_of(run: Kept, folder: Any) -> bool:
     return resolve_model(folder).fingerprint(weights=is_trained) == run.results["cache"]["test"]["key"]["model"]
 
 
-def task_of(run: Kept) -> TokenTask:
+def task_of(run: RunRecord) -> TokenTask:
     """Return the task of a run; the file of one's own is found again by its content, or as it was typed.
 
     Raises:
@@ -383,13 +385,13 @@ def task_of(run: Kept) -> TokenTask:
     )
 
 
-def cache_of(run: Kept, cache: str | None = None) -> Path:
+def cache_of(run: RunRecord, cache: str | None = None) -> Path:
     """Return the folder of cached activations: of `--cache`, else the run's own if it is there, else the usual one.
 
     Raises:
         UserError: If the path is a file.
     """
-    if not cache and (own := run.config.get("cache")):
-        places = [own, *([os.path.join(run.folder, beside)] if (beside := _beside(run, own)) else [])]
+    if not cache and (run_cache := run.config.get("cache")):
+        places = [run_cache, *([os.path.join(run.folder, beside)] if (beside := _beside(run, run_cache)) else [])]
         cache = next((place for place in places if os.path.isdir(place)), None)
     return cache_folder(cache, str(run.folder.parent))

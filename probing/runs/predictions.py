@@ -121,9 +121,9 @@ def page_of(run: Run, layer: int, neuron: int, n: int) -> NeuronPage:
         raise UserError(f"`n={n}` is not allowed; use a whole number from 1 to {MOST_TOKENS}.")
     with quiet_libraries():
         sides, corpus = sides_and_text(run)
-        asked = {layer: [neuron]}
-        contexts = contexts_of(extremes(sides.test, asked, n), sides.test, corpus, sides.classes)
-        profile = profile_rows(sides.test, asked)
+        neurons = {layer: [neuron]}
+        contexts = contexts_of(extremes(sides.test, neurons, n), sides.test, corpus, sides.classes)
+        profile = profile_rows(sides.test, neurons)
     return NeuronPage(run, layer, neuron, contexts, profile, _Weights(run).of(layer, neuron))
 
 
@@ -145,16 +145,16 @@ def pages_of_first(run: Run) -> Iterator[NeuronPage]:
     """
     contexts, profiles = _by_neuron(run.contexts), _by_neuron(run.profiles)
     weights = _Weights(run) if contexts else None
-    for at, own in contexts.items():
+    for at, rows in contexts.items():
         assert weights is not None
-        yield NeuronPage(run, *at, own, profiles.get(at, ()), weights.of(*at))
+        yield NeuronPage(run, *at, rows, profiles.get(at, ()), weights.of(*at))
 
 
 def _by_neuron(rows: Sequence[Row]) -> dict[tuple[int, int], list[Row]]:
-    found: dict[tuple[int, int], list[Row]] = {}
+    groups: dict[tuple[int, int], list[Row]] = {}
     for row in rows:
-        found.setdefault((row["layer"], row["neuron"]), []).append(row)
-    return found
+        groups.setdefault((row["layer"], row["neuron"]), []).append(row)
+    return groups
 
 
 class _Weights:
@@ -173,7 +173,7 @@ class _Weights:
         """Return a row per class."""
         at = self.run.layers.index(layer)
         labels: list[Any] = list(self.run.results["classes"])
-        weights, contributions = (own[at, :, neuron].tolist() for own in (self.weight, self.contribution))
+        weights, contributions = (by_class[at, :, neuron].tolist() for by_class in (self.weight, self.contribution))
         about = {**layer_cells(layer), "neuron": neuron}
         named: list[dict[str, Any]] = [{"class": label} for label in labels] or [{}]
         rows = (
@@ -289,8 +289,8 @@ def _corpus(texts: Any) -> Corpus:
     """Return texts as a corpus in which every text is a sentence, repeated ones too."""
     listed = [texts] if isinstance(texts, str) else texts
     if not isinstance(listed, list | tuple) or not listed:
-        found = "an empty one" if isinstance(listed, list | tuple) else f"a value of type {type(texts).__name__}"
-        raise UserError(f"`predict` takes a list of sentences, and {found} is given.")
+        problem = "an empty one" if isinstance(listed, list | tuple) else f"a value of type {type(texts).__name__}"
+        raise UserError(f"`predict` takes a list of sentences, and {problem} is given.")
     are_words = not isinstance(listed[0], str)
     for i, text in enumerate(listed):
         if not _is_words(text) if are_words else not isinstance(text, str):
@@ -357,9 +357,11 @@ def _table(
     """
     layers, rows, read_layer = list(probes.weight), Table((), PREDICTIONS), reader or predictions
     for batch in read(examples, layers):
-        found = [read_layer(probes, layer, states) for layer, states in zip(layers, batch.hidden_states, strict=True)]
-        for row, of_layers in zip(batch.rows.tolist(), zip(*found, strict=True), strict=True):
-            rows += [{**described(row), **made} for of_layer in of_layers for made in of_layer]
+        by_layer = [
+            read_layer(probes, layer, states) for layer, states in zip(layers, batch.hidden_states, strict=True)
+        ]
+        for row, of_layers in zip(batch.rows.tolist(), zip(*by_layer, strict=True), strict=True):
+            rows += [{**described(row), **prediction} for of_layer in of_layers for prediction in of_layer]
     return rows
 
 
@@ -368,7 +370,7 @@ def predictions(probes: Probes, layer: int, states: Tensor) -> list[list[dict[st
     logits = probes.logits(layer, states)
     if (numbers := probes.results.get("numbers")) is not None:
         return [[{**layer_cells(layer), "predicted": number}] for number in (numbers["mean"] + logits[:, 0]).tolist()]
-    probability, index = (found.tolist() for found in logits.double().softmax(1).max(1))
+    probability, index = (largest.tolist() for largest in logits.double().softmax(1).max(1))
     labels = (probes.classes[i] for i in index)
     return [
         [{**layer_cells(layer), "predicted": label, "probability": p}]
@@ -388,19 +390,21 @@ def explanations(probes: Probes, layer: int, states: Tensor, n: int) -> list[lis
         states: Activations of the examples, shape (n_examples, d_model).
         n: Number of neurons.
     """
-    of_class, found = probes.logits(layer, states).argmax(1), []
-    own_of = centre_over_classes(probes.weight[layer].double())[of_class] * states.double()
+    of_class, rows = probes.logits(layer, states).argmax(1), []
+    contributions = centre_over_classes(probes.weight[layer].double())[of_class] * states.double()
     constants: list[dict[str, float]] = [{}] * len(states)
     if probes.intercept:
         intercept = centre_over_classes(probes.intercept[layer].double()[:, None])[of_class, 0]
         constants = [{"intercept": value} for value in intercept.tolist()]
-    for (predicted,), own, constant in zip(predictions(probes, layer, states), own_of, constants, strict=True):
-        about = {**predicted, "logit": float(own.sum()) + sum(constant.values()), **constant}
-        found.append([
-            {**about, "rank": rank, "neuron": neuron, "contribution": float(own[neuron])}
-            for rank, neuron in ranked(own.abs().numpy())[:n]
+    for (predicted,), contribution, constant in zip(
+        predictions(probes, layer, states), contributions, constants, strict=True
+    ):
+        about = {**predicted, "logit": float(contribution.sum()) + sum(constant.values()), **constant}
+        rows.append([
+            {**about, "rank": rank, "neuron": neuron, "contribution": float(contribution[neuron])}
+            for rank, neuron in ranked(contribution.abs().numpy())[:n]
         ])  # fmt: skip
-    return found
+    return rows
 
 
 # Most examples of a layer that are shown; the rows have all.

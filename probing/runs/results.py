@@ -64,8 +64,8 @@ from probing.tracking import Tracker
 
 
 @dataclass(frozen=True)
-class MeasuredNumbers:
-    """The results of a run that predicts numbers, as `probing.runs.results.Measured` has those of classes.
+class NumberResults:
+    """The results of a run that predicts numbers, as `probing.runs.results.ClassResults` has those of classes.
 
     Args:
         sides: Examples of the train, validation and test parts.
@@ -98,14 +98,21 @@ class MeasuredNumbers:
         if not self.n_heads:
             return []
         pairs = zip(self.fits, self.evidence, strict=True)
-        found = [(fit.layer, mean_contribution(fit.weight, one.magnitudes)) for fit, one in pairs]
-        return [row for layer, own in found for row in head_contributions(layer, own, self.n_heads)]
+        by_layer = [
+            (fit.layer, mean_contribution(fit.weight, layer_evidence.magnitudes)) for fit, layer_evidence in pairs
+        ]
+        return [
+            row for layer, contribution in by_layer for row in head_contributions(layer, contribution, self.n_heads)
+        ]
 
     def tables(self) -> dict[str, Sequence[Row]]:
         """Return the rows of every table that a run of these results has, by its name."""
         accuracy, heads = self.accuracy(), self.heads
         neurons = self.neurons([row["flag"] for row in accuracy])
-        basis = basis_table((fit.layer, one.directions) for fit, one in zip(self.fits, self.evidence, strict=False))
+        basis = basis_table(
+            (fit.layer, layer_evidence.directions)
+            for fit, layer_evidence in zip(self.fits, self.evidence, strict=False)
+        )
         tables = {"accuracy": accuracy, "neurons": neurons, "heads": heads, "basis": basis}
         return {name: rows for name, rows in tables.items() if rows}
 
@@ -120,18 +127,19 @@ class MeasuredNumbers:
             flags: The flag of each layer in `accuracy.csv`.
         """
         rows = []
-        for fit, one, flag in zip(self.fits, self.evidence, flags, strict=True):
-            assert one.correlation is not None
-            table = neuron_table(fit.layer, fit.weight, one, is_informative=not flag, n_heads=self.n_heads)
-            for row in with_corrected(table, one.ablation_effects):
+        for fit, layer_evidence, flag in zip(self.fits, self.evidence, flags, strict=True):
+            assert layer_evidence.correlation is not None
+            table = neuron_table(fit.layer, fit.weight, layer_evidence, is_informative=not flag, n_heads=self.n_heads)
+            for row in with_corrected(table, layer_evidence.ablation_effects):
                 named = {name.replace("cross_entropy_without", "r2_without"): value for name, value in row.items()}
-                rows.append({**named, "correlation": float(one.correlation[row["neuron"]])})
+                rows.append({**named, "correlation": float(layer_evidence.correlation[row["neuron"]])})
         return rows
 
     def contributions(self) -> list[Tensor]:
         """Return the mean contribution of each neuron for each layer, of shape (1, d_model)."""
         return [
-            class_contributions(fit.weight, one.magnitudes) for fit, one in zip(self.fits, self.evidence, strict=True)
+            class_contributions(fit.weight, layer_evidence.magnitudes)
+            for fit, layer_evidence in zip(self.fits, self.evidence, strict=True)
         ]
 
     def _row(self, i: int) -> dict[str, Any]:
@@ -168,8 +176,8 @@ class MeasuredNumbers:
         def r2(of: NumberFit) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
             return test.clusters(of.deviations - of.errors)[tested], test.clusters(of.deviations)[tested]
 
-        found = {name: ratio_interval(r2(fit), r2(control)) for name, control in controls.items()}
-        return {"r2": ratio_interval(r2(fit)), **found}
+        differences = {name: ratio_interval(r2(fit), r2(control)) for name, control in controls.items()}
+        return {"r2": ratio_interval(r2(fit)), **differences}
 
 
 def _ends(name: str, interval: tuple[float, float]) -> dict[str, float]:
@@ -189,7 +197,7 @@ def measure_numbers(
     watch: Stopwatch,
     ranking: bool = True,
     n_rotations: int = 0,
-) -> MeasuredNumbers:
+) -> NumberResults:
     """Solve the ridge probes of a run, of its controls, and those that give evidence for its rankings.
 
     Args:
@@ -208,32 +216,35 @@ def measure_numbers(
     """
     space = probe.penalty_space
     with stage(f"probes of {layers_named(layers)}"):
-        found = Decomposed.of(sides, layers, space)
+        decomposed = Decomposed.of(sides, layers, space)
         penalty: dict[str, Any] = {"l2": probe.l2}
         if probe.l2 == "auto":
-            penalty = choose_ridge_penalty(sides, layers, found.spectra, found.products).summary()
+            penalty = choose_ridge_penalty(sides, layers, decomposed.spectra, decomposed.products).summary()
         l2 = float(penalty["l2"])
-        fits = found.train(l2)
+        fits = decomposed.train(l2)
         watch.end("probe")
-    held_against = {}
+    control_fits = {}
     if controls:
         with stage(f"probes of {count(len(controls), 'control')}"):
             for name, (other, *_) in controls.items():
                 # Other numbers of the same examples share the decomposition.
-                known = found.spectra if other.train.store is sides.train.store else None
+                known = decomposed.spectra if other.train.store is sides.train.store else None
                 of_layers = layers[:1] if name == "token" else layers
-                held_against[name] = Decomposed.of(other, of_layers, space, known).train(l2)
+                control_fits[name] = Decomposed.of(other, of_layers, space, known).train(l2)
     if not ranking:
-        return MeasuredNumbers(sides, fits, (), held_against, penalty=penalty, transform=transform)
+        return NumberResults(sides, fits, (), control_fits, penalty=penalty, transform=transform)
     with stage("evidence for the ranking"):
-        evidence, replicates = collect_number_evidence(found, fits), None
+        evidence, replicates = collect_number_evidence(decomposed, fits), None
         if n_replicates:
-            evidence, replicates = with_number_replicates(evidence, found, fits, l2, n_replicates, seed)
+            evidence, replicates = with_number_replicates(evidence, decomposed, fits, l2, n_replicates, seed)
         if retraining:
             evidence = with_number_removals(evidence, sides, fits, l2, seed)
-        found_directions = directions_of(fits, sides.test, space, n_rotations, seed)
-        evidence = [replace(one, directions=own) for one, own in zip(evidence, found_directions, strict=True)]
-    return MeasuredNumbers(sides, fits, evidence, held_against, replicates, penalty, transform, n_heads)
+        directions = directions_of(fits, sides.test, space, n_rotations, seed)
+        evidence = [
+            replace(layer_evidence, directions=layer_directions)
+            for layer_evidence, layer_directions in zip(evidence, directions, strict=True)
+        ]
+    return NumberResults(sides, fits, evidence, control_fits, replicates, penalty, transform, n_heads)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -254,14 +265,14 @@ def contexts_of(extremes: Extremes, examples: Examples, corpus: Corpus, classes:
         classes: The label of each class; empty where numbers are predicted.
     """
     rows = []
-    for (layer, end), (values, tokens) in extremes.found.items():
+    for (layer, end), (values, tokens) in extremes.by_end.items():
         columns = zip(extremes.neurons[layer], values.T.tolist(), tokens.T.tolist(), strict=True)
-        for neuron, own_values, own_tokens in columns:
-            for place, (value, token) in enumerate(zip(own_values, own_tokens, strict=True), start=1):
+        for neuron, neuron_values, neuron_tokens in columns:
+            for place, (value, token) in enumerate(zip(neuron_values, neuron_tokens, strict=True), start=1):
                 label = _label(examples, token, classes)
                 about = {"layer": layer, "neuron": neuron, "end": end, "place": place, "activation": value, **label}
                 rows.append({**about, **in_context(examples, corpus, token)})
-    order = {(layer, neuron): i for layer, own in extremes.neurons.items() for i, neuron in enumerate(own)}
+    order = {(layer, neuron): i for layer, numbers in extremes.neurons.items() for i, neuron in enumerate(numbers)}
     return sorted(rows, key=lambda row: (row["layer"], order[row["layer"], row["neuron"]], row["end"], row["place"]))
 
 
@@ -307,7 +318,7 @@ def _shortened(text: str, most: int) -> str:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ClassResults:
     """The results of a run.
 
     Args:
@@ -359,7 +370,7 @@ class Measured:
             "classes": self.neurons_by_class(),
             "heads": self.heads,
             "bases": self.bases,
-            "basis": basis_table((fit.layer, one.directions) for fit, one in self._ranked),
+            "basis": basis_table((fit.layer, layer_evidence.directions) for fit, layer_evidence in self._ranked),
         }
         return {name: rows for name, rows in tables.items() if rows}
 
@@ -390,22 +401,26 @@ class Measured:
     def neurons_by_class(self) -> list[dict[str, Any]]:
         """Return a row per layer, class and neuron among the first of the class, as in `classes.csv`."""
         labels = self.sides.classes.tolist()
-        return [row for fit, one in self._ranked for row in class_rows(fit.layer, fit.weight, one.magnitudes, labels)]
+        return [
+            row
+            for fit, layer_evidence in self._ranked
+            for row in class_rows(fit.layer, fit.weight, layer_evidence.magnitudes, labels)
+        ]
 
     def class_scores(self) -> list[dict[str, Any]]:
         """Return a row per layer and class, as in `class_scores.csv`."""
-        return [row for layer, own in self._predictions() for row in class_scores(self.sides, layer, own)]
+        return [row for layer, predicted in self._predictions() for row in class_scores(self.sides, layer, predicted)]
 
     def confusions(self) -> list[dict[str, Any]]:
         """Return a row per layer, class and predicted class, as in `confusions.csv`."""
-        return [row for layer, own in self._predictions() for row in confusions(self.sides, layer, own)]
+        return [row for layer, predicted in self._predictions() for row in confusions(self.sides, layer, predicted)]
 
     def _predictions(self) -> Iterator[tuple[int, Classes]]:
         return zip((fit.layer for fit in self.fits), self.predicted, strict=False)  # trials of a sweep have none
 
     def contributions(self) -> list[Tensor]:
         """Return the mean contribution of each neuron to each class for each layer, of shape (n_classes, d_model)."""
-        return [class_contributions(fit.weight, one.magnitudes) for fit, one in self._ranked]
+        return [class_contributions(fit.weight, layer_evidence.magnitudes) for fit, layer_evidence in self._ranked]
 
     def _accuracy_row(self, i: int) -> dict[str, Any]:
         fit, train, test, n_classes = self.fits[i], self.sides.train, self.sides.test, len(self.sides.classes)
@@ -432,7 +447,7 @@ class Measured:
         }
         row["flag"] = accuracy_flag(row)
         for name, draws in self.controls.items():
-            row |= self._held_against(name, fit, [fits[i] if len(fits) > 1 else fits[0] for fits in draws])
+            row |= self._compare_with_control(name, fit, [fits[i] if len(fits) > 1 else fits[0] for fits in draws])
         if "control_task" in self.controls:
             row["selectivity"] = row["accuracy"] - row["control_task_accuracy"]
         evidence = self.evidence[i] if self.evidence else None
@@ -459,7 +474,7 @@ class Measured:
             "information": float(saved.sum() / test.n_tokens), "information_low": low, "information_high": high,
         }  # fmt: skip
 
-    def _held_against(self, name: str, fit: LayerFit, draws: Sequence[LayerFit]) -> dict[str, float]:
+    def _compare_with_control(self, name: str, fit: LayerFit, draws: Sequence[LayerFit]) -> dict[str, float]:
         """Return a control's accuracy, the mean over its draws, and the interval of the probe's difference to it."""
         accuracies = [draw.metrics["accuracy"] for draw in draws]
         accuracy = float(np.mean(accuracies))
@@ -471,7 +486,7 @@ class Measured:
 
 
 # The results of a run, of classes or of numbers.
-AnyMeasured = Measured | MeasuredNumbers
+ProbeResults = ClassResults | NumberResults
 
 
 # Tables that are logged beside accuracies and neurons.
@@ -495,11 +510,11 @@ class Written:
             files: Further files.
             page: The report.
         """
-        own = {name: self.tables.get(name, ()) for name in _LOGGED}
+        logged = {name: self.tables.get(name, ()) for name in _LOGGED}
         files = [*self.files, *files]
         accuracy = with_basis(self.tables["accuracy"], self.tables.get("basis", ()))
         tracker.log_results(
-            accuracy, self.tables["neurons"], self.figures, files, own, report=page,
+            accuracy, self.tables["neurons"], self.figures, files, logged, report=page,
             curves={"log10_l2": self.penalties},
         )  # fmt: skip
 
@@ -507,7 +522,7 @@ class Written:
 def write(
     folder: Path,
     config: Mapping[str, Any],
-    measured: AnyMeasured,
+    results: ProbeResults,
     model_name: str,
     formats: Sequence[str] = USUAL,
     corpus: Corpus | None = None,
@@ -518,26 +533,26 @@ def write(
     Args:
         folder: The run's folder.
         config: The resolved configuration as plain values.
-        measured: The results of the run.
+        results: The results of the run.
         model_name: The model's short name, for titles.
         formats: Formats of the figures; without any, none are drawn.
         corpus: The test corpus, for the tokens on which the first neurons are highest and lowest; None without text.
         transforms: The transform of each layer's activations, if they were transformed or centred.
     """
-    tables, sides = measured.tables(), measured.sides
+    tables, sides = results.tables(), results.sides
     features = feature_store(sides.train.store)
-    if features is not None and (kept := features.selected_features) is not None:
-        tables["neurons"] = [{**row, "feature": kept[row["neuron"]]} for row in tables["neurons"]]
-    if measured.extremes and corpus is not None:
-        tables["contexts"] = contexts_of(measured.extremes, sides.test, corpus, sides.classes)
-        tables["profiles"] = measured.profiles
+    if features is not None and (feature_numbers := features.kept) is not None:
+        tables["neurons"] = [{**row, "feature": feature_numbers[row["neuron"]]} for row in tables["neurons"]]
+    if results.extremes and corpus is not None:
+        tables["contexts"] = contexts_of(results.extremes, sides.test, corpus, sides.classes)
+        tables["profiles"] = results.profiles
     paths = write_tables(folder, config, tables, NUMBER_TABLES if sides.numbers else TABLES)
-    paths += _write_tensors(folder, measured, config["task"], config["model"])
+    paths += _write_tensors(folder, results, config["task"], config["model"])
     if transforms:
         paths.append(folder / "transform.safetensors")
         save(paths[-1], transforms)
     figures = write_figures(folder / "figures", tables, short_name(config), model_name, formats) if formats else []
-    return Written(tables, figures, paths, penalty_rows(measured.penalty))
+    return Written(tables, figures, paths, penalty_rows(results.penalty))
 
 
 def penalty_rows(penalty: Mapping[str, Any]) -> list[Row]:
@@ -556,7 +571,7 @@ def penalty_rows(penalty: Mapping[str, Any]) -> list[Row]:
 
 def write_summary(
     folder: Path,
-    measured: AnyMeasured,
+    results: ProbeResults,
     written: Written,
     cached: Mapping[str, Mapping[str, Any]],
     timings: Mapping[str, float],
@@ -566,23 +581,23 @@ def write_summary(
 
     Args:
         folder: The run's folder.
-        measured: The results of the run.
+        results: The results of the run.
         written: The return value of `write`.
         cached: For the training and the test side, the model and the corpus that the activations were made from.
         timings: Durations in seconds.
         noted: Further entries, such as where the text lay.
     """
-    sides, key = measured.sides, cached["test"]["key"]
-    fits: Sequence[LayerFit | NumberFit] = measured.fits
+    sides, key = results.sides, cached["test"]["key"]
+    fits: Sequence[LayerFit | NumberFit] = results.fits
     named = {"train": sides.train, "validation": sides.validation, "test": sides.test}
-    results = {
+    summary = {
         "versions": versions(),
         "site": key.get("site", "residual" if "model" in key else "arrays"),
         "cache": dict(cached),
         **(noted or {}),
         "classes": sides.classes.tolist(),
-        **({"numbers": _numbers(measured)} if isinstance(measured, MeasuredNumbers) else {}),
-        "penalty": dict(measured.penalty),
+        **({"numbers": _numbers(results)} if isinstance(results, NumberResults) else {}),
+        "penalty": dict(results.penalty),
         "n_example_tokens": {side: examples.n_tokens for side, examples in named.items()},
         "n_dropped_tokens": {side: examples.n_dropped for side, examples in named.items()},
         "n_unlabelled_tokens": {side: examples.n_unlabelled for side, examples in named.items()},
@@ -605,13 +620,13 @@ def write_summary(
         ],
     }
     path = folder / "results.json"
-    path.write_text(json.dumps(results, indent=2), encoding="utf-8")
+    path.write_text(json.dumps(summary, indent=2), encoding="utf-8")
     return path
 
 
-def _numbers(measured: MeasuredNumbers) -> dict[str, float]:
+def _numbers(results: NumberResults) -> dict[str, float]:
     """Return the mean of the training numbers, which is the constant answer, and their standard deviation."""
-    standard = measured.fits[0].standard
+    standard = results.fits[0].standard
     return {"mean": standard.mean, "sd": standard.sd}
 
 
@@ -627,8 +642,8 @@ def _neighbours(sides: Sides) -> dict[str, float]:
     if _unit(train) not in ("row", "sentence"):  # groups and documents are taken to be independent
         return {}
     codes = train.codes(len(sides.classes))
-    found = correlation_of_neighbours(train.labels, train.store.tokens.sentences, codes)
-    return {} if found is None else {"correlation_of_neighbours": found}
+    correlation = correlation_of_neighbours(train.labels, train.store.tokens.sentences, codes)
+    return {} if correlation is None else {"correlation_of_neighbours": correlation}
 
 
 def _unit(examples: Examples) -> str:
@@ -636,22 +651,22 @@ def _unit(examples: Examples) -> str:
     return examples.unit if examples.documents is None else "document"
 
 
-def _write_tensors(folder: Path, measured: AnyMeasured, task: str, model: str) -> list[Path]:
+def _write_tensors(folder: Path, results: ProbeResults, task: str, model: str) -> list[Path]:
     """Write the weights of the probes, of the bootstrapped ones, and contributions; return the paths."""
     metadata = {
-        "layers": json.dumps([fit.layer for fit in measured.fits]),
-        "classes": json.dumps(measured.sides.classes.tolist()),
+        "layers": json.dumps([fit.layer for fit in results.fits]),
+        "classes": json.dumps(results.sides.classes.tolist()),
         "task": task,
         "model": model,
-        **({"mean": json.dumps(_numbers(measured)["mean"])} if isinstance(measured, MeasuredNumbers) else {}),
+        **({"mean": json.dumps(_numbers(results)["mean"])} if isinstance(results, NumberResults) else {}),
     }
-    weight = torch.stack([fit.weight for fit in measured.fits])
-    contribution = torch.stack(measured.contributions()).float()
-    intercepts = [fit.intercept for fit in measured.fits if isinstance(fit, LayerFit) and fit.intercept is not None]
-    own = {"intercept": torch.stack(intercepts)} if intercepts else {}
-    tensors = {"probe": {"weight": weight, **own}, "contributions": {"contribution": contribution}}
-    if measured.replicates is not None:
-        tensors["replicates"] = {"weight": measured.replicates}
+    weight = torch.stack([fit.weight for fit in results.fits])
+    contribution = torch.stack(results.contributions()).float()
+    intercepts = [fit.intercept for fit in results.fits if isinstance(fit, LayerFit) and fit.intercept is not None]
+    intercept_tensors = {"intercept": torch.stack(intercepts)} if intercepts else {}
+    tensors = {"probe": {"weight": weight, **intercept_tensors}, "contributions": {"contribution": contribution}}
+    if results.replicates is not None:
+        tensors["replicates"] = {"weight": results.replicates}
     paths = {name: folder / f"{name}.safetensors" for name in tensors}
     for name, content in tensors.items():
         write_tensors(paths[name], content, metadata)

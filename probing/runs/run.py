@@ -91,8 +91,8 @@ class Run(Result):
 
     def scores_of(self, layer: int) -> Table:
         """Return the scores of each class in a layer, where classes are no numbers; of numbers see `positions`."""
-        own = [row for row in self.class_scores if row["layer"] == layer and "within_one" not in self.accuracy[0]]
-        return Table(own, CLASS_SCORES)
+        rows = [row for row in self.class_scores if row["layer"] == layer and "within_one" not in self.accuracy[0]]
+        return Table(rows, CLASS_SCORES)
 
     @property
     def confusions(self) -> Table:
@@ -149,9 +149,9 @@ class Run(Result):
 
         It is added to the logits of activations that `transform.safetensors` has centred.
         """
-        there = has_intercept(self.config) and not self.is_of_numbers
+        is_fitted = has_intercept(self.config) and not self.is_of_numbers
         with reading(self.folder):
-            return read_tensor(self.folder / "probe.safetensors", "intercept") if there else None
+            return read_tensor(self.folder / "probe.safetensors", "intercept") if is_fitted else None
 
     def predict(self, texts: Any) -> Table:
         """Return what each layer's probe predicts of other text, read as the run read its own.
@@ -215,9 +215,9 @@ class Run(Result):
             layer = self._numbered(layer)
             if layer not in weight:
                 raise UserError(f"`layer={layer}`: {self.folder} has {layers_named(list(weight))}.")
-        kept = weight if layer is None else {layer: weight[layer]}
+        selected = weight if layer is None else {layer: weight[layer]}
         intercepts = {} if self.intercept is None else dict(zip(self.layers, self.intercept, strict=True))
-        return Probes(self.folder, self.config, self.results, kept, intercepts)
+        return Probes(self.folder, self.config, self.results, selected, intercepts)
 
     @property
     def split_by(self) -> GroupBy:
@@ -248,8 +248,8 @@ class Run(Result):
         layer = self._numbered(layer)
         if layer not in self.layers:
             raise ValueError(f"layer {layer} is not in {self.folder}, which has {', '.join(map(str, self.layers))}")
-        own = ordered([row for row in self.neurons if row["layer"] == layer], by)
-        return Table(own[:n], self.neurons.schema)
+        ranked_rows = ordered([row for row in self.neurons if row["layer"] == layer], by)
+        return Table(ranked_rows[:n], self.neurons.schema)
 
     @property
     def transform(self) -> str:
@@ -271,9 +271,9 @@ class Run(Result):
         from probing.tables.conclusions import leading, why_leading
 
         texts = (what_is_a_neuron(site_of(self.config)), why_leading(self.accuracy), str(self.folder))
-        said = (element("p", text) for text in texts if text)
+        paragraphs = (element("p", text) for text in texts if text)
         layer = leading(self.accuracy)["layer"]
-        return joined(Html(self.accuracy._repr_html_()), Html(self.top(layer)._repr_html_()), *said)
+        return joined(Html(self.accuracy._repr_html_()), Html(self.top(layer)._repr_html_()), *paragraphs)
 
 
 def load_fit(folder: str | Path) -> Run:

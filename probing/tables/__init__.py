@@ -128,7 +128,7 @@ def _beside_directions(name: str, meaning: str, form: str) -> Iterator[Column]:
         "lowest": "The lowest of a rotation.", "highest": "The highest of a rotation.",
     }  # fmt: skip
     yield number(name, meaning, form=form)
-    yield from (number(f"{name}_{which}", said, form=form) for which, said in beside.items())
+    yield from (number(f"{name}_{which}", description, form=form) for which, description in beside.items())
     yield number(f"{name}_p", "Share of the rotations, and of the neurons, that are at least as concentrated.")
 
 
@@ -244,10 +244,10 @@ def _first(rows: Sequence[Row], layer: int) -> list[int]:
 
 def evaluation_tables(rows: Sequence[Row]) -> list[Any]:
     """Return a table per layer and probe with its accuracy on the neurons of each ranking."""
-    found = dict.fromkeys((row["layer"], row["probe"]) for row in rows)
+    tables_of = dict.fromkeys((row["layer"], row["probe"]) for row in rows)
     return [
         _evaluation_table([row for row in rows if (row["layer"], row["probe"]) == (layer, probe)])
-        for layer, probe in found
+        for layer, probe in tables_of
     ]
 
 
@@ -344,8 +344,8 @@ def curves_lines(rows: Sequence[Row]) -> list[str]:
 def _curves(rows: Sequence[Row]) -> Iterator[tuple[list[Row], list[Row]]]:
     """Yield the rows of each layer and ranking, and the rows of random neurons in that layer."""
     for layer, ranking in dict.fromkeys((row["layer"], row["ranking"]) for row in rows if row["ranking"] != "random"):
-        here = [row for row in rows if row["layer"] == layer]
-        yield tuple([row for row in here if row["ranking"] == name] for name in (ranking, "random"))  # type: ignore[misc]
+        in_layer = [row for row in rows if row["layer"] == layer]
+        yield tuple([row for row in in_layer if row["ranking"] == name] for name in (ranking, "random"))  # type: ignore[misc]
 
 
 def _curves_table(rows: Sequence[Row], random: Sequence[Row]) -> Any:

@@ -33,15 +33,17 @@ def change_table(rows: Sequence[Row]) -> Any:
     """Return what changes in each layer as a rich table; None if nothing was compared."""
     from probing.runtime.terminal import plain_table
 
-    found = {heading: of_layers(rows, *which) for heading, *which in _COLUMNS}
-    there = {heading: {row["layer"]: row["value"] for row in here} for heading, here in found.items() if here}
-    if not there:
+    by_heading = {heading: of_layers(rows, *which) for heading, *which in _COLUMNS}
+    values_of = {
+        heading: {row["layer"]: row["value"] for row in rows_of} for heading, rows_of in by_heading.items() if rows_of
+    }
+    if not values_of:
         return None
     table = plain_table("Cosines between the two checkpoints (Jensen-Shannon divergence in nats), mean over heads")
-    for heading in ("layer", *there):
+    for heading in ("layer", *values_of):
         table.add_column(heading, justify="right")
-    for layer in sorted({layer for values in there.values() for layer in values}):
-        cells = (_number(values[layer]) if layer in values else "" for values in there.values())
+    for layer in sorted({layer for values in values_of.values() for layer in values}):
+        cells = (_number(values[layer]) if layer in values else "" for values in values_of.values())
         table.add_row(str(layer), *cells)
     return table
 
@@ -63,7 +65,8 @@ def _maps(rows: Sequence[Row]) -> list[str]:
     )
     lines = [
         f"Between the two checkpoints, the attention maps of layer {least['layer']} change most, to a mean cosine of "
-        f"{_told(least, others)}; of all heads, {head['layer']}-{head['head']} changes most, to {_told(head)}."
+        f"{_value_text(least, others)}; of all heads, {head['layer']}-{head['head']} changes most, to "
+        f"{_value_text(head)}."
     ]
     if unchanged := [str(row["layer"]) for row in layers if row["value"] == 1]:
         name = "layer" if len(unchanged) == 1 else "layers"
@@ -84,7 +87,7 @@ def _published(rows: Sequence[Row]) -> list[str]:
     others = _beside(rows, least, {"other heads": "two heads of this layer"})
     return [
         f"As published, in maps of which {padding['value']:.1%} of the rows are padding, those of layer "
-        f"{least['layer']} change most, to a mean cosine of {_told(least, others)}."
+        f"{least['layer']} change most, to a mean cosine of {_value_text(least, others)}."
     ]
 
 
@@ -96,7 +99,7 @@ def _states(rows: Sequence[Row]) -> list[str]:
         return ["Hidden states have a cosine of 1 in all layers that are reported."]
     least = min(layers, key=lambda row: row["value"])
     others = _beside(rows, least, {"other tokens": "a token and the next one"})
-    return [f"Hidden states change most in layer {least['layer']}, to a mean cosine of {_told(least, others)}."]
+    return [f"Hidden states change most in layer {least['layer']}, to a mean cosine of {_value_text(least, others)}."]
 
 
 def _parameters(rows: Sequence[Row]) -> list[str]:
@@ -128,7 +131,7 @@ def _beside(rows: Sequence[Row], changed: Row, baselines: Mapping[str, str]) -> 
     return parts
 
 
-def _told(row: Row, beside: Sequence[str] = ()) -> str:
+def _value_text(row: Row, beside: Sequence[str] = ()) -> str:
     return f"{_number(row['value'])}{in_brackets(interval(row, between=' to '), *beside)}"
 
 
@@ -162,10 +165,10 @@ def fusion_tables(rows: Sequence[Row]) -> list[Any]:
     for heading in _BASELINES.values():
         differences.add_column(f"from the {heading}", justify="right")
     for task in _tasks(rows):
-        found = _accuracies(rows, task)
-        last, best = _last(found), _best(found)
+        accuracy_rows = _accuracies(rows, task)
+        last, best = _last(accuracy_rows), _best(accuracy_rows)
         cells = [f"{last['value']:.3f}", f"{best['value']:.3f} (layer {best['layer']})"]
-        accuracies.add_row(task, *cells, *(f"{found[name, None]['value']:.3f}" for name in FUSIONS))
+        accuracies.add_row(task, *cells, *(f"{accuracy_rows[name, None]['value']:.3f}" for name in FUSIONS))
         for name in ("concat", "max", "gate"):
             of = _differences(rows, task, name)
             differences.add_row(task, name, *(_points(of[against]) for against in _BASELINES))
@@ -189,16 +192,16 @@ def _tasks(rows: Sequence[Row]) -> list[str]:
 
 def _accuracies(rows: Sequence[Row], task: str) -> dict[tuple[str, int | None], Row]:
     """Return the accuracy of each fusion and layer by its name and, if it is one, the number of the layer."""
-    here = [row for row in rows if (row.get("task"), row["measure"]) == (task, "accuracy")]
-    return {(row["fusion"], row.get("layer")): row for row in here}
+    task_rows = [row for row in rows if (row.get("task"), row["measure"]) == (task, "accuracy")]
+    return {(row["fusion"], row.get("layer")): row for row in task_rows}
 
 
-def _last(found: Mapping[tuple[str, int | None], Row]) -> Row:
-    return max((row for row in found.values() if row["fusion"] == "layer"), key=lambda row: row["layer"])
+def _last(accuracy_rows: Mapping[tuple[str, int | None], Row]) -> Row:
+    return max((row for row in accuracy_rows.values() if row["fusion"] == "layer"), key=lambda row: row["layer"])
 
 
-def _best(found: Mapping[tuple[str, int | None], Row]) -> Row:
-    return next(row for row in found.values() if row.get("chosen") == "yes")
+def _best(accuracy_rows: Mapping[tuple[str, int | None], Row]) -> Row:
+    return next(row for row in accuracy_rows.values() if row.get("chosen") == "yes")
 
 
 def _differences(rows: Sequence[Row], task: str, fusion: str) -> dict[str, Row]:
@@ -243,13 +246,13 @@ def _unfinished(rows: Sequence[Row], task: str) -> list[str]:
 
 
 def _cosines(rows: Sequence[Row]) -> list[str]:
-    found = [row for row in rows if row["measure"] == "cosine"]
-    last = max((row for row in found if row["fusion"] == "layer"), key=lambda row: row["layer"])
+    cosine_rows = [row for row in rows if row["measure"] == "cosine"]
+    last = max((row for row in cosine_rows if row["fusion"] == "layer"), key=lambda row: row["layer"])
     parts = [f"{_similarity(last)} in layer {last['layer']}"]
     for name, words in {"equal": "the mean of the layers", "max": "max"}.items():
-        parts += [f"{_similarity(row)} in {words}" for row in found if row["fusion"] == name]
+        parts += [f"{_similarity(row)} in {words}" for row in cosine_rows if row["fusion"] == name]
     for name in ("concat", "gate"):
-        parts += [f"{_similarity(row)} in {name} for {row['task']}" for row in found if row["fusion"] == name]
+        parts += [f"{_similarity(row)} in {name} for {row['task']}" for row in cosine_rows if row["fusion"] == name]
     return [f"The mean cosine of two tokens of a sentence is {', '.join(parts)}."]
 
 

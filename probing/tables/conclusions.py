@@ -34,7 +34,7 @@ from probing.tables.evidence_sentences import ALPHA, say
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def held_against(row: Mapping[str, Any], task: str) -> str:
+def compare_with_controls(row: Mapping[str, Any], task: str) -> str:
     """Compare a layer's accuracy with each control, by the interval of the difference.
 
     Where there are no intervals, only the controls and their accuracies are listed.
@@ -52,13 +52,13 @@ def held_against(row: Mapping[str, Any], task: str) -> str:
     if side_of(row, "untrained") == "below":  # what is said of it ends the sentence
         named["untrained"] = named.pop("untrained") + say("ceiling", task=task)
     sides: dict[str, list[str]] = {}
-    for name, said in named.items():
-        sides.setdefault(side_of(row, name), []).append(said)
+    for name, control in named.items():
+        sides.setdefault(side_of(row, name), []).append(control)
     parts = [say(side, names=listed(sides[side])) for side in SIDES if side in sides]
     return say("held_against", layer=row["layer"], sides="; ".join(parts))
 
 
-def held_against_by_layer(rows: Sequence[Mapping[str, Any]], task: str) -> str:
+def compare_layers_with_controls(rows: Sequence[Mapping[str, Any]], task: str) -> str:
     """Compare the accuracies of several layers with each control, by the intervals of the differences.
 
     Args:
@@ -66,10 +66,10 @@ def held_against_by_layer(rows: Sequence[Mapping[str, Any]], task: str) -> str:
         task: What the probe predicts.
 
     Returns:
-        What `held_against` says of the last layer where there are no intervals, or is a single layer.
+        What `compare_with_controls` says of the last layer where there are no intervals, or is a single layer.
     """
     if len(rows) == 1:
-        return held_against(rows[0], task)
+        return compare_with_controls(rows[0], task)
     everywhere: dict[str, list[str]] = {}
     somewhere: list[str] = []
     for name in sorted(controls_of(rows), key=lambda name: name == "untrained"):
@@ -93,10 +93,10 @@ def held_against_by_layer(rows: Sequence[Mapping[str, Any]], task: str) -> str:
             end = say("ceiling", task=task) if name == "untrained" and sides[-1] == "below" else ""
             somewhere.append(f"{listed(parts)}{end}")
     if not everywhere and not somewhere:
-        return held_against(rows[-1], task)
+        return compare_with_controls(rows[-1], task)
     first = [say(side, names=listed(everywhere[side])) for side in SIDES if side in everywhere]
-    said = [say("in_every_layer", sides="; ".join(first))] if first else []
-    return " ".join([*said, *(say("in_some_layers", parts=part) for part in somewhere)])
+    sentences = [say("in_every_layer", sides="; ".join(first))] if first else []
+    return " ".join([*sentences, *(say("in_some_layers", parts=part) for part in somewhere)])
 
 
 def not_above(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -106,13 +106,13 @@ def not_above(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         rows: Rows of `accuracy.csv`, ascending by layer.
     """
     what = "R²" if score_of(rows[0]) is R2 else "accuracy"
-    found = []
+    sentences = []
     for name, words in controls_of(rows).items():
         for side in ("below", "alike"):
             if layers := [row["layer"] for row in rows if side_of(row, name) == side]:
                 beside = say(side, names=say("the_control", control=words))
-                found.append(say("not_above", layers=layers_named(layers), what=what, side=beside))
-    return found
+                sentences.append(say("not_above", layers=layers_named(layers), what=what, side=beside))
+    return sentences
 
 
 # Controls that are other probes of what can be read, and no floors.
@@ -152,7 +152,7 @@ def why_leading(rows: Sequence[Row]) -> str:
         return ""
     row = leading(rows)
     floor, value = _strongest_floor(row)
-    among = say("among_readable") if any(one.get("flag") == UNINFORMATIVE for one in rows) else ""
+    among = say("among_readable") if any(layer_row.get("flag") == UNINFORMATIVE for layer_row in rows) else ""
     what = "R²" if score_of(row) is R2 else "accuracy"
     apart = _above_floor(row)
     return say("leading", layer=row["layer"], what=what, apart=apart, floor=floor, value=value, among=among)
@@ -191,10 +191,10 @@ def bases_table(rows: Sequence[Row]) -> Any:
         table.add_column(heading, justify="right", no_wrap=heading == "k")
     cells = {(row["basis"], row["k"]): row for row in rows}
     for k in dict.fromkeys(row["k"] for row in rows):
-        own = cells[FEATURES, k]
+        feature_row = cells[FEATURES, k]
         others = [cells[name, k] for name in names[1:]]
         shown = [f"{row['accuracy']:.3f}{_MARKS[row['features']]}" for row in others]
-        table.add_row(str(k), f"{own['accuracy']:.3f}", interval(own, "accuracy"), *shown)
+        table.add_row(str(k), f"{feature_row['accuracy']:.3f}", interval(feature_row, "accuracy"), *shown)
     first = {name: next(row for row in rows if row["basis"] == name) for name in names}
     drawn = first["random features"]
     table.caption = "; ".join([
@@ -215,10 +215,10 @@ def bases_lines(rows: Sequence[Row], task: str) -> list[str]:
     """
     lines = []
     for layer in dict.fromkeys(row["layer"] for row in rows):
-        own = [row for row in rows if row["layer"] == layer and row["basis"] != FEATURES]
-        names, never = list(dict.fromkeys(row["basis"] for row in own)), []
+        layer_rows = [row for row in rows if row["layer"] == layer and row["basis"] != FEATURES]
+        names, never = list(dict.fromkeys(row["basis"] for row in layer_rows)), []
         for name in names:
-            of = [row for row in own if row["basis"] == name]
+            of = [row for row in layer_rows if row["basis"] == name]
             parts = [_part(verdict, [row for row in of if row["features"] == verdict]) for verdict in _MARKS]
             lines.append(say("beside_basis", layer=layer, basis=name, parts="; ".join(filter(None, parts))))
             never += [name] * all(row["features"] != "better" for row in of)
@@ -259,10 +259,10 @@ def basis(
     if not pairs:
         return [say("basis")]
     if in_short and len(pairs) > 1:
-        said = _favouring_layers([plain for plain, _ in pairs], task)
+        sentences = _favouring_layers([plain for plain, _ in pairs], task)
     else:
-        said = [_favouring(plain, centred, task) for plain, centred in pairs]
-    return said + [say("optimum_of_neurons")] * bool(((config or {}).get("probe") or {}).get("l1"))
+        sentences = [_favouring(plain, centred, task) for plain, centred in pairs]
+    return sentences + [say("optimum_of_neurons")] * bool(((config or {}).get("probe") or {}).get("l1"))
 
 
 def _favouring(plain: Row, centred: Row, task: str) -> str:
@@ -278,18 +278,18 @@ def _favouring(plain: Row, centred: Row, task: str) -> str:
 
 def _favouring_layers(rows: Sequence[Row], task: str) -> list[str]:
     """Say which layers favour neurons and which do not, and in which no neuron contributes more than directions."""
-    said = []
+    sentences = []
     for favours in (True, False):
         name = "layers_favour_neurons" if favours else "layers_favour_no_neurons"
-        if own := [row for row in rows if _favours(row) == favours]:
-            layers = layers_named([row["layer"] for row in own])
-            verb = ("favour" if len(own) > 1 else "favours") if favours else _not(len(own))
-            shown_of = own[-1 if favours else 0]
-            said.append(say(name, Layers=f"{layers[0].upper()}{layers[1:]}", favour=verb, layer=shown_of["layer"],
+        if same_side := [row for row in rows if _favours(row) == favours]:
+            layers = layers_named([row["layer"] for row in same_side])
+            verb = ("favour" if len(same_side) > 1 else "favours") if favours else _not(len(same_side))
+            shown_of = same_side[-1 if favours else 0]
+            sentences.append(say(name, Layers=f"{layers[0].upper()}{layers[1:]}", favour=verb, layer=shown_of["layer"],
                             **_shares(shown_of)))  # fmt: skip
     if none := [row["layer"] for row in rows if not row["n_above"]]:
-        said.append(say("layers_none_above", layers=layers_named(none), direction=_direction(rows[0]), task=task))
-    return said
+        sentences.append(say("layers_none_above", layers=layers_named(none), direction=_direction(rows[0]), task=task))
+    return sentences
 
 
 def _not(n: int) -> str:
@@ -308,10 +308,10 @@ def _favours(row: Row) -> bool:
 def _shares(row: Row) -> dict[str, Any]:
     """Return what sentences say of the shares of a row of `basis.csv`."""
     share = _share(row)
-    is_one = share == "first_share"
+    is_largest = share == "first_share"
     return {
-        "first": "first makes up" if is_one else f"first {FIRST} make up", "n": row["n_rotations"],
-        "directions": "one random direction" if is_one else f"{FIRST} random directions",
+        "first": "first makes up" if is_largest else f"first {FIRST} make up", "n": row["n_rotations"],
+        "directions": "one random direction" if is_largest else f"{FIRST} random directions",
         "share": row[share], "lowest": row[f"{share}_lowest"], "highest": row[f"{share}_highest"],
     }  # fmt: skip
 
@@ -392,24 +392,24 @@ def conclusion(
     who = say("most", neuron=top["neuron"], **values) if len(first) == 1 else say(
         "most_equal", neurons=_named(first), neuron=top["neuron"], **values
     )  # fmt: skip
-    said = [
+    sentences = [
         who, _correlated(rows), _of_itself(top, task, layer, dependent), _without_it(rows),
         _given(top, task, given, dependent), *_confounds(layer, task, given), as_a_direction(top),
-        _first_unflagged(rows), _in_control_tasks(top), _not_measured(top),
+        _first_unflagged(rows), _in_control_tasks(top), _missing_evidence(top),
     ]  # fmt: skip
-    return " ".join(sentence for sentence in said if sentence)
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _unread(rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, Any], bias: bool, dependent: str) -> str:
     """Say that a ranking is not to be read, and whether the probe lacks an intercept."""
     is_number = score_of_neurons(rows[0]) is R2
     column, values = "r2" if is_number else "information", {"measure": "R²" if is_number else "nats", "task": task}
-    said = say("unread", layer=rows[0]["layer"], **values)
+    sentence = say("unread", layer=rows[0]["layer"], **values)
     if known(layer, f"{column}_high") and layer[f"{column}_high"] < 0:
-        said = say("worse", layer=rows[0]["layer"], interval=interval(layer, column, " to ", ".4f"), **values)
+        sentence = say("worse", layer=rows[0]["layer"], interval=interval(layer, column, " to ", ".4f"), **values)
     why = [] if bias else _far_mean(rows)
     why += [] if bias or dependent else _varies_by_itself(rows, task, layer, is_number)
-    return f"{said} {say('no_intercept', why=listed(why))}" if why else said
+    return f"{sentence} {say('no_intercept', why=listed(why))}" if why else sentence
 
 
 def _far_mean(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -453,8 +453,8 @@ def first_unflagged(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | No
 def _first_unflagged(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows[0]["flag"]:
         return ""
-    found = first_unflagged(rows)
-    return say("first_unflagged", neuron=found["neuron"], rank=found["rank"]) if found else say("all_flagged")
+    row = first_unflagged(rows)
+    return say("first_unflagged", neuron=row["neuron"], rank=row["rank"]) if row else say("all_flagged")
 
 
 def _of_itself(top: Mapping[str, Any], task: str, layer: Mapping[str, Any] | None, dependent: str) -> str:
@@ -505,13 +505,13 @@ def _is_enough(layer: Mapping[str, Any] | None, control: str) -> bool:
 
 def _confounds(layer: Mapping[str, Any] | None, task: str, given: str) -> list[str]:
     """Say which probes of a confound alone are not beaten; nothing of those that are, or were not trained."""
-    found = []
+    sentences = []
     for control, name in _ALONE.items():
         if layer is not None and _is_enough(layer, control):
             score = score_of(layer)
             both = f"{layer[score.name]:.3f} against {layer[f'{control}_{score.name}']:.3f}"
-            found.append(say(name, both=both, task=task, given=given))
-    return found
+            sentences.append(say(name, both=both, task=task, given=given))
+    return sentences
 
 
 def given_words(config: Mapping[str, Any]) -> str:
@@ -547,7 +547,7 @@ def _in_control_tasks(top: Mapping[str, Any]) -> str:
     return say("share_of_control_task", share=share) if isinstance(share, float) else ""
 
 
-def _not_measured(top: Mapping[str, Any]) -> str:
+def _missing_evidence(top: Mapping[str, Any]) -> str:
     """Say which evidence on the neuron the run did not measure; return an empty text if it measured all."""
     lacking = [say("its_stability")] if "rank_low" not in top else []
     lacking += [say("its_loss")] if not top.get("removed") else []
@@ -573,10 +573,10 @@ def _centred(top: Mapping[str, Any], only: str = "") -> str:
     value = with_intercept(top)
     if value is not None:
         return say("left_with_intercept", only=only, left=value / top["contribution"])
-    left = top["contribution_centred"] / top["contribution"]
-    if abs(left - 1) <= UNCHANGED:
-        return say("unchanged", left=left)
-    return say("raised", left=left) if left > 1 else say("left", only=only, left=left)
+    share = top["contribution_centred"] / top["contribution"]
+    if abs(share - 1) <= UNCHANGED:
+        return say("unchanged", left=share)
+    return say("raised", left=share) if share > 1 else say("left", only=only, left=share)
 
 
 def _without_it(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -595,8 +595,8 @@ def _without_it(rows: Sequence[Mapping[str, Any]]) -> str:
         name = "negligible_without_signal" if "no-signal" in top["flag"] else "negligible"
         return say(name, changes=changes, least=NEGLIGIBLE_NATS)
     beside = sorted(row[score.without] for row in rows if str(row["removed"]).startswith("matched"))
-    usual = say("beside", changes=_lost(beside[len(beside) // 2])) if beside else ""
-    return say("loses", changes=changes, beside=usual)
+    baseline = say("beside", changes=_lost(beside[len(beside) // 2])) if beside else ""
+    return say("loses", changes=changes, beside=baseline)
 
 
 def _lost(value: float) -> str:
@@ -654,10 +654,10 @@ def scope(results: Mapping[str, Any], test_corpus: str | None) -> str:
         results: The content of the run's `results.json`.
         test_corpus: Name of the test corpus, if it is not the training corpus.
     """
-    return " ".join(filter(None, (_held_over(results, test_corpus), _dependence(results), _rounding(results))))
+    return " ".join(filter(None, (_interval_scope(results, test_corpus), _dependence(results), _rounding(results))))
 
 
-def _held_over(results: Mapping[str, Any], test_corpus: str | None) -> str:
+def _interval_scope(results: Mapping[str, Any], test_corpus: str | None) -> str:
     if few := few_clusters(results):
         return few
     over = _over(results)
@@ -716,8 +716,8 @@ def ranking_conclusions(
     lines: list[str] = []
     for row, fitted in zip(accuracy, results["layers"], strict=True):
         ranked = [neuron for neuron in neurons if neuron["layer"] == row["layer"]]
-        said = conclusion(ranked, task, row, given_words(config), has_intercept(config), dependent_unit(results))
-        lines += [said, overlaps(row, len(ranked))]
+        sentence = conclusion(ranked, task, row, given_words(config), has_intercept(config), dependent_unit(results))
+        lines += [sentence, overlaps(row, len(ranked))]
         if not fitted["converged"]:
             lines.append(say("stopped_short", layer=row["layer"], gap=fitted["optimality_gap"]))
     lines += [

@@ -206,7 +206,7 @@ def _fit_titles(figure: Figure, panels: list[Axes]) -> bool:
     for axes in panels:
         # A title begins at the left end of its panel.
         start = axes.get_window_extent().x0
-        end = min([left for left in lefts if left > start + 1], default=figure.bbox.width)
+        end = min([edge for edge in lefts if edge > start + 1], default=figure.bbox.width)
         title = axes.get_title(loc="left")
         rooms |= {text: end for text in _texts(axes) if title and text.get_text() == title}
     broken = [_break(text, end) for text, end in rooms.items()]
@@ -216,7 +216,7 @@ def _fit_titles(figure: Figure, panels: list[Axes]) -> bool:
 def _texts(part: Artist) -> list[Text]:
     from matplotlib.text import Text
 
-    return [found for found in part.findobj(Text) if isinstance(found, Text)]
+    return [text for text in part.findobj(Text) if isinstance(text, Text)]
 
 
 def _break(text: Text, end: float) -> bool:
@@ -284,7 +284,7 @@ def _show_as_written(figure: Figure) -> None:
     from matplotlib.text import Text
     from matplotlib.ticker import LogFormatter
 
-    axes = [axis for one in figure.axes for axis in (one.xaxis, one.yaxis)]
+    axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)]
     logarithmic = [axis for axis in axes if isinstance(axis.get_major_formatter(), LogFormatter)]
     formulas = {text for axis in logarithmic for minor in (False, True) for text in axis.get_ticklabels(minor=minor)}
     for text in figure.findobj(Text):
@@ -336,10 +336,10 @@ def name_layers(axes: Axes, layers: Sequence[int], most: int = 14, what: str = "
         most: Number of labels that fit side by side.
         what: Label of the axis.
     """
-    measured = sorted(set(layers))
-    has_names = any(isinstance(layer, NamedLayer) for layer in measured)
-    named = set(spaced_layers(measured, MOST_NAMES if has_names else most))
-    axes.set_xticks(measured, [_in_lines(str(layer)) if layer in named else "" for layer in measured])
+    numbers = sorted(set(layers))
+    has_names = any(isinstance(layer, NamedLayer) for layer in numbers)
+    named = set(spaced_layers(numbers, MOST_NAMES if has_names else most))
+    axes.set_xticks(numbers, [_in_lines(str(layer)) if layer in named else "" for layer in numbers])
     if has_names:
         axes.tick_params(axis="x", rotation=90)
         figure = cast("Figure", axes.figure)
@@ -347,8 +347,8 @@ def name_layers(axes: Axes, layers: Sequence[int], most: int = 14, what: str = "
             longest = max(len(line) for layer in named for line in _in_lines(str(layer)).splitlines())
             figure.set_figheight(figure.get_figheight() + LETTER * longest)
     axes.set_xlabel("layer" if has_names else what)
-    if len(measured) == 1:
-        axes.set_xlim(measured[0] - 0.5, measured[0] + 0.5)
+    if len(numbers) == 1:
+        axes.set_xlim(numbers[0] - 0.5, numbers[0] + 0.5)
 
 
 def panels(figure: Figure, n: int, size: tuple[float, float], room: tuple[float, float], **options: Any) -> list[Axes]:
@@ -400,8 +400,8 @@ def error_bars(rows: Sequence[Row], values: NDArray[np.float64], of: str = "", t
         of: Name of the value whose interval is drawn, as in `probing.results.ends`.
         times: Factor of the ends. A row without an interval gets a bar of length 0.
     """
-    found = [ends(row, of) for row in rows]
-    if not any(found):
+    intervals = [ends(row, of) for row in rows]
+    if not any(intervals):
         return None
-    low, high = (np.array([times * pair[i] if pair else np.nan for pair in found]) for i in (0, 1))
+    low, high = (np.array([times * pair[i] if pair else np.nan for pair in intervals]) for i in (0, 1))
     return np.nan_to_num(np.clip([values - low, high - values], 0, None))

@@ -17,9 +17,9 @@ from probing.tables.change import change_conclusions, change_table, fusion_lines
 Row = Mapping[str, Any]
 
 
-def role_lines(made: Sequence[Row]) -> list[str]:
+def role_lines(role_rows: Sequence[Row]) -> list[str]:
     """Return a sentence on the heads that attend along role links, and on how many links are compared."""
-    rows = [row for row in made if row["role"] == "all"]
+    rows = [row for row in role_rows if row["role"] == "all"]
     if not rows:
         return []
     best = max(rows, key=lambda row: row["z"])
@@ -64,14 +64,14 @@ def rollout_table(rows: Sequence[Row]) -> Any:
     """Return what the vectors of words are composed of after each layer, as a rich table; None without rows."""
     from probing.runtime.terminal import plain_table
 
-    found = {(row["layer"], row["measure"]): row for row in _of_words(rows)}
-    if not found:
+    by_measure = {(row["layer"], row["measure"]): row for row in _of_words(rows)}
+    if not by_measure:
         return None
     table = plain_table("Rollout: which tokens the vectors of words are composed of (under uniform attention)")
     for heading in ("layer", *(heading for heading, _ in _SHARES.values())):
         table.add_column(heading, justify="right")
-    for layer in dict.fromkeys(layer for layer, _ in found):
-        cells = [found[layer, name] for name in _SHARES]
+    for layer in dict.fromkeys(layer for layer, _ in by_measure):
+        cells = [by_measure[layer, name] for name in _SHARES]
         table.add_row(str(layer), *(f"{row['value']:.3f} ({row['uniform']:.3f})" for row in cells))
     return table
 
@@ -118,41 +118,42 @@ SPECIAL, FIRST = "special tokens", "first token"
 _PROFILE = {"entropy": "entropy", "distance": "distance", "self": "self", "previous": "previous", "next": "next"}
 
 
-def tables(made: Tables) -> list[Any]:
+def tables(by_name: Tables) -> list[Any]:
     """Return the tables of the terminal as rich ones; those without rows are left out."""
-    found = (
-        _classes_table(made), _layers_table(made), _types_table(made), rollout_table(made.get("rollout", ())),
-        change_table(made.get("change", ())), *fusion_tables(made.get("fusion", ())),
+    optional_tables = (
+        _classes_table(by_name), _layers_table(by_name), _types_table(by_name),
+        rollout_table(by_name.get("rollout", ())), change_table(by_name.get("change", ())),
+        *fusion_tables(by_name.get("fusion", ())),
     )  # fmt: skip
-    return [table for table in found if table is not None]
+    return [table for table in optional_tables if table is not None]
 
 
-def conclusions(made: Tables) -> list[str]:
+def conclusions(by_name: Tables) -> list[str]:
     """Return the conclusions from the tables, a sentence for each question."""
     return [
-        *_which_classes(made),
-        *_neighbours(made),
-        *_special_tokens(made),
-        *_first_token(made),
-        *rollout_lines(made.get("rollout", ())),
-        *_similarity(made),
-        *_relations(made),
-        *_trees(made),
-        *role_lines(made.get("roles", ())),
-        *change_conclusions(made.get("change", ())),
-        *fusion_lines(made.get("fusion", ())),
-        *_why_no_intervals(made),
+        *_which_classes(by_name),
+        *_neighbours(by_name),
+        *_special_tokens(by_name),
+        *_first_token(by_name),
+        *rollout_lines(by_name.get("rollout", ())),
+        *_similarity(by_name),
+        *_relations(by_name),
+        *_trees(by_name),
+        *role_lines(by_name.get("roles", ())),
+        *change_conclusions(by_name.get("change", ())),
+        *fusion_lines(by_name.get("fusion", ())),
+        *_why_no_intervals(by_name),
     ]
 
 
-def of_heads(made: Tables, factor: float = 1.0) -> list[Row]:
+def of_heads(by_name: Tables, factor: float = 1.0) -> list[Row]:
     """Return the row of each head in `attention_classes.csv`."""
-    return [row for row in made.get("attention_classes", ()) if "head" in row and row["factor"] == factor]
+    return [row for row in by_name.get("attention_classes", ()) if "head" in row and row["factor"] == factor]
 
 
-def of_all_maps(made: Tables, factor: float = 1.0) -> dict[str, Row]:
+def of_all_maps(by_name: Tables, factor: float = 1.0) -> dict[str, Row]:
     """Return the row of each class over all maps."""
-    rows = made.get("attention_classes", ())
+    rows = by_name.get("attention_classes", ())
     return {row["class"]: row for row in rows if row["layer"] == ALL_LAYERS and row["factor"] == factor}
 
 
@@ -176,13 +177,13 @@ def finds_relation(row: Row) -> bool:
     return beats_offset(row) and bool(row["p_permuted"] < 0.05)
 
 
-def largest_move(made: Tables) -> tuple[str, float] | None:
+def largest_move(by_name: Tables) -> tuple[str, float] | None:
     """Return the class whose share of all maps changes most when all thresholds move by a quarter, and by how much."""
-    usual = of_all_maps(made)
-    factors = {row["factor"] for row in made.get("attention_classes", ())} - {1.0}
+    unmoved = of_all_maps(by_name)
+    factors = {row["factor"] for row in by_name.get("attention_classes", ())} - {1.0}
     moves = {
-        name: max(abs(of_all_maps(made, factor)[name]["share"] - row["share"]) for factor in factors)
-        for name, row in usual.items()
+        name: max(abs(of_all_maps(by_name, factor)[name]["share"] - row["share"]) for factor in factors)
+        for name, row in unmoved.items()
     }
     return max(moves.items(), key=lambda item: item[1]) if moves else None
 
@@ -196,45 +197,45 @@ def _table(title: str, *headings: str) -> Any:
     return table
 
 
-def _classes_table(made: Tables) -> Any:
+def _classes_table(by_name: Tables) -> Any:
     """Return the heads of each layer by the class that most of their maps have."""
-    rows = of_heads(made)
+    rows = of_heads(by_name)
     if not rows:
         return None
     n = rows[0]["n"]
-    there = [name for name in CLASSES if any(row["class"] == name for row in rows)]
+    classes = [name for name in CLASSES if any(row["class"] == name for row in rows)]
     over = f"{n:,} {'pairs of sentences' if 'b' in rows[0] else 'sentences'}"
     table = _table(f"Heads by the class that most of their maps have, over {over}", "layer")
-    for name in there:
+    for name in classes:
         table.add_column(CLASSES[name])
     for layer in dict.fromkeys(row["layer"] for row in rows):
-        here = [row for row in rows if row["layer"] == layer]
-        cells = (", ".join(str(row["head"]) for row in here if row["class"] == name) for name in there)
+        layer_rows = [row for row in rows if row["layer"] == layer]
+        cells = (", ".join(str(row["head"]) for row in layer_rows if row["class"] == name) for name in classes)
         table.add_row(str(layer), *cells)
     return table
 
 
-def _layers_table(made: Tables) -> Any:
+def _layers_table(by_name: Tables) -> Any:
     """Return what heads attend to, as the mean over the heads of each layer."""
-    rows = made.get("attention_layers", ())
-    there = {name: heading for name, heading in _PROFILE.items() if of_measure(rows, name)}
+    rows = by_name.get("attention_layers", ())
+    profile = {name: heading for name, heading in _PROFILE.items() if of_measure(rows, name)}
     types = [SPECIAL] if of_measure(rows, "mass", SPECIAL) else []
     by_norm = bool(of_measure(rows, "norm_mass", SPECIAL))
-    if not there and not types:
+    if not profile and not types:
         return None
-    headings = ["layer", *there.values(), *(["special tokens", "lift"] if types else []), *(["by norm"] * by_norm)]
+    headings = ["layer", *profile.values(), *(["special tokens", "lift"] if types else []), *(["by norm"] * by_norm)]
     table = _table("Attention of each layer, mean over its heads and all queries", *headings)
-    wanted = [(name, "") for name in there] + [(m, t) for t in types for m in ("mass", "lift")]
-    wanted += [("norm_mass", SPECIAL)] * by_norm
-    found = {(row["layer"], row["measure"], row.get("to", "")): row for row in rows}
+    cells = [(name, "") for name in profile] + [(m, t) for t in types for m in ("mass", "lift")]
+    cells += [("norm_mass", SPECIAL)] * by_norm
+    by_cell = {(row["layer"], row["measure"], row.get("to", "")): row for row in rows}
     for layer in dict.fromkeys(row["layer"] for row in rows):
-        table.add_row(str(layer), *(_number(found.get((layer, *one))) for one in wanted))
+        table.add_row(str(layer), *(_number(by_cell.get((layer, *cell))) for cell in cells))
     return table
 
 
-def _types_table(made: Tables) -> Any:
+def _types_table(by_name: Tables) -> Any:
     """Return for each type of token the head that attends to it most, beside what uniform attention would give."""
-    rows = made.get("heads", ())
+    rows = by_name.get("heads", ())
     types = list(dict.fromkeys(row["to"] for row in rows if row["measure"] == "lift"))
     if not types:
         return None
@@ -243,10 +244,10 @@ def _types_table(made: Tables) -> Any:
     table.add_column("type of token")
     for heading in ("if uniform", "head", "mass", "95% interval", "lift", *(["by norm"] * by_norm)):
         table.add_column(heading, justify="right")
-    found = {(row["measure"], row.get("to", ""), row["layer"], row["head"]): row for row in rows}
+    by_head = {(row["measure"], row.get("to", ""), row["layer"], row["head"]): row for row in rows}
     for name in types:
         best = max(of_measure(rows, "mass", name), key=lambda row: row["value"])
-        lift, norm = (found.get((m, name, best["layer"], best["head"])) for m in ("lift", "norm_mass"))
+        lift, norm = (by_head.get((m, name, best["layer"], best["head"])) for m in ("lift", "norm_mass"))
         uniform = f"{best['value'] / lift['value']:.1%}" if lift and lift["value"] else ""
         cells = [uniform, name_of(best), f"{best['value']:.3f}", interval(best), _number(lift)]
         table.add_row(name, *cells, *([_number(norm, ".3f")] if norm else []))
@@ -257,15 +258,15 @@ def _number(row: Row | None, form: str = ".2f") -> str:
     return "" if row is None else format(row["value"], form)
 
 
-def _which_classes(made: Tables) -> list[str]:
-    heads, overall = of_heads(made), of_all_maps(made)
+def _which_classes(by_name: Tables) -> list[str]:
+    heads, overall = of_heads(by_name), of_all_maps(by_name)
     if not heads:
         return []
     parts = []
     for name, row in sorted(overall.items(), key=lambda item: -item[1]["share"]):
         if not row["share"]:
             continue
-        n = sum(one["class"] == name for one in heads)
+        n = sum(head["class"] == name for head in heads)
         between = interval(row, between=" to ", form=".1f", times=100)
         parts.append(f"{name} {row['share']:.1%}{in_brackets(between, f'most maps of {n} of {len(heads)} heads')}")
     lines = [f"Classes of all attention maps: {', '.join(parts)}."]
@@ -275,9 +276,9 @@ def _which_classes(made: Tables) -> list[str]:
             f"{block['share_moved']:.1%}{in_brackets(interval(block, 'share_moved', ' to ', '.1f', 100))} of the maps "
             "would be block: attention to words nearby is enough for these."
         )
-    moved = largest_move(made)
+    moved = largest_move(by_name)
     if moved and moved[1] >= 0.0005:
-        lower, higher = (of_all_maps(made, factor)[moved[0]]["share"] for factor in (0.75, 1.25))
+        lower, higher = (of_all_maps(by_name, factor)[moved[0]]["share"] for factor in (0.75, 1.25))
         lines.append(
             f"When all thresholds are 25% lower or higher, the share that changes most is that of {moved[0]} maps, to "
             f"{lower:.1%} or {higher:.1%}: by {100 * moved[1]:.1f} points."
@@ -285,15 +286,15 @@ def _which_classes(made: Tables) -> list[str]:
     return lines
 
 
-def _neighbours(made: Tables) -> list[str]:
-    rows = made.get("heads", ())
+def _neighbours(by_name: Tables) -> list[str]:
+    rows = by_name.get("heads", ())
     parts = []
     for measure, words in (("previous", "previous token"), ("next", "next token"), ("self", "token itself")):
-        here = of_measure(rows, measure)
-        if any(row["value"] for row in here):  # with a causal mask, no head attends to the next token
-            best = max(here, key=lambda row: row["value"])
-            n = sum(row["value"] > 0.5 for row in here)
-            many = f"above .5 in {n} of {len(here)} heads"
+        head_rows = of_measure(rows, measure)
+        if any(row["value"] for row in head_rows):  # with a causal mask, no head attends to the next token
+            best = max(head_rows, key=lambda row: row["value"])
+            n = sum(row["value"] > 0.5 for row in head_rows)
+            many = f"above .5 in {n} of {len(head_rows)} heads"
             parts.append(
                 f"the {words} gets {best['value']:.3f} of head {name_of(best)}"
                 f"{in_brackets(interval(best, between=' to '), many)}"
@@ -301,20 +302,20 @@ def _neighbours(made: Tables) -> list[str]:
     return [f"Most attention to neighbours: {'; '.join(parts)}."] if parts else []
 
 
-def _special_tokens(made: Tables) -> list[str]:
-    rows = of_measure(made.get("attention_layers", ()), "mass", SPECIAL)
+def _special_tokens(by_name: Tables) -> list[str]:
+    rows = of_measure(by_name.get("attention_layers", ()), "mass", SPECIAL)
     if not rows or not any(row["value"] for row in rows):
         return []
     most, least = (choose(rows, key=lambda row: row["value"]) for choose in (max, min))
-    lifts = {row["layer"]: row for row in of_measure(made["attention_layers"], "lift", SPECIAL)}
-    norms = {row["layer"]: row for row in of_measure(made["attention_layers"], "norm_mass", SPECIAL)}
+    lifts = {row["layer"]: row for row in of_measure(by_name["attention_layers"], "lift", SPECIAL)}
+    norms = {row["layer"]: row for row in of_measure(by_name["attention_layers"], "norm_mass", SPECIAL)}
 
-    def told(row: Row) -> str:
+    def share_text(row: Row) -> str:
         return f"{row['value']:.3f}{in_brackets(interval(row, between=' to '))} in layer {row['layer']}"
 
     line = (
-        f"Special tokens get {told(most)}, the most, and {told(least)}, the least, as means over heads; in layer "
-        f"{most['layer']} this is {lifts[most['layer']]['value']:.1f} times what uniform attention gives"
+        f"Special tokens get {share_text(most)}, the most, and {share_text(least)}, the least, as means over heads; in "
+        f"layer {most['layer']} this is {lifts[most['layer']]['value']:.1f} times what uniform attention gives"
     )
     if norm := norms.get(most["layer"]):
         between = in_brackets(interval(norm, between=" to "))
@@ -322,16 +323,18 @@ def _special_tokens(made: Tables) -> list[str]:
     return [line + "."]
 
 
-def _first_token(made: Tables) -> list[str]:
-    rows = of_measure(made.get("attention_layers", ()), "mass", FIRST)
+def _first_token(by_name: Tables) -> list[str]:
+    rows = of_measure(by_name.get("attention_layers", ()), "mass", FIRST)
     if not rows:
         return []
     most = max(rows, key=lambda row: row["value"])
     uniform, norm = (
-        next((row for row in of_measure(made["attention_layers"], name, FIRST) if row["layer"] == most["layer"]), None)
+        next(
+            (row for row in of_measure(by_name["attention_layers"], name, FIRST) if row["layer"] == most["layer"]), None
+        )
         for name in ("uniform", "norm_mass")
     )
-    heads = of_measure(made.get("heads", ()), "mass", FIRST)
+    heads = of_measure(by_name.get("heads", ()), "mass", FIRST)
     sinks = [row for row in heads if row["value"] > 0.5]
     line = (
         f"The first token gets {most['value']:.3f}{in_brackets(interval(most, between=' to '))} of the attention of "
@@ -344,16 +347,16 @@ def _first_token(made: Tables) -> list[str]:
     return [line + "."]
 
 
-def _similarity(made: Tables) -> list[str]:
-    rows = made.get("similarity", ())
+def _similarity(by_name: Tables) -> list[str]:
+    rows = by_name.get("similarity", ())
     lines = []
     if pairs := [row for row in rows if row["measure"] == "jensen_shannon"]:
         least, most = (choose(pairs, key=lambda row: row["value"]) for choose in (min, max))
-        told = [
+        extremes = [
             f"heads {name_of(row)} and {row['other_layer']}-{row['other_head']} ({row['value']:.3f} nats{_within(row)})"
             for row in (least, most)
         ]
-        lines.append(f"Most alike of {len(pairs):,} pairs of heads are {told[0]}, least alike {told[1]}.")
+        lines.append(f"Most alike of {len(pairs):,} pairs of heads are {extremes[0]}, least alike {extremes[1]}.")
     if published := [row for row in rows if row["measure"] == "cosine"]:
         best = max(published, key=lambda row: row["value"])
         fair = next(
@@ -368,28 +371,28 @@ def _similarity(made: Tables) -> list[str]:
     return lines
 
 
-def _relations(made: Tables) -> list[str]:
-    rows = made.get("relations", ())
+def _relations(by_name: Tables) -> list[str]:
+    rows = by_name.get("relations", ())
     if not rows:
         return []
-    found = sorted(filter(finds_relation, rows), key=lambda row: -row["difference"])
-    told = found or sorted(rows, key=lambda row: -row["test"])
+    resolved = sorted(filter(finds_relation, rows), key=lambda row: -row["difference"])
+    reported = resolved or sorted(rows, key=lambda row: -row["test"])
     several = [
         f"{row['relation']} {name_of(row)} ({row['test']:.3f}{_within(row, 'test')}; offset {row['offset']:+d}: "
         f"{row['offset_test']:.3f}{_beside(row)})"
-        for row in told[:5]
+        for row in reported[:5]
     ]
     than = "more often than the best fixed offset"
     if "p_permuted" in rows[0]:
         than += ", by more than if syntactic heads are permuted within each sentence"
     than += " (corrected p below .05)"
-    if not found:
+    if not resolved:
         return [
             f"No head finds any of {len(rows)} relations {than}; the best are {', '.join(several)}.",
             *_only_beyond_offset(rows),
         ]
-    which = "above all " * (len(found) > len(several)) + ", ".join(several)
-    return [f"A head finds {len(found)} of {len(rows)} relations {than}: {which}.", *_only_beyond_offset(rows)]
+    which = "above all " * (len(resolved) > len(several)) + ", ".join(several)
+    return [f"A head finds {len(resolved)} of {len(rows)} relations {than}: {which}.", *_only_beyond_offset(rows)]
 
 
 def _only_beyond_offset(rows: Sequence[Row]) -> list[str]:
@@ -403,9 +406,9 @@ def _only_beyond_offset(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _trees(made: Tables) -> list[str]:
+def _trees(by_name: Tables) -> list[str]:
     lines = []
-    for row in made.get("trees", ()):
+    for row in by_name.get("trees", ()):
         if row["measure"] == "uuas" and row["chosen"] == "yes":
             lines.append(
                 f"Trees of head {name_of(row)}, which is chosen on other sentences, have {row['test']:.1%} of the "
@@ -431,8 +434,8 @@ def _within(row: Row, of: str = "") -> str:
     return f", {between}" if between else ""
 
 
-def _why_no_intervals(made: Tables) -> list[str]:
-    rows = [*made.get("attention_layers", ()), *made.get("attention_classes", ())]
+def _why_no_intervals(by_name: Tables) -> list[str]:
+    rows = [*by_name.get("attention_layers", ()), *by_name.get("attention_classes", ())]
     most = max(rows, key=lambda row: row["n"], default=None)
     of_pairs = any("b" in row for row in rows)
     few = few_sentences(most["n"], "pair" if of_pairs else "sentence") if most and not ends(most) else None
@@ -463,10 +466,10 @@ def first_token_tables(rows: Sequence[Row]) -> list[Any]:
     for measure, which in shown:
         table.add_column(f"{_NAMES[measure]}, {TOKENS[which].removesuffix(' alone')}", justify="right")
     for layer in _layers(rows):
-        here = [row for row in rows if row["layer"] == layer]
-        values = {(row["measure"], row["first_token"]): row["value"] for row in here if row["measure"] in _NAMES}
-        numbers = (f"{values[one]:.{3 if one[0] == _COSINE else 1}f}" if one in values else "" for one in shown)
-        table.add_row(str(layer), *(_named(here, which) for which in TOKENS), *numbers)
+        layer_rows = [row for row in rows if row["layer"] == layer]
+        values = {(row["measure"], row["first_token"]): row["value"] for row in layer_rows if row["measure"] in _NAMES}
+        numbers = (f"{values[key]:.{3 if key[0] == _COSINE else 1}f}" if key in values else "" for key in shown)
+        table.add_row(str(layer), *(_named(layer_rows, which) for which in TOKENS), *numbers)
     return [table]
 
 
@@ -510,7 +513,7 @@ def _neurons(rows: Sequence[Row], which: str) -> dict[int, set[int]]:
 
 
 def _less(some: Mapping[int, set[int]], others: Mapping[int, set[int]]) -> dict[int, list[int]]:
-    return {layer: own for layer in some if (own := sorted(some[layer] - others[layer]))}
+    return {layer: remaining for layer in some if (remaining := sorted(some[layer] - others[layer]))}
 
 
 def _list(by_layer: Mapping[int, Sequence[int]]) -> str:

@@ -28,28 +28,34 @@ USE = "use"
 _TOLD = 10
 
 
-def position_heads(made: Tables) -> list[Row]:
+def position_heads(by_name: Tables) -> list[Row]:
     """Return the rows of position heads, the clearest first."""
-    rows = [row for row in made.get("position_heads", ()) if row.get("position_head") == "yes"]
+    rows = [row for row in by_name.get("position_heads", ()) if row.get("position_head") == "yes"]
     return sorted(rows, key=lambda row: -row["word_mass"])
 
 
-def examined_heads(made: Tables) -> list[Row]:
+def examined_heads(by_name: Tables) -> list[Row]:
     """Return the rows of the heads whose neurons are reported, the clearest first."""
-    names = {name_of(row) for row in made.get("position_removal", ())}
-    rows = [row for row in made.get("position_heads", ()) if name_of(row) in names]
+    names = {name_of(row) for row in by_name.get("position_removal", ())}
+    rows = [row for row in by_name.get("position_heads", ()) if name_of(row) in names]
     return sorted(rows, key=lambda row: -row.get("word_mass", 0.0))
 
 
-def tables(made: Tables) -> list[Any]:
+def tables(by_name: Tables) -> list[Any]:
     """Return the tables of the terminal as rich ones; those without rows are left out."""
-    found = (_heads_table(made), _removal_table(made))
-    return [table for table in found if table is not None]
+    optional_tables = (_heads_table(by_name), _removal_table(by_name))
+    return [table for table in optional_tables if table is not None]
 
 
-def conclusions(made: Tables) -> list[str]:
+def conclusions(by_name: Tables) -> list[str]:
     """Return the conclusions from the tables, a sentence for each question."""
-    return [*_which_heads(made), *_told(made), *_contrast(made), *_ranking(made), *_removal(made)]
+    return [
+        *_which_heads(by_name),
+        *_permuted_positions(by_name),
+        *_contrast(by_name),
+        *_ranking(by_name),
+        *_removal(by_name),
+    ]
 
 
 def _table(title: str, *headings: str) -> Any:
@@ -61,9 +67,9 @@ def _table(title: str, *headings: str) -> Any:
     return table
 
 
-def _heads_table(made: Tables) -> Any:
+def _heads_table(by_name: Tables) -> Any:
     """Return the position heads and the other heads whose neurons are reported."""
-    heads = {name_of(row): row for row in (*position_heads(made), *examined_heads(made))}
+    heads = {name_of(row): row for row in (*position_heads(by_name), *examined_heads(by_name))}
     rows = [row for row in heads.values() if "mass" in row]
     if not rows:
         return None
@@ -71,19 +77,19 @@ def _heads_table(made: Tables) -> Any:
         "mass": "all keys", "word_mass": "words", "hit": "most", "told": "told", "told_true": "true",
         "contrast": "contrast", "position_part": "positions", "spearman": "Spearman", "partial": "partial",
     }  # fmt: skip
-    there = {name: heading for name, heading in columns.items() if any(name in row for row in rows)}
+    present = {name: heading for name, heading in columns.items() if any(name in row for row in rows)}
     title = "Heads that attend to a fixed offset most (position heads are marked *)"
-    table = _table(title, "head", "offset", *there.values())
+    table = _table(title, "head", "offset", *present.values())
     for row in sorted(rows, key=lambda row: -row["word_mass"]):
         star = " *" if row["position_head"] == "yes" else ""
-        cells = ("" if math.isnan(row.get(name, math.nan)) else f"{row[name]:.2f}" for name in there)
+        cells = ("" if math.isnan(row.get(name, math.nan)) else f"{row[name]:.2f}" for name in present)
         table.add_row(f"{name_of(row)}{star}", f"{row['offset']:+d}", *cells)
     return table
 
 
-def _removal_table(made: Tables) -> Any:
+def _removal_table(by_name: Tables) -> Any:
     """Return what is left of each head without some neurons."""
-    rows = _about(made)
+    rows = _about(by_name)
     if not rows:
         return None
     headings = ("held", "random", "matched", "p")
@@ -92,8 +98,8 @@ def _removal_table(made: Tables) -> Any:
     for row in rows:
         cells = [name_of(row), _NAMES.get(row["ranking"], row["ranking"])]
         for name in ("contrast", "word_mass"):
-            there = (name, f"{name}_held", f"{name}_random", f"{name}_matched", f"{name}_matched_p")
-            cells += [f"{row[one]:.2f}" for one in there]
+            columns = (name, f"{name}_held", f"{name}_random", f"{name}_matched", f"{name}_matched_p")
+            cells += [f"{row[column]:.2f}" for column in columns]
         table.add_row(*cells)
     return table
 
@@ -103,9 +109,9 @@ _NAMES = {
 }  # fmt: skip
 
 
-def _about(made: Tables) -> list[Row]:
+def _about(by_name: Tables) -> list[Row]:
     """Return the rows of the removal that the terminal shows."""
-    rows = made.get("position_removal", ())
+    rows = by_name.get("position_removal", ())
     sizes = sorted({row["k"] for row in rows})
     if not sizes:
         return []
@@ -113,12 +119,12 @@ def _about(made: Tables) -> list[Row]:
     return [row for row in rows if row["k"] == size]
 
 
-def _which_heads(made: Tables) -> list[str]:
-    rows = [row for row in made.get("position_heads", ()) if "mass" in row]
+def _which_heads(by_name: Tables) -> list[str]:
+    rows = [row for row in by_name.get("position_heads", ()) if "mass" in row]
     if not rows:
         return []
-    found = position_heads(made)
-    if not found:
+    heads = position_heads(by_name)
+    if not heads:
         best = max(rows, key=lambda row: row["word_mass"])
         return [
             f"None of {len(rows)} heads is a position head; {name_of(best)} attends most to a fixed offset, "
@@ -127,13 +133,13 @@ def _which_heads(made: Tables) -> list[str]:
     several = "; ".join(
         f"{name_of(row)} at offset {row['offset']:+d} with {_value(row, 'mass')} of its attention, and "
         f"{_value(row, 'word_mass')} of that to words"
-        for row in found[:5]
+        for row in heads[:5]
     )
-    return [f"Position heads are {len(found)} of {len(rows)} heads: {several}."]
+    return [f"Position heads are {len(heads)} of {len(rows)} heads: {several}."]
 
 
-def _told(made: Tables) -> list[str]:
-    rows = [row for row in position_heads(made) if "told" in row]
+def _permuted_positions(by_name: Tables) -> list[str]:
+    rows = [row for row in position_heads(by_name) if "told" in row]
     if not rows:
         return []
     several = "; ".join(
@@ -144,8 +150,8 @@ def _told(made: Tables) -> list[str]:
     return [f"Told permuted positions, {n} of {len(rows)} position heads follow what they are told: {several}."]
 
 
-def _contrast(made: Tables) -> list[str]:
-    rows = [row for row in examined_heads(made) if "contrast" in row][:5]
+def _contrast(by_name: Tables) -> list[str]:
+    rows = [row for row in examined_heads(by_name) if "contrast" in row][:5]
     if not rows:
         return []
     several = "; ".join(
@@ -157,8 +163,8 @@ def _contrast(made: Tables) -> list[str]:
     return [f"Contrast of the word at the offset, in logits: {several}."]
 
 
-def _ranking(made: Tables) -> list[str]:
-    rows = [row for row in examined_heads(made) if not math.isnan(row.get("partial", math.nan))][:5]
+def _ranking(by_name: Tables) -> list[str]:
+    rows = [row for row in examined_heads(by_name) if not math.isnan(row.get("partial", math.nan))][:5]
     if not rows:
         return []
     several = "; ".join(
@@ -171,23 +177,23 @@ def _ranking(made: Tables) -> list[str]:
     return [f"Rank correlation of what a head uses with the probe's contributions: {several}."] if several else []
 
 
-def _removal(made: Tables) -> list[str]:
-    rows = _about(made)
+def _removal(by_name: Tables) -> list[str]:
+    rows = _about(by_name)
     lines = []
     for ranking in ("contribution", USE):
-        here = [row for row in rows if row["ranking"] == ranking]
-        if not here:
+        part = [row for row in rows if row["ranking"] == ranking]
+        if not part:
             continue
-        n = sum(row["contrast_matched_p"] < 0.05 for row in here)
+        n = sum(row["contrast_matched_p"] < 0.05 for row in part)
         several = "; ".join(
             f"{name_of(row)} from {row['contrast']:.2f} to {row['contrast_held']:.2f} (matched neurons: "
             f"{row['contrast_matched']:.2f}, p {row['contrast_matched_p']:.2g})"
-            for row in here[:5]
+            for row in part[:5]
         )
         first = "that the probe ranks first" if ranking == "contribution" else "that the head uses most"
         lines.append(
-            f"The {here[0]['k']} neurons {first}, held at their mean in the head's queries and keys alone, lower the "
-            f"contrast more than neurons of about the same sd (p below .05) in {n} of {len(here)} heads: {several}."
+            f"The {part[0]['k']} neurons {first}, held at their mean in the head's queries and keys alone, lower the "
+            f"contrast more than neurons of about the same sd (p below .05) in {n} of {len(part)} heads: {several}."
         )
     return lines
 

@@ -46,15 +46,18 @@ def accuracy_by_basis(figure: Figure, bases: Sequence[Mapping[str, Any]], task: 
     layers = sorted({row["layer"] for row in bases})
     figure.set_size_inches(6.4, 0.6 + 2.8 * len(layers))
     for axes, layer in zip(np.atleast_1d(figure.subplots(len(layers), squeeze=False)).ravel(), layers, strict=True):
-        own = [row for row in bases if row["layer"] == layer]
-        names, counts = list(dict.fromkeys(row["basis"] for row in own)), sorted({row["k"] for row in own})
+        layer_rows = [row for row in bases if row["layer"] == layer]
+        names, counts = (
+            list(dict.fromkeys(row["basis"] for row in layer_rows)),
+            sorted({row["k"] for row in layer_rows}),
+        )
         shifts = np.linspace(-0.12, 0.12, len(names))
         for name, look, shift in zip(names, _LOOKS, shifts, strict=False):
-            rows = [row for row in own if row["basis"] == name]
+            rows = [row for row in layer_rows if row["basis"] == name]
             values = np.array([row["accuracy"] for row in rows])
             places = [counts.index(row["k"]) + shift for row in rows]
             axes.errorbar(places, values, yerr=error_bars(rows, values, "accuracy"), capsize=2, label=name, **look)
-        axes.axhline(own[0]["majority_accuracy"], color=GREY, lw=0.8, label="majority class")
+        axes.axhline(layer_rows[0]["majority_accuracy"], color=GREY, lw=0.8, label="majority class")
         axes.set_xticks(range(len(counts)), [str(k) for k in counts])
         axes.set_xlabel("number of units, the first by the training part")
         axes.set_ylabel("test accuracy (95% interval)")
@@ -207,10 +210,10 @@ def accuracy_by_position(figure: Figure, positions: Sequence[Row], task: str, mo
     layers = sorted({row["layer"] for row in positions})
     colours = matplotlib.colormaps["viridis_r"](np.linspace(0.12, 1, len(layers)))
     for layer, colour in zip(layers, colours, strict=True):
-        own = [row for row in positions if row["layer"] == layer]
-        x, y = [row["position"] for row in own], np.array([row["accuracy"] for row in own])
+        layer_rows = [row for row in positions if row["layer"] == layer]
+        x, y = [row["position"] for row in layer_rows], np.array([row["accuracy"] for row in layer_rows])
         axes.plot(x, y, color=colour, lw=1.3, marker=".", ms=3, label=f"layer {layer}")
-        if len(layers) == 1 and (reach := error_bars(own, y, "accuracy")) is not None:
+        if len(layers) == 1 and (reach := error_bars(layer_rows, y, "accuracy")) is not None:
             axes.fill_between(x, y - reach[0], y + reach[1], color=colour, alpha=0.2, lw=0, label="95% interval")
     axes.set_ylim(-0.02, 1.03)
     axes.set_xlabel(task.replace("_", " "))
@@ -233,9 +236,9 @@ def top_neurons(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: st
         axes.barh(
             y, [n["contribution_centred"] for n in top], height=0.35, color=BLUE, label="without the neuron's mean"
         )
-        found = [(value, i) for i, n in enumerate(top) if (value := with_intercept(n)) is not None]
-        if found:
-            axes.plot(*zip(*found, strict=True), "D", ms=3.5, mfc="white", mec="black", label="with an intercept")
+        diamonds = [(value, i) for i, n in enumerate(top) if (value := with_intercept(n)) is not None]
+        if diamonds:
+            axes.plot(*zip(*diamonds, strict=True), "D", ms=3.5, mfc="white", mec="black", label="with an intercept")
         axes.set_yticks(y, [f"{n['neuron']}{_marks(n['flag'])}" for n in top], fontsize=7)
         axes.invert_yaxis()
         axes.set_title(f"layer {layer}")
@@ -287,8 +290,8 @@ def confusion_matrices(figure: Figure, scores: Sequence[Row], confusions: Sequen
     side = 4.2 if len(layers) == 1 else 2.2
     grid = panels(figure, len(layers), (side, side), (0.9, 0.7), sharex=True, sharey=True)
     for axes, layer in zip(grid, layers, strict=True):
-        own = [[row for row in table if row["layer"] == layer] for table in (scores, confusions)]
-        shares = confusion_shares(*own)
+        layer_tables = [[row for row in table if row["layer"] == layer] for table in (scores, confusions)]
+        shares = confusion_shares(*layer_tables)
         image = axes.imshow(shares, cmap="Greys", vmin=0, vmax=1, interpolation="none")
         axes.set_title(f"layer {layer}")
         axes.tick_params(labelsize=7)
@@ -368,8 +371,8 @@ def accuracies(figure: Figure, accuracy: Mapping[str, Sequence[Row]], task: str)
     figure.set_size_inches(6.4, 3.4)
     axes = figure.add_subplot()
     looks = [("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"), ("-", "v"), ("--", "P")]
-    measured = [row["layer"] for rows in accuracy.values() for row in rows]
-    shifts = side_by_side(len(accuracy), measured)
+    all_layers = [row["layer"] for rows in accuracy.values() for row in rows]
+    shifts = side_by_side(len(accuracy), all_layers)
     for i, (label, rows) in enumerate(accuracy.items()):
         layers = [row["layer"] for row in rows]
         line, mark = looks[i % len(looks)]
@@ -378,7 +381,7 @@ def accuracies(figure: Figure, accuracy: Mapping[str, Sequence[Row]], task: str)
             np.add(layers, shifts[i]), [row["accuracy"] for row in rows], marker=mark, ms=5, c=colour, label=label,
             mfc="none" if i else colour, **joined({"ls": line}, layers),
         )  # fmt: skip
-    name_layers(axes, measured)
+    name_layers(axes, all_layers)
     axes.set_ylim(0, 1.03)
     axes.set_ylabel("test accuracy")
     axes.set_title(f"linear probes of {task}")
@@ -413,8 +416,10 @@ def how_many_neurons(figure: Figure, rows: Sequence[Row], majority: float, task:
     all_neurons = max((row for row in rows if row["kind"] == "only"), key=lambda row: row["k"])
     panels = {"only": "with k neurons alone", "without": "without k neurons"}
     for axes, (kind, title) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
-        here = [row for row in rows if row["kind"] == kind]
-        drawn = {k: [r["accuracy"] for r in here if r["k"] == k and r["from"] == "random"] for k in _sizes(here)}
+        kind_rows = [row for row in rows if row["kind"] == kind]
+        drawn = {
+            k: [r["accuracy"] for r in kind_rows if r["k"] == k and r["from"] == "random"] for k in _sizes(kind_rows)
+        }
         drawn = {k: values for k, values in drawn.items() if values}
         low, high = ([end(values) for values in drawn.values()] for end in (min, max))
         axes.fill_between(list(drawn), low, high, color="#c8c8c8", lw=0.8, label="k random neurons\n(range of draws)")
@@ -422,14 +427,15 @@ def how_many_neurons(figure: Figure, rows: Sequence[Row], majority: float, task:
             mark, colour = looks[i % len(looks)]
             for end, line, fill in (("top", "-", colour), ("bottom", "--", "white")):
                 of_end = sorted(
-                    (row for row in here if row["ranking"] == ranking and row["from"] == end), key=lambda row: row["k"]
+                    (row for row in kind_rows if row["ranking"] == ranking and row["from"] == end),
+                    key=lambda row: row["k"],
                 )
                 axes.plot(
                     [row["k"] for row in of_end], [row["accuracy"] for row in of_end], line, marker=mark, ms=4,
                     c=colour, mfc=fill, label=f"{'first' if end == 'top' else 'last'} k by {ranking}",
                 )  # fmt: skip
             if kind == "only":
-                fewest = smallest([row for row in here if row["ranking"] == ranking])
+                fewest = smallest([row for row in kind_rows if row["ranking"] == ranking])
                 axes.plot(
                     fewest["k"], fewest["accuracy"], "*", ms=11, mfc="white", mec=colour, ls="", zorder=5,
                     label=f"fewest within 1 point: {fewest['k']}" + (f",\nby {ranking}" if len(rankings) > 1 else ""),

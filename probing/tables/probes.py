@@ -28,11 +28,11 @@ from probing.tables import (
 )
 from probing.tables.conclusions import (
     basis,
+    compare_layers_with_controls,
     conclusion,
     dependent_unit,
     first_unflagged,
     given_words,
-    held_against_by_layer,
     held_fixed,
     leading,
     overlaps,
@@ -93,10 +93,10 @@ def worst_class(row: Row, scores: Rows) -> str:
         row: The layer's row of `accuracy.csv`.
         scores: Its rows of `class_scores.csv`.
     """
-    there = [one for one in scores if one["n_test_tokens"] >= FEW]
-    if "macro_f1" not in row or "within_one" in row or row["accuracy"] == 1 or len(there) < 2:
+    frequent = [scored for scored in scores if scored["n_test_tokens"] >= FEW]
+    if "macro_f1" not in row or "within_one" in row or row["accuracy"] == 1 or len(frequent) < 2:
         return ""
-    worst = min(there, key=lambda one: (one["f1"], -one["n_test_tokens"]))
+    worst = min(frequent, key=lambda scored: (scored["f1"], -scored["n_test_tokens"]))
     taken = say("taken_for", other=worst["confused_with"], n=worst["n_confused"]) if worst["n_confused"] else ""
     return say(
         "worst_class", layer=row["layer"], macro=row["macro_f1"], few=FEW, label=worst["class"], f1=worst["f1"], 
@@ -223,24 +223,26 @@ def penalty_lines(penalty: Mapping[str, Any]) -> list[str]:
     if "tried" not in penalty:
         return []
     of_numbers = "validation_r2" in penalty
-    measured = penalty["validation_r2" if of_numbers else "validation_cross_entropy"]
+    scores = penalty["validation_r2" if of_numbers else "validation_cross_entropy"]
     what, unit = ("highest mean R²", "") if of_numbers else ("lowest mean cross-entropy", " nats")
     tried, chosen = penalty["tried"], penalty["l2"]
     at = tried.index(chosen)
-    near = [f"{measured[i]:.4f} with l2 {tried[i]:.1e}" for i in (at - 1, at + 1) if 0 <= i < len(tried)]
+    near = [f"{scores[i]:.4f} with l2 {tried[i]:.1e}" for i in (at - 1, at + 1) if 0 <= i < len(tried)]
     alone: dict[float, list[str]] = {}
     for layer, l2 in penalty["alone"].items():
         alone.setdefault(l2, []).append(layer)
     for_all = " for all layers" if len(penalty["alone"]) > 1 else ""
     lines = [
         say(
-            "chosen_penalty", l2=chosen, for_all=for_all, what=what, measured=measured[at], unit=unit,
+            "chosen_penalty", l2=chosen, for_all=for_all, what=what, measured=scores[at], unit=unit,
             near=" and ".join(near),
         )
     ]  # fmt: skip
     if len(penalty["alone"]) > 1:
-        own = [f"{_end(l2, tried)}{l2:.1e} (layer{'s' * (len(of) > 1)} {', '.join(of)})" for l2, of in alone.items()]
-        lines.append(say("penalty_alone", own=", ".join(own)))
+        by_layer = [
+            f"{_end(l2, tried)}{l2:.1e} (layer{'s' * (len(of) > 1)} {', '.join(of)})" for l2, of in alone.items()
+        ]
+        lines.append(say("penalty_alone", own=", ".join(by_layer)))
     return lines
 
 
@@ -488,10 +490,12 @@ def answer(
         config: The resolved configuration.
     """
     row = leading(accuracy)
-    own = [one for one in neurons if one["layer"] == row["layer"]]
-    of_neuron = conclusion(own, task, row, given_words(config), has_intercept(config), dependent_unit(results))
-    said = [accuracies(accuracy), why_leading(accuracy), of_neuron, held_against_by_layer(accuracy, task)]
-    return [sentence for sentence in said if sentence]
+    layer_neurons = [neuron_row for neuron_row in neurons if neuron_row["layer"] == row["layer"]]
+    of_neuron = conclusion(
+        layer_neurons, task, row, given_words(config), has_intercept(config), dependent_unit(results)
+    )
+    sentences = [accuracies(accuracy), why_leading(accuracy), of_neuron, compare_layers_with_controls(accuracy, task)]
+    return [sentence for sentence in sentences if sentence]
 
 
 def _led_by_means(neurons: Rows) -> str:
@@ -500,7 +504,7 @@ def _led_by_means(neurons: Rows) -> str:
     return say("led_by_means", layers=layers_named(led)) if led else ""
 
 
-def distrust(
+def caveats(
     accuracy: Rows, neurons: Rows, scores: Rows, task: str, results: Mapping[str, Any], config: Mapping[str, Any],
     beside: Rows = (),
 ) -> list[str]:  # fmt: skip
@@ -515,18 +519,18 @@ def distrust(
         config: The resolved configuration.
         beside: Rows of `basis.csv`.
     """
-    said: list[str | None] = []
+    sentences: list[str | None] = []
     if len(accuracy) == 1:
-        said += [worst_class(accuracy[0], scores), overlaps(accuracy[0], len(neurons))]
+        sentences += [worst_class(accuracy[0], scores), overlaps(accuracy[0], len(neurons))]
     elif poor := [row["layer"] for row in accuracy if row.get("flag") == UNINFORMATIVE]:
-        said.append(say("unread_layers", layers=layers_named(poor)))
+        sentences.append(say("unread_layers", layers=layers_named(poor)))
     if len(accuracy) > 1 and config.get("sort") != "centred":  # there, the neurons shown first are others
-        said.append(_led_by_means(neurons))
+        sentences.append(_led_by_means(neurons))
     if short := [row["layer"] for row in results["layers"] if not row.get("converged", True)]:
-        said.append(say("stopped_short_report", layers=layers_named(short)))
-    said += [
+        sentences.append(say("stopped_short_report", layers=layers_named(short)))
+    sentences += [
         *basis(accuracy, beside, task, config, in_short=True),
         held_fixed(results, config),
         scope(results, config["test_corpus"]),
     ]
-    return [sentence for sentence in said if sentence]
+    return [sentence for sentence in sentences if sentence]

@@ -422,15 +422,15 @@ def rank_sentence(layer: int, neuron: int, ranks: Sequence[Row], n_neurons: int)
         ranks: The row of `neurons.csv` of that index in each layer.
         n_neurons: Number of neurons of a layer.
     """
-    (own,) = (row for row in ranks if row["layer"] == layer)
-    said = f"Neuron {neuron} of layer {layer} has rank {own['rank']} of {n_neurons}"
+    (layer_row,) = (row for row in ranks if row["layer"] == layer)
+    sentence = f"Neuron {neuron} of layer {layer} has rank {layer_row['rank']} of {n_neurons}"
     others = [row for row in ranks if row["layer"] != layer]
     if not others:
-        return f"{said}."
+        return f"{sentence}."
     first = [row["layer"] for row in ranks if row["rank"] == 1]
     named = layers_named(first) if first else "no layer of the run"
     places = listed([f"{row['rank']} in layer {row['layer']}" for row in others])
-    return f"{said}; the neuron of this index is first in {named}. Other ranks: {places}."
+    return f"{sentence}; the neuron of this index is first in {named}. Other ranks: {places}."
 
 
 def profile_sentences(profile: Sequence[Row]) -> list[str]:
@@ -461,11 +461,11 @@ def positions_of(profile: Sequence[Row]) -> list[Row]:
 def classes_table(classes: Sequence[Row]) -> Any:
     """Return the classes of the highest and of the lowest weights as a rich table, the highest first."""
     ordered = sorted(classes, key=lambda row: -row["weight"])
-    kept = ordered if len(ordered) <= 2 * MOST_CLASSES else [*ordered[:MOST_CLASSES], *ordered[-MOST_CLASSES:]]
+    shown_rows = ordered if len(ordered) <= 2 * MOST_CLASSES else [*ordered[:MOST_CLASSES], *ordered[-MOST_CLASSES:]]
     title = "Weight by class"
-    if len(kept) < len(ordered):
+    if len(shown_rows) < len(ordered):
         title += f": the {MOST_CLASSES} highest and the {MOST_CLASSES} lowest of {len(ordered)}"
-    return shown_table(NEURON_CLASSES, kept, title, ["class", "weight", "contribution"])
+    return shown_table(NEURON_CLASSES, shown_rows, title, ["class", "weight", "contribution"])
 
 
 def positions_table(profile: Sequence[Row]) -> Any:

@@ -67,8 +67,8 @@ def test_permuted_neurons_are_recovered_whatever_their_sign_scale_and_offset(met
     partner = match(fit, method)
     assert (order[partner] == np.arange(40)).all()
     quality = judge(partner, fit, held_out)
-    assert quality.held_out == pytest.approx(1 / np.sqrt(1 + noise**2), abs=0.02)
-    assert quality.fit == pytest.approx(quality.held_out, abs=0.02)
+    assert quality.test == pytest.approx(1 / np.sqrt(1 + noise**2), abs=0.02)
+    assert quality.fit == pytest.approx(quality.test, abs=0.02)
     assert quality.chance_high < 0.3
     assert quality.p_value == 1 / 2000
 
@@ -94,8 +94,8 @@ def test_unrelated_neurons_match_by_luck_which_the_held_out_half_shows(method: M
         fit, held_out = halves(a, b)
         quality = judge(match(fit, method), fit, held_out, permutations=199, seed=seed)
         p_values.append(quality.p_value)
-        gaps.append(quality.fit - quality.held_out)
-        held.append(quality.held_out)
+        gaps.append(quality.fit - quality.test)
+        held.append(quality.test)
     assert min(gaps) > 0.02
     assert abs(np.mean(held)) < 0.01
     assert kstest(p_values, "uniform").pvalue > 0.01
@@ -105,15 +105,15 @@ def test_neurons_that_all_go_together_are_matched_no_better_than_chance() -> Non
     common = normal(1000, 1)
     fit, held_out = halves(common + normal(1000, D, seed=1), common + normal(1000, D, seed=2))
     quality = judge(match(fit, "one_to_one"), fit, held_out)
-    assert quality.held_out > 0.4
-    assert quality.chance == pytest.approx(quality.held_out, abs=0.05)
+    assert quality.test > 0.4
+    assert quality.chance == pytest.approx(quality.test, abs=0.05)
 
 
 def test_a_match_that_turns_its_sign_does_not_hold() -> None:
     a = normal(400, D)
     b = np.concatenate([a[:200], -a[200:]])
     fit, held_out = halves(a, b)
-    assert judge(match(fit, "one_to_one"), fit, held_out).held_out < -0.99
+    assert judge(match(fit, "one_to_one"), fit, held_out).test < -0.99
 
 
 def test_many_to_one_takes_the_strongest_and_one_to_one_the_best_sum() -> None:
@@ -143,13 +143,13 @@ def test_the_neurons_left_over_have_no_partner() -> None:
     partner = match(np.array([[0.9], [0.95], [0.1]]), "one_to_one")
     assert partner.tolist() == [-1, 0, -1]
     quality = judge(partner, np.full((3, 1), 0.9), np.full((3, 1), 0.4))
-    assert (quality.n_matched, quality.fit, quality.held_out) == (1, 0.9, 0.4)
+    assert (quality.n_matched, quality.fit, quality.test) == (1, 0.9, 0.4)
 
 
 def test_where_nothing_is_matched_nothing_is_claimed() -> None:
     quality = judge(np.array([-1, -1]), np.zeros((2, 2)), np.zeros((2, 2)))
     assert quality.n_matched == 0
-    assert np.isnan([quality.fit, quality.held_out, quality.chance, quality.p_value]).all()
+    assert np.isnan([quality.fit, quality.test, quality.chance, quality.p_value]).all()
 
 
 @pytest.mark.parametrize("method", ["one_to_one", "many_to_one"])
@@ -214,7 +214,7 @@ def test_many_batches_give_what_one_gives() -> None:
     a, b = normal(2, 300, 5) + 3, normal(2, 300, 4, seed=1)
     whole, parts = moments(a, b), moments(a, b, 0, 1, 7, 7, 299)
     assert parts.n_words == whole.n_words
-    for name in ("own_a", "own_b", "cross"):
+    for name in ("within_a", "within_b", "cross"):
         # Products are taken in float32 around another shift.
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=0, atol=1e-6)
 

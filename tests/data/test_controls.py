@@ -25,7 +25,7 @@ from probing.models import load_tokenizer, resolve_model, word_folding
 from probing.probes.evidence import collect_evidence
 from probing.probes.solvers import Penalty
 from probing.probes.training import Lbfgs, Training, train_controls, train_probes
-from probing.runs.results import Measured
+from probing.runs.results import ClassResults
 from probing.tables.conclusions import side_of
 from probing.tables.schema import GIVEN, NEURONS
 from probing.text import Corpus, Split, from_words
@@ -256,8 +256,8 @@ def test_selectivity_is_held_against_the_mean_of_all_draws_and_its_interval_is_t
     assert accuracies == alone  # with the moments of the first draw
     assert len(set(accuracies)) == 3
     evidence = collect_evidence(labelled.train, labelled.test, [0], [fit.moments], 3)
-    (row,) = Measured(labelled, [fit], evidence, {"control_task": fits}).accuracy()
-    one_by_one = [Measured(labelled, [fit], evidence, {"control_task": [own]}).accuracy()[0] for own in fits]
+    (row,) = ClassResults(labelled, [fit], evidence, {"control_task": fits}).accuracy()
+    one_by_one = [ClassResults(labelled, [fit], evidence, {"control_task": [own]}).accuracy()[0] for own in fits]
     assert row["control_task_accuracy"] == pytest.approx(np.mean(accuracies))
     assert row["selectivity"] == pytest.approx(np.mean([own["selectivity"] for own in one_by_one]))
     low, high = row["above_control_task_low"], row["above_control_task_high"]
@@ -325,7 +325,7 @@ def test_a_label_that_is_a_function_of_whole_words_is_not_above_the_token_alone(
     (fit,) = train_probes(planted, [0], training)
     controls = train_controls({"token": [token_identity(planted, encoder)]}, [0], training)
     evidence = collect_evidence(planted.train, planted.test, [0], [fit.moments], 3)
-    (row,) = Measured(planted, [fit], evidence, controls).accuracy()
+    (row,) = ClassResults(planted, [fit], evidence, controls).accuracy()
     assert row["accuracy"] > 0.95
     assert side_of(row, "token") != "above"
 

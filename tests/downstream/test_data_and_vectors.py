@@ -123,7 +123,7 @@ def test_pairs_without_a_score_or_a_sentence_are_dropped_and_counted(tmp_path: P
     assert spelled(found) == [("a b", "b c", 5), ("f", "g", 0), ("a b", "f", 2.5), ("i", "j", 1)]
     assert (found.n_read, found.n_without_score, found.n_without_sentence) == (6, 1, 1)
     assert (found.n_dropped, found.subset.tolist()) == (2, [0, 0, 0, 1])
-    assert found.said() == ["STS16: 2 of 6 pairs are left out: 1 have no score, 1 lack a sentence"]
+    assert found.messages() == ["STS16: 2 of 6 pairs are left out: 1 have no score, 1 lack a sentence"]
 
 
 # Scores as files have them, and what each says, by no code of the program.
@@ -148,7 +148,7 @@ def test_all_pairs_that_are_read_are_used_or_counted_as_left_out(cells: list[tup
     assert np.isfinite(found.gold).all()
     assert (found.n_without_sentence, found.n_without_score) == (len(cells) - len(whole), len(whole) - len(used))
     assert found.n_read == len(cells) == found.n_pairs + found.n_dropped
-    assert len(found.said()) == (found.n_dropped > 0)
+    assert len(found.messages()) == (found.n_dropped > 0)
 
 
 @pytest.fixture
@@ -374,7 +374,7 @@ def test_labels_are_read_in_all_spellings_and_missing_ones_counted(
     found = read_wic(source, ["train"])["train"]
     assert found.labels.tolist() == [True, False, True]
     assert (found.n_read, found.n_pairs, found.n_unlabelled) == (5, 3, 2)
-    assert found.said("train") == ["train: 2 of 5 pairs have no label and are left out"]
+    assert found.messages("train") == ["train: 2 of 5 pairs have no label and are left out"]
 
 
 def test_classes_are_known_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -585,7 +585,7 @@ def test_pairs_without_a_vector_are_0_in_every_space_and_change_no_other(tmp_pat
 def test_transforms_of_static_vectors_need_a_sentence_with_one(tmp_path: Path) -> None:
     one, words, text = static_of(tmp_path, PAIRS)
     check_static_text({one.label: text})
-    none = FitOn(["x"], [one.corpus], [Text(text.texts[0].store, np.zeros_like(text.texts[0].kept))], words)
+    none = FitOn(["x"], [one.corpus], [Text(text.texts[0].store, np.zeros_like(text.texts[0].is_used))], words)
     with pytest.raises(UserError, match="`--static`: no sentence that transforms for STS-B are fitted on has a word"):
         check_static_text({one.label: none})
 

@@ -214,9 +214,9 @@ def test_pairs_that_a_set_has_itself_do_not_choose_its_layer() -> None:
     shared = pairs("STS-B", "dev", 60, first=120)  # of STS12's sentences 0 to 179, the last 60
     made = choice(SETS[0], [SETS[0], shared])
     assert made is not None
-    assert made.kept.sum() == 30
+    assert made.is_used.sum() == 30
     known = {frozenset(SETS[0].corpus.sentences[i] for i in pair) for pair in SETS[0].sentences}
-    for pair, kept in zip(shared.sentences, made.kept, strict=True):
+    for pair, kept in zip(shared.sentences, made.is_used, strict=True):
         assert kept == (frozenset(shared.corpus.sentences[i] for i in pair) not in known)
     assert choice(SETS[0], [SETS[0]]) is None
     assert choice(shared, [SETS[0], shared]) is None

@@ -29,7 +29,7 @@ from probing.cli.commandline import run
 from probing.probes import retraining as module
 from probing.probes.evidence import collect_evidence, neuron_table
 from probing.probes.removal import AblationEffect, ablation_effect, matched, unique, weights_without
-from probing.probes.retraining import Retraining, strengthened, with_removals, with_replicates
+from probing.probes.retraining import Retraining, add_retraining_evidence, with_removals, with_replicates
 from probing.probes.solvers import Penalty, Problem
 from probing.probes.training import LayerFit, Lbfgs, Training, train_variants
 from probing.runs.loading import load_run
@@ -327,17 +327,17 @@ def test_the_curvature_of_a_layer_is_freed_before_the_next_one_begins(
     evidence = collect_evidence(data.train, data.test, LAYERS, [fit.moments for fit in fits], len(data.classes))
     held: list[Any] = []
     alive: list[int] = []
-    made = module.surroundings
+    made = module.local_curvature
 
-    def surroundings(*args: Any, **options: Any) -> Any:
+    def local_curvature(*args: Any, **options: Any) -> Any:
         alive.append(sum(one() is not None for one in held))
         near = made(*args, **options)
         held.append(weakref.ref(near.curvature))
         return near
 
-    monkeypatch.setattr(module, "surroundings", surroundings)
+    monkeypatch.setattr(module, "local_curvature", local_curvature)
     training = Training(Penalty(0.0, 1e-3), Lbfgs(1e-4))
-    strengthened(evidence, Retraining(data, LAYERS, fits, training, 0), n_replicates=2, removals=True)
+    add_retraining_evidence(evidence, Retraining(data, LAYERS, fits, training, 0), n_replicates=2, removals=True)
     assert alive == [0, 0, 0]
 
 

@@ -30,7 +30,7 @@ from probing.cli.commandline import run
 from probing.cli.option_types import plain
 from probing.errors import UserError
 from probing.page import run as page_run
-from probing.page.charts import LEFT, RIGHT, WIDTH, Line, Subject, command_line, line_chart, read_sources, x, y
+from probing.page.charts import LEFT, RIGHT, WIDTH, Line, RunView, command_line, line_chart, read_sources, x, y
 from probing.page.run import script_data
 from probing.page.terms import (
     FIRST,
@@ -52,7 +52,7 @@ from probing.studies.compare.tables import heat_map
 from probing.studies.geometry.inside import interventions_conclusion, interventions_tables
 from probing.studies.geometry.tables import GEOMETRY, INTERVENTIONS
 from probing.studies.similarity import STS, STS_CHOSEN, WIC, WIC_CHOSEN, sts_lines, sts_tables, wic_lines, wic_tables
-from probing.tables.conclusions import held_against, not_above
+from probing.tables.conclusions import compare_with_controls, not_above
 from report_runs import QUICKLY, make_run
 from written import complete, read_csv, write_csv
 
@@ -89,8 +89,8 @@ def own(runs: Path, tmp_path: Path) -> Callable[..., Path]:
     return copy
 
 
-def subject(folder: Path) -> Subject:
-    (found,) = read_sources([folder]).subjects
+def subject(folder: Path) -> RunView:
+    (found,) = read_sources([folder]).views
     return found
 
 
@@ -565,7 +565,7 @@ def test_an_accuracy_is_above_below_or_not_told_apart_from_each_control(runs: Pa
         "untrained_accuracy": 0.9, "above_untrained_low": -0.5, "above_untrained_high": -0.3,
     }  # fmt: skip
     found.run.accuracy[-1].update(row)
-    assert held_against(found.run.accuracy[-1], "position") == (
+    assert compare_with_controls(found.run.accuracy[-1], "position") == (
         "In layer 2 it is above the majority class (0.100); not told apart from labels shuffled (0.490); below the "
         "randomly initialised model (0.900), a ceiling, not a floor: it passes position on as it comes in."
     )

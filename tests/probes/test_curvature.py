@@ -25,7 +25,7 @@ from probing.probes.solvers import (
     Visited,
     _inverse,
     fits,
-    passes_left,
+    remaining_passes,
     steps,
 )
 from probing.statistics.moments import Moments, Scaling
@@ -184,13 +184,13 @@ def points(gaps: Iterable[float]) -> list[Visited]:
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_passes_that_are_left_follow_from_those_behind() -> None:
     halved = points(0.5**i for i in range(JUDGED_BY + 3))
-    assert passes_left(halved, halved[-1].gap / 2**7) == pytest.approx(7)
+    assert remaining_passes(halved, halved[-1].gap / 2**7) == pytest.approx(7)
     # Where every other pass was a step that was too long, twice as many are left.
     slower = [one._replace(n_passes=2 * one.n_passes) for one in halved]
-    assert passes_left(slower, halved[-1].gap / 2**7) == pytest.approx(14)
-    assert passes_left(points([1.0] * 20), 1e-3) == math.inf
-    assert math.isnan(passes_left(halved[:JUDGED_BY], 1e-9))
-    assert math.isnan(passes_left(points([math.inf, *(one.gap for one in halved[:JUDGED_BY])]), 1e-9))
+    assert remaining_passes(slower, halved[-1].gap / 2**7) == pytest.approx(14)
+    assert remaining_passes(points([1.0] * 20), 1e-3) == math.inf
+    assert math.isnan(remaining_passes(halved[:JUDGED_BY], 1e-9))
+    assert math.isnan(remaining_passes(points([math.inf, *(one.gap for one in halved[:JUDGED_BY])]), 1e-9))
 
 
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)

@@ -317,7 +317,7 @@ def data(tmp_path: Path) -> Data:
 
 def test_the_most_extreme_come_first_and_of_equal_ones_the_first_in_the_text(data: Data) -> None:
     test, neurons = data.test, {0: [4, 1], 1: [0]}
-    found = extremes(test, neurons, 7).found
+    found = extremes(test, neurons, 7).by_end
     here = np.flatnonzero(test.labels >= 0)
     for layer, own in neurons.items():
         states = np.concatenate([test.store.read(layer, shard.index).numpy() for shard in test.store.plan.shards])
@@ -328,7 +328,7 @@ def test_the_most_extreme_come_first_and_of_equal_ones_the_first_in_the_text(dat
                 order = here[np.argsort(sign * states[here, neuron], kind="stable")][:7]
                 assert rows[:, k].tolist() == order.tolist()
                 assert values[:, k].tolist() == states[order, neuron].tolist()
-    few = extremes(replace(test, labels=np.where(np.arange(len(test.labels)) == here[0], 0, -1)), {1: [0]}, 7).found
+    few = extremes(replace(test, labels=np.where(np.arange(len(test.labels)) == here[0], 0, -1)), {1: [0]}, 7).by_end
     assert few[1, "highest"][1].tolist() == [[here[0]]]
 
 

@@ -483,7 +483,7 @@ def test_words_are_the_pieces_that_stand_in_the_place_of_the_mask(family: str, t
     (tmp_path / "pairs.tsv").write_text(text, encoding="utf-8")
     prompts = prompts_of(tokenizer, read_pairs(str(tmp_path / "pairs.tsv"))[0], 100, "cloze")
     assert [pair.line for pair in prompts.pairs] == [1, 2]
-    assert prompts.left_out == {
+    assert prompts.dropped == {
         "a word is not a single piece of the vocabulary": 2, "the vocabulary does not tell the two words apart": 1
     }  # fmt: skip
     for i, pair in enumerate(prompts.pairs):

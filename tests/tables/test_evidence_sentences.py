@@ -30,9 +30,9 @@ from probing.tables import probes as tables_probes
 from probing.tables.conclusions import (
     basis,
     carries_it,
+    compare_with_controls,
     conclusion,
     few_clusters,
-    held_against,
     held_fixed,
     not_above,
     overlaps,
@@ -179,7 +179,7 @@ def spoken(kind: str, **options: Any) -> str:
         sentence
         for sentence in (
             conclusion(made.top(0, D), "label", layer), overlaps(layer, D), *basis(made.accuracy),
-            held_against(layer, "label"), *not_above(made.accuracy), scope(made.results, None),
+            compare_with_controls(layer, "label"), *not_above(made.accuracy), scope(made.results, None),
         )
         if sentence
     )  # fmt: skip
@@ -281,7 +281,7 @@ def test_a_probe_that_was_stopped_is_said_to_fall_short(capsys: pytest.CaptureFi
         _report(made, None, quiet=False, verbose=True)
         printed = capsys.readouterr().out
         assert said("stopped_short", printed) is is_short
-        assert said("stopped_short_report", answer(source_of(made).subjects[0])) is is_short
+        assert said("stopped_short_report", answer(source_of(made).views[0])) is is_short
 
 
 @pytest.mark.parametrize(("kind", "n"), [("planted", 34), ("offset_signal", 35), ("noise", 33)])
@@ -306,7 +306,7 @@ def test_a_layer_is_told_in_35_lines_and_the_answer_in_the_first_three(
 def test_the_side_of_a_control_is_that_of_the_paired_interval(kind: str, side: str) -> None:
     (layer,) = run(kind).accuracy
     assert ends(layer, "above_shuffled") is not None
-    assert held_against(layer, "label").startswith(f"In layer 0 it is {say(side, names='the majority class')}")
+    assert compare_with_controls(layer, "label").startswith(f"In layer 0 it is {say(side, names='the majority class')}")
 
 
 def against_token(shift: float) -> dict[str, Any]:
@@ -323,7 +323,7 @@ def test_where_the_token_is_enough_no_neuron_carries_anything(shift: float, is_e
     text = conclusion(run("planted").top(0, D), "label", against_token(shift))
     assert said("token_is_enough", text) is is_enough
     assert said("carries", text) is not is_enough
-    assert said("below", held_against(against_token(shift), "label")) is (shift < 0)
+    assert said("below", compare_with_controls(against_token(shift), "label")) is (shift < 0)
 
 
 def confounded(beyond: float, generator: np.random.Generator) -> Run:
@@ -382,7 +382,7 @@ def test_few_test_rows_give_no_interval_and_the_reason() -> None:
         X.astype(np.float32), y, split=split, quiet=True, probe={"l2": 1e-3}, replicates=0
     )  # fmt: skip
     assert said("few", scope(made.results, None))
-    assert said("compare_it", held_against(made.accuracy[0], "label"))
+    assert said("compare_it", compare_with_controls(made.accuracy[0], "label"))
     assert said("unread", conclusion(made.top(0, D), "label", made.accuracy[0]))
     assert few_clusters(run("planted").results) is None
     assert not said("compare_it", spoken("planted"))
@@ -436,7 +436,7 @@ def test_rows_that_are_not_independent_support_no_claim_on_a_neuron(kind: str) -
     made = probing.probe(
         X.astype(np.float32), y, groups, given=np.arange(6000) % 3, quiet=True, probe={"l2": 1e-3}, replicates=0
     )  # fmt: skip
-    page = answer(source_of(made).subjects[0]) + " ".join(conclusions(source_of(made).subjects[0]))
+    page = answer(source_of(made).views[0]) + " ".join(conclusions(source_of(made).views[0]))
     printed = " ".join(tables_probes.answer(made.accuracy, made.neurons, "label", made.results, made.config))
     for text in (" ".join(made.conclusions()), page, printed):
         claims = [name for name in ("carries", "varies", "given_too") if said(name, text)]

@@ -14,14 +14,14 @@ from probing.statistics import MIN_SENTENCES
 from probing.studies.compare.tables import agreement_tables, everywhere_sentence, unread_lines, verdicts
 from probing.studies.disable.tables import conclusions
 from probing.tables import UNINFORMATIVE, accuracy_flag, r2_flag
-from probing.tables.conclusions import held_against, held_against_by_layer, leading, why_leading
+from probing.tables.conclusions import compare_layers_with_controls, compare_with_controls, leading, why_leading
 from probing.tables.probes import (
     accuracies,
     answer,
     are_unequal,
+    caveats,
     classes_table,
     confusion_shares,
-    distrust,
     layers_table,
     worst_class,
 )
@@ -98,17 +98,17 @@ def test_without_controls_numbers_are_held_against_a_constant_answer_and_one_lay
 @pytest.mark.parametrize(("low", "high", "is_said"), [(-0.4, -0.2, True), (-0.1, 0.1, False), (0.1, 0.2, False)])
 def test_a_randomly_initialised_model_that_is_read_better_is_explained(low: float, high: float, is_said: bool) -> None:
     beside = {"untrained_accuracy": 0.9, "above_untrained_low": low, "above_untrained_high": high}
-    said = held_against(layer(0, 0.5, **beside, above_majority_low=0.1, above_majority_high=0.2), "position")
+    said = compare_with_controls(layer(0, 0.5, **beside, above_majority_low=0.1, above_majority_high=0.2), "position")
     end = "the randomly initialised model (0.900), a ceiling, not a floor: it passes position on as it comes in."
     assert said.endswith(end) is is_said
     assert ("ceiling" in said) is is_said
-    assert "ceiling" not in held_against(layer(0, 0.5), "position")
+    assert "ceiling" not in compare_with_controls(layer(0, 0.5), "position")
 
 
 def test_the_ceiling_is_the_last_of_the_controls_that_are_not_beaten() -> None:
     low = {"low": -0.4, "high": -0.2}
     beside = {f"above_{name}_{end}": value for name in ("untrained", "token") for end, value in low.items()}
-    said = held_against(layer(0, 0.5, untrained_accuracy=0.9, token_accuracy=0.8, **beside), "position")
+    said = compare_with_controls(layer(0, 0.5, untrained_accuracy=0.9, token_accuracy=0.8, **beside), "position")
     assert "below the token alone (0.800) and the randomly initialised model (0.900), a ceiling" in said
 
 
@@ -125,7 +125,7 @@ def test_layers_whose_rankings_are_not_to_be_read_are_named_once() -> None:
     accuracy = [layer(0, 0.9), layer(1, 0.1, flag=UNINFORMATIVE), layer(2, 0.1, flag=UNINFORMATIVE)]
     over = {"intervals_over": {"unit": "sentence", "n": 100}, "n_sentences": {"test": 100}}
     results = {"layers": [{"layer": i, "converged": i != 2} for i in range(3)], **over}
-    said = distrust(accuracy, [], [], "position", results, {"test_corpus": None})
+    said = caveats(accuracy, [], [], "position", results, {"test_corpus": None})
     assert said[0].startswith("Do not read the rankings of layers 1 and 2:") or "layers 1-2" in said[0]
     assert "layer 2" in said[1]
 
@@ -144,25 +144,25 @@ def test_every_layer_is_held_against_each_control() -> None:
         return {**scores, **ends}
 
     rows = [layer(i, 0.6, **beside(*apart)) for i, apart in enumerate([(0.0, -0.2), (0.2, -0.2), (-0.2, -0.2)])]
-    assert held_against_by_layer(rows, "position") == (
+    assert compare_layers_with_controls(rows, "position") == (
         "In every layer it is above the majority class; below the randomly initialised model, a ceiling, not a floor: "
         "it passes position on as it comes in. It is above the token alone in layer 1, not told apart from it in layer "
         "0 and below it in layer 2."
     )
     few = [{"layer": i, "accuracy": 0.6, "majority_accuracy": 0.1} for i in range(2)]
-    assert held_against_by_layer(few, "position") == "In layer 1, compare it with the majority class (0.100)."
+    assert compare_layers_with_controls(few, "position") == "In layer 1, compare it with the majority class (0.100)."
 
 
 def test_layers_that_are_led_by_a_mean_are_named_with_what_ranks_otherwise() -> None:
     accuracy = [layer(i, 0.9) for i in range(3)]
     over = {"intervals_over": {"unit": "sentence", "n": 100}, "n_sentences": {"test": 100}, "layers": []}
     ranked = [*neurons(0, ["offset", ""]), *neurons(1, ["", "offset"]), *neurons(2, ["offset no-signal", ""])]
-    said = " ".join(distrust(accuracy, ranked, [], "position", over, {"test_corpus": None}))
+    said = " ".join(caveats(accuracy, ranked, [], "position", over, {"test_corpus": None}))
     assert "In layers 0 and 2 the first neuron contributes mostly by its mean" in said
     by_centred = {"test_corpus": None, "sort": "centred"}  # shows other neurons first, and is what would be advised
-    assert "by its mean" not in " ".join(distrust(accuracy, ranked, [], "position", over, by_centred))
+    assert "by its mean" not in " ".join(caveats(accuracy, ranked, [], "position", over, by_centred))
     others = [*neurons(0, ["", "offset"]), *neurons(1, [""]), *neurons(2, [""])]
-    assert "by its mean" not in " ".join(distrust(accuracy, others, [], "position", over, {"test_corpus": None}))
+    assert "by its mean" not in " ".join(caveats(accuracy, others, [], "position", over, {"test_corpus": None}))
 
 
 def scores(label: str, n: int, right: int, n_predicted: int, other: str = "", n_other: int = 0) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def _start_of(tuned: Tuned, config: dict[str, Any]) -> Any:
     """
     if tuned.are_pairs:
         raise UserError(
-            f"`{tuned.typed}`: its model was tuned on pairs, and the text of such a run is not read here; give "
+            f"`{tuned.flag_text}`: its model was tuned on pairs, and the text of such a run is not read here; give "
             f"`--model {tuned.checkpoint} --against {tuned.config['model']}`, and a text."
         )
     read_as_tuned(tuned, config, defaults(attention))

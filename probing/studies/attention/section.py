@@ -19,7 +19,7 @@ from probing.page.charts import (
     head_measures,
     model_name,
     places,
-    told,
+    values_of_head,
 )
 from probing.page.run import script_data
 from probing.results import Html, count, element, interval, joined, table
@@ -148,13 +148,13 @@ def survey_section(result: Result, place: SectionPlace) -> Html:
         "section",
         element("h2", result.study.heading(result)),
         element("p", _question(survey), class_="question"),
-        *(element("p", sentence, class_="answer") for sentence in survey.made.conclusions()),
+        *(element("p", sentence, class_="answer") for sentence in survey.result.conclusions()),
         *(element("p", f"The part {part} was left out: it needs {lack}.")
-          for part, lack in survey.made.results["left_out"].items()),
+          for part, lack in survey.result.results["left_out"].items()),
         *([_map(survey, measures, heads, number), _numbers(measures, heads)] if heads else []),
         *(_examples(survey, measures, heads, number, room) if heads and survey.examples else []),
-        _relations(survey.made.relations) if survey.made.relations else None,
-        _trees(survey.made.trees) if survey.made.trees else None,
+        _relations(survey.result.relations) if survey.result.relations else None,
+        _trees(survey.result.trees) if survey.result.trees else None,
         *folded(tables),
         class_="heads-of",
         id=f"attention-{number}",
@@ -162,7 +162,7 @@ def survey_section(result: Result, place: SectionPlace) -> Html:
 
 
 def _question(survey: Survey) -> str:
-    config, results = survey.made.config, survey.made.results
+    config, results = survey.result.config, survey.result.results
     model, n_heads, n_layers = results["model"], results["model"]["n_heads"], results["model"]["n_layers"]
     tested = f" and tested on {config['test_corpus']}" if config.get("test_corpus") else ""
     causal = " No token attends to a later one." if model["is_causal"] else ""
@@ -194,7 +194,7 @@ def _map(survey: Survey, measures: Sequence[HeadMeasure], heads: Sequence[Place]
         "figure",
         element("p", choice, class_="filters", hidden=True),
         element("figcaption", caption),
-        head_map(measures[0], heads, number, f"Heads of {model_name(survey.made.config)} by layer", links),
+        head_map(measures[0], heads, number, f"Heads of {model_name(survey.result.config)} by layer", links),
         element("p", class_="readout", hidden=True),
         element("script", script_data(data), type="application/json"),
         id=f"attention-{number}-map",
@@ -202,7 +202,7 @@ def _map(survey: Survey, measures: Sequence[HeadMeasure], heads: Sequence[Place]
 
 
 def _phrases(measures: Sequence[HeadMeasure], place: Place) -> list[str]:
-    return [f"{name} {value}" for name, value in told(measures, place).items()]
+    return [f"{name} {value}" for name, value in values_of_head(measures, place).items()]
 
 
 def _numbers(measures: Sequence[HeadMeasure], heads: Sequence[Place]) -> Html:
@@ -225,10 +225,10 @@ def _examples(
     """Return the example sentences of each head, of which the page shows those that its address names."""
     assert survey.examples
     examples = survey.examples.examples
-    rows = [Row.of(example.of.words) for example in examples]
-    shared = [words_row(example.of.words, row, _words_id(number, i))
-              for i, (example, row) in enumerate(zip(examples, rows, strict=True))]  # fmt: skip
-    relations = {(row["layer"], row["head"]): row for row in survey.made.head_relations}
+    rows = [Row.of(one.of.words) for one in examples]
+    shared = [words_row(one.of.words, row, _words_id(number, i))
+              for i, (one, row) in enumerate(zip(examples, rows, strict=True))]  # fmt: skip
+    relations = {(row["layer"], row["head"]): row for row in survey.result.head_relations}
     layers = list(survey.examples.layers)
     first = _first_shown(survey, heads)
     details = []
@@ -246,7 +246,7 @@ def _examples(
             element(
                 "section",
                 element("h4", f"Head {place[0]}-{place[1]}"),
-                _facts(told(measures, place)),
+                _facts(values_of_head(measures, place)),
                 element("p", _about_gold(relation),
                         element("a", "Back to the map", href=f"#attention-{number}-map")),
                 *figures,
@@ -273,7 +273,7 @@ def _words_id(number: int, sentence: int) -> str:
 
 def _first_shown(survey: Survey, heads: Sequence[Place]) -> Place:
     """Return the head that is shown first: the one that finds its relation most often above the best fixed offset."""
-    rows = survey.made.head_relations
+    rows = survey.result.head_relations
     if not rows:
         return heads[0]
     best = max(rows, key=lambda row: row["difference"])

@@ -81,7 +81,7 @@ def seconds(need: Need, defaults: Mapping[str, Any], reading: Reading, speed: Sp
     forward_s = share * speed.forward_s(size)
     if need.command == "fit":
         probes, n_readings = _probes(options, reading)
-        return n_readings * forward_s + probes.seconds(probes.measured_pass(), speed.rates["square"])
+        return n_readings * forward_s + probes.seconds(probes.pass_seconds(), speed.rates["square"])
     if need.command == "disable":
         n_heads = int(getattr(load_config(reading.request.source), "num_attention_heads", 1))
         passes = _passes(options, speed.blocks.n_blocks, n_heads)
@@ -133,7 +133,7 @@ def _probes(options: Mapping[str, Any], reading: Reading) -> tuple[Probes, int]:
     labels = class_of_tokens(tokens, corpus, task, splits, classes, "train").labels
     controls = chosen_controls(options["controls"], task.ordinal, False, not len(classes))
     probe = as_options(ProbeOptions, options["probe"], "probe")
-    requested = Probes.asked(
+    asked = Probes.of_options(
         reading.request.layers, controls, options["replicates"], options["evidence"] == "all", options["mdl"], probe
     )
     size = reading.size

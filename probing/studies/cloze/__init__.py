@@ -46,7 +46,7 @@ def cloze(
     """
     call = Call.of(study_of("cloze"), config, name, wandb, out_of_range("tokens", tokens, 1))
     with quiet_libraries():
-        from probing.studies.cloze.predictor import BUILTIN, Asked, Predictor, measured, read_pairs, survey
+        from probing.studies.cloze.predictor import BUILTIN, ClozeConfig, Predictor, read_pairs, study_output, survey
 
         file = BUILTIN if file is None and corpus is None else file
         pairs, n_repeated = ([], 0) if file is None else read_pairs(file)
@@ -54,10 +54,10 @@ def cloze(
         predictor = Predictor.of(find_model(model, revision, tokenizer), trainer or {})
         if n_repeated:
             call.say(f"{file}: {n_repeated} repeated pairs were left out")
-        asked = Asked(pairs, f"cloze {file}", text, tokens, max_length, batch_tokens, seed)
+        cloze_config = ClozeConfig(pairs, f"cloze {file}", text, tokens, max_length, batch_tokens, seed)
         call.expect(bool(pairs) + (text is not None))
-        found = survey(predictor, asked, call.say)
-        return call.write(predictor.source, lambda folder: measured(found, predictor.source))
+        outcome = survey(predictor, cloze_config, call.say)
+        return call.write(predictor.source, lambda folder: study_output(outcome, predictor.source))
 
 
 class Cloze(Study):
@@ -71,21 +71,21 @@ class Cloze(Study):
         "figures/": "Shares by group, and losses.",
     }
 
-    def tables(self, made: Result) -> list[Any]:
+    def tables(self, result: Result) -> list[Any]:
         """Return shares and losses."""
-        return tables.tables(made.by_name)
+        return tables.tables(result.by_name)
 
-    def conclusions(self, made: Result) -> list[str]:
+    def conclusions(self, result: Result) -> list[str]:
         """Return what was found, a sentence for each group and each change."""
-        return tables.conclusions(made.by_name)
+        return tables.conclusions(result.by_name)
 
-    def about(self, made: Result) -> str:
+    def about(self, result: Result) -> str:
         """Return the title of a page."""
         from probing.page.charts import model_name
 
-        return f"predictions of {model_name(made.config)} at masks"
+        return f"predictions of {model_name(result.config)} at masks"
 
-    def terms(self, made: Result) -> Mapping[str, Terms]:
+    def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
         return {self.title: tables.terms()}
 

@@ -133,19 +133,22 @@ def replaced(text: Masked, corpus: Corpus, seed: int) -> tuple[dict[str, Masked]
     changed = np.zeros(len(sentences), dtype=bool)
     for i, words in enumerate(sentences):
         times = Counter(word.form for word in words)
-        found: dict[str, tuple[_Word, list[str]]] = {}
+        replaceable: dict[str, tuple[_Word, list[str]]] = {}
         for name, tag in REPLACED.items():
             usable = [word for word in words if word.tag == tag and not word.masked and times[word.form] == 1]
-            choices = [(word, there) for word in usable if (there := sorted(others[word.kind].keys() - times.keys()))]
+            choices = [
+                (word, candidates) for word in usable if (candidates := sorted(others[word.kind].keys() - times.keys()))
+            ]
             if choices:
-                found[name] = choices[generator.integers(len(choices))]
-        if len(found) == len(REPLACED):
+                replaceable[name] = choices[generator.integers(len(choices))]
+        if len(replaceable) == len(REPLACED):
             changed[i] = True
-            for name, (word, there) in found.items():
-                start, stop = others[word.kind][there[generator.integers(len(there))]]
+            for name, (word, candidates) in replaceable.items():
+                start, stop = others[word.kind][candidates[generator.integers(len(candidates))]]
                 ids[name][slice(*word.rows)] = text.tokens.input_ids[start:stop]
     texts = {
-        name: Masked(Tokens(text.tokens.lengths, own, text.tokens.words), text.masked) for name, own in ids.items()
+        name: Masked(Tokens(text.tokens.lengths, changed, text.tokens.words), text.masked)
+        for name, changed in ids.items()
     }  # fmt: skip
     return texts, changed
 
@@ -155,17 +158,17 @@ def _words(text: Masked, corpus: Corpus) -> Iterator[list[_Word]]:
     tokens, tags = text.tokens, corpus.columns["upos"]
     assert corpus.words is not None  # what has tags is divided into words
     for i in range(tokens.n_sentences):
-        here = tokens.of_sentences(i, 1)
-        words = tokens.words[here]
-        begins = here.start + np.flatnonzero(tokens.first_pieces[here])
-        found = []
+        span = tokens.of_sentences(i, 1)
+        words = tokens.words[span]
+        begins = span.start + np.flatnonzero(tokens.first_pieces[span])
+        sentence_words = []
         for start in begins.tolist():
             word = int(tokens.words[start])
             stop = start + int((words == word).sum())
             form, tag = corpus.words[i][word], tags[i][word]
             kind = tag, _fine_tag(corpus, i, word), stop - start, word == 0, form[:1].isupper()
-            found.append(_Word((start, stop), form.casefold(), kind, tag, bool(text.masked[start:stop].any())))
-        yield found
+            sentence_words.append(_Word((start, stop), form.casefold(), kind, tag, bool(text.masked[start:stop].any())))
+        yield sentence_words
 
 
 def _fine_tag(corpus: Corpus, sentence: int, word: int) -> str:
@@ -206,36 +209,36 @@ class Prompts:
         tokens: The table of tokens of their texts, with the model's mask token.
         masks: Index of the mask token in each text, shape (n_pairs,).
         words: Id of the good and of the bad word, shape (n_pairs, 2).
-        left_out: Why pairs were left out, with their number.
+        dropped: Why pairs were left out, with their number.
     """
 
     pairs: Sequence[Pair]
     tokens: Tokens
     masks: NDArray[np.int64]
     words: NDArray[np.int64]
-    left_out: dict[str, int]
+    dropped: dict[str, int]
 
 
-def read_pairs(file: str, typed: str | None = None) -> tuple[list[Pair], int]:
+def read_pairs(file: str, flag_text: str | None = None) -> tuple[list[Pair], int]:
     """Return the distinct pairs of a file, and the number of repeated ones.
 
     Args:
         file: The file, or `builtin`.
-        typed: How the user named it, for messages; as the argument of `cloze` by default.
+        flag_text: How the user named it, for messages; as the argument of `cloze` by default.
 
     Raises:
         UserError: If it cannot be read, or a line is no pair.
     """
-    typed = typed or f"cloze {file}"
+    flag_text = flag_text or f"cloze {file}"
     if file == BUILTIN:
         lines = files(__package__).joinpath("pairs.tsv").read_text(encoding="utf-8").splitlines()
     else:
-        lines = decode_lines(read_bytes(Path(file), typed, READABLE), typed)
-    found = list(_pairs_of(lines, typed))
-    if not found:
-        raise UserError(f"`{typed}` holds no pair: it is empty or blank; give {READABLE}.")
-    distinct = {(pair.text, pair.good, pair.bad, pair.group): pair for pair in reversed(found)}
-    return sorted(distinct.values(), key=lambda pair: pair.line), len(found) - len(distinct)
+        lines = decode_lines(read_bytes(Path(file), flag_text, READABLE), flag_text)
+    pairs = list(_pairs_of(lines, flag_text))
+    if not pairs:
+        raise UserError(f"`{flag_text}` holds no pair: it is empty or blank; give {READABLE}.")
+    distinct = {(pair.text, pair.good, pair.bad, pair.group): pair for pair in reversed(pairs)}
+    return sorted(distinct.values(), key=lambda pair: pair.line), len(pairs) - len(distinct)
 
 
 def fingerprint_of(pairs: Sequence[Pair]) -> str:
@@ -244,12 +247,12 @@ def fingerprint_of(pairs: Sequence[Pair]) -> str:
     return hashlib.sha256("\n".join(cells).encode()).hexdigest()
 
 
-def _pairs_of(lines: Iterable[str], typed: str) -> Iterator[Pair]:
+def _pairs_of(lines: Iterable[str], flag_text: str) -> Iterator[Pair]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         cells = [" ".join(cell.split()) for cell in line.split("\t")]
-        where = f"`{typed}`, line {number}"
+        where = f"`{flag_text}`, line {number}"
         if len(cells) != 4 or not all(cells):
             raise UserError(
                 f"{where}: expected a text, a good word, a bad word and a group with a tab between them, found "
@@ -261,7 +264,7 @@ def _pairs_of(lines: Iterable[str], typed: str) -> Iterator[Pair]:
         yield Pair(number, *cells)
 
 
-def prompts_of(tokenizer: Any, pairs: Sequence[Pair], longest: int, typed: str) -> Prompts:
+def prompts_of(tokenizer: Any, pairs: Sequence[Pair], longest: int, flag_text: str) -> Prompts:
     """Return the pairs of which both words are single pieces of the vocabulary, in their context.
 
     How a text is tokenised, `probing.interventions.model_output` says.
@@ -270,25 +273,25 @@ def prompts_of(tokenizer: Any, pairs: Sequence[Pair], longest: int, typed: str) 
         tokenizer: A fast tokenizer with a mask token.
         pairs: The pairs.
         longest: Most tokens that the model reads.
-        typed: The command as the user typed it, for messages.
+        flag_text: The command as the user typed it, for messages.
 
     Raises:
         UserError: If no pair is left.
     """
-    kept: list[tuple[Pair, Prompt]] = []
-    left_out: Counter[str] = Counter()
+    usable: list[tuple[Pair, Prompt]] = []
+    dropped: Counter[str] = Counter()
     for pair in pairs:
-        found = prompt_of(tokenizer, pair.text, (pair.good, pair.bad), longest)
-        if isinstance(found, str):
-            left_out[found] += 1
+        outcome = prompt_of(tokenizer, pair.text, (pair.good, pair.bad), longest)
+        if isinstance(outcome, str):
+            dropped[outcome] += 1
         else:
-            kept.append((pair, found))
-    if not kept:
-        said = "; ".join(f"{reason}: {n}" for reason, n in left_out.items())
-        raise UserError(f"`{typed}` has no pair that the model can be asked about ({said}); give other words.")
-    asked, prompts = zip(*kept, strict=True)
-    masks, answers = (np.array([getattr(one, name) for one in prompts]) for name in ("mask", "answers"))
-    return Prompts(asked, tokens_of_prompts(prompts), masks, answers, dict(left_out))
+            usable.append((pair, outcome))
+    if not usable:
+        reasons = "; ".join(f"{reason}: {n}" for reason, n in dropped.items())
+        raise UserError(f"`{flag_text}` has no pair that the model can be asked about ({reasons}); give other words.")
+    usable_pairs, prompts = zip(*usable, strict=True)
+    masks, answers = (np.array([getattr(prompt, name) for prompt in prompts]) for name in ("mask", "answers"))
+    return Prompts(usable_pairs, tokens_of_prompts(prompts), masks, answers, dict(dropped))
 
 
 # By how much the probability of the good word has to be above that of the bad one to be called clear (Ettinger 2020).
@@ -312,27 +315,27 @@ def log_probabilities(
     """
     device = next(model.parameters()).device
     masks, words = torch.from_numpy(prompts.masks), torch.from_numpy(prompts.words)
-    found = torch.empty(len(words), 2, dtype=torch.float64)
+    log_p = torch.empty(len(words), 2, dtype=torch.float64)
     for batch in padded_batches(prompts.tokens, batch_tokens, pad_token_id, with_padding, device):
-        here = batch.sentences.cpu()
-        logits: Tensor = model(**batch.inputs).logits[torch.arange(len(here)), masks[here].to(device)]
-        found[here] = logits.cpu().double().log_softmax(1).gather(1, words[here])
-    return found.numpy()
+        sentences = batch.sentences.cpu()
+        logits: Tensor = model(**batch.inputs).logits[torch.arange(len(sentences)), masks[sentences].to(device)]
+        log_p[sentences] = logits.cpu().double().log_softmax(1).gather(1, words[sentences])
+    return log_p.numpy()
 
 
-def pair_rows(prompts: Prompts, found: NDArray[np.float64]) -> list[dict[str, Any]]:
+def pair_rows(prompts: Prompts, log_p: NDArray[np.float64]) -> list[dict[str, Any]]:
     """Return the rows of `cloze.csv`, one for each pair.
 
     Args:
         prompts: The pairs.
-        found: Log probabilities of both words, shape (n_pairs, 2).
+        log_p: Log probabilities of both words, shape (n_pairs, 2).
     """
     return [
         {
             "line": pair.line, "group": pair.group, "text": pair.text, "good": pair.good, "bad": pair.bad,
             "good_log_probability": float(good), "bad_log_probability": float(bad), "difference": float(good - bad),
         }
-        for pair, (good, bad) in zip(prompts.pairs, found, strict=True)
+        for pair, (good, bad) in zip(prompts.pairs, log_p, strict=True)
     ]  # fmt: skip
 
 
@@ -343,8 +346,8 @@ def group_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         rows: Rows of `cloze.csv`.
     """
     groups = list(dict.fromkeys(row["group"] for row in rows))
-    found = {EVERY: list(rows)} | {group: [row for row in rows if row["group"] == group] for group in groups}
-    return [_counted(name, own) for name, own in found.items()]
+    by_group = {EVERY: list(rows)} | {group: [row for row in rows if row["group"] == group] for group in groups}
+    return [_counted(name, members) for name, members in by_group.items()]
 
 
 def _counted(group: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -407,13 +410,13 @@ class Predictor:
         encoder: nn.Module = self.model.base_model
         return encoder
 
-    def prompts(self, pairs: Sequence[Pair], typed: str) -> Prompts:
+    def prompts(self, pairs: Sequence[Pair], flag_text: str) -> Prompts:
         """Return the pairs that the model can be asked about.
 
         Raises:
             UserError: If there is none.
         """
-        prompts = prompts_of(self.tokenizer, pairs, length_limits(self.source, self.tokenizer)[1], typed)
+        prompts = prompts_of(self.tokenizer, pairs, length_limits(self.source, self.tokenizer)[1], flag_text)
         check_ids(self.source, self.tokenizer, prompts.tokens.input_ids)
         return prompts
 
@@ -444,12 +447,12 @@ class Predictor:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ClozeConfig:
     """What is measured.
 
     Args:
         pairs: The pairs of words; none if the model is not asked about pairs.
-        typed: The command that names them, as the user typed it.
+        flag_text: The command that names them, as the user typed it.
         corpus: The text whose changes are measured, if there is one.
         tokens: Most tokens of it that are read.
         max_length: Number of tokens at which sentences are cut; None for the model's own limit.
@@ -458,7 +461,7 @@ class Asked:
     """
 
     pairs: Sequence[Pair]
-    typed: str
+    flag_text: str
     corpus: Corpus | None
     tokens: int
     max_length: int | None
@@ -479,22 +482,22 @@ class Sample:
     text: Masked
 
     @classmethod
-    def of(cls, predictor: Predictor, asked: Asked) -> Sample:
+    def of(cls, predictor: Predictor, config: ClozeConfig) -> Sample:
         """Draw sentences, and the tokens that are masked: 15% of each sentence's, not counting special tokens.
 
         Args:
             predictor: The model.
-            asked: What is measured, of a corpus.
+            config: What is measured, of a corpus.
 
         Raises:
             UserError: If no sentence has a word.
         """
-        request = _request(predictor, asked)
+        request = _request(predictor, config)
         tokens = tokens_of(request, predictor.tokenizer)
         if tokens.special.all():
             raise UserError("`--corpus`: no sentence is longer than one token, and special tokens do not count.")
-        drawn, kept = draw_sentences(tokens, asked.tokens, asked.seed)
-        return cls(request.corpus.subset(kept), Masked(drawn, choose_masked(drawn, asked.seed)))
+        drawn, sentences = draw_sentences(tokens, config.tokens, config.seed)
+        return cls(request.corpus.subset(sentences), Masked(drawn, choose_masked(drawn, config.seed)))
 
 
 def change_rows(
@@ -526,10 +529,10 @@ def change_rows(
         say("names and nouns are not replaced: no sentence has both a name and a noun that others could replace")
         return rows
     n = np.where(chosen, n, 0)
-    found = {INTACT: intact} | {name: predictor.losses(own, batch_tokens) for name, own in texts.items()}
+    losses = {INTACT: intact} | {name: predictor.losses(changed, batch_tokens) for name, changed in texts.items()}
     name, noun = REPLACED
     for condition, against in ((name, INTACT), (noun, INTACT), (name, noun)):
-        rows.append(loss_row(condition, found[condition], n, against, found[against]))
+        rows.append(loss_row(condition, losses[condition], n, against, losses[against]))
     return rows
 
 
@@ -561,55 +564,55 @@ def loss_row(
 
 
 @dataclass(frozen=True)
-class Found:
+class ClozeOutcome:
     """What was found.
 
     Args:
         tables: Rows by the name of their table.
-        left_out: Why pairs were left out, with their number.
+        dropped: Why pairs were left out, with their number.
         n_tokens: Number of tokens of the corpus that were read.
         fingerprints: Fingerprint of the corpus and of the pairs, where there are these.
     """
 
     tables: Mapping[str, list[Row]]
-    left_out: Mapping[str, int]
+    dropped: Mapping[str, int]
     n_tokens: int
     fingerprints: Mapping[str, str]
 
 
-def survey(predictor: Predictor, asked: Asked, say: Callable[[str], None]) -> Found:
+def survey(predictor: Predictor, config: ClozeConfig, say: Callable[[str], None]) -> ClozeOutcome:
     """Ask a model about pairs, and measure its loss in a text that is changed.
 
     Args:
         predictor: The model.
-        asked: What is measured.
+        config: What is measured.
         say: Called with one-line messages.
 
     Raises:
         UserError: If no pair, or no sentence, is left.
     """
     # What can be refused is refused before the model reads anything.
-    prompts = predictor.prompts(asked.pairs, asked.typed) if asked.pairs else None
-    sample = None if asked.corpus is None else Sample.of(predictor, asked)
-    size = batch_tokens_of(_request(predictor, asked))
+    prompts = predictor.prompts(config.pairs, config.flag_text) if config.pairs else None
+    sample = None if config.corpus is None else Sample.of(predictor, config)
+    size = batch_tokens_of(_request(predictor, config))
     tables: dict[str, list[Row]] = {}
-    for reason, n in prompts.left_out.items() if prompts else ():
-        say(f"{n} of {len(asked.pairs)} pairs are left out: {reason}")
+    for reason, n in prompts.dropped.items() if prompts else ():
+        say(f"{n} of {len(config.pairs)} pairs are left out: {reason}")
     if prompts:
         with stage("words at a mask"):
             tables |= predictor.ask(prompts, size)
     if sample:
         with stage("loss in changed text"):
-            tables["changes"] = change_rows(predictor, sample, size, asked.seed, say)
-    fingerprints = {"pairs": fingerprint_of(asked.pairs)} if asked.pairs else {}
-    fingerprints |= {"corpus": asked.corpus.fingerprint} if asked.corpus else {}
+            tables["changes"] = change_rows(predictor, sample, size, config.seed, say)
+    fingerprints = {"pairs": fingerprint_of(config.pairs)} if config.pairs else {}
+    fingerprints |= {"corpus": config.corpus.fingerprint} if config.corpus else {}
     n_tokens = sample.text.tokens.n_tokens if sample else 0
-    return Found(tables, prompts.left_out if prompts else {}, n_tokens, fingerprints)
+    return ClozeOutcome(tables, prompts.dropped if prompts else {}, n_tokens, fingerprints)
 
 
-def _request(predictor: Predictor, asked: Asked) -> Request:
-    corpus = asked.corpus or Corpus("none", ())
-    return Request(predictor.source, corpus, [], max_length=asked.max_length, batch_tokens=asked.batch_tokens)
+def _request(predictor: Predictor, config: ClozeConfig) -> Request:
+    corpus = config.corpus or Corpus("none", ())
+    return Request(predictor.source, corpus, [], max_length=config.max_length, batch_tokens=config.batch_tokens)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -677,18 +680,18 @@ def _lines(figure: Figure, rows: Sequence[ReadonlyRow], labels: Sequence[str], c
     return axes
 
 
-def measured(found: Found, model: ModelSource) -> Measured:
+def study_output(outcome: ClozeOutcome, model: ModelSource) -> Measured:
     """Return the tables with what belongs to them.
 
     Args:
-        found: What was found.
+        outcome: What was found.
         model: The model's files.
     """
     results = {
         "model": {"name": model.name, "fingerprint": model.fingerprint()},
-        **{name: {"fingerprint": print_} for name, print_ in found.fingerprints.items()},
-        "left_out": dict(found.left_out),
-        "n_tokens": found.n_tokens,
+        **{name: {"fingerprint": print_} for name, print_ in outcome.fingerprints.items()},
+        "left_out": dict(outcome.dropped),
+        "n_tokens": outcome.n_tokens,
     }
-    tables, name = found.tables, model.short_name
+    tables, name = outcome.tables, model.short_name
     return Measured(tables, results, draw=lambda folder, formats: write_figures(folder, tables, name, formats))

@@ -55,13 +55,13 @@ _OF_GROUPS = ("group", "n", "share*", "clear_share", "difference*")
 _OF_CHANGES = ("condition", "n_sentences", "n", "loss", "against", "baseline", "difference*")
 
 
-def tables(made: Mapping[str, Sequence[Row]]) -> list[Any]:
+def tables(by_name: Mapping[str, Sequence[Row]]) -> list[Any]:
     """Return the shares by group and the losses as rich tables; those that were not measured are left out."""
     shown = (
         (GROUPS, "At the mask, the good word beside the bad one", _OF_GROUPS),
         (CHANGES, "Loss of masked words in nats", _OF_CHANGES),
     )
-    return [shown_table(of, made[of.name], title, names) for of, title, names in shown if made[of.name]]
+    return [shown_table(of, by_name[of.name], title, names) for of, title, names in shown if by_name[of.name]]
 
 
 def terms() -> dict[str, str]:
@@ -69,19 +69,19 @@ def terms() -> dict[str, str]:
     return GROUPS.terms(_OF_GROUPS) | CHANGES.terms(_OF_CHANGES)
 
 
-def conclusions(made: Mapping[str, Sequence[Row]]) -> list[str]:
+def conclusions(by_name: Mapping[str, Sequence[Row]]) -> list[str]:
     """Return what was found: a sentence for each group, and for each change of the text."""
-    lines = [_of_group(row) for row in made["groups"] if row["group"] != EVERY or len(made["groups"]) > 2]
-    return lines + [_of_change(row) for row in made["changes"] if "against" in row]
+    lines = [_of_group(row) for row in by_name["groups"] if row["group"] != EVERY or len(by_name["groups"]) > 2]
+    return lines + [_of_change(row) for row in by_name["changes"] if "against" in row]
 
 
 def _of_group(row: Row) -> str:
     name = "All pairs" if row["group"] == EVERY else row["group"].capitalize()
-    found = ends(row)
+    group_row = ends(row)
     verdict = "not told from a coin"
-    if found and found[0] > 0.5:
+    if group_row and group_row[0] > 0.5:
         verdict = "more often than a coin would"
-    elif found and found[1] < 0.5:
+    elif group_row and group_row[1] < 0.5:
         verdict = "more seldom than a coin would"
     return (
         f"{name}: the good word is the likelier one in {row['n_right']} of {row['n']} pairs "
@@ -95,8 +95,12 @@ def _within(row: Row) -> str:
 
 def _of_change(row: Row) -> str:
     between = in_brackets(interval(row, "difference", " to ", "+.3f"))
-    found = ends(row, "difference")
-    verdict = "" if found and (found[0] > 0 or found[1] < 0) else ", a difference that these sentences do not resolve"
+    change_row = ends(row, "difference")
+    verdict = (
+        ""
+        if change_row and (change_row[0] > 0 or change_row[1] < 0)
+        else ", a difference that these sentences do not resolve"
+    )
     n = f"{row['n_sentences']:,} sentences"
     if row["against"] == INTACT:
         begin = f"With {CHANGED[row['condition']]}, the loss of masked words goes from {row['baseline']:.3f} to"

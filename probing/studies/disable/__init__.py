@@ -274,8 +274,8 @@ def _pairs_of(tuned: Tuned, config: dict[str, Any], say: Callable[[str], None]) 
     prints = [text["fingerprint"] for text in tuned.results["corpora"].values()]
     if [corpus.fingerprint for corpus in pairs.corpora] != prints:
         raise UserError(
-            f"`{tuned.typed}`: the pairs at `{config['corpus']}` are others than those that the run read; give their "
-            "folder or file with --corpus, or repeat the run."
+            f"`{tuned.flag_text}`: the pairs at `{config['corpus']}` are others than those that the run read; give "
+            "their folder or file with --corpus, or repeat the run."
         )
     return pairs.corpora, pairs.splits
 
@@ -284,7 +284,7 @@ def _task_of(tuned: Tuned) -> Any:
     """Return the `probing.interventions.pair_cosines.TunedTask` of a tuned model."""
     from probing.interventions.pair_cosines import TunedTask
 
-    return TunedTask(task_of(tuned), tuned.split_by, tuned.results["classes"], tuned.typed)
+    return TunedTask(task_of(tuned), tuned.split_by, tuned.results["classes"], tuned.flag_text)
 
 
 def _frozen(run: Run | None, source: Any) -> Any:

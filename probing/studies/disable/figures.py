@@ -127,11 +127,11 @@ def _measure(rows: dict[Place, Row]) -> HeadMeasure:
     def text(row: Row) -> str:
         return f"{measure.times * row['effect']:+.{measure.digits}f}"
 
-    def effect_text(row: Row) -> str:
+    def value_text(row: Row) -> str:
         between = interval(row, between=" to ", form=f"+.{measure.digits}f", times=measure.times)
         return f"{text(row)} {measure.unit}{in_brackets(between)}"
 
-    return HeadMeasure("effect", "", rows, text, lambda row: harm(row) / most, effect_text)
+    return HeadMeasure("effect", "", rows, text, lambda row: harm(row) / most, value_text)
 
 
 def _curves(rows: Sequence[Row]) -> Iterator[Html]:

@@ -207,7 +207,7 @@ def _read_sets(flag_value: str | Sequence[str] | None, say: Callable[[str], None
     from probing.interventions.pair_cosines import read_similarity
 
     sets = read_similarity(*(folder.strip() for folder in folders), option="--sts ")
-    for line in (line for pair_set in sets for line in pair_set.said()):
+    for line in (line for one in sets for line in one.messages()):
         say(line)
     return sets
 

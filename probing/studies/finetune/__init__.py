@@ -80,7 +80,7 @@ def finetune(
     problems = [*out_of_range("seeds", seeds, 1, 1000), *out_of_range("orders", orders, 1, 1000), *recipe.problems()]
     # An unfinished run of the name is continued, so that whether the name is taken is found later.
     call = Call.of(study_of("finetune"), config, None, wandb, problems)
-    wanted = chosen("--starts", starts, STARTS)
+    selected = chosen("--starts", starts, STARTS)
     token_task, text, n_sharing = _read(config, corpus, test_corpus, task, task_args, call.say)
     options = ("corpus", "test_corpus") if pairs is None else ("pairs", "test_pairs")
     texts = dict(zip_longest(options, text[0]))
@@ -88,7 +88,7 @@ def finetune(
         from probing.downstream.labelled_pairs import about_pairs
         from probing.models import find_model
         from probing.runtime.trainer import Places, check_trainer_options
-        from probing.studies.finetune.results import Asked, carry_out, jobs_of, measured
+        from probing.studies.finetune.results import FinetuneConfig, carry_out, jobs_of, study_output
 
         check_trainer_options(trainer or {}, "tuning")
         check_several(trainer or {}, name is not None)
@@ -96,8 +96,8 @@ def finetune(
         named = name or free_name(call.place, f"{source.short_name}-finetune")
         config["model"] = source.name
         folder = folder_of_trainings(call.place, named, config, texts)
-        jobs = jobs_of(wanted, seed, seeds, orders)
-        asked = Asked(jobs, token_task, group_by, max_length, recipe, trainer or {}, seed)
+        jobs = jobs_of(selected, seed, seeds, orders)
+        tuning_config = FinetuneConfig(jobs, token_task, group_by, max_length, recipe, trainer or {}, seed)
         first = is_main_process()
         call.expect(len(jobs) + 2)
         places = Places(folder.path, first)
@@ -105,8 +105,10 @@ def finetune(
 
             def measure(tracker: Tracker | None) -> Measured | None:
                 with nullcontext() if pairs is None else about_pairs():
-                    tables, examples = carry_out(source, text, asked, places, tracker and tracker.logger, call.say)
-                return measured(tables, examples, texts, config, source, n_sharing) if first else None
+                    tables, examples = carry_out(
+                        source, text, tuning_config, places, tracker and tracker.logger, call.say
+                    )
+                return study_output(tables, examples, texts, config, source, n_sharing) if first else None
 
             return call.carry_out(folder if first else None, measure)
 
@@ -136,8 +138,8 @@ def _read(
         return loaded, text, None
     from probing.downstream.labelled_pairs import pair_text, read_parts, task_of
 
-    usual = {"corpus": "builtin", "test_corpus": None}
-    if option := next((name for name, value in usual.items() if config[name] != value), None):
+    defaults = {"corpus": "builtin", "test_corpus": None}
+    if option := next((name for name, value in defaults.items() if config[name] != value), None):
         raise UserError(
             f"`--pairs {config['pairs']}` and `--{option}`: a model is tuned on pairs or on single sentences; give one "
             "of the two."
@@ -147,8 +149,8 @@ def _read(
     of_pairs, options = task_of(task, task_args, {f"--{option} {sources[option]}": parts[option] for option in sources})
     config |= described(task, options)
     other = (sources["test_pairs"], parts["test_pairs"]) if "test_pairs" in sources else None
-    found = pair_text(config["pairs"], parts["pairs"], other, config["seed"], config["group_by"], say)
-    return of_pairs, (found.corpora, found.splits), found.n_sharing
+    pair_texts = pair_text(config["pairs"], parts["pairs"], other, config["seed"], config["group_by"], say)
+    return of_pairs, (pair_texts.corpora, pair_texts.splits), pair_texts.n_sharing
 
 
 class Finetune(Study):
@@ -171,31 +173,31 @@ class Finetune(Study):
         "figures/": "Scores beside the baselines, and losses by step.",
     }
 
-    def tables(self, made: Result) -> list[Any]:
+    def tables(self, result: Result) -> list[Any]:
         """Return the scores."""
-        return tables.tables(made.by_name)
+        return tables.tables(result.by_name)
 
-    def more_tables(self, made: Result) -> list[Any]:
+    def more_tables(self, result: Result) -> list[Any]:
         """Return each tuning, and all differences."""
-        return tables.more_tables(made.by_name)
+        return tables.more_tables(result.by_name)
 
-    def answer(self, made: Result) -> list[str]:
+    def answer(self, result: Result) -> list[str]:
         """Return how well each start does, and whether pretraining helps."""
-        layer = made.config["tuning"]["layer"]
+        layer = result.config["tuning"]["layer"]
         on = "" if layer == LAST else f" with its head on layer {layer}"
-        return tables.answer(made.by_name, f"{made.config['model']}{on}", made.results)
+        return tables.answer(result.by_name, f"{result.config['model']}{on}", result.results)
 
-    def section(self, made: Result, place: SectionPlace) -> Html:
+    def section(self, result: Result, place: SectionPlace) -> Html:
         """Return the sentences, the scores and losses as charts, and all tables."""
-        return finetuning_section(made, place.anchor)
+        return finetuning_section(result, place.anchor)
 
-    def terms(self, made: Result) -> Mapping[str, Terms]:
+    def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings, and of what charts show."""
         return {self.title: TERMS}
 
-    def conclusions(self, made: Result) -> list[str]:
+    def conclusions(self, result: Result) -> list[str]:
         """Return what tunings are held against, and what varies their scores."""
-        return tables.conclusions(made.by_name, made.results)
+        return tables.conclusions(result.by_name, result.results)
 
 
 STUDY = Finetune()

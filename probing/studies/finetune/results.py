@@ -89,12 +89,12 @@ class TunedAnswers:
             right: What each tuning has right, likewise.
         """
         sentences = test.sentences().astype(np.int64)
-        there = test.labels >= 0
+        has_target = test.labels >= 0
         named = test.values.tolist() if test.values is not None else [str(label) for label in classes]
-        tokens, labels = test.store.tokens, test.labels[there]
-        word = tokens.words[there] if test.pooling is None else np.zeros_like(labels)
+        tokens, labels = test.store.tokens, test.labels[has_target]
+        word = tokens.words[has_target] if test.pooling is None else np.zeros_like(labels)
         targets: dict[int, list[str]] = {}
-        for i, at, label in zip(tokens.sentences[there].tolist(), word.tolist(), labels.tolist(), strict=True):
+        for i, at, label in zip(tokens.sentences[has_target].tolist(), word.tolist(), labels.tolist(), strict=True):
             targets.setdefault(i, []).append(f"{at} {named[label]}")
         return cls(
             _hashes(_text(corpus, i) for i in sentences.tolist()),
@@ -124,8 +124,8 @@ def _text(corpus: Corpus, i: int) -> list[str]:
 
 def _hashes(parts: Any) -> Ids:
     """Return a hash of 64 bits of each list of texts."""
-    digests = (blake2b("\x1f".join(one).encode("utf-8"), digest_size=8).digest() for one in parts)
-    return np.array([int.from_bytes(one, "big", signed=True) for one in digests], dtype=np.int64)
+    digests = (blake2b("\x1f".join(texts).encode("utf-8"), digest_size=8).digest() for texts in parts)
+    return np.array([int.from_bytes(texts, "big", signed=True) for texts in digests], dtype=np.int64)
 
 
 def read_answers_of(run: Result) -> TunedAnswers:
@@ -143,16 +143,19 @@ def read_answers_of(run: Result) -> TunedAnswers:
             f"`{run.folder}` does not have {ANSWERS}, what its tuned models have right of each test sentence: "
             "tune again."
         )
-    found = load_file(regular(path, run.folder))
+    arrays = load_file(regular(path, run.folder))
     known = [checkpoint_name(row) for row in run.tunings]
-    right = {name: found[f"{RIGHT}{name}"] for name in known}
-    made = TunedAnswers(found["sentence"], found["labels"], found["cluster"], found["of"], right)
-    if len({len(one) for one in (made.sentence, made.labels, made.cluster, made.of, *right.values())}) != 1:
+    right = {name: arrays[f"{RIGHT}{name}"] for name in known}
+    answers = TunedAnswers(arrays["sentence"], arrays["labels"], arrays["cluster"], arrays["of"], right)
+    if (
+        len({len(array) for array in (answers.sentence, answers.labels, answers.cluster, answers.of, *right.values())})
+        != 1
+    ):
         raise ValueError(f"{ANSWERS} has tensors of several lengths")
     for name, row in zip(known, run.tunings, strict=True):
-        if not abs(right[name].sum() / made.of.sum() - row["score"]) <= _ROUNDING:
+        if not abs(right[name].sum() / answers.of.sum() - row["score"]) <= _ROUNDING:
             raise ValueError(f"{ANSWERS} gives {name} another score than tunings.csv")
-    return made
+    return answers
 
 
 ReadonlyRow = Mapping[str, Any]
@@ -191,12 +194,12 @@ def scores(figure: Figure, tables: Mapping[str, Sequence[ReadonlyRow]], model: s
     names: list[str] = []
     places: list[float] = []
     for start in starts_of(tables["scores"]):
-        own, shown = [row for row in tables["tunings"] if row["start"] == start], SHORT.get(start, start)
-        for seed in sorted({row["seed"] for row in own}):
+        start_rows, shown = [row for row in tables["tunings"] if row["start"] == start], SHORT.get(start, start)
+        for seed in sorted({row["seed"] for row in start_rows}):
             place = len(places) + 0.7 * len({name.split(",")[0] for name in names} - {shown})
-            here = [row for row in own if row["seed"] == seed]
-            for i, row in enumerate(here):
-                x = place + (i - (len(here) - 1) / 2) * 0.6 / max(len(here), 2)
+            seed_rows = [row for row in start_rows if row["seed"] == seed]
+            for i, row in enumerate(seed_rows):
+                x = place + (i - (len(seed_rows) - 1) / 2) * 0.6 / max(len(seed_rows), 2)
                 axes.plot([x, x], [row["score_low"], row["score_high"]], color=_COLORS[start], lw=0.8)
                 axes.plot([x], [row["score"]], "o", ms=4, color=_COLORS[start])
             names.append(f"{shown},\nseed {seed}")
@@ -216,13 +219,14 @@ def losses(figure: Figure, rows: Sequence[ReadonlyRow], model: str, is_number: b
     axes = figure.add_subplot()
     named: set[str] = set()
     for start, seed, order in dict.fromkeys((row["start"], row["seed"], row["order_seed"]) for row in rows):
-        own = [row for row in rows if (row["start"], row["seed"], row["order_seed"]) == (start, seed, order)]
+        tuning_rows = [row for row in rows if (row["start"], row["seed"], row["order_seed"]) == (start, seed, order)]
         label = {what: f"{SHORT.get(start, start)}, {what}" for what in ("training", "validation")}
         axes.plot(
-            [row["step"] for row in own], [row["train_loss"] for row in own], lw=0.6, alpha=0.6, color=_COLORS[start],
+            [row["step"] for row in tuning_rows], [row["train_loss"] for row in tuning_rows], lw=0.6, alpha=0.6,
+            color=_COLORS[start],
             label=None if label["training"] in named else label["training"],
         )  # fmt: skip
-        ended = [row for row in own if row.get("validation_loss") is not None]
+        ended = [row for row in tuning_rows if row.get("validation_loss") is not None]
         axes.plot(
             [row["step"] for row in ended], [row["validation_loss"] for row in ended], "o", ms=4, color=_COLORS[start],
             label=None if label["validation"] in named or not ended else label["validation"],
@@ -266,10 +270,10 @@ class Scores:
         examples = self.task.sides.test
         if self.task.standard is None:
             return examples.tokens_by_sentence().astype(np.float64)
-        kept = examples.labels >= 0
-        squares = self.task.standard.table(examples).numpy()[examples.labels[kept]] ** 2
+        has_target = examples.labels >= 0
+        squares = self.task.standard.table(examples).numpy()[examples.labels[has_target]] ** 2
         sums = np.zeros(examples.store.tokens.n_sentences)
-        np.add.at(sums, examples.store.tokens.sentences[kept], squares)
+        np.add.at(sums, examples.store.tokens.sentences[has_target], squares)
         return sums
 
     def _of_clusters(self, sums: Sums) -> Sums:
@@ -294,17 +298,17 @@ class Scores:
 
     def correlations(self, *of: Any) -> Row:
         """Return the mean correlations of true numbers with those that are predicted; none of classes and of tokens."""
-        if not self.numbers or self.task.of != "sentences" or any(one not in self.predicted for one in of):
+        if not self.numbers or self.task.of != "sentences" or any(name not in self.predicted for name in of):
             return {}
         true = self.task.sides.test.targets
-        found = [(pearson(self.predicted[one], true), spearman(self.predicted[one], true)) for one in of]
-        of_pearson, of_spearman = np.mean(found, axis=0).tolist()
+        correlations = [(pearson(self.predicted[name], true), spearman(self.predicted[name], true)) for name in of]
+        of_pearson, of_spearman = np.mean(correlations, axis=0).tolist()
         return {"pearson": of_pearson, "spearman": of_spearman}
 
     def crossed(self, jobs: Sequence[Job], start: str) -> Sums:
         """Return the numerators of the tunings of a start, shape (n_seeds, n_orders, n_clusters)."""
-        own = [job for job in jobs if job.start == start]
-        seeds, orders = sorted({job.seed for job in own}), sorted({job.order for job in own})
+        start_jobs = [job for job in jobs if job.start == start]
+        seeds, orders = sorted({job.seed for job in start_jobs}), sorted({job.order for job in start_jobs})
         return np.stack([np.stack([self.numerators(Job(start, seed, order)) for order in orders]) for seed in seeds])
 
 
@@ -322,10 +326,10 @@ def tables_of(
         curve: Rows of the curves.
     """
     right: dict[Any, Sums] = {job: answers[job].right for job in jobs}
-    right |= {name: one.right for name, one in others.items()}
+    right |= {name: baseline.right for name, baseline in others.items()}
     tested = task.sides.test.sentences()
     predicted: dict[Any, Sums] = {job: answers[job].predicted[tested] for job in jobs}
-    predicted |= {name: one.predicted for name, one in others.items() if one.predicted is not None}
+    predicted |= {name: baseline.predicted for name, baseline in others.items() if baseline.predicted is not None}
     scores = Scores(task, right, predicted)
     starts = list(dict.fromkeys(job.start for job in jobs))
     spreads = {start: spread(scores.crossed(jobs, start), scores.denominators) for start in starts}
@@ -341,7 +345,7 @@ def tables_of(
     return {name: [without_nan(row) for row in rows] for name, rows in tables.items()}
 
 
-def kept_answers(task: Task, corpus: Corpus, answers: Mapping[Job, Answers]) -> TunedAnswers:
+def saved_answers(task: Task, corpus: Corpus, answers: Mapping[Job, Answers]) -> TunedAnswers:
     """Return what each tuning has right of each test sentence, as the run keeps it.
 
     Args:
@@ -350,7 +354,7 @@ def kept_answers(task: Task, corpus: Corpus, answers: Mapping[Job, Answers]) -> 
         answers: What each tuned model answers on the test part.
     """
     of = Scores(task, {}, {}).of_sentences()
-    right = {job.name: one.right for job, one in answers.items()}
+    right = {job.name: answer.right for job, answer in answers.items()}
     return TunedAnswers.on(corpus, task.sides.test, task.classes, of, right)
 
 
@@ -381,22 +385,22 @@ def macro_f1(confusion: NDArray[np.int64]) -> float:
         confusion: Number of targets of each class that are taken for each class, shape (n_classes, n_classes).
     """
     right, of, taken = np.diag(confusion), confusion.sum(1), confusion.sum(0)
-    there = of > 0
-    return float((2 * right[there] / (of[there] + taken[there])).mean())
+    has_targets = of > 0
+    return float((2 * right[has_targets] / (of[has_targets] + taken[has_targets])).mean())
 
 
-def _of_start(scores: Scores, jobs: Sequence[Job], start: str, found: Spread) -> Row:
+def _of_start(scores: Scores, jobs: Sequence[Job], start: str, varied: Spread) -> Row:
     crossed = scores.crossed(jobs, start)
     low, high = scores.interval(crossed.mean((0, 1)))
     # No accuracy is below 0, and no score above 1.
     least = -np.inf if scores.numbers else 0.0
     return {
-        "answer": start, "n_tunings": crossed.shape[0] * crossed.shape[1], "score": found.mean, "score_low": low,
-        "score_high": high, "overall_low": max(found.low, least), "overall_high": min(found.high, 1.0),
+        "answer": start, "n_tunings": crossed.shape[0] * crossed.shape[1], "score": varied.mean, "score_low": low,
+        "score_high": high, "overall_low": max(varied.low, least), "overall_high": min(varied.high, 1.0),
         **scores.correlations(*(job for job in jobs if job.start == start)),
-        **{f"sd_{name}": value for name, value in found.sds.items()},
-        **{f"share_{name}": value for name, value in found.shares.items()},
-        **{f"share_{name}_{end}": ends[side] for name, ends in found.share_ends.items()
+        **{f"sd_{name}": value for name, value in varied.sds.items()},
+        **{f"share_{name}": value for name, value in varied.shares.items()},
+        **{f"share_{name}_{end}": ends[side] for name, ends in varied.share_ends.items()
            for side, end in enumerate(("low", "high"))},
     }  # fmt: skip
 
@@ -417,11 +421,11 @@ def _differences(scores: Scores, jobs: Sequence[Job], starts: Sequence[str], oth
     rows = []
     for a, b in pairs:
         minus = scores.crossed(jobs, b) if b in starts else scores.numerators(b)[None, None]
-        found = spread(scores.crossed(jobs, a) - minus, scores.denominators)
+        difference = spread(scores.crossed(jobs, a) - minus, scores.denominators)
         # No two accuracies differ by more than 1.
         most = np.inf if scores.numbers else 1.0
-        low, high = max(found.low, -most), min(found.high, most)
-        rows.append({"answer": a, "against": b, "difference": found.mean, "low": low, "high": high})
+        low, high = max(difference.low, -most), min(difference.high, most)
+        rows.append({"answer": a, "against": b, "difference": difference.mean, "low": low, "high": high})
     if SECOND in others:
         rows.append(_difference_of_baselines(scores, SECOND, others[0]))
     return rows
@@ -435,7 +439,7 @@ def _difference_of_baselines(scores: Scores, a: str, b: str) -> Row:
     return {"answer": a, "against": b, "difference": difference, "low": low, "high": high}
 
 
-def measured(
+def study_output(
     tables: Mapping[str, Sequence[Row]], task: Task, corpora: Mapping[str, Corpus | None], config: Mapping[str, Any],
     model: ModelSource, n_sharing: int | None = None,
 ) -> Measured:  # fmt: skip
@@ -478,7 +482,7 @@ def measured(
             path
             for option, text in corpora.items()
             if text is not None and str(config[option]).endswith(f"{folder.stem}/{option}.txt")
-            for path in [_kept(folder / f"{option}.txt", text)]
+            for path in [_saved_text(folder / f"{option}.txt", text)]
         ]
 
     def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
@@ -496,14 +500,14 @@ def _unit(task: Task, n_clusters: int) -> str:
     return test.unit if test.documents is None else "document"
 
 
-def _kept(path: Path, text: Corpus) -> Path:
+def _saved_text(path: Path, text: Corpus) -> Path:
     """Write sentences that were given as a list."""
     path.write_text("".join(f"{sentence}\n" for sentence in text.sentences), encoding="utf-8")
     return path
 
 
 @dataclass(frozen=True)
-class Asked:
+class FinetuneConfig:
     """What is asked.
 
     Args:
@@ -532,31 +536,31 @@ def jobs_of(starts: Sequence[str], first: int, seeds: int, orders: int) -> list[
 
 
 def carry_out(
-    source: ModelSource, text: tuple[Sequence[Corpus], Sequence[Sequence[Split]]], asked: Asked, places: Places,
-    logger: Any, say: Callable[[str], None],
+    source: ModelSource, text: tuple[Sequence[Corpus], Sequence[Sequence[Split]]], config: FinetuneConfig,
+    places: Places, logger: Any, say: Callable[[str], None],
 ) -> tuple[dict[str, list[Row]], Task]:  # fmt: skip
     """Tune what is not tuned yet, and return the rows of every table, and what was tuned on.
 
     Args:
         source: The model.
         text: The corpora, and the side of the split of each of their sentences.
-        asked: What is asked.
+        config: What is asked.
         places: Where to write.
         logger: Lightning logger of the curves, if any.
         say: Takes messages.
     """
     with stage("tokens and labels of the text"):
-        task = labelled(source, *text, asked.task, asked.group_by, asked.max_length, say)
+        task = labelled(source, *text, config.task, config.group_by, config.max_length, say)
     curve: list[Row] = []
-    for job in asked.jobs:
+    for job in config.jobs:
         if places.finished(job.name) is None and places.state(job.name).is_file():
             remark(f"{job.name}: the tuning goes on")
         with stage(f"tuning of {job.name}"):
-            curve += tune(job, source, task, asked.recipe, asked.trainer, places, logger)
+            curve += tune(job, source, task, config.recipe, config.trainer, places, logger)
     with stage("baselines"):  # all processes share their passes
-        others = baselines(task, source, asked.seed, asked.trainer)
+        others = baselines(task, source, config.seed, config.trainer)
     if not places.writes:
         return {}, task
-    answers = {job: read_answers(places, job) for job in asked.jobs}
-    kept_answers(task, text[0][-1], answers).write(places.folder)
-    return tables_of(asked.jobs, task, answers, others, curve), task
+    answers = {job: read_answers(places, job) for job in config.jobs}
+    saved_answers(task, text[0][-1], answers).write(places.folder)
+    return tables_of(config.jobs, task, answers, others, curve), task

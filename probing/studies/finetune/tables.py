@@ -199,24 +199,24 @@ def examples_of(results: Mapping[str, Any]) -> str:
     return "pairs" if "pairs" in results["corpora"] else "sentences"
 
 
-def answer(made: Tables, model: str, results: Mapping[str, Any]) -> list[str]:
+def answer(by_name: Tables, model: str, results: Mapping[str, Any]) -> list[str]:
     """Return how well each start does, and whether pretraining helps.
 
     Args:
-        made: The tables.
+        by_name: The tables.
         model: The model's name.
         results: The content of `results.json`.
     """
     is_number = results["numbers"]
     what = score_words(is_number)
     lines = []
-    for row in made["scores"]:
+    for row in by_name["scores"]:
         if row.get("n_tunings"):
             overall = interval(row, "overall", " to ")
             over = in_brackets(f"{overall} over seeds, orders and {examples_of(results)}" if overall else "")
             ranks = f", Spearman's correlation {row['spearman']:.3f}" if known(row, "spearman") else ""
             lines.append(f"{model}, tuned from {CALLED[row['answer']]}: {what} {row['score']:.3f}{over}{ranks}.")
-    if verdict := pretraining_verdict(made["differences"], what):
+    if verdict := pretraining_verdict(by_name["differences"], what):
         lines.append(verdict)
     return lines
 
@@ -243,16 +243,16 @@ def known(row: Row, column: str) -> bool:
     return isinstance(value, float) and value == value
 
 
-def conclusions(made: Tables, results: Mapping[str, Any]) -> list[str]:
+def conclusions(by_name: Tables, results: Mapping[str, Any]) -> list[str]:
     """Return what tunings are held against, what varies their scores, and what intervals hold for.
 
     Args:
-        made: The tables.
+        by_name: The tables.
         results: The content of `results.json`.
     """
-    lines = [_held_against(made["differences"], start) for start in starts_of(made["scores"])]
-    lines.append(_of_second(made["differences"]))
-    lines += [_variance(row, examples_of(results)) for row in made["scores"] if row.get("n_tunings")]
+    lines = [_compare_with_baselines(by_name["differences"], start) for start in starts_of(by_name["scores"])]
+    lines.append(_of_second(by_name["differences"]))
+    lines += [_variance(row, examples_of(results)) for row in by_name["scores"] if row.get("n_tunings")]
     if n_sharing := results.get("n_test_pairs_sharing_sentences"):
         lines.append(
             f"{n_sharing:,} of {results['n_examples']['test']:,} test pairs have a sentence that training pairs have, "
@@ -282,7 +282,7 @@ def _of_second(rows: Sequence[Row]) -> str:
     return ""
 
 
-def _held_against(rows: Sequence[Row], start: str) -> str:
+def _compare_with_baselines(rows: Sequence[Row], start: str) -> str:
     """Return on which side of each baseline, and of the model that learnt shuffled labels, a start is."""
     sides: dict[str, list[str]] = {}
     for row in rows:
@@ -290,26 +290,26 @@ def _held_against(rows: Sequence[Row], start: str) -> str:
             side = "above" if apart[0] > 0 else "below" if apart[1] < 0 else "not told apart from"
             between = f"{CALLED[row['against']]} ({row['difference']:+.3f}, {apart[0]:+.3f} to {apart[1]:+.3f})"
             sides.setdefault(side, []).append(between)
-    said = "; ".join(f"{side} {listed(names)}" for side, names in sides.items())
-    return f"{CALLED[start][0].upper()}{CALLED[start][1:]}, tuned, is {said}." if said else ""
+    sides_text = "; ".join(f"{side} {listed(names)}" for side, names in sides.items())
+    return f"{CALLED[start][0].upper()}{CALLED[start][1:]}, tuned, is {sides_text}." if sides_text else ""
 
 
 def _variance(row: Row, examples: str) -> str:
     """Return what the variance of a single tuning's score consists of; empty with one tuning."""
     shares = {name: row.get(f"share_{name}") for name in SOURCES}
-    there = {name: share for name, share in shares.items() if isinstance(share, float) and share == share}
-    if len(there) < 2:
+    known_shares = {name: share for name, share in shares.items() if isinstance(share, float) and share == share}
+    if len(known_shares) < 2:
         return ""
     called = {**SOURCES, "test": f"the choice of test {examples}"}
-    ends_of = {name: ends(row, f"share_{name}") for name in there}
-    between = {name: f" ({of[0]:.0%} to {of[1]:.0%})" if (of := ends_of[name]) else "" for name in there}
-    listed_shares = listed([f"{share:.0%}{between[name]} is of {called[name]}" for name, share in there.items()])
+    ends_of = {name: ends(row, f"share_{name}") for name in known_shares}
+    between = {name: f" ({of[0]:.0%} to {of[1]:.0%})" if (of := ends_of[name]) else "" for name in known_shares}
+    listed_shares = listed([f"{share:.0%}{between[name]} is of {called[name]}" for name, share in known_shares.items()])
     open_ones = [called[name] for name, of in ends_of.items() if of and of[0] <= _MUCH <= of[1]]
     cannot = (
         f"; so few tunings cannot tell whether a fifth of it is of {' or of '.join(open_ones)}" if open_ones else ""
     )
-    sd = sum(row[f"sd_{name}"] ** 2 for name in there) ** 0.5
-    lacking = [SOURCES[name] for name in ("seed", "order") if name not in there]
+    sd = sum(row[f"sd_{name}"] ** 2 for name in known_shares) ** 0.5
+    lacking = [SOURCES[name] for name in ("seed", "order") if name not in known_shares]
     unknown = f"; {listed(lacking)} was not varied" if lacking else ""
     return (
         f"Of {CALLED[row['answer']]}, the score of one tuning varies by {sd:.4f} (sd), and of that variance "
@@ -317,11 +317,11 @@ def _variance(row: Row, examples: str) -> str:
     )
 
 
-def tables(made: Tables) -> list[Any]:
+def tables(by_name: Tables) -> list[Any]:
     """Return the scores of starts and baselines as a rich table."""
     from probing.runtime.terminal import plain_table
 
-    ranked = any(known(row, "spearman") for row in made["scores"])
+    ranked = any(known(row, "spearman") for row in by_name["scores"])
     correlation = ["Spearman"] * ranked
     # Where there is no room, what varies the score goes before the correlation.
     sources = [f"sd of {name}" for name in reversed(SOURCES)] if ranked else []
@@ -331,7 +331,7 @@ def tables(made: Tables) -> list[Any]:
     )  # fmt: skip
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "answer" else "right")
-    for row in made["scores"]:
+    for row in by_name["scores"]:
         table.add_row(
             SCORES["answer"].show(row), SCORES["n_tunings"].show(row), SCORES["score"].show(row),
             interval(row, "score"), interval(row, "overall"), *[SCORES["spearman"].show(row)] * ranked,
@@ -349,42 +349,42 @@ def _known(row: Row, name: str) -> str:
     return SCORES[f"sd_{name}"].show(row) if known(row, f"sd_{name}") else ""
 
 
-def more_tables(made: Tables) -> list[Any]:
+def more_tables(by_name: Tables) -> list[Any]:
     """Return each tuning, and all differences."""
-    return [shown_table(TUNINGS, made["tunings"]), shown_table(DIFFERENCES, made["differences"])]
+    return [shown_table(TUNINGS, by_name["tunings"]), shown_table(DIFFERENCES, by_name["differences"])]
 
 
 # Most points of the curve of a tuning, and characters of labels that fit below an axis.
 _POINTS, _CHARACTERS = 12, 68
 
 
-def finetuning_section(made: Result, anchor: str) -> Html:
+def finetuning_section(result: Result, anchor: str) -> Html:
     """Return what tuning gains in sentences, as charts, and in the tables of the terminal; further ones are folded.
 
     Args:
-        made: The results of `finetune`.
+        result: The results of `finetune`.
         anchor: What the section is linked by.
     """
     return section_of(
-        made,
+        result,
         anchor,
-        element("div", _scores(made), _losses(made), class_="panels"),
-        *framed(made.tables()),
-        *folded(made.study.more_tables(made)),
+        element("div", _scores(result), _losses(result), class_="panels"),
+        *framed(result.tables()),
+        *folded(result.study.more_tables(result)),
     )
 
 
-def _scores(made: Result) -> Html:
+def _scores(result: Result) -> Html:
     """Return a point for each tuning, with its interval over the test part; baselines are lines."""
-    is_number = made.results["numbers"]
-    rows = [row for start in starts_of(made.scores) for row in made.tunings if row["start"] == start]
+    is_number = result.results["numbers"]
+    rows = [row for start in starts_of(result.scores) for row in result.tunings if row["start"] == start]
     lines = [
         Line(_named(row["start"]), [i], [row["score"]], [ends(row, "score")], f"seed {row['seed']}, order {order}")
         for i, row in enumerate(rows)
         for order in [row["order_seed"]]
     ]
     places = list(range(len(rows)))
-    for row in made.scores:
+    for row in result.scores:
         if not row.get("n_tunings"):
             lines.append(Line(CALLED[row["answer"]], places, [row["score"]] * len(places)))
     values = [value for line in lines for value in (*line.values, *(end for of in line.ranges for end in of or ()))]
@@ -404,10 +404,10 @@ def _by_tuning(rows: Sequence[Row]) -> Across:
     return Across("tuning", lambda at: "seed, order of a tuning", lambda at: at, lambda at: [shown[i] for i in at])
 
 
-def _losses(made: Result) -> Html | None:
+def _losses(result: Result) -> Html | None:
     """Return the losses of each tuning by step; None where no step was made."""
     lines: list[Line] = []
-    of_tuning = groupby(made.tuning_curves, lambda row: (row["start"], row["seed"], row["order_seed"]))
+    of_tuning = groupby(result.tuning_curves, lambda row: (row["start"], row["seed"], row["order_seed"]))
     for (start, seed, order), rows in of_tuning:
         which, curve = f"seed {seed}, order {order}", list(rows)
         steps, losses = _thinned(curve)
@@ -415,11 +415,13 @@ def _losses(made: Result) -> Html | None:
         ended = [row for row in curve if isinstance(row.get("validation_loss"), float)]
         ended = ended[:: -(-len(ended) // _POINTS)] if ended else []
         if ended:
-            found = [row["validation_loss"] for row in ended]
-            lines.append(Line(f"{_named(start)}, validation", [row["step"] for row in ended], found, which=which))
+            validation = [row["validation_loss"] for row in ended]
+            lines.append(Line(f"{_named(start)}, validation", [row["step"] for row in ended], validation, which=which))
     if not lines:
         return None
-    title = f"Losses by step, {losses_in(made.results['numbers'])}, a line for each tuning; validation after each epoch"
+    title = (
+        f"Losses by step, {losses_in(result.results['numbers'])}, a line for each tuning; validation after each epoch"
+    )
     up = Up.of(value for line in lines for value in line.values)
     return element("figure", element("figcaption", title), line_chart(lines, title, BY_STEP, up))
 

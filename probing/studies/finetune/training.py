@@ -30,7 +30,7 @@ from probing.models.anatomy import examine
 from probing.models.loading import HeadOf, load_with_head
 from probing.models.residual_stream import word_table
 from probing.probes.transforms import centred
-from probing.runs.finished import Asked, measure
+from probing.runs.finished import EvidenceConfig, measure
 from probing.runs.loading import checkpoint_name
 from probing.runtime import Stopwatch
 from probing.runtime.files import regular, replacing
@@ -132,9 +132,9 @@ class Side:
         Args:
             seed: Seed of the draw.
         """
-        there = is_target(self.targets).nonzero()[:, 0]
-        drawn = torch.randperm(len(there), generator=generator_of(seed, "labels"))
-        return replace(self, targets=self.targets.index_copy(0, there, self.targets[there[drawn]]))
+        target_rows = is_target(self.targets).nonzero()[:, 0]
+        drawn = torch.randperm(len(target_rows), generator=generator_of(seed, "labels"))
+        return replace(self, targets=self.targets.index_copy(0, target_rows, self.targets[target_rows[drawn]]))
 
     def batch(self, sentences: NDArray[np.int64], n: int | None = None) -> Batch:
         """Return some sentences as a batch, in this order.
@@ -153,8 +153,8 @@ class Side:
             targets = self.targets[torch.from_numpy(sentences)]
         else:
             targets = torch.where(mask, self.targets[index], nothing(self.targets))
-        own = int(is_target(targets).sum())
-        return Batch(inputs, targets, own if n is None else n, torch.from_numpy(sentences))
+        n_targets = int(is_target(targets).sum())
+        return Batch(inputs, targets, n_targets if n is None else n, torch.from_numpy(sentences))
 
 
 @dataclass(frozen=True)
@@ -251,9 +251,9 @@ def padding_id(config: Any, tokenizer: Any, tables: Sequence[Tokens]) -> int:
     """
     n_tokens = int(config.vocab_size)
     known = [getattr(config, "pad_token_id", None), tokenizer.pad_token_id]
-    used = {int(one) for tokens in tables for one in np.unique(tokens.input_ids)}
-    free = [one for one in (getattr(config, "eos_token_id", None), *range(n_tokens)) if one not in used]
-    return next((one for one in [*known, *free] if isinstance(one, int) and 0 <= one < n_tokens), 0)
+    used = {int(token_id) for tokens in tables for token_id in np.unique(tokens.input_ids)}
+    free = [token_id for token_id in (getattr(config, "eos_token_id", None), *range(n_tokens)) if token_id not in used]
+    return next((token_id for token_id in [*known, *free] if isinstance(token_id, int) and 0 <= token_id < n_tokens), 0)
 
 
 def _given(tokens: Tokens, config: Any) -> dict[str, Tensor]:
@@ -297,18 +297,18 @@ def static_pairs(sides: Sides, encoder: nn.Module, second_alone: bool) -> Sides:
     """
     words: nn.Embedding = word_table(encoder)  # type: ignore[assignment]
     table = words.weight.detach().float()
-    made: dict[int, Activations] = {}
+    stores: dict[int, Activations] = {}
 
     def vectors(store: SentenceVectors, segment: int) -> SentenceVectors:
-        own = of_sentence(store.base.tokens, segment)
-        return SentenceVectors(TokenRows(TokenTable(own), table), "mean")
+        segment_tokens = of_sentence(store.base.tokens, segment)
+        return SentenceVectors(TokenRows(TokenTable(segment_tokens), table), "mean")
 
     def of_pairs(store: Activations) -> Activations:
         assert isinstance(store, SentenceVectors)
-        if id(store) not in made:
+        if id(store) not in stores:
             second = vectors(store, 1)
-            made[id(store)] = second if second_alone else PairVectors(vectors(store, 0), second)
-        return made[id(store)]
+            stores[id(store)] = second if second_alone else PairVectors(vectors(store, 0), second)
+        return stores[id(store)]
 
     return sides.each(lambda examples: replace(examples, store=of_pairs(examples.store)))
 
@@ -376,11 +376,11 @@ def _of_probe(sides: Sides, seed: int, trainer: Mapping[str, Any]) -> Baseline:
     """Return what a linear probe with an intercept has right of each test sentence."""
     # Without validation examples, no penalty can be chosen.
     probe = ProbeOptions(bias=True) if sides.validation.n_tokens else ProbeOptions(bias=True, l2=1e-4)
-    own = {name: value for name, value in trainer.items() if name in _OF_PROCESSES}
+    process_options = {name: value for name, value in trainer.items() if name in _OF_PROCESSES}
     centred_sides, _, _ = centred(sides, {}, [0])
-    asked = Asked(0, False, False, "none", seed, ranking=False)
-    found = measure(centred_sides, {}, [0], probe, asked, own, Stopwatch(), silence, None, None)
-    (fit,) = found.fits
+    config = EvidenceConfig(0, False, False, "none", seed, ranking=False)
+    results = measure(centred_sides, {}, [0], probe, config, process_options, Stopwatch(), silence, None, None)
+    (fit,) = results.fits
     if sides.numbers:
         weight = fit.weight.numpy()[0]
         predicted = load(centred_sides.test, 0).hidden_states.double().numpy() @ weight
@@ -426,8 +426,8 @@ class TunedModel(ContinuedModule):
 
     def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return outputs, of shape (n_targets, n_outputs), and targets, of shape (n_targets,), of a batch."""
-        kept = is_target(batch.targets)
-        return self.model(**batch.inputs).logits[kept].float(), batch.targets[kept]
+        has_target = is_target(batch.targets)
+        return self.model(**batch.inputs).logits[has_target].float(), batch.targets[has_target]
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         """Return the loss whose mean over processes and accumulated batches is the mean over all targets."""
@@ -455,17 +455,17 @@ class TunedModel(ContinuedModule):
         confusion = np.zeros((n_classes, n_classes), dtype=np.int64)
         for batch in batches:
             outputs, targets = self.outputs(batch.to(self.device))
-            kept = is_target(batch.targets)
-            of = batch.sentences.view(-1, *[1] * (kept.ndim - 1)).expand(kept.shape)[kept].numpy()
-            found, own = losses(outputs, targets).cpu().double().numpy(), targets.cpu().numpy()
-            np.add.at(loss, of, found)
+            has_target = is_target(batch.targets)
+            of = batch.sentences.view(-1, *[1] * (has_target.ndim - 1)).expand(has_target.shape)[has_target].numpy()
+            sizes, true = losses(outputs, targets).cpu().double().numpy(), targets.cpu().numpy()
+            np.add.at(loss, of, sizes)
             if n_classes:
                 chosen = outputs.argmax(1).cpu().numpy()
-                np.add.at(right, of, chosen == own)
-                np.add.at(confusion, (own, chosen), 1)
+                np.add.at(right, of, chosen == true)
+                np.add.at(confusion, (true, chosen), 1)
             else:
-                np.add.at(right, of, own.astype(np.float64) ** 2 - found)
-                if kept.ndim == 1:
+                np.add.at(right, of, true.astype(np.float64) ** 2 - sizes)
+                if has_target.ndim == 1:
                     predicted[of] = outputs[:, 0].cpu().double().numpy()
         self.model.train(was_training)
         return Answers(right, loss, confusion, predicted)
@@ -491,13 +491,13 @@ def layer_of_parameters(model: Any) -> dict[str, int]:
         for parameter in block.parameters():
             block_of.setdefault(id(parameter), k)
     of_base = {id(parameter) for parameter in base.parameters()}
-    found, is_behind = {}, False
+    layers, is_behind = {}, False
     for name, parameter in model.named_parameters():
         inside = block_of.get(id(parameter))
         is_behind |= inside is not None
         outside = anatomy.n_layers + 1 if is_behind or id(parameter) not in of_base else 0
-        found[name] = outside if inside is None else inside
-    return found
+        layers[name] = outside if inside is None else inside
+    return layers
 
 
 def parameter_groups(model: Any, recipe: TuningOptions) -> list[dict[str, Any]]:
@@ -547,11 +547,11 @@ def epoch_of(lengths: NDArray[np.int32], batch_tokens: int, order: int, epoch: i
     drawn = generator_of(order, "order", epoch)
     shuffled = torch.randperm(len(lengths), generator=drawn).numpy()
     pool = np.cumsum(lengths[shuffled], dtype=np.int64) // (_POOL * batch_tokens)
-    found = []
+    batches = []
     for number in np.unique(pool):
         inside = shuffled[pool == number]
-        found += [inside[chosen] for chosen in by_length(lengths[inside], batch_tokens)]
-    return [found[i] for i in torch.randperm(len(found), generator=drawn).tolist()]
+        batches += [inside[chosen] for chosen in by_length(lengths[inside], batch_tokens)]
+    return [batches[i] for i in torch.randperm(len(batches), generator=drawn).tolist()]
 
 
 class TuningData(pl.LightningDataModule):
@@ -593,8 +593,8 @@ class TuningData(pl.LightningDataModule):
 
     def _part(self, sentences: NDArray[np.int64], part: int, n_parts: int, n: int) -> Batch:
         """Return every `n_parts`-th sentence; of too few, one without targets, so that all processes take each step."""
-        if len(own := sentences[part::n_parts]):
-            return self.train.batch(own, n)
+        if len(selected := sentences[part::n_parts]):
+            return self.train.batch(selected, n)
         batch = self.train.batch(sentences[:1], n)
         return replace(batch, targets=torch.full_like(batch.targets, nothing(batch.targets)))
 
@@ -689,8 +689,8 @@ def tune(
         keeper.finish(module)
         return keeper.curve
     defaults = {"gradient_clip_val": recipe.clip or None, "limit_val_batches": 0}
-    own = {"max_steps": len(data.steps), "max_epochs": -1}
-    trainer = build_trainer({**defaults, **options, **own}, None, [keeper, steps_counted()], str(places.folder))
+    limits = {"max_steps": len(data.steps), "max_epochs": -1}
+    trainer = build_trainer({**defaults, **options, **limits}, None, [keeper, steps_counted()], str(places.folder))
     state = places.state(job.name)
     with interrupts_pass(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         module.model.train()
@@ -745,8 +745,8 @@ class Keeper(RecordedTraining):
         """Add a row to the curve; at the end of an epoch, also with the loss on validation sentences."""
         row: Row = {**self.job.row, "step": step, "train_loss": self.mean_loss(trainer)}
         if step in self.due and len(self.task.validation.sentences):
-            found = answers_of(module, self.task.validation, self.task, self.recipe.batch_tokens)
-            row["validation_loss"] = float(found.loss.sum()) / self.task.validation.examples.n_tokens
+            answers = answers_of(module, self.task.validation, self.task, self.recipe.batch_tokens)
+            row["validation_loss"] = float(answers.loss.sum()) / self.task.validation.examples.n_tokens
         self.add(row)
 
 
@@ -766,6 +766,6 @@ def write_answers(places: Places, job: Job, answers: Answers) -> None:
 
 def read_answers(places: Places, job: Job) -> Answers:
     """Read what `write_answers` wrote."""
-    with np.load(regular(places.curve(job.name).with_suffix(".npz"), places.folder), allow_pickle=False) as found:
-        arrays: dict[str, NDArray[Any]] = {field.name: found[field.name] for field in fields(Answers)}
+    with np.load(regular(places.curve(job.name).with_suffix(".npz"), places.folder), allow_pickle=False) as content:
+        arrays: dict[str, NDArray[Any]] = {field.name: content[field.name] for field in fields(Answers)}
     return Answers(**arrays)

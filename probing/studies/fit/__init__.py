@@ -36,7 +36,7 @@ from probing.errors import UserError, refuse
 from probing.models import ModelSource, SiteName, layer_numbers, site_of
 from probing.results import layers_named, read_csv, with_named_layer
 from probing.runs import Result, Study
-from probing.runs.call import keep_inputs, places, runs_folder, say_where, tracking
+from probing.runs.call import places, print_output_location, runs_folder, save_input_text, tracking
 from probing.runs.checks import check_documents, check_tables, check_tensors
 from probing.runs.folder import RunFolder, check_name, read_json, read_yaml
 from probing.runs.run import Run, load_fit, read_run
@@ -114,12 +114,12 @@ def fit(
     layer_numbers(layer)
     cached, place = places(cache, runs, name)
     token_task, fixed = load_task(task, task_args), HeldFixed.of(given)
-    wanted = controls_of_call(controls, token_task, probe, trainer, mdl, given)
+    selected = controls_of_call(controls, token_task, probe, trainer, mdl, given)
     text = read_corpora(corpus, test_corpus, seed, say, group_by, reader_of(token_task))
     with quiet_libraries():
         from probing.activations.source import ActivationSource
         from probing.data.labelling import n_heads_of
-        from probing.runs.finished import Asked, measure
+        from probing.runs.finished import EvidenceConfig, measure
 
         watch, weights_seed = Stopwatch(), seed if random_weights else None
         source = ActivationSource.of(
@@ -127,24 +127,29 @@ def fit(
             batch_tokens=batch_tokens, random_weights_seed=weights_seed, say=say, site=site,
             tokenizer=tokenizer, without_first=first_token == "exclude",
         )  # fmt: skip
-        asked = Asked(replicates, evidence == "all", mdl, transform, seed, extremes=True, n_rotations=rotations)
-        sides, others, fitted, stores = _read(source, text, token_task, fixed, group_by, probe, wanted, asked, watch)
-        folder = RunFolder(place, name, _usual_name(source, config)) if is_main_process() else None
-        kept = keep_inputs(config, source.model.name, folder) if folder else []
+        evidence_config = EvidenceConfig(
+            replicates, evidence == "all", mdl, transform, seed, extremes=True, n_rotations=rotations
+        )
+        sides, others, fitted, stores = _read(
+            source, text, token_task, fixed, group_by, probe, selected, evidence_config, watch
+        )
+        folder = RunFolder(place, name, _default_name(source, config)) if is_main_process() else None
+        input_files = save_input_text(config, source.model.name, folder) if folder else []
         with tracking(folder, wandb, config) as tracker:
-            measured = measure(
-                sides, others, source.layers, probe, replace(asked, n_heads=n_heads_of(stores[0])), source.trainer,
+            results = measure(
+                sides, others, source.layers, probe, replace(evidence_config, n_heads=n_heads_of(stores[0])),
+                source.trainer,
                 watch, say, tracker and tracker.logger, str(folder.path) if folder else None,
             )  # fmt: skip
             if folder is None or tracker is None:
                 return None
-            _write(folder.path, config, measured, fitted, stores, text[0][-1], source.model, watch, tracker, kept)
+            _write(folder.path, config, results, fitted, stores, text[0][-1], source.model, watch, tracker, input_files)
         run = load_fit(folder.finish())
     _report(run, tracker.where(run.folder), quiet, verbose, sort)
     return run
 
 
-def _usual_name(source: Any, config: Mapping[str, Any]) -> str:
+def _default_name(source: Any, config: Mapping[str, Any]) -> str:
     return f"{source.model.short_name}-{config['task'].rpartition(':')[2]}"
 
 
@@ -161,7 +166,7 @@ def controls_of_call(
 
 def _read(
     source: Any, text: tuple[Any, Any], task: TokenTask, given: HeldFixed | None, group_by: GroupBy,
-    probe: ProbeOptions, controls: Sequence[str], asked: Any, watch: Stopwatch,
+    probe: ProbeOptions, controls: Sequence[str], evidence_config: Any, watch: Stopwatch,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """Return the examples, those of each control, the fitted transforms, if any, and the activations of each corpus.
 
@@ -174,29 +179,33 @@ def _read(
         group_by: The option's value.
         probe: How the probe is trained.
         controls: Names of the controls.
-        asked: The `probing.runs.finished.Asked` of the run.
+        evidence_config: The `probing.runs.finished.EvidenceConfig` of the run.
         watch: Notes how long reading takes.
     """
     from probing.data.labelling import read_sides, selected_features_of, warn_unused_columns
     from probing.data.module import READ_AGAIN, control_sides, source_of_control
     from probing.probes.transforms import centred, transform_all
-    from probing.studies.fit.estimate import announced, stages_of_probes
+    from probing.studies.fit.estimate import estimate_callback, stages_of_probes
 
-    there = [name for name in controls if name not in READ_AGAIN or source_of_control(name, source, asked.seed)]
-    again = sum(name in READ_AGAIN for name in there)
-    is_transformed = asked.transform != "none"  # and so is compared with probes of untransformed activations
+    applicable = [
+        name for name in controls if name not in READ_AGAIN or source_of_control(name, source, evidence_config.seed)
+    ]
+    again = sum(name in READ_AGAIN for name in applicable)
+    is_transformed = evidence_config.transform != "none"  # and so is compared with probes of untransformed activations
     reads = [Cost("reading", 1), *[Cost("reading", again)] * bool(again), *[None] * (is_transformed + probe.bias)]
-    held_against = [*there, *["untransformed"] * is_transformed]
-    more = asked.n_replicates, asked.retraining, asked.codes
-    announce = announced(source, text[0], controls, asked.seed, *more, probe)
-    expect([*reads, *stages_of_probes(held_against, *more, probe, predicts_numbers(task))])
-    warn_unused_columns(text[0], task, source.say)
+    compared = [*applicable, *["untransformed"] * is_transformed]
+    more = evidence_config.n_replicates, evidence_config.retraining, evidence_config.codes
+    announce = estimate_callback(source, text[0], controls, evidence_config.seed, *more, probe)
+    expect([*reads, *stages_of_probes(compared, *more, probe, predicts_numbers(task))])
+    say_what_is_not_read(text[0], task, source.say)
     sides, stores = read_sides(source, *text, task, probe, group_by, announce, given)
-    source = replace(source, selected_features=selected_features_of(stores[0]))
-    others, fitted = control_sides(controls, sides, text[0], source, asked.seed), None
+    source = replace(source, kept=kept_features(stores[0]))
+    others, fitted = control_sides(controls, sides, text[0], source, evidence_config.seed), None
     if is_transformed:
         with stage(f"transform of {layers_named(source.layers)}"):
-            sides, others, fitted = transform_all(asked.transform, sides, others, source.layers, asked.seed)
+            sides, others, fitted = transform_all(
+                evidence_config.transform, sides, others, source.layers, evidence_config.seed
+            )
     if probe.bias:
         with stage(f"means of {layers_named(source.layers)}"):
             sides, others, fitted = centred(sides, others, source.layers)
@@ -208,28 +217,28 @@ def _read(
 def _write(
     folder: Path,
     config: Mapping[str, Any],
-    measured: Any,
+    results: Any,
     fitted: Any,
     stores: Any,
     corpus: Any,
     model: ModelSource,
     watch: Stopwatch,
     tracker: Tracker,
-    kept: Sequence[Path],
+    input_files: Sequence[Path],
 ) -> None:
     """Write everything that was measured, with a page, and log it.
 
     Args:
         folder: The run's folder.
         config: The resolved configuration.
-        measured: The `probing.runs.results.Measured` of the run.
+        results: The `probing.runs.results.ClassResults` of the run.
         fitted: Transform of each layer, if activations were transformed or centred.
         stores: Activations of each corpus.
         corpus: The test corpus.
         model: The model.
         watch: Notes how long writing takes.
         tracker: Logs what is written.
-        kept: Files that are written already.
+        input_files: Files that are written already.
     """
     from probing.data.labelling import origin
     from probing.page.build import build
@@ -238,11 +247,11 @@ def _write(
     from probing.runs.results import write, write_summary
 
     formats = figure_formats(config["figure_format"])
-    written = write(folder, config, measured, model.short_name, formats, corpus, fitted)
+    written = write(folder, config, results, model.short_name, formats, corpus, fitted)
     watch.end("rank")
     cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
     noted = read_from(config, folder)
-    files = [*kept, write_summary(folder, measured, written, cached_of, watch.timings(), noted)]
+    files = [*input_files, write_summary(folder, results, written, cached_of, watch.timings(), noted)]
     page = folder / "report.html"
     page.write_bytes(build(source_of(read_run(folder)), defaults(fit)))
     written.log(tracker, files, page)
@@ -259,23 +268,21 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
 
     rows, neurons, task = run.accuracy, run.neurons, task_in_words(run.config)
     verbose = verbose and not quiet
-    said = tables_probes.answer(rows, neurons, task, run.results, run.config)
+    sentences = tables_probes.answer(rows, neurons, task, run.results, run.config)
     layer = leading(rows)["layer"]
     if quiet:
         for row in rows:
             print(probes.result_line(row, run.top(row["layer"], 5, sort)))
-    terminal.tell(*said)
+    terminal.tell(*sentences)
     if not quiet:
         _show(run, layer, verbose, sort)
     if verbose:
-        terminal.tell(*(sentence for sentence in run.conclusions() if sentence not in said))
+        terminal.tell(*(sentence for sentence in run.conclusions() if sentence not in sentences))
     else:
         terminal.tell(*bases_lines([row for row in run.bases if row["layer"] == layer], task))
-        terminal.tell(
-            *tables_probes.distrust(rows, neurons, run.class_scores, task, run.results, run.config, run.basis)
-        )
+        terminal.tell(*tables_probes.caveats(rows, neurons, run.class_scores, task, run.results, run.config, run.basis))
     terminal.tell(*probes.transform_lines(run.transform, rows))
-    say_where(run.folder, where, "" if quiet or verbose else tables_probes.IN_FULL)
+    print_output_location(run.folder, where, "" if quiet or verbose else tables_probes.IN_FULL)
 
 
 def _show(run: Run, layer: int, verbose: bool, sort: Order) -> None:
@@ -409,11 +416,11 @@ def probe(
     options, tracked, seed, replicates, evidence, mdl, rotations, quiet, trainer = _converted(
         probe, wandb, seed=seed, replicates=replicates, evidence=evidence, mdl=mdl, rotations=rotations, quiet=quiet,
         trainer=trainer)  # fmt: skip
-    wanted, formats = chosen("controls", controls, list(CONTROLS), "none"), figure_formats(figure_format)
+    selected, formats = chosen("controls", controls, list(CONTROLS), "none"), figure_formats(figure_format)
     refuse(_problems_with_tracking(tracked, place := _place(runs, name), logger, trainer))
     from probing.data.arrays import sides_of_arrays
-    from probing.runs.finished import Asked, measure
-    from probing.runtime.trainer import check_trainer_options, preserve_algorithms
+    from probing.runs.finished import EvidenceConfig, measure
+    from probing.runtime.trainer import algorithms_kept, check_trainer_options
     from probing.studies.fit.estimate import stages_of_probes
 
     with overview(quiet, briefly=True), quiet_libraries(), preserve_algorithms():
@@ -422,21 +429,21 @@ def probe(
         sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, say, given)
         _check(options, sides, trainer or {}, mdl, logger)
         arrays = _description(sides.train.store)
-        sides, others, fitted = _read_arrays(sides, layers, options, wanted, given, seed)
+        sides, others, fitted = _read_arrays(sides, layers, options, selected, given, seed)
         config = {
             "arrays": arrays, "model": model, "layer": [*map(int, layers)], "corpus": "arrays", "test_corpus": None,
             "task": task, "task_args": {}, "ordinal": ordinal, "numbers": sides.numbers, "mdl": mdl,
-            "controls": wanted, "evidence": evidence, "replicates": replicates, "rotations": rotations, "seed": seed,
+            "controls": selected, "evidence": evidence, "replicates": replicates, "rotations": rotations, "seed": seed,
             "given": None if given is None else GIVEN, "trainer": dict(trainer or {}), "probe": asdict(options),
             "transform": "none",
         }  # fmt: skip
         expect(stages_of_probes([*others], replicates, evidence == "all", mdl, options, sides.numbers))
-        asked = Asked(replicates, evidence == "all", mdl, "none", seed, n_rotations=rotations)
-        measured = partial(measure, sides, others, layers, options, asked, trainer or {}, watch, say)
+        evidence_config = EvidenceConfig(replicates, evidence == "all", mdl, "none", seed, n_rotations=rotations)
+        measure_run = partial(measure, sides, others, layers, options, evidence_config, trainer or {}, watch, say)
         if place is None:
-            return _passing(measured(logger, None), config, watch, fitted)
+            return _passing(measure_run(logger, None), config, watch, fitted)
         folder = RunFolder(place, name, f"{model}-{task}")
-        return _kept(measured, config, folder, watch, formats, tracked, logger, quiet, fitted)
+        return _saved_run(measure_run, config, folder, watch, formats, tracked, logger, quiet, fitted)
 
 
 def _read_arrays(
@@ -481,10 +488,10 @@ def _description(store: Any) -> dict[str, Any]:
 def _converted(probe: Any, wandb: Any, **others: Any) -> tuple[Any, ...]:
     """Return options that `fit` has too, converted and checked as there: the two groups, then the others in order."""
     given = {"probe": probe, "wandb": WandbOptions("disabled") if wandb is None else wandb, **others}
-    found = converted(fit, given, "probe")
-    options = as_options(ProbeOptions, found["probe"], "probe")
-    refuse(option_problems(options, found["seed"], None, None, found["replicates"], found["rotations"]))
-    return options, as_options(WandbOptions, found["wandb"], "wandb"), *(found[option] for option in others)
+    values = converted(fit, given, "probe")
+    options = as_options(ProbeOptions, values["probe"], "probe")
+    refuse(option_problems(options, values["seed"], None, None, values["replicates"], values["rotations"]))
+    return options, as_options(WandbOptions, values["wandb"], "wandb"), *(values[option] for option in others)
 
 
 def _problems_with_tracking(
@@ -492,17 +499,17 @@ def _problems_with_tracking(
 ) -> list[str]:
     # The two packages have a class of loggers each; what a Trainer needs of one is the same.
     loggers = logger if isinstance(logger, list | tuple) else [] if logger is None else [logger]
-    if wrong := [one for one in loggers if not hasattr(one, "log_metrics")]:
+    if wrong := [candidate for candidate in loggers if not hasattr(candidate, "log_metrics")]:
         return [
             f"`logger` is {wrong[0]!r:.60}: expected a logger of Lightning, such as pytorch_lightning.loggers.CSVLogger"
         ]
     problems = []
     if named := logger_names(trainer or {}):
-        typed = f"`trainer={{'logger': {','.join(named)!r}}}`"
+        flag_text = f"`trainer={{'logger': {','.join(named)!r}}}`"
         if place is None:
-            problems.append(f"{typed}: a run without a name goes with its object; give `name` or `runs`")
+            problems.append(f"{flag_text}: a run without a name goes with its object; give `name` or `runs`")
         if logger is not None:
-            problems.append(f"`logger` and {typed}: training curves go to one of the two; leave the other out")
+            problems.append(f"`logger` and {flag_text}: training curves go to one of the two; leave the other out")
     if resolve_mode(options.mode) == "disabled":
         return problems
     if place is None:
@@ -521,8 +528,8 @@ def _problems_with_numbers(options: ProbeOptions, trainer: Mapping[str, Any], md
     return problems
 
 
-def _kept(
-    measured: Callable[[Any, None], Any], config: Mapping[str, Any], folder: RunFolder, watch: Stopwatch,
+def _saved_run(
+    measure_run: Callable[[Any, None], Any], config: Mapping[str, Any], folder: RunFolder, watch: Stopwatch,
     formats: Sequence[str], tracked: WandbOptions, logger: Any, quiet: bool, fitted: Any,
 ) -> Run:  # fmt: skip
     """Write a run with figures and a page, log it, say where it is, and return it."""
@@ -531,24 +538,24 @@ def _kept(
 
     with tracking(folder, tracked, config) as tracker:
         assert tracker  # there is one wherever there is a folder
-        made = measured(logger or tracker.logger, None)
+        results = measure_run(logger or tracker.logger, None)
         with stage("tables, figures and page"):
-            written, summary = _write_arrays(folder.path, made, config, watch, fitted, formats)
+            written, summary = _write_arrays(folder.path, results, config, watch, fitted, formats)
             page = folder.path / "report.html"
             page.write_bytes(build(source_of(read_run(folder.path)), defaults(fit)))
         written.log(tracker, [summary], page)
     run = load_fit(folder.finish())
     if not quiet:
-        say_where(run.folder, tracker.where(run.folder))
+        print_output_location(run.folder, tracker.where(run.folder))
     return run
 
 
-def _passing(measured: Any, config: Mapping[str, Any], watch: Stopwatch, fitted: Any) -> Run:
+def _passing(results: Any, config: Mapping[str, Any], watch: Stopwatch, fitted: Any) -> Run:
     """Return a run in a temporary folder, which is removed with the run."""
     folder = Path(tempfile.mkdtemp(prefix="probing-"))
     try:
         with stage("tables"):
-            _write_arrays(folder, measured, config, watch, fitted)
+            _write_arrays(folder, results, config, watch, fitted)
         run = load_fit(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -558,13 +565,13 @@ def _passing(measured: Any, config: Mapping[str, Any], watch: Stopwatch, fitted:
 
 
 def _write_arrays(
-    folder: Path, measured: Any, config: Mapping[str, Any], watch: Stopwatch, fitted: Any, formats: Sequence[str] = ()
+    folder: Path, results: Any, config: Mapping[str, Any], watch: Stopwatch, fitted: Any, formats: Sequence[str] = ()
 ) -> tuple[Any, Path]:
     """Write everything that was measured; return what was written, and the path of the summary.
 
     Args:
         folder: The run's folder.
-        measured: The `probing.runs.results.Measured` of the run.
+        results: The `probing.runs.results.ClassResults` of the run.
         config: The resolved configuration.
         watch: Notes how long writing takes.
         fitted: Transform of each layer, if activations were centred.
@@ -572,11 +579,11 @@ def _write_arrays(
     """
     from probing.runs.results import write, write_summary
 
-    written = write(folder, config, measured, config["model"], formats, transforms=fitted)
+    written = write(folder, config, results, config["model"], formats, transforms=fitted)
     watch.end("rank")
     key = {"activations": config["arrays"]["sha256"]}
     cached_of = {side: {"key": key} for side in ("train", "test")}
-    return written, write_summary(folder, measured, written, cached_of, watch.timings())
+    return written, write_summary(folder, results, written, cached_of, watch.timings())
 
 
 class Fit(Study):
@@ -603,30 +610,31 @@ class Fit(Study):
         "these files.",
     }
 
-    def tables(self, made: Result) -> list[Any]:
+    def tables(self, result: Result) -> list[Any]:
         """Return the accuracy of each layer, and the first neurons of the leading one."""
         from probing.tables.conclusions import leading
         from probing.tables.probes import accuracy_table, classes_table, neurons_table
 
-        layer = leading(made.accuracy)["layer"]
-        ranked = [row for row in made.neurons if row["layer"] == layer]
-        tables = [accuracy_table(made.accuracy), neurons_table(ranked[:10], site_of(made.config))]
-        assert isinstance(made, Run)
-        return tables + [classes_table(scores) for scores in [made.scores_of(layer)] if scores]
+        layer = leading(result.accuracy)["layer"]
+        ranked = [row for row in result.neurons if row["layer"] == layer]
+        tables = [accuracy_table(result.accuracy), neurons_table(ranked[:10], site_of(result.config))]
+        assert isinstance(result, Run)
+        return tables + [classes_table(scores) for scores in [result.scores_of(layer)] if scores]
 
-    def conclusions(self, made: Result) -> list[str]:
+    def conclusions(self, result: Result) -> list[str]:
         """Return the penalty, what the accuracies say, and then the rankings, layer by layer."""
         from probing.probes.neuron_profiles import position_line
         from probing.tables.conclusions import bases_lines, leading, not_above, ranking_conclusions, why_leading
         from probing.tables.probes import penalty_lines
 
-        assert isinstance(made, Run)
-        layer, task = leading(made.accuracy)["layer"], task_in_words(made.config)
-        at_positions = position_line([row for row in made.positions if row["layer"] == layer])
+        assert isinstance(result, Run)
+        layer, task = leading(result.accuracy)["layer"], task_in_words(result.config)
+        at_positions = position_line([row for row in result.positions if row["layer"] == layer])
         return [
-            *penalty_lines(made.results.get("penalty", {})), *filter(None, [at_positions]), *not_above(made.accuracy),
-            *bases_lines(made.bases, task), *filter(None, [why_leading(made.accuracy)]),
-            *ranking_conclusions(made.accuracy, made.neurons, task, made.results, made.config, made.basis),
+            *penalty_lines(result.results.get("penalty", {})), *filter(None, [at_positions]),
+            *not_above(result.accuracy),
+            *bases_lines(result.bases, task), *filter(None, [why_leading(result.accuracy)]),
+            *ranking_conclusions(result.accuracy, result.neurons, task, result.results, result.config, result.basis),
         ]  # fmt: skip
 
     def read(self, folder: Path) -> Run:

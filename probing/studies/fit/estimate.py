@@ -97,7 +97,7 @@ class Probes:
     is_adam: bool = False
 
     @classmethod
-    def asked(
+    def of_options(
         cls, layers: Sequence[int], controls: Sequence[str], n_replicates: int, retrains: bool, codes: bool,
         probe: ProbeOptions,
     ) -> Probes:  # fmt: skip
@@ -119,12 +119,12 @@ class Probes:
     @property
     def passes(self) -> dict[str, int]:
         """About how many passes over the training tokens of a layer each stage takes that trains probes."""
-        own, epochs = PASSES["path"] * self.chooses + PASSES["probe"], EPOCHS * self.is_adam
+        probe_passes, epochs = PASSES["path"] * self.chooses + PASSES["probe"], EPOCHS * self.is_adam
         retrained = PASSES["penalties"] + PASSES["removal"] * (2 * REMOVED + 1) + PASSES["intercept"]
         evidence = PASSES["replicate"] * self.n_replicates + retrained * self.retrains
         return {
-            "probes": own + epochs, "controls": (PASSES["control"] + epochs) * self.n_controls,
-            "codes": CODES * own * self.codes, "evidence": 0 if self.is_adam else evidence,
+            "probes": probe_passes + epochs, "controls": (PASSES["control"] + epochs) * self.n_controls,
+            "codes": CODES * probe_passes * self.codes, "evidence": 0 if self.is_adam else evidence,
         }  # fmt: skip
 
     @property
@@ -149,7 +149,7 @@ class Probes:
             algebra += _CURVATURE * self.n_classes * self.d_model**2
         return self.n_layers * (self.n_passes * self.n_tokens * pass_s + algebra / operations_per_s)
 
-    def measured_pass(self, device: str = "cpu") -> float:
+    def pass_seconds(self, device: str = "cpu") -> float:
         """Return how many seconds a pass takes for a token of a layer, on random numbers."""
         d, rows = self.d_model, min(_ROWS, max(self.n_tokens, 1))
         generator = torch.Generator().manual_seed(0)
@@ -230,10 +230,10 @@ class Estimate:
     def line(self, trainer: Mapping[str, Any] | None = None) -> str:
         """Return the estimate as a sentence; rates are measured for it."""
         speed = Speed.measure(self.readings[0].request, trainer)
-        reading = sum(one.seconds(speed) for one in self.readings)
+        reading = sum(cost.seconds(speed) for cost in self.readings)
         device = "cuda" if torch.cuda.is_available() and (trainer or {}).get("accelerator") != "cpu" else "cpu"
-        training = self.probes.seconds(self.probes.measured_pass(device), speed.rates["square"])
-        n = sum(bool(one.missing) for one in self.readings)
+        training = self.probes.seconds(self.probes.pass_seconds(device), speed.rates["square"])
+        n = sum(bool(cost.missing) for cost in self.readings)
         read = f"{duration(reading)} for {count(n, 'reading')} of the text by the model" if n else ""
         free = shutil.disk_usage(next(path for path in (self.cache, *self.cache.parents) if path.exists())).free
         disk = (
@@ -266,13 +266,13 @@ def stages_of_probes(
         probe: How the probes are trained.
         numbers: Whether the probes predict numbers, which takes no passes.
     """
-    passes = Probes.asked([0], controls, n_replicates, retrains, codes, probe).passes
-    asked = ["probes", *["controls"] * bool(controls), *["codes"] * codes, "evidence"]
-    return [*(None if numbers else Cost("pass", passes[name]) for name in asked), BRIEF]
+    passes = Probes.of_options([0], controls, n_replicates, retrains, codes, probe).passes
+    stages = ["probes", *["controls"] * bool(controls), *["codes"] * codes, "evidence"]
+    return [*(None if numbers else Cost("pass", passes[name]) for name in stages), BRIEF]
 
 
-def announced(
-    source: ActivationSource, corpora: Sequence[Corpus], controls: Sequence[str], seed: int, *asked: Any
+def estimate_callback(
+    source: ActivationSource, corpora: Sequence[Corpus], controls: Sequence[str], seed: int, *options: Any
 ) -> Callable[[Tokens, int, int], None]:
     """Return a function to call when the tokens and classes of a run of `fit` are known, before a model reads them.
 
@@ -283,13 +283,13 @@ def announced(
         corpora: The corpora.
         controls: Names of the controls, of which some read the corpora again.
         seed: Seed of the controls.
-        asked: Further arguments of `Probes.asked`.
+        options: Further arguments of `Probes.of_options`.
     """
-    probes = Probes.asked(source.layers, controls, *asked)
+    probes = Probes.of_options(source.layers, controls, *options)
     sources = [source, *filter(None, (source_of_control(name, source, seed) for name in controls))]
 
     def announce(tokens: Tokens, n_classes: int, n_train: int) -> None:
-        readings = [Reading.of(one.request(corpus), source.cache) for one in sources for corpus in corpora]
+        readings = [Reading.of(reader.request(corpus), source.cache) for reader in sources for corpus in corpora]
         width = source.n_features or readings[0].size.width
         known = replace(probes, n_tokens=n_train, n_classes=max(n_classes, 1), d_model=width)
         estimate = Estimate(readings, known, source.cache)
@@ -322,9 +322,9 @@ class Judging:
     sizes: Sequence[int] | None
     draws: int | None
 
-    def fitting(self, usual: Sequence[int], d_model: int) -> list[int]:
+    def fitting(self, default: Sequence[int], d_model: int) -> list[int]:
         """Return the numbers of neurons that are below `d_model`; if none is, half of `d_model`."""
-        return [size for size in self.sizes or usual if size < d_model] or [max(1, d_model // 2)]
+        return [size for size in self.sizes or default if size < d_model] or [max(1, d_model // 2)]
 
 
 def rank_layers(
@@ -361,12 +361,12 @@ def rank_layers(
                 continue
             data = read_layer(layer, weight[index], penalty, space, sides, seed)
             check_contributions(run, layer, METHODS["contribution"](data).score.numpy())
-            found = {}
+            by_method = {}
             for name in methods:
                 note(f"layer {layer}, {name}")
-                found[name] = METHODS[name](data)
-                rankings[name] += ranking_rows(layer, found[name].order.tolist(), found[name].score.tolist())
-            judged, grown = _judge(found, data, sides, judging)
+                by_method[name] = METHODS[name](data)
+                rankings[name] += ranking_rows(layer, by_method[name].order.tolist(), by_method[name].score.tolist())
+            judged, grown = _judge(by_method, data, sides, judging)
             evaluated += judged
             curves += grown
             if n_rotations:
@@ -378,23 +378,23 @@ def rank_layers(
 
 def _direction_rows(data: LayerData, sides: Sides, methods: Sequence[str], n_rotations: int, seed: int) -> Rows:
     """Return a layer's rows of `directions.csv`: of contributions on test tokens as `fit` has them, and of others."""
-    found: dict[str, tuple[Tensor, Tensor]] = {}
+    directions: dict[str, tuple[Tensor, Tensor]] = {}
     if {*CONTRIBUTIONS} & {*methods}:
-        own = measure_directions(
+        on_test = measure_directions(
             sides.test, data.layer, data.weight, data.moments, data.scaling.space, n_rotations, seed
         )
-        pairs = zip(own.neurons[:, data.live], own.directions, strict=True)
-        found = dict(zip(CONTRIBUTIONS, pairs, strict=True))
-    found |= rotated_scores(data, methods, n_rotations, seed)
+        pairs = zip(on_test.neurons[:, data.live], on_test.directions, strict=True)
+        directions = dict(zip(CONTRIBUTIONS, pairs, strict=True))
+    directions |= rotated_scores(data, methods, n_rotations, seed)
     return [
         {
             "layer": data.layer, "ranking": name,
-            **{column: value for column, value in concentration(*found[name]).items() if column in DIRECTIONS},
-            "n_above": int((shares_above(*found[name]) <= ALPHA).sum()), "n_neurons": len(data.live),
+            **{column: value for column, value in concentration(*directions[name]).items() if column in DIRECTIONS},
+            "n_above": int((shares_above(*directions[name]) <= ALPHA).sum()), "n_neurons": len(data.live),
             "n_rotations": n_rotations,
         }
         for name in methods
-        if name in found
+        if name in directions
     ]  # fmt: skip
 
 

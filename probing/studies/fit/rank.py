@@ -23,7 +23,7 @@ from probing.errors import UserError, did_you_mean, out_of_range, refuse
 from probing.models import from_the_end, layer_numbers, site_of, what_is_a_neuron
 from probing.results import Row, Table, layers_named
 from probing.runs import Result, Study, refuse_several
-from probing.runs.call import say_where, writable_folder
+from probing.runs.call import print_output_location, writable_folder
 from probing.runs.loading import (
     RANKING_KEY,
     TABLES,
@@ -124,11 +124,11 @@ def rank(
         rankings, tables = rank_layers(run, layers, sides, methods, judging, seed, rotations)
         tables["erasure"] = erasure_rows(run, sides, layers, top, seed) if erase else []
         ranked = {name: Table(rows, RANKING) for name, rows in rankings.items()}
-        made = Rankings(run, place, ranked, {name: Table(rows, TABLES[name]) for name, rows in tables.items()})
-        figures = _write(made, run, layers, label, figure_formats(figure_format))
-    where = _track(made, tracked_like(run, wandb), f"{run.folder.name}-rankings", config, figures)
-    _report(made, run, where, quiet)
-    return made
+        result = Rankings(run, place, ranked, {name: Table(rows, TABLES[name]) for name, rows in tables.items()})
+        figures = _write(result, run, layers, label, figure_formats(figure_format))
+    where = _track(result, tracked_like(run, wandb), f"{run.folder.name}-rankings", config, figures)
+    _report(result, run, where, quiet)
+    return result
 
 
 def _without_intercept(run: Run) -> Run:
@@ -159,36 +159,36 @@ def _read(run: Run, corpus: Moved | None, cache: str | None, quiet: bool) -> tup
 
 
 @stage("tables and figures")
-def _write(made: Rankings, run: Run, layers: Sequence[int], label: str, formats: Sequence[str]) -> list[Path]:
+def _write(rankings: Rankings, run: Run, layers: Sequence[int], label: str, formats: Sequence[str]) -> list[Path]:
     """Write the tables into the files, keeping rows of earlier calls, and return the paths of the figures."""
     from probing.probes.evaluation import CURVE_KEY, EVALUATION_KEY
     from probing.probes.removal import INFORMATION_KEY
 
-    files: dict[str, Ranked] = {name: (rows, RANKING, RANKING_KEY) for name, rows in made.rankings.items()}
-    files["directions"] = made.directions, DIRECTIONS, ("layer", "ranking")
-    files["evaluation"] = made.evaluation, EVALUATION, EVALUATION_KEY
-    files["erasure"] = made.erasure, ERASURE, INFORMATION_KEY
-    files["curves"] = made.curves, CURVES, CURVE_KEY
-    with writing(made.folder, run):
-        write_tables(made.folder, files)
-        return draw_curves(made.folder, layers, label, run, formats) if made.curves else []
+    files: dict[str, Ranked] = {name: (rows, RANKING, RANKING_KEY) for name, rows in rankings.rankings.items()}
+    files["directions"] = rankings.directions, DIRECTIONS, ("layer", "ranking")
+    files["evaluation"] = rankings.evaluation, EVALUATION, EVALUATION_KEY
+    files["erasure"] = rankings.erasure, ERASURE, INFORMATION_KEY
+    files["curves"] = rankings.curves, CURVES, CURVE_KEY
+    with writing(rankings.folder, run):
+        write_tables(rankings.folder, files)
+        return draw_curves(rankings.folder, layers, label, run, formats) if rankings.curves else []
 
 
-def _report(made: Rankings, run: Run, where: str | None, quiet: bool) -> None:
+def _report(rankings: Rankings, run: Run, where: str | None, quiet: bool) -> None:
     """Print the rankings, and where they are."""
     from probing.runtime import terminal
     from probing.tables.conclusions import few_clusters
 
     if quiet:
-        for line in rankings_lines(made.rankings):
+        for line in rankings_lines(rankings.rankings):
             print(line)
     else:
-        terminal.show(*made.tables())
+        terminal.show(*rankings.tables())
         print(what_is_a_neuron(site_of(run.config)))
-    terminal.tell(*curves_lines(made.curves))
-    if (made.evaluation or made.erasure or made.curves) and (few := few_clusters(run.results)):
+    terminal.tell(*curves_lines(rankings.curves))
+    if (rankings.evaluation or rankings.erasure or rankings.curves) and (few := few_clusters(run.results)):
         print(few)
-    say_where(made.folder, where)
+    print_output_location(rankings.folder, where)
 
 
 def _sizes(k: int | Sequence[int] | str | None) -> list[int] | None:
@@ -199,11 +199,11 @@ def _sizes(k: int | Sequence[int] | str | None) -> list[int] | None:
     """
     if k is None:
         return None
-    typed = str(k) if isinstance(k, int | str) else ",".join(map(str, k))
+    flag_text = str(k) if isinstance(k, int | str) else ",".join(map(str, k))
     try:
-        return sorted({int(part) for part in typed.split(",")})
+        return sorted({int(part) for part in flag_text.split(",")})
     except ValueError:
-        raise UserError(f"`--k {typed}`: expected a number of neurons, or several such as 10,50,100.") from None
+        raise UserError(f"`--k {flag_text}`: expected a number of neurons, or several such as 10,50,100.") from None
 
 
 def _layers(layer: Layers, run: Run) -> list[int]:
@@ -212,20 +212,20 @@ def _layers(layer: Layers, run: Run) -> list[int]:
     Raises:
         UserError: If the run does not have one of them.
     """
-    there = [row["layer"] for row in run.accuracy]
-    wanted = from_the_end(layer_numbers(layer) or there, there)
-    if missing := [number for number in wanted if number not in there]:
-        raise UserError(f"`--layer {missing[0]}` is not in {run.folder}, which has {layers_named(there)} alone.")
-    return wanted
+    run_layers = [row["layer"] for row in run.accuracy]
+    selected = from_the_end(layer_numbers(layer) or run_layers, run_layers)
+    if missing := [number for number in selected if number not in run_layers]:
+        raise UserError(f"`--layer {missing[0]}` is not in {run.folder}, which has {layers_named(run_layers)} alone.")
+    return selected
 
 
-def _methods(typed: str | Sequence[str], known: Mapping[str, Callable[..., Any]]) -> list[str]:
+def _methods(selection: str | Sequence[str], known: Mapping[str, Callable[..., Any]]) -> list[str]:
     """Return the methods that were asked for, in the order of the tables.
 
     Raises:
         UserError: If one is unknown.
     """
-    names = [name.strip() for name in typed.split(",")] if isinstance(typed, str) else list(typed)
+    names = [name.strip() for name in selection.split(",")] if isinstance(selection, str) else list(selection)
     if names == ["all"]:
         return list(known)
     for name in names:
@@ -236,18 +236,18 @@ def _methods(typed: str | Sequence[str], known: Mapping[str, Callable[..., Any]]
 
 
 def _track(
-    made: Rankings, options: WandbOptions, name: str, config: Mapping[str, Any], figures: Sequence[Path]
+    rankings: Rankings, options: WandbOptions, name: str, config: Mapping[str, Any], figures: Sequence[Path]
 ) -> str | None:
     """Log tables and figures to W&B, without files since `rank` may replace them, and return their address."""
     from probing.runtime.terminal import say
 
-    tables: dict[str, Sequence[Row]] = {f"rankings/{name}": rows for name, rows in made.rankings.items()}
-    tables |= {"directions": made.directions, "evaluation": made.evaluation}
-    tables |= {"erasure": made.erasure, "curves": made.curves}
-    tracker = Tracker(options, made.folder, name, config, say)
+    tables: dict[str, Sequence[Row]] = {f"rankings/{name}": rows for name, rows in rankings.rankings.items()}
+    tables |= {"directions": rankings.directions, "evaluation": rankings.evaluation}
+    tables |= {"erasure": rankings.erasure, "curves": rankings.curves}
+    tracker = Tracker(options, rankings.folder, name, config, say)
     tracker.log_results([], [], figures, [], tables)
     tracker.finish()
-    return tracker.where(made.folder)
+    return tracker.where(rankings.folder)
 
 
 def top_problems(n_top: int, d_model: int) -> list[str]:
@@ -268,18 +268,18 @@ class Rank(Study):
         "curves_LL.png, .pdf": "Accuracy with, and without, the first k neurons of each ranking."
     }
 
-    def tables(self, made: Result) -> list[Any]:
+    def tables(self, result: Result) -> list[Any]:
         """Return the rankings side by side, and what was measured of them."""
         return [
-            *rankings_tables(vars(made)["rankings"], made.directions),
-            *evaluation_tables(made.evaluation),
-            *erasure_tables(made.erasure),
-            *curves_tables(made.curves),
+            *rankings_tables(vars(result)["rankings"], result.directions),
+            *evaluation_tables(result.evaluation),
+            *erasure_tables(result.erasure),
+            *curves_tables(result.curves),
         ]
 
-    def conclusions(self, made: Result) -> list[str]:
+    def conclusions(self, result: Result) -> list[str]:
         """Return how many neurons of each ranking are enough."""
-        return curves_lines(made.curves)
+        return curves_lines(result.curves)
 
 
 STUDY = Rank()

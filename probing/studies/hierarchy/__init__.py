@@ -54,17 +54,19 @@ def hierarchy(
     too_few = [problem for option, n in sizes.items() for problem in out_of_range(option, n, 1, 100_000)]
     probe = as_options(ProbeOptions, probe, "probe")
     call = Call.of(study_of("hierarchy"), config, name, wandb, [*probe.problems_without_bias(), *too_few])
-    wanted = chosen("--tasks", tasks, list(LINEAR)), chosen("--controls", controls, list(CONTROLS), "none")
+    selected = chosen("--tasks", tasks, list(LINEAR)), chosen("--controls", controls, list(CONTROLS), "none")
     with quiet_libraries():
-        from probing.studies.hierarchy.survey import Asked, Sizes, measured, survey
+        from probing.studies.hierarchy.survey import HierarchyConfig, Sizes, study_output, survey
 
         source = call.source(probe.solver, tokenizer=tokenizer)
-        asked = Asked(*wanted, Sizes(*sizes.values()), probe, seed)  # type: ignore[arg-type]
-        call.expect(2 * len(asked.tasks))
-        found = survey(source, asked, call.say)
+        hierarchy_config = HierarchyConfig(*selected, Sizes(*sizes.values()), probe, seed)  # type: ignore[arg-type]
+        call.expect(2 * len(hierarchy_config.tasks))
+        outcome = survey(source, hierarchy_config, call.say)
         if not is_main_process():
             return None
-        return call.write(source.model, lambda folder: measured(found, asked.sizes, source.model.short_name))
+        return call.write(
+            source.model, lambda folder: study_output(outcome, hierarchy_config.sizes, source.model.short_name)
+        )
 
 
 class Hierarchy(Study):
@@ -79,25 +81,25 @@ class Hierarchy(Study):
         "figures/hierarchy": "The shares by layer, a panel for each task.",
     }
 
-    def tables(self, made: Result) -> list[Any]:
+    def tables(self, result: Result) -> list[Any]:
         """Return the shares, a table for each task."""
-        return tables.tables(made.by_name)
+        return tables.tables(result.by_name)
 
-    def conclusions(self, made: Result) -> list[str]:
+    def conclusions(self, result: Result) -> list[str]:
         """Return which layers go by which rule."""
-        return tables.conclusions(made.by_name)
+        return tables.conclusions(result.by_name)
 
-    def about(self, made: Result) -> str:
+    def about(self, result: Result) -> str:
         """Return the title of a page."""
         from probing.page.charts import model_name
 
-        return f"linear order or hierarchy in {model_name(made.config)}"
+        return f"linear order or hierarchy in {model_name(result.config)}"
 
-    def section(self, made: Result, place: SectionPlace) -> Html:
+    def section(self, result: Result, place: SectionPlace) -> Html:
         """Return the shares by layer, and the tables of the terminal."""
-        return hierarchy_section(made, place.anchor)
+        return hierarchy_section(result, place.anchor)
 
-    def terms(self, made: Result) -> Mapping[str, Terms]:
+    def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
         return {self.title: tables.terms()}
 

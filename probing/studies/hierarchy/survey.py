@@ -120,11 +120,11 @@ class Grammar:
         return self._distinct(n, differ=False), self._distinct(n_others, differ=True)
 
     def _distinct(self, n: int, differ: bool) -> list[Sentence]:
-        found: dict[tuple[str, ...], Sentence] = {}
-        while len(found) < n:
-            made = self._main_auxiliary(differ) if self.task == "main_auxiliary" else self._subject_noun(differ)
-            found.setdefault(made.words, made)
-        return list(found.values())
+        by_words: dict[tuple[str, ...], Sentence] = {}
+        while len(by_words) < n:
+            sentence = self._main_auxiliary(differ) if self.task == "main_auxiliary" else self._subject_noun(differ)
+            by_words.setdefault(sentence.words, sentence)
+        return list(by_words.values())
 
     def _main_auxiliary(self, differ: bool) -> Sentence:
         # No auxiliary occurs twice: embeddings without positions could not distinguish equal words.
@@ -137,21 +137,21 @@ class Grammar:
             subject += self._prepositional_phrases()
         has_clause = self._draw.random() < 0.5
         if has_clause or self._is_transitive():
-            rest = [self._one(TRANSITIVE), *self._noun_phrase()]
+            rest = [self._draw_word(TRANSITIVE), *self._noun_phrase()]
             rest += self._relative_clause(of_object)[1] if has_clause else []
         else:
-            rest = [self._one(INTRANSITIVE)]
+            rest = [self._draw_word(INTRANSITIVE)]
         return self._sentence([*subject, main, *rest], len(subject), AUXILIARIES, distractor)
 
     def _subject_noun(self, differ: bool) -> Sentence:
         distractor, subject = self._modified() if differ else ("", self._noun_phrase())
         answer = len(subject) - 1
-        rest = [self._one(AUXILIARIES)]
+        rest = [self._draw_word(AUXILIARIES)]
         if self._is_transitive():
             modified = self._draw.random() < 0.5
-            rest += [self._one(TRANSITIVE), *(self._modified()[1] if modified else self._noun_phrase())]
+            rest += [self._draw_word(TRANSITIVE), *(self._modified()[1] if modified else self._noun_phrase())]
         else:
-            rest.append(self._one(INTRANSITIVE))
+            rest.append(self._draw_word(INTRANSITIVE))
         words = [*subject, *self._prepositional_phrases(), *rest]
         return self._sentence(words, answer, NOUNS + PLURALS, distractor)
 
@@ -161,32 +161,32 @@ class Grammar:
 
     def _noun_phrase(self) -> list[str]:
         bare = self._draw.random() < _BARE
-        return [*self._before_noun(bare), self._one(PLURALS if bare else NOUNS)]
+        return [*self._before_noun(bare), self._draw_word(PLURALS if bare else NOUNS)]
 
     def _modified(self) -> tuple[str, list[str]]:
         """Return the name of a construction, and a noun phrase in which it puts another noun before the head."""
-        bare, kind = self._draw.random() < _BARE, self._one(("compound", "possessive"))
+        bare, kind = self._draw.random() < _BARE, self._draw_word(("compound", "possessive"))
         first, second = self._draw.sample(range(len(NOUNS)), 2)
         between = ["'s"] if kind == "possessive" else []
         return kind, [*self._before_noun(bare), NOUNS[first], *between, (PLURALS if bare else NOUNS)[second]]
 
     def _before_noun(self, bare: bool) -> Iterator[str]:
         if not bare:
-            yield self._one(DETERMINERS)
+            yield self._draw_word(DETERMINERS)
         for _ in range(self._number(_N_ADJECTIVES)):
-            yield self._one(ADJECTIVES)
+            yield self._draw_word(ADJECTIVES)
 
     def _prepositional_phrases(self) -> list[str]:
-        phrases = ([self._one(PREPOSITIONS), *self._noun_phrase()] for _ in range(self._number(_N_PHRASES)))
+        phrases = ([self._draw_word(PREPOSITIONS), *self._noun_phrase()] for _ in range(self._number(_N_PHRASES)))
         return [word for phrase in phrases for word in phrase]
 
     def _relative_clause(self, auxiliary: str) -> tuple[str, list[str]]:
         """Return the name of a kind of relative clause, and such a clause with this auxiliary."""
         if self._draw.random() < 0.5:
-            return "object_relative", ["that", *self._noun_phrase(), auxiliary, self._one(TRANSITIVE)]
+            return "object_relative", ["that", *self._noun_phrase(), auxiliary, self._draw_word(TRANSITIVE)]
         if self._draw.random() < 0.5:
-            return "subject_relative", ["that", auxiliary, self._one(INTRANSITIVE)]
-        return "subject_relative", ["that", auxiliary, self._one(TRANSITIVE), *self._noun_phrase()]
+            return "subject_relative", ["that", auxiliary, self._draw_word(INTRANSITIVE)]
+        return "subject_relative", ["that", auxiliary, self._draw_word(TRANSITIVE), *self._noun_phrase()]
 
     def _is_transitive(self) -> bool:
         return self._draw.random() < _TRANSITIVE[self.task]
@@ -194,7 +194,7 @@ class Grammar:
     def _number(self, shares: tuple[float, ...]) -> int:
         return self._draw.choices(range(len(shares)), shares)[0]
 
-    def _one(self, words: tuple[str, ...]) -> str:
+    def _draw_word(self, words: tuple[str, ...]) -> str:
         return self._draw.choice(words)
 
 
@@ -243,9 +243,11 @@ class Text:
             name: Name of the corpus.
             sentences: The sentences.
         """
-        answers, linear = (np.array([getattr(one, rule) for one in sentences]) for rule in ("answer", "linear"))
-        distractors = np.array([one.distractor for one in sentences])
-        return cls(from_words(name, [one.words for one in sentences]), answers, linear, distractors)
+        answers, linear = (
+            np.array([getattr(sentence, rule) for sentence in sentences]) for rule in ("answer", "linear")
+        )
+        distractors = np.array([sentence.distractor for sentence in sentences])
+        return cls(from_words(name, [sentence.words for sentence in sentences]), answers, linear, distractors)
 
     def check(self, tokens: Tokens) -> None:
         """Refuse a tokenization in which a sentence lacks a word.
@@ -253,12 +255,12 @@ class Text:
         Raises:
             UserError: If the model's limit cuts a sentence, or its tokenizer drops a word.
         """
-        found = np.bincount(tokens.sentences[tokens.first_pieces], minlength=tokens.n_sentences)
+        n_read = np.bincount(tokens.sentences[tokens.first_pieces], minlength=tokens.n_sentences)
         n_words = np.array([len(words) for words in self.corpus.words or ()])
-        if (lacking := np.flatnonzero(found < n_words)).size:
+        if (lacking := np.flatnonzero(n_read < n_words)).size:
             raise UserError(
                 f"`--model`: of the {self.corpus.name}, `{self.corpus.sentences[lacking[0]]}` keeps only "
-                f"{found[lacking[0]]} of {n_words[lacking[0]]} words; choose a model that reads all words of longer "
+                f"{n_read[lacking[0]]} of {n_words[lacking[0]]} words; choose a model that reads all words of longer "
                 "sentences."
             )
 
@@ -270,9 +272,9 @@ class Text:
             chosen: Which sentences, shape (n_sentences,), bool.
         """
         tokens = store.tokens
-        here = tokens.first_pieces & chosen[tokens.sentences]
+        is_example = tokens.first_pieces & chosen[tokens.sentences]
         is_answer = tokens.words == self.answers[tokens.sentences]
-        return Examples(store, np.where(here, is_answer, -1).astype(np.int32), word_means=True)
+        return Examples(store, np.where(is_example, is_answer, -1).astype(np.int32), word_means=True)
 
 
 @dataclass(frozen=True)
@@ -401,10 +403,11 @@ def generalised(answers: NDArray[np.int64], text: Text, chosen: NDArray[np.bool_
         linear: Name of the column with the share of answers that follow linear order.
     """
     right, first = ((answers == rule)[chosen] for rule in (text.answers, text.linear))
-    found = counted("generalisation", right)
-    own = {"generalisation": found["generalisation"], "low": found["generalisation_low"]}
+    shares = counted("generalisation", right)
+    columns = {"generalisation": shares["generalisation"], "low": shares["generalisation_low"]}
     return {
-        **own, "high": found["generalisation_high"], **counted(linear, first), **compared("preference", right, first)
+        **columns, "high": shares["generalisation_high"], **counted(linear, first),
+        **compared("preference", right, first)
     }  # fmt: skip
 
 
@@ -413,7 +416,7 @@ TABLES = ("hierarchy", "distractors")
 
 
 @dataclass(frozen=True)
-class Asked:
+class HierarchyConfig:
     """What is measured.
 
     Args:
@@ -449,7 +452,7 @@ class OfTask:
 
 
 @dataclass(frozen=True)
-class Found:
+class HierarchyOutcome:
     """What was found.
 
     Args:
@@ -461,7 +464,9 @@ class Found:
     @property
     def tables(self) -> dict[str, list[Row]]:
         """Rows of all tasks, by the name of their table."""
-        return {name: [row for one in self.tasks.values() for row in one.rows[name]] for name in TABLES}
+        return {
+            name: [row for task_results in self.tasks.values() for row in task_results.rows[name]] for name in TABLES
+        }
 
 
 def read(source: ActivationSource, parts: Parts) -> list[ActivationStore]:
@@ -469,43 +474,44 @@ def read(source: ActivationSource, parts: Parts) -> list[ActivationStore]:
     return source.read([text.corpus for text in parts.texts], [text.check for text in parts.texts])
 
 
-def survey(source: ActivationSource, asked: Asked, say: Callable[[str], None]) -> Found:
+def survey(source: ActivationSource, config: HierarchyConfig, say: Callable[[str], None]) -> HierarchyOutcome:
     """Train the probes of every task, on the model itself and on the controls, and ask them.
 
     Args:
         source: The model.
-        asked: What is measured.
+        config: What is measured.
         say: Called with one-line messages.
     """
-    sources = {ITSELF: source, **dict(_controls(source, asked, say))}
-    found: dict[Task, OfTask] = {}
-    for task in asked.tasks:
-        parts = Parts.of(task, asked.sizes, asked.seed)
+    sources = {ITSELF: source, **dict(_controls(source, config, say))}
+    by_task: dict[Task, OfTask] = {}
+    for task in config.tasks:
+        parts = Parts.of(task, config.sizes, config.seed)
         with stage(f"hidden states of {layers_named(source.layers)}, {task}", len(sources)) as advance:
             stores = {}
-            for name, one in sources.items():
-                stores[name] = read(one, parts)
+            for name, task_source in sources.items():
+                stores[name] = read(task_source, parts)
                 advance(1)
         with stage(f"probes of {layers_named(source.layers)}, {task}"):
-            found[task] = _measure(task, parts, stores, source, asked)
-    return Found(found)
+            by_task[task] = _measure(task, parts, stores, source, config)
+    return HierarchyOutcome(by_task)
 
 
 def _controls(
-    source: ActivationSource, asked: Asked, say: Callable[[str], None]
+    source: ActivationSource, config: HierarchyConfig, say: Callable[[str], None]
 ) -> Iterator[tuple[str, ActivationSource]]:
     """Yield the name of each control that applies, and what gives its activations."""
-    for name in asked.controls:
+    for name in config.controls:
         if name == "permuted_positions":
-            yield name, replace(source, permuted_tokens_seed=asked.seed)
+            yield name, replace(source, permuted_tokens_seed=config.seed)
         elif source.random_weights_seed is None:
-            yield name, replace(source, random_weights_seed=asked.seed)
+            yield name, replace(source, random_weights_seed=config.seed)
         else:
             say("the control untrained is left out: the model itself is randomly initialised")
 
 
 def _measure(
-    task: Task, parts: Parts, stores: Mapping[str, Sequence[ActivationStore]], source: ActivationSource, asked: Asked,
+    task: Task, parts: Parts, stores: Mapping[str, Sequence[ActivationStore]], source: ActivationSource,
+    config: HierarchyConfig,
 ) -> OfTask:  # fmt: skip
     """Return what is found of a task.
 
@@ -514,22 +520,22 @@ def _measure(
         parts: Its sentences.
         stores: The activations of both texts, for the model itself and then for each control.
         source: The model.
-        asked: What is measured.
+        config: What is measured.
     """
     layers, sides = source.layers, parts.sides(stores[ITSELF])
     moments = layer_moments(sides.train, layers)
-    path, training = penalised(asked.probe, asked.seed, sides, layers, moments, source.trainer)
+    path, training = penalised(config.probe, config.seed, sides, layers, moments, source.trainer)
     fits = {
         ITSELF: train_probes(sides, layers, training, task, moments=moments, starts=path.weights if path else None)
     }  # fmt: skip
     for control in list(stores)[1:]:
         what = f"{task}, {control}"
         fits[control] = train_probes(parts.sides(stores[control]), layers, training.for_controls(), what)
-    answers = {name: answers_of(own, parts, stores[name]) for name, own in fits.items()}
+    answers = {name: answers_of(of_condition, parts, stores[name]) for name, of_condition in fits.items()}
     rows: dict[str, list[Row]] = {name: [] for name in TABLES}
-    for name, own in answers.items():
-        made = task_rows(task, name, layers, own, None if name == ITSELF else answers[ITSELF], parts)
-        for table, more in zip(rows.values(), made, strict=True):
+    for name, of_condition in answers.items():
+        more_rows = task_rows(task, name, layers, of_condition, None if name == ITSELF else answers[ITSELF], parts)
+        for table, more in zip(rows.values(), more_rows, strict=True):
             table.extend(more)
     gap = max(fit.optimality_gap for fit in fits[ITSELF])
     return OfTask(rows, training.penalty.l2, gap, stores[ITSELF])
@@ -557,17 +563,17 @@ def task_rows(
     text, differ = parts.testing, parts.differ
     rows, kinds = [], []
     for i, layer in enumerate(layers):
-        own: dict[str, Any] = {"task": task, "condition": condition, "layer": layer}
+        key: dict[str, Any] = {"task": task, "condition": condition, "layer": layer}
         right = answers[i] == text.answers
-        row = {**own, **counted("test", right[~differ]), **generalised(answers[i], text, differ, LINEAR[task])}
+        row = {**key, **counted("test", right[~differ]), **generalised(answers[i], text, differ, LINEAR[task])}
         if itself is not None:
             of_model = itself[i] == text.answers
             row |= compared("difference", of_model[differ], right[differ])
         rows.append(row)
         for kind in np.unique(text.distractors[differ]):
             chosen = text.distractors == kind
-            measured = generalised(answers[i], text, chosen, LINEAR[task])
-            kinds.append({**own, "distractor": str(kind), **measured, "n": int(chosen.sum())})
+            shares = generalised(answers[i], text, chosen, LINEAR[task])
+            kinds.append({**key, "distractor": str(kind), **shares, "n": int(chosen.sum())})
     return rows, kinds
 
 
@@ -609,22 +615,22 @@ def write_figure(path: Path, rows: Sequence[ReadonlyRow], model: str, formats: S
 
 
 def _panel(axes: Axes, rows: Sequence[ReadonlyRow], task: str) -> None:
-    own = of_model(rows, task, ITSELF)
-    layers = [row["layer"] for row in own]
+    model_rows = of_model(rows, task, ITSELF)
+    layers = [row["layer"] for row in model_rows]
     lines = [
-        (own, "test", "test", "both rules agree", _TEST),
-        (own, "generalisation", "", "they differ: right", _RIGHT),
-        (own, LINEAR[task], LINEAR[task], "they differ: the first\nauxiliary, or noun", _LINEAR),
+        (model_rows, "test", "test", "both rules agree", _TEST),
+        (model_rows, "generalisation", "", "they differ: right", _RIGHT),
+        (model_rows, LINEAR[task], LINEAR[task], "they differ: the first\nauxiliary, or noun", _LINEAR),
         *(
             (of_model(rows, task, name), "generalisation", "", f"{words}: right", _CONTROLS[name])
             for name, words in controls_of(rows).items()
         ),
     ]
-    for i, (here, column, of, label, look) in enumerate(lines):
-        values = np.array([row[column] for row in here])
+    for i, (line_rows, column, of, label, look) in enumerate(lines):
+        values = np.array([row[column] for row in line_rows])
         shift = 0.06 * (i - (len(lines) - 1) / 2)
         axes.errorbar(
-            [layer + shift for layer in layers], values, yerr=error_bars(here, values, of), label=label,
+            [layer + shift for layer in layers], values, yerr=error_bars(line_rows, values, of), label=label,
             ms=4, capsize=2, lw=1.3, elinewidth=0.7, **joined(look, layers),
         )  # fmt: skip
     name_layers(axes, layers, most=9)
@@ -633,26 +639,26 @@ def _panel(axes: Axes, rows: Sequence[ReadonlyRow], task: str) -> None:
     axes.set_title(named(task))
 
 
-def measured(found: Found, sizes: Sizes, model_name: str) -> Measured:
+def study_output(outcome: HierarchyOutcome, sizes: Sizes, model_name: str) -> Measured:
     """Return the tables with what belongs to them.
 
     Args:
-        found: What was found.
+        outcome: What was found.
         sizes: Numbers of sentences.
         model_name: The model's short name, for titles.
     """
-    rows = found.tables["hierarchy"]
+    rows = outcome.tables["hierarchy"]
     results: dict[str, Any] = {
         "cache": {
-            task: {side: origin(store) for side, store in zip(("train", "test"), one.stores, strict=True)}
-            for task, one in found.tasks.items()
+            task: {side: origin(store) for side, store in zip(("train", "test"), task_results.stores, strict=True)}
+            for task, task_results in outcome.tasks.items()
         },
         "n_sentences": {**asdict(sizes), "validation": sizes.test},
-        "penalty": {task: one.l2 for task, one in found.tasks.items()},
-        "optimality_gap": {task: one.optimality_gap for task, one in found.tasks.items()},
+        "penalty": {task: task_results.l2 for task, task_results in outcome.tasks.items()},
+        "optimality_gap": {task: task_results.optimality_gap for task, task_results in outcome.tasks.items()},
     }
     return Measured(
-        found.tables,
+        outcome.tables,
         results,
         _curves(rows),
         draw=lambda folder, formats: write_figure(folder / "hierarchy", rows, model_name, formats),

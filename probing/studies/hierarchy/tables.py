@@ -83,13 +83,13 @@ def tasks_of(rows: Sequence[Row]) -> list[str]:
 
 def controls_of(rows: Sequence[Row]) -> dict[str, str]:
     """Return the controls of a table, with their labels."""
-    there = {row["condition"] for row in rows}
-    return {name: words for name, words in CONTROLS.items() if name in there}
+    conditions = {row["condition"] for row in rows}
+    return {name: words for name, words in CONTROLS.items() if name in conditions}
 
 
-def tables(made: Mapping[str, Sequence[Row]]) -> list[Any]:
+def tables(by_name: Mapping[str, Sequence[Row]]) -> list[Any]:
     """Return a rich table for each task: a row for each layer."""
-    return [_table(made["hierarchy"], task) for task in tasks_of(made["hierarchy"])]
+    return [_table(by_name["hierarchy"], task) for task in tasks_of(by_name["hierarchy"])]
 
 
 def _table(rows: Sequence[Row], task: str) -> Any:
@@ -111,27 +111,28 @@ def _of_layer(by_layer: Mapping[int, Row], row: Row) -> str:
 
 def terms() -> dict[str, str]:
     """Return the meanings of all headings."""
-    found = {name: meaning for task in LINEAR for name, meaning in HIERARCHY.terms(shown_columns(task)).items()}
-    return found | {
+    meanings = {name: meaning for task in LINEAR for name, meaning in HIERARCHY.terms(shown_columns(task)).items()}
+    return meanings | {
         CONTROLS["untrained"]: "Share answered rightly by probes of the same architecture, randomly initialised.",
         CONTROLS["permuted_positions"]: "Share answered rightly where the model reads each sentence with its tokens "
         "permuted.",
     }
 
 
-def conclusions(made: Mapping[str, Sequence[Row]]) -> list[str]:
+def conclusions(by_name: Mapping[str, Sequence[Row]]) -> list[str]:
     """Return what was found, a few sentences for each task."""
-    return [line for task in tasks_of(made["hierarchy"]) for line in _lines(made["hierarchy"], task)]
+    return [line for task in tasks_of(by_name["hierarchy"]) for line in _lines(by_name["hierarchy"], task)]
 
 
 def _lines(rows: Sequence[Row], task: str) -> list[str]:
-    own, linear = of_model(rows, task), LINEAR[task]
+    model_rows, linear = of_model(rows, task), LINEAR[task]
     name = named(task).capitalize()
-    lines = [f"{name}: where the two rules differ, probes go {_rules(own)}."]
-    for one in own[:1] + own[1:][-1:]:
+    lines = [f"{name}: where the two rules differ, probes go {_rules(model_rows)}."]
+    for layer_row in model_rows[:1] + model_rows[1:][-1:]:
         lines.append(
-            f"{name}, layer {one['layer']}: right in {one['generalisation']:.1%}{_within(one)} of the sentences in "
-            f"which the {named(linear)} is wrong, which it answers in {one[linear]:.1%}{_within(one, linear)}."
+            f"{name}, layer {layer_row['layer']}: right in {layer_row['generalisation']:.1%}{_within(layer_row)} of "
+            f"the sentences in which the {named(linear)} is wrong, which it answers in "
+            f"{layer_row[linear]:.1%}{_within(layer_row, linear)}."
         )
     for control, words in controls_of(rows).items():
         beside = of_model(rows, task, control)
@@ -140,7 +141,7 @@ def _lines(rows: Sequence[Row], task: str) -> list[str]:
         below = _layers_where(beside, lambda row: _side(row, "difference") < 0)
         where += f" and below it in {layers_named(below)}" if below else ""
         lines.append(f"{name}, beside {words}: the model is {where}.")
-    if unlearned := _layers_where(own, lambda row: row["test"] < LEARNED):
+    if unlearned := _layers_where(model_rows, lambda row: row["test"] < LEARNED):
         lines.append(
             f"{name}: in {layers_named(unlearned)} the probe is right in fewer than {LEARNED:.0%} of test sentences of "
             "the kind it was trained on, so that what it does on others says little there."
@@ -148,10 +149,10 @@ def _lines(rows: Sequence[Row], task: str) -> list[str]:
     return lines
 
 
-def _rules(own: Sequence[Row]) -> str:
+def _rules(model_rows: Sequence[Row]) -> str:
     """Say which layers go by which rule, by the interval of the preference."""
     sides = {
-        side: _layers_where(own, lambda row, side=side: _side(row, "preference") == side)  # type: ignore[misc]
+        side: _layers_where(model_rows, lambda row, side=side: _side(row, "preference") == side)  # type: ignore[misc]
         for side in (-1, 1, 0)
     }
     words = {-1: "by linear order", 1: "by hierarchy", 0: "by neither beyond the interval"}
@@ -164,8 +165,8 @@ def _layers_where(rows: Sequence[Row], holds: Callable[[Row], bool]) -> list[int
 
 def _side(row: Row, of: str) -> int:
     """Return on which side of 0 an interval lies: 1, -1, or 0 where it holds 0 or is not there."""
-    found = ends(row, of)
-    return 0 if found is None else int(found[0] > 0) - int(found[1] < 0)
+    interval = ends(row, of)
+    return 0 if interval is None else int(interval[0] > 0) - int(interval[1] < 0)
 
 
 def _within(row: Row, of: str = "") -> str:
@@ -177,29 +178,29 @@ def _within(row: Row, of: str = "") -> str:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def hierarchy_section(made: Result, anchor: str) -> Html:
+def hierarchy_section(result: Result, anchor: str) -> Html:
     """Return which layers go by which rule, the shares by layer, and the tables of the terminal.
 
     Args:
-        made: The results of `hierarchy`.
+        result: The results of `hierarchy`.
         anchor: What the section is linked by.
     """
-    rows = made.hierarchy
+    rows = result.hierarchy
     return section_of(
-        made,
+        result,
         anchor,
         *(_shares(rows, task) for task in tasks_of(rows)),
-        *framed(made.tables()),
+        *framed(result.tables()),
     )
 
 
 def _shares(rows: Sequence[Row], task: str) -> Html:
     """Return the shares of a task by layer: of the model itself, and of each control."""
-    own, linear = of_model(rows, task), LINEAR[task]
+    model_rows, linear = of_model(rows, task), LINEAR[task]
     lines = [
-        _line("both rules agree: right", own, "test", "test"),
-        _line("they differ: right", own, "generalisation", ""),
-        _line(f"they differ: the {named(linear)}", own, linear, linear),
+        _line("both rules agree: right", model_rows, "test", "test"),
+        _line("they differ: right", model_rows, "generalisation", ""),
+        _line(f"they differ: the {named(linear)}", model_rows, linear, linear),
     ]
     for name, words in controls_of(rows).items():
         lines.append(_line(f"they differ, {words}: right", of_model(rows, task, name), "generalisation", ""))

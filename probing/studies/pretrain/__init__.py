@@ -98,33 +98,40 @@ def pretrain(
     config |= {"encoder": asdict(shape), "training": asdict(recipe)}
     # An unfinished run of the name is continued, so that whether the name is taken is found later.
     call = Call.of(study_of("pretrain"), config, None, wandb, [*numbers, *problems, *recipe_problems(shape, recipe)])
-    wanted = chosen("--arms", arms, PRETRAINING_ARMS)
+    selected = chosen("--arms", arms, PRETRAINING_ARMS)
     text = load_corpus(corpus)
     with quiet_libraries():
         from probing.runtime.trainer import Places, check_trainer_options
-        from probing.studies.pretrain.results import measured
-        from probing.studies.pretrain.training import Asked, Job, measure_all, measure_lengths, packed_text, train_all
+        from probing.studies.pretrain.results import study_output
+        from probing.studies.pretrain.training import (
+            Job,
+            PretrainConfig,
+            measure_all,
+            measure_lengths,
+            packed_text,
+            train_all,
+        )
 
         check_trainer_options(trainer or {}, "pretraining")
         check_several(trainer or {}, name is not None)
         named = name or free_name(call.place, f"pretrain-{size}")
         folder = folder_of_trainings(call.place, named, config, {"corpus": text})
-        jobs = [Job(arm, number) for number in range(seed, seed + seeds) for arm in wanted]
-        asked = Asked(jobs, shape, recipe, sentences, seed, trainer or {})
+        jobs = [Job(arm, number) for number in range(seed, seed + seeds) for arm in selected]
+        training_config = PretrainConfig(jobs, shape, recipe, sentences, seed, trainer or {})
         first = is_main_process()
         call.expect(len(jobs) + 2 + bool(multiples))
         written = Places(folder.path, first)
         with continuable(folder, first):
-            rows = packed_text(text, asked, written)
+            rows = packed_text(text, training_config, written)
 
             def measure(tracker: Tracker | None) -> Measured | None:
                 logger = tracker.logger if tracker else None
-                losses = train_all(rows, asked, written, logger)
-                layers = measure_all(rows, asked, written, call.cached, losses, call.say)
+                losses = train_all(rows, training_config, written, logger)
+                layers = measure_all(rows, training_config, written, call.cached, losses, call.say)
                 tables = {"arms": layers, "losses": losses}
                 if multiples:
-                    tables["lengths"] = measure_lengths(rows, asked, multiples, written, call.cached)
-                return measured(tables, text, config["corpus"], rows) if first else None
+                    tables["lengths"] = measure_lengths(rows, training_config, multiples, written, call.cached)
+                return study_output(tables, text, config["corpus"], rows) if first else None
 
             return call.carry_out(folder if first else None, measure)
 
@@ -162,39 +169,39 @@ PRETRAINING: Terms = {
 }
 
 
-def pretraining_section(made: Result, anchor: str) -> Html:
+def pretraining_section(result: Result, anchor: str) -> Html:
     """Return what the experiment found, its losses, and outliers and positions by layer after the last step.
 
     Args:
-        made: The results of `pretrain`.
+        result: The results of `pretrain`.
         anchor: What the section is linked by.
     """
-    end = last_rows(made.arms)
+    end = last_rows(result.arms)
     return section_of(
-        made,
+        result,
         anchor,
-        _losses(made),
+        _losses(result),
         element("div", _means(end), _positions(end), class_="panels"),
-        *framed(made.tables()),
+        *framed(result.tables()),
         element("details", element("summary", "Every arm, seed and layer after the last step"), _every_layer(end)),
     )
 
 
-def _losses(made: Result) -> Html:
+def _losses(result: Result) -> Html:
     """Return the held-out loss over the steps, drawn and as numbers, beside that of the frequencies of tokens."""
     lines, body, unigrams = [], [], {}
-    for (arm, seed), rows in trainings_of(made.arms).items():
+    for (arm, seed), rows in trainings_of(result.arms).items():
         losses = {row["step"]: row["loss"] for row in rows}
         steps = sorted(losses)
         lines.append(Line(arm, steps, [losses[step] for step in steps], which=f"seed {seed}"))
         first, last, unigram = losses[steps[0]], losses[steps[-1]], rows[0]["unigram_loss"]
         unigrams[frequencies_of(arm)] = unigram
         body.append([arm, seed, steps[-1], *(f"{loss:.3f}" for loss in (first, last, unigram, unigram - last))])
-    steps = sorted({row["step"] for row in made.arms})
+    steps = sorted({row["step"] for row in result.arms})
     references = [Line(name, steps, [loss] * len(steps)) for name, loss in unigrams.items()]
-    size = made.results["n_vocabulary"]
+    size = result.results["n_vocabulary"]
     title = (
-        f"Loss of {predicted_in(made.arms)} in held-out text, in nats, a line for each seed; a uniform guess has ln "
+        f"Loss of {predicted_in(result.arms)} in held-out text, in nats, a line for each seed; a uniform guess has ln "
     )
     title += f"{size:,} = {math.log(size):.2f}"
     head = ["arm", "seed", "steps", "loss at first", "loss", FREQUENCIES, "below it"]
@@ -275,23 +282,23 @@ class Pretrain(Study):
         "figures/": "Losses, farthest means and positions; with `--lengths`, losses by length.",
     }
 
-    def tables(self, made: Result) -> list[Any]:
+    def tables(self, result: Result) -> list[Any]:
         """Return the last checkpoints."""
-        return tables.tables(made.by_name)
+        return tables.tables(result.by_name)
 
-    def conclusions(self, made: Result) -> list[str]:
+    def conclusions(self, result: Result) -> list[str]:
         """Return what the experiment says of each arm, and the verdict."""
-        return tables.conclusions(made.by_name, made.results["growth"])
+        return tables.conclusions(result.by_name, result.results["growth"])
 
-    def about(self, made: Result) -> str:
+    def about(self, result: Result) -> str:
         """Return the title of a page."""
         return "encoders with and without positions"
 
-    def section(self, made: Result, place: SectionPlace) -> Html:
+    def section(self, result: Result, place: SectionPlace) -> Html:
         """Return the losses, and outliers and positions by layer after the last step."""
-        return pretraining_section(made, place.anchor)
+        return pretraining_section(result, place.anchor)
 
-    def terms(self, made: Result) -> Mapping[str, Terms]:
+    def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
         return {self.title: PRETRAINING}
 

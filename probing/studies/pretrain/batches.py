@@ -114,7 +114,7 @@ def head_of(model: Any) -> Any:
     return model.cls if hasattr(model, "cls") else model.lm_head
 
 
-def told(arm: str, input_ids: Tensor) -> dict[str, Tensor]:
+def model_inputs(arm: str, input_ids: Tensor) -> dict[str, Tensor]:
     """Return what the model is given to read tokens: their ids, and in some arms that all are at place 0.
 
     A saved checkpoint needs no positions, since all rows of its table are the same.
@@ -157,7 +157,7 @@ def _config(arm: str, shape: Encoder, tokenizer: Any) -> Any:
     }  # fmt: skip
     # What BERT has, where a family has it otherwise.
     as_bert = {"layer_norm_eps": 1e-12, "bos_token_id": None, "eos_token_id": None}
-    own: dict[str, dict[str, Any]] = {
+    arm_options: dict[str, dict[str, Any]] = {
         "causal": {"is_decoder": True},
         CAUSAL_LM: {"is_decoder": True},
         "rotary": {"embedding_size": shape.d_model, "rotary_value": False},
@@ -171,7 +171,7 @@ def _config(arm: str, shape: Encoder, tokenizer: Any) -> Any:
             "max_position_embeddings": shape.row_length + tokenizer.pad_token_id + 1, "type_vocab_size": 2, **as_bert
         },
     }  # fmt: skip
-    return class_of(arm).config_class(**{**sizes, **own.get(arm, {})})
+    return class_of(arm).config_class(**{**sizes, **arm_options.get(arm, {})})
 
 
 def _copy_common(source: nn.Module, target: nn.Module) -> None:
@@ -187,10 +187,10 @@ def _copy_common(source: nn.Module, target: nn.Module) -> None:
 def _as_in_bert(name: str) -> str:
     """Return the name that a parameter has in BERT, without that of the family."""
     family, _, rest = name.partition(".")
-    found = rest if family in _FAMILIES else name
+    renamed = rest if family in _FAMILIES else name
     for theirs, ours in {**_FAMILIES.get(family, {}), **_HEAD}.items():
-        found = found.replace(theirs, ours)
-    return found
+        renamed = renamed.replace(theirs, ours)
+    return renamed
 
 
 def common_parameters(models: Mapping[str, nn.Module]) -> dict[str, dict[str, Tensor]]:
@@ -216,11 +216,11 @@ def _sinusoids(n_positions: int, width: int) -> Tensor:
 
 def checkpoint_steps(steps: int, factor: float) -> list[int]:
     """Return the steps after which there is a checkpoint: 0, 1, the powers of the factor, and the last."""
-    found, power = {0, steps}, 1.0
+    steps_saved, power = {0, steps}, 1.0
     while power < steps:
-        found.add(round(power))
+        steps_saved.add(round(power))
         power *= factor
-    return sorted(found)
+    return sorted(steps_saved)
 
 
 def checkpoint_folder(folder: Path, arm: str, seed: int, step: int, steps: int) -> Path:
@@ -265,15 +265,15 @@ class PackedText:
     Args:
         tokenizer: The fast tokenizer, whose word pieces were trained on the training part.
         train: Rows of the training part, shape (n_rows, row_length), int32.
-        held_out: Rows of the held-out part, shape (n_rows, row_length), int32.
-        held_out_corpus: The sentences of the held-out part.
+        validation: Rows of the held-out part, shape (n_rows, row_length), int32.
+        validation_corpus: The sentences of the held-out part.
         log_unigram: Log probability of each token by its frequency in the training part, shape (n_vocabulary,).
     """
 
     tokenizer: Any
     train: Tensor
-    held_out: Tensor
-    held_out_corpus: Corpus
+    validation: Tensor
+    validation_corpus: Corpus
     log_unigram: Tensor
 
     def unigram_loss(self, labels: Tensor) -> float:
@@ -281,7 +281,7 @@ class PackedText:
         return float(-self.log_unigram[labels.long()].mean())
 
 
-def is_held_out(corpus: Corpus, seed: int) -> list[bool]:
+def validation_flags(corpus: Corpus, seed: int) -> list[bool]:
     """Return for each sentence whether it is held out: a tenth of the documents, or without these of the sentences."""
     if corpus.documents is not None and len(set(corpus.documents)) >= DOCUMENTS:
         sides = {document: side_of(f"document {document}", seed) for document in set(corpus.documents)}
@@ -307,8 +307,8 @@ def prepare(
     Raises:
         UserError: If a part has not enough text for one row.
     """
-    held_out = is_held_out(corpus, seed)
-    parts = [corpus.subset([i for i, held in enumerate(held_out) if held is wanted]) for wanted in (False, True)]
+    in_validation = validation_flags(corpus, seed)
+    parts = [corpus.subset([i for i, flag in enumerate(in_validation) if flag is side]) for side in (False, True)]
     if not all(part.sentences for part in parts):
         raise _too_small(corpus, row_length)
     if tokenizer is None:
@@ -330,11 +330,11 @@ def train_tokenizer(sentences: Sequence[str], vocabulary: int, lowercase: bool, 
     from tokenizers.models import WordPiece
     from tokenizers.trainers import WordPieceTrainer
 
-    made = Tokenizer(WordPiece(unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     read = sentences[:: -(-len(sentences) // _TRAINED_ON)]
-    initial, inner = _characters(read, made, vocabulary // _ALPHABET)
+    initial, inner = _characters(read, tokenizer, vocabulary // _ALPHABET)
     # The trainer numbers pieces inside of words in an order that differs between processes, and breaks ties by these
     # numbers. Given as special tokens, they have the numbers of this list.
     first = [*SPECIAL, *(f"##{character}" for character in inner)]
@@ -342,10 +342,10 @@ def train_tokenizer(sentences: Sequence[str], vocabulary: int, lowercase: bool, 
         vocab_size=vocabulary, special_tokens=first, initial_alphabet=initial, limit_alphabet=len(initial),
         show_progress=False,
     )  # fmt: skip
-    made.train_from_iterator(read, trainer)
-    pieces = [piece for piece, _ in sorted(made.get_vocab().items(), key=lambda pair: pair[1])]
+    tokenizer.train_from_iterator(read, trainer)
+    pieces = [piece for piece, _ in sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])]
     final = Tokenizer(WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
-    final.normalizer, final.pre_tokenizer = made.normalizer, made.pre_tokenizer
+    final.normalizer, final.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
     ends = [(token, final.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     final.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
@@ -373,8 +373,8 @@ def _characters(sentences: Sequence[str], tokenizer: Any, most: int) -> tuple[li
         inner.update(word[1:])
         for character in word:
             counts[character] += n
-    kept = sorted(sorted(counts, key=lambda character: (-counts[character], character))[:most])
-    return kept, [character for character in kept if character in inner]
+    frequent = sorted(sorted(counts, key=lambda character: (-counts[character], character))[:most])
+    return frequent, [character for character in frequent if character in inner]
 
 
 def packed(sentences: Sequence[str], tokenizer: Any, row_length: int) -> Tensor:
@@ -531,15 +531,15 @@ class PackedRows(pl.LightningDataModule):
             for part in range(rank, n_parts, n_ranks):
                 yield Batch(inputs[part::n_parts], labels[part::n_parts], n_predicted)
 
-    def held_out(self) -> Iterator[Batch]:
+    def validation_batches(self) -> Iterator[Batch]:
         """Yield the held-out rows, with the same tokens to predict for every model of the kind."""
-        inputs, labels = self.choose(self.text.held_out, "held out")
+        inputs, labels = self.choose(self.text.validation, "held out")
         for some in zip(inputs.split(_HELD_OUT_BATCH), labels.split(_HELD_OUT_BATCH), strict=True):
             yield Batch(*some, int((some[1] >= 0).sum()))
 
     def unigram_loss(self) -> float:
         """Return the loss of a model that knows the frequencies of tokens alone, on the held-out tokens, in nats."""
-        _, labels = self.choose(self.text.held_out, "held out")
+        _, labels = self.choose(self.text.validation, "held out")
         return self.text.unigram_loss(labels[labels >= 0])
 
     def train_dataloader(self) -> DataLoader[Batch]:
@@ -550,7 +550,7 @@ class PackedRows(pl.LightningDataModule):
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """Return the held-out rows."""
-        return DataLoader(cast(Any, list(self.held_out())), batch_size=None)
+        return DataLoader(cast(Any, list(self.validation_batches())), batch_size=None)
 
     def state_dict(self) -> dict[str, int]:
         """Return the number of steps that were trained."""

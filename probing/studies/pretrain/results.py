@@ -254,15 +254,18 @@ def growth_of(rows: Sequence[Mapping[str, Any]], arm: str = "learned") -> dict[s
         step, over seeds; and `steps`. `slope` and `steps` have the ends of an interval, which are None for a single
         seed. None if there are fewer than two checkpoints.
     """
-    here = [row for row in rows if row["arm"] == arm and row["layer"] > 0 and row["step"] > 0]
-    last = max((row["step"] for row in here), default=0)
-    fitted = sorted({row["step"] for row in here if row["step"] * LAST >= last})
+    arm_rows = [row for row in rows if row["arm"] == arm and row["layer"] > 0 and row["step"] > 0]
+    last = max((row["step"] for row in arm_rows), default=0)
+    fitted = sorted({row["step"] for row in arm_rows if row["step"] * LAST >= last})
     if len(fitted) < 2:
         return None
-    seeds = sorted({row["seed"] for row in here})
+    seeds = sorted({row["seed"] for row in arm_rows})
     farthest = np.array(
         [
-            [max(row["max_mean_sd"] for row in here if (row["seed"], row["step"]) == (seed, step)) for step in fitted]
+            [
+                max(row["max_mean_sd"] for row in arm_rows if (row["seed"], row["step"]) == (seed, step))
+                for step in fitted
+            ]
             for seed in seeds
         ]
     )
@@ -286,7 +289,7 @@ def _steps(last: int, now: float, slope: float | None) -> float | None:
     return last * 2.0**doublings if doublings < DOUBLINGS else None
 
 
-def measured(tables: Mapping[str, Sequence[Row]], corpus: Corpus, name: str, text: PackedText) -> Measured:
+def study_output(tables: Mapping[str, Sequence[Row]], corpus: Corpus, name: str, text: PackedText) -> Measured:
     """Return what is written of a run; what only a continued run needs is removed then.
 
     Args:
@@ -300,7 +303,7 @@ def measured(tables: Mapping[str, Sequence[Row]], corpus: Corpus, name: str, tex
         "corpus": {"name": name, "fingerprint": corpus.fingerprint, "n_sentences": len(corpus.sentences)},
         "n_vocabulary": len(text.tokenizer),
         "n_training_rows": len(text.train),
-        "n_held_out_rows": len(text.held_out),
+        "n_held_out_rows": len(text.validation),
         "verdict": judgement.verdict,
         "reason": judgement.reason,
         "growth": growth_of(tables["arms"]),

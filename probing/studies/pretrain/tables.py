@@ -146,18 +146,18 @@ def chosen_recipe(size: Size, encoder: EncoderGroup, training: TrainingGroup) ->
     return replace(shape, **given[0]), replace(recipe, **given[1])
 
 
-def row_multiples(typed: int | list[int] | str | None) -> tuple[list[int], list[str]]:
+def row_multiples(lengths: int | list[int] | str | None) -> tuple[list[int], list[str]]:
     """Return the lengths that `--lengths` names, ascending, in lengths of the training's rows, and problems with it."""
-    if typed is None:
+    if lengths is None:
         return [], []
-    parts = typed.split(",") if isinstance(typed, str) else [typed] if isinstance(typed, int) else typed
+    parts = lengths.split(",") if isinstance(lengths, str) else [lengths] if isinstance(lengths, int) else lengths
     try:
-        found = sorted({int(part) for part in parts})
+        multiples = sorted({int(part) for part in parts})
     except ValueError:
-        found = []
-    if not found or found[0] < 1:
-        return [], [f"`--lengths {typed}` are no lengths; give whole numbers from 1 on, such as 1,2,4"]
-    return found, []
+        multiples = []
+    if not multiples or multiples[0] < 1:
+        return [], [f"`--lengths {lengths}` are no lengths; give whole numbers from 1 on, such as 1,2,4"]
+    return multiples, []
 
 
 def recipe_problems(shape: Encoder, recipe: Recipe) -> list[str]:
@@ -285,10 +285,10 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 def trainings_of(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
     """Return the rows of each arm and seed, in the order of the rows."""
-    found: dict[tuple[str, int], list[Row]] = {}
+    by_training: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
-        found.setdefault((row["arm"], row["seed"]), []).append(row)
-    return found
+        by_training.setdefault((row["arm"], row["seed"]), []).append(row)
+    return by_training
 
 
 def arms_of(rows: Iterable[Row]) -> list[str]:
@@ -306,24 +306,24 @@ def predicted_in(rows: Iterable[Row]) -> str:
     return f"masked tokens ({CAUSAL_LM}: of the next)" if CAUSAL_LM in arms_of(rows) else "masked tokens"
 
 
-def tables(made: Tables) -> list[Any]:
+def tables(by_name: Tables) -> list[Any]:
     """Return the table of the terminal: each arm after its last step, with the range over seeds."""
     from probing.runtime.terminal import plain_table
 
-    end = last_rows(made["arms"])
+    end = last_rows(by_name["arms"])
     table = plain_table("After the last step: mean over seeds (lowest to highest)")
     for heading in ("arm", "layer", "farthest mean, sd", "position accuracy", "by the token alone", "equivariance"):
         table.add_column(heading, justify="left" if heading == "arm" else "right")
     for arm in arms_of(end):
         of_arm = [row for row in end if row["arm"] == arm]
         for layer in sorted({row["layer"] for row in of_arm}):
-            here = [row for row in of_arm if row["layer"] == layer]
+            layer_rows = [row for row in of_arm if row["layer"] == layer]
             table.add_row(
-                arm, str(layer), _range(here, "max_mean_sd"),
-                _range(here, "position_accuracy"), _range(here, "token_accuracy"),
-                f"{max(row['equivariance'] for row in here):.1e}",
+                arm, str(layer), _range(layer_rows, "max_mean_sd"),
+                _range(layer_rows, "position_accuracy"), _range(layer_rows, "token_accuracy"),
+                f"{max(row['equivariance'] for row in layer_rows):.1e}",
             )  # fmt: skip
-    return [table, *([_of_lengths(made["lengths"])] if made.get("lengths") else [])]
+    return [table, *([_of_lengths(by_name["lengths"])] if by_name.get("lengths") else [])]
 
 
 def _of_lengths(rows: Sequence[Row]) -> Any:
@@ -344,7 +344,7 @@ def _of_lengths(rows: Sequence[Row]) -> Any:
     for arm, length, top in lengths_read(rows):
         columns = ("loss", "unigram_loss", "position_accuracy", "token_accuracy", "max_mean_sd")
         has = [bool(top) and top[0].get(column) is not None for column in columns]
-        cells = (_range(top, column) if there else "" for column, there in zip(columns, has, strict=True))
+        cells = (_range(top, column) if is_known else "" for column, is_known in zip(columns, has, strict=True))
         table.add_row(arm, str(length), *cells)
     return table
 
@@ -354,12 +354,12 @@ def lengths_read(rows: Sequence[Row]) -> list[tuple[str, int, list[Row]]]:
 
     Where only the loss was measured, a row has no layer.
     """
-    found: dict[tuple[str, int], list[Row]] = {(row["arm"], row["length"]): [] for row in rows}
+    by_length: dict[tuple[str, int], list[Row]] = {(row["arm"], row["length"]): [] for row in rows}
     last = max((row["layer"] for row in rows if row.get("layer") is not None), default=None)
     for row in rows:
         if row.get("loss") is not None and row.get("layer") in (last, None):
-            found[row["arm"], row["length"]].append(row)
-    return [(arm, length, top) for (arm, length), top in found.items()]
+            by_length[row["arm"], row["length"]].append(row)
+    return [(arm, length, top) for (arm, length), top in by_length.items()]
 
 
 def _range(rows: Sequence[Row], column: str) -> str:
@@ -368,26 +368,26 @@ def _range(rows: Sequence[Row], column: str) -> str:
     return f"{sum(values) / len(values):.2f}{in_brackets(f'{low} to {high}' if low != high else '')}"
 
 
-def conclusions(made: Tables, growth: Mapping[str, Any] | None = None) -> list[str]:
+def conclusions(by_name: Tables, growth: Mapping[str, Any] | None = None) -> list[str]:
     """Return the conclusions, a sentence for each question.
 
     Args:
-        made: The tables.
+        by_name: The tables.
         growth: How the largest mean of `learned` grows, as in `results.json`; None where it was not measured.
     """
-    rows = made["arms"]
+    rows = by_name["arms"]
     end = last_rows(rows)
     lines = []
     for arm in arms_of(end):
-        here = [row for row in end if row["arm"] == arm]
-        last = max(row["layer"] for row in here)
-        top = [row for row in here if row["layer"] == last]
+        arm_rows = [row for row in end if row["arm"] == arm]
+        last = max(row["layer"] for row in arm_rows)
+        top = [row for row in arm_rows if row["layer"] == last]
         lines.append(
             f"{arm}: held-out loss {_range(top, 'loss')} nats, {FREQUENCIES} {_range(top, 'unigram_loss')}; "
             f"position accuracy in layer {last} {_range(top, 'position_accuracy')}, by the token alone "
-            f"{_range(top, 'token_accuracy')}; {_outliers(here, arm)}."
+            f"{_range(top, 'token_accuracy')}; {_outliers(arm_rows, arm)}."
         )
-    lines += _not_read(made.get("lengths", ()))
+    lines += _not_read(by_name.get("lengths", ()))
     judgement = judge(rows)
     lines.append(f"{CLAIM}: {judgement.verdict}: {judgement.reason}.")
     if growth and not seeds_with_outlier(end, "learned"):
@@ -419,15 +419,17 @@ def _not_read(rows: Sequence[Row]) -> list[str]:
 def growth_line(growth: Mapping[str, Any]) -> str:
     """Return how many steps an outlier would take, by the growth so far."""
     slope, low, high = growth["slope"], growth["slope_low"], growth["slope_high"]
-    said = f"From step {growth['first_step']} on, the farthest mean of learned grows by {slope:.2f} sd each time the "
-    said += "steps double" + (f" (95% interval over seeds: {low:.2f} to {high:.2f})" if low is not None else "")
+    sentence = (
+        f"From step {growth['first_step']} on, the farthest mean of learned grows by {slope:.2f} sd each time the "
+    )
+    sentence += "steps double" + (f" (95% interval over seeds: {low:.2f} to {high:.2f})" if low is not None else "")
     if slope <= 0:
-        return f"{said}: at this rate there would never be an outlier."
+        return f"{sentence}: at this rate there would never be an outlier."
     if growth["steps"] is None:
-        return f"{said}: too slowly for an outlier within 30 doublings of the steps."
+        return f"{sentence}: too slowly for an outlier within 30 doublings of the steps."
     reach = "no end" if growth["steps_high"] is None else f"{growth['steps_high']:,.0f}"
     ends = f" (interval: {growth['steps_low']:,.0f} to {reach})" if growth["steps_low"] is not None else ""
-    return f"{said}: extrapolated, {OUTLIER:g} sd would be reached after {growth['steps']:,.0f} steps{ends}."
+    return f"{sentence}: extrapolated, {OUTLIER:g} sd would be reached after {growth['steps']:,.0f} steps{ends}."
 
 
 _ARM = text("arm", "What tells the encoder positions.")

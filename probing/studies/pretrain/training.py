@@ -50,11 +50,11 @@ from probing.studies.pretrain.batches import (
     class_of,
     fill_table,
     head_of,
+    model_inputs,
     packed,
     position_table,
     prepare,
     save_checkpoint,
-    told,
 )
 from probing.studies.pretrain.tables import CAUSAL_LM, Encoder, Recipe
 from probing.text import Corpus, Split, from_sentences, side_of, split_key
@@ -85,7 +85,7 @@ class LanguageModel(ContinuedModule):
     def loss_sum(self, batch: Batch) -> Tensor:
         """Return the cross-entropy of the tokens to predict in a batch, summed, in nats."""
         chosen = batch.labels >= 0
-        states = self.model.base_model(**told(self.arm, batch.input_ids)).last_hidden_state
+        states = self.model.base_model(**model_inputs(self.arm, batch.input_ids)).last_hidden_state
         logits = head_of(self.model)(states[chosen])
         return functional.cross_entropy(logits.float(), batch.labels[chosen], reduction="sum")
 
@@ -98,7 +98,7 @@ class LanguageModel(ContinuedModule):
         self.log("loss", self.loss_sum(batch) / max(batch.n_predicted, 1), batch_size=batch.n_predicted)
 
     @torch.no_grad()
-    def held_out_loss(self, batches: Iterable[Batch]) -> float:
+    def validation_loss(self, batches: Iterable[Batch]) -> float:
         """Return the mean cross-entropy of the tokens to predict in some batches, without dropout, in float32."""
         was_training = self.model.training
         self.model.eval()
@@ -166,9 +166,9 @@ def train(
         return curve
     module = LanguageModel(build(job.arm, shape, text.tokenizer, job.seed), job.arm, recipe, job.seed)
     defaults = {"gradient_clip_val": CLIP, "limit_val_batches": 0}
-    own = {"max_steps": recipe.steps, "max_epochs": -1}
+    limits = {"max_steps": recipe.steps, "max_epochs": -1}
     callbacks = [keeper, steps_counted(), *callbacks]
-    trainer = build_trainer({**defaults, **options, **own}, None, callbacks, str(places.folder))
+    trainer = build_trainer({**defaults, **options, **limits}, None, callbacks, str(places.folder))
     state = places.state(job.name)
     with interrupts_pass(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         trainer.fit(module, datamodule=rows, ckpt_path=state if state.is_file() else None)
@@ -214,7 +214,7 @@ class Keeper(RecordedTraining):
                 folder = checkpoint_folder(self.places.checkpoints, self.job.arm, self.job.seed, step, self.steps)
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 save_checkpoint(folder, self.job.arm, module.model, self.rows.text.tokenizer)
-            row["loss"] = module.held_out_loss(self.rows.held_out())
+            row["loss"] = module.validation_loss(self.rows.validation_batches())
         self.add(row)
 
 
@@ -232,7 +232,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Subject:
+class CheckpointInputs:
     """What is read by every checkpoint.
 
     Args:
@@ -254,52 +254,54 @@ class Subject:
     @classmethod
     def of(
         cls, corpus: Corpus, rows: Tensor, n_sentences: int, seed: int, cache: Path, trainer: Mapping[str, Any]
-    ) -> Subject:
+    ) -> CheckpointInputs:
         """Return the subject, with at most `n_sentences` of the held-out sentences, evenly spread over the text."""
         step = max(1, -(-len(corpus.sentences) // n_sentences))
         read = corpus.subset(range(0, len(corpus.sentences), step))
         # The hash needs another salt than that of the division of the text, which puts all these sentences on one side.
         splits = [side_of(f"probe {split_key(sentence)}", seed) for sentence in read.sentences]
-        own = {name: trainer[name] for name in ("accelerator", "devices", "num_nodes", "strategy") if name in trainer}
-        return cls(read, splits, rows[:PERMUTED_ROWS].long(), seed, cache, own)
+        process_options = {
+            name: trainer[name] for name in ("accelerator", "devices", "num_nodes", "strategy") if name in trainer
+        }
+        return cls(read, splits, rows[:PERMUTED_ROWS].long(), seed, cache, process_options)
 
 
-def measure(checkpoint: Path, subject: Subject, say: Callable[[str], None]) -> list[Row]:
+def measure(checkpoint: Path, inputs: CheckpointInputs, say: Callable[[str], None]) -> list[Row]:
     """Return a row for each layer of a checkpoint.
 
     Args:
         checkpoint: Folder of the checkpoint.
-        subject: What it reads.
+        inputs: What it reads.
         say: Takes messages.
     """
-    cache = subject.cache / f"{checkpoint.parent.name}-{checkpoint.name}"
-    source = ActivationSource.of(str(checkpoint), None, "all", subject.trainer, cache=cache, say=say)
+    cache = inputs.cache / f"{checkpoint.parent.name}-{checkpoint.name}"
+    source = ActivationSource.of(str(checkpoint), None, "all", inputs.trainer, cache=cache, say=say)
     try:
-        text = [subject.corpus], [subject.splits]
+        text = [inputs.corpus], [inputs.splits]
         sides, stores = read_sides(source, *text, load_task("position", {}), PROBE, "sentence")
-        encoder, layers, training = load_encoder(source.model), source.layers, _training(subject)
+        encoder, layers, training = load_encoder(source.model), source.layers, _training(inputs)
         fits = train_probes(sides, layers, training, moments=layer_moments(sides.train, layers))
         token = train_controls({"token": [token_identity(sides, encoder)]}, layers, training)["token"][0][0]
-        differences = equivariance(encoder, subject.rows, subject.seed)
-        found = []
+        differences = equivariance(encoder, inputs.rows, inputs.seed)
+        rows = []
         for layer, fit, difference in zip(layers, fits, differences, strict=True):
-            found.append(
+            rows.append(
                 {
                     "layer": layer, **outlier_row(_profile(stores[0], layer)),
                     "position_accuracy": fit.metrics["accuracy"], "token_accuracy": token.metrics["accuracy"],
                     "equivariance": difference,
                 }
             )  # fmt: skip
-        return found
+        return rows
     finally:
         sum_over_ranks(torch.zeros(1))  # every process has read what is removed now
         if is_main_process():
             shutil.rmtree(cache, ignore_errors=True)
 
 
-def _training(subject: Subject) -> Training:
+def _training(inputs: CheckpointInputs) -> Training:
     assert PROBE.l2 != "auto"
-    return training_of(PROBE, PROBE.l2, subject.seed, dict(subject.trainer))
+    return training_of(PROBE, PROBE.l2, inputs.seed, dict(inputs.trainer))
 
 
 def _profile(store: Any, layer: int) -> Profile:
@@ -319,7 +321,7 @@ def outlier_row(profile: Profile) -> Row:
     """
     (farthest, *_) = by_mean_profile(profile.mean, deviations=-1.0)
     k = farthest.neuron
-    named = {"outlier_neuron": k if any(one.neuron == k for one in by_mean_profile(profile.mean)) else None}
+    named = {"outlier_neuron": k if any(outlier.neuron == k for outlier in by_mean_profile(profile.mean)) else None}
     shares = {"argmax_share": float(profile.argmax_share[k]), "argmin_share": float(profile.argmin_share[k])}
     return {**named, "max_mean_sd": abs(farthest.value), **shares}
 
@@ -343,12 +345,12 @@ def equivariance(encoder: nn.Module, rows: Tensor, seed: int) -> list[float]:
         encoder(input_ids=ids, attention_mask=torch.ones_like(ids), output_hidden_states=True).hidden_states
         for ids in (rows, rows.gather(1, order))
     )
-    found = []
+    differences = []
     for states, permuted in zip(of_rows, of_permuted, strict=True):
         expected = states.gather(1, order[:, :, None].expand_as(states))
         scale = float(np.sqrt((states.double() ** 2).mean()))
-        found.append(float((permuted - expected).abs().max()) / scale if scale > 0 else 0.0)
-    return found
+        differences.append(float((permuted - expected).abs().max()) / scale if scale > 0 else 0.0)
+    return differences
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -357,7 +359,7 @@ def equivariance(encoder: nn.Module, rows: Tensor, seed: int) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PretrainConfig:
     """What is asked.
 
     Args:
@@ -377,15 +379,15 @@ class Asked:
     trainer: Mapping[str, Any]
 
 
-def packed_text(corpus: Corpus, asked: Asked, places: Places) -> PackedText:
+def packed_text(corpus: Corpus, config: PretrainConfig, places: Places) -> PackedText:
     """Return the packed text; its tokenizer is trained once and kept in the run's folder, for a continued run."""
     from tokenizers import Tokenizer
 
-    file, shape = places.folder / "state" / "tokenizer.json", asked.shape
+    file, shape = places.folder / "state" / "tokenizer.json", config.shape
     known = as_fast(Tokenizer.from_file(str(file)), shape.row_length) if file.is_file() else None
     with stage("tokens of the text"):
         text = prepare(
-            corpus, shape.vocabulary, shape.lowercase, shape.row_length, asked.recipe.held_out_rows, asked.seed, known
+            corpus, shape.vocabulary, shape.lowercase, shape.row_length, config.recipe.held_out_rows, config.seed, known
         )  # fmt: skip
     if known is None and places.writes:
         file.parent.mkdir(exist_ok=True)
@@ -395,61 +397,67 @@ def packed_text(corpus: Corpus, asked: Asked, places: Places) -> PackedText:
 
 
 def train_all(
-    text: PackedText, asked: Asked, places: Places, logger: Any, callbacks: Sequence[pl.Callback] = ()
+    text: PackedText, config: PretrainConfig, places: Places, logger: Any, callbacks: Sequence[pl.Callback] = ()
 ) -> list[Row]:
     """Train what is not trained yet, and return the rows of `losses.csv`.
 
     Args:
         text: The packed text.
-        asked: What is asked.
+        config: What is asked.
         places: Where to write.
         logger: Lightning logger of the curves, if any.
         callbacks: Further callbacks of Lightning.
     """
     rows: list[Row] = []
-    for job in asked.jobs:
+    for job in config.jobs:
         if not places.curve(job.name).is_file():
             how = "goes on" if places.state(job.name).is_file() else "begins"
-            remark(f"{job.name}: the training {how} ({asked.recipe.steps} steps)")
+            remark(f"{job.name}: the training {how} ({config.recipe.steps} steps)")
         with stage(f"training of {job.name}"):
-            rows += train(job, text, asked.shape, asked.recipe, asked.trainer, places, logger, callbacks)
+            rows += train(job, text, config.shape, config.recipe, config.trainer, places, logger, callbacks)
     return rows
 
 
 def measure_all(
-    text: PackedText, asked: Asked, places: Places, cache: Path, losses: Sequence[Row], say: Callable[[str], None],
+    text: PackedText, config: PretrainConfig, places: Places, cache: Path, losses: Sequence[Row],
+    say: Callable[[str], None],
 ) -> list[Row]:  # fmt: skip
     """Measure the checkpoints that are not measured yet, and return the rows of `arms.csv`.
 
     Args:
         text: The packed text.
-        asked: What is asked.
+        config: What is asked.
         places: Where to write.
         cache: Folder of cached activations, which are kept while a checkpoint is measured.
         losses: Rows of `losses.csv`.
         say: Takes messages.
     """
-    subject = Subject.of(
-        text.held_out_corpus, text.held_out, asked.n_sentences, asked.seed, cache / places.folder.name, asked.trainer
+    inputs = CheckpointInputs.of(
+        text.validation_corpus,
+        text.validation,
+        config.n_sentences,
+        config.seed,
+        cache / places.folder.name,
+        config.trainer,
     )
-    steps = checkpoint_steps(asked.recipe.steps, asked.recipe.checkpoint_factor)
-    due = [(job, step) for job in asked.jobs for step in steps]
+    steps = checkpoint_steps(config.recipe.steps, config.recipe.checkpoint_factor)
+    due = [(job, step) for job in config.jobs for step in steps]
     known = {(row["arm"], row["seed"], row["step"]): row for row in losses}
     rows: list[Row] = []
     with stage(f"measures of {count(len(due), 'checkpoint')}", len(due)) as advance:
         for job, step in due:
-            folder = checkpoint_folder(places.checkpoints, job.arm, job.seed, step, asked.recipe.steps)
-            kept = places.folder / "state" / f"{job.name}-{folder.name}.json"
-            if kept.is_file():
-                found = parse_json(read_text(kept, places.folder))
+            folder = checkpoint_folder(places.checkpoints, job.arm, job.seed, step, config.recipe.steps)
+            saved = places.folder / "state" / f"{job.name}-{folder.name}.json"
+            if saved.is_file():
+                layer_rows = parse_json(read_text(saved, places.folder))
             else:
-                found = measure(folder, subject, silence if rows else say)  # what is left out is said once
+                layer_rows = measure(folder, inputs, silence if rows else say)  # what is left out is said once
                 if places.writes:
-                    with replacing(kept) as partial:
-                        partial.write_text(json.dumps(found), encoding="utf-8")
+                    with replacing(saved) as partial:
+                        partial.write_text(json.dumps(layer_rows), encoding="utf-8")
             of_curve = known[job.arm, job.seed, step]
-            own = {name: of_curve[name] for name in ("arm", "seed", "step", "loss", "unigram_loss")}
-            rows += [{**own, **row} for row in found]
+            columns = {name: of_curve[name] for name in ("arm", "seed", "step", "loss", "unigram_loss")}
+            rows += [{**columns, **row} for row in layer_rows]
             advance(1)
     return rows
 
@@ -502,35 +510,35 @@ def passages(sentences: Sequence[str], tokenizer: Any, length: int) -> Iterator[
 
 
 def measure_lengths(
-    text: PackedText, asked: Asked, multiples: Sequence[int], places: Places, cache: Path,
+    text: PackedText, config: PretrainConfig, multiples: Sequence[int], places: Places, cache: Path,
 ) -> list[Row]:  # fmt: skip
     """Measure each arm and seed after the last step on rows of several lengths; return the rows of `lengths.csv`.
 
     Args:
         text: The packed text.
-        asked: What is asked.
+        config: What is asked.
         multiples: The lengths, in lengths of the rows of the training.
         places: Where to write.
         cache: Folder of cached activations, which are kept while a model is measured.
     """
-    due = [(multiple, job) for multiple in multiples for job in asked.jobs]
+    due = [(multiple, job) for multiple in multiples for job in config.jobs]
     rows: list[Row] = []
     with stage(f"rows of {count(len(multiples), 'length')}", len(due)) as advance:
         for multiple in multiples:
-            reader = _Reader(text, asked, multiple, places, cache / places.folder.name)
-            for job in asked.jobs:
-                kept = places.folder / "state" / f"{job.name}-x{multiple}.json"
-                if kept.is_file():
-                    found = parse_json(read_text(kept, places.folder))
+            reader = _Reader(text, config, multiple, places, cache / places.folder.name)
+            for job in config.jobs:
+                saved = places.folder / "state" / f"{job.name}-x{multiple}.json"
+                if saved.is_file():
+                    layer_rows = parse_json(read_text(saved, places.folder))
                 else:
-                    found = reader.read(job)
+                    layer_rows = reader.read(job)
                     if places.writes:
-                        with replacing(kept) as partial:
-                            partial.write_text(json.dumps(found), encoding="utf-8")
-                own = {"arm": job.arm, "seed": job.seed, "step": asked.recipe.steps, "length": reader.length}
-                rows += [{**own, **row} for row in found]
+                        with replacing(saved) as partial:
+                            partial.write_text(json.dumps(layer_rows), encoding="utf-8")
+                columns = {"arm": job.arm, "seed": job.seed, "step": config.recipe.steps, "length": reader.length}
+                rows += [{**columns, **row} for row in layer_rows]
                 advance(1)
-    order = [(job.arm, job.seed) for job in asked.jobs]
+    order = [(job.arm, job.seed) for job in config.jobs]
     return sorted(rows, key=lambda row: order.index((row["arm"], row["seed"])))
 
 
@@ -539,36 +547,41 @@ class _Reader:
 
     Args:
         text: The packed text.
-        asked: What is asked.
+        config: What is asked.
         multiple: The length, in lengths of the rows of the training.
         places: Where to write.
         cache: Folder of cached activations.
     """
 
-    def __init__(self, text: PackedText, asked: Asked, multiple: int, places: Places, cache: Path) -> None:
-        trained = asked.shape.row_length
-        self.asked, self.places, self.length, self.n_more = asked, places, multiple * trained, (multiple - 1) * trained
-        sentences, self.tokenizer = text.held_out_corpus.sentences, deepcopy(text.tokenizer)
+    def __init__(self, text: PackedText, config: PretrainConfig, multiple: int, places: Places, cache: Path) -> None:
+        trained = config.shape.row_length
+        self.config, self.places, self.length, self.n_more = (
+            config,
+            places,
+            multiple * trained,
+            (multiple - 1) * trained,
+        )
+        sentences, self.tokenizer = text.validation_corpus.sentences, deepcopy(text.tokenizer)
         self.tokenizer.model_max_length = self.length
         # As much text as in rows of the training.
-        n_rows = -(-len(text.held_out) // multiple)
-        self.text = replace(text, held_out=packed(sentences, text.tokenizer, self.length)[:n_rows])
+        n_rows = -(-len(text.validation) // multiple)
+        self.text = replace(text, validation=packed(sentences, text.tokenizer, self.length)[:n_rows])
         read = list(dict.fromkeys(passages(sentences, text.tokenizer, self.length)))
-        self.subject: Subject | None = None
-        if read and len(self.text.held_out):
-            self.subject = Subject.of(
-                from_sentences("held-out text", read), self.text.held_out, asked.n_sentences, asked.seed, cache,
-                asked.trainer,
+        self.inputs: CheckpointInputs | None = None
+        if read and len(self.text.validation):
+            self.inputs = CheckpointInputs.of(
+                from_sentences("held-out text", read), self.text.validation, config.n_sentences, config.seed, cache,
+                config.trainer,
             )  # fmt: skip
 
     def read(self, job: Job) -> list[Row]:
         """Return a row for each layer, or a row with the reason why there is none."""
         if self.n_more and job.arm in LEARNED_TABLES:
-            trained = self.asked.shape.row_length
+            trained = self.config.shape.row_length
             return [{"reason": f"the table has {trained} positions, and none was learned for later tokens"}]
-        if self.subject is None:
+        if self.inputs is None:
             return [{"reason": f"the held-out text does not fill a row of {self.length} tokens"}]
-        steps = self.asked.recipe.steps
+        steps = self.config.recipe.steps
         checkpoint = checkpoint_folder(self.places.checkpoints, job.arm, job.seed, steps, steps)
         model = (
             class_of(job.arm)
@@ -576,20 +589,20 @@ class _Reader:
             .eval()
         )
         if self.n_more:
-            model = stretched(job.arm, model, self.n_more, self.asked.shape.initial_sd)
-        rows = PackedRows(self.text, 1, None if job.arm == CAUSAL_LM else self.asked.recipe.masked, job.seed)
-        module = LanguageModel(model, job.arm, self.asked.recipe, job.seed)
-        losses = {"loss": module.held_out_loss(rows.held_out()), "unigram_loss": rows.unigram_loss()}
+            model = stretched(job.arm, model, self.n_more, self.config.shape.initial_sd)
+        rows = PackedRows(self.text, 1, None if job.arm == CAUSAL_LM else self.config.recipe.masked, job.seed)
+        module = LanguageModel(model, job.arm, self.config.recipe, job.seed)
+        losses = {"loss": module.validation_loss(rows.validation_batches()), "unigram_loss": rows.unigram_loss()}
         folder = self.places.folder / "state" / f"{job.name}-x{self.length}" / "longer"
         if self.places.writes:
             folder.parent.mkdir(parents=True, exist_ok=True)
             save_checkpoint(folder, job.arm, model, self.tokenizer)
         sum_over_ranks(torch.zeros(1))  # all processes read it
         try:
-            found = measure(folder, self.subject, silence)
+            layer_rows = measure(folder, self.inputs, silence)
         except UserError as error:  # too few texts of this length for probes
             return [{**losses, "reason": f"positions and outliers are not measured: {as_clause(error)}"}]
         finally:
             if self.places.writes:
                 shutil.rmtree(folder.parent, ignore_errors=True)
-        return [{**losses, **{name: row[name] for name in _MEASURES}} for row in found]
+        return [{**losses, **{name: row[name] for name in _MEASURES}} for row in layer_rows]

@@ -14,7 +14,7 @@ from probing.page.charts import BY_STEP, LOOKS, Line, Up, line_chart
 from probing.page.terms import ACCURACY, BY_TOKEN
 from probing.results import Html, element
 from probing.runs import Result, SectionPlace, Study, Terms, framed, section_of, study_of
-from probing.runs.call import Call, keep_inputs
+from probing.runs.call import Call, save_input_text
 from probing.runs.folder import RunFolder
 from probing.runtime import quiet_libraries, terminal
 from probing.studies.series import tables
@@ -166,8 +166,8 @@ def series(
         call.watch.end("measure")
         title = _title(series_checkpoints)
         folder = RunFolder(call.place, name, f"series-{title}"[:120])
-        keep_inputs(config, config["model"], folder)
-        return call.write_into(folder, lambda _: study_output(measurements, names, thresholds, title))
+        save_input_text(config, config["model"], folder)
+        return call.write_into(folder, lambda _: measured(found, names, thresholds, title))
 
 
 def _source_of(layer: Layers, trainer: Any, solver: str, **how: Any) -> Callable[[Any], Any]:

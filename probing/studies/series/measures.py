@@ -37,8 +37,8 @@ from probing.heads.subject import Asked as HeadsConfig
 from probing.heads.subject import Subject
 from probing.models import load_encoder, load_tokenizer
 from probing.probes.transforms import Fitting
-from probing.runs.finished import Asked, measure
-from probing.runs.results import Measured
+from probing.runs.finished import EvidenceConfig, measure
+from probing.runs.results import ClassResults
 from probing.runtime import Stopwatch
 from probing.runtime.files import parse_json, read_text
 from probing.runtime.terminal import silence
@@ -242,12 +242,12 @@ def _of_fit(source: ActivationSource, text: Text, how: How) -> tuple[Document, A
     task, corpora = load_task("position", None), text.corpora
     sides, stores = read_sides(source, corpora, text.splits, task, how.probe, "auto")
     controls = control_sides(["token"], sides, corpora, source, how.seed)
-    fit_config = Asked(0, False, False, "none", how.seed, ranking=False)
-    fit_results = measure(
-        sides, controls, source.layers, how.probe, fit_config, source.trainer, Stopwatch(), silence, None, None
+    asked = EvidenceConfig(0, False, False, "none", how.seed, ranking=False)
+    measured = measure(
+        sides, controls, source.layers, how.probe, asked, source.trainer, Stopwatch(), silence, None, None
     )
-    assert isinstance(fit_results, Measured)
-    rows = [row for accuracy_row in fit_results.accuracy() for row in _probe_rows(accuracy_row)]
+    assert isinstance(measured, ClassResults)
+    rows = [row for found in measured.accuracy() for row in _probe_rows(found)]
     return _document(rows, stores[0]), stores[0]
 
 

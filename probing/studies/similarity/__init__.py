@@ -63,11 +63,11 @@ def wic_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
     headings = [heading for space in spaces for heading in (_label(space, rows), "area")]
     layers = _table(f"Accuracy on {part} and area under the ROC curve, by layer", "layer", *headings)
     for layer in dict.fromkeys(row["layer"] for row in rows):
-        here = {row["transform"]: row for row in rows if row["layer"] == layer}
-        cells = [f"{here[space][measure]:.3f}" for space in spaces for measure in ("accuracy", "auc")]
+        by_space = {row["transform"]: row for row in rows if row["layer"] == layer}
+        cells = [f"{by_space[space][measure]:.3f}" for space in spaces for measure in ("accuracy", "auc")]
         layers.add_row(str(layer), *cells)
     columns = ("layer", "threshold", "accuracy", "95% range", "gain", "95% range", "won", "lost", "p")
-    held_out = _table(f"Layer and threshold chosen on train, reported on {part}", "space", *columns)
+    chosen_elsewhere = _table(f"Layer and threshold chosen on train, reported on {part}", "space", *columns)
     published = _table(
         "As published, which is too high: chosen on train and reported on train",
         "space", "best layer", "best of 9 thresholds", "accuracy on train",
@@ -78,7 +78,7 @@ def wic_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
         if row["protocol"] == "published":
             published.add_row(*start, f"{row['threshold']:.1f}", f"{row['accuracy']:.3f}")
         else:
-            held_out.add_row(
+            chosen_elsewhere.add_row(
                 *start,
                 f"{row['threshold']:.3f}" if "threshold" in row else "",
                 f"{row['accuracy']:.3f}",
@@ -86,7 +86,7 @@ def wic_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
                 *(_gain(row, "+.3f", 1) if "gain" in row else ["", ""]),
                 *((str(row["n_gained"]), str(row["n_lost"]), f"{row['p_value']:.2g}") if "gain" in row else ()),
             )
-    return [layers, held_out, published]
+    return [layers, chosen_elsewhere, published]
 
 
 def wic_lines(chosen: Sequence[Row]) -> list[str]:
@@ -115,8 +115,10 @@ def sts_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
         of_pooling = [row for row in rows if row["pooling"] == pooling]
         table = _table(f"Spearman x 100: {pooling}, {_label(space, of_pooling)}", "layer", *sets)
         for layer in dict.fromkeys(row["layer"] for row in rows if row["pooling"] == pooling):
-            here = {r["set"]: r for r in rows if (r["pooling"], r["layer"], r["transform"]) == (pooling, layer, space)}
-            table.add_row(str(layer), *(_spearman(here[name]) for name in sets))
+            by_set = {
+                r["set"]: r for r in rows if (r["pooling"], r["layer"], r["transform"]) == (pooling, layer, space)
+            }
+            table.add_row(str(layer), *(_spearman(by_set[name]) for name in sets))
         static = {r["set"]: r for r in rows if (r["pooling"], r["transform"]) == ("static", space)}
         if static:
             table.add_row("static", *(_spearman(static[name]) for name in sets))
@@ -130,15 +132,15 @@ def _chosen_sts(chosen: Sequence[Row], protocol: str) -> list[Any]:
         "held_out": "Spearman x 100 with the layer chosen on other pairs, in three aggregations",
         "published": "As published, which can be too high: Spearman x 100 with the layer chosen on the set itself",
     }[protocol]
-    is_own = any(TRANSDUCTIVE in row.get("fitted_on", "") for row in chosen)
-    title += "; transforms fitted on the set's own sentences (transductive)" if is_own else ""
-    found: dict[tuple[Any, ...], dict[str, Row]] = {}
+    is_transductive = any(TRANSDUCTIVE in row.get("fitted_on", "") for row in chosen)
+    title += "; transforms fitted on the set's own sentences (transductive)" if is_transductive else ""
+    by_space: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in chosen:
         if row["protocol"] == protocol:
-            found.setdefault((row["set"], row["pooling"], row["transform"]), {})[row["aggregation"]] = row
+            by_space.setdefault((row["set"], row["pooling"], row["transform"]), {})[row["aggregation"]] = row
     on = ["chosen on"] if protocol == "held_out" else []
     table = _table(title, "set", "vectors", "layer", *on, "all", "95% range", "mean", "wmean", "gain", "95% range")
-    for (name, pooling, space), by in found.items():
+    for (name, pooling, space), by in by_space.items():
         row = by["all"]
         table.add_row(
             name,
@@ -150,7 +152,7 @@ def _chosen_sts(chosen: Sequence[Row], protocol: str) -> list[Any]:
             *(_spearman(by[how]) for how in ("mean", "wmean")),
             *(_gain(row, "+.1f", 100) if "gain" in row else ()),
         )
-    return [table] if found else []
+    return [table] if by_space else []
 
 
 def sts_lines(chosen: Sequence[Row]) -> list[str]:
@@ -190,9 +192,11 @@ def _verdict(row: Row, form: str, times: int, pairs: str) -> str:
     """Return a clause that compares the space with the plain one."""
     if "gain" not in row:
         return ""
-    (gain, within), found = _gain(row, form, times), ends(row, "gain")
+    (gain, within), gain_ends = _gain(row, form, times), ends(row, "gain")
     p_value = f"McNemar p = {row['p_value']:.2g}" if "p_value" in row else ""
-    comment = "" if found and (found[0] > 0 or found[1] < 0) else f", a difference that {pairs} do not resolve"
+    comment = (
+        "" if gain_ends and (gain_ends[0] > 0 or gain_ends[1] < 0) else f", a difference that {pairs} do not resolve"
+    )
     if row["transform"] in CLIPPING and not row["n_clipped"]:
         comment = ", because no neuron is an outlier there"
     return f"; {gain} compared with plain{in_brackets(within, p_value)}{comment}"
@@ -310,22 +314,22 @@ EVALUATIONS: Terms = {
 }
 
 
-def senses_section(made: Result, anchor: str) -> Html:
+def senses_section(result: Result, anchor: str) -> Html:
     """Return the results of `wic` in sentences, as lines over the layers, and in the tables that the terminal shows."""
-    return _section(made, anchor, [_senses(made.wic, made.chosen)])
+    return _section(result, anchor, [_senses(result.wic, result.chosen)])
 
 
-def similarity_section(made: Result, anchor: str) -> Html:
+def similarity_section(result: Result, anchor: str) -> Html:
     """Return the results of `sts` in sentences, as lines over the layers, and in the tables that the terminal shows."""
-    return _section(made, anchor, _similarities(made.sts))
+    return _section(result, anchor, _similarities(result.sts))
 
 
-def _section(made: Result, anchor: str, charts: Sequence[Html]) -> Html:
+def _section(result: Result, anchor: str, charts: Sequence[Html]) -> Html:
     return section_of(
-        made,
+        result,
         anchor,
         *charts,
-        *folded(made.tables()),
+        *folded(result.tables()),
     )
 
 
@@ -345,12 +349,12 @@ def _similarities(rows: Sequence[Row]) -> list[Html]:
     """Return Spearman's correlation of each space by layer, a chart for each set."""
     charts = []
     # Where all cosines of a set are the same, as of the first token's embedding, there is no correlation.
-    there = [row for row in rows if math.isfinite(row.get("spearman", math.nan))]
-    rows = [row for row in there if row["aggregation"] == "all"]
+    defined = [row for row in rows if math.isfinite(row.get("spearman", math.nan))]
+    rows = [row for row in defined if row["aggregation"] == "all"]
     for name in dict.fromkeys(row["set"] for row in rows):
-        here = [row for row in rows if row["set"] == name]
-        static = [row for row in here if (row["pooling"], row["transform"]) == ("static", "none")]
-        pooled = [row for row in here if row["pooling"] != "static"]
+        set_rows = [row for row in rows if row["set"] == name]
+        static = [row for row in set_rows if (row["pooling"], row["transform"]) == ("static", "none")]
+        pooled = [row for row in set_rows if row["pooling"] != "static"]
         pooled = [row for row in pooled if row["pooling"] == pooled[0]["pooling"]]
         if pooled:
             lines = _by_space(pooled, "spearman", "")
@@ -367,9 +371,9 @@ def _by_space(rows: Sequence[Row], column: str, of: str) -> list[Line]:
     """Return a line for each space, from the column of the value and the name of its interval, as `ends` takes it."""
     lines = []
     for space in dict.fromkeys(row["transform"] for row in rows):
-        here = sorted((row for row in rows if row["transform"] == space), key=lambda row: row["layer"])
-        layers, values = [row["layer"] for row in here], [row[column] for row in here]
-        lines.append(Line(label(WORDS[space], here), layers, values, [ends(row, of) for row in here]))
+        space_rows = sorted((row for row in rows if row["transform"] == space), key=lambda row: row["layer"])
+        layers, values = [row["layer"] for row in space_rows], [row[column] for row in space_rows]
+        lines.append(Line(label(WORDS[space], space_rows), layers, values, [ends(row, of) for row in space_rows]))
     return lines
 
 
@@ -412,7 +416,7 @@ def sts(
     poolings = named("--pooling", pooling, POOLINGS)
     spaces: list[Space] = ["none", *named("--transforms", transforms, SPACES[1:], "none")]
     sets = _read_sets(config["folders"] or (), call.say)
-    outside = _outside(fit_on, spaces != ["none"] and not any(one.part == "train" for one in sets), call.say)
+    outside = _outside(fit_on, spaces != ["none"] and not any(pairs.part == "train" for pairs in sets), call.say)
     with quiet_libraries():
         from probing.activations.source import report_dropped_text
         from probing.downstream.sentence_vectors import (
@@ -424,14 +428,14 @@ def sts(
             read_static,
             reported,
         )
-        from probing.studies.similarity.results import measured_sts
+        from probing.studies.similarity.results import sts_output
 
         source = call.source(tokenizer=tokenizer)
         files = source.model
         refuse(out_of_range("components", components, 1, source.config.hidden_size))
         if spaces != ["none"]:
             check_text_to_fit_on(sets, outside, reported(sets), fit_on)
-        corpora = [one.corpus for one in sets] + ([outside] if outside else [])
+        corpora = [pairs.corpus for pairs in sets] + ([outside] if outside else [])
         words = read_static(static, [text for corpus in corpora for text in corpus.sentences]) if static else None
         call.expect(2)
         stores = _with_first(source, poolings, source.model.name).read(
@@ -442,13 +446,13 @@ def sts(
         call.watch.end("extract")
         report_dropped_text(corpora, [store.tokens for store in stores], call.say)
         vectors = Vectors(sets, stores[: len(sets)], (outside, stores[-1]) if outside else None, words)
-        told = _described(vectors, load_tokenizer(files), call.say)
+        descriptions = _described(vectors, load_tokenizer(files), call.say)
         fitting = Fitting(spaces, definition, components, seed)
 
         def measure(_: Path) -> Measured:
             with stage(f"cosines of {layers_named(source.layers)}"):
-                found = evaluate(vectors, source.layers, poolings, fitting, fit_on, seed)
-            return measured_sts(*found, vectors, told, poolings, files.short_name)
+                tables = evaluate(vectors, source.layers, poolings, fitting, fit_on, seed)
+            return sts_output(*tables, vectors, descriptions, poolings, files.short_name)
 
         return call.write(files, measure)
 
@@ -467,8 +471,8 @@ def _read_sets(folders: Sequence[str], say: Callable[[str], None]) -> Any:
     sets = read_sts(folders)
     if not reported(sets):
         raise UserError(f"`sts {' '.join(folders)}`: these are training parts only; give dev or test parts too.")
-    for one in sets:
-        for line in one.said():
+    for pairs in sets:
+        for line in pairs.messages():
             say(line)
     return sets
 
@@ -481,13 +485,13 @@ def _described(vectors: Any, tokenizer: Any, say: Callable[[str], None]) -> list
         tokenizer: The model's tokenizer.
         say: Function that takes one-line messages.
     """
-    from probing.downstream.sentence_vectors import described, said_of_unknown
+    from probing.downstream.sentence_vectors import described, unknown_messages
 
     stores = zip(vectors.sets, vectors.stores, strict=True)
-    told = [described(one, store, vectors.static, tokenizer) for one, store in stores]
-    for line in (line for one in told for line in said_of_unknown(one)):
+    descriptions = [described(pairs, store, vectors.static, tokenizer) for pairs, store in stores]
+    for line in (line for description in descriptions for line in unknown_messages(description)):
         say(line)
-    return told
+    return descriptions
 
 
 def _with_first(source: Any, poolings: Sequence[str], model: str) -> Any:
@@ -554,13 +558,13 @@ def wic(
         from probing.activations.source import report_dropped_text
         from probing.downstream.sentence_vectors import Fitting, Text, not_in
         from probing.downstream.wic import evaluate, target_check, unknown_pairs, without_cut_words
-        from probing.studies.similarity.results import measured_wic
+        from probing.studies.similarity.results import wic_output
 
         source = call.source(tokenizer=tokenizer)
         refuse(out_of_range("components", components, 1, source.config.hidden_size))
         corpora = [pairs.corpus for pairs in data.values()]
-        kept = not_in(corpora[0].sentences, corpora[1].sentences)
-        if not kept.any():
+        is_fitted_on = not_in(corpora[0].sentences, corpora[1].sentences)
+        if not is_fitted_on.any():
             raise UserError(f"`wic {folder}`: every sentence of train is in {part} too; give parts that differ.")
         call.expect(2)
         stores = source.read(corpora, [target_check(pairs) for pairs in data.values()])
@@ -571,12 +575,12 @@ def wic(
         pairs = without_cut_words(data, stores, call.say)
         n_unknown = unknown_pairs(pairs, stores, load_tokenizer(source.model), call.say)
         fitting = Fitting(spaces, definition, components, seed)
-        results = {"n_unknown_pairs": n_unknown, "n_sentences_fitted_on": int(kept.sum())}
+        results = {"n_unknown_pairs": n_unknown, "n_sentences_fitted_on": int(is_fitted_on.sum())}
 
         def measure(_: Path) -> Measured:
             with stage(f"cosines of {layers_named(source.layers)}"):
-                found = evaluate(pairs, stores, Text(stores[0], kept), source.layers, fitting, seed)
-            return measured_wic(*found, data, pairs, stores, results, source.model.short_name)
+                tables = evaluate(pairs, stores, Text(stores[0], is_fitted_on), source.layers, fitting, seed)
+            return wic_output(*tables, data, pairs, stores, results, source.model.short_name)
 
         return call.write(source.model, measure)
 
@@ -592,7 +596,7 @@ def _read_pairs(folder: str | None, part: str, say: Callable[[str], None]) -> di
     if not folder:
         raise UserError(f"`wic` takes {READABLE}.")
     data = read_wic(folder, ["train", part])
-    for line in (line for which, some in data.items() for line in some.said(which)):
+    for line in (line for which, some in data.items() for line in some.messages(which)):
         say(line)
     return data
 
@@ -609,19 +613,19 @@ class WordsInContext(Study):
         "figures/wic": "Accuracy by layer and space.",
     }
 
-    def tables(self, made: Result) -> list[Any]:
+    def tables(self, result: Result) -> list[Any]:
         """Return accuracies by layer and space."""
-        return wic_tables(made.wic, made.chosen)
+        return wic_tables(result.wic, result.chosen)
 
-    def conclusions(self, made: Result) -> list[str]:
+    def conclusions(self, result: Result) -> list[str]:
         """Return what the results say, a sentence for each question."""
-        return wic_lines(made.chosen)
+        return wic_lines(result.chosen)
 
-    def section(self, made: Result, place: SectionPlace) -> Html:
+    def section(self, result: Result, place: SectionPlace) -> Html:
         """Return the accuracy by layer, and the tables of the terminal."""
-        return senses_section(made, place.anchor)
+        return senses_section(result, place.anchor)
 
-    def terms(self, made: Result) -> Mapping[str, Terms]:
+    def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
         return {"Words and sentences": EVALUATIONS}
 
@@ -638,19 +642,19 @@ class SentenceSimilarity(Study):
         "figures/sts_POOLING": "Correlation by layer and space, a panel for each set.",
     }
 
-    def tables(self, made: Result) -> list[Any]:
+    def tables(self, result: Result) -> list[Any]:
         """Return correlations by layer and space."""
-        return sts_tables(made.sts, made.chosen)
+        return sts_tables(result.sts, result.chosen)
 
-    def conclusions(self, made: Result) -> list[str]:
+    def conclusions(self, result: Result) -> list[str]:
         """Return what the results say, a sentence for each question."""
-        return sts_lines(made.chosen)
+        return sts_lines(result.chosen)
 
-    def section(self, made: Result, place: SectionPlace) -> Html:
+    def section(self, result: Result, place: SectionPlace) -> Html:
         """Return the correlation by layer, a chart for each set, and the tables of the terminal."""
-        return similarity_section(made, place.anchor)
+        return similarity_section(result, place.anchor)
 
-    def terms(self, made: Result) -> Mapping[str, Terms]:
+    def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
         return {"Words and sentences": EVALUATIONS}
 

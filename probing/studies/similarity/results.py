@@ -97,12 +97,12 @@ def write_sts_figure(
         figure.set_size_inches(max(5.5, 1.6 + 2.6 * n_columns), 0.8 + 2.5 * n_rows)
         grid = np.atleast_1d(figure.subplots(n_rows, n_columns, squeeze=False, sharey=True)).ravel()
         for axes, name in zip(grid, sets, strict=False):
-            here = [row for row in rows if row["set"] == name]
-            _by_layer(axes, [row for row in here if row["pooling"] == pooling], "spearman", 100, of_pooling)
-            for row in here:
+            set_rows = [row for row in rows if row["set"] == name]
+            _by_layer(axes, [row for row in set_rows if row["pooling"] == pooling], "spearman", 100, of_pooling)
+            for row in set_rows:
                 if row["pooling"] == "static" and row["transform"] == "none":
                     axes.axhline(100 * row["spearman"], color=GREY, lw=1, ls=":", label="static vectors,\nplain")
-            axes.set_title(f"{name} ({here[0]['n_pairs']} pairs)")
+            axes.set_title(f"{name} ({set_rows[0]['n_pairs']} pairs)")
         for axes in grid[len(sets) :]:
             axes.set_visible(False)
         for first in range(0, len(grid), n_columns):
@@ -131,19 +131,19 @@ def _by_layer(axes: Axes, rows: Sequence[Row], measure: str, times: int, of_figu
     layers = sorted({row["layer"] for row in rows})
     of = measure if measure in ("accuracy", "auc") else ""
     for i, space in enumerate(spaces):
-        here = [row for row in rows if row["transform"] == space]
+        space_rows = [row for row in rows if row["transform"] == space]
         shift = 0.12 * (i - (len(spaces) - 1) / 2)
         name = label(WORDS[space], [row for row in of_figure if row["transform"] == space])
-        values = times * np.array([row[measure] for row in here])
+        values = times * np.array([row[measure] for row in space_rows])
         axes.errorbar(
-            [row["layer"] + shift for row in here], values, yerr=error_bars(here, values, of, times),
+            [row["layer"] + shift for row in space_rows], values, yerr=error_bars(space_rows, values, of, times),
             ms=4, capsize=2, lw=1.3, elinewidth=0.7, label=name, **joined(LOOKS[space], layers),
         )  # fmt: skip
     name_layers(axes, layers, most=9)
     axes.set_xlim(layers[0] - 0.6, layers[-1] + 0.6)
 
 
-def measured_sts(
+def sts_output(
     rows: Sequence[Row], chosen: Sequence[Row], texts: Mapping[str, Any], vectors: Vectors,
     sets: Sequence[Mapping[str, Any]], poolings: Sequence[str], model_name: str,
 ) -> Measured:  # fmt: skip
@@ -158,7 +158,7 @@ def measured_sts(
         poolings: How sentences were pooled.
         model_name: The model's short name, for titles.
     """
-    cached = {one.corpus.name: origin(store) for one, store in zip(vectors.sets, vectors.stores, strict=True)}
+    cached = {pairs.corpus.name: origin(store) for pairs, store in zip(vectors.sets, vectors.stores, strict=True)}
     if vectors.outside:
         cached[vectors.outside[0].name] = origin(vectors.outside[1])
     return Measured(
@@ -185,7 +185,7 @@ def _curves_of_sts(rows: Sequence[Row], pooling: str) -> list[dict[str, Any]]:
     return list(by_layer.values())
 
 
-def measured_wic(
+def wic_output(
     rows: Sequence[Row], chosen: Sequence[Row], read: Mapping[str, Any], pairs: Mapping[str, Any],
     stores: Sequence[ActivationStore], results: Mapping[str, Any], model_name: str,
 ) -> Measured:  # fmt: skip

@@ -118,7 +118,7 @@ class TrialOptions:
         constant = {**as_mapping(sweep.command), **{p.name: p.values()[0] for p in sweep.parameters if not p.varies}}
         if "name" in constant:
             problems.append(f"`name` in {file} cannot be set: trials are named by the sweep")
-        self.own = {name: value for name, value in constant.items() if _decided(name)}
+        self.decided = {name: value for name, value in constant.items() if _decided(name)}
         fixed = {**LIGHT, **{name: value for name, value in constant.items() if not _decided(name)}, **over}
         self.varied = [p.name for p in varied]
         self.known: dict[tuple[str, str], Mapping[str, Any]] = {}
@@ -254,7 +254,7 @@ def sweep(
         The finished sweep.
     """
     wandb = as_options(WandbOptions, wandb, "wandb")
-    typed = {
+    command_options = {
         "trials": trials, "seed": seed, "fit": _flat(fit or {}), "runs": runs, "name": name, "cache": cache,
         "quiet": quiet, "wandb": asdict(wandb), "figure_format": figure_format,
     }  # fmt: skip
@@ -266,7 +266,7 @@ def sweep(
     definition = parse_sweep(content, file).without(over)
     refuse(out_of_range("trials", trials, 1) + out_of_range("seed", seed, 0))
     options = TrialOptions(fit_command, definition, file, over)
-    runs, cache, quiet, wandb = _own_defaults(options.own, definition, runs, cache, quiet, wandb)
+    runs, cache, quiet, wandb = _with_file_defaults(options.decided, definition, runs, cache, quiet, wandb)
     name = name or Path(file).stem
     mode, formats = resolve_mode(wandb.mode), figure_formats(figure_format)
     cached, place = places(cache, runs, None)
@@ -282,16 +282,16 @@ def sweep(
         try:
             expect([None, BRIEF])
             with stage(count(n_trials, "trial"), n_trials, len(whole)) as runner.advance:
-                made = runner.run()
+                finished_trials = runner.run()
             with stage("tables and figures"):
-                _conclude(folder.path, definition, options, made, wandb, name, say, start, formats)
+                _conclude(folder.path, definition, options, finished_trials, wandb, name, say, start, formats)
         except BaseException as error:
-            left = f"{_command_line(file, typed)} continues the sweep"
+            hint = f"{_command_line(file, command_options)} continues the sweep"
             if interrupt := interrupt_behind(error):
-                raise type(interrupt)(f"the unfinished sweep is {folder.path}, and {left}") from None
+                raise type(interrupt)(f"the unfinished sweep is {folder.path}, and {hint}") from None
             if isinstance(error, OSError):
                 raise UserError(
-                    f"`--runs {runs}` cannot be written ({as_clause(error)}); make room: {left}."
+                    f"`--runs {runs}` cannot be written ({as_clause(error)}); make room: {hint}."
                 ) from error
             raise
     finished = study_of("sweep").read(folder.finish())
@@ -301,8 +301,8 @@ def sweep(
 
 def _command_line(file: str, options: Mapping[str, Any]) -> str:
     """Return the command that was typed, with every option that is not at its default."""
-    usual = {**defaults(sweep), "fit": {}, "wandb": asdict(WandbOptions())}
-    words = [word for name, value in options.items() for word in option_words(name, value, usual.get(name))]
+    default_options = {**defaults(sweep), "fit": {}, "wandb": asdict(WandbOptions())}
+    words = [word for name, value in options.items() for word in option_words(name, value, default_options.get(name))]
     return shlex.join([*started_as().split(), "sweep", file, *words])
 
 
@@ -313,17 +313,22 @@ def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: value for name, value in options.items() if name not in groups}, **inner}
 
 
-def _own_defaults(
-    own: Mapping[str, Any], definition: Sweep, runs: str, cache: str | None, quiet: bool, wandb: WandbOptions
+def _with_file_defaults(
+    file_options: Mapping[str, Any], definition: Sweep, runs: str, cache: str | None, quiet: bool, wandb: WandbOptions
 ) -> tuple[str, str | None, bool, WandbOptions]:
     """Return the sweep's own options: those of the command line, or else what the file says for all trials."""
-    usual = WandbOptions()
-    said: dict[str, Any] = {"project": definition.project, "entity": definition.entity}
-    said |= {name.removeprefix("wandb."): value for name, value in own.items() if name.startswith("wandb.")}
-    told = {name: value for name, value in said.items() if value and getattr(wandb, name) == getattr(usual, name)}
+    default = WandbOptions()
+    file_values: dict[str, Any] = {"project": definition.project, "entity": definition.entity}
+    file_values |= {
+        name.removeprefix("wandb."): value for name, value in file_options.items() if name.startswith("wandb.")
+    }
+    unset = {
+        name: value for name, value in file_values.items() if value and getattr(wandb, name) == getattr(default, name)
+    }
     return (
-        own.get("runs", runs) if runs == "runs" else runs, cache or own.get("cache"), quiet or own.get("quiet", False),
-        replace(wandb, **told),
+        file_options.get("runs", runs) if runs == "runs" else runs,
+        cache or file_options.get("cache"), quiet or file_options.get("quiet", False),
+        replace(wandb, **unset),
     )  # fmt: skip
 
 
@@ -395,7 +400,7 @@ class _Runner:
 
     def _search(self) -> list[Trial]:
         """Run a Bayesian search: each trial's point is suggested by the metrics of the trials before it."""
-        from probing.studies.sweep.search import metric_of, not_measured, outcome, suggest
+        from probing.studies.sweep.search import metric_of, missing_metric, outcome, suggest
 
         trials: list[Trial] = []
         finished: list[tuple[dict[str, Any], float]] = []
@@ -404,9 +409,9 @@ class _Runner:
             trials.append(self._trial(number, point))
             self._check(trials[-1:])
             self._run(trials[-1:])
-            made = outcome(trials[-1].name, point, load_fit(self.folder.trials / trials[-1].name))
-            finished.append((point, metric_of(made, self.definition.metric)))
-            if problem := not_measured([made], self.definition.metric):
+            trial_outcome = outcome(trials[-1].name, point, load_fit(self.folder.trials / trials[-1].name))
+            finished.append((point, metric_of(trial_outcome, self.definition.metric)))
+            if problem := missing_metric([trial_outcome], self.definition.metric):
                 raise UserError(f"{problem}; search by one of these.")
         return trials
 
@@ -457,10 +462,12 @@ class _Runner:
         import yaml
 
         with contextlib.redirect_stdout(io.StringIO()):  # its tables are on disk
-            made = fit_command(**{**trial.options, "runs": str(self.folder.trials), "name": trial.name, "quiet": True})
-        assert made is not None  # of one process the first rank
-        config = {**made.config, "runs": trial.options["runs"], "quiet": trial.options["quiet"]}
-        (made.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+            result = fit_command(
+                **{**trial.options, "runs": str(self.folder.trials), "name": trial.name, "quiet": True}
+            )
+        assert result is not None  # of one process the first rank
+        config = {**result.config, "runs": trial.options["runs"], "quiet": trial.options["quiet"]}
+        (result.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         self._finished(trial)
 
     def _finished(self, trial: Trial) -> None:
@@ -484,7 +491,7 @@ def _conclude(
 
     outcomes = [table.outcome(trial.name, trial.point, load_fit(folder / "trials" / trial.name)) for trial in trials]
     rows = table.rows(outcomes, options.varied)
-    problem = table.not_measured(outcomes, definition.metric)
+    problem = table.missing_metric(outcomes, definition.metric)
     metric = None if problem else definition.metric
     best = table.best(outcomes, metric, definition.goal)
     (folder / "figures").mkdir(exist_ok=True)
@@ -521,15 +528,15 @@ class SweepStudy(Study):
         "figures/sweep": "Accuracy by layer and option.",
     }
 
-    def tables(self, made: Result) -> list[Any]:
+    def tables(self, result: Result) -> list[Any]:
         """Return the best rows."""
-        metric = made.config["sweep"].get("metric") or {}
-        varied = [name for name in made.results["best"] if name not in ("trial", "metric")]
-        return [best_table(made.sweep, varied, metric.get("name"), metric.get("goal", "minimize"))]
+        metric = result.config["sweep"].get("metric") or {}
+        varied = [name for name in result.results["best"] if name not in ("trial", "metric")]
+        return [best_table(result.sweep, varied, metric.get("name"), metric.get("goal", "minimize"))]
 
-    def conclusions(self, made: Result) -> list[str]:
+    def conclusions(self, result: Result) -> list[str]:
         """Return which trial is best, and how rankings depend on each option."""
-        return list(made.results["said"])
+        return list(result.results["said"])
 
     def read(self, folder: Path) -> Result:
         """Read a sweep, whose configuration is what decides which trials there are."""

@@ -145,9 +145,9 @@ def parse_sweep(content: Mapping[Any, Any], file: str) -> Sweep:
         problems.append(f"`parameters` in {file}: expected options of `fit`, each with its value or values")
     else:
         for name, settings in _flat(given):
-            found, wrong = _parameter(name, settings, method, file)
+            parsed, wrong = _parameter(name, settings, method, file)
             problems += wrong
-            parameters += found
+            parameters += parsed
     command, wrong = _fixed_in_command(content.get("command"), file)
     refuse(problems + wrong)
     return Sweep(
@@ -305,8 +305,8 @@ def check_layer(metric: str | None, layers: Sequence[int]) -> str | None:
     layer = layer_of(metric) if metric else None
     if layer is None or layer in layers:
         return None
-    there = ", ".join(f"layer_{one:02d}" for one in layers)
-    return f"`metric.name: {metric}`: no trial has layer {layer}; there are {there}"
+    listing = ", ".join(f"layer_{number:02d}" for number in layers)
+    return f"`metric.name: {metric}`: no trial has layer {layer}; there are {listing}"
 
 
 def value_of(rows: Sequence[Mapping[str, Any]], metric: str | None) -> float:

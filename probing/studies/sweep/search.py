@@ -60,10 +60,10 @@ def _drawn(parameter: Parameter, generator: np.random.Generator) -> Any:
     try:
         return _draw(parameter, generator)
     except (OverflowError, ValueError) as error:
-        said = ", ".join(f"{key}: {value}" for key, value in parameter.settings.items() if key != "distribution")
+        settings = ", ".join(f"{key}: {value}" for key, value in parameter.settings.items() if key != "distribution")
         raise UserError(
-            f"`parameters.{parameter.name}`: no finite number can be drawn from {parameter.distribution} with {said} "
-            f"({as_clause(error)}); give other bounds."
+            f"`parameters.{parameter.name}`: no finite number can be drawn from {parameter.distribution} with "
+            f"{settings} ({as_clause(error)}); give other bounds."
         ) from None
 
 
@@ -192,9 +192,9 @@ def outcome(name: str, point: Mapping[str, Any], run: Run) -> Outcome:
     """Return the outcome that a trial's run folder holds."""
     contributions = {}
     for row in run.accuracy:
-        own = [neuron for neuron in run.neurons if neuron["layer"] == row["layer"]]
-        values = np.zeros(len(own))
-        values[[neuron["neuron"] for neuron in own]] = [neuron["contribution"] for neuron in own]
+        neurons = [neuron for neuron in run.neurons if neuron["layer"] == row["layer"]]
+        values = np.zeros(len(neurons))
+        values[[neuron["neuron"] for neuron in neurons]] = [neuron["contribution"] for neuron in neurons]
         contributions[row["layer"]] = values
     objectives = {row["layer"]: row["objective"] for row in run.results["layers"]}
     return Outcome(name, point, run.accuracy, contributions, objectives)
@@ -212,34 +212,36 @@ def rows(outcomes: Sequence[Outcome], varied: Sequence[str]) -> list[dict[str, A
     """
     compared = [name for name in varied if name not in OTHER_NEURONS]
     groups = {name: _neighbours(outcomes, name) for name in compared}
-    found = []
-    for one in outcomes:
-        for row in one.accuracy:
+    table_rows = []
+    for trial in outcomes:
+        for row in trial.accuracy:
             layer = row["layer"]
             agreement: dict[str, float] = {}
             for name in compared:
                 others = [
                     other.contributions[layer]
-                    for other in groups[name][_without(one.point, name)]
-                    if other is not one and layer in other.contributions
+                    for other in groups[name][_without(trial.point, name)]
+                    if other is not trial and layer in other.contributions
                 ]
-                agreement |= _agreement(name, one.contributions[layer], others)
-            found.append({"trial": one.name, **one.point, **row, **agreement})
-    return found
+                agreement |= _agreement(name, trial.contributions[layer], others)
+            table_rows.append({"trial": trial.name, **trial.point, **row, **agreement})
+    return table_rows
 
 
-def metric_of(one: Outcome, metric: str | None) -> float:
+def metric_of(trial: Outcome, metric: str | None) -> float:
     """Return a trial's metric, NaN where it has none."""
-    return value_of([{**row, "objective": one.objectives.get(row["layer"], math.nan)} for row in one.accuracy], metric)
+    return value_of(
+        [{**row, "objective": trial.objectives.get(row["layer"], math.nan)} for row in trial.accuracy], metric
+    )
 
 
-def not_measured(outcomes: Sequence[Outcome], metric: str | None) -> str | None:
+def missing_metric(outcomes: Sequence[Outcome], metric: str | None) -> str | None:
     """Return that no trial has the metric, with what there is; None if some trial has it."""
-    if metric is None or any(not math.isnan(metric_of(one, metric)) for one in outcomes):
+    if metric is None or any(not math.isnan(metric_of(trial, metric)) for trial in outcomes):
         return None
-    columns = dict.fromkeys(key.partition("/")[2] for one in outcomes for key in summary_of(one.accuracy))
-    there = f"best_accuracy, best_layer and, after layer_06/ or by_layer/, {', '.join(filter(None, columns))}"
-    return f"`metric.name: {metric}` was not measured in any trial; there are {there}"
+    columns = dict.fromkeys(key.partition("/")[2] for trial in outcomes for key in summary_of(trial.accuracy))
+    available = f"best_accuracy, best_layer and, after layer_06/ or by_layer/, {', '.join(filter(None, columns))}"
+    return f"`metric.name: {metric}` was not measured in any trial; there are {available}"
 
 
 def best(outcomes: Sequence[Outcome], metric: str | None, goal: str) -> Outcome:
@@ -248,19 +250,19 @@ def best(outcomes: Sequence[Outcome], metric: str | None, goal: str) -> Outcome:
     Without a metric, it is the highest accuracy.
     """
     sign = -1 if metric is not None and goal == "minimize" else 1
-    known = [one for one in outcomes if not math.isnan(metric_of(one, metric))]
-    return min(known or outcomes, key=lambda one: (-sign * metric_of(one, metric), cross_entropy_of(one, metric)))
+    known = [trial for trial in outcomes if not math.isnan(metric_of(trial, metric))]
+    return min(known or outcomes, key=lambda trial: (-sign * metric_of(trial, metric), cross_entropy_of(trial, metric)))
 
 
-def cross_entropy_of(one: Outcome, metric: str | None) -> float:
+def cross_entropy_of(trial: Outcome, metric: str | None) -> float:
     """Return the cross-entropy of the layer that a trial's metric is of, infinity where there is none."""
-    found = [row.get("cross_entropy", math.nan) for row in rows_of(one.accuracy, metric)]
-    return min((value for value in found if not math.isnan(value)), default=math.inf)
+    values = [row.get("cross_entropy", math.nan) for row in rows_of(trial.accuracy, metric)]
+    return min((value for value in values if not math.isnan(value)), default=math.inf)
 
 
-def _is_above_constant(one: Outcome, metric: str | None) -> bool:
+def _is_above_constant(trial: Outcome, metric: str | None) -> bool:
     """Whether the probe of the layer that a metric is of is shown to predict better than a constant answer."""
-    return any(UNINFORMATIVE not in row.get("flag", "") for row in rows_of(one.accuracy, metric) or one.accuracy)
+    return any(UNINFORMATIVE not in row.get("flag", "") for row in rows_of(trial.accuracy, metric) or trial.accuracy)
 
 
 def conclusion(
@@ -285,15 +287,15 @@ def conclusion(
                 f"average ({min(values):.2f} to {max(values):.2f}) and share {TOP * shared:.1f} of the top {TOP}."
             )
     winner, n = best(outcomes, metric, goal), len(outcomes)
-    wanted = "highest" if metric is None else {"minimize": "lowest", "maximize": "highest"}[goal]
+    extreme = "highest" if metric is None else {"minimize": "lowest", "maximize": "highest"}[goal]
     point = ", ".join(f"{name} {value}" for name, value in winner.point.items()) or winner.name
-    line = f"Best of {n} trials: {point}, with the {wanted} {metric or BEST_ACCURACY}, {metric_of(winner, metric):.4g}"
+    line = f"Best of {n} trials: {point}, with the {extreme} {metric or BEST_ACCURACY}, {metric_of(winner, metric):.4g}"
     if n > 1:
         line += "; it was chosen on the sentences it is measured on, so expect a slightly worse value on others"
     lines.append(f"{line}.")
-    tied = [one for one in outcomes if metric_of(one, metric) == metric_of(winner, metric)]
+    tied = [trial for trial in outcomes if metric_of(trial, metric) == metric_of(winner, metric)]
     if len(tied) > 1:
-        least, most = cross_entropy_of(winner, metric), max(cross_entropy_of(one, metric) for one in tied)
+        least, most = cross_entropy_of(winner, metric), max(cross_entropy_of(trial, metric) for trial in tied)
         why = (
             "the first of them is named"
             if least == most
@@ -301,17 +303,17 @@ def conclusion(
         )
         lines.append(f"{len(tied)} trials have this {metric or BEST_ACCURACY}: {why}.")
     if not _is_above_constant(winner, metric):
-        n_above = sum(_is_above_constant(one, metric) for one in outcomes)
+        n_above = sum(_is_above_constant(trial, metric) for trial in outcomes)
         others = f"; {count(n_above, 'other trial')} {'is' if n_above == 1 else 'are'}" if n_above else ""
-        subject = "The best trial is not shown" if n_above else "No trial is shown" if n > 1 else "It is not shown"
-        lines.append(f"{subject} to predict better than a constant answer{others}: do not read its ranking.")
+        which = "The best trial is not shown" if n_above else "No trial is shown" if n > 1 else "It is not shown"
+        lines.append(f"{which} to predict better than a constant answer{others}: do not read its ranking.")
     return lines
 
 
 def _neighbours(outcomes: Sequence[Outcome], name: str) -> dict[Any, list[Outcome]]:
     groups: dict[Any, list[Outcome]] = {}
-    for one in outcomes:
-        groups.setdefault(_without(one.point, name), []).append(one)
+    for trial in outcomes:
+        groups.setdefault(_without(trial.point, name), []).append(trial)
     return groups
 
 
@@ -395,15 +397,15 @@ def _accuracy(axes: Axes, rows: Sequence[Row], name: str) -> None:
 def _stability(axes: Axes, rows: Sequence[Row], penalty: str, other: str) -> None:
     """Draw for each layer the agreement of rankings between trials that differ in one option, against the penalty."""
     column = f"{other}_spearman"
-    kept = [row for row in rows if column in row]
-    coordinates = _coordinates(axes, [row[penalty] for row in kept])
-    layers = sorted({row["layer"] for row in kept})
+    shown = [row for row in rows if column in row]
+    coordinates = _coordinates(axes, [row[penalty] for row in shown])
+    layers = sorted({row["layer"] for row in shown})
     marks = sorted(set(coordinates))
-    heights = np.array([row[column] for row in kept])
-    own = np.array([row["layer"] for row in kept])
+    heights = np.array([row[column] for row in shown])
+    row_layers = np.array([row["layer"] for row in shown])
     named = spaced_layers(layers, LAYERS_NAMED)
     for i, layer in enumerate(layers):
-        line = [heights[(coordinates == mark) & (own == layer)].mean() for mark in marks]
+        line = [heights[(coordinates == mark) & (row_layers == layer)].mean() for mark in marks]
         shade = LIGHTEST * i / max(len(layers) - 1, 1)
         label = f"layer {layer}" if layer in named else None
         axes.plot(marks, line, color=str(shade), marker="osv^Dx+*"[i % 8], ms=3.5, lw=1, label=label)

@@ -30,7 +30,7 @@ from probing.runs.call import tracking
 from probing.runs.checks import leaves_out_first
 from probing.runs.folder import RunFolder
 from probing.runs.places import read_from
-from probing.runs.results import Measured, write, write_summary
+from probing.runs.results import ClassResults, write, write_summary
 from probing.runtime.files import parse_json, regular, write_tensors
 from probing.runtime.terminal import silence
 from probing.statistics.moments import Moments
@@ -57,8 +57,8 @@ class Progress:
     def save(self, weight: Tensor) -> None:
         """Write the weights on raw hidden states, shape (n_problems, n_classes, d_model)."""
         temporary = self.path.with_suffix(".new")
-        own = {name: one.clone() for name, one in zip(self.names, weight.cpu(), strict=True)}
-        write_tensors(temporary, own, {"stack": self.stack})
+        tensors = {name: problem_weight.clone() for name, problem_weight in zip(self.names, weight.cpu(), strict=True)}
+        write_tensors(temporary, tensors, {"stack": self.stack})
         temporary.replace(self.path)
 
     def starts(self) -> dict[str, Tensor]:
@@ -146,15 +146,15 @@ def run_stack(trials: Sequence[Trial], done: Sequence[Trial], context: StackCont
             )
         solved.add(fits, sides.classes)
         timings = {"probe_s": time.perf_counter() - start, "probes_trained_together": len(fits)}
-        found = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes))
-        evidence = dict(zip(layers, found, strict=True))
+        collected = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes))
+        evidence = dict(zip(layers, collected, strict=True))
         cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
         for trial in group:
             probes, penalty = data.keys(trial), {"l2": _penalty(trial).l2}
             of_layers = [evidence[layer] for layer, _ in probes]
             heads = n_heads_of(stores[0])
-            measured = Measured(sides, [fits[key] for key in probes], of_layers, penalty=penalty, n_heads=heads)
-            _write(trial, measured, cached_of, timings, context, data.source.model.short_name)
+            results = ClassResults(sides, [fits[key] for key in probes], of_layers, penalty=penalty, n_heads=heads)
+            _write(trial, results, cached_of, timings, context, data.source.model.short_name)
         with suppress(FileNotFoundError):
             (context.trials.parent / "progress.safetensors").unlink()
 
@@ -262,8 +262,8 @@ class _Solved:
             return None
         weight, known = self.weights[key]
         start = torch.zeros(len(classes), weight.shape[1])
-        _, here, there = np.intersect1d(classes, known, return_indices=True)
-        start[torch.from_numpy(here)] = weight[torch.from_numpy(there)]
+        _, rows, known_rows = np.intersect1d(classes, known, return_indices=True)
+        start[torch.from_numpy(rows)] = weight[torch.from_numpy(known_rows)]
         return start
 
 
@@ -282,7 +282,7 @@ def _penalty(trial: Trial) -> Penalty:
 
 def _write(
     trial: Trial,
-    measured: Measured,
+    results: ClassResults,
     cached: dict[str, dict[str, Any]],
     timings: dict[str, float],
     context: StackContext,
@@ -292,8 +292,8 @@ def _write(
     config = plain({**trial.options, "wandb": context.wandb})
     folder = RunFolder(context.trials, trial.name, "", figures=False)
     with tracking(folder, context.wandb, config, light=True) as tracker:
-        written = write(folder.path, config, measured, model_name, formats=())
-        write_summary(folder.path, measured, written, cached, timings, read_from(config, folder.path))
+        written = write(folder.path, config, results, model_name, formats=())
+        write_summary(folder.path, results, written, cached, timings, read_from(config, folder.path))
         if tracker:
             tracker.log_results(written.tables["accuracy"], [], [], [])
     if tracker:  # after the server failed once, later trials do not wait for it

@@ -98,7 +98,7 @@ def test_the_rates_are_of_this_machine(request_of: Request) -> None:
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_pass_that_is_timed_is_that_of_the_probe() -> None:
     narrow, wide = Probes(2048, 1, 4, 32), Probes(2048, 1, 64, 512)
-    assert 0 < narrow.measured_pass() < wide.measured_pass()  # of 256 times the products
+    assert 0 < narrow.pass_seconds() < wide.pass_seconds()  # of 256 times the products
 
 
 PROBES = Probes(10_000, 13, 60, 768, 3, 5, True)
@@ -122,11 +122,11 @@ def test_memory_grows_with_width_layers_classes_and_replicates(more: dict[str, A
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_options_say_which_probes_are_trained() -> None:
     probe = ProbeOptions()
-    some = Probes.asked([0, 6], ["shuffled", "token", "control_task"], 5, True, False, probe)
+    some = Probes.of_options([0, 6], ["shuffled", "token", "control_task"], 5, True, False, probe)
     assert (some.n_layers, some.n_controls, some.chooses, some.is_adam) == (2, 6, True, False)
-    bare = Probes.asked([0, 6], [], 0, False, False, replace(probe, l2=1e-2))
+    bare = Probes.of_options([0, 6], [], 0, False, False, replace(probe, l2=1e-2))
     assert bare.n_passes < some.n_passes
-    assert Probes.asked([0], [], 0, False, False, replace(probe, solver="adam")).is_adam
+    assert Probes.of_options([0], [], 0, False, False, replace(probe, solver="adam")).is_adam
 
 
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)

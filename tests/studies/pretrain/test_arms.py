@@ -23,14 +23,22 @@ from probing.studies.pretrain.batches import (
     common_parameters,
     head_of,
     make_ordinary,
+    model_inputs,
     position_table,
     save_checkpoint,
-    told,
     train_tokenizer,
 )
 from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
 from probing.studies.pretrain.tables import Encoder, Recipe, conclusions, lengths_read, row_multiples
-from probing.studies.pretrain.training import Asked, Job, measure_lengths, packed_text, passages, stretched, train_all
+from probing.studies.pretrain.training import (
+    Job,
+    PretrainConfig,
+    measure_lengths,
+    packed_text,
+    passages,
+    stretched,
+    train_all,
+)
 from probing.text import from_sentences
 
 SHAPE = Encoder(2, 16, 2, 32, 100, True, 16, 0.3, 0.0)
@@ -125,7 +133,7 @@ def test_a_checkpoint_gives_what_was_trained_and_needs_token_ids_alone(arm: str,
     of_language: Any = AutoModelForCausalLM if arm == "causal_lm" else AutoModelForMaskedLM
     model = changed(arm)
     with torch.no_grad():
-        states = model.base_model(**told(arm, ids())).last_hidden_state
+        states = model.base_model(**model_inputs(arm, ids())).last_hidden_state
         logits = head_of(model)(states)
     save_checkpoint(tmp_path / "c", arm, model, TOKENIZER)
     save_checkpoint(tmp_path / "c", arm, model, TOKENIZER)  # replaces itself
@@ -134,7 +142,7 @@ def test_a_checkpoint_gives_what_was_trained_and_needs_token_ids_alone(arm: str,
         assert torch.equal(encoder(input_ids=ids()).last_hidden_state, states)
         assert torch.equal(language_model(input_ids=ids()).logits, logits)
         # The model that goes on with its training is still the same.
-        assert torch.equal(model.base_model(**told(arm, ids())).last_hidden_state, states)
+        assert torch.equal(model.base_model(**model_inputs(arm, ids())).last_hidden_state, states)
     assert AutoTokenizer.from_pretrained(tmp_path / "c").get_vocab() == TOKENIZER.get_vocab()
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
@@ -382,9 +390,9 @@ def test_a_model_that_reads_longer_rows_reads_short_ones_as_it_was_trained(arm: 
             position_table(model)[0] += 1
     longer = stretched(arm, model, 24, SHAPE.initial_sd)
     short = LONG[:, :16]
-    told = {"position_ids": torch.zeros_like(short)} if arm in ("constant", "relative") else {}
+    model_inputs = {"position_ids": torch.zeros_like(short)} if arm in ("constant", "relative") else {}
     with torch.no_grad():
-        expected = model.base_model(input_ids=short, **told).last_hidden_state
+        expected = model.base_model(input_ids=short, **model_inputs).last_hidden_state
         assert torch.allclose(longer.base_model(input_ids=short).last_hidden_state, expected, atol=1e-5)
         states = longer.base_model(input_ids=LONG).last_hidden_state
     assert states.isfinite().all()
@@ -439,7 +447,7 @@ def test_other_lengths_are_refused(typed: str | list[int] | int) -> None:
 def test_every_arm_is_measured_at_every_length_or_says_why_not(tmp_path: Path) -> None:
     places, jobs = Places(tmp_path), [Job(arm, 0) for arm in ("learned", "alibi", "causal_lm")]
     recipe = Recipe(4, 8, 1e-2, 1, held_out_rows=40, checkpoint_factor=10.0, save_every=2)
-    asked = Asked(jobs, SHAPE, recipe, 200, 0, {"accelerator": "cpu"})
+    asked = PretrainConfig(jobs, SHAPE, recipe, 200, 0, {"accelerator": "cpu"})
     text = packed_text(from_sentences("text", make_sentences(3000)), asked, places)
     losses = train_all(text, asked, places, None)
     rows = measure_lengths(text, asked, [1, 2, 10_000], places, tmp_path / "cache")

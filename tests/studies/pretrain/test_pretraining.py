@@ -31,22 +31,22 @@ from probing.studies.pretrain.batches import (
     build,
     checkpoint_folder,
     checkpoint_steps,
-    is_held_out,
     order_of_rows,
     packed,
     position_table,
     prepare,
     save_checkpoint,
     train_tokenizer,
+    validation_flags,
 )
 from probing.studies.pretrain.results import growth_of
 from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
 from probing.studies.pretrain.tables import Encoder, Recipe
 from probing.studies.pretrain.training import (
-    Asked,
+    CheckpointInputs,
     Job,
     LanguageModel,
-    Subject,
+    PretrainConfig,
     equivariance,
     measure,
     outlier_row,
@@ -61,10 +61,10 @@ SENTENCES = make_sentences(300)
 @pytest.mark.numeric
 def test_a_tenth_is_held_out_by_sentence_without_regard_to_case_and_punctuation() -> None:
     corpus = from_sentences("text", [*SENTENCES, *(sentence.upper() + "!" for sentence in SENTENCES)])
-    held_out = is_held_out(corpus, 0)
+    held_out = validation_flags(corpus, 0)
     assert 0.05 < sum(held_out) / len(held_out) < 0.15
     assert held_out[:300] == held_out[300:]
-    assert held_out != is_held_out(corpus, 1)
+    assert held_out != validation_flags(corpus, 1)
 
 
 @pytest.mark.numeric
@@ -72,11 +72,11 @@ def test_documents_are_held_out_as_a_whole_if_there_are_enough() -> None:
     lines = [line for i in range(0, 300, 3) for line in (*SENTENCES[i : i + 3], "")]
     corpus = from_sentences("text", lines)
     assert corpus.documents is not None
-    sides = dict(zip(corpus.documents, is_held_out(corpus, 0), strict=True))
-    assert is_held_out(corpus, 0) == [sides[document] for document in corpus.documents]
+    sides = dict(zip(corpus.documents, validation_flags(corpus, 0), strict=True))
+    assert validation_flags(corpus, 0) == [sides[document] for document in corpus.documents]
     assert 0 < sum(sides.values()) < 30
     few = from_sentences("text", lines[:40])
-    assert is_held_out(few, 0) == is_held_out(from_sentences("text", SENTENCES[:30]), 0)
+    assert validation_flags(few, 0) == validation_flags(from_sentences("text", SENTENCES[:30]), 0)
 
 
 @pytest.mark.numeric
@@ -132,11 +132,11 @@ def test_rare_characters_are_unknown_and_leave_room_for_words() -> None:
 @pytest.mark.numeric
 def test_the_unigram_loss_is_that_of_the_frequencies_of_the_training_part() -> None:
     text = prepare(from_sentences("text", SENTENCES), 120, True, 16, 5, 0)
-    assert len(text.held_out) <= 5
+    assert len(text.validation) <= 5
     special = set(text.tokenizer.all_special_ids)
     counts = Counter(i for i in text.train.flatten().tolist() if i not in special)
     total = sum(counts.values()) + len(text.tokenizer) - len(special)
-    labels = [i for i in text.held_out.flatten().tolist() if i not in special]
+    labels = [i for i in text.validation.flatten().tolist() if i not in special]
     expected = -sum(math.log((counts[i] + 1) / total) for i in labels) / len(labels)
     assert text.unigram_loss(torch.tensor(labels)) == pytest.approx(expected, rel=1e-9)
 
@@ -145,8 +145,8 @@ def test_the_unigram_loss_is_that_of_the_frequencies_of_the_training_part() -> N
 def test_held_out_sentences_are_not_in_the_training_part() -> None:
     corpus = from_sentences("text", SENTENCES)
     text = prepare(corpus, 120, True, 16, 1000, 0)
-    held_out = {sentence for sentence, held in zip(corpus.sentences, is_held_out(corpus, 0), strict=True) if held}
-    assert set(text.held_out_corpus.sentences) == held_out
+    held_out = {sentence for sentence, held in zip(corpus.sentences, validation_flags(corpus, 0), strict=True) if held}
+    assert set(text.validation_corpus.sentences) == held_out
     kept = [sentence for sentence in corpus.sentences if sentence not in held_out]
     assert torch.equal(text.train, packed(kept, text.tokenizer, 16))
 
@@ -214,7 +214,7 @@ def test_accumulated_batches_are_the_parts_of_a_larger_one(text: PackedText) -> 
 
 
 def test_all_seeds_have_the_same_held_out_masks(text: PackedText) -> None:
-    first, second = (list(PackedRows(text, 6, 0.15, seed).held_out()) for seed in (1, 2))
+    first, second = (list(PackedRows(text, 6, 0.15, seed).validation_batches()) for seed in (1, 2))
     assert all(torch.equal(a.input_ids, b.input_ids) for a, b in zip(first, second, strict=True))
     labels = torch.cat([batch.labels for batch in first])
     assert PackedRows(text, 6, 0.15, 3).unigram_loss() == text.unigram_loss(labels[labels >= 0])
@@ -232,7 +232,7 @@ def test_next_tokens_are_predicted_from_what_is_before_them(text: PackedText) ->
 
 def test_the_frequencies_that_a_loss_is_compared_with_are_those_of_the_tokens_to_predict(text: PackedText) -> None:
     masked, following = PackedRows(text, 6, 0.15, 1), PackedRows(text, 6, None, 1)
-    ordinary = text.held_out[~torch.isin(text.held_out, torch.tensor(text.tokenizer.all_special_ids))]
+    ordinary = text.validation[~torch.isin(text.validation, torch.tensor(text.tokenizer.all_special_ids))]
     assert following.unigram_loss() == text.unigram_loss(ordinary)
     assert following.unigram_loss() != masked.unigram_loss()
     batches = next(masked.batches(3)), next(following.batches(3))
@@ -275,7 +275,9 @@ def module_text() -> PackedText:
 def test_the_first_loss_is_that_of_a_uniform_guess(module_text: PackedText, arm: str) -> None:
     module = LanguageModel(build(arm, SHAPE, module_text.tokenizer, 0), arm, Recipe(), 0)
     rows = PackedRows(module_text, 8, None if arm == "causal_lm" else 0.15, 0)
-    assert module.held_out_loss(rows.held_out()) == pytest.approx(math.log(len(module_text.tokenizer)), abs=0.3)
+    assert module.validation_loss(rows.validation_batches()) == pytest.approx(
+        math.log(len(module_text.tokenizer)), abs=0.3
+    )
 
 
 @pytest.mark.filterwarnings(
@@ -284,11 +286,11 @@ def test_the_first_loss_is_that_of_a_uniform_guess(module_text: PackedText, arm:
 def test_the_loss_is_that_of_transformers(module_text: PackedText) -> None:
     model = build("learned", SHAPE, module_text.tokenizer, 0).eval()
     module = LanguageModel(model, "learned", Recipe(), 0)
-    batches = list(PackedRows(module_text, 8, 0.15, 0).held_out())
+    batches = list(PackedRows(module_text, 8, 0.15, 0).validation_batches())
     whole = Batch(torch.cat([b.input_ids for b in batches]), torch.cat([b.labels for b in batches]), 0)
     with torch.no_grad():
         expected = float(model(input_ids=whole.input_ids, labels=whole.labels).loss)
-    assert module.held_out_loss(batches) == pytest.approx(expected, rel=1e-5)
+    assert module.validation_loss(batches) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.filterwarnings(
@@ -302,7 +304,7 @@ def test_it_is_measured_under_any_trainer(module_text: PackedText) -> None:
         enable_model_summary=False,
     )  # fmt: skip
     (found,) = trainer.validate(module, datamodule=rows, verbose=False)
-    assert found["loss"] == pytest.approx(module.held_out_loss(rows.held_out()), rel=1e-5)
+    assert found["loss"] == pytest.approx(module.validation_loss(rows.validation_batches()), rel=1e-5)
 
 
 @pytest.mark.filterwarnings(
@@ -358,7 +360,7 @@ def curve_of(
     """Train in a folder, and return the curve."""
     folder.mkdir(exist_ok=True)
     job, places = Job(arm, 0), Places(folder)
-    asked = Asked([job], shape, recipe, 100, 0, {"accelerator": "cpu", "accumulate_grad_batches": accumulated})
+    asked = PretrainConfig([job], shape, recipe, 100, 0, {"accelerator": "cpu", "accumulate_grad_batches": accumulated})
     text = packed_text(from_sentences("text", make_sentences(200)), asked, places)
     return train_all(text, asked, places, None, callbacks)
 
@@ -477,7 +479,7 @@ def test_equivariance_is_the_largest_difference_in_root_mean_squares() -> None:
 @pytest.mark.slow
 def test_positions_are_read_off_where_the_encoder_tells_them(tmp_path: Path) -> None:
     corpus = from_sentences("text", PLANTED_SENTENCES)
-    subject = Subject.of(
+    subject = CheckpointInputs.of(
         corpus,
         packed(PLANTED_SENTENCES, TOKENIZER, 16),
         200,

@@ -284,8 +284,8 @@ def test_a_metric_that_no_trial_has_never_wins() -> None:
     made = outcomes()
     assert table.best(made, "by_layer/selectivity", "minimize") is made[0]
     assert "best_accuracy" in str(check_metric("val_loss"))
-    assert table.not_measured(made, "layer_01/cross_entropy") is None
-    assert table.not_measured(made, "layer_01/selectivity") == (
+    assert table.missing_metric(made, "layer_01/cross_entropy") is None
+    assert table.missing_metric(made, "layer_01/selectivity") == (
         "`metric.name: layer_01/selectivity` was not measured in any trial; there are best_accuracy, best_layer and, "
         "after layer_06/ or by_layer/, accuracy, cross_entropy"
     )
