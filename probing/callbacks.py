@@ -129,7 +129,7 @@ def without_traces() -> Iterator[None]:
         stack.callback(drop_garbage)  # models and Trainers refer to each other
         for context in (
             _random_state_restored(),
-            algorithms_kept(),
+            preserve_algorithms(),
             _arithmetic_restored(),
             _environment_restored(),
             quiet_libraries(),
@@ -519,7 +519,7 @@ class ProbingCallback(pl.Callback):
         """Return what is measured of a module as it is now, the same in all processes, by the names that are logged."""
         if not self.is_prepared:
             self.prepare(module, tokenizer, device)
-        values = of_first_rank(lambda: self.measurement.measure(find_in(module, self.model), tokenizer, device))
+        values = run_on_rank_zero(lambda: self.measurement.measure(find_in(module, self.model), tokenizer, device))
         return {f"{self.name}/{name}": value for name, value in values.items()}
 
     def is_due(self) -> bool:

@@ -312,7 +312,7 @@ def export(result: Result, format: str, path: str | Path | None = None) -> Path:
             about = {
                 "format": format,
                 "run": result.folder.name,
-                "probing": own_version(),
+                "probing": package_version(),
                 **how.write(result, partial),
             }
             (partial / ABOUT).write_text(json.dumps(about, indent=2), encoding="utf-8")

@@ -98,7 +98,7 @@ def basis_rows(sides: Sides, layer: int, training: Training, is_given: bool, see
             counts,
             roughly,
             penalties,
-            dictionary_store.kept if name == "features" else None,
+            dictionary_store.selected_features if name == "features" else None,
         )
 
     features = measure_basis("features", lambda store: store)
@@ -337,7 +337,7 @@ def _random_features(
     assert store is not None
     sample = sample_of(store, layer, train, seeds)
     drawn = random_dictionary(store.dictionary, sample, np.random.default_rng(seeds))
-    selected = store.kept
+    selected = store.selected_features
     if selected is not None:  # as of the dictionary itself, those that are active on the most training tokens
         wide = FeatureStore(store.states, drawn, store.dictionary_folder)
         selected = most_active(wide, layer, train.sentences().tolist())[0][: len(selected)]

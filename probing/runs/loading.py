@@ -113,7 +113,7 @@ def read_rankings(folder: Path, run: Run) -> Rankings:
     Raises:
         ValueError: If a ranking does not rank every neuron of its layers.
     """
-    tables = {path.stem: read_measured(path, TABLES.get(path.stem, RANKING)) for path in sorted(folder.glob("*.csv"))}
+    tables = {path.stem: read_rows(path, TABLES.get(path.stem, RANKING)) for path in sorted(folder.glob("*.csv"))}
     rankings = {name: table for name, table in tables.items() if name not in TABLES}
     for name, rows in rankings.items():
         ranked = list(dict.fromkeys(row["layer"] for row in rows))

@@ -541,7 +541,7 @@ def write(
     """
     tables, sides = results.tables(), results.sides
     features = feature_store(sides.train.store)
-    if features is not None and (feature_numbers := features.kept) is not None:
+    if features is not None and (feature_numbers := features.selected_features) is not None:
         tables["neurons"] = [{**row, "feature": feature_numbers[row["neuron"]]} for row in tables["neurons"]]
     if results.extremes and corpus is not None:
         tables["contexts"] = contexts_of(results.extremes, sides.test, corpus, sides.classes)

@@ -201,7 +201,7 @@ def of_checkpoint(name: str, source: ActivationSource, text: Text, how: How) -> 
 def _of_special(source: ActivationSource, text: Text, how: How) -> tuple[Document, ActivationStore]:
     """Measure which share of the attention of each block goes to special tokens."""
     blocks = [layer for layer in source.layers if layer > 0]
-    head_inputs = Subject.of(source.request(text.corpora[0]), blocks, how.seed)
+    head_inputs = HeadSurvey.of(source.request(text.corpora[0]), blocks, how.seed)
     parts = [part for part in PARTS if part.name == "tokens"]
     tables, stores = measure_heads(head_inputs, parts, source.cache, source.trainer, source.say)
     rows = of_measure(tables["attention_layers"], "mass", SPECIAL)

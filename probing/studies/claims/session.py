@@ -133,7 +133,7 @@ def _probes(options: Mapping[str, Any], reading: Reading) -> tuple[Probes, int]:
     labels = class_of_tokens(tokens, corpus, task, splits, classes, "train").labels
     controls = chosen_controls(options["controls"], task.ordinal, False, not len(classes))
     probe = as_options(ProbeOptions, options["probe"], "probe")
-    asked = Probes.of_options(
+    requested = Probes.of_options(
         reading.request.layers, controls, options["replicates"], options["evidence"] == "all", options["mdl"], probe
     )
     size = reading.size

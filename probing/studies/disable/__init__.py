@@ -131,7 +131,7 @@ def disable(
 def _config_and_setup(
     call: Call, source_run: Run | Tuned | None, readout_sources: dict[str, Any], tokenizer: Any
 ) -> tuple[Any, Any]:
-    """Return the `AblationConfig` of the survey and the `probing.interventions.subject.Subject` of a configuration.
+    """Return the configuration of the survey and the `probing.interventions.subject.InterventionSetup`.
 
     Args:
         call: The call of the command.
@@ -140,7 +140,7 @@ def _config_and_setup(
         tokenizer: Tokenizer of a model that is an object.
     """
     from probing.interventions.probed_task import KINDS, UNITS
-    from probing.interventions.subject import Subject, data_of
+    from probing.interventions.subject import InterventionSetup, data_of
     from probing.studies.disable.survey import AblationConfig, check
 
     config = call.config
@@ -172,7 +172,7 @@ def _config_and_setup(
         _bits(config["quantise"]),
     )
     frozen = None if isinstance(source_run, Tuned) else _frozen(source_run, source)
-    setup = Subject(source, corpora, splits, split_seed, frozen, data)
+    setup = InterventionSetup(source, corpora, splits, split_seed, frozen, data)
     return _of_layers(ablation, setup, config), setup
 
 

@@ -421,7 +421,7 @@ class AblationResults:
         return always | {name: rows for name, rows in others.items() if rows}
 
 
-def survey(setup: Subject, stores: Sequence[ActivationStore], config: AblationConfig) -> AblationResults:
+def survey(setup: InterventionSetup, stores: Sequence[ActivationStore], config: AblationConfig) -> AblationResults:
     """Disable one unit after the other, and read the later layers.
 
     Args:
@@ -436,7 +436,7 @@ def survey(setup: Subject, stores: Sequence[ActivationStore], config: AblationCo
     train = draw_text(stores[0], _is(setup.splits[0], "train"), config.n_tokens, config.seed, setup.n_types)
     work = _ReadoutPasses(setup, stores, config, text, train)
     parts: list[_ReadoutResults] = []
-    if POSITION in setup.wanted:
+    if POSITION in setup.readouts:
         with stage(f"positions read without {' and '.join(config.units)}"):
             parts.append(work.with_weights(work.positions()))
     if others(setup):
@@ -456,9 +456,9 @@ def survey(setup: Subject, stores: Sequence[ActivationStore], config: AblationCo
     )  # fmt: skip
 
 
-def others(setup: Subject) -> list[str]:
+def others(setup: InterventionSetup) -> list[str]:
     """Return the names of what is read beside positions."""
-    return [name for name in setup.wanted if name != POSITION]
+    return [name for name in setup.readouts if name != POSITION]
 
 
 @dataclass(frozen=True)
@@ -476,7 +476,7 @@ class _ReadoutResults:
     """
 
     readout: Readout
-    unit_effects: Sequence[Measured]
+    unit_effects: Sequence[PassScores]
     rows: Rows
     pruning: Rows
     areas: Rows
@@ -496,7 +496,7 @@ class _ReadoutPasses:
         train: Training sentences.
     """
 
-    setup: Subject
+    setup: InterventionSetup
     stores: Sequence[ActivationStore]
     config: AblationConfig
     text: Text
@@ -529,7 +529,7 @@ class _ReadoutPasses:
             readout = ProbeReadout(self.text, probes, self.setup.readers.device)
             results = self._run(store, readout, lambda: self.passes)
             layers = {block: probes.layers(block) for block in config.blocks}
-            unit_effects = measured_of(results, layers, readout.n, POSITION)
+            unit_effects = pass_scores_of(results, layers, readout.n, POSITION)
             if config.n_retrained:
                 last = {
                     unit_effect.job: unit_effect.effect()
@@ -538,7 +538,7 @@ class _ReadoutPasses:
                 }
                 strongest = chosen_units(list(results), last, config.n_retrained, config.seed)
                 repeated = self._retrained(store, results, strongest, probes, classes)
-                unit_effects += measured_of(repeated, layers, readout.n, RETRAINED)
+                unit_effects += pass_scores_of(repeated, layers, readout.n, RETRAINED)
             rows = self._importance(store, readout)
         labels = self.probed.labels(self.stores, 0, classes, "train")[self.train.of_corpus]
         of_train = Probes(probes.weight, torch.from_numpy(labels.astype(np.int64)))
@@ -550,7 +550,7 @@ class _ReadoutPasses:
         with self._store(readout.name, {"content": fingerprint_of(*readout.content)}) as store:
             results = self._run(store, readout, cache(lambda: self._passes_over(readout.text)))
             layers = {block: readout.layers(block) for block in self.config.blocks}
-            unit_effects = measured_of(results, layers, readout.n, readout.name)
+            unit_effects = pass_scores_of(results, layers, readout.n, readout.name)
             rows = self._importance(store, readout)
         if not self.config.prune:
             return _ReadoutResults(readout, unit_effects, rows, [], [])
@@ -623,7 +623,7 @@ class _ReadoutPasses:
         """Return what each pass that is asked for gave."""
         config = self.config
         chosen = {
-            i + 1: job for i, job in enumerate(self.jobs) if wanted(job, config.units, config.kinds, config.blocks)
+            i + 1: job for i, job in enumerate(self.jobs) if is_needed(job, config.units, config.kinds, config.blocks)
         }
         what = "heads and layers" if readout.name == POSITION else f"heads and layers, {readout.name}"
         return run_unfinished(chosen, store, lambda job: passes().run(job, readout), what)
@@ -665,7 +665,8 @@ class _ReadoutPasses:
 
 
 def _key(
-    setup: Subject, stores: Sequence[ActivationStore], config: AblationConfig, readout: str, part: Mapping[str, Any]
+    setup: InterventionSetup, stores: Sequence[ActivationStore], config: AblationConfig, readout: str,
+    part: Mapping[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
     """Return everything that changes the results of a pass; units and kinds are not part of the key."""
     of_passes = {

@@ -161,8 +161,8 @@ def _setting(call: Call, tokenizer: Any) -> _Setting:
             call.say(
                 f"{source.model.name} has no file that says how it pools: the mean over all tokens is taken (--pooling)"
             )
-        if sentence_config.left_out:
-            call.say(f"what comes after the pooling is left out: {', '.join(sentence_config.left_out)}")
+        if sentence_config.ignored_modules:
+            call.say(f"what comes after the pooling is left out: {', '.join(sentence_config.ignored_modules)}")
     else:
         if flag_text not in poolings:
             raise UserError(

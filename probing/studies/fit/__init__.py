@@ -197,9 +197,9 @@ def _read(
     more = evidence_config.n_replicates, evidence_config.retraining, evidence_config.codes
     announce = estimate_callback(source, text[0], controls, evidence_config.seed, *more, probe)
     expect([*reads, *stages_of_probes(compared, *more, probe, predicts_numbers(task))])
-    say_what_is_not_read(text[0], task, source.say)
+    warn_unused_columns(text[0], task, source.say)
     sides, stores = read_sides(source, *text, task, probe, group_by, announce, given)
-    source = replace(source, kept=kept_features(stores[0]))
+    source = replace(source, selected_features=selected_features_of(stores[0]))
     others, fitted = control_sides(controls, sides, text[0], source, evidence_config.seed), None
     if is_transformed:
         with stage(f"transform of {layers_named(source.layers)}"):
@@ -420,7 +420,7 @@ def probe(
     refuse(_problems_with_tracking(tracked, place := _place(runs, name), logger, trainer))
     from probing.data.arrays import sides_of_arrays
     from probing.runs.finished import EvidenceConfig, measure
-    from probing.runtime.trainer import algorithms_kept, check_trainer_options
+    from probing.runtime.trainer import check_trainer_options, preserve_algorithms
     from probing.studies.fit.estimate import stages_of_probes
 
     with overview(quiet, briefly=True), quiet_libraries(), preserve_algorithms():

@@ -167,7 +167,7 @@ def series(
         title = _title(series_checkpoints)
         folder = RunFolder(call.place, name, f"series-{title}"[:120])
         save_input_text(config, config["model"], folder)
-        return call.write_into(folder, lambda _: measured(found, names, thresholds, title))
+        return call.write_into(folder, lambda _: study_output(measurements, names, thresholds, title))
 
 
 def _source_of(layer: Layers, trainer: Any, solver: str, **how: Any) -> Callable[[Any], Any]:

@@ -33,8 +33,7 @@ from probing.errors import UserError
 from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads
 from probing.heads.position import OFFSET_HEADS, POSITION_HEADS
-from probing.heads.subject import Asked as HeadsConfig
-from probing.heads.subject import Subject
+from probing.heads.subject import HeadConfig, HeadSurvey
 from probing.models import load_encoder, load_tokenizer
 from probing.probes.transforms import Fitting
 from probing.runs.finished import EvidenceConfig, measure
@@ -291,8 +290,8 @@ def _of_attention(source: ActivationSource, text: Text, how: How) -> tuple[Docum
     """Measure what heads attend to: fixed offsets, special tokens, how far and how widely."""
     blocks = [layer for layer in source.layers if layer > 0]
     request, *test = (source.request(corpus) for corpus in text.corpora)
-    heads_config = HeadsConfig(test=test[0] if test else None, splits=text.splits, source=source)
-    head_inputs = Subject.of(request, blocks, how.seed, heads_config)
+    heads_config = HeadConfig(test=test[0] if test else None, splits=text.splits, source=source)
+    head_inputs = HeadSurvey.of(request, blocks, how.seed, heads_config)
     if lack := OFFSET_HEADS.needs(head_inputs):
         raise UserError(f"`--measures attention` needs {lack}.")
     parts = [*(part for part in PARTS if part.name in ("profile", "tokens")), OFFSET_HEADS]

@@ -113,7 +113,7 @@ def test_sentences_with_labels_are_another_text_and_lack_where_they_are_not_give
     assert without.lacking == "`--labels`"
     (there,) = needs_of(["labels"], paper(), "minilm", UserInputs("text.txt", {"labels": "sst.jsonl"}), DEFAULTS)
     assert there.has_separate_corpus
-    options = parse("fit", unchecked(fit), shlex.split(there.line)[4:])
+    options = parse("fit", without_validation(fit), shlex.split(there.line)[4:])
     asked = {"corpus": "sst.jsonl", "task": "sentence_label", "transform": "clip", "replicates": 0, "evidence": "none"}
     assert {name: options[name] for name in asked} == asked
 
