@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from probing.activations.extraction import Reading, reading_order
+from probing.activations.extraction import ForwardSpec, reading_order
 from probing.activations.store import ActivationStore, batches
 from probing.errors import NotTheModels
 from probing.models.anatomy import of_copy
@@ -73,7 +73,7 @@ def compare_with_plain_model(
                 plain = alone.states(model, sentence)
                 _check(alone, encoder, sentence, alone.cached(sentence), plain, change, allowed)
         if exact is not None:
-            reading, allowed = Reading.of(exact, tokenizer, store), dict.fromkeys(layers, SAME)
+            reading, allowed = ForwardSpec.of(exact, tokenizer, store), dict.fromkeys(layers, SAME)
             for sentence in sentences:
                 plain = alone.states(with_the_same_weights(exact), sentence)
                 batched = alone.in_batch(exact, reading, sentence)
@@ -205,7 +205,7 @@ class _Alone:
         order = self._order(sentence)
         return {layer: self.store.read(layer, shard)[rows][order] for layer in self.layers}
 
-    def in_batch(self, encoder: nn.Module, reading: Reading, sentence: int) -> dict[int, Tensor]:
+    def in_batch(self, encoder: nn.Module, reading: ForwardSpec, sentence: int) -> dict[int, Tensor]:
         """Return what the extraction would give for a sentence in its batch.
 
         Args:

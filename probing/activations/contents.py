@@ -62,7 +62,7 @@ class Bounds:
         return slice(max(rows.start, start) - start, min(rows.stop, end) - start)
 
 
-class Part:
+class ArrayPart:
     """An array's part at one place of its first axis, as a `Source`."""
 
     def __init__(self, source: Source, place: int) -> None:
@@ -317,7 +317,7 @@ def assemble(path: Path, format: str, arrays: Mapping[str, Source], first: First
 def _of_single(path: Path, layers: Mapping[Any, Source], n_axes: int, first: First | None) -> dict[Any, Source]:
     (array,) = layers.values()
     if first == "layers":
-        return {layer: Part(array, layer) for layer in range(array.shape[0])}
+        return {layer: ArrayPart(array, layer) for layer in range(array.shape[0])}
     if n_axes == 3 and first == "sentences":
         return dict(layers)
     if n_axes == 3:

@@ -29,7 +29,7 @@ from probing.statistics.chance import permute_within_sentences
 
 
 @dataclass(frozen=True)
-class Reading:
+class ForwardSpec:
     """How an encoder reads the sentences of a store.
 
     Args:
@@ -43,7 +43,7 @@ class Reading:
     n_token_types: int
 
     @classmethod
-    def of(cls, encoder: nn.Module, tokenizer: Any, store: ActivationStore) -> Reading:
+    def of(cls, encoder: nn.Module, tokenizer: Any, store: ActivationStore) -> ForwardSpec:
         """Examine an encoder for the sentences of a store; see `examine` for what is refused."""
         pad_token_id = tokenizer.pad_token_id or 0
         anatomy = examine(encoder, pad_token_id, str(store.header["model"]), store.tokens.lengths.tolist())
@@ -82,7 +82,7 @@ class ShardReading:
     lengths: NDArray[np.int32]
     order: Tensor
     token_inputs: dict[str, Tensor]
-    reading: Reading
+    reading: ForwardSpec
     batch_tokens: int
 
     def batches(self) -> Iterator[NDArray[np.int64]]:
@@ -218,7 +218,7 @@ class Extraction(ShardPass):
         self.encoder, tokenizer = self.load()
         device = self.trainer.strategy.root_device
         self.encoder.to(device)  # some families run in a dtype on an accelerator alone
-        self.reading = Reading.of(self.encoder, tokenizer, self.store)
+        self.reading = ForwardSpec.of(self.encoder, tokenizer, self.store)
         self.readers = [
             (encoder, of_copy(self.reading.anatomy, self.encoder, encoder))
             for encoder in copies_for_readers(self.encoder, device)
@@ -257,7 +257,7 @@ def copies_for_readers(encoder: nn.Module, device: torch.device) -> list[nn.Modu
 
 
 def extract_shard(
-    readers: Sequence[Reader], store: ActivationStore, shard: int, layers: Sequence[int], reading: Reading
+    readers: Sequence[Reader], store: ActivationStore, shard: int, layers: Sequence[int], reading: ForwardSpec
 ) -> dict[int, Tensor]:
     """Return the hidden states of one shard, for each layer of shape (n_tokens_in_shard, d_model), without padding.
 

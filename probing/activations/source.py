@@ -291,7 +291,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Reading:
+class PendingRequest:
     """A request, and how much of it is not cached yet.
 
     Args:
@@ -305,7 +305,7 @@ class Reading:
     missing: float
 
     @classmethod
-    def of(cls, request: Request, cache: Path) -> Reading:
+    def of(cls, request: Request, cache: Path) -> PendingRequest:
         """Return what is left of a request, given the folder of the cache.
 
         Raises:

@@ -233,7 +233,7 @@ def stop_at_layer(handles: Iterable[RemovableHandle]) -> Iterator[None]:
             handle.remove()
 
 
-_Call = tuple["nn.Module", Any]
+_BlockInput = tuple["nn.Module", Any]
 
 
 @contextmanager
@@ -250,17 +250,17 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
             module.forward = before
 
 
-def _record_calls(encoder: nn.Module) -> tuple[list[list[_Call]], list[Any]]:
+def _record_calls(encoder: nn.Module) -> tuple[list[list[_BlockInput]], list[Any]]:
     """Record the inputs of the members of every list of modules; return the calls of each list, outermost first."""
     from torch import nn
 
-    received: list[list[_Call]] = []
+    received: list[list[_BlockInput]] = []
     handles = []
     for modules in encoder.modules():
         if isinstance(modules, nn.ModuleList):
-            calls: list[_Call] = []
+            calls: list[_BlockInput] = []
 
-            def note(module: nn.Module, args: Any, kwargs: Any, calls: list[_Call] = calls) -> None:
+            def note(module: nn.Module, args: Any, kwargs: Any, calls: list[_BlockInput] = calls) -> None:
                 calls.append((module, vectors_received(args, kwargs)))
 
             handles += [module.register_forward_pre_hook(note, with_kwargs=True) for module in modules]
@@ -291,7 +291,7 @@ def _tells_positions(rows: Tensor) -> bool:
     return bool((first == last).all() and (first[0] != first[1]).any())
 
 
-def _receives(calls: Sequence[_Call], states: Sequence[Tensor]) -> bool:
+def _receives(calls: Sequence[_BlockInput], states: Sequence[Tensor]) -> bool:
     """Whether the inputs of a list of modules are, call by call, all hidden states but the last."""
     import torch
 

@@ -300,21 +300,21 @@ def _values(weights: Tensor, factor: Tensor, equation: str) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Call:
+class _ModuleInput:
     module: nn.Module
     states_in: Tensor
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _BlockAttention:
     """The attention of a block, and the calls of modules after it and before the next one."""
 
     block: int
     probabilities: Tensor
     values: Tensor
-    calls: list[_Call]
+    calls: list[_ModuleInput]
 
-    def feeds(self, call: _Call) -> bool:
+    def feeds(self, call: _ModuleInput) -> bool:
         """Whether the module's input begins with the concatenated outputs of the heads."""
         n_heads, d_head = self.values.shape[1], self.values.shape[3]
         if call.states_in.dim() != 3 or call.states_in.shape[-1] < n_heads * d_head:
@@ -328,12 +328,12 @@ class _Seen:
         return bool(error <= _ROUNDING[actual.dtype] * expected.abs().max())
 
 
-def _run(encoder: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Tensor]) -> tuple[list[_Seen], bool]:
+def _run(encoder: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Tensor]) -> tuple[list[_BlockAttention], bool]:
     """Run the encoder and note each attention with the calls of modules that have a matrix and come after it.
 
     Also return whether some attention had sequences and heads on one axis.
     """
-    seen: list[_Seen] = []
+    seen: list[_BlockAttention] = []
     block = 0
 
     def enter(module: nn.Module, args: Any) -> None:
@@ -341,11 +341,11 @@ def _run(encoder: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Tensor]) -> 
         block += 1
 
     def see(probabilities: Tensor, values: Tensor) -> None:
-        seen.append(_Seen(block, probabilities.clone(), values.clone(), []))
+        seen.append(_BlockAttention(block, probabilities.clone(), values.clone(), []))
 
     def note(module: nn.Module, args: Any, kwargs: Any) -> None:
         if seen and (states_in := vectors_received(args, kwargs)) is not None:
-            seen[-1].calls.append(_Call(module, states_in.clone()))
+            seen[-1].calls.append(_ModuleInput(module, states_in.clone()))
 
     handles = [watched.register_forward_pre_hook(enter) for watched in dict.fromkeys(anatomy.blocks or ())]
     matrices = [module for module in encoder.modules() if getattr(getattr(module, "weight", None), "ndim", 0) == 2]
@@ -463,7 +463,7 @@ class _QueryKeyCall:
 
 
 @dataclass
-class _Block:
+class _BlockRecord:
     """A block's input, the calls of modules without submodules before its attention, and the attention."""
 
     states_in: Tensor
@@ -471,12 +471,14 @@ class _Block:
     probabilities: Tensor | None = None
 
 
-def _observe(encoder: nn.Module, anatomy: Anatomy, inputs: dict[str, Tensor], keeps_calls: bool = True) -> list[_Block]:
-    blocks: list[_Block] = []
+def _observe(
+    encoder: nn.Module, anatomy: Anatomy, inputs: dict[str, Tensor], keeps_calls: bool = True
+) -> list[_BlockRecord]:
+    blocks: list[_BlockRecord] = []
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         states_in: Any = vectors_received(args, kwargs)
-        blocks.append(_Block(states_in.clone()))
+        blocks.append(_BlockRecord(states_in.clone()))
 
     def see(probabilities: Tensor, values: Tensor) -> None:
         if blocks:
@@ -502,7 +504,7 @@ def _observe(encoder: nn.Module, anatomy: Anatomy, inputs: dict[str, Tensor], ke
     return blocks
 
 
-def _query_key(block: _Block, heads: Heads) -> tuple[QueryKey, bool] | None:
+def _query_key(block: _BlockRecord, heads: Heads) -> tuple[QueryKey, bool] | None:
     """Return the queries and keys of a block, and whether there is a bias of relative positions."""
     for has_bias, (first, second) in product((False, True), permutations(_candidates(block, heads), 2)):
         (a, columns_a), (b, columns_b) = first, second
@@ -523,7 +525,7 @@ def _query_key(block: _Block, heads: Heads) -> tuple[QueryKey, bool] | None:
     return None
 
 
-def _candidates(block: _Block, heads: Heads) -> Iterator[tuple[_QueryKeyCall, slice]]:
+def _candidates(block: _BlockRecord, heads: Heads) -> Iterator[tuple[_QueryKeyCall, slice]]:
     """Yield columns of outputs of linear maps that may be all queries or all keys of a block."""
     if block.probabilities is None:
         return
@@ -538,7 +540,7 @@ def _candidates(block: _Block, heads: Heads) -> Iterator[tuple[_QueryKeyCall, sl
 
 
 def _is_attention(
-    block: _Block, queries: Tensor, keys: Tensor, scale: float, heads: Heads, has_bias: bool
+    block: _BlockRecord, queries: Tensor, keys: Tensor, scale: float, heads: Heads, has_bias: bool
 ) -> bool:  # fmt: skip
     assert block.probabilities is not None
     # The first sequence has no padding.
@@ -555,7 +557,7 @@ def _is_attention(
     return bool(error <= _QUERY_KEY_ROUNDING[queries.dtype])
 
 
-def _biases_of(block: _Block, query_key: QueryKey, heads: Heads) -> Tensor:
+def _biases_of(block: _BlockRecord, query_key: QueryKey, heads: Heads) -> Tensor:
     """Return the biases of a block, from the attention of one long sequence."""
     assert block.probabilities is not None
     x = query_key.inputs(block.states_in[0].cpu().double())
@@ -581,7 +583,7 @@ def _biases(probabilities: Tensor, scores: Tensor) -> Tensor:
     return torch.stack([beyond.diagonal(at, 1, 2).nanmean(1) for at in range(1 - length, length)], dim=1)
 
 
-def _norm_before(block: _Block, call: _QueryKeyCall) -> tuple[bool, nn.Module | None]:
+def _norm_before(block: _BlockRecord, call: _QueryKeyCall) -> tuple[bool, nn.Module | None]:
     """Return whether a map reads the block's input, either directly or after one norm, and this norm, if any."""
     if torch.equal(call.states_in, block.states_in):
         return True, None

@@ -105,7 +105,7 @@ _RANGE, _STEP = 12.0, 1e-3
 
 
 @dataclass(frozen=True)
-class Block:
+class PostNormBlock:
     """One post-LN block: X -> H = LN1(X + sum_k A_k X W_VO,k + b) -> LN2(H + act(H W_1 + b_1) W_2 + b_2).
 
     Args:
@@ -143,7 +143,7 @@ class _NormCall:
 
 
 @torch.inference_mode()
-def find_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> list[Block]:
+def find_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> list[PostNormBlock]:
     """Find the parts of each block of a post-LN encoder.
 
     Args:
@@ -220,7 +220,7 @@ def _noting(calls: list[_NormCall]) -> Callable[..., None]:
     return note
 
 
-def _block_of_norms(calls: Sequence[_NormCall], entered: Tensor, attention: Tensor, layer: int) -> Block:
+def _block_of_norms(calls: Sequence[_NormCall], entered: Tensor, attention: Tensor, layer: int) -> PostNormBlock:
     """Find the parts of a block among the calls of its modules; the last call is LN2."""
     norms = [i for i, call in enumerate(calls) if isinstance(call.module, nn.LayerNorm)]
     if len(norms) < 2:
@@ -252,7 +252,9 @@ def _block_of_norms(calls: Sequence[_NormCall], entered: Tensor, attention: Tens
         is_first = isinstance(call.module, nn.Linear) and _close_norms(call.states_in, norm_1.states_out)
         if is_first and (slope := _slope(call.states_out, second.states_in)) is not None:
             first: Any = call.module
-            return Block(norm_1.module, norm_2.module, value, output.module, first, second.module, n_heads, slope)
+            return PostNormBlock(
+                norm_1.module, norm_2.module, value, output.module, first, second.module, n_heads, slope
+            )
     raise NotPostNorm(f"in block {layer} the feed-forward part is not two matrices around an activation function")
 
 
@@ -365,7 +367,7 @@ class Tap:
 
 
 @dataclass(frozen=True)
-class Site:
+class StreamSite:
     """A place on the path of the residual stream.
 
     Args:
@@ -403,7 +405,7 @@ class BlockNorm:
 
 
 @dataclass(frozen=True)
-class _Call:
+class _ModuleCall:
     """One call of a module during examination; tensors have shape (sequence, width)."""
 
     tap: Tap
@@ -421,11 +423,11 @@ class _Examined:
         ends: The call of each block.
     """
 
-    calls: list[_Call] = field(default_factory=list)
+    calls: list[_ModuleCall] = field(default_factory=list)
     states: list[Tensor] = field(default_factory=list)
-    ends: list[_Call] = field(default_factory=list)
+    ends: list[_ModuleCall] = field(default_factory=list)
 
-    def inside(self, block: int) -> list[_Call]:
+    def inside(self, block: int) -> list[_ModuleCall]:
         """Return the calls within a block whose outputs have the shape of its hidden states."""
         shape = self.states[0].shape
         return [call for call in self.calls if call.tap.block == block and call.states_out.shape == shape]
@@ -501,7 +503,7 @@ def _examine(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> _Examin
         if tap.side == "given":
             inputs_by_tap[tap] = value.clone()
         else:
-            examined.calls.append(_Call(tap, inputs_by_tap.pop(replace(tap, side="given"), None), value.clone()))
+            examined.calls.append(_ModuleCall(tap, inputs_by_tap.pop(replace(tap, side="given"), None), value.clone()))
 
     blocks = _blocks(anatomy)
     inputs = {name: values[:1] for name, values in examination_inputs(encoder, pad_token_id).items()}
@@ -545,7 +547,7 @@ def find_norms(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> l
 # --- the path ---
 
 
-def find_path(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> list[Site]:
+def find_path(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> list[StreamSite]:
     """Find the places that the residual stream passes, and the terms that are added to it, in their order.
 
     Args:
@@ -564,35 +566,35 @@ def find_path(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> li
     last = seen.ends[-1].states_out
     if not _close(last, seen.states[-1]):
         final = [call for call in seen.calls if call.tap.block == 0 and _close(call.states_out, seen.states[-1])]
-        sites += [Site(anatomy.n_layers, "final_norm", call.tap) for call in final[-1:]]
+        sites += [StreamSite(anatomy.n_layers, "final_norm", call.tap) for call in final[-1:]]
     return sites
 
 
-def _embeddings(encoder: nn.Module, anatomy: Anatomy, seen: _Examined) -> list[Site]:
+def _embeddings(encoder: nn.Module, anatomy: Anatomy, seen: _Examined) -> list[StreamSite]:
     """Return the terms of the embeddings, their sum, and their norm where there is one."""
     first, shape = seen.states[0], seen.states[0].shape
     before = [call for call in seen.calls[: _index_of_first_block(seen)] if call.states_out.shape == shape]
     terms = [call for call in before if isinstance(call.tap.module, nn.Embedding)]
     begin = Tap(1, _blocks(anatomy)[0], 0, "given")
     names = {word_table(encoder): "word", anatomy.position_table: "position"}
-    named = [Site(0, names.get(call.tap.module, "type"), call.tap, is_term=True) for call in terms]
+    named = [StreamSite(0, names.get(call.tap.module, "type"), call.tap, is_term=True) for call in terms]
     total = torch.stack([call.states_out for call in terms]).sum(0) if terms else torch.zeros_like(first)
     if terms and _close(total, first):
-        return [*named, Site(0, "sum", begin)]
+        return [*named, StreamSite(0, "sum", begin)]
     for call in before:
         is_normed = (
             is_norm(call.tap.module, shape[-1]) and call.states_in is not None and _close(call.states_out, first)
         )
         if terms and is_normed and call.states_in is not None and _close(total, call.states_in):
-            return [*named, Site(0, "sum", replace(call.tap, side="given")), Site(0, "norm", begin)]
-    return [Site(0, "embeddings", begin)]
+            return [*named, StreamSite(0, "sum", replace(call.tap, side="given")), StreamSite(0, "norm", begin)]
+    return [StreamSite(0, "embeddings", begin)]
 
 
 def _index_of_first_block(seen: _Examined) -> int:
     return next(i for i, call in enumerate(seen.calls) if call.tap.block)
 
 
-def _block(seen: _Examined, layer: int) -> list[Site]:
+def _block(seen: _Examined, layer: int) -> list[StreamSite]:
     """Return the sites of a block."""
     end, entered = seen.ends[layer - 1], seen.states[layer - 1]
     calls = [call for call in seen.inside(layer) if call is not end]
@@ -601,10 +603,12 @@ def _block(seen: _Examined, layer: int) -> list[Site]:
     taps = _post_norm(calls, entered, *post) if post else _pre_norm(calls, entered, end)
     if not taps:
         raise UnknownParts(f"no two parts of block {layer} add up to what it adds to the residual stream")
-    return [Site(layer, name, tap, is_term=name in ("attention", "feed_forward")) for name, tap in taps.items()]
+    return [StreamSite(layer, name, tap, is_term=name in ("attention", "feed_forward")) for name, tap in taps.items()]
 
 
-def _post_norm(calls: Sequence[_Call], entered: Tensor, norm_1: _Call, norm_2: _Call) -> dict[str, Tap]:
+def _post_norm(
+    calls: Sequence[_ModuleCall], entered: Tensor, norm_1: _ModuleCall, norm_2: _ModuleCall
+) -> dict[str, Tap]:
     """Return the sites of a block that normalises the sums; none if they do not add up."""
     assert norm_1.states_in is not None  # only such norms are tried
     assert norm_2.states_in is not None
@@ -619,7 +623,7 @@ def _post_norm(calls: Sequence[_Call], entered: Tensor, norm_1: _Call, norm_2: _
     }  # fmt: skip
 
 
-def _pre_norm(calls: Sequence[_Call], entered: Tensor, end: _Call) -> dict[str, Tap]:
+def _pre_norm(calls: Sequence[_ModuleCall], entered: Tensor, end: _ModuleCall) -> dict[str, Tap]:
     """Return the sites of a block that adds its parts to the stream, one after the other or both at once."""
     for attention, feed_forward in combinations(calls, 2):
         if not _close(entered + attention.states_out + feed_forward.states_out, end.states_out):

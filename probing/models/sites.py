@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Call:
+class LinearCall:
     """One call of a linear map, with its input and its output, whose tokens may be in one row (OPT)."""
 
     module: nn.Module
@@ -69,7 +69,7 @@ class Call:
 
 
 @dataclass
-class Block:
+class BlockCall:
     """One call of a block: its number from 1, its input and output, and the calls of linear maps in it, in order.
 
     `attended` is the number of calls before its first softmax or fused attention; None without any.
@@ -79,7 +79,7 @@ class Block:
     module: nn.Module
     states_in: Tensor
     states_out: Tensor | None = None
-    calls: list[Call] = field(default_factory=list)
+    calls: list[LinearCall] = field(default_factory=list)
     attended: int | None = None
 
     @property
@@ -93,7 +93,7 @@ class Block:
             return None
         return values.view(*self.rows, -1)
 
-    def writes_to_the_residual_stream(self, call: Call) -> bool:
+    def writes_to_the_residual_stream(self, call: LinearCall) -> bool:
         """Whether the map's input changes, for each token, the block's output for this token and for no other."""
         if (
             self.states_out is None
@@ -111,18 +111,18 @@ class Block:
         return bool(at_token.any()) and not bool(gradient.any())
 
 
-def run_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> list[Block]:
+def run_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> list[BlockCall]:
     """Run the encoder on two sequences and record its blocks with the gradients' graph."""
     from probing.models.attention_heads import SoftmaxWatch
 
-    blocks: list[Block] = []
-    inside: list[Block] = []  # the block that is running, if any
+    blocks: list[BlockCall] = []
+    inside: list[BlockCall] = []  # the block that is running, if any
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         states_in: Any = vectors_received(args, kwargs)
         if not states_in.requires_grad:
             states_in.requires_grad_()
-        inside[:] = [Block(len(blocks) + 1, module, states_in)]
+        inside[:] = [BlockCall(len(blocks) + 1, module, states_in)]
         blocks.append(inside[0])
 
     def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -138,7 +138,7 @@ def run_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> list[
         if inside and _is_linear(module, states_in, states_out):
             if not states_out.requires_grad:
                 states_out.requires_grad_()
-            inside[0].calls.append(Call(module, states_in, states_out))
+            inside[0].calls.append(LinearCall(module, states_in, states_out))
 
     assert anatomy.blocks is not None
     handles = []
@@ -324,7 +324,7 @@ def _seen_projections(encoder: nn.Module, anatomy: Anatomy, n_heads: int | None,
     return [encoder.get_submodule(name) for name in heads.projections or () if heads.n_heads == n_heads]
 
 
-def _attention(block: Block, n_heads: int | None, seen: Sequence[nn.Module]) -> Call:
+def _attention(block: BlockCall, n_heads: int | None, seen: Sequence[nn.Module]) -> LinearCall:
     """Return the call of a block's attention output projection.
 
     Args:
@@ -351,7 +351,7 @@ def _attention(block: Block, n_heads: int | None, seen: Sequence[nn.Module]) -> 
     return call
 
 
-def _mlp(block: Block) -> Call:
+def _mlp(block: BlockCall) -> LinearCall:
     """Return the call of the second matrix of a block's MLP.
 
     Raises:
@@ -382,7 +382,7 @@ def _mlp(block: Block) -> Call:
     return writers[0]
 
 
-def _first_mixing(block: Block) -> Call | None:
+def _first_mixing(block: BlockCall) -> LinearCall | None:
     """Return the first call of a linear map that reads other tokens of the block's input than its own."""
     # In a causal model, only the last token can read all others. What a model pads by itself (Longformer) reads none.
     last = min(block.rows[1], LENGTH) - 1
@@ -428,7 +428,7 @@ def _is_stack(module: nn.Module) -> bool:
     )
 
 
-def _is_activation(block: Block, units: Tensor, states_out: Tensor) -> bool:
+def _is_activation(block: BlockCall, units: Tensor, states_out: Tensor) -> bool:
     """Whether unit i is a nonlinear function of output i of a map, or of outputs i and i + width, at the same token.
 
     Args:

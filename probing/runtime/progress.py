@@ -84,7 +84,7 @@ class Stage:
         return seconds / steps * (self.total - self.done)
 
 
-class Line(Protocol):
+class StageLine(Protocol):
     """Shows a stage while it goes on."""
 
     def changed(self) -> None:
@@ -104,7 +104,7 @@ class Overview:
     """
 
     def __init__(
-        self, line: Callable[[Overview], Line] | None = None, prints_lines: bool = False, briefly: bool = False
+        self, line: Callable[[Overview], StageLine] | None = None, prints_lines: bool = False, briefly: bool = False
     ) -> None:
         self.line, self.prints_lines, self.briefly = line, prints_lines, briefly
         self.n_begun = 0
@@ -113,7 +113,7 @@ class Overview:
         self.open: list[Stage] = []
         self.printed: set[str] = set()  # what was said once
         self._spent: dict[str, list[tuple[float, float]]] = {}  # amount and seconds of each stage, by kind
-        self._shown: Line | None = None
+        self._shown: StageLine | None = None
         self._timer: Timer | None = None
         self._n_lines = 0
         self._speaking = Lock()

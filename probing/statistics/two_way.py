@@ -165,7 +165,7 @@ BLOCK = 4096
 
 
 @dataclass(frozen=True)
-class Shares:
+class VarianceShares:
     """Shares of variance by part, of one layer.
 
     Args:
@@ -295,7 +295,7 @@ class TwoWaySums:
         between, varied = inverse_counts @ self.by_position[groups].sum(0) ** 2 - of_mean, squares - of_mean
         return np.divide(between, varied, out=np.zeros_like(varied), where=varied > 0)
 
-    def shares(self, standardised: bool = False, by_neuron: bool = False) -> list[Shares]:
+    def shares(self, standardised: bool = False, by_neuron: bool = False) -> list[VarianceShares]:
         """Return the shares of variance of all sentences, and without each group.
 
         Args:
@@ -381,7 +381,7 @@ class _Squares:
             noise_alone,
         )  # fmt: skip
 
-    def shares(self, solution: Solution, standardised: bool, by_neuron: bool) -> Shares:
+    def shares(self, solution: Solution, standardised: bool, by_neuron: bool) -> VarianceShares:
         def over(squares: Array) -> Array:
             """Return a share of the total: of each neuron, as a mean over neurons, or of their sum."""
             if not (standardised or by_neuron):
@@ -417,7 +417,7 @@ class _Squares:
         }  # fmt: skip
         excess["rest"] = 1 - excess["position"] - excess["context"] - excess["shared"]
         chance["rest"] = observed["rest"] - excess["rest"]
-        return Shares(observed, chance, excess)
+        return VarianceShares(observed, chance, excess)
 
 
 def _adjusted(squares: Array, chance: Array, within: Array, together: bool) -> Array:

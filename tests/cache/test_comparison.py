@@ -20,7 +20,7 @@ from probing import activations as cache_module
 from probing.activations import ActivationStore, Request, activations, comparison, extraction
 from probing.activations import store as cache_store
 from probing.activations.comparison import drawn_sentences, typical_change
-from probing.activations.extraction import Reading, extract_shard
+from probing.activations.extraction import ForwardSpec, extract_shard
 from probing.activations.store import Plan, divide
 from probing.errors import UserError
 from probing.models import anatomy, load_encoder, load_tokenizer, resolve_model
@@ -506,7 +506,7 @@ def test_nothing_but_chance_is_left_of_position_in_any_layer_however_the_model_i
         store = ActivationStore.create(tmp_path / name, plan, tokens, {})
         pad_token_id = encoder.config.pad_token_id or 0
         anatomy = examine(encoder, pad_token_id)
-        readers, reading = [(encoder, anatomy)], Reading(anatomy, pad_token_id, 0)
+        readers, reading = [(encoder, anatomy)], ForwardSpec(anatomy, pad_token_id, 0)
         for layer, states in extract_shard(readers, store, 0, range(n_layers + 1), reading).items():
             store.write(layer, 0, states)
         fits = sides(store, splits=["train", "test"] * n_test).fit(range(n_layers + 1), tolerance=1e-4)

@@ -40,7 +40,7 @@ from probing.models.anatomy import examine, hidden_states
 from probing.models.attention_heads import find_heads, read_heads
 from probing.models.examination import Unreadable, examination_inputs, vectors_in, vectors_received, with_vectors
 from probing.models.examination import run as output_run
-from probing.models.residual_stream import Site, Tap, UnknownParts, find_norms, find_path, watching, word_table
+from probing.models.residual_stream import StreamSite, Tap, UnknownParts, find_norms, find_path, watching, word_table
 from probing.models.sites import find_site
 from probing.runs.loading import load_run
 from probing.studies.fit import extract
@@ -281,7 +281,7 @@ FOUND = {
 }
 
 
-def read(encoder: Any, sites: list[Site]) -> tuple[dict[tuple[int, str], Tensor], Any]:
+def read(encoder: Any, sites: list[StreamSite]) -> tuple[dict[tuple[int, str], Tensor], Any]:
     """Return what is at each site in a plain forward pass, and the pass's hidden states."""
     taken: dict[Tap, Tensor] = {}
     anatomy = examine(encoder)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from probing.activations.source import ActivationSource, Reading, Speed
+from probing.activations.source import ActivationSource, PendingRequest, Speed
 from probing.cli.options import ProbeOptions, as_options
 from probing.data import chosen_controls
 from probing.data.labelling import choose_classes, class_of_tokens
@@ -66,7 +66,7 @@ def training_seconds(need: Need) -> float:
     return _TRAINING_S[options["size"]] * options["seeds"] * len(str(options["arms"]).split(","))
 
 
-def seconds(need: Need, defaults: Mapping[str, Any], reading: Reading, speed: Speed) -> float:
+def seconds(need: Need, defaults: Mapping[str, Any], reading: PendingRequest, speed: Speed) -> float:
     """Estimate how many seconds a run takes, apart from reading the text into the cache.
 
     Args:
@@ -124,7 +124,7 @@ def _as_mapping(group: Any) -> Mapping[str, Any]:
     return group if isinstance(group, Mapping) else asdict(group)
 
 
-def _probes(options: Mapping[str, Any], reading: Reading) -> tuple[Probes, int]:
+def _probes(options: Mapping[str, Any], reading: PendingRequest) -> tuple[Probes, int]:
     """Return the probes of a run of `fit`, and how many more readings its controls take."""
     corpus, tokens = reading.request.corpus, reading.tokens
     task = load_task(options["task"], options["task_args"])
@@ -373,13 +373,13 @@ class _Costs:
     def __init__(self, source: ModelSource, cache: Path, defaults: Mapping[str, Mapping[str, Any]]) -> None:
         layers = range(load_config(source).num_hidden_layers + 1)
         self.source, self.defaults = ActivationSource(source, layers, cache), defaults
-        self.readings: dict[tuple[str, Any, str], Reading] = {}
+        self.readings: dict[tuple[str, Any, str], PendingRequest] = {}
         self.speed: Speed | None = None
 
     def of(self, need: Need, text: Corpus) -> tuple[float, int]:
         """Return about how many seconds a run takes, and how many bytes it adds to the cache."""
-        key = text.fingerprint, need.options.get("corpus") if need.has_separate_corpus else None, need.model_of_run
-        reading = self.readings.get(key) or Reading.of(self.source.request(text), self.source.cache)
+        key = text.fingerprint, need.options.get("corpus") if need.has_own_text else None, need.model_of_run
+        reading = self.readings.get(key) or PendingRequest.of(self.source.request(text), self.source.cache)
         self.speed = self.speed or Speed.measure(reading.request)
         run_seconds = seconds(need, self.defaults[need.command], reading, self.speed)
         if key in self.readings or need.command in ("hierarchy", TUNING):  # which read into no cache

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probing.activations.source import ActivationSource, Reading, Speed
+from probing.activations.source import ActivationSource, PendingRequest, Speed
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Sides
 from probing.data.module import CONTROL_DRAWS, source_of_control
@@ -189,7 +189,7 @@ class Estimate:
         cache: The cache folder.
     """
 
-    readings: Sequence[Reading]
+    readings: Sequence[PendingRequest]
     probes: Probes
     cache: Path
 
@@ -289,7 +289,7 @@ def estimate_callback(
     sources = [source, *filter(None, (source_of_control(name, source, seed) for name in controls))]
 
     def announce(tokens: Tokens, n_classes: int, n_train: int) -> None:
-        readings = [Reading.of(reader.request(corpus), source.cache) for reader in sources for corpus in corpora]
+        readings = [PendingRequest.of(one.request(corpus), source.cache) for one in sources for corpus in corpora]
         width = source.n_features or readings[0].size.width
         known = replace(probes, n_tokens=n_train, n_classes=max(n_classes, 1), d_model=width)
         estimate = Estimate(readings, known, source.cache)

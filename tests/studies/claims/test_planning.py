@@ -14,7 +14,7 @@ import yaml
 
 from planted_claims import paper
 from probing.activations import Request
-from probing.activations.source import Reading, Speed
+from probing.activations.source import PendingRequest, Speed
 from probing.cli.arguments import parse
 from probing.cli.commandline import without_validation
 from probing.cli.option_types import defaults
@@ -241,7 +241,7 @@ def test_estimates_grow_with_the_text_and_with_what_is_asked(checkpoints: dict[s
 
     def takes(need: Need, n: int) -> float:
         text = from_sentences("made up", [f"one two three {i}" for i in range(n)])
-        reading = Reading.of(Request(model, text, [0, 1, 2]), tmp_path)
+        reading = PendingRequest.of(Request(model, text, [0, 1, 2]), tmp_path)
         return seconds(need, DEFAULTS[need.command], reading, speed)
 
     plain, more = Need("geometry", "geometry", {}), Need("stream", "geometry", {"norms": True})
@@ -563,7 +563,7 @@ def test_a_tuning_takes_longer_with_more_of_anything(model: Path, tmp_path: Path
     source = resolve_model(str(model))
     speed = Speed(Blocks.of(load_config(source)), {"square": 1e9, "widen": 1e9, "narrow": 1e9})
     text = from_sentences("made up", [f"one two three {i}" for i in range(100)])
-    reading = Reading.of(Request(source, text, [0, 1, 2]), tmp_path)
+    reading = PendingRequest.of(Request(source, text, [0, 1, 2]), tmp_path)
 
     def takes(command: str, reads: tuple[str, ...] = (), **options: Any) -> float:
         return seconds(Need("x", command, options, reads=reads), TUNED_USUAL[command], reading, speed)

@@ -21,7 +21,7 @@ from probing import results as csv_files
 from probing import runtime as memory
 from probing.__main__ import COMMANDS
 from probing.activations import Request, activations
-from probing.activations.source import Reading, Size, Speed
+from probing.activations.source import PendingRequest, Size, Speed
 from probing.cli.commandline import run
 from probing.cli.options import ProbeOptions
 from probing.errors import UserError
@@ -48,17 +48,17 @@ def request_of(checkpoints: dict[str, Path], sentences: list[str]) -> Request:
 
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_what_is_cached_is_neither_read_nor_written_again(request_of: Request, tmp_path: Path) -> None:
-    before = Reading.of(request_of, tmp_path)
+    before = PendingRequest.of(request_of, tmp_path)
     speed = Speed(Blocks.of(request_of_config(request_of)), {"square": 1e3, "widen": 1e3, "narrow": 1e3})
     assert before.missing == 1
     assert before.missing_bytes == before.size.n_bytes
     assert before.seconds(speed) > 0
     store = activations(replace(request_of, layers=[0]), tmp_path, {"accelerator": "cpu"})
-    part = Reading.of(request_of, tmp_path)
+    part = PendingRequest.of(request_of, tmp_path)
     assert part.missing == pytest.approx(2 / 3)
     assert part.seconds(speed) == pytest.approx(2 / 3 * before.seconds(speed))
     activations(request_of, tmp_path, {"accelerator": "cpu"})
-    after = Reading.of(request_of, tmp_path)
+    after = PendingRequest.of(request_of, tmp_path)
     assert (after.missing, after.missing_bytes, after.seconds(speed), after.memory_bytes()) == (0, 0, 0, 0)
     # Every activation is written, and little else.
     written = sum(path.stat().st_size for path in store.folder.rglob("*.safetensors") if path.parent != store.folder)
@@ -76,7 +76,7 @@ def test_a_forward_pass_counts_every_weight_of_the_blocks_that_are_run(request_o
     from transformers import AutoModel
 
     model = AutoModel.from_pretrained(request_of.source.folder)
-    reading = Reading.of(request_of, tmp_path)
+    reading = PendingRequest.of(request_of, tmp_path)
     lengths = reading.tokens.lengths.astype(np.int64)
     n_weights = sum(weight.numel() for weight in model.encoder.parameters() if weight.dim() == 2)
     n_blocks, d_model = len(model.encoder.layer), model.config.hidden_size
@@ -133,7 +133,7 @@ def test_options_say_which_probes_are_trained() -> None:
 def test_what_does_not_fit_in_memory_is_refused_with_what_to_do(
     request_of: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reading = Reading.of(request_of, tmp_path)
+    reading = PendingRequest.of(request_of, tmp_path)
     found = Estimate([reading], replace(PROBES, n_replicates=500), tmp_path)
     for enough in (None, 10**12):
         monkeypatch.setattr(memory, "memory_bytes", lambda enough=enough: enough)

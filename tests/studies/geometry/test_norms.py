@@ -16,7 +16,7 @@ from probing.interventions.forward import SentenceSums
 from probing.interventions.model_output import sum_by_sentence
 from probing.models import load_encoder, resolve_model
 from probing.models.anatomy import examine
-from probing.models.residual_stream import Site, find_norms, find_path
+from probing.models.residual_stream import StreamSite, find_norms, find_path
 from probing.statistics.moments import by_mean_profile
 from probing.studies.geometry.inside import course, followed
 from probing.studies.geometry.inside.changed_norms import (
@@ -541,7 +541,7 @@ def test_the_sentence_counts_the_outliers_that_are_left() -> None:
     assert first_row_conclusions([row for row in rows if row["layer"] == 9]) == []
 
 
-def path_measured(encoder: Any) -> tuple[list[Site], dict[str, Any]]:
+def path_measured(encoder: Any) -> tuple[list[StreamSite], dict[str, Any]]:
     anatomy, tokens = examine(encoder), make_wide_tokens()
     sites = find_path(encoder, anatomy)
     return sites, path_means(encoder, anatomy, sites, tokens, groups_of(tokens), 0)

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from probing.activations.extraction import padded_index
 from probing.activations.store import Plan, batches
-from probing.models.residual_stream import Block, run_with_attention
+from probing.models.residual_stream import PostNormBlock, run_with_attention
 from probing.results import in_brackets, interval, listed
 from probing.runtime.trainer import float64_device, on_float64_device, to_float64
 from probing.statistics.chance import MeanOverSentences, weights
@@ -92,7 +92,7 @@ class Constants:
 
 
 @torch.no_grad()
-def constants(block: Block) -> Constants:
+def constants(block: PostNormBlock) -> Constants:
     """Return the factors that come from a block's parameters, computed in float64."""
     value = to_float64(block.value.weight).unflatten(0, (block.n_heads, -1))
     output = to_float64(block.output.weight).unflatten(1, (block.n_heads, -1)).transpose(0, 1)
@@ -236,7 +236,7 @@ class Sentences:
 
 def measure(
     encoder: nn.Module,
-    blocks: Sequence[Block],
+    blocks: Sequence[PostNormBlock],
     of_blocks: Sequence[Constants],
     tokens: Tokens,
     plan: Plan,
@@ -271,7 +271,7 @@ def measure(
 
 @torch.inference_mode()
 def _measure_batch(
-    encoder: nn.Module, blocks: Sequence[Block], of_blocks: Sequence[Constants], input_ids: Tensor, mask: Tensor
+    encoder: nn.Module, blocks: Sequence[PostNormBlock], of_blocks: Sequence[Constants], input_ids: Tensor, mask: Tensor
 ) -> NDArray[np.float64]:
     """Return the values of a batch, shape (n_blocks, len(BY_SENTENCE), batch)."""
     device = next(encoder.parameters()).device

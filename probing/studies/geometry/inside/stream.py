@@ -18,7 +18,16 @@ from probing.interventions.forward import SentenceSums
 from probing.interventions.model_output import BATCH_TOKENS, PROBE_TOKENS, Batch, draw_sentences, token_batches
 from probing.models import ModelSource, load_encoder, load_masked_lm, load_tokenizer
 from probing.models.anatomy import Anatomy, examine
-from probing.models.residual_stream import BlockNorm, Seen, Site, Tap, UnknownParts, find_norms, find_path, watching
+from probing.models.residual_stream import (
+    BlockNorm,
+    Seen,
+    StreamSite,
+    Tap,
+    UnknownParts,
+    find_norms,
+    find_path,
+    watching,
+)
 from probing.probes.transforms import random_neurons
 from probing.runtime.progress import note, stage
 from probing.statistics.moments import MEAN_DEVIATIONS, deviations_of
@@ -178,7 +187,7 @@ def groups_of(tokens: Tokens) -> dict[str, NDArray[np.bool_]]:
 def path_means(
     encoder: nn.Module,
     anatomy: Anatomy,
-    sites: Sequence[Site],
+    sites: Sequence[StreamSite],
     tokens: Tokens,
     groups: Mapping[str, NDArray[np.bool_]],
     pad_token_id: int,
@@ -218,7 +227,7 @@ def path_means(
 
 
 def path_rows(
-    sites: Sequence[Site],
+    sites: Sequence[StreamSite],
     means: Mapping[str, Array],
     groups: Mapping[str, NDArray[np.bool_]],
     kinds: Mapping[int, str],
@@ -312,7 +321,7 @@ def norms_of(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int, name: str)
         raise UserError(_refusal("--norms", "the norms of its blocks", name, encoder, reason)) from None
 
 
-def path_of(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int, name: str) -> list[Site]:
+def path_of(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int, name: str) -> list[StreamSite]:
     """Return the sites of a model's residual stream, for `--path`.
 
     Raises:
@@ -475,7 +484,9 @@ def measure_first_row(inputs: StreamInputs) -> Rows:
     )  # fmt: skip
 
 
-def _kinds(sites: Sequence[Site], first: NDArray[np.float64], outliers: Mapping[int, Sequence[int]]) -> dict[int, str]:
+def _kinds(
+    sites: Sequence[StreamSite], first: NDArray[np.float64], outliers: Mapping[int, Sequence[int]]
+) -> dict[int, str]:
     """Return the neurons that are followed, ascending, each with what it is an outlier of."""
     rows = [first[i] for i, site in enumerate(sites) if site.name == "position"]
     of_row = {int(k) for row in rows for k in np.flatnonzero(np.abs(deviations_of(row)) > MEAN_DEVIATIONS)}
