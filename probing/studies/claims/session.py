@@ -378,7 +378,7 @@ class _Costs:
 
     def of(self, need: Need, text: Corpus) -> tuple[float, int]:
         """Return about how many seconds a run takes, and how many bytes it adds to the cache."""
-        key = text.fingerprint, need.options.get("corpus") if need.has_own_text else None, need.model_of_run
+        key = text.fingerprint, need.options.get("corpus") if need.has_separate_corpus else None, need.model_of_run
         reading = self.readings.get(key) or PendingRequest.of(self.source.request(text), self.source.cache)
         self.speed = self.speed or Speed.measure(reading.request)
         run_seconds = seconds(need, self.defaults[need.command], reading, self.speed)
