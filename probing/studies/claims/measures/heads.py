@@ -16,10 +16,10 @@ from probing.results import ends
 from probing.runs import Result
 from probing.runs.run import Run
 from probing.statistics import ENDS
+from probing.studies.ablate.tables import at_last_layer, is_head
 from probing.studies.claims.measures.position import above_embeddings
 from probing.studies.claims.measures.registry import NotMeasurable, Subject, difference, from_row, magnitude, measure
 from probing.studies.claims.verdict import Measured
-from probing.studies.disable.tables import at_last_layer, is_head
 from probing.tables.heads import SPECIAL, name_of, of_all_maps, of_measure
 
 # A head attends to a neighbour, as in Clark et al. (2019, section 3.2), if it gives it more than this attention.
@@ -172,35 +172,35 @@ def nearness_of_subject_head(subject: Subject) -> Measured:
     return from_row(max(near, key=lambda row: row["value"]), control=found["difference"])
 
 
-@measure("disabled")
+@measure("ablated")
 def spare_heads_of_positions(subject: Subject, at_most: float) -> Measured:
     """Return the share of heads without which positions are read as well, one head at a time: see `_spare`."""
-    return _spare(subject.run("disabled"), POSITION, at_most)
+    return _spare(subject.run("ablated"), POSITION, at_most)
 
 
-@measure("disabled_words")
+@measure("ablated_words")
 def spare_heads_of_words(subject: Subject, at_most: float) -> Measured:
     """Return the share of heads without which words are predicted as well, one head at a time: see `_spare`."""
-    return _spare(subject.run("disabled_words"), MLM, at_most)
+    return _spare(subject.run("ablated_words"), MLM, at_most)
 
 
-@measure("disabled")
+@measure("ablated")
 def gain_for_positions(subject: Subject) -> Measured:
     """Return how much better positions are read without some head or layer: see `_gain`."""
-    return _gain(subject.run("disabled"), POSITION)
+    return _gain(subject.run("ablated"), POSITION)
 
 
-@measure("disabled_words")
+@measure("ablated_words")
 def gain_for_words(subject: Subject) -> Measured:
     """Return how much better words are predicted without some head or layer: see `_gain`."""
-    return _gain(subject.run("disabled_words"), MLM)
+    return _gain(subject.run("ablated_words"), MLM)
 
 
 def _spare(run: Result, readout: str, at_most: float) -> Measured:
     """Return the share of heads without which little is lost, one head at a time.
 
     The lower end of the interval counts the heads whose whole interval of the loss is within `at_most`, the upper end
-    those for which a part of it is. The control is the share of layers whose heads can all be disabled together at
+    those for which a part of it is. The control is the share of layers whose heads can all be ablated together at
     such a loss, one layer at a time: at 1, this readout needs the heads of no single layer.
 
     Args:
@@ -211,7 +211,7 @@ def _spare(run: Result, readout: str, at_most: float) -> Measured:
     rows = at_last_layer(run.by_name, readout)
     heads, layers = ([gained(row, readout) for row in rows if is_head(row) is wanted] for wanted in (True, False))
     if not heads or not layers:
-        raise NotMeasurable("a run of `disable` with heads and with layers")
+        raise NotMeasurable("a run of `ablate` with heads and with layers")
 
     def share(of: Sequence[Measured], end: str) -> float:
         return sum(getattr(gain, end) >= -at_most for gain in of) / len(of)
@@ -233,7 +233,7 @@ def _gain(run: Result, readout: str) -> Measured:
     last = max((row["layer"] for row in rows), default=0)
     found = [(gained(row, readout), row) for row in rows if row["layer"] == last]
     if not found:
-        raise NotMeasurable("a run of `disable` with more sentences")
+        raise NotMeasurable("a run of `ablate` with more sentences")
     gain, row = max(found, key=lambda pair: pair[0].value)
     return Measured(gain.value, gain.low, gain.high, row["p_value"])
 
