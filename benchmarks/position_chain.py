@@ -16,10 +16,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from probing import WandbOptions, attention, disable, fit, geometry, load_run
+from probing import WandbOptions, ablate, attention, fit, geometry, load_run
 from probing.tables.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, name_layers
 
-# Layers from which the linear position is taken, and units that are disabled.
+# Layers from which the linear position is taken, and units that are ablated.
 ERASED, UNITS = (0, 1, 3, 5), ("1-3", "2-9")
 Rows = Sequence[Mapping[str, Any]]
 
@@ -44,20 +44,20 @@ def main() -> None:
         "erased", geometry, interventions=True, neurons="all", kind="direction,shuffled",
         layer=",".join(map(str, ERASED)), transforms="none",
     )  # fmt: skip
-    disabled = made("disabled", disable, kinds="uniform,skip")
-    for one in (heads, first, erased, disabled):
+    ablated = made("ablated", ablate, kinds="uniform,skip")
+    for one in (heads, first, erased, ablated):
         print("\n".join(one.conclusions()))
     with drawing(given.figure, ["png"]) as figure:
-        draw(figure, erased.neuron_interventions, disabled.disabled, run.accuracy[-1]["majority_accuracy"])
+        draw(figure, erased.neuron_interventions, ablated.ablated, run.accuracy[-1]["majority_accuracy"])
 
 
-def draw(figure: Figure, erased: Rows, disabled: Rows, majority: float) -> None:
+def draw(figure: Figure, erased: Rows, ablated: Rows, majority: float) -> None:
     """Draw the accuracy of the probes by layer, one line for each change.
 
     Args:
         figure: An empty figure.
         erased: Rows of `neuron_interventions.csv` on whole layers.
-        disabled: Rows of `disabled.csv`.
+        ablated: Rows of `ablated.csv`.
         majority: Accuracy of the majority class.
     """
     figure.set_size_inches(7.6, 4.0)
@@ -66,8 +66,8 @@ def draw(figure: Figure, erased: Rows, disabled: Rows, majority: float) -> None:
     layers = [row["layer"] for row in intact]
     axes.plot(layers, [row["intact"] for row in intact], "o-", color=BLUE, label="intact")
     for unit, mark, colour in ((UNITS[0], "^", GREEN), (UNITS[1], "v", ORANGE)):
-        _line(axes, _of(disabled, unit=unit, kind="uniform"), f"{mark}--", colour, f"head {unit} uniform")
-    _line(axes, _of(disabled, unit="5", kind="skip"), "D-.", PURPLE, "block 5 skipped")
+        _line(axes, _of(ablated, unit=unit, kind="uniform"), f"{mark}--", colour, f"head {unit} uniform")
+    _line(axes, _of(ablated, unit="5", kind="skip"), "D-.", PURPLE, "block 5 skipped")
     for kind, style, colour, what in (
         ("shuffled", "--", GREY, "shuffled positions"), ("direction", ":", "black", "linear position"),
     ):  # fmt: skip

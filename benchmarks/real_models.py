@@ -4,7 +4,7 @@
     python -m benchmarks.real_models --reactions reactions.txt --models rxn-bert --parts fit,geometry
 
 Masked language models of chemical reactions (BERT, the same fine-tuned, ALBERT) read reactions, a line each; a decoder
-and the built-in model read English, the built-in corpus. Runs `fit`, `geometry`, `attention`, `disable` and
+and the built-in model read English, the built-in corpus. Runs `fit`, `geometry`, `attention`, `ablate` and
 `compare`, each in a process of its own, and writes tables and figures into one folder. Runs that are finished there are
 read, so that the same command goes on after a kill.
 """
@@ -27,7 +27,7 @@ from benchmarks.machine import describe
 from benchmarks.models import MODELS
 from probing import load_run
 
-PARTS = ("fit", "geometry", "attention", "change", "disable", "neurons", "first_token", "compare")
+PARTS = ("fit", "geometry", "attention", "change", "ablate", "neurons", "first_token", "compare")
 # Number of texts, and most characters of a reaction: longer ones have positions that few others have.
 N_TEXTS, LONGEST = 400, 160
 # Tokens that are read while blocks are skipped or neurons changed, and layers in which neurons are changed.
@@ -146,9 +146,9 @@ def wanted(part: str, read: Read, asked: Asked) -> dict[str, tuple[str, list[str
     if part == "change" and read.untuned:
         before = [model.model for model in READ if model.name == read.untuned]
         return {name: ("attention", [*about, "--parts", "change", "--against", *before])}
-    if part == "disable":
+    if part == "ablate":
         readouts = ["--readouts", "position,mlm" if read.has_head else "position", "--tokens", str(TOKENS)]
-        return {name: ("disable", ["--run", fit, "--units", "layers", "--kinds", "skip", "--retrain", "0", *readouts])}
+        return {name: ("ablate", ["--run", fit, "--units", "layers", "--kinds", "skip", "--retrain", "0", *readouts])}
     if part == "neurons" and read.neurons:
         how = ["--layer", CHANGED_LAYERS, "--readouts", "mlm", "--tokens", str(TOKENS)]
         one_by_one = {

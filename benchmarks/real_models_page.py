@@ -185,7 +185,7 @@ def _first_token(runs: Runs) -> Iterator[Row]:
 def _attended(runs: Runs) -> Iterator[Row]:
     """Yield what special tokens get of attention in each block, and what is lost without the block."""
     for read, run in _of("attention", runs):
-        lost = {int(row["unit"]): row for row in skipped(runs.get(f"disable-{read.name}"))}
+        lost = {int(row["unit"]): row for row in skipped(runs.get(f"ablate-{read.name}"))}
         for row in special_tokens(run):
             layer = int(row["layer"])
             beside = {"skipped": lost[layer]["effect"], "skipped_low": lost[layer]["low"],

@@ -70,22 +70,22 @@ classes,profile,tokens,words,rollout,similarity,relations,trees,position_heads,p
 roles attention {_BERT} {_TEXT} --parts roles --roles data/roles.tsv --layer 2
 fused attention {_BERT} --corpus data/train.conllu --parts fusion,attention_probe --layer 1,3
 against attention {_BERT} {_TEXT} --against data/other --parts classes,profile
-disabled disable {_BERT} {_TEXT} --prune all --retrain 1 --readouts position,mlm --prune_share 0.3
-rounded disable {_BERT} {_TEXT} --quantise 8,4 --units layers --kinds skip --retrain 0
+disabled ablate {_BERT} {_TEXT} --prune all --retrain 1 --readouts position,mlm --prune_share 0.3
+rounded ablate {_BERT} {_TEXT} --quantise 8,4 --units layers --kinds skip --retrain 0
 rules hierarchy {_BERT} --train_sentences 120 --test_sentences 40 --generalisation_sentences 60 --layer 0,2 {_PROBE}
 masks cloze {_BERT}
 reordered cloze {_BERT} --corpus data/train.conllu
 trained pretrain {_TEXT} --arms learned,none --sentences 30 --training.steps 8 --training.batch_size 8 \
 --training.warm_up 2 --lengths 1,2
-checkpoints series --checkpoints runs/trained/checkpoints/learned-seed0/step* {_TEXT} {_PROBE}
+checkpoints checkpoints --checkpoints runs/trained/checkpoints/learned-seed0/step* {_TEXT} {_PROBE}
 tuned finetune {_BERT} --corpus data/labelled.csv --seeds 1 --orders 2 --starts all --tuning.epochs 1 --verbose
 recipe finetune {_BERT} --corpus data/labelled.csv --seeds 1 --orders 2 --starts pretrained --tuning.epochs 2
-head disable --readouts task=runs/tuned --units layers --kinds zero --retrain 0
+head ablate --readouts task=runs/tuned --units layers --kinds zero --retrain 0
 recipes compare runs/tuned runs/recipe
-changed changes --run runs/tuned --sentences 60 --measures maps,states,position,outliers,special
+changed tuning-effect --run runs/tuned --sentences 60 --measures maps,states,position,outliers,special
 senses wic data/wic {_BERT}
 similarity sts data/sts {_BERT} --pooling all
-documents embeddings {_BERT} {_TEXT} --sentences 4 --documents 20 --top 3 --draws 3 --edits all
+documents position-bias {_BERT} {_TEXT} --sentences 4 --documents 20 --top 3 --draws 3 --edits all
 claims reproduce luo2021 --models data/bert {_TEXT} --claims 1-6 --runs alone
 trials sweep data/sweep.yaml
 - extract {_BERT} {_TEXT} --layer 1

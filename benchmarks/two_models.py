@@ -3,7 +3,7 @@
     python -m benchmarks.two_models --wic wic/ --sts sts/        # after `make models`
     python -m benchmarks.two_models --parts fit,compare --quick   # some of it, on fewer sentences
 
-Runs `fit`, `geometry`, `attention`, `disable`, `compare`, `wic` and `sts` on both models, each in a process of its own
+Runs `fit`, `geometry`, `attention`, `ablate`, `compare`, `wic` and `sts` on both models, each in a process of its own
 whose memory is watched, and writes tables, figures and a page into one folder. Runs that are finished there are read,
 so that the same command goes on after a kill; `--use wic-minilm=RUN` reads a finished run from elsewhere. Both models
 are read at the same relative depths: all layers of the built-in model, every second one of the other.
@@ -29,8 +29,8 @@ from benchmarks.memory import base_model
 from probing import load_run
 from probing.models import load_config, resolve_model
 
-PARTS = ("fit", "geometry", "attention", "disable", "compare", "wic", "sts")
-# Sentences of the built-in corpus that are read, and how many heads and layers are disabled on.
+PARTS = ("fit", "geometry", "attention", "ablate", "compare", "wic", "sts")
+# Sentences of the built-in corpus that are read, and how many heads and layers are ablated on.
 N_SENTENCES, N_QUICK = 500, 200
 TOKENS = 1_000
 DEPTHS = 6
@@ -91,7 +91,7 @@ def options_of(part: str, name: str, asked: Asked) -> list[str] | None:
         return [*text, *layers, "--transforms", "clip,whiten"]
     if part == "attention":
         return [*text, "--parts", "classes,profile,tokens"]
-    if part == "disable":
+    if part == "ablate":
         run = ["--run", str(asked.run(f"fit-{name}"))]
         return [*run, "--units", "layers", "--kinds", "skip", "--retrain", "0", "--tokens", str(TOKENS)]
     data = asked.data[part]
@@ -126,8 +126,8 @@ def make(asked: Asked) -> dict[str, Any]:
 
 def _with_model(part: str, name: str, asked: Asked) -> list[str] | None:
     options = options_of(part, name, asked)
-    # A run of `disable` takes the model from the run of `fit`.
-    model = [] if part == "disable" else ["--model", asked.models[name]]
+    # A run of `ablate` takes the model from the run of `fit`.
+    model = [] if part == "ablate" else ["--model", asked.models[name]]
     return None if options is None else [*options, *model]
 
 

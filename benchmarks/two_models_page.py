@@ -131,7 +131,7 @@ def _by_depth(model: str, runs: Runs) -> list[Row]:
             put(row["layer"], **{column: row["value"], f"{column}_low": row["low"], f"{column}_high": row["high"]})
     for row in special_tokens(runs.get(f"attention-{model}")):
         put(row["layer"], special=row["value"], special_low=row["low"], special_high=row["high"])
-    for row in skipped(runs.get(f"disable-{model}")):
+    for row in skipped(runs.get(f"ablate-{model}")):
         put(row["unit"], skipped=row["effect"], skipped_low=row["low"], skipped_high=row["high"])
     return [found[layer] for layer in sorted(found)]
 
@@ -152,7 +152,7 @@ def special_tokens(run: Any) -> list[Row]:
 
 def skipped(run: Any) -> list[Row]:
     """Return the rows of what the probe of the last layer loses where a block is skipped."""
-    rows = [] if run is None else [row for row in run.disabled if (row["kind"], row["readout"]) == ("skip", "position")]
+    rows = [] if run is None else [row for row in run.ablated if (row["kind"], row["readout"]) == ("skip", "position")]
     if not rows:
         return []
     last = max(int(row["layer"]) for row in rows)
@@ -216,7 +216,7 @@ def _others(figure: Figure, models: Sequence[str], runs: Runs) -> None:
     figure.set_size_inches(WIDE["others"], 3.2)
     panels = (
         ("attention", special_tokens, "value", "layer", "attention to special tokens"),
-        ("disable", skipped, "effect", "unit", "accuracy of the last layer's probe,\nblock skipped less intact"),
+        ("ablate", skipped, "effect", "unit", "accuracy of the last layer's probe,\nblock skipped less intact"),
     )
     for axes, (part, rows_of, column, of, words) in zip(figure.subplots(1, 2), panels, strict=True):
         for model, colour, mark in zip(models, COLOURS, MARKS, strict=True):
@@ -242,7 +242,7 @@ def _line(
 _FIGURES: dict[str, tuple[Callable[[Any, Sequence[str], Runs], None], Sequence[str]]] = {
     "accuracy": (_accuracy, ("fit",)),
     "anisotropy": (_anisotropy, ("geometry",)),
-    "others": (_others, ("attention", "disable")),
+    "others": (_others, ("attention", "ablate")),
 }
 
 

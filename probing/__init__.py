@@ -6,7 +6,7 @@ import warnings
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from probing.registry import ACTIONS, STUDIES, load
+from probing.registry import ACTIONS, STUDIES, load, python_name, renamed
 
 if TYPE_CHECKING:
     from probing.activations.contents import Activations as Activations
@@ -32,13 +32,12 @@ if TYPE_CHECKING:
     from probing.runs.loading import Rankings as Rankings
     from probing.runs.loading import load_run as load_run
     from probing.runs.run import Run as Run
+    from probing.studies.ablate import ablate as ablate
     from probing.studies.attention import attention as attention
-    from probing.studies.changes import changes as changes
+    from probing.studies.checkpoints import checkpoints as checkpoints
     from probing.studies.claims import reproduce as reproduce
     from probing.studies.cloze import cloze as cloze
     from probing.studies.compare import compare as compare
-    from probing.studies.disable import disable as disable
-    from probing.studies.embeddings import embeddings as embeddings
     from probing.studies.finetune import finetune as finetune
     from probing.studies.fit import extract as extract
     from probing.studies.fit import fit as fit
@@ -46,11 +45,12 @@ if TYPE_CHECKING:
     from probing.studies.fit.rank import rank as rank
     from probing.studies.geometry import geometry as geometry
     from probing.studies.hierarchy import hierarchy as hierarchy
+    from probing.studies.position_bias import position_bias as position_bias
     from probing.studies.pretrain import pretrain as pretrain
-    from probing.studies.series import series as series
     from probing.studies.similarity import sts as sts
     from probing.studies.similarity import wic as wic
     from probing.studies.sweep import sweep as sweep
+    from probing.studies.tuning_effect import tuning_effect as tuning_effect
     from probing.text.tasks import SentenceTask as SentenceTask
     from probing.text.tasks import Task as Task
 
@@ -94,16 +94,16 @@ STUDIES.update({
     "sweep": "probing.studies.sweep:STUDY",
     "geometry": "probing.studies.geometry:STUDY",
     "attention": "probing.studies.attention:STUDY",
-    "disable": "probing.studies.disable:STUDY",
+    "ablate": "probing.studies.ablate:STUDY",
     "hierarchy": "probing.studies.hierarchy:STUDY",
     "cloze": "probing.studies.cloze:STUDY",
     "pretrain": "probing.studies.pretrain:STUDY",
     "finetune": "probing.studies.finetune:STUDY",
-    "changes": "probing.studies.changes:STUDY",
-    "series": "probing.studies.series:STUDY",
+    "tuning-effect": "probing.studies.tuning_effect:STUDY",
+    "checkpoints": "probing.studies.checkpoints:STUDY",
     "wic": "probing.studies.similarity:WIC_STUDY",
     "sts": "probing.studies.similarity:STS_STUDY",
-    "embeddings": "probing.studies.embeddings:STUDY",
+    "position-bias": "probing.studies.position_bias:STUDY",
     "reproduce": "probing.studies.claims:STUDY",
 })  # fmt: skip
 # Functions that the methods of results call.
@@ -119,7 +119,10 @@ _LEFT_OUT = () if find_spec("sklearn") else ("ProbeClassifier", "ProbeRegressor"
 # What tqdm says in a notebook that has no ipywidgets, when transformers imports it; progress here needs none.
 warnings.filterwarnings("ignore", message="IProgress not found")
 
-__all__ = sorted({*_HOMES, *STUDIES, "__version__"}.difference(_LEFT_OUT))
+# The commands by the names of their functions.
+_COMMANDS = {python_name(name): name for name in STUDIES}
+
+__all__ = sorted({*_HOMES, *_COMMANDS, "__version__"}.difference(_LEFT_OUT))
 
 
 def __dir__() -> list[str]:
@@ -129,8 +132,8 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return load(f"{_HOMES[name]}:{name}")
-    if name in STUDIES:
+    if name in _COMMANDS:
         from probing.runs import study_of
 
-        return study_of(name).command
-    raise AttributeError(f"module 'probing' has no attribute {name!r}")
+        return study_of(_COMMANDS[name]).command
+    raise AttributeError(renamed(name) or f"module 'probing' has no attribute {name!r}")

@@ -421,7 +421,7 @@ class ProbesOfTrainer(TrainerCallback):
         if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):
             raise UserError(
                 "`ProbingCallback`: under FSDP and DeepSpeed each process holds a part of the weights, and the model "
-                "is read by one; train without them, or probe saved checkpoints by `series`."
+                "is read by one; train without them, or probe saved checkpoints by `checkpoints`."
             )
 
 
@@ -573,5 +573,5 @@ def _check_strategy(trainer: pl.Trainer) -> None:
         raise UserError(
             f"`ProbingCallback`: under {type(trainer.strategy).__name__} each process holds a part of the weights, and "
             "the model is read by one; train with one device or with `strategy='ddp'`, or probe saved checkpoints by "
-            "`series`."
+            "`checkpoints`."
         )

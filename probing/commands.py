@@ -149,10 +149,10 @@ def ls(cache: str | None = None) -> list[Path]:
             plan, n = store.plan, sum(shard.n_sentences for shard in store.plan.shards)
             site, measure = plan.key.get("site"), plan.key.get("attention")
             layers = f"sums of {measure}" if measure else _ranges(store.layers()) + (f" {site}" if site else "")
-            if "disabling" in plan.key:
-                layers = f"{sum(at > 0 for at, _ in store.records())} passes of disable"
-            elif "series" in plan.key:
-                layers = f"{plan.key['series']} of series"
+            if "ablation" in plan.key:
+                layers = f"{sum(at > 0 for at, _ in store.records())} passes of ablate"
+            elif "checkpoints" in plan.key:
+                layers = f"{plan.key['checkpoints']} of checkpoints"
             columns = (store.header["corpus"], plan.dtype, layers, str(n), str(plan.n_tokens))
         else:
             columns = (f"({entry.trouble})", "", "", "", "")

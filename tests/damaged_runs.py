@@ -68,7 +68,7 @@ def make_all(model: Path, corpus: Path, sentences: list[str], place: Path) -> Ki
         probing.fit(**{**on, **QUICKLY, **more, "name": name})
     probing.geometry(**on, name="geometry", estimators="all", interventions=True, trainer=SHORT)
     probing.attention(**{**on, "corpus": bank}, name="attention")
-    probing.disable(**on, name="disable", retrain=0, kinds="mean", prune="all", trainer=SHORT)
+    probing.ablate(**on, name="ablate", retrain=0, kinds="mean", prune="all", trainer=SHORT)
     sizes: dict[str, Any] = {"train_sentences": 60, "test_sentences": 25, "generalisation_sentences": 30}
     weak: Any = {"l2": 1e-2}
     probing.hierarchy(**quietly, **sizes, model=str(model), name="hierarchy", layer=1, probe=weak)
@@ -77,7 +77,7 @@ def make_all(model: Path, corpus: Path, sentences: list[str], place: Path) -> Ki
     for step in (1, 2):
         shutil.copytree(model, data / f"step{step}")
     steps = str(data / "step*")
-    probing.series(steps, **quietly, corpus=str(corpus), name="series", layer=1, probe=weak)
+    probing.checkpoints(steps, **quietly, corpus=str(corpus), name="checkpoints", layer=1, probe=weak)
     encoder = {"n_layers": 1, "d_model": 32, "n_heads": 2, "d_feedforward": 32, "vocabulary": 100, "row_length": 16}
     training = {"steps": 6, "batch_size": 8, "warm_up": 2, "held_out_rows": 20, "checkpoint_factor": 4.0}
     own: dict[str, Any] = {"encoder": encoder, "training": training, "sentences": 60, "trainer": {"accelerator": "cpu"}}
@@ -88,7 +88,7 @@ def make_all(model: Path, corpus: Path, sentences: list[str], place: Path) -> Ki
     write_semeval(data / "STS12", "one", sentence_pairs(20, 0))
     probing.sts([str(data)], **quietly, model=str(model), layer=[2], name="sts", transforms="none")
     shape: dict[str, Any] = {"sentences": 3, "documents": 20, "top": 2, "draws": 1}
-    probing.embeddings(**quietly, **shape, model=str(model), corpus=str(corpus), name="embeddings", sts=str(data))
+    probing.position_bias(**quietly, **shape, model=str(model), corpus=str(corpus), name="position-bias", sts=str(data))
     points = {"probe.l2": {"values": [1e-5, 1e-2]}, "layer": {"value": 0}}
     (data / "sweep.yaml").write_text(yaml.safe_dump({"method": "grid", "parameters": points}), encoding="utf-8")
     probing.sweep(str(data / "sweep.yaml"), fit={"model": str(model), "corpus": str(corpus)}, **quietly, name="sweep")
@@ -301,7 +301,7 @@ def readers(kind: str, folder: Path, model: Path, cache: Path) -> dict[str, Call
             "rank": lambda: probing.rank(run, method="contribution", layer=2, **own),
             "erase": lambda: probing.rank(run, method="contribution", layer=2, erase=True, top=2, **own),
             "compare": lambda: probing.compare([run, str(place / "twin")], **more, null_draws=1, top=3),
-            "disable": lambda: probing.disable(run=run, kinds="mean", units="heads", layer=2, retrain=0, **more),
+            "ablate": lambda: probing.ablate(run=run, kinds="mean", units="heads", layer=2, retrain=0, **more),
             "geometry": lambda: probing.geometry(from_run=run, interventions=True, transforms="none", **short, **more),
             "attention": lambda: probing.attention(model=str(model), run=run, parts="position_neurons", **more),
         }

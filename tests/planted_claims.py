@@ -38,7 +38,7 @@ def tuned_runs_of(true: bool) -> Mapping[str, Any]:
         "tuned": tuned(0.6, 0.4 if true else 0.7, 0.32),
         "tuned_change": _changed(true),
         "shuffled_change": results_of("attention", Path("shuffled"), {}, {}, change=Table(_maps([0.99] * N_LAYERS))),
-        "disabled_task": disabled(0.03 if true else -0.03),
+        "ablated_task": ablated(0.03 if true else -0.03),
         "pruned_task": pruned(0.5 if true else 0.1),
         **heads,
         **similarity,
@@ -56,7 +56,7 @@ def tuned(pretrained: float, random: float, shuffled: float, constant: str = "ma
     return results_of("finetune", Path("tuned"), {}, {}, differences=Table(rows))
 
 
-def disabled(gain: float, readout: str = "tuned") -> Result:
+def ablated(gain: float, readout: str = "tuned") -> Result:
     """Return what a tuned model gains without some head and without layer 1; without others it loses."""
 
     def row(unit: str, effect: float) -> Row:
@@ -67,7 +67,7 @@ def disabled(gain: float, readout: str = "tuned") -> Result:
     heads = {f"{layer}-{head}": -0.04 for layer, head in product(range(1, N_LAYERS + 1), range(1, N_HEADS + 1))}
     best = [{**row("3-2", gain), "units": "heads", "p_value": 0.01}, {**row("1", 0.2), "units": "layers"}]
     rows = [row(unit, effect) for unit, effect in {**layers, **heads}.items()]
-    return results_of("disable", Path("disabled"), {}, {}, disabled=Table(rows), better_without=Table(best))
+    return results_of("ablate", Path("ablated"), {}, {}, ablated=Table(rows), better_without=Table(best))
 
 
 def pruned(kept: float, readout: str = "tuned") -> Result:
@@ -87,7 +87,7 @@ def pruned(kept: float, readout: str = "tuned") -> Result:
     heads += [{**row, "units": "heads"} for draw in (1, 2) for row in rows("random", kept - 0.1, draw)]
     heads += [{**row, "units": "layers"} for row in rows("importance", 1.0)]  # which do not count
     weights = [*rows("magnitude", kept), *rows("random_mean", kept - 0.1), *rows("random", 1.0, 1)]
-    return results_of("disable", Path("pruned"), {}, {}, pruning=Table(heads), weight_pruning=Table(weights))
+    return results_of("ablate", Path("pruned"), {}, {}, pruning=Table(heads), weight_pruning=Table(weights))
 
 
 def _changed(true: bool) -> Result:
@@ -573,8 +573,8 @@ def bertology_runs_of(true: bool) -> Mapping[str, Any]:
         "pooling": results_of("sts", Path("sts"), {}, {}, Table(_pooled(true)), Table(_pooled(true, chosen=True))),
         "minimal_pairs": results_of("cloze", Path("pairs"), {}, {}, groups=Table(_groups(true))),
         "changed_text": results_of("cloze", Path("changed"), {}, {}, changes=Table(_changes(true))),
-        "disabled": _disabled("position", true),
-        "disabled_words": _disabled("mlm", true),
+        "ablated": _ablated("position", true),
+        "ablated_words": _ablated("mlm", true),
         "change": attention_runs_of(true)["change"],
         **tuned_runs_of(true),
     }  # fmt: skip
@@ -694,7 +694,7 @@ def _changes(true: bool) -> Iterator[Row]:
     yield {"condition": "name_replaced", "against": "noun_replaced", **_named("difference", beside)}
 
 
-def _disabled(readout: str, true: bool) -> Result:
+def _ablated(readout: str, true: bool) -> Result:
     """Return what is lost without one head: nothing without most of them, or much without each."""
     sign = 1 if readout == "position" else -1
     rows: list[Row] = []
@@ -709,7 +709,7 @@ def _disabled(readout: str, true: bool) -> Result:
          "high": sign * gain + 0.005, "p_value": 0.001}
         for units, gain in {"heads": 0.03 if true else -0.02, "layers": -0.1}.items()
     ]  # fmt: skip
-    return results_of("disable", Path("disabled"), {}, {}, Table(rows), Table(best))
+    return results_of("ablate", Path("ablated"), {}, {}, Table(rows), Table(best))
 
 
 def measured(paper: Paper) -> list[tuple[Claim, str]]:

@@ -162,7 +162,7 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
         args += BARE_ARGS
     if "--revision" in args:  # of the hub; a folder has none
         del args[(at := args.index("--revision")) : at + 2]
-    reads = ("fit", "extract", "geometry", "attention", *(() if "--run" in args else ("disable",)))  # a run has its own
+    reads = ("fit", "extract", "geometry", "attention", *(() if "--run" in args else ("ablate",)))  # a run has its own
     if args[0] in reads:
         corpus = "train.conllu" if "runs/upos" in args else "sentences.txt"
         args += ["--model", str(toy)] + ([] if {"--corpus", "--pairs"} & {*args} else ["--corpus", corpus])
@@ -171,23 +171,23 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
     if args[0] == "finetune":
         args += ["--model", str(toy), "--seeds=1", "--orders=1", "--tuning.epochs=1", "--task_args.min_count=5"]
     changes_neurons = bool({"--neurons", "--from_run"} & {*args}) and "--position" not in args
-    if args[0] == "disable" or changes_neurons:  # for each of many passes
+    if args[0] == "ablate" or changes_neurons:  # for each of many passes
         args += ["--tokens", "300", "--retrain", "0"]
     if changes_neurons:
         args += ["--draws", "2"]
     if args[0] == "sweep":
         args += [f"--fit.{name}={value}" for name, value in (("model", toy), ("corpus", "sentences.txt"), ("layer", 0))]
         args += ["--trials", "2"]
-    if args[0] == "series":
+    if args[0] == "checkpoints":
         args += ["--corpus", "sentences.txt", "--probe.l2=1e-2"]
     if args[0] == "cloze":  # which needs a model with a head
         args += ["--model", str(masked_lm(Path("masked"), "bert", make_sentences(200)))]
     if args[0] == "hierarchy":
         args += ["--train_sentences", "60", "--test_sentences", "20", "--generalisation_sentences", "20"]
         args += ["--probe.l2", "1e-2"]
-    if args[0] in ("wic", "sts", "hierarchy", "embeddings"):
+    if args[0] in ("wic", "sts", "hierarchy", "position-bias"):
         args += ["--model", str(toy)]
-    if args[0] == "embeddings":
+    if args[0] == "position-bias":
         args += ["--sentences", "3", "--documents", "8", *([] if "--corpus" in args else ["--corpus", "sentences.txt"])]
     if args[0] == "reproduce":
         if {"pretrain-tiny", "bertology"} & {*args}:  # trained at full size, and on thousands of sentences of its own
@@ -275,7 +275,7 @@ def test_the_pages_with_python_are_found() -> None:
         "docs/files.md",
         "docs/python.md",
         "docs/scikit-learn.md",
-        "docs/notes/series.md",
+        "docs/notes/checkpoints.md",
         "docs/studies.md",
         "docs/tasks.md",
     }

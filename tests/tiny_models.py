@@ -1,4 +1,4 @@
-"""Small models in which something is changed, disabled, an outlier or tuned, and tiny trainings of them."""
+"""Small models in which something is changed, ablated, an outlier or tuned, and tiny trainings of them."""
 
 from __future__ import annotations
 

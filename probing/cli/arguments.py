@@ -156,8 +156,8 @@ ELSEWHERE_OF = {"attention": {"head": "layer", "heads": "layer"}}
 # What other tools call a command.
 COMMANDS_ELSEWHERE = {
     "train": "fit,pretrain,finetune", "probe": "fit", "tune": "finetune", "fine-tune": "finetune",
-    "ablate": "disable", "prune": "disable", "ranking": "rank", "embed": "extract", "plot": "report", "show": "report",
-    "ls": "cache ls", "clean": "cache prune", "checkpoints": "series",
+    "prune": "ablate", "ranking": "rank", "embed": "extract", "plot": "report", "show": "report",
+    "ls": "cache ls", "clean": "cache prune",
 }  # fmt: skip
 
 # Arguments of the Trainer, by command, that may be meant; a command that runs in one process takes the first alone.
@@ -165,7 +165,7 @@ _PROCESSES = ("accelerator", "devices", "num_nodes", "strategy")
 _TRAINING = (*_PROCESSES, "precision", "accumulate_grad_batches", "gradient_clip_val")
 _OF_TRAINER: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("fit", "hierarchy"), (*_PROCESSES, "max_epochs")),
-    **dict.fromkeys(("geometry", "attention", "disable", "wic", "sts", "embeddings", "extract"), _PROCESSES),
+    **dict.fromkeys(("geometry", "attention", "ablate", "wic", "sts", "position-bias", "extract"), _PROCESSES),
     **dict.fromkeys(("pretrain", "finetune"), _TRAINING),
 }
 
@@ -183,11 +183,8 @@ def suggest(name: str, options: Iterable[str], owner: str, before: str = "") -> 
         before: Text before an option.
     """
     known = [*options]
-    known += (
-        [f"trainer.{trainer_option}" for trainer_option in _OF_TRAINER.get(owner, _PROCESSES[:1])]
-        if "trainer" in known
-        else []
-    )
+    of_trainer = _OF_TRAINER.get(owner.replace("_", "-"), _PROCESSES[:1])  # from Python, the owner is a function
+    known += [f"trainer.{trainer_option}" for trainer_option in of_trainer] if "trainer" in known else []
     words = ELSEWHERE_OF.get(owner, {}).get(name) or f"{name},{ELSEWHERE.get(name, '')}"
     matches = [option for word in words.split(",") for option in known if word in (option, option.rpartition(".")[2])]
     return did_you_mean(name, known, before, {name: ",".join(dict.fromkeys(matches))})
@@ -232,6 +229,7 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
     if {"-h", "--help"} & set(args):
         for group in parser._action_groups:  # argparse breaks all but the titles
             group.title = fill(group.title or "", columns() - 2)
+        parser.usage = fill(parser.usage or "", columns() - 7, subsequent_indent=" " * 7)
         parser.parse_args(["--help"])
     collector, option_pairs = OptionCollector(parser, function, name), list(_option_pairs(args))
     for option, value in option_pairs:

@@ -31,7 +31,7 @@ from probing.cli.arguments import (
 from probing.cli.option_types import option_types, python_only, resolved
 from probing.cli.options import are_options, with_shared_help
 from probing.errors import RunError, UserError, did_you_mean, lack_of_machine, refuse, single_line
-from probing.registry import load
+from probing.registry import load, renamed
 from probing.runtime import heap_set_aside, package_version, set_heap_aside, started_as
 from probing.runtime.processes import (
     KEPT,
@@ -382,6 +382,9 @@ def _usage(commands: Mapping[str, str], args: Sequence[str]) -> int:
         print(f"probing {package_version()}")
         return 0
     if args and args[0] not in ("-h", "--help"):
+        if sentence := renamed(args[0]):
+            complain(f"probing: {sentence}")
+            return USER_ERROR
         command_text = " ".join(arg for arg in args[:2] if arg == args[0] or not arg.startswith("-"))
         near = did_you_mean(command_text, commands) or did_you_mean(args[0], commands, elsewhere=COMMANDS_ELSEWHERE)
         message = f"probing: there is no command `{command_text}`{near}; commands are {', '.join(commands)}"

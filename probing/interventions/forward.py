@@ -101,7 +101,7 @@ class LaterBlocks:
             lacking = "its heads' outputs pass through something else than a linear map"
         if lacking:
             raise UserError(
-                f"`--model {name}` ({config.model_type}): no head or layer of it can be disabled, because {lacking}; "
+                f"`--model {name}` ({config.model_type}): no head or layer of it can be ablated, because {lacking}; "
                 "choose another model."
             )
         later_blocks = cls(encoder, anatomy, heads, pad_token_id)

@@ -393,7 +393,7 @@ class TunedHead:
         if (logits - expected)[is_compared].abs().max() > _ROUNDING * expected[is_compared].abs().max().clamp_min(1e-6):
             raise UserError(
                 f"the head of {type(model).__name__} reads something else than the last hidden states, so that it "
-                "cannot be read while a part of the model is disabled; choose another model."
+                "cannot be read while a part of the model is ablated; choose another model."
             )
 
     def __call__(self, inputs: Mapping[str, Tensor], states: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ OF_HEADS: tuple[Kind, ...] = ("uniform", "zero", "mean", "resample")
 
 @dataclass(frozen=True)
 class Job:
-    """One forward pass over the text with something disabled.
+    """One forward pass over the text with something ablated.
 
     Args:
         block: The block that is changed, from 1.
@@ -149,7 +149,7 @@ def is_needed(job: Job, units: Sequence[UnitType], kinds: Sequence[Kind], blocks
 
     Args:
         job: The pass.
-        units: Whether heads, layers or both are disabled.
+        units: Whether heads, layers or both are ablated.
         kinds: What stands in their place.
         blocks: The blocks that are changed.
     """
@@ -240,11 +240,11 @@ def replacing(heads: slice, others: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 @dataclass(frozen=True)
-class Disabled:
-    """A head or a layer is disabled.
+class Ablated:
+    """A head or a layer is ablated.
 
     Args:
-        job: What is disabled.
+        job: What is ablated.
         columns: The columns of the heads' outputs that are replaced.
         replacements: What may stand in their place; None if nothing is replaced.
     """
@@ -261,7 +261,7 @@ class Disabled:
     def later(
         self, model: LaterBlocks, batch: Padded, beside: Any, states: Tensor, layers: Sequence[int]
     ) -> dict[int, Tensor]:
-        """Return later hidden states while it is disabled."""
+        """Return later hidden states while it is ablated."""
         change, kind = None, self.job.kind
         if self.replacements is not None and kind is not None:
             others = self.replacements.of(kind, self.columns, batch.sentences, batch.rows)
@@ -290,20 +290,20 @@ class Passes:
         self.d_model = int(self.model.encoder.config.hidden_size)  # type: ignore[union-attr,arg-type]
         self._replacements: tuple[int, Replacements] | None = None
 
-    def change(self, job: Job) -> Disabled:
-        """Return the change of the model by which something is disabled."""
+    def change(self, job: Job) -> Ablated:
+        """Return the change of the model by which something is ablated."""
         replacements = self.replacements(job.block) if job.kind not in (None, "skip") else None
-        return Disabled(job, self.model.columns(job.head), replacements)
+        return Ablated(job, self.model.columns(job.head), replacements)
 
     def run(self, job: Job, readout: Readout) -> Tensor:
         """Return what a readout gives, shape (n_layers, n_items), for the layers `readout.layers(job.block)`."""
         return self.text.read(self.change(job), readout)
 
     def states(self, job: Job, layers: Sequence[int]) -> dict[int, Tensor]:
-        """Return the hidden states of some layers while something is disabled, shape (n_tokens, d_model), float32.
+        """Return the hidden states of some layers while something is ablated, shape (n_tokens, d_model), float32.
 
         Args:
-            job: What is disabled.
+            job: What is ablated.
             layers: The layers, at least that of the block that is changed.
         """
         return self.text.states(self.change(job), layers)
@@ -597,7 +597,7 @@ class Labelled:
     task: TokenTask | None = None
 
     def examples(self, job: Job, layers: Sequence[int]) -> Examples:
-        """Return the examples with the hidden states that they have while something is disabled."""
+        """Return the examples with the hidden states that they have while something is ablated."""
         store, task = LayersInMemory(self.passes.tokens, self.passes.states(job, layers)), self.task
         if isinstance(task, SentenceTask):
             # Each sentence has one label at most; the others are -1.
@@ -610,13 +610,13 @@ class Labelled:
 def retrained(
     train: Labelled, test: Labelled, classes: Labels, job: Job, training: Training, layers: Sequence[int]
 ) -> Tensor:
-    """Train a probe of each layer while something is disabled, and test it.
+    """Train a probe of each layer while something is ablated, and test it.
 
     Args:
         train: Training sentences.
         test: Test sentences.
         classes: The label of each class.
-        job: What is disabled.
+        job: What is ablated.
         training: Settings of the training.
         layers: The layers that are read, at least that of the block that is changed.
 
@@ -641,7 +641,7 @@ def _in_memory(train: Labelled, test: Labelled, layers: Sequence[int]) -> Iterat
 
 
 def chosen_units(jobs: Sequence[Job], effects: Mapping[Job, float], n: int, seed: int) -> list[Job]:
-    """Return the heads that cost most when disabled and as many random others, and likewise layers, for one kind.
+    """Return the heads that cost most when ablated and as many random others, and likewise layers, for one kind.
 
     Args:
         jobs: The passes that were computed.

@@ -1,4 +1,4 @@
-"""The model that heads are disabled in, what it reads, and what is read out of it."""
+"""The model that heads are ablated in, what it reads, and what is read out of it."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class InterventionSetup:
             UserError: If the model's blocks or heads cannot be told, it has no head for masked words that are read out,
                 or no sentence of a side has a token of any class.
         """
-        _ = self.model  # what cannot be disabled is refused before any work
+        _ = self.model  # what cannot be ablated is refused before any work
         checks = [self.probed(name).checks() for name in PROBED if name in self.readouts]
         checks = checks or ([] if TUNED in self.readouts else [self.main_task.checks()])
         of_corpora = [partial(_all, of_corpus) for of_corpus in zip(*checks, strict=True)]
@@ -250,7 +250,7 @@ class InterventionSetup:
         )  # fmt: skip
 
     def pruning_sides(self, readout: Readout, train: Text, n_tokens: int, seed: int) -> tuple[Readout, Readout]:
-        """Return the readout that decides the order in which heads are disabled together, and the reported readout.
+        """Return the readout that decides the order in which heads are ablated together, and the reported readout.
 
         For masked words these are the training and the test sentences, for WiC the training and the dev pairs. A set of
         STS may lack a training part, so the two readouts are the two halves of the pairs that are read. So they are of
@@ -306,12 +306,12 @@ class PassScores:
     """What one pass gave in one layer.
 
     Args:
-        job: What was disabled.
+        job: What was ablated.
         readout: What was read.
         layer: The layer that was read.
         right: Sum of the measure over the examples of each item, such as a sentence, shape (n_items,): for a share, the
             number of those that are right.
-        intact: The same while nothing is disabled.
+        intact: The same while nothing is ablated.
         n: Number of examples of each item, shape (n_items,).
     """
 
@@ -364,10 +364,10 @@ def tested(right: Counts, intact: Counts, n: NDArray[np.int64], is_share: bool) 
 
 
 def effect_rows(pass_scores: Sequence[PassScores]) -> Rows:
-    """Return the rows of `disabled.csv`.
+    """Return the rows of `ablated.csv`.
 
     `effect` is the measure, such as the share of examples that are predicted rightly, minus that of the intact model,
-    paired by item. `percentile` is the percentage of the other heads that cost less when disabled, measured in the same
+    paired by item. `percentile` is the percentage of the other heads that cost less when ablated, measured in the same
     layer and by the same kind of replacement. p-values are two-sided and corrected (Holm) for the number of heads, or
     layers, and of layers that are read, for each kind and readout.
     """
@@ -403,7 +403,7 @@ def _percentile(pass_scores: Sequence[PassScores], rows: Rows, i: int, members: 
 
 
 def better_without_rows(pass_scores: Sequence[PassScores], seed: int) -> Rows:
-    """Return the rows of `better_without.csv`: the unit whose disabling helps most on one half, tested on the other.
+    """Return the rows of `better_without.csv`: the unit whose ablation helps most on one half, tested on the other.
 
     There is a row for heads and for layers, for each kind, readout and layer that is read. p-values are two-sided and
     corrected for the number of rows (Holm).

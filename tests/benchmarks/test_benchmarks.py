@@ -473,8 +473,8 @@ def test_renamed_tables_and_columns_are_equal(tmp_path: Path, capsys: pytest.Cap
 
 def test_commands_and_options_are_called_by_their_new_names() -> None:
     (call,) = (call for call in calls(CALLS) if call.name == "disabled")
-    new = call.arguments({"commands": {"disable": "ablate"}, "options": {"--units": "--what", "--prune": "--cut"}})
-    assert new[:3] == ["-m", "probing", "ablate"]
+    new = call.arguments({"commands": {"ablate": "cut_out"}, "options": {"--units": "--what", "--prune": "--cut"}})
+    assert new[:3] == ["-m", "probing", "cut_out"]
     assert "--cut" in new
     assert "--prune" not in new
 

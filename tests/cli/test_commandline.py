@@ -30,7 +30,7 @@ from probing.cli.option_types import option_types
 from probing.cli.options import ProbeOptions
 from probing.commands import prune
 from probing.errors import UserError, about_option, did_you_mean, lack_of_machine, library_errors
-from probing.registry import STUDIES
+from probing.registry import RENAMED, STUDIES, python_name
 from probing.runs import study_of
 from probing.runs.call import only_accelerator
 from probing.runtime.processes import interrupts_pass
@@ -314,8 +314,8 @@ def test_public_names_are_what_they_say() -> None:
 
     assert probing.extract is extract
     assert probing.UserError is UserError
-    assert {*probing._HOMES, *STUDIES, "__version__"} == set(probing.__all__)
-    assert all(getattr(probing, name).__name__ == name for name in (*probing._HOMES, *STUDIES))
+    assert {*probing._HOMES, *map(python_name, STUDIES), "__version__"} == set(probing.__all__)
+    assert all(getattr(probing, name).__name__ == name for name in (*probing._HOMES, *map(python_name, STUDIES)))
 
 
 def test_type_checkers_find_every_public_name_where_it_is() -> None:
@@ -324,18 +324,19 @@ def test_type_checkers_find_every_public_name_where_it_is() -> None:
     (block,) = (node for node in ast.parse(inspect.getsource(probing)).body if isinstance(node, ast.If))
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     typed = {alias.asname: f"{node.module}:{alias.name}" for node in imports for alias in node.names}
-    functions = {name: study_of(name).function for name in STUDIES}
+    functions = {python_name(name): study_of(name).function for name in STUDIES}
     assert typed == functions | {name: f"{module}:{name}" for name, module in probing._HOMES.items()}
 
 
 def test_the_page_of_the_api_has_every_study() -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    assert set(STUDIES) - set(re.findall(r"^::: probing\.(?:\S+\.)?(\w+)$", page, re.MULTILINE)) == set()
+    described = set(re.findall(r"^::: probing\.(?:\S+\.)?(\w+)$", page, re.MULTILINE))
+    assert set(map(python_name, STUDIES)) - described == set()
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if " " not in name])
 def test_every_command_is_a_function_of_the_package(name: str) -> None:
-    assert getattr(importlib.import_module("probing"), name) is load_command(COMMANDS[name])
+    assert getattr(importlib.import_module("probing"), python_name(name)) is load_command(COMMANDS[name])
 
 
 # --- hints ---
@@ -390,19 +391,29 @@ def test_a_hint_names_only_what_the_command_takes(name: str) -> None:
         (["finetune", "--lr", "1e-4"], "(did you mean `--tuning.learning_rate`?)"),
         (["pretrain", "--batch_size", "3"], "(did you mean `--training.batch_size`?)"),
         (["fit", "--epochs", "3"], "(did you mean `--trainer.max_epochs`?)"),
-        (["series", "--gpus", "2"], "(did you mean `--trainer.accelerator`?)"),
+        (["checkpoints", "--gpus", "2"], "(did you mean `--trainer.accelerator`?)"),
         (["geometry", "--run", "runs/A"], "(did you mean `--from_run`?)"),
         (["rank", "--run", "runs/A"], "(did you mean `--folder`?)"),
-        (["disable", "--head", "3"], "(did you mean `--units`?)"),
+        (["ablate", "--head", "3"], "(did you mean `--units`?)"),
         (["attention", "--heads", "3"], "(did you mean `--layer`?)"),
         (["fit", "--heads", "3"], "(did you mean `--site`?)"),
         (["train"], "(did you mean `fit` or `pretrain` or `finetune`?)"),
-        (["ablate", "--layer", "3"], "(did you mean `disable`?)"),
     ],
 )
 def test_what_others_call_it_is_told(typed: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(COMMANDS, typed) == 2
     assert hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_the_new_name_of_a_command_is_told(old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import probing
+
+    assert new in STUDIES
+    assert run(COMMANDS, [old, "--layer", "3"]) == 2
+    assert capsys.readouterr() == ("", f"probing: the command `{old}` is now `{new}`\n")
+    with pytest.raises(AttributeError, match=f"^the command `{old}` is now `{new}`$"):
+        getattr(probing, old)
 
 
 def test_commands_of_others_stand_for_commands_that_there_are() -> None:

@@ -329,8 +329,8 @@ FIGURE_FORMAT_NO_WANDB = {"mode": "disabled"}
 # What the commands that draw take beside the option, to be refused for nothing else.
 DRAWING = {
     "fit": [], "rank": ["no-run"], "compare": ["a", "b"], "sweep": [str(ROOT / "conf" / "sweeps" / "layers.yaml")],
-    "attention": [], "disable": [], "pretrain": [], "finetune": [], "changes": [], "series": [], "hierarchy": [],
-    "cloze": [], "geometry": [], "wic": [], "sts": [], "embeddings": [],
+    "attention": [], "ablate": [], "pretrain": [], "finetune": [], "tuning-effect": [], "checkpoints": [],
+    "hierarchy": [], "cloze": [], "geometry": [], "wic": [], "sts": [], "position-bias": [],
 }  # fmt: skip
 
 

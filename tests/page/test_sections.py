@@ -20,12 +20,12 @@ from probing.heads import Example, Examples, read_examples, write_examples
 from probing.page.charts import BY_STEP, Up, x, y
 from probing.runs.loading import load_run
 from probing.studies.attention.section import ABOVE, BELOW, FULL, LEAST, TIP_WIDTH, Row, sentence_arcs
+from probing.studies.checkpoints import CHECKPOINT_TERMS
+from probing.studies.checkpoints.tables import Thresholds, emergence
 from probing.studies.cloze import tables as cloze
 from probing.studies.hierarchy import tables as hierarchy
 from probing.studies.pretrain import PRETRAINING
 from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
-from probing.studies.series import SERIES_TERMS
-from probing.studies.series.tables import Thresholds, emergence
 from probing.tables.heads import conclusions, of_heads
 from report_runs import QUICKLY, make_survey
 from written import read_csv, write_csv
@@ -510,10 +510,10 @@ def series_page_of(folder: Path, n_layers: int) -> str:
         for step in SERIES_STEPS
     ]
     (folder / "results.json").write_text(
-        json.dumps({"kind": "series of checkpoints", "checkpoints": checkpoints}), encoding="utf-8"
+        json.dumps({"kind": "checkpoints of a training", "models": checkpoints}), encoding="utf-8"
     )
     (folder / "config.yaml").write_text("measures: all\n", encoding="utf-8")
-    for name, table in {"series": rows, "series_outliers": [], "emergence": came}.items():
+    for name, table in {"checkpoints": rows, "checkpoint_outliers": [], "emergence": came}.items():
         write_csv(folder / f"{name}.csv", table)
     return report([str(folder)]).read_text(encoding="utf-8")
 
@@ -525,13 +525,13 @@ def series_page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def series_section(series_page: str) -> str:
-    (found,) = re.findall(r'<section id="series-0".*?</section>', series_page, re.DOTALL)
+    (found,) = re.findall(r'<section id="checkpoints-0".*?</section>', series_page, re.DOTALL)
     return str(found)
 
 
 def test_what_came_first_stands_there_without_a_script(series_page: str, series_section: str) -> None:
     assert "<h1>Checkpoints of gpt</h1>" in series_page
-    assert '<a href="#series-0">Checkpoints: course</a>' in series_page
+    assert '<a href="#checkpoints-0">Checkpoints: course</a>' in series_page
     assert "<p>Order: position heads (step 200), then loss (step 1000).</p>" in series_section
     assert "<script" not in series_section
     cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", series_section)
@@ -582,4 +582,4 @@ def test_of_many_layers_some_are_drawn_and_the_page_says_so(tmp_path: Path) -> N
 def test_every_heading_is_explained(series_section: str) -> None:
     headings = set(re.findall(r'<th scope="col">(.*?)</th>', series_section))
     assert len(headings) > 10
-    assert headings <= {name for names in SERIES_TERMS for name in names.split(", ")}
+    assert headings <= {name for names in CHECKPOINT_TERMS for name in names.split(", ")}

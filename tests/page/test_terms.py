@@ -18,11 +18,11 @@ from probing.page.terms import ACCURACY, COLUMNS, FLAGS, Glossary, names_in
 from probing.page.terms import NEURON_TERMS as NEURON_TERMS
 from probing.results import Table, element, table
 from probing.studies import attention as schemas
+from probing.studies.ablate import tables as ablating
+from probing.studies.ablate.figures import ABLATED, PRUNED
+from probing.studies.ablate.tables import ABLATED as ABLATED_SCHEMA
+from probing.studies.ablate.tables import PLACES, WEIGHT_PRUNING, weight_tables
 from probing.studies.attention.section import ATTENTION, CHANGE, FUSION, POSITION_HEADS, ROLLOUT, terms_of_survey
-from probing.studies.disable import tables as disabling
-from probing.studies.disable.figures import DISABLED, PRUNED
-from probing.studies.disable.tables import DISABLED as DISABLED_SCHEMA
-from probing.studies.disable.tables import PLACES, WEIGHT_PRUNING, weight_tables
 from probing.studies.geometry import neurons as neuron_interventions
 from probing.studies.geometry.section import CHANGED_NEURONS, MEASURES
 from probing.tables import change, heads, position_heads
@@ -238,18 +238,18 @@ def of_position_heads() -> set[str]:
     return head_headings(position_heads.tables({"position_heads": [head], "position_removal": [held]}))
 
 
-def of_disabled() -> set[str]:
-    row = {**dict.fromkeys(DISABLED_SCHEMA.types, 0.2), "layer": 2, "readout": "position"}
+def of_ablated() -> set[str]:
+    row = {**dict.fromkeys(ABLATED_SCHEMA.types, 0.2), "layer": 2, "readout": "position"}
     rows = [{**row, "unit": unit, "kind": kind} for unit in ("1", "1-2") for kind in PLACES]
     return head_headings(
-        disabling.tables({"disabled": [*rows, *({**one, "readout": "position_retrained"} for one in rows)]})
+        ablating.tables({"ablated": [*rows, *({**one, "readout": "position_retrained"} for one in rows)]})
     )
 
 
 def of_pruned_weights() -> set[str]:
     row = {**dict.fromkeys(WEIGHT_PRUNING.types, 0.2), **ENDS, "layer": 2, "readout": "tuned", "draw": 1}
     pruned = [{**row, "order": order} for order in ("magnitude", "random", "random_mean")]
-    return head_headings(weight_tables({"disabled": [row], "weight_pruning": pruned}))
+    return head_headings(weight_tables({"ablated": [row], "weight_pruning": pruned}))
 
 
 def of_changed_neurons() -> set[str]:
@@ -262,7 +262,7 @@ def of_changed_neurons() -> set[str]:
     ("shown", "terms"),
     [
         (of_rollout, ROLLOUT), (of_change, CHANGE), (of_fusion, FUSION), (of_position_heads, POSITION_HEADS),
-        (of_disabled, DISABLED), (of_pruned_weights, PRUNED), (of_changed_neurons, CHANGED_NEURONS),
+        (of_ablated, ABLATED), (of_pruned_weights, PRUNED), (of_changed_neurons, CHANGED_NEURONS),
     ],
 )  # fmt: skip
 def test_every_heading_is_explained_and_nothing_else(shown: Any, terms: Mapping[str, str]) -> None:

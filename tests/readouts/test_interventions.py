@@ -52,7 +52,7 @@ from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
 from probing.models.examination import with_the_same_weights
 from probing.models.loading import HeadOf, load_tuned, load_with_head
-from probing.studies.disable.weights import importance
+from probing.studies.ablate.weights import importance
 from probing.studies.geometry.inside.changed_norms import find_parameters
 from probing.text import Corpus
 from small_data import sentence_pairs, word_pairs, write_semeval, write_wic
@@ -222,7 +222,7 @@ def test_without_random_draws_there_is_no_percentile() -> None:
 
 # Blocks or heads cannot be told: ConvBERT's and XLNet's values or hidden states take another way.
 REFUSED = {
-    "xlnet": "no head or layer of it can be disabled, because its",
+    "xlnet": "no head or layer of it can be ablated, because its",
     "lfm2": "2 attentions were seen in a forward pass",
     "longformer": "0 attentions were seen in a forward pass",
 }

@@ -55,7 +55,7 @@ from probing.interventions.model_output import (
 from probing.interventions.probed_task import replacing
 from probing.models import load_encoder, load_masked_lm, load_tokenizer, resolve_model
 from probing.models.anatomy import examine
-from probing.studies.disable.weights import head_gradients
+from probing.studies.ablate.weights import head_gradients
 from probing.text import from_sentences
 from probing.text.tasks import SentenceTask, Task
 from probing.text.tokens import Tokens, tokenize

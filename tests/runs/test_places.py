@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from conftest import BARE
-from probing import Run, WandbOptions, compare, disable, fit, geometry, rank
+from probing import Run, WandbOptions, ablate, compare, fit, geometry, rank
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run as run_command
 from probing.errors import UserError
@@ -191,7 +191,7 @@ def test_texts_that_are_given_go_to_the_runs_that_read_them(moved: Path, tmp_pat
 def test_commands_that_read_a_run_find_its_text_and_model(moved: Path, tmp_path: Path) -> None:
     how: dict[str, Any] = {**QUICKLY, "runs": str(moved / "new"), "wandb": NO_WANDB, "retrain": 0}
     run = moved / "runs" / "two"
-    made = disable(run=run, kinds="zero", units="layers", name="disabled", **how)
+    made = ablate(run=run, kinds="zero", units="layers", name="ablated", **how)
     assert made is not None
     assert made.config["corpus"] == str(moved / "data" / "text.txt")
     assert made.config["model"] == str(moved / "models" / "own")
@@ -207,11 +207,11 @@ def test_commands_that_read_a_run_find_its_text_and_model(moved: Path, tmp_path:
     assert again.config["corpus"] == str(given)
     assert again.neuron_interventions == before.neuron_interventions
     with pytest.raises(UserError, match=r"test\.txt` is no text that `.*one` read"):
-        disable(run=moved / "runs" / "one", corpus=str(moved / "runs" / "test.txt"), model=str(model), **how)
+        ablate(run=moved / "runs" / "one", corpus=str(moved / "runs" / "test.txt"), model=str(model), **how)
     with pytest.raises(
         UserError, match=r"its model models/own is not there any more; it was looked for at .*elsewhere"
     ):
-        disable(run=run, **how)
+        ablate(run=run, **how)
 
 
 def test_a_run_of_before_finds_what_lies_beside_it_too(moved: Path) -> None:

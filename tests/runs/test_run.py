@@ -173,8 +173,8 @@ def test_tables_keep_full_precision_and_leave_out_what_was_not_measured(tmp_path
 NO_WANDB: Any = {"mode": "disabled"}
 
 WRITERS = (
-    "`fit`, `probe`, `rank`, `compare`, `sweep`, `geometry`, `attention`, `disable`, `hierarchy`, `cloze`, `pretrain`, "
-    "`finetune`, `changes`, `series`, `wic`, `sts`, `embeddings` or `reproduce`"
+    "`fit`, `probe`, `rank`, `compare`, `sweep`, `geometry`, `attention`, `ablate`, `hierarchy`, `cloze`, `pretrain`, "
+    "`finetune`, `tuning-effect`, `checkpoints`, `wic`, `sts`, `position-bias` or `reproduce`"
 )
 
 

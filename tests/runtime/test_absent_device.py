@@ -81,7 +81,7 @@ class Runs:
                 "cache": str(self.place / device / "cache"), "name": name.replace(" ", "-"),
             }  # fmt: skip
             with nullcontext() if device == PROCESSOR else pretended(device) as mode:
-                self.done[key] = getattr(probing, command)(**{**usual, **options})
+                self.done[key] = getattr(probing, command.replace("-", "_"))(**{**usual, **options})
             self.n_calls[key] = 0 if mode is None else mode.n_calls
         return self.done[key]
 
@@ -112,8 +112,8 @@ class Runs:
                 return "attention", trees
             case "position heads":
                 return "attention", {**read, "run": run("layers"), "parts": "position_heads,position_neurons"}
-            case "disabled":
-                return "disable", {
+            case "ablated":
+                return "ablate", {
                     **read, "readouts": ["position", "mlm", *pairs], "units": "heads", "kinds": "zero,mean,resample",
                     "retrain": 1, "prune": True, "prune_share": 0.5, "quantise": 8, "tokens": 300,
                     "trainer": {"max_epochs": 15},
@@ -141,7 +141,12 @@ class Runs:
                 return "attention", {"run": run("tuned"), "batch_tokens": 500, "parts": "similarity,change"}
             case "tuned changes":
                 measures = "states,special"
-                return "changes", {"run": run("tuned"), "sentences": 30, "batch_tokens": 500, "measures": measures}
+                return "tuning-effect", {
+                    "run": run("tuned"),
+                    "sentences": 30,
+                    "batch_tokens": 500,
+                    "measures": measures,
+                }
             case "syntax":
                 few = {"train_sentences": 60, "test_sentences": 25, "generalisation_sentences": 30}
                 return "hierarchy", {**of_model, **few, "layer": 1, "probe": {"l2": 1e-2}}
@@ -150,13 +155,13 @@ class Runs:
             case "similar sentences":
                 return "sts", {**of_model, "folders": [str(here / "pairs")], "layer": "0,1"}
             case "static vectors":
-                return "embeddings", {**read, "sentences": 3, "documents": 20, "draws": 2, "top": 2}
+                return "position-bias", {**read, "sentences": 3, "documents": 20, "draws": 2, "top": 2}
         raise ValueError(name)
 
 
 QUICK = ("all evidence", "adam", "sparse", "position heads", "heads", "pretrained", "tuned", "tuned heads")
 LONG = (
-    "units of the MLP", "disabled", "inside", "changed neurons", "tuned changes", "syntax",
+    "units of the MLP", "ablated", "inside", "changed neurons", "tuned changes", "syntax",
     "words in context", "similar sentences", "static vectors",
 )  # fmt: skip
 

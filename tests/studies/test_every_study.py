@@ -69,7 +69,7 @@ class Made:
     @staticmethod
     def run(name: str, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Call a command, whose function takes options as a command line has them."""
-        return getattr(probing, name.removeprefix("second "))(*inputs, **options)
+        return getattr(probing, name.removeprefix("second ").replace("-", "_"))(*inputs, **options)
 
     def call_of(self, name: str) -> tuple[list[Any], dict[str, Any]]:
         """Return what a command is called with."""
@@ -93,7 +93,7 @@ class Made:
             ),
             "geometry": lambda: ([], {**read, "layer": 1, "transforms": "none", "draws": 0}),
             "attention": lambda: ([], {**read, "parts": "profile"}),
-            "disable": lambda: ([], {**read, "units": "layers", "kinds": "zero", "retrain": 0}),
+            "ablate": lambda: ([], {**read, "units": "layers", "kinds": "zero", "retrain": 0}),
             "hierarchy": lambda: ([], {**usual, **few, "model": model, "layer": 1, "probe": {"l2": 1e-2}}),
             "cloze": lambda: ([], {key: value for key, value in read.items() if key != "cache"}),
             "pretrain": lambda: ([], {
@@ -104,16 +104,16 @@ class Made:
                 **usual, "model": model, "corpus": str(place / "labelled.csv"), "seeds": 1, "orders": 2,
                 "starts": "all", "tuning": {"epochs": 1},
             }),
-            "changes": lambda: (
+            "tuning-effect": lambda: (
                 [], {**usual, "run": str(self("finetune").folder), "measures": "states,special", "sentences": 40}
             ),
-            "series": lambda: (
+            "checkpoints": lambda: (
                 [str(self("pretrain").folder / "checkpoints" / "*" / "step*")],
                 {**usual, "measures": "geometry", "corpus": corpus, "layer": 1},
             ),
             "wic": lambda: ([str(place / "senses")], {**usual, "model": model, "layer": 1, "transforms": "none"}),
             "sts": lambda: ([[str(place / "pairs")]], {**usual, "model": model, "layer": "0,1", "pooling": "cls"}),
-            "embeddings": lambda: ([], {**read, "sentences": 3, "documents": 20, "draws": 2, "top": 2}),
+            "position-bias": lambda: ([], {**read, "sentences": 3, "documents": 20, "draws": 2, "top": 2}),
             "reproduce": lambda: (["luo2021"], {**usual, "models": model, "corpus": corpus, "claims": [1]}),
         }  # fmt: skip
         assert {*study_names()} <= {*calls}
@@ -238,7 +238,7 @@ def written_twice(
     """Return what commands write, and what they write at the same place another time."""
     both = []
     for folder in ("first", "second"):
-        made = Made(place / "runs", corpus, sentences, "disabled")
+        made = Made(place / "runs", corpus, sentences, "ablated")
         for name in names:
             made(name)
         made.place.rename(place / folder)

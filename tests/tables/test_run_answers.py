@@ -11,8 +11,8 @@ import pytest
 from probing.results import Schema, Table, estimate, interval, number, shown
 from probing.runtime.terminal import render
 from probing.statistics import MIN_SENTENCES
+from probing.studies.ablate.tables import conclusions
 from probing.studies.compare.tables import agreement_tables, everywhere_sentence, unread_lines, verdicts
-from probing.studies.disable.tables import conclusions
 from probing.tables import UNINFORMATIVE, accuracy_flag, r2_flag
 from probing.tables.conclusions import compare_layers_with_controls, compare_with_controls, leading, why_leading
 from probing.tables.probes import (
@@ -360,7 +360,7 @@ def test_a_gain_is_not_called_a_loss(effect: float, verb: str) -> None:
          "low": of - 0.01, "high": of + 0.01, "percentile": None, "p_value": 0.001, "n": 100}
         for readout in ("position", "position_retrained") for unit, of in (("1", effect), ("2", effect + 0.01))
     ]  # fmt: skip
-    first, again, *_ = conclusions({"disabled": rows})
+    first, again, *_ = conclusions({"ablated": rows})
     assert f"the probe of layer 6 {verb}" in first
     assert f"it {verb.replace(' by ', ' without ').removesuffix(', ')}: {100 * effect:+.1f} points" in again
 
@@ -377,7 +377,7 @@ def test_a_loss_that_rises_is_a_change_for_the_worse(effect: float, told: str) -
         for unit, of in (("1", effect), ("2", effect / 2))
     ]  # fmt: skip
     better = [{"units": "layers", **row, "n": 50} for row in rows[:1]]
-    first, second, *_ = conclusions({"disabled": rows, "better_without": better})
+    first, second, *_ = conclusions({"ablated": rows, "better_without": better})
     assert f"with zeros: the loss of masked words {told}" in first
     better_told = "none" if effect > 0 else "1 (zero: -0.250 nats"
     assert f"chosen on one half of the sentences (mlm) and measured on the other: {better_told}" in second

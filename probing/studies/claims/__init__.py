@@ -352,7 +352,7 @@ def claims_output(rows: Sequence[Mapping[str, Any]], paper: Paper, used: Mapping
 
 
 # The commands whose runs claims may need.
-COMMANDS = ("fit", "geometry", "attention", "disable", "hierarchy", "cloze", "wic", "sts", "pretrain", "finetune")
+COMMANDS = ("fit", "geometry", "attention", "ablate", "hierarchy", "cloze", "wic", "sts", "pretrain", "finetune")
 
 # The options that name data which files of claims ask for.
 DATA = ("other_corpus", "third_corpus", "wic", "sts", "static", "labels", "pairs", "roles", "untuned", "cloze")

@@ -21,7 +21,7 @@ KINDS: Mapping[str, str | None] = {
     "fit": None,
     "geometry": "geometry",
     "attention": "survey of attention heads",
-    "disable": "disabling of heads and layers",
+    "ablate": "ablation of heads and layers",
     "hierarchy": "linear order or hierarchy",
     "cloze": "predictions at masks",
     "wic": "word-in-context evaluation",

@@ -19,6 +19,7 @@ from probing.models import ALIASES, load_config, resolve_model
 from probing.models.source import ModelSource, is_downloaded
 from probing.runtime import drop_garbage
 from probing.runtime.progress import remark, stage
+from probing.studies.ablate.weights import N_FILES, N_RANDOM
 from probing.studies.claims.claim import Claim, Paper, kinds_of
 from probing.studies.claims.planning import (
     PRETRAINED_PREFIX,
@@ -34,7 +35,6 @@ from probing.studies.claims.planning import (
     runs_of,
 )
 from probing.studies.cloze import predictor as minimal_pairs
-from probing.studies.disable.weights import N_FILES, N_RANDOM
 from probing.studies.finetune.tables import STARTS, TuningOptions
 from probing.studies.fit.estimate import Probes
 from probing.studies.pretrain.tables import EncoderOptions, Size, TrainingOptions, chosen_recipe
@@ -51,7 +51,7 @@ from probing.text.tasks import load_task
 _OPERATIONS = {"geometry": 27e3, "attention": 87e3, "wic": 15e3, "sts": 15e3, "hierarchy": 105e3, "cloze": 150e3}
 # Number of tokens of the sentences that a command generates itself, whatever the corpus is; and the maximum number of
 # tokens of the corpus that a command reads by default.
-_OWN_TOKENS, _MOST_TOKENS = {"hierarchy": 120_000}, {"disable": 20_000, "cloze": 20_000}
+_OWN_TOKENS, _MOST_TOKENS = {"hierarchy": 120_000}, {"ablate": 20_000, "cloze": 20_000}
 # Operations per activation that these options add.
 _OF_OPTIONS = {"norms": 225e3, "path": 45e3}
 # Share of the sentences of a text that are its test part.
@@ -82,7 +82,7 @@ def seconds(need: Need, defaults: Mapping[str, Any], reading: PendingRequest, sp
     if need.command == "fit":
         probes, n_readings = _probes(options, reading)
         return n_readings * forward_s + probes.seconds(probes.pass_seconds(), speed.rates["square"])
-    if need.command == "disable":
+    if need.command == "ablate":
         n_heads = int(getattr(load_config(reading.request.source), "num_attention_heads", 1))
         passes = _passes(options, speed.blocks.n_blocks, n_heads)
         return passes * (min(_TESTED, share) if need.is_of_run else share) * speed.forward_s(size)
@@ -93,9 +93,9 @@ def seconds(need: Need, defaults: Mapping[str, Any], reading: PendingRequest, sp
 
 
 def _passes(options: Mapping[str, Any], n_blocks: int, n_heads: int) -> float:
-    """Return how many passes through all blocks a run of `disable` makes.
+    """Return how many passes through all blocks a run of `ablate` makes.
 
-    A head, or a layer, is disabled in a pass through the later blocks, which are half of them on average. What is
+    A head, or a layer, is ablated in a pass through the later blocks, which are half of them on average. What is
     pruned together is in every block, and in half of the sentences.
     """
     pruned = "" if options["prune"] is False else str(options["prune"])

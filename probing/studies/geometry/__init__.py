@@ -384,7 +384,7 @@ def geometry(
         at: Whether neurons are changed at words only, or everywhere, which includes special tokens.
         readouts: What is read while neurons are changed, one or more: task (the classes of the task of --from_run, by
             its probes of the later layers; the default with it), position (by probes of the later layers and by heads;
-            the default without a run), or others as in `disable`: mlm (the loss of masked words, by the model's own
+            the default without a run), or others as in `ablate`: mlm (the loss of masked words, by the model's own
             head), sts=DIR, wic=DIR.
         tokens: Maximum number of tokens of the test sentences that are read while neurons are changed, and also of the
             training sentences from which replacement values come; if there are more, sentences are drawn at random.

@@ -222,7 +222,7 @@ class Keeper(RecordedTraining):
 # What is measured of every checkpoint: outliers, how well positions are read off, and whether order matters.
 # --------------------------------------------------------------------------------------------------------------------
 
-# Options of the probes, as in `disable`: at this tolerance accuracy no longer changes, and one penalty for all
+# Options of the probes, as in `ablate`: at this tolerance accuracy no longer changes, and one penalty for all
 # checkpoints makes them comparable.
 PROBE = ProbeOptions(l2=1e-4, tolerance=CONTROL_TOLERANCE)
 # Rows of held-out text whose tokens are permuted.

@@ -1,4 +1,4 @@
-"""Measures of heads and maps, against values planted in the tables of a survey and of `disable`."""
+"""Measures of heads and maps, against values planted in the tables of a survey and of `ablate`."""
 
 from __future__ import annotations
 
@@ -466,8 +466,8 @@ def spare_subject(readout: str, best: list[dict[str, Any]] | None = None) -> Mod
     rows = [row(unit, gain, readout) for unit, gain in GAINS.items()]
     rows += [row(unit, -1.0, readout, layer=1) for unit in GAINS]  # what lower layers lose does not count
     rows += [row(unit, -1.0, "position_retrained") for unit in GAINS]
-    made = results_of("disable", Path("disabled"), {}, {}, Table(rows), Table(best or []))
-    return ModelRuns("any", {"disabled": made, "disabled_words": made})
+    made = results_of("ablate", Path("ablated"), {}, {}, Table(rows), Table(best or []))
+    return ModelRuns("any", {"ablated": made, "ablated_words": made})
 
 
 @pytest.mark.parametrize(
@@ -494,11 +494,11 @@ def test_the_gain_is_that_of_the_better_of_head_and_layer_in_the_last_layer(read
 
 
 def test_heads_and_layers_are_both_needed() -> None:
-    alone = results_of("disable", Path("disabled"), {}, {}, Table([row("1-1", 0.1, "position")]), Table())
+    alone = results_of("ablate", Path("ablated"), {}, {}, Table([row("1-1", 0.1, "position")]), Table())
     with pytest.raises(NotMeasurable, match="with heads and with layers"):
-        measures.spare_heads_of_positions(ModelRuns("any", {"disabled": alone}), 0.01)
+        measures.spare_heads_of_positions(ModelRuns("any", {"ablated": alone}), 0.01)
     with pytest.raises(NotMeasurable, match="more sentences"):
-        measures.gain_for_positions(ModelRuns("any", {"disabled": alone}))
+        measures.gain_for_positions(ModelRuns("any", {"ablated": alone}))
 
 
 def layers(measure: str, to: str, values: list[float]) -> list[dict[str, Any]]:

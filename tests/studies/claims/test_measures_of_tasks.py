@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planted_claims import disabled, pruned, tuned, tuned_runs_of
+from planted_claims import ablated, pruned, tuned, tuned_runs_of
 from probing.results import Table
 from probing.runs import Result
 from probing.runs.run import Run
@@ -500,7 +500,7 @@ def test_a_lead_of_the_last_layers_is_shared_with_that_of_shuffled_labels() -> N
 
 @pytest.mark.parametrize("readout", ["tuned", "tuned_r2"])
 def test_a_gain_without_a_head_or_a_layer_is_put_beside_that_of_random_ones(readout: str) -> None:
-    runs = tuned_subject(disabled_task=disabled(0.03, readout))
+    runs = tuned_subject(ablated_task=ablated(0.03, readout))
     for found, others in (
         (tuned_measures.gain_for_task(runs), -0.04),
         (tuned_measures.gain_without_layer(runs, 1), -0.1),
@@ -509,7 +509,7 @@ def test_a_gain_without_a_head_or_a_layer_is_put_beside_that_of_random_ones(read
         assert found.control == pytest.approx(0.03 - others)
     with pytest.raises(NotMeasurable, match="a layer 13"):
         tuned_measures.gain_without_layer(runs, 13)
-    other = tuned_subject(disabled_task=disabled(0.03, "mlm"))
+    other = tuned_subject(ablated_task=ablated(0.03, "mlm"))
     with pytest.raises(NotMeasurable, match="more sentences"):
         tuned_measures.gain_for_task(other)
 
@@ -531,7 +531,7 @@ def test_a_larger_share_without_a_loss_behind_one_with_it_does_not_count() -> No
     for row in rows:
         if row["order"] == "magnitude" and row["share"] == 0.2:
             row |= {"effect": -0.2, "low": -0.3, "high": -0.1}
-    run = results_of("disable", Path("x"), {}, {}, weight_pruning=Table(rows))
+    run = results_of("ablate", Path("x"), {}, {}, weight_pruning=Table(rows))
     found = tuned_measures.weights_pruned(tuned_subject(pruned_task=run), 0.01)
     assert (found.value, found.low, found.high) == (0.1, 0.1, 0.1)
     assert found.control == pytest.approx(0.1 - 0.4)

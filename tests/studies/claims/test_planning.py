@@ -161,7 +161,7 @@ def test_a_finished_run_with_the_same_settings_is_taken(tmp_path: Path) -> None:
     "other",
     [
         {"draws": 9}, {"norms": False}, {"seed": 1}, {"random_weights": True}, {"layer": [1, 2]}, {"clip_to": "mean"},
-        {"kind": "series of checkpoints"}, {"kind": None}, {"corpus": "c2"}, {"model": "m2"},
+        {"kind": "checkpoints of a training"}, {"kind": None}, {"corpus": "c2"}, {"model": "m2"},
     ],
 )  # fmt: skip
 def test_other_runs_are_not_taken(other: dict[str, Any], tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_a_finished_training_of_the_same_text_and_recipe_is_taken(tmp_path: Path
 # The commands of the runs of `bertology`.
 OF_BERTOLOGY: dict[str, Any] = {
     name: study_of(name).command
-    for name in ("fit", "attention", "disable", "hierarchy", "cloze", "sts", "finetune")
+    for name in ("fit", "attention", "ablate", "hierarchy", "cloze", "sts", "finetune")
 }  # fmt: skip
 USUAL = {name: defaults(function) for name, function in OF_BERTOLOGY.items()}
 SENTENCES = load_corpus(["one two three", "four five six"])
@@ -327,7 +327,7 @@ def of_bertology(
     return {one.need.name: one for one in made.models["m"]}
 
 
-def test_runs_on_grammars_at_masks_and_of_disabled_heads_are_command_lines(
+def test_runs_on_grammars_at_masks_and_of_ablated_heads_are_command_lines(
     toy: Path, tmp_path: Path, sentences: list[str]
 ) -> None:
     file = tmp_path / "pairs.tsv"
@@ -338,14 +338,14 @@ def test_runs_on_grammars_at_masks_and_of_disabled_heads_are_command_lines(
     assert lines["hierarchy"] == f"python -m probing hierarchy --model {toy}"
     assert lines["minimal_pairs"] == f"python -m probing cloze --model {toy} {file}"
     assert lines["changed_text"] == f"python -m probing cloze --model {toy} --corpus text.conllu"
-    assert lines["disabled"] == f"python -m probing disable --model {toy} --corpus text.conllu --kinds zero --retrain 0"
+    assert lines["ablated"] == f"python -m probing ablate --model {toy} --corpus text.conllu --kinds zero --retrain 0"
     for name, one in runs.items():
         words = shlex.split(lines[name])
         found = parse(words[3], without_validation(OF_BERTOLOGY[words[3]]), words[4:])
         plain = {option: value for option, value in one.need.options.items() if option != "tuning"}
         assert {option: found[option] for option in plain} == plain
         assert (one.seconds > 0) is (one.need.lacking == "")
-    assert "disabled_words" not in runs  # which is of models with a head alone
+    assert "ablated_words" not in runs  # which is of models with a head alone
     assert runs["minimal_pairs"].seconds < runs["changed_text"].seconds < runs["hierarchy"].seconds
 
 
@@ -403,7 +403,7 @@ def test_labels_of_a_treebank_are_known_to_be_lacking_before_anything_is_run(toy
 
 
 PAPER = read_paper("kovaleva2019", MEASURES)
-TUNED_USUAL = {name: defaults(study_of(name).command) for name in ("attention", "disable", "finetune")}
+TUNED_USUAL = {name: defaults(study_of(name).command) for name in ("attention", "ablate", "finetune")}
 TEXT = load_corpus(["one two three", "four five six"])
 TASK = "--task position_from_end --tuning.epochs 1 --tuning.learning_rate 0.0002 --tuning.batch_tokens 256"
 
@@ -432,7 +432,7 @@ def tuned_planned(*args: Any, **options: Any) -> dict[str, Planned]:
 
 def test_a_run_that_reads_another_needs_it_too() -> None:
     nine = [claim for claim in PAPER.claims if claim.id == 9]
-    assert runs_of(nine, "m", PAPER) == ["tuned", "disabled_task"]
+    assert runs_of(nine, "m", PAPER) == ["tuned", "ablated_task"]
     four = [claim for claim in PAPER.claims if claim.id == 4]
     assert runs_of(four, "m", PAPER) == ["tuned", "tuned_change", "shuffled_change"]
     assert runs_of(four, "m", PAPER, {"tuned model"}) == ["change"]
@@ -450,7 +450,7 @@ def test_each_line_names_the_folder_that_the_line_before_it_writes(model: Path, 
         words = f"python -m probing attention --model {folder}/{checkpoint}-seed0-order0 {of_change}"
         assert lines[run] == words
     options = f"--readouts task={folder}/pretrained-seed0-order0 --kinds uniform --retrain 0"
-    assert lines["disabled_task"] == f"python -m probing disable {options}"
+    assert lines["ablated_task"] == f"python -m probing ablate {options}"
     for one in runs.values():
         words_of = shlex.split(one.need.line)
         found = parse(words_of[3], without_validation(study_of(words_of[3]).command), words_of[4:])
@@ -504,18 +504,18 @@ def test_a_finished_tuning_of_the_same_model_and_text_is_taken_and_read_by_other
     runs = tuned_planned(model, tmp_path)
     assert runs["tuned"].folder == made
     assert " --name mine " in runs["tuned"].need.line
-    assert f"task={made}/checkpoints/pretrained-seed0-order0" in runs["disabled_task"].need.line
-    assert runs["disabled_task"].folder is None
+    assert f"task={made}/checkpoints/pretrained-seed0-order0" in runs["ablated_task"].need.line
+    assert runs["ablated_task"].folder is None
     of_task = tmp_path / "task"
     of_task.mkdir()
     checkpoint = made / "checkpoints" / "pretrained-seed0-order0"
-    results = {"kind": "disabling of heads and layers", "cache": {"key": {
+    results = {"kind": "ablation of heads and layers", "cache": {"key": {
         "model": resolve_model(str(checkpoint)).fingerprint(), "corpus": "that of the tuning"}}}  # fmt: skip
     (of_task / "results.json").write_text(json.dumps(results), encoding="utf-8")
     config = {"kinds": "uniform", "retrain": 0, "model": str(checkpoint), "corpus": "a copy.txt"}
     for readouts, is_taken in (("position", False), (f"task={tmp_path}/./mine/checkpoints/{checkpoint.name}", True)):
         (of_task / "config.yaml").write_text(yaml.safe_dump({**config, "readouts": readouts}), encoding="utf-8")
-        assert (tuned_planned(model, tmp_path)["disabled_task"].folder == of_task) is is_taken
+        assert (tuned_planned(model, tmp_path)["ablated_task"].folder == of_task) is is_taken
 
 
 @pytest.mark.parametrize(
@@ -555,7 +555,7 @@ def test_what_reads_a_tuning_that_cannot_be_is_left_out_for_the_same_reason(mode
 
     (other, _), _ = carry_out(made_plan(model, tmp_path), make, lambda place: place, lambda line: None)
     assert tried == ["finetune"]
-    assert set(other.lacking) == {"tuned", "tuned_change", "shuffled_change", "disabled_task"}
+    assert set(other.lacking) == {"tuned", "tuned_change", "shuffled_change", "ablated_task"}
     assert set(other.lacking.values()) == {"the model has no head"}
 
 
@@ -574,12 +574,12 @@ def test_a_tuning_takes_longer_with_more_of_anything(model: Path, tmp_path: Path
     assert takes("finetune", tuning={"layer": 1}) == pytest.approx(plain / 3)
     assert takes("finetune", tuning={"layer": -3}) == pytest.approx(plain / 3)
     assert takes("finetune", tuning={"epochs": 6}) > 1.7 * plain
-    of_task = takes("disable", ("tuned",), kinds="zero", readouts="task=x")
-    assert 0 < of_task < takes("disable", kinds="zero")  # on the test part alone
-    assert of_task < takes("disable", ("tuned",), kinds="zero,mean", readouts="task=x")
-    heads = takes("disable", ("tuned",), kinds="zero", readouts="task=x", units="heads")
+    of_task = takes("ablate", ("tuned",), kinds="zero", readouts="task=x")
+    assert 0 < of_task < takes("ablate", kinds="zero")  # on the test part alone
+    assert of_task < takes("ablate", ("tuned",), kinds="zero,mean", readouts="task=x")
+    heads = takes("ablate", ("tuned",), kinds="zero", readouts="task=x", units="heads")
     assert heads < of_task
     of_weights, of_all = (
-        takes("disable", ("tuned",), kinds="zero", readouts="task=x", prune=one) for one in ("weights", "all")
+        takes("ablate", ("tuned",), kinds="zero", readouts="task=x", prune=one) for one in ("weights", "all")
     )
     assert of_task < of_weights < of_all

@@ -391,11 +391,11 @@ def test_claims_on_tuned_models_are_measured_on_labels_and_their_runs_are_taken_
     assert {row["answer"] for row in tuned.scores} == {"pretrained", "random", "shuffled", "majority", "bag"}
     by_pair = {(row["answer"], row["against"]): row["difference"] for row in tuned.differences}
     assert rows[5]["measured"] == min(by_pair["pretrained", "majority"], by_pair["pretrained", "random"])
-    without = load_run(folders["disabled_task"])
-    (layer,) = (row for row in without.disabled if row["unit"] == "1" and row["layer"] == 3)
+    without = load_run(folders["ablated_task"])
+    (layer,) = (row for row in without.ablated if row["unit"] == "1" and row["layer"] == 3)
     assert rows[10]["measured"] == layer["effect"]
     assert rows[9]["command"].startswith("python -m probing finetune ")
-    assert f" && python -m probing disable --readouts task={folders['tuned']}/checkpoints/" in rows[9]["command"]
+    assert f" && python -m probing ablate --readouts task={folders['tuned']}/checkpoints/" in rows[9]["command"]
     _, again = tuned_made("kovaleva2019", claims="4,5,9,10", labels=str(labels), **options)
     assert capsys.readouterr().err.count(": read from ") == 4
     assert again == rows

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from conftest import BARE, ROOT
-from probing import Result, WandbOptions, fit, pretrain, report, series
+from probing import Result, WandbOptions, checkpoints, fit, pretrain, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.cli.options import ProbeOptions
@@ -118,15 +118,15 @@ def test_a_checkpoint_is_a_model_for_other_commands(made: Result, corpus_file: P
 def test_checkpoints_are_a_series_with_the_losses_of_their_training(
     made: Result, corpus_file: Path, place: Path
 ) -> None:
-    checkpoints = made.folder / "checkpoints" / "learned-seed0"
-    found = series(
-        [str(checkpoints / name) for name in ("step00", "step12")],
+    arm = made.folder / "checkpoints" / "learned-seed0"
+    found = checkpoints(
+        [str(arm / name) for name in ("step00", "step12")],
         corpus=str(corpus_file), runs=str(place), cache=str(place / "cache"), quiet=True,
         probe=ProbeOptions(l2=1e-2), wandb=WandbOptions("disabled"), figure_format="png",
     )  # fmt: skip
     own = {row["step"]: row["loss"] for row in made.losses if row["arm"] == "learned" and row["step"] in (0, 12)}
-    assert {row["step"]: row["value"] for row in found.series if row["measure"] == "held_out_loss"} == own
-    assert {row["command"] for row in found.series} == {"fit", "geometry", "attention", "training"}
+    assert {row["step"]: row["value"] for row in found.checkpoints if row["measure"] == "held_out_loss"} == own
+    assert {row["command"] for row in found.checkpoints} == {"fit", "geometry", "attention", "training"}
     assert {row["quantity"] for row in found.emergence} == {"loss", "position", "position heads", "outliers"}
     (first,) = (row for row in found.emergence if (row["quantity"], row.get("layer")) == ("position", 1))
     assert first["step"] == 0  # the table tells positions before it is trained

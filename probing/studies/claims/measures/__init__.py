@@ -16,6 +16,7 @@ from scipy.stats import rankdata
 from probing.interventions import TUNED, TUNED_R2
 from probing.runs import Result
 from probing.statistics import spearman
+from probing.studies.ablate.tables import MAGNITUDE, MEAN, RANDOM, at_last_layer, is_head
 from probing.studies.claims.measures.heads import gained
 from probing.studies.claims.measures.position import above_embeddings
 from probing.studies.claims.measures.registry import MEASURES as MEASURES
@@ -29,7 +30,6 @@ from probing.studies.claims.measures.registry import (
     measure,
 )
 from probing.studies.claims.verdict import ClaimEstimate
-from probing.studies.disable.tables import MAGNITUDE, MEAN, RANDOM, at_last_layer, is_head
 from probing.studies.finetune.tables import CONSTANT, MAJORITY, PRETRAINED, SHUFFLED
 from probing.studies.finetune.tables import RANDOM as RANDOM_START
 
@@ -490,14 +490,14 @@ def _share(part: float, whole: float) -> float | None:
     return max(part, 0.0) / whole if whole > 0 else None
 
 
-@measure("disabled_task")
+@measure("ablated_task")
 def gain_for_task(model_runs: ModelRuns) -> ClaimEstimate:
     """Return how much better a tuned model is without some head.
 
     The head is the one whose removal gains most on one half of the test sentences; the gain is measured on the other
     half. The control is by how much this is above the mean gain of all heads: what a random head gives.
     """
-    run: Result = model_runs.run("disabled_task")
+    run: Result = model_runs.run("ablated_task")
     rows = [row for row in run.better_without if row["readout"] in (TUNED, TUNED_R2) and row["units"] == "heads"]
     heads = [gained(row, row["readout"]).value for row in _without(run) if is_head(row)]
     if not rows or not heads:
@@ -506,7 +506,7 @@ def gain_for_task(model_runs: ModelRuns) -> ClaimEstimate:
     return replace(gain, control=gain.value - sum(heads) / len(heads))
 
 
-@measure("disabled_task")
+@measure("ablated_task")
 def gain_without_layer(model_runs: ModelRuns, layer: int) -> ClaimEstimate:
     """Return how much better a tuned model is without the heads of a layer.
 
@@ -516,7 +516,7 @@ def gain_without_layer(model_runs: ModelRuns, layer: int) -> ClaimEstimate:
         model_runs: The model.
         layer: The layer.
     """
-    rows = _without(model_runs.run("disabled_task"))
+    rows = _without(model_runs.run("ablated_task"))
     gains = {row["unit"]: gained(row, row["readout"]) for row in rows if not is_head(row)}
     layer_gain = gains.pop(str(layer), None)
     if layer_gain is None or not gains:
@@ -563,7 +563,7 @@ def _pruned(rows: Sequence[Mapping[str, Any]], order: str, random: str, at_most:
     """
     ordered, drawn = ([row for row in rows if row["order"] == name and row["share"] > 0] for name in (order, random))
     if not ordered or not drawn:
-        raise NotMeasurable("a run of `disable --prune all`")
+        raise NotMeasurable("a run of `ablate --prune all`")
     gains = {row["share"]: gained(row, row["readout"]) for row in ordered}
     of_draws: dict[float, list[float]] = {}
     for row in drawn:

@@ -16,10 +16,10 @@ from probing.results import ends
 from probing.runs import Result
 from probing.runs.run import Run
 from probing.statistics import ENDS
+from probing.studies.ablate.tables import at_last_layer, is_head
 from probing.studies.claims.measures.position import above_embeddings
 from probing.studies.claims.measures.registry import ModelRuns, NotMeasurable, difference, from_row, magnitude, measure
 from probing.studies.claims.verdict import ClaimEstimate
-from probing.studies.disable.tables import at_last_layer, is_head
 from probing.tables.heads import SPECIAL, name_of, of_all_maps, of_measure
 
 # A head attends to a neighbour, as in Clark et al. (2019, section 3.2), if it gives it more than this attention.
@@ -172,35 +172,35 @@ def nearness_of_subject_head(model_runs: ModelRuns) -> ClaimEstimate:
     return from_row(max(near, key=lambda row: row["value"]), control=best["difference"])
 
 
-@measure("disabled")
+@measure("ablated")
 def spare_heads_of_positions(model_runs: ModelRuns, at_most: float) -> ClaimEstimate:
     """Return the share of heads without which positions are read as well, one head at a time: see `_spare`."""
-    return _spare(model_runs.run("disabled"), POSITION, at_most)
+    return _spare(model_runs.run("ablated"), POSITION, at_most)
 
 
-@measure("disabled_words")
+@measure("ablated_words")
 def spare_heads_of_words(model_runs: ModelRuns, at_most: float) -> ClaimEstimate:
     """Return the share of heads without which words are predicted as well, one head at a time: see `_spare`."""
-    return _spare(model_runs.run("disabled_words"), MLM, at_most)
+    return _spare(model_runs.run("ablated_words"), MLM, at_most)
 
 
-@measure("disabled")
+@measure("ablated")
 def gain_for_positions(model_runs: ModelRuns) -> ClaimEstimate:
     """Return how much better positions are read without some head or layer: see `_gain`."""
-    return _gain(model_runs.run("disabled"), POSITION)
+    return _gain(model_runs.run("ablated"), POSITION)
 
 
-@measure("disabled_words")
+@measure("ablated_words")
 def gain_for_words(model_runs: ModelRuns) -> ClaimEstimate:
     """Return how much better words are predicted without some head or layer: see `_gain`."""
-    return _gain(model_runs.run("disabled_words"), MLM)
+    return _gain(model_runs.run("ablated_words"), MLM)
 
 
 def _spare(run: Result, readout: str, at_most: float) -> ClaimEstimate:
     """Return the share of heads without which little is lost, one head at a time.
 
     The lower end of the interval counts the heads whose whole interval of the loss is within `at_most`, the upper end
-    those for which a part of it is. The control is the share of layers whose heads can all be disabled together at
+    those for which a part of it is. The control is the share of layers whose heads can all be ablated together at
     such a loss, one layer at a time: at 1, this readout needs the heads of no single layer.
 
     Args:
@@ -211,7 +211,7 @@ def _spare(run: Result, readout: str, at_most: float) -> ClaimEstimate:
     rows = at_last_layer(run.by_name, readout)
     heads, layers = ([gained(row, readout) for row in rows if is_head(row) is of_heads] for of_heads in (True, False))
     if not heads or not layers:
-        raise NotMeasurable("a run of `disable` with heads and with layers")
+        raise NotMeasurable("a run of `ablate` with heads and with layers")
 
     def share(of: Sequence[ClaimEstimate], end: str) -> float:
         return sum(getattr(gain, end) >= -at_most for gain in of) / len(of)
@@ -233,7 +233,7 @@ def _gain(run: Result, readout: str) -> ClaimEstimate:
     last = max((row["layer"] for row in rows), default=0)
     gains = [(gained(row, readout), row) for row in rows if row["layer"] == last]
     if not gains:
-        raise NotMeasurable("a run of `disable` with more sentences")
+        raise NotMeasurable("a run of `ablate` with more sentences")
     gain, row = max(gains, key=lambda pair: pair[0].value)
     return ClaimEstimate(gain.value, gain.low, gain.high, row["p_value"])
 

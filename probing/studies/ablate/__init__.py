@@ -1,0 +1,352 @@
+"""The study `ablate`: what a model loses without a head or a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from probing.cli.commandline import configured
+from probing.cli.option_types import (
+    FIGURE_FORMAT,
+    FigureFormat,
+    Folder,
+    Layers,
+    Model,
+    Source,
+    Tokenizer,
+    Wandb,
+    chosen,
+    chosen_with_data,
+    defaults,
+)
+from probing.cli.options import WandbOptions
+from probing.errors import UserError, out_of_range, refuse
+from probing.interventions import POSITION, READOUTS_OF_TUNED, TASK, TUNED
+from probing.models import layer_numbers
+from probing.results import Html
+from probing.runs import Result, SectionPlace, Study, Terms, study_of
+from probing.runs.call import Call, Measured
+from probing.runs.loading import Tuned, load_fit_of_classes, read_as_run, read_as_tuned, tuned_of
+from probing.runs.places import task_of
+from probing.runs.run import Run
+from probing.runtime import quiet_libraries
+from probing.runtime.processes import is_main_process
+from probing.studies.ablate import tables
+from probing.studies.ablate.tables import (
+    SCHEMAS,
+    quantised_sentences,
+    quantised_tables,
+    weight_sentences,
+    weight_tables,
+)
+from probing.text import GroupBy, read_corpora
+
+# Options whose values are those of `--run`, where it is given.
+OF_RUN = ("model", "revision", "random_weights", "corpus", "test_corpus", "max_length")
+
+# What `--prune` takes.
+UNITS_PRUNED, WEIGHTS_PRUNED = "units", "weights"
+
+
+@configured
+def ablate(
+    config: dict[str, Any],
+    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
+    corpus: Source = "builtin", test_corpus: Source | None = None, run: Folder | None = None,
+    units: str | list[str] = "all", kinds: str | list[str] = "all", readouts: str | list[str] = "position",
+    tokens: int = 20_000, retrain: int = 5, prune: bool | str | list[str] = False, prune_share: float = 0.1,
+    quantise: int | list[int] | str | None = None,
+    max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
+    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
+    wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
+) -> Result | None:  # fmt: skip
+    """Ablate one head or layer after the other, and measure how well probes of the later layers still read positions.
+
+    Args:
+        layer: Layers whose heads are ablated: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer k is block
+            k, counted from 1.
+        corpus: Text to read; probes are trained on its training part, and heads are ablated on its test part. Given as
+            builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv, .jsonl; also as .gz),
+            hf:NAME?config=C&split=S&column=T, or - for standard input.
+        test_corpus: Corpus on which heads are ablated, given like --corpus; the test part of --corpus then joins the
+            training part.
+        run: Finished run of `fit` for the task position, whose probes read the later layers; its model, its corpus and
+            its split are then read (--corpus and --model say where these are, if they have moved). By default, probes
+            are trained as `fit` trains them.
+        units: What is ablated: heads, layers (all heads of a layer) or all.
+        kinds: What replaces a head's output: all, or some of uniform (its output under uniform attention), zero, mean
+            (over training tokens), resample (its output at a random token of another sentence), and skip, which removes
+            a whole layer.
+        readouts: What is read while something is ablated, one or more: position (by probes of the later layers), mlm
+            (the loss of masked words, by the model's own head), sts=DIR (Spearman's correlation of the last layer's
+            cosines with human scores), wic=DIR (accuracy of the last layer's cosines), with data as of sts and wic;
+            task=RUN (the score of a tuned model's own head on the test part of the run of `finetune`), where RUN is the
+            folder of the run, or of one of its checkpoints. Its model, corpus and split are then read.
+        tokens: Maximum number of tokens of the test sentences that are read, and also of the training sentences from
+            which replacement values come; if there are more, sentences are drawn at random.
+        retrain: Retrain probes without each of this many heads and layers with the largest effect, and without each of
+            as many random ones, by the first of the kinds; 0 retrains no probe.
+        prune: Also ablate heads, and layers, cumulatively: the least important first, and for comparison in random
+            orders and in the reverse order; by zero if it is among the kinds, otherwise by mean. Without a value, or
+            with units, these are pruned; with weights, a growing share of the weights of every matrix, by magnitude and
+            at random; units,weights or all does both.
+        prune_share: Share of all heads, or layers, that is ablated in addition at each step of --prune; 0 ablates one
+            more at each step.
+        quantise: Also round the weights of the layers, the hidden states that enter them, and both, to these numbers of
+            bits, such as 8,4, by one scale a tensor and one a channel, with outlier neurons kept in full and, for
+            comparison, as many random ones.
+        seed: Seed of every random draw: the split, the sentences that are read, tokens that replace others, random
+            initialisation.
+        name: Name of this run; MODEL-ablate-YYYYMMDD-HHMMSS by default.
+        cache: Folder of cached activations and finished passes; $PROBING_CACHE or RUNS/cache by default.
+
+    Returns:
+        What was found; None on ranks other than the first.
+    """
+    call = Call.of(study_of("ablate"), config, name, wandb, _problems(tokens, retrain, prune_share))
+    readout_sources: dict[str, Any] = {**chosen_with_data("--readouts", config["readouts"], READOUTS_OF_TUNED)}
+    tuned = _tuned_of(readout_sources.pop(TASK, None), config)
+    fit_run = _run_of(config["run"], config)
+    with quiet_libraries():
+        from probing.studies.ablate.figures import study_output
+        from probing.studies.ablate.survey import others, survey
+
+        ablation, setup = _config_and_setup(call, fit_run or tuned, readout_sources, tokenizer)
+        call.expect(1 + (POSITION in setup.wanted) + bool(others(setup)))
+        stores = setup.read()
+        call.watch.end("extract")
+        if not is_main_process():
+            return None
+        files = setup.source.model
+
+        def measure(_: Path) -> Measured:
+            results = survey(setup, stores, ablation)
+            return study_output(results, stores, files.short_name, tuned)
+
+        return call.write(files, measure)
+
+
+def _config_and_setup(
+    call: Call, source_run: Run | Tuned | None, readout_sources: dict[str, Any], tokenizer: Any
+) -> tuple[Any, Any]:
+    """Return the configuration of the survey and the `probing.interventions.subject.InterventionSetup`.
+
+    Args:
+        call: The call of the command.
+        source_run: The run whose probes are read, or the tuned model whose head is, if there is one.
+        readout_sources: What else is read, with its data as typed.
+        tokenizer: Tokenizer of a model that is an object.
+    """
+    from probing.interventions.probed_task import KINDS, UNITS
+    from probing.interventions.subject import InterventionSetup, data_of
+    from probing.studies.ablate.survey import AblationConfig, check
+
+    config = call.config
+    units, kinds = chosen("--units", config["units"], UNITS), chosen("--kinds", config["kinds"], KINDS)
+    prune = _pruned(config["prune"])
+    check(units, kinds, UNITS_PRUNED in prune)
+    data = data_of(readout_sources)
+    if isinstance(source_run, Tuned):
+        data[TUNED] = _task_of(source_run)
+    split_seed = config["seed"] if source_run is None else source_run.config["seed"]
+    source = call.source(seed=split_seed, tokenizer=tokenizer)
+    blocks = source.blocks(layer_numbers(config["layer"]))
+    source = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))
+    split_by: GroupBy = "sentence" if source_run is None else source_run.split_by
+    if isinstance(source_run, Tuned) and source_run.are_pairs:
+        corpora, splits = _pairs_of(source_run, config, call.say)
+    else:
+        corpora, splits = read_corpora(config["corpus"], config["test_corpus"], split_seed, call.say, split_by)
+    ablation = AblationConfig(
+        units,
+        kinds,
+        blocks,
+        config["tokens"],
+        config["retrain"],
+        config["seed"],
+        UNITS_PRUNED in prune,
+        config["prune_share"],
+        WEIGHTS_PRUNED in prune,
+        _bits(config["quantise"]),
+    )
+    frozen = None if isinstance(source_run, Tuned) else _frozen(source_run, source)
+    setup = InterventionSetup(source, corpora, splits, split_seed, frozen, data)
+    return _of_layers(ablation, setup, config), setup
+
+
+def _of_layers(ablation: Any, setup: Any, config: dict[str, Any]) -> Any:
+    """Return what is asked without skipped layers, unless these were typed, where a layer is more than its block.
+
+    Raises:
+        UserError: If something else is asked that needs whole layers.
+    """
+    name, skips = setup.source.model.name, "skip" in ablation.kinds and "layers" in ablation.units
+    needs = {
+        "--prune weights": (ablation.prune_weights, "prunes all matrices of a layer"),
+        f"--quantise {config['quantise']}": (ablation.bits, "rounds what enters a layer and all of its matrices"),
+        "--kinds skip": (skips and config["kinds"] != "all", "takes whole layers out"),
+    }
+    for option, (is_requested, what) in needs.items():
+        if is_requested:
+            setup.model.check_layers(option, what, name)
+    if not skips or setup.model.are_layers:
+        return ablation
+    setup.source.say(f"no layer is skipped: a layer of {name} is spread over several modules")
+    return replace(ablation, kinds=[kind for kind in ablation.kinds if kind != "skip"])
+
+
+def _pruned(flag_value: bool | str | list[str]) -> list[str]:
+    """Return what `--prune` asks to prune: units, weights, both or nothing."""
+    if isinstance(flag_value, bool):
+        return [UNITS_PRUNED] if flag_value else []
+    return chosen("--prune", flag_value, (UNITS_PRUNED, WEIGHTS_PRUNED))
+
+
+def _bits(flag_value: int | list[int] | str | None) -> list[int]:
+    """Return the numbers of bits that a model is rounded to, each once.
+
+    Raises:
+        UserError: If one is no whole number, or not between 2 and 16.
+    """
+    if flag_value is None:
+        return []
+    words = ",".join(map(str, flag_value)) if isinstance(flag_value, list) else str(flag_value)
+    try:
+        bit_counts = list(dict.fromkeys(int(word) for word in words.split(",")))
+    except ValueError:
+        raise UserError(f"`--quantise {words}`: expected numbers of bits, such as 8,4.") from None
+    refuse([problem for bits in bit_counts for problem in out_of_range("quantise", bits, 2, 16)])
+    return bit_counts
+
+
+def _problems(tokens: int, retrain: int, prune_share: float) -> list[str]:
+    """Return the problems with these numbers that are known without the model."""
+    share = out_of_range("prune_share", prune_share, 0, 1)
+    return out_of_range("tokens", tokens, 1) + out_of_range("retrain", retrain, 0) + share
+
+
+def _run_of(folder: str | None, config: dict[str, Any]) -> Run | None:
+    """Return the run whose probes are read, and note in the configuration what is read because of it.
+
+    Raises:
+        UserError: If there is no such run, if its probes do not read positions from hidden states, or if an option
+            contradicts it.
+    """
+    if folder is None:
+        return None
+    run = load_fit_of_classes(folder)
+    is_position = run.config["task"] == "position" and not run.config["task_args"]
+    needs = {"the task position": is_position}
+    read_as_run(run, f"--run {folder}", config, defaults(ablate), OF_RUN, needs)
+    return run
+
+
+def _tuned_of(folder: str | None, config: dict[str, Any]) -> Tuned | None:
+    """Return the tuned model whose head is read, and note in the configuration what is read because of it.
+
+    Raises:
+        UserError: If there is no such model, or an option contradicts it.
+    """
+    if folder is None:
+        return None
+    option = f"--readouts {TASK}={folder}"
+    if config["run"] is not None:
+        raise UserError(f"`--run` and `{option}` both say which text is read; leave one of the two out.")
+    tuned = tuned_of(folder, option)
+    read_as_tuned(tuned, config, defaults(ablate))
+    return tuned
+
+
+def _pairs_of(tuned: Tuned, config: dict[str, Any], say: Callable[[str], None]) -> Any:
+    """Return the corpora of the pairs that a model was tuned on, and the side of each pair.
+
+    Raises:
+        UserError: If they are not there any more, or others.
+    """
+    from probing.downstream.labelled_pairs import pair_text, read_parts
+
+    parts, other = read_parts(config["corpus"], "--corpus", say), None
+    if config["test_corpus"] is not None:
+        other = config["test_corpus"], read_parts(config["test_corpus"], "--test_corpus", say)
+    pairs = pair_text(config["corpus"], parts, other, tuned.config["seed"], tuned.split_by, say)
+    prints = [text["fingerprint"] for text in tuned.results["corpora"].values()]
+    if [corpus.fingerprint for corpus in pairs.corpora] != prints:
+        raise UserError(
+            f"`{tuned.flag_text}`: the pairs at `{config['corpus']}` are others than those that the run read; give "
+            "their folder or file with --corpus, or repeat the run."
+        )
+    return pairs.corpora, pairs.splits
+
+
+def _task_of(tuned: Tuned) -> Any:
+    """Return the `probing.interventions.pair_cosines.TunedTask` of a tuned model."""
+    from probing.interventions.pair_cosines import TunedTask
+
+    return TunedTask(task_of(tuned), tuned.split_by, tuned.results["classes"], tuned.flag_text)
+
+
+def _frozen(run: Run | None, source: Any) -> Any:
+    """Return the `probing.interventions.probed_task.Frozen` probes of a run, if there is one.
+
+    Raises:
+        UserError: If the model has changed since.
+    """
+    if run is None:
+        return None
+    from probing.interventions.probed_task import frozen_of_run
+
+    return frozen_of_run(run, source.model, source.random_weights_seed, (), "run")
+
+
+class Ablate(Study):
+    """What a model loses without a head or a layer."""
+
+    name, kind, title = "ablate", "ablation of heads and layers", "Without heads and layers"
+    function = "probing.studies.ablate:ablate"
+    in_several_processes = True
+    schemas = SCHEMAS
+    page = "ablate.md"
+    files: ClassVar[Mapping[str, str]] = {
+        "figures/": "Effects by layer and head, and pruning curves.",
+    }
+
+    def tables(self, result: Result) -> list[Any]:
+        """Return the effects."""
+        return [*tables.tables(result.by_name), *weight_tables(result.by_name), *quantised_tables(result.by_name)]
+
+    def conclusions(self, result: Result) -> list[str]:
+        """Return what the effects say, a sentence for each question."""
+        of = result.by_name
+        further = [
+            line
+            for say in (weight_sentences, quantised_sentences)
+            for readout in tables.readouts_of(of)
+            for line in say(of, readout)
+        ]
+        return [*tables.tuned_sentences(result.results), *tables.conclusions(of), *further]
+
+    def about(self, result: Result) -> str:
+        """Return the title of a page."""
+        from probing.page.charts import model_name
+
+        return f"attention heads of {model_name(result.config)}"
+
+    def section(self, result: Result, place: SectionPlace) -> Html:
+        """Return maps of heads, the tables of the terminal, and pruning curves."""
+        from probing.studies.ablate.figures import ablation_section
+
+        return ablation_section(result, place.anchor)
+
+    def terms(self, result: Result) -> Mapping[str, Terms]:
+        """Return the meanings of the headings."""
+        from probing.studies.ablate.figures import ABLATED, PRUNED, ROUNDED
+
+        further = {"Pruned weights": (PRUNED, "weight_pruning"), "Rounded numbers": (ROUNDED, "quantised")}
+        return {self.title: ABLATED} | {
+            title: terms for title, (terms, name) in further.items() if result.by_name[name]
+        }
+
+
+STUDY = Ablate()

@@ -1,0 +1,245 @@
+"""The study `checkpoints`: the measures of `fit`, `geometry` and `attention` over the checkpoints of one training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from probing.cli.commandline import configured
+from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Layers, Probe, Source, Wandb, chosen
+from probing.cli.options import ProbeOptions, WandbOptions, as_options
+from probing.errors import about_option, out_of_range
+from probing.models import check_revision
+from probing.page.charts import BY_STEP, LOOKS, Line, Up, line_chart
+from probing.page.terms import ACCURACY, BY_TOKEN
+from probing.results import Html, element
+from probing.runs import Result, SectionPlace, Study, Terms, framed, section_of, study_of
+from probing.runs.call import Call, save_input_text
+from probing.runs.folder import RunFolder
+from probing.runtime import quiet_libraries, terminal
+from probing.studies.checkpoints import tables
+from probing.studies.checkpoints.tables import Panel, Tables, course, first_rows, layers_of, panels, series_name
+from probing.text import read_corpora
+
+CHECKPOINT_TERMS: Terms = {
+    "step": "Number of steps of the training, from the name of the checkpoint.",
+    "loss": "Mean loss on held-out text, in nats, as the training wrote it.",
+    "token frequencies": "The loss of a model that knows how often each token occurs and nothing else.",
+    "position": "Accuracy of a linear probe of position.",
+    "95% range": "Confidence interval of that accuracy over sentences.",
+    "token, the token alone": BY_TOKEN,
+    "cosine": "Mean cosine of the hidden states of two tokens.",
+    "outliers": "Number of neurons whose mean is far from the means of the others.",
+    "largest": "The farthest mean, in standard deviations of the means, with its layer and neuron.",
+    "heads": "Number of heads that give more than half of their attention to one offset, or attend there most of all "
+    "in 90% of the queries.",
+    "strongest": "Most that a head gives to one offset, with the layer and the head.",
+    "special": "Share of the attention that goes to special tokens.",
+    "same as": "The last checkpoint that is the same model, where there is a later one.",
+    "quantity": "What comes: loss, position, position heads or outliers. It is there where its measure is past its "
+    "threshold.",
+    "threshold": "From where on a quantity is there.",
+    "layer": ACCURACY["layer"],
+    "neuron": "Coordinate of the hidden state.",
+    "first seen": "First step at which the quantity was there.",
+    "not at": "Last step at which it was not there before it came to stay.",
+    "stays from": "First step from which it is there in every later checkpoint.",
+    "half way": "First step from which at least half of its change over the series is made.",
+    "first": "Its measure at the first checkpoint.",
+    "last": "Its measure at the last checkpoint.",
+}
+
+# Looks of a chart that are left for what a measure is compared with, and for its threshold.
+_BESIDE = 2
+
+
+def checkpoints_section(result: Result, anchor: str) -> Html:
+    """Return what came first, the measures over the steps, and the tables of the terminal.
+
+    Args:
+        result: The results of `checkpoints`.
+        anchor: What the section is linked by.
+    """
+    return section_of(
+        result,
+        anchor,
+        *framed(result.tables()),
+        element("div", *(_chart(result.by_name, panel) for panel in panels(result.by_name)), class_="panels"),
+    )
+
+
+def _chart(rows_by_table: Tables, panel: Panel) -> Html:
+    """Return a measure over the steps, with what it is compared with and its threshold."""
+    steps = sorted({row["step"] for row in rows_by_table["checkpoints"] if not row.get("same_as")})
+    spread, layers = _spread(layers_of(rows_by_table), LOOKS - _BESIDE), layers_of(rows_by_table, panel.measure)
+    drawn = [layer for layer in spread if layer in layers]
+    lines = [Line(_named(layer), *course(rows_by_table, panel.measure, layer)) for layer in drawn]
+    of_model = course(rows_by_table, panel.measure)
+    lines += [Line("the model", *of_model)] if of_model[0] else []
+    compared = panel.compared(rows_by_table)
+    lines += [Line(panel.beside[1], *compared)] if panel.beside and compared[0] else []
+    if (threshold := panel.threshold(rows_by_table)) is not None:
+        lines.append(Line("threshold", steps, [threshold] * len(steps)))
+    title = f"{panel.title[0].upper()}{panel.title[1:]} over the steps, in {panel.unit}"
+    title += f"; {len(drawn)} of {len(layers)} layers" if len(drawn) < len(layers) else ""
+    if rows := first_rows(rows_by_table).get(panel.quantity or ""):
+        title += f"; past its threshold for good from step {rows[0]['step']:,} on"
+    up = Up.of((value for line in lines for value in line.values), panel.from_zero)
+    chart = line_chart(lines, title, BY_STEP, up, labels=[_named(layer) for layer in spread])
+    return element("figure", element("figcaption", title), chart)
+
+
+def _named(layer: int) -> str:
+    return f"layer {layer}"
+
+
+def _spread(layers: Sequence[int], most: int) -> list[int]:
+    """Return at most so many layers at equal distances, the first and the last among them."""
+    if len(layers) <= most:
+        return list(layers)
+    return [layers[round(i * (len(layers) - 1) / (most - 1))] for i in range(most)]
+
+
+@configured
+def checkpoints(
+    config: dict[str, Any],
+    checkpoints: str | list[str] | None = None, model: str | None = None, revisions: str | list[str] | None = None,
+    measures: str | list[str] = "all", layer: Layers = "all", dtype: Dtype = "float32", corpus: Source = "builtin",
+    test_corpus: Source | None = None, max_length: int | None = None, batch_tokens: int | None = None,
+    threshold_loss: float = 1.0, threshold_position: float = 0.05, threshold_outliers: float = 5.0,
+    keep_activations: bool = False, seed: int = 0, runs: str = "runs", name: str | None = None,
+    cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
+    probe: Probe = ProbeOptions(), wandb: Wandb = WandbOptions(),
+    figure_format: FigureFormat = FIGURE_FORMAT,
+) -> Result:  # fmt: skip
+    """Measure the checkpoints of a training one after the other: what comes first, loss, position or outliers?
+
+    Args:
+        checkpoints: Local folders of the checkpoints, or patterns such as 'DIR/step*', in any order; the step is the
+            number in the folder's name. May be given without --checkpoints.
+        model: Model on the hub whose --revisions are read: an alias (pythia) or a hub id.
+        revisions: Revisions of --model, with the step in their names, such as step0,step1000.
+        measures: What is measured of each checkpoint: all, or some of fit (accuracy of a position probe), geometry
+            (outliers, anisotropy) and attention (heads at fixed offsets, attention to special tokens).
+        test_corpus: Corpus on which probes and position heads are tested, given like --corpus; the test part of
+            --corpus then joins the training part.
+        threshold_loss: The loss has fallen once the held-out loss is this many nats below that of a model that knows
+            only token frequencies or, if that is not known, below that of the first checkpoint.
+        threshold_position: Position is encoded once the accuracy of its probe exceeds that of a probe of the token
+            alone by this much; the lower end of the interval decides.
+        threshold_outliers: A neuron is an outlier once its mean is this many standard deviations from the mean of the
+            neurons' means.
+        keep_activations: Keep the hidden states of every checkpoint in the cache, for other commands; by default, those
+            that the series made are removed once the checkpoint is measured.
+        seed: Seed of every random draw, the same for all checkpoints.
+        name: Name of this run; checkpoints-NAME-YYYYMMDD-HHMMSS by default.
+        cache: Folder of cached activations and finished measures; $PROBING_CACHE or RUNS/cache by default.
+        trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator and --trainer.logger
+            are accepted.
+        probe: How the probes are trained.
+
+    Returns:
+        The finished series.
+    """
+    probe = as_options(ProbeOptions, probe, "probe")
+    problems = probe.problems_without_bias() + _problems(threshold_loss, threshold_position, threshold_outliers)
+    call = Call.of(study_of("checkpoints"), config, name, wandb, problems)
+    say = terminal.once(call.say)  # what every checkpoint says of the same text
+    with quiet_libraries():
+        from probing.studies.checkpoints.measures import MEASURES, How, Text
+        from probing.studies.checkpoints.survey import find_checkpoints, study_output, survey
+        from probing.studies.checkpoints.tables import Thresholds
+
+        names = chosen("--measures", measures, list(MEASURES))
+        thresholds = Thresholds(threshold_loss, threshold_position, threshold_outliers)
+        series_checkpoints = find_checkpoints(model, revisions, checkpoints)
+        source_of = _source_of(
+            layer, trainer, probe.solver, cache=call.cached, dtype=dtype, max_length=max_length,
+            batch_tokens=batch_tokens, say=say,
+        )  # fmt: skip
+        source_of(series_checkpoints[0])  # to refuse a layer that is not there before the text is read
+        _check_revisions(series_checkpoints[1:])
+        text = Text(*read_corpora(corpus, test_corpus, seed, say))
+        how = How(probe, seed)
+        call.expect(1)
+        measurements = survey(series_checkpoints, source_of, names, text, how, keep_activations)
+        call.watch.end("measure")
+        title = _title(series_checkpoints)
+        folder = RunFolder(call.place, name, f"checkpoints-{title}"[:120])
+        save_input_text(config, config["model"], folder)
+        return call.write_into(folder, lambda _: study_output(measurements, names, thresholds, title))
+
+
+def _source_of(layer: Layers, trainer: Any, solver: str, **how: Any) -> Callable[[Any], Any]:
+    """Return what makes the `probing.activations.source.ActivationSource` of a checkpoint.
+
+    Args:
+        layer: Layers, as typed.
+        trainer: Arguments of Lightning's Trainer.
+        solver: Solver of the probes, for which these are.
+        how: Further fields of the source.
+    """
+    from probing.activations.source import ActivationSource
+
+    def source_of(checkpoint: Any) -> Any:
+        with about_option("--checkpoints" if checkpoint.revision is None else "--model"):
+            return ActivationSource.of(checkpoint.model, checkpoint.revision, layer, trainer, solver, **how)
+
+    return source_of
+
+
+def _check_revisions(checkpoints: Sequence[Any]) -> None:
+    """Refuse a revision that is not there, before any checkpoint is measured; folders were looked at when found."""
+    for checkpoint in checkpoints:
+        if checkpoint.revision is not None:
+            check_revision(checkpoint.model, checkpoint.revision, "--revisions")
+
+
+def _problems(loss: float, position: float, outliers: float) -> list[str]:
+    """Return the problems with these numbers that are known without a checkpoint."""
+    return [
+        *out_of_range("threshold_loss", loss, 0),
+        *out_of_range("threshold_position", position, 0, 1),
+        *out_of_range("threshold_outliers", outliers, 0),
+    ]
+
+
+def _title(checkpoints: Sequence[Any]) -> str:
+    """Return what the checkpoints are of."""
+    return series_name(str(checkpoints[0].model), checkpoints[0].revision)
+
+
+class Checkpoints(Study):
+    """The measures of several commands over the checkpoints of one training."""
+
+    name, kind, title = "checkpoints", "checkpoints of a training", "Checkpoints"
+    function = "probing.studies.checkpoints:checkpoints"
+    schemas = tables.CHECKPOINTS, tables.CHECKPOINT_OUTLIERS, tables.EMERGENCE
+    page = "checkpoints.md"
+    files: ClassVar[Mapping[str, str]] = {
+        "figures/checkpoints": "Each measure over the steps.",
+    }
+
+    def tables(self, result: Result) -> list[Any]:
+        """Return the series."""
+        return tables.tables(result.by_name)
+
+    def conclusions(self, result: Result) -> list[str]:
+        """Return when each quantity came, and in which order."""
+        return tables.conclusions(result.by_name)
+
+    def about(self, result: Result) -> str:
+        """Return the title of a page."""
+        first = result.results["models"][0]
+        return f"checkpoints of {tables.series_name(first['model'], first['revision'])}"
+
+    def section(self, result: Result, place: SectionPlace) -> Html:
+        """Return what came first, and the measures over the steps."""
+        return checkpoints_section(result, place.anchor)
+
+    def terms(self, result: Result) -> Mapping[str, Terms]:
+        """Return the meanings of the headings."""
+        return {self.title: CHECKPOINT_TERMS}
+
+
+STUDY = Checkpoints()

@@ -1,0 +1,551 @@
+"""Measures one checkpoint after the other, each with what is not in the cache yet."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from glob import glob, has_magic
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from probing.activations.source import ActivationSource
+from probing.errors import UserError, about_option
+from probing.models import find_model, load_config, load_encoder, load_tokenizer
+from probing.models.examination import add_tensor, tokenizer_behaviour
+from probing.models.loading import NOT_OF_THE_MODEL
+from probing.results import count
+from probing.runs.call import Measured
+from probing.runtime import drop_garbage
+from probing.runtime.files import most_text, open_file, parse_json, read_text
+from probing.runtime.progress import remark, stage
+from probing.studies.checkpoints.measures import (
+    MEASURES,
+    Document,
+    How,
+    Rows,
+    Text,
+    cached_document,
+    key_of,
+    without_new_entries,
+)
+from probing.studies.checkpoints.tables import (
+    LOST,
+    UNIGRAM,
+    Panel,
+    Thresholds,
+    by_step,
+    course,
+    emergence,
+    first_rows,
+    layers_of,
+    panels,
+)
+from probing.tables.figures import (
+    BLUE,
+    GREY,
+    ORANGE,
+    USUAL,
+    coordinates,
+    from_zero,
+    labels,
+    name,
+    spaced_layers,
+    write_drawings,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# --------------------------------------------------------------------------------------------------------------------
+# The checkpoints of a training in the order of their steps, and the losses that their training wrote beside them.
+# --------------------------------------------------------------------------------------------------------------------
+
+_THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}
+# A whole number, also as 20k or 1M; not the digits of a word such as 2B or v2beta.
+_NUMBER = r"(?<![\d.])(\d+)([km]?)(?![\w.]*[a-z])"
+# What says that the number after it is the step.
+_NAMED = re.compile(r"(?:step|steps|checkpoint|ckpt|iter|iteration)[-_=]?(\d+)([km]?)(?![a-z0-9])", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state of a model in its training.
+
+    Args:
+        step: Number of steps of the training.
+        name: The name of its folder, or of the revision.
+        model: Folder, hub id or alias.
+        revision: Revision on the hub; None for a folder.
+    """
+
+    step: int
+    name: str
+    model: str
+    revision: str | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """The local folder; None if it is a revision on the hub."""
+        return Path(self.model) if self.revision is None else None
+
+
+def find_checkpoints(
+    model: str | None, revisions: str | Sequence[str] | None, checkpoints: str | Sequence[str] | None
+) -> list[Checkpoint]:
+    """Return the checkpoints that the options name, by step.
+
+    Args:
+        model: Model on the hub whose revisions are read.
+        revisions: Names of the revisions, separated by commas.
+        checkpoints: Local folders, or patterns such as DIR/*, separated by commas.
+
+    Raises:
+        UserError: If both or neither are given, nothing is found, a folder holds no model, or the steps cannot be told
+            from the names.
+    """
+    if checkpoints is not None:
+        if model is not None or revisions is not None:
+            other = "--model" if model is not None else "--revisions"
+            raise UserError(
+                f"`--checkpoints` and `{other}`: a series is one of local folders, given as --checkpoints, or of "
+                "revisions on the hub, given as --model and --revisions; leave one of the two out."
+            )
+        return _by_step([_of_folder(folder) for folder in _folders(_words(checkpoints))], "--checkpoints")
+    if model is None or revisions is None:
+        raise UserError(
+            "`checkpoints` takes checkpoints: local folders as `--checkpoints 'DIR/step*'`, or revisions on the hub as "
+            "`--model pythia --revisions step0,step1000`."
+        )
+    if not (names := _words(revisions)):
+        raise UserError("`--revisions` names none; give some, such as step0,step1000.")
+    return _by_step([Checkpoint(_step(name, "--revisions"), name, model, name) for name in names], "--revisions")
+
+
+def _words(flag_value: str | Sequence[str]) -> list[str]:
+    flag_value = [flag_value] if isinstance(flag_value, str) else flag_value
+    words = [word.strip() for text in flag_value for word in text.split(",")]
+    return list(dict.fromkeys(word for word in words if word))
+
+
+def _folders(patterns: Sequence[str]) -> list[Path]:
+    """Return the folders that patterns match; files beside checkpoints, such as a table, are passed over."""
+    folders_in_order: dict[Path, None] = {}
+    for pattern in patterns:
+        matches = [Path(path) for path in sorted(glob(pattern))] if has_magic(pattern) else [Path(pattern)]
+        folders = [path for path in matches if os.path.isdir(path)]
+        if has_magic(pattern) and not folders:
+            raise UserError(
+                f"`--checkpoints {pattern}` matches no folder; give the pattern of folders that hold a model each, "
+                "such as 'DIR/step*'."
+            )
+        if not has_magic(pattern) and not os.path.exists(matches[0]):
+            raise UserError(f"`--checkpoints {pattern}`: there is no such folder; give folders that hold a model each.")
+        folders_in_order |= dict.fromkeys(folders)
+    if not folders_in_order:
+        raise UserError(
+            f"`--checkpoints {','.join(patterns) or ' '}` names no folder; give folders that hold a model each."
+        )
+    return list(folders_in_order)
+
+
+def _of_folder(folder: Path) -> Checkpoint:
+
+    with about_option("--checkpoints"):
+        source = find_model(str(folder))
+        load_config(source)
+        load_tokenizer(source)
+    name = folder.name or folder.resolve().name
+    return Checkpoint(_step(name, "--checkpoints"), name, str(folder))
+
+
+def _step(name: str, option: str) -> int:
+    """Return the step that a name tells: the number after a word such as step, or else the last number.
+
+    Raises:
+        UserError: If there is no number.
+    """
+    numbers = _NAMED.findall(name) or re.findall(_NUMBER, name, re.IGNORECASE)
+    if not numbers:
+        raise UserError(
+            f"`{option}`: the name {name} tells no step; expected a number in it, such as step1000 or checkpoint-500: "
+            "rename it, or leave it out."
+        )
+    digits, unit = numbers[-1]
+    return int(digits) * _THOUSANDS[unit.lower()]
+
+
+def _by_step(checkpoints: Sequence[Checkpoint], option: str) -> list[Checkpoint]:
+    """Return checkpoints in the order of their steps.
+
+    Raises:
+        UserError: If two are of one step.
+    """
+    ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
+    for earlier, later in pairwise(ordered):
+        if earlier.step == later.step:
+            names = sorted((earlier, later), key=lambda each: (each.name, each.model))
+            first, second = (each.name if each.revision else each.model for each in names)
+            raise UserError(
+                f"`{option}`: {first} and {second} are both of step {earlier.step}; leave one of them out, or "
+                f"rename it."
+            )
+    return ordered
+
+
+# What the Trainer of transformers writes into each checkpoint.
+TRAINER_STATE = "trainer_state.json"
+# What `pretrain` writes into its run, whose checkpoints are at checkpoints/ARM-seedSEED/stepSTEP.
+LOSSES = "losses.csv"
+
+
+def loss_rows(checkpoints: Sequence[Checkpoint]) -> list[dict[str, Any]]:
+    """Return the rows of `checkpoints.csv` with the loss of each checkpoint whose folder tells one.
+
+    A run of `pretrain` also tells the loss of a model of token frequencies.
+    """
+    return [
+        {
+            "step": checkpoint.step,
+            "checkpoint": checkpoint.name,
+            "command": "training",
+            "measure": measure,
+            "value": value,
+        }
+        for checkpoint in checkpoints
+        if checkpoint.folder is not None
+        for measure, value in (
+            _of_pretrain(checkpoint.folder, checkpoint.step) or _of_trainer(checkpoint.folder, checkpoint.step)
+        ).items()
+    ]
+
+
+def _of_pretrain(folder: Path, step: int) -> dict[str, float]:
+    """Return both losses of a checkpoint of a run of `pretrain`; nothing if it is none."""
+    training = folder.absolute().parent
+    try:
+        with open_file(training.parent.parent / LOSSES, "r", most=most_text(), newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.DictReader(file) if f"{row['arm']}-seed{row['seed']}" == training.name]
+            (step_row,) = (row for row in rows if int(row["step"]) == step)
+            return {LOST: float(step_row["loss"]), UNIGRAM: float(step_row["unigram_loss"])}
+    except (OSError, LookupError, ValueError):
+        return {}
+
+
+def _of_trainer(folder: Path, step: int) -> dict[str, float]:
+    """Return the loss on the evaluation set at a step; nothing if the Trainer did not write it."""
+    try:
+        state = parse_json(read_text(folder / TRAINER_STATE, folder, most_text()))
+    except (OSError, ValueError):
+        return {}
+    history = state.get("log_history", ()) if isinstance(state, Mapping) else ()
+    losses = [entry["eval_loss"] for entry in history if entry.get("step") == step and "eval_loss" in entry]
+    return {LOST: float(losses[-1])} if losses else {}
+
+
+@dataclass(frozen=True)
+class CheckpointMeasurements:
+    """What was measured of a series.
+
+    Args:
+        checkpoints: The checkpoints, by step.
+        documents: For each checkpoint what each measure found, by its name.
+        n_cached: Number of these that were in the cache.
+        identity: Of each checkpoint, what its weights, its configuration and its tokenizer are known by.
+    """
+
+    checkpoints: Sequence[Checkpoint]
+    documents: Sequence[dict[str, Document]]
+    n_cached: int
+    identity: Sequence[str] = ()
+
+    def same_as(self) -> dict[int, str]:
+        """Return by the step of each checkpoint that is the same model as later ones the name of the last of these."""
+        last = dict(zip(self.identity, self.checkpoints, strict=False))
+        pairs = zip(self.checkpoints, (last[digest] for digest in self.identity), strict=False)
+        return {checkpoint.step: other.name for checkpoint, other in pairs if checkpoint is not other}
+
+    def rows_by_checkpoint(self) -> list[Rows]:
+        """Return for each checkpoint a row for each layer and measure."""
+        return [
+            [
+                {"step": checkpoint.step, "checkpoint": checkpoint.name, "command": name, **row}
+                for name, document in documents.items()
+                for row in document["rows"]
+            ]
+            for checkpoint, documents in zip(self.checkpoints, self.documents, strict=True)
+        ]
+
+    def deviations(self) -> list[dict[int, list[float]]]:
+        """Return for each checkpoint by layer how far the mean of each neuron is from those of the others, in sd.
+
+        There are no layers if `geometry` was not measured.
+        """
+        return [
+            {int(layer): list(values) for layer, values in documents["geometry"]["deviations"].items()}
+            if "geometry" in documents else {}
+            for documents in self.documents
+        ]  # fmt: skip
+
+
+def survey(
+    checkpoints: Sequence[Checkpoint],
+    source_of: Callable[[Checkpoint], ActivationSource],
+    names: Sequence[str],
+    text: Text,
+    how: How,
+    keeps_activations: bool,
+) -> CheckpointMeasurements:
+    """Measure each checkpoint, with one model in memory at a time.
+
+    Args:
+        checkpoints: The checkpoints, by step.
+        source_of: Returns the model of a checkpoint; called just before the checkpoint is measured.
+        names: Names of the measures.
+        text: What all of them read.
+        how: How they are measured.
+        keeps_activations: Whether the hidden states of a checkpoint stay in the cache once it is measured.
+
+    Raises:
+        UserError: If a checkpoint cannot be read, or does not read the text as the first one does.
+    """
+    documents: list[dict[str, Document]] = []
+    identity: list[str] = []
+    n_cached = 0
+    with stage(count(len(checkpoints), "checkpoint"), len(checkpoints)) as advance:
+        for i, checkpoint in enumerate(checkpoints):
+            source = source_of(checkpoint)
+            identity.append(_identity(source))
+            if (first := identity.index(identity[-1])) < i:
+                documents.append(documents[first])
+                remark(f"step {checkpoint.step} ({checkpoint.name}) is the same model as {checkpoints[first].name}")
+                advance(1)
+                continue
+            new_documents: dict[str, Document] = {}
+            cached_names = []
+            with without_new_entries([source], keeps_activations):
+                for name in names:
+
+                    def make(name: str = name, source: ActivationSource = source) -> Any:
+                        return MEASURES[name](source, text, how)
+
+                    new_documents[name], is_cached = cached_document(
+                        source.cache, key_of(name, source, text, how), make, source.say
+                    )
+                    cached_names += [name] * is_cached
+                    drop_garbage()  # the model that was read, before the next one is loaded
+                _check_text(checkpoints[0], documents[0] if documents else new_documents, checkpoint, new_documents)
+            documents.append(new_documents)
+            n_cached += len(cached_names)
+            n_remaining, cached = (
+                len(checkpoints) - i - 1,
+                f", {', '.join(cached_names)} from the cache" if cached_names else "",
+            )
+            remark(
+                f"step {checkpoint.step} ({checkpoint.name}) is measured{cached}; {n_remaining} of "
+                f"{len(checkpoints)} left"
+            )
+            advance(1)
+    return CheckpointMeasurements(checkpoints, documents, n_cached, identity)
+
+
+def _identity(source: ActivationSource) -> str:
+    """SHA-256 (hex) of the parameters, the configuration and the tokenizer of a checkpoint, however they are stored."""
+    encoder: Any = load_encoder(source.model, dtype=source.dtype)
+    beside = {*NOT_OF_THE_MODEL, "architectures"}
+    config = {name: value for name, value in encoder.config.to_dict().items() if name not in beside}
+    described = json.dumps(config, sort_keys=True, default=str), tokenizer_behaviour(load_tokenizer(source.model))
+    digest = sha256("\0".join(described).encode())
+    for parameter_name, parameter in encoder.named_parameters():
+        digest.update(parameter_name.encode())
+        add_tensor(digest, parameter)
+    del encoder
+    drop_garbage()  # before the next model is loaded
+    return digest.hexdigest()
+
+
+def _check_text(
+    first: Checkpoint, of_first: dict[str, Document], checkpoint: Checkpoint, documents: dict[str, Document]
+) -> None:
+    """Refuse a checkpoint whose tokenizer makes other tokens of the text.
+
+    Raises:
+        UserError: If the tokens differ.
+    """
+    for key, document in documents.items():
+        if document["tokens"] != of_first[key]["tokens"]:
+            option = "--checkpoints" if checkpoint.revision is None else "--revisions"
+            raise UserError(
+                f"`{option}`: {checkpoint.name} makes other tokens of the text than {first.name}, so that the two "
+                "cannot be compared; give checkpoints of one training, with one tokenizer."
+            )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Write what `checkpoints` found into a run's folder, with the figure of its measures over the steps.
+# --------------------------------------------------------------------------------------------------------------------
+
+Tables = Mapping[str, Sequence[Mapping[str, Any]]]
+
+# Panels side by side, layers in the legend, grey of the first layer, and characters along the axis of a panel.
+_COLUMNS, _LAYERS_NAMED, _LIGHTEST, _CHARACTERS = 3, 8, 0.7, 28
+_MARKERS = "osv^Dx+*"
+
+
+def write_figures(folder: Path, tables: Tables, model: str, formats: Sequence[str] = USUAL) -> list[Path]:
+    """Draw a series, in some formats, and return the paths of the files.
+
+    Args:
+        folder: Folder of the figures.
+        tables: The tables by name.
+        model: Name of the model or of the folder of its checkpoints, for the title.
+        formats: Formats of the files.
+    """
+    return write_drawings(folder, {"checkpoints": lambda figure: curves(figure, tables, model)}, formats)
+
+
+def curves(figure: Figure, tables: Tables, model: str) -> None:
+    """Draw a panel for each measure that there is, with a line for each layer over the steps."""
+    shown, firsts = panels(tables), first_rows(tables)
+    steps = sorted({row["step"] for row in tables["checkpoints"]})
+    height, width = -(-len(shown) // _COLUMNS), min(len(shown), _COLUMNS)
+    figure.set_size_inches(3.0 * width + 1.2, 2.5 * height + 0.4)
+    for i, panel in enumerate(shown):
+        axes = figure.add_subplot(height, width, i + 1)
+        _draw(axes, panel, tables, steps)
+        for row in firsts.get(panel.quantity or "", ())[:1]:
+            axes.axvline(coordinates(steps)[steps.index(row["step"])], color=ORANGE, lw=1.2, ls="-.")
+        _name_steps(axes, steps)
+    _legend(figure)
+    figure.suptitle(f"{model}: dash-dotted where it is past its threshold and stays", fontsize=9, x=0.01, ha="left")
+
+
+def _draw(axes: Axes, panel: Panel, tables: Tables, steps: Sequence[int]) -> None:
+    """Draw a measure, what it is compared with and its threshold."""
+    at, layers = dict(zip(steps, coordinates(steps), strict=True)), layers_of(tables)
+    named = spaced_layers(layers, _LAYERS_NAMED)
+    for layer in layers_of(tables, panel.measure):
+        index = layers.index(layer)
+        look: dict[str, Any] = {
+            "color": str(_LIGHTEST * (1 - index / max(len(layers) - 1, 1))),
+            "marker": _MARKERS[index % len(_MARKERS)],
+        }
+        label = f"layer {layer}" if layer in named else None
+        _line(axes, at, *course(tables, panel.measure, layer), label, **look)
+    _line(axes, at, *course(tables, panel.measure), None, color=BLUE, marker="o")
+    compared, values = panel.compared(tables)
+    if panel.beside and compared:
+        axes.plot([at[step] for step in compared], values, color=GREY, ls="--", lw=1, label=panel.beside[1])
+    if (threshold := panel.threshold(tables)) is not None:
+        axes.axhline(threshold, color=ORANGE, lw=0.8, ls="--", label="threshold")
+    axes.set(title=panel.title, ylabel=panel.unit)
+    if panel.from_zero:
+        from_zero(axes)
+
+
+def _line(
+    axes: Axes, at: Mapping[int, float], steps: Sequence[int], values: Sequence[float], label: str | None, **look: Any
+) -> None:
+    """Draw a line; from step 0 to the next one it is dotted, because that distance is not to scale."""
+    if not steps:
+        return
+    places, apart = [at[step] for step in steps], steps[0] == 0 and len(steps) > 1
+    axes.plot(places[apart:], values[apart:], lw=1, ms=3, label=label, **look)
+    if apart:
+        axes.plot(places[:2], values[:2], lw=1, ls=":", ms=3, markevery=[0], **look)
+
+
+def _name_steps(axes: Axes, steps: Sequence[int]) -> None:
+    """Mark every step, with a long tick and its label where there is room for one."""
+    named = list(zip(coordinates(steps), labels(steps, _CHARACTERS), strict=True))
+    axes.set_xticks([at for at, label in named if label], [label for _, label in named if label])
+    axes.set_xticks([at for at, label in named if not label], minor=True)
+    axes.set_xlabel(name(steps))
+
+
+def _legend(figure: Figure) -> None:
+    """Write one legend for all panels: first the layers, then what they are compared with."""
+    shown = {
+        str(label): line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    ordered = sorted(shown, key=lambda label: not label.startswith("layer"))
+    figure.legend([shown[label] for label in ordered], ordered, loc="outside right center")
+
+
+Written = dict[str, list[dict[str, Any]]]
+
+
+def tables_of(measurements: CheckpointMeasurements, thresholds: Thresholds) -> Written:
+    """Return the rows of each table by its name."""
+    deviations, steps = measurements.deviations(), [checkpoint.step for checkpoint in measurements.checkpoints]
+    rows = loss_rows(measurements.checkpoints)
+    outliers = []
+    for checkpoint, checkpoint_rows in zip(measurements.checkpoints, measurements.rows_by_checkpoint(), strict=True):
+        layer_deviations, about = (
+            deviations[steps.index(checkpoint.step)],
+            {"step": checkpoint.step, "checkpoint": checkpoint.name},
+        )
+        rows += checkpoint_rows
+        for layer, values in layer_deviations.items():
+            beyond = [(abs(value), k) for k, value in enumerate(values) if abs(value) > thresholds.outliers]
+            outliers += [
+                {**about, "layer": layer, "neuron": k, "deviations": values[k]} for _, k in sorted(beyond, reverse=True)
+            ]
+            of_layer = {**about, "command": "geometry", "layer": layer}
+            rows.append({**of_layer, "measure": "n_outliers", "value": float(len(beyond))})
+            k = max(range(len(values)), key=lambda k: (abs(values[k]), -k))
+            rows.append({**of_layer, "measure": "largest_deviation", "value": abs(values[k]), "neuron": k})
+    same_as = measurements.same_as()
+    for row in (*rows, *outliers):
+        if row["step"] in same_as:
+            row["same_as"] = same_as[row["step"]]
+    # A state that stands under several steps says nothing of the earlier ones.
+    distinct_rows = [row for row in rows if "same_as" not in row]
+    deviations = [values for step, values in zip(steps, deviations, strict=True) if step not in same_as]
+    steps = [step for step in steps if step not in same_as]
+    return {
+        "checkpoints": rows,
+        "checkpoint_outliers": outliers,
+        "emergence": emergence(distinct_rows, deviations, steps, thresholds),
+    }
+
+
+def study_output(
+    measurements: CheckpointMeasurements, names: Sequence[str], thresholds: Thresholds, title: str
+) -> Measured:
+    """Return the tables with what belongs to them.
+
+    Args:
+        measurements: What was measured.
+        names: The measures.
+        thresholds: The thresholds past which a quantity counts as present.
+        title: What the checkpoints are of.
+    """
+    tables = tables_of(measurements, thresholds)
+    results = {
+        "models": [
+            {
+                "step": checkpoint.step,
+                "name": checkpoint.name,
+                "model": checkpoint.model,
+                "revision": checkpoint.revision,
+            }
+            for checkpoint in measurements.checkpoints
+        ],
+        "measures": list(names),
+        "n_kept": measurements.n_cached,
+        "thresholds": asdict(thresholds),
+    }
+    return Measured(
+        tables,
+        results,
+        by_step(tables),
+        "step",
+        draw=lambda folder, formats: write_figures(folder, tables, title, formats),
+    )

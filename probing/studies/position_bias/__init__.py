@@ -1,0 +1,315 @@
+"""The study `position-bias`: does the start of a document weigh more in its embedding than the end?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, cast
+
+from probing.cli.commandline import configured
+from probing.cli.option_types import (
+    FIGURE_FORMAT,
+    Dtype,
+    FigureFormat,
+    Folder,
+    Layers,
+    Model,
+    Source,
+    Tokenizer,
+    Wandb,
+    chosen,
+    defaults,
+)
+from probing.cli.options import WandbOptions
+from probing.downstream import POOLINGS, Pooling
+from probing.errors import UserError, out_of_range, refuse
+from probing.models import length_limits, load_tokenizer
+from probing.models.source import sentence_model
+from probing.results import Html
+from probing.runs import Result, SectionPlace, Study, Terms, study_of
+from probing.runs.call import Call, Measured
+from probing.runs.loading import load_fit_of_classes, read_as_run
+from probing.runs.run import Run
+from probing.runtime import quiet_libraries
+from probing.runtime.processes import is_main_process
+from probing.studies.position_bias import tables
+from probing.studies.position_bias.tables import EDITS, INSERT, position_bias_section
+from probing.text import Corpus, from_sentences, load_corpus
+
+# Options whose values are those of `--run`, where it is given.
+OF_RUN = ("model", "revision", "random_weights")
+
+# Stands for the pooling of the checkpoint; the others average or take tokens of one layer.
+AS_CHECKPOINT = "checkpoint"
+
+
+@configured
+def position_bias(
+    config: dict[str, Any],
+    model: Model = "minilm", layer: Layers = -1, revision: str | None = None, random_weights: bool = False,
+    dtype: Dtype = "float32", corpus: Source = "builtin", pooling: str = AS_CHECKPOINT, sentences: int = 8,
+    documents: int = 40, edits: str | list[str] = "replace", top: int = 10, draws: int = 20, run: Folder | None = None,
+    sts: str | list[str] | None = None, max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0,
+    runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
+    trainer: dict[str, Any] | None = None, wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None,
+    figure_format: FigureFormat = FIGURE_FORMAT,
+) -> Result | None:  # fmt: skip
+    """Measure the position bias of embeddings: does a sentence count more at the start of a document than at the end?
+
+    Args:
+        layer: The layer whose hidden states are pooled, the last by default.
+        corpus: Text whose consecutive sentences make documents; where it has documents of its own (.conllu, empty lines
+            of a .txt), none crosses their borders.
+        pooling: How token vectors become an embedding: checkpoint, as sentence-transformers does it by the model's
+            files (mean_special where they do not say it), or mean_special for all tokens, mean for those that are not
+            special, cls for the first one.
+        sentences: Number of sentences of a document, at least 3.
+        documents: Maximum number of documents that are measured; at most half of those that there are, as
+            sentences that replace others and position parts come from the rest.
+        edits: What is done to a sentence, some or all: replace it by one of another document with about as many tokens,
+            delete it, insert one of another document.
+        top: Number of neurons that are held at their mean after the model, those that read the position most.
+        draws: Number of draws of as many random neurons, for comparison.
+        run: Finished run of fit for the task position, of the same model and layer; the neurons with the largest
+            contributions to it are held, instead of those of whose variance the position explains most.
+        sts: Folders of sentence pairs with human scores, as of the command sts, separated by commas: what corrections
+            cost there.
+        seed: Seed of every random draw: documents, orders, sentences that replace others, neurons, random
+            initialisation.
+        name: Name of this run; MODEL-position-bias-YYYYMMDD-HHMMSS by default.
+
+    Returns:
+        What was found; None on ranks other than the first.
+    """
+    call = Call.of(study_of("position-bias"), config, name, wandb, [
+        *out_of_range("sentences", sentences, 3), *out_of_range("documents", documents, 2),
+        *out_of_range("top", top, 1), *out_of_range("draws", draws, 1),
+    ])  # fmt: skip
+    edit_names = chosen("--edits", edits, EDITS)
+    fit_run = None if run is None else _run_of(call.config)
+    with quiet_libraries():
+        from probing.downstream.sentence_vectors import first_token_check
+        from probing.studies.position_bias.survey import BiasConfig, Read, documents_of, survey, texts_of
+
+        text, sets = load_corpus(corpus), _read_sets(call.config["sts"], call.say)
+        setting = _setting(call, tokenizer)
+        refuse(out_of_range("top", top, 1, setting.source.config.hidden_size - 1))
+        neurons = None if fit_run is None else _neurons(fit_run, setting.layer, top)
+        count = partial(_n_tokens, setting)
+        drawn = documents_of(
+            text, sentences, documents, INSERT in edit_names, setting.limit, setting.n_special, count, seed
+        )  # fmt: skip
+        if drawn.n_too_long:
+            call.say(f"{drawn.n_too_long} runs of {sentences} sentences do not fit in {setting.limit} tokens: left out")
+        texts = texts_of(drawn, edit_names, seed)
+        call.expect(2 + bool(sets))
+        corpora = [texts.corpus, drawn.of_others, *(pair_set.corpus for pair_set in sets)]
+        check = first_token_check([setting.pooling], setting.source.model.short_name)
+        store, others, *rest = setting.source.read(corpora, [check] * len(corpora))
+        if not is_main_process():
+            return None
+        call.watch.end("extract")
+        read = Read(texts, store, others, list(zip(sets, rest, strict=True)), _word_table(setting.source, text))
+        bias_config = BiasConfig(setting.layer, setting.pooling, neurons, top, draws, seed)
+        return call.write(
+            setting.source.model, lambda _: _study_output(survey(read, bias_config), read, drawn, setting)
+        )
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """How the model is read.
+
+    Args:
+        source: The `probing.activations.source.ActivationSource`.
+        tokenizer: Its tokenizer.
+        layer: The layer that is pooled.
+        pooling: How.
+        pooling_source: Who says so, for `results.json`.
+        limit: Most tokens of a text.
+        n_special: Number of special tokens of a text.
+    """
+
+    source: Any
+    tokenizer: Any
+    layer: int
+    pooling: Pooling
+    pooling_source: str
+    limit: int
+    n_special: int
+
+
+def _setting(call: Call, tokenizer: Any) -> _Setting:
+    """Return how the model is read: by the options, or else as the files of its checkpoint say it.
+
+    Raises:
+        UserError: If the pooling is unknown or not one of these, or several layers are named.
+    """
+    poolings = [name for name in POOLINGS if name != "first_last"]
+    source = call.source(tokenizer=tokenizer)
+    if len(source.layers) > 1:
+        raise UserError(f"`--layer {call.config['layer']}`: expected one layer, found {len(source.layers)}; name one.")
+    flag_text = call.config["pooling"]
+    if flag_text == AS_CHECKPOINT:
+        sentence_config = sentence_model(source.model)
+        pooling, pooling_source = (
+            sentence_config.pooling or "mean_special",
+            "the checkpoint" if sentence_config.pooling else "the default",
+        )
+        if sentence_config.pooling is None:
+            call.say(
+                f"{source.model.name} has no file that says how it pools: the mean over all tokens is taken (--pooling)"
+            )
+        if sentence_config.ignored_modules:
+            call.say(f"what comes after the pooling is left out: {', '.join(sentence_config.ignored_modules)}")
+    else:
+        if flag_text not in poolings:
+            raise UserError(
+                f"`--pooling {flag_text}`: expected {', '.join([AS_CHECKPOINT, *poolings])}; give one of them."
+            )
+        sentence_config, pooling, pooling_source = (
+            sentence_model(source.model, with_pooling=False),
+            flag_text,
+            "--pooling",
+        )
+    model_tokenizer = load_tokenizer(source.model)
+    least, limit = length_limits(source.model, model_tokenizer)
+    if (
+        source.max_length is None
+        and sentence_config.max_length is not None
+        and least <= sentence_config.max_length <= limit
+    ):
+        source = replace(source, max_length=sentence_config.max_length)
+    return _Setting(
+        source, model_tokenizer, source.layers[0], cast(Pooling, pooling), pooling_source,
+        min(source.max_length or limit, limit), int(model_tokenizer.num_special_tokens_to_add()),
+    )  # fmt: skip
+
+
+def _n_tokens(setting: _Setting, sentences: Sequence[str]) -> Any:
+    """Return the number of tokens of some distinct sentences, without special ones, shape (n_sentences,)."""
+    from probing.activations import tokens_of
+
+    tokens = tokens_of(setting.source.request(from_sentences("documents", sentences)), setting.tokenizer)
+    return tokens.lengths.astype("int64") - setting.n_special
+
+
+def _read_sets(flag_value: str | Sequence[str] | None, say: Callable[[str], None]) -> list[Any]:
+    """Return the sets of sentence pairs that are reported on.
+
+    Raises:
+        UserError: If there are training parts only.
+    """
+    folders = flag_value.split(",") if isinstance(flag_value, str) else list(flag_value or [])
+    if not folders:
+        return []
+    from probing.interventions.pair_cosines import read_similarity
+
+    sets = read_similarity(*(folder.strip() for folder in folders), option="--sts ")
+    for line in (line for one in sets for line in one.messages()):
+        say(line)
+    return sets
+
+
+def _run_of(config: dict[str, Any]) -> Run:
+    """Return the run whose neurons are held, and note in the configuration that its model is read.
+
+    Raises:
+        UserError: If there is no such run of the task position, or an option contradicts it.
+    """
+    run = load_fit_of_classes(config["run"])
+    needs = {"the task position": run.config["task"] == "position"}
+    read_as_run(run, f"--run {config['run']}", config, defaults(position_bias), OF_RUN, needs)
+    return run
+
+
+def _neurons(run: Run, layer: int, n: int) -> list[int]:
+    """Return the first neurons of a run's ranking of a layer.
+
+    Raises:
+        UserError: If the run does not have the layer.
+    """
+    if layer not in run.layers:
+        run_layers = ", ".join(map(str, run.layers))
+        raise UserError(
+            f"`--run {run.folder}`: expected a run with layer {layer}, found {run_layers}; give `--layer` too."
+        )
+    return [row["neuron"] for row in run.top(layer, n)]
+
+
+def _word_table(source: Any, text: Corpus) -> Any:
+    """Return the model's table of word embeddings."""
+    from probing.activations import load
+    from probing.models.residual_stream import word_table
+
+    encoder, _ = load(source.request(text))
+    return word_table(encoder)
+
+
+def _study_output(bias_results: Any, read: Any, documents: Any, setting: _Setting) -> Measured:
+    """Return the tables of a `probing.studies.position_bias.survey.BiasResults` with what belongs to them."""
+    from probing.data.labelling import origin
+    from probing.studies.position_bias.survey import write_figures
+
+    model = setting.source.model
+    stores = {"documents": read.store, "others": read.others} | {pair_set.label: store for pair_set, store in read.sets}
+    results = {
+        "model": {"name": model.name, "fingerprint": model.fingerprint(setting.source.random_weights_seed is None)},
+        "cache": {name: origin(store) for name, store in stores.items()},
+        "layer": setting.layer,
+        "pooling": {"pooling": setting.pooling, "told_by": setting.pooling_source},
+        "max_length": setting.limit,
+        "n_documents": {"measured": len(documents.evaluated), "others": len(documents.others),
+                        "too_long": documents.n_too_long},
+        "tokens_per_document": float(documents.n_tokens[documents.evaluated].sum(1).mean()),
+        "donor_distance": read.texts.donor_distance,
+        "explained": dict(bias_results.explained),
+        "neurons": list(bias_results.neurons),
+    }  # fmt: skip
+    draw = partial(write_figures, rows=bias_results.tables["places"], model=model.short_name)
+    return Measured(bias_results.tables, results, draw=lambda folder, formats: draw(folder, formats=formats))
+
+
+class PositionBias(Study):
+    """Whether the start of a document weighs more in its embedding than the end."""
+
+    name, kind, title = "position-bias", "position bias of embeddings", "Position bias of embeddings"
+    function = "probing.studies.position_bias:position_bias"
+    in_several_processes = True
+    schemas = tables.BIAS, tables.PLACES, tables.SIMILARITY
+    page = "position-bias.md"
+    files: ClassVar[Mapping[str, str]] = {
+        "figures/position_bias": "What an edit changes, and what a sentence weighs, by its place in the document.",
+    }
+
+    def tables(self, result: Result) -> list[Any]:
+        """Return start, middle and end, and the bias of all vectors."""
+        return tables.tables(result.by_name)
+
+    def answer(self, result: Result) -> list[str]:
+        """Return whether the start counts more than the end."""
+        from probing.page.charts import model_name
+
+        return tables.answer(result.by_name, model_name(result.config))
+
+    def conclusions(self, result: Result) -> list[str]:
+        """Return what the bias is held against, and what corrections do to it."""
+        return tables.conclusions(result.by_name, result.results)
+
+    def about(self, result: Result) -> str:
+        """Return the title of a page."""
+        from probing.page.charts import model_name
+
+        return f"position bias of embeddings of {model_name(result.config)}"
+
+    def section(self, result: Result, place: SectionPlace) -> Html:
+        """Return the curves over places, and the tables of the terminal."""
+        return position_bias_section(result, place.anchor)
+
+    def terms(self, result: Result) -> Mapping[str, Terms]:
+        """Return the meanings of the headings."""
+        return {self.title: tables.terms()}
+
+
+STUDY = PositionBias()

@@ -1,0 +1,161 @@
+"""The study `tuning-effect`: what tuning changes in a model, layer by layer, and whether the task does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from probing.cli.commandline import configured
+from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Layers, Source, Wandb, chosen
+from probing.cli.options import ProbeOptions, WandbOptions
+from probing.errors import UserError, about_option, out_of_range
+from probing.results import Html
+from probing.runs import Result, SectionPlace, Study, Terms, study_of
+from probing.runs.call import Call
+from probing.runtime import quiet_libraries, terminal
+from probing.studies.tuning_effect import tables
+from probing.studies.tuning_effect.tables import OF_CHECKPOINTS, OF_PAIRS, PUBLISHED
+from probing.text import divided
+
+
+@configured
+def tuning_effect(
+    config: dict[str, Any],
+    run: str | None = None, start: str | None = None, tuned: str | list[str] | None = None,
+    shuffled: str | list[str] | None = None, measures: str | list[str] = "all", layer: Layers = "all",
+    dtype: Dtype = "float32", corpus: Source | None = None, sentences: int = 300, max_length: int | None = None,
+    batch_tokens: int | None = None, keep_activations: bool = False, seed: int = 0, runs: str = "runs",
+    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
+    wandb: Wandb = WandbOptions(), figure_format: FigureFormat = FIGURE_FORMAT, verbose: bool = False,
+) -> Result:  # fmt: skip
+    """Measure what tuning changes in a model, beside what other seeds and tuning on shuffled labels change.
+
+    Args:
+        run: Folder of a run of finetune: its checkpoints from the pretrained model, on true and on shuffled labels
+            (finetune --starts pretrained,shuffled), are compared with the model that they started from.
+        start: Without --run, the model that was tuned: an alias, a hub id or a local folder.
+        tuned: Without --run, the checkpoints that were tuned from --start, one for each seed, separated by commas.
+        shuffled: Without --run, checkpoints that were tuned from --start on shuffled labels, one for each seed.
+        measures: What is measured: all, or some of maps (attention), states (hidden states), position (accuracy of a
+            position probe), outliers (with the mean cosine of two tokens), special (attention to special tokens) and
+            published (maps of 200 x 200 tokens, padding included; takes long and is not among all).
+        corpus: Text that all checkpoints read: builtin, a file, or hf:NAME; with --run, the text of that run by
+            default, otherwise builtin.
+        sentences: Most sentences of it that are read, drawn by --seed; 0 reads all.
+        keep_activations: Keep the hidden states of all checkpoints in the cache; by default, those that were not there
+            before are removed at the end.
+        seed: Seed of the choice of sentences, and of the split of the position probe.
+        name: Name of this run; MODEL-tuning-effect-YYYYMMDD-HHMMSS by default.
+        cache: Folder of cached activations and finished measures; $PROBING_CACHE or RUNS/cache by default.
+        trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator and --trainer.logger
+            are accepted.
+        verbose: Also print the tables of all other measures.
+
+    Returns:
+        What was found.
+    """
+    call = Call.of(study_of("tuning-effect"), config, name, wandb, [*out_of_range("sentences", sentences, 0)])
+    names = _selected_measures(measures)
+    with quiet_libraries():
+        from probing.activations.source import ActivationSource
+        from probing.studies.checkpoints.measures import How, Text, without_new_entries
+        from probing.studies.tuning_effect.survey import of_names, of_run, study_output, survey, text_of
+
+        _check_which(run, start, tuned, shuffled)
+        family = of_names(start or "", _words(tuned), _words(shuffled)) if run is None else of_run(run)
+        say = terminal.once(call.say)  # what every checkpoint says of the same text
+
+        def source_of(option: str, model: str, revision: str | None = None) -> ActivationSource:
+            with about_option(f"--run {run}:" if run else option):
+                return ActivationSource.of(
+                    model, revision, layer, trainer, "lbfgs", cache=call.cached, dtype=dtype, max_length=max_length,
+                    batch_tokens=batch_tokens, say=say,
+                )  # fmt: skip
+
+        first = source_of("--run" if run else "--start", family.start, family.revision)
+        start_options = {"pretrained": "--tuned", "shuffled": "--shuffled"}
+        options = {member.name: "--run" if run else start_options[member.start] for member in family.members}
+        sources = {member.name: source_of(options[member.name], member.model) for member in family.members}
+        text = Text(*divided(text_of(corpus, family, sentences, seed, call.say), None, seed, call.say))
+        call.expect(3)
+        with without_new_entries([first, *sources.values()], keep_activations):
+            tables = survey(family, sources, first, text, names, How(ProbeOptions(), seed), options)
+        call.watch.end("measure")
+        return call.write(first.model, lambda folder: study_output(tables, family, first, sources, text))
+
+
+def _selected_measures(measures: str | Sequence[str]) -> list[str]:
+    default_names = [name for name in (*OF_PAIRS, *OF_CHECKPOINTS) if name != PUBLISHED]
+    if measures in ("all", ["all"]):
+        return default_names
+    return chosen("--measures", measures, [*OF_PAIRS, *OF_CHECKPOINTS])
+
+
+def _words(flag_value: str | Sequence[str] | None) -> list[str]:
+    """Return what an option names, separated by commas."""
+    several = [flag_value] if isinstance(flag_value, str) else flag_value or []
+    return [word.strip() for text in several for word in text.split(",") if word.strip()]
+
+
+def _check_which(run: Any, start: Any, tuned: Any, shuffled: Any) -> None:
+    """Refuse both a run and single checkpoints, or neither.
+
+    Raises:
+        UserError: If it is not clear what is compared with what.
+    """
+    single = {"--start": start, "--tuned": tuned, "--shuffled": shuffled}
+    if run is not None and (option := next((option for option, value in single.items() if value is not None), None)):
+        raise UserError(
+            f"`--run {run}` and `{option}`: the checkpoints are those of a run of `finetune`, or are named; give one "
+            "of the two."
+        )
+    if run is None and (start is None or not _words(tuned)):
+        raise UserError(
+            "`tuning-effect` compares checkpoints with the model that was tuned: give a run of `finetune` as `--run "
+            "runs/NAME`, or models as `--start MODEL --tuned A,B,C`."
+        )
+
+
+class TuningEffect(Study):
+    """What tuning changes in a model, layer by layer."""
+
+    name, kind, title = "tuning-effect", "effect of tuning", "What tuning changed"
+    function = "probing.studies.tuning_effect:tuning_effect"
+    schemas = tables.LAYERS, tables.CHECKPOINTS
+    page = "tuning-effect.md"
+    files: ClassVar[Mapping[str, str]] = {
+        "figures/tuning_effect": "Each measure by layer, a point for each checkpoint."
+    }
+
+    def tables(self, result: Result) -> list[Any]:
+        """Return the changes of attention maps and hidden states by layer."""
+        return tables.tables(result.by_name)
+
+    def more_tables(self, result: Result) -> list[Any]:
+        """Return the changes by all other measures."""
+        return tables.more_tables(result.by_name)
+
+    def answer(self, result: Result) -> list[str]:
+        """Return which layers the task has changed."""
+        return tables.answer(result.by_name, result.results["start"]["name"])
+
+    def conclusions(self, result: Result) -> list[str]:
+        """Return for each measure where most is changed, and what cannot be told."""
+        return tables.conclusions(result.by_name, result.results)
+
+    def about(self, result: Result) -> str:
+        """Return the title of a page."""
+        return f"what tuning changed in {result.results['start']['name']}"
+
+    def section(self, result: Result, place: SectionPlace) -> Html:
+        """Return the sentences, the changes by layer, and the tables of the terminal."""
+        from probing.studies.tuning_effect.survey import tuning_effect_section
+
+        return tuning_effect_section(result, place.anchor)
+
+    def terms(self, result: Result) -> Mapping[str, Terms]:
+        """Return the meanings of the headings."""
+        return {self.title: tables.TERMS}
+
+
+STUDY = TuningEffect()

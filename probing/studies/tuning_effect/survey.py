@@ -1,0 +1,707 @@
+"""Measures all checkpoints and pairs of them, and asks of each layer whether the task has changed it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from probing.activations.source import ActivationSource
+from probing.activations.store import ActivationStore
+from probing.errors import UserError
+from probing.heads.accumulation import accumulate
+from probing.heads.change import (
+    COSINE,
+    SAME,
+    Change,
+    PublishedChange,
+    check_padding,
+    map_rows,
+    published_rows,
+    row_cosines,
+)
+from probing.heads.parts import PARTS
+from probing.heads.parts import measure as measure_heads
+from probing.heads.subject import Checkpoint, HeadSurvey, check_comparable
+from probing.page.charts import Line, Up, line_chart
+from probing.results import Html, count, element, without_nan
+from probing.runs import Result, framed, section_of
+from probing.runs.call import Measured
+from probing.runs.loading import CHECKPOINTS, Tuned, checkpoint_name, load_run
+from probing.runs.places import texts_of
+from probing.runtime import drop_garbage
+from probing.runtime.progress import note, stage
+from probing.runtime.terminal import silence
+from probing.statistics import common_share, times, welch
+from probing.statistics.chance import holm
+from probing.studies.checkpoints.measures import MEASURES as CHECKPOINT_MEASURES
+from probing.studies.checkpoints.measures import Document, How, Text, cached_document, key_of
+from probing.studies.tuning_effect.tables import (
+    LEVEL,
+    MAPS,
+    MEASURES,
+    OF_CHECKPOINTS,
+    OF_PAIRS,
+    OUTLIERS,
+    POSITION,
+    PUBLISHED,
+    SPECIAL_MASS,
+    STATES,
+    Row,
+    measures_of,
+)
+from probing.tables.figures import BLUE, GREEN, GREY, USUAL, from_zero, name_layers, write_drawings
+from probing.tables.heads import SPECIAL, of_measure
+from probing.text import Corpus, load_corpus
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Rows in one product.
+_ROWS = 4096
+
+_TINY = torch.finfo(torch.float64).tiny
+
+
+@dataclass(frozen=True)
+class StateDistances:
+    """Distances of a layer's hidden states in two checkpoints, each 0 for equal ones.
+
+    Args:
+        cosine: One less the mean cosine of the same token's hidden states.
+        rotated: The same after the best rotation (or reflection) of one checkpoint, which is found on one half of the
+            sentences and measured on the other, and vice versa; never above `cosine` by more than what that costs.
+        cka: One less linear CKA (Kornblith et al. 2019).
+    """
+
+    cosine: float
+    rotated: float
+    cka: float
+
+
+def state_distances(a: ActivationStore, b: ActivationStore, layers: Sequence[int]) -> dict[int, StateDistances]:
+    """Return the distances of each layer; the tokens of both entries must be the same.
+
+    Args:
+        a: Hidden states of a checkpoint.
+        b: Those of another one.
+        layers: Layer numbers.
+    """
+    distances = {}
+    for layer in layers:
+        sums = _Sums(a.plan.d_model)
+        for rows in _pairs(a, b, layer):
+            sums.add(*rows)
+        if sums.is_equal:
+            distances[layer] = StateDistances(0.0, 0.0, 0.0)
+            continue
+        rotations = sums.rotations()
+        turned = sum(
+            float(row_cosines(first, second @ rotations[half]).sum()) for first, second, half in _pairs(a, b, layer)
+        )
+        distances[layer] = StateDistances(1 - sums.cosines / sums.n, 1 - turned / sums.n, 1 - sums.cka())
+    return distances
+
+
+def _pairs(a: ActivationStore, b: ActivationStore, layer: int) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Yield the states of the same tokens in both entries, float64, and of which half their sentences are, 0 or 1."""
+    for shard in a.plan.shards:
+        first, second = (store.read(layer, shard.index).double() for store in (a, b))
+        halves = torch.from_numpy(a.tokens.sentences[a.shard_tokens(shard)] % 2)
+        for half in (0, 1):
+            in_half = halves == half
+            for pieces in zip(first[in_half].split(_ROWS), second[in_half].split(_ROWS), strict=True):
+                yield *pieces, half
+
+
+@dataclass
+class _Sums:
+    """Sums over tokens of what the distances are made of."""
+
+    d: int
+    n: int = 0
+    cosines: float = 0.0
+    is_equal: bool = True
+    products: list[Tensor] = field(default_factory=list)
+    means: list[Tensor] = field(default_factory=list)
+    turns: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.float64)
+
+        self.products = [zeros(self.d, self.d) for _ in range(3)]  # of a with b, of a with itself, of b with itself
+        self.means = [zeros(self.d) for _ in range(2)]
+        self.turns = [zeros(self.d, self.d) for _ in range(2)]  # of directions, for each half
+
+    def add(self, a: Tensor, b: Tensor, half: int) -> None:
+        self.n += len(a)
+        self.is_equal &= torch.equal(a, b)
+        self.cosines += float(row_cosines(a, b).sum())
+        for product, (x, y) in zip(self.products, ((a, b), (a, a), (b, b)), strict=True):
+            product.addmm_(x.T, y)
+        for mean, x in zip(self.means, (a, b), strict=True):
+            mean += x.sum(0)
+        units = (x / x.norm(dim=1, keepdim=True).clamp_min(_TINY) for x in (a, b))
+        first, second = units
+        self.turns[half].addmm_(second.T, first)
+
+    def rotations(self) -> list[Tensor]:
+        """Return what turns `b` onto `a` for the sentences of each half: the best one for those of the other half.
+
+        The sum of cosines of `a` and `b R` is trace(R' S), S the sum of outer products of directions, and is highest
+        for R = U V' of the singular value decomposition of S (Schoenemann 1966).
+        """
+        rotations = []
+        for turn in reversed(self.turns):
+            u, _, v = torch.linalg.svd(turn)
+            rotations.append(u @ v)
+        return rotations
+
+    def cka(self) -> float:
+        """Return |C_ab|^2 / (|C_aa| |C_bb|), Frobenius norms of covariances; NaN where a layer is constant."""
+        pairs = ((0, 1), (0, 0), (1, 1))
+        cross, *norms = (
+            float((product - torch.outer(self.means[i], self.means[j]) / self.n).square().sum())
+            for product, (i, j) in zip(self.products, pairs, strict=True)
+        )
+        return cross / (norms[0] * norms[1]) ** 0.5 if norms[0] * norms[1] > 0 else float("nan")
+
+
+Rows = list[dict[str, Any]]
+
+
+def of_checkpoint(name: str, source: ActivationSource, text: Text, how: How) -> Rows:
+    """Return a property of a checkpoint: a row for each layer with `measure` and `value`.
+
+    Args:
+        name: `position`, `outliers` or `special`.
+        source: The checkpoint.
+        text: What it reads.
+        how: How probes are trained.
+    """
+    command, read = _OF_CHECKPOINT[name]
+    source = replace(source, say=silence)  # what is said of the labels of positions has no remedy here
+    make = CHECKPOINT_MEASURES.get(command, _of_special)
+    document, _ = cached_document(
+        source.cache, key_of(command, source, text, how), lambda: make(source, text, how), source.say
+    )
+    return read(document)
+
+
+def _of_special(source: ActivationSource, text: Text, how: How) -> tuple[Document, ActivationStore]:
+    """Measure which share of the attention of each block goes to special tokens."""
+    blocks = [layer for layer in source.layers if layer > 0]
+    head_inputs = HeadSurvey.of(source.request(text.corpora[0]), blocks, how.seed)
+    parts = [part for part in PARTS if part.name == "tokens"]
+    tables, stores = measure_heads(head_inputs, parts, source.cache, source.trainer, source.say)
+    rows = of_measure(tables["attention_layers"], "mass", SPECIAL)
+    return {"rows": _values("special_mass", rows)}, head_inputs.entry(stores)
+
+
+def _values(measure: str, rows: Sequence[Mapping[str, Any]]) -> Rows:
+    return [{"measure": measure, "layer": int(row["layer"]), "value": float(row["value"])} for row in rows]
+
+
+def _accuracies(document: Document) -> Rows:
+    return _values("position_accuracy", [row for row in document["rows"] if row["measure"] == "accuracy"])
+
+
+def _geometry(document: Document) -> Rows:
+    """Return the mean cosine of two tokens, and how far the mean of the farthest neuron is from those of the others."""
+    farthest = [
+        {"layer": layer, "value": float(np.abs(values).max())} for layer, values in document["deviations"].items()
+    ]
+    cosines = [row for row in document["rows"] if row["measure"] == "mean_cosine"]
+    return [*_values("mean_cosine", cosines), *_values("outlier_deviation", farthest)]
+
+
+_OF_CHECKPOINT: Mapping[str, tuple[str, Callable[[Document], Rows]]] = {
+    POSITION: ("fit", _accuracies),
+    OUTLIERS: ("geometry", _geometry),
+    SPECIAL_MASS: (SPECIAL_MASS, lambda document: document["rows"]),
+}
+
+
+def of_pair(names: Sequence[str], a: ActivationSource, b: ActivationSource, text: Text, how: How) -> Rows:
+    """Return distances of two checkpoints: a row for each layer with `measure` and `value`.
+
+    Args:
+        names: Some of `maps`, `published` and `states`.
+        a: A checkpoint.
+        b: The other one, with the same tokens.
+        text: What both read.
+        how: Nothing of it matters.
+    """
+    rows: Rows = []
+    for name in names:
+        key = {**key_of(f"change-{name}", a, text, how), "against": b.request(text.corpora[0]).key()}
+        make = _OF_PAIR[name]
+        document, _ = cached_document(a.cache, key, lambda make=make: make(a, b, text), a.say)  # type: ignore[misc]
+        rows += document["rows"]
+    return rows
+
+
+def _of_states(a: ActivationSource, b: ActivationSource, text: Text) -> tuple[Document, ActivationStore]:
+    first, second = (source.read(text.corpora[:1])[0] for source in (a, b))
+    distances_by_layer = state_distances(first, second, a.layers)
+    rows: Rows = [
+        {"measure": f"states_{name}", "layer": layer, "value": value}
+        for layer, distances in distances_by_layer.items()
+        for name, value in vars(distances).items()
+    ]
+    return {"rows": rows}, first
+
+
+def _of_maps(a: ActivationSource, b: ActivationSource, text: Text) -> tuple[Document, ActivationStore]:
+    request, against = _requests(a, b, text)
+    store = accumulate(request, [Change(against, alone=True)], a.cache, a.trainer, a.say)["change"]
+    rows = [row for row in map_rows(store, _blocks(a)) if row["of"] == SAME and row["head"] is None]
+    cosines, divergences = ([row for row in rows if row["measure"] == name] for name in ("cosine", "jensen_shannon"))
+    cosines = [{**row, "value": 1 - row["value"]} for row in cosines]
+    return {"rows": _values("maps_cosine", cosines) + _values("maps_jensen_shannon", divergences)}, store
+
+
+def _of_published(a: ActivationSource, b: ActivationSource, text: Text) -> tuple[Document, ActivationStore]:
+    request, against = _requests(a, b, text)
+    checkpoint = Checkpoint(request)
+    check_padding(checkpoint)
+    store = accumulate(request, [PublishedChange(checkpoint, against)], a.cache, a.trainer, a.say)[
+        "change_as_published"
+    ]
+    rows = [row for row in published_rows(store, _blocks(a)) if row["measure"] == COSINE and row["head"] is None]
+    same = [{**row, "value": 1 - row["value"]} for row in rows if row["of"] == SAME]
+    return {"rows": _values("maps_as_published", same)}, store
+
+
+def _requests(a: ActivationSource, b: ActivationSource, text: Text) -> tuple[Any, Checkpoint]:
+    request, other = (source.request(text.corpora[0]) for source in (a, b))
+    return request, Checkpoint(other)
+
+
+def _blocks(source: ActivationSource) -> list[int]:
+    return [layer for layer in source.layers if layer > 0]
+
+
+_OF_PAIR: Mapping[str, Callable[[ActivationSource, ActivationSource, Text], tuple[Document, ActivationStore]]] = {
+    MAPS: _of_maps, PUBLISHED: _of_published, STATES: _of_states,
+}  # fmt: skip
+
+
+def check_members(
+    start: ActivationSource, others: Mapping[str, ActivationSource], options: Mapping[str, str], text: Text
+) -> None:  # fmt: skip
+    """Refuse checkpoints that are not of the start's architecture, or divide the text into other tokens.
+
+    Args:
+        start: The start.
+        others: The checkpoints by name.
+        options: The option that names each, by its name.
+        text: What all read.
+
+    Raises:
+        UserError: If one cannot be compared.
+    """
+    heads = HeadSurvey.of(start.request(text.corpora[0]), [], 0).heads
+    for name, other in others.items():
+        against = Checkpoint(other.request(text.corpora[0]))
+        check_comparable(start.request(text.corpora[0]), heads, against, options[name])
+        drop_garbage()
+
+
+# With which checkpoint one is compared, in tables, where it is the start.
+START = "start"
+
+# From which weights a checkpoint was tuned, as `finetune` names it: the pretrained model, on true or shuffled labels.
+TRUE, SHUFFLED = "pretrained", "shuffled"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A checkpoint that was tuned from the start.
+
+    Args:
+        name: Its name, in tables.
+        model: Its folder, or another name of a model.
+        start: Whether it was tuned on the true labels (`pretrained`) or on labels that were shuffled (`shuffled`).
+        seed: Its seed; two checkpoints that differ in the seed alone have the same order.
+        order: The seed of the order of its data.
+    """
+
+    name: str
+    model: str
+    start: str
+    seed: int
+    order: int
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The columns that say which checkpoint a row is of."""
+        return {"checkpoint": self.name, "start": self.start, "seed": self.seed, "order_seed": self.order}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A start, and what was tuned from it.
+
+    Args:
+        start: Name or folder of the start.
+        revision: Its revision on the hub.
+        members: The checkpoints.
+        run: The run of `finetune` that has tuned them, if it was one.
+    """
+
+    start: str
+    revision: str | None
+    members: Sequence[Member]
+    run: Any = None
+
+    def of(self, start: str) -> list[Member]:
+        """Return the members that were tuned on true, or on shuffled labels."""
+        return [member for member in self.members if member.start == start]
+
+    def apart(self) -> Iterator[tuple[Member, Member]]:
+        """Yield the pairs of members tuned on true labels that differ in the seed alone."""
+        true_members = self.of(TRUE)
+        yield from ((a, b) for a, b in combinations(true_members, 2) if a.order == b.order)
+
+
+def of_run(folder: str) -> Family:
+    """Return what a run of `finetune` tuned from trained weights.
+
+    Raises:
+        UserError: If it is another run, tuned nothing from trained weights on true labels, or lacks a checkpoint.
+    """
+    run = load_run(folder)
+    flag_text = f"--run {folder}"
+    if run.study.name != "finetune":
+        raise UserError(f"`{flag_text}`: expected a run of `finetune`, found one of `{run.study.name}`; give another.")
+    rows = [row for row in run.tunings if row["start"] in (TRUE, SHUFFLED)]
+    if not any(row["start"] == TRUE for row in rows):
+        raise UserError(
+            f"`{flag_text}`: nothing in it was tuned from the pretrained model, whose change is measured; repeat "
+            "`finetune` with --starts pretrained,shuffled."
+        )
+    names = {checkpoint_name(row): row for row in rows}
+    folders = {name: run.folder / CHECKPOINTS / name for name in names}
+    if missing := next((path for path in folders.values() if not path.is_dir()), None):
+        raise UserError(f"`{flag_text}`: its checkpoint {missing} is not there any more; repeat `finetune`.")
+    members = [
+        Member(name, str(folders[name]), row["start"], row["seed"], row["order_seed"]) for name, row in names.items()
+    ]
+    return Family(run.config["model"], run.config["revision"], members, run)
+
+
+def of_names(start: str, tuned: Sequence[str], shuffled: Sequence[str]) -> Family:
+    """Return checkpoints that a user names; each is taken for one of another seed.
+
+    Raises:
+        UserError: If one is named twice.
+    """
+    groups = {TRUE: tuned, SHUFFLED: shuffled}
+    models = [start, *(name for names in groups.values() for name in names)]
+    places = [os.path.realpath(name) if os.path.isdir(name) else name for name in models]
+    if twice := next((name for i, name in enumerate(models) if places[i] in places[:i]), None):
+        raise UserError(f"{twice} is named twice among --start, --tuned and --shuffled; name each model once.")
+    ends = [Path(name).name for name in models]
+    # A folder whose name another has, or that stands for the start in tables, goes by its path.
+    called = {
+        name: end if ends.count(end) == 1 and end != START else place
+        for name, end, place in zip(models, ends, places, strict=True)
+    }
+    members = [
+        Member(called[name], name, group, i, 0) for group, names in groups.items() for i, name in enumerate(names)
+    ]
+    return Family(start, None, members)
+
+
+def tuned_on(family: Family) -> Tuned | None:
+    """Return the run as one whose text can be read again; None if it is not that of a run, or it is of pairs."""
+    if family.run is None or "corpus" not in family.run.results["corpora"]:
+        return None
+    return Tuned(family.run, Path(family.members[0].model), f"--run {family.run.folder}")
+
+
+# What was measured of one checkpoint or pair: values by measure and layer.
+_LayerValues = dict[tuple[str, int], float]
+
+
+def survey(
+    family: Family, sources: Mapping[str, ActivationSource], start: ActivationSource, text: Text, names: Sequence[str],
+    how: How, options: Mapping[str, str],
+) -> dict[str, Rows]:  # fmt: skip
+    """Return the rows of all tables.
+
+    Args:
+        family: The start, and what was tuned from it.
+        sources: The checkpoints by name.
+        start: The start.
+        text: What all of them read.
+        names: What is measured.
+        how: How probes are trained.
+        options: The option that names each checkpoint, by its name.
+
+    Raises:
+        UserError: If a checkpoint is of another architecture, or divides the text into other tokens.
+    """
+    with stage("tokens of the text"):
+        check_members(start, sources, options, text)
+    alone = [name for name in names if name in OF_CHECKPOINTS]
+    values: dict[str, _LayerValues] = {}
+    with stage(f"properties of {count(len(sources) + 1, 'checkpoint')}", len(sources) + 1) as advance:
+        for called, source in {START: start, **sources}.items():
+            note(called)
+            values[called] = _by_layer([row for name in alone for row in of_checkpoint(name, source, text, how)])
+            drop_garbage()  # the model that was read, before the next one is loaded
+            advance(1)
+    pair_names = [name for name in names if name in OF_PAIRS]
+    pairs = [(member.name, START) for member in family.members] + [(a.name, b.name) for a, b in family.apart()]
+    all_sources = {START: start, **sources}
+    apart: dict[tuple[str, str], _LayerValues] = {}
+    with stage(f"distances of {count(len(pairs), 'pair')} of checkpoints", len(pairs)) as advance:
+        for a, b in pairs:
+            note(f"{a}, {b}")
+            apart[a, b] = _by_layer(of_pair(pair_names, all_sources[a], all_sources[b], text, how))
+            drop_garbage()
+            advance(1)
+    changes = _changes(family, values, apart)
+    return {
+        "layer_changes": [without_nan(row) for row in layer_rows(changes, values[START])],
+        "checkpoint_changes": [without_nan(row) for row in changes],
+    }
+
+
+def _by_layer(rows: Rows) -> _LayerValues:
+    return {(row["measure"], row["layer"]): row["value"] for row in rows}
+
+
+def _changes(
+    family: Family, values: Mapping[str, _LayerValues], apart: Mapping[tuple[str, str], _LayerValues]
+) -> list[dict[str, Any]]:
+    """Return a row for each checkpoint, what it is compared with, measure and layer, with the change."""
+
+    def row(member: Member, against: str, key: tuple[str, int], change: float) -> dict[str, Any]:
+        return {**member.row, "against": against, "measure": key[0], "layer": key[1], "change": change}
+
+    pairs = [(tuned, START) for tuned in family.members] + [(a, b.name) for a, b in family.apart()]
+    return [
+        row(tuned, against, key, change_by_key[key])
+        for tuned, against in pairs
+        for change_by_key in (apart[tuned.name, against], _less(values[tuned.name], values[against]))
+        for key in change_by_key
+    ]
+
+
+def _less(a: _LayerValues, b: _LayerValues) -> _LayerValues:
+    return {key: value - b[key] for key, value in a.items() if key in b}
+
+
+def layer_rows(changes: Sequence[Mapping[str, Any]], of_start: Mapping[tuple[str, int], float]) -> Rows:
+    """Return for each measure and layer how much tuning changes it, beside what shuffled labels and seeds change.
+
+    Seeds are the draws: what the same seed has at several orders of the data is averaged. The p-values are corrected
+    for all measures and layers together (Holm 1979).
+
+    Args:
+        changes: Rows of `checkpoint_changes`.
+        of_start: What was measured of the start, by measure and layer.
+    """
+    by_key: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for row in changes:
+        by_key.setdefault((row["measure"], row["layer"]), []).append(row)
+    keys = sorted(by_key, key=lambda key: (list(MEASURES).index(key[0]), key[1]))
+    rows = [_layer_row(key, by_key[key], of_start.get(key, math.nan)) for key in keys]
+    for row, p in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
+        row |= {"p_value": p, "by_task": "" if math.isnan(p) else "yes" if p <= LEVEL else "not shown"}
+    return rows
+
+
+def _layer_row(key: tuple[str, int], rows: Sequence[Mapping[str, Any]], of_start: float) -> dict[str, Any]:
+    groups = {start: _by_seed(rows, start) for start in (TRUE, SHUFFLED)}
+    between = [row["change"] for row in rows if row["against"] != START]
+    is_distance = MEASURES[key[0]].is_distance
+    true_changes, shuffled = groups[TRUE], groups[SHUFFLED]
+    tuned = welch(true_changes, [0.0, 0.0], is_above=is_distance)
+    beyond = _beyond(true_changes, shuffled, is_distance) if shuffled else {}
+    return {
+        "measure": key[0], "layer": key[1], "start_value": of_start,
+        "tuned": tuned.value, "tuned_low": max(tuned.low, 0.0) if is_distance else tuned.low, "tuned_high": tuned.high,
+        "shuffled": float(np.mean(shuffled)) if shuffled else math.nan,
+        "two_seeds": float(np.mean(np.abs(between))) if between else math.nan,
+        "common": common_share(_changes_from_start(rows), between) if is_distance else math.nan,
+        "p_value": math.nan, **beyond,
+    }  # fmt: skip
+
+
+def _beyond(true_changes: Sequence[float], shuffled: Sequence[float], is_distance: bool) -> dict[str, float]:
+    """Return how what the true labels change is related to what shuffled ones do, and whether that may be chance."""
+    test = times(true_changes, shuffled) if is_distance else welch(true_changes, shuffled, is_above=False)
+    name = "ratio" if is_distance else "difference"
+    return {name: test.value, f"{name}_low": test.low, f"{name}_high": test.high, "p_value": test.p}
+
+
+def _changes_from_start(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the change of each checkpoint that was tuned on true labels, from the start."""
+    return [row["change"] for row in rows if row["start"] == TRUE and row["against"] == START]
+
+
+def _by_seed(rows: Sequence[Mapping[str, Any]], start: str) -> list[float]:
+    """Return the change from the start of each seed, the mean over its orders."""
+    seed_rows = [row for row in rows if row["start"] == start and row["against"] == START]
+    seeds = dict.fromkeys(row["seed"] for row in seed_rows)
+    return [float(np.mean([row["change"] for row in seed_rows if row["seed"] == seed])) for seed in seeds]
+
+
+def text_of(corpus: Any, family: Family, most: int, seed: int, say: Callable[[str], None]) -> Corpus:
+    """Return the text: what is given, or that of the run, or the built-in one; at most so many sentences of it.
+
+    Args:
+        corpus: The text, as given; None if it is not.
+        family: What is compared.
+        most: Most sentences that are read; 0 for all.
+        seed: Seed of their choice.
+        say: Takes messages.
+
+    Raises:
+        UserError: If it cannot be read, or the run was tuned on pairs and none is given.
+    """
+    if corpus is not None or family.run is None:
+        text = load_corpus("builtin" if corpus is None else corpus)
+    elif (tuned := tuned_on(family)) is None:
+        raise UserError(
+            f"`--run {family.run.folder}`: it was tuned on pairs, and single sentences are read here; give a text as "
+            "--corpus."
+        )
+    else:
+        text = texts_of(tuned).corpora[0]
+    if most and len(text.sentences) > most:
+        drawn = np.random.default_rng(seed).choice(len(text.sentences), most, replace=False)
+        say(f"{most} of {len(text.sentences):,} sentences are read (--sentences)")
+        text = text.subset(sorted(drawn.tolist()))
+    return replace(text, n_repeated=0, relabelled={}, n_without_text=0)
+
+
+# Panels side by side.
+_COLUMNS = 3
+
+# A line of each of these, with its look.
+GROUPS = {
+    ("pretrained", True): ("tuned, and start", BLUE, "o"),
+    ("shuffled", True): ("labels shuffled, and start", GREEN, "s"),
+    ("pretrained", False): ("two seeds", GREY, "^"),
+}
+
+
+def study_output(
+    tables: Mapping[str, Sequence[Row]], family: Family, start: ActivationSource,
+    sources: Mapping[str, ActivationSource], text: Text,
+) -> Measured:  # fmt: skip
+    """Return what is written of a run.
+
+    Args:
+        tables: Rows by the name of their table.
+        family: The start and its checkpoints.
+        start: The start.
+        sources: The checkpoints by name.
+        text: What they read.
+    """
+    corpus = text.corpora[0]
+    results = {
+        "start": {"name": start.model.name, "fingerprint": start.model.fingerprint()},
+        "checkpoints": {name: {"fingerprint": source.model.fingerprint()} for name, source in sources.items()},
+        "n_seeds": {group: len({member.seed for member in family.of(group)}) for group in (TRUE, SHUFFLED)},
+        "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint, "n_sentences": len(corpus.sentences)},
+    }
+
+    def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
+        folder.mkdir(exist_ok=True)
+        return write_figures(folder, tables, start.model.short_name, formats)
+
+    return Measured(tables, results, draw=draw)
+
+
+def write_figures(
+    folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
+) -> list[Path]:
+    """Draw the changes by layer, in some formats, and return the paths of the files."""
+    return write_drawings(folder, {"tuning_effect": lambda figure: curves(figure, tables, model)}, formats)
+
+
+def curves(figure: Figure, tables: Mapping[str, Sequence[Row]], model: str) -> None:
+    """Draw a panel for each measure, with a point for each checkpoint and layer, and lines of their means."""
+    shown = measures_of(tables)
+    height, width = -(-len(shown) // _COLUMNS), min(len(shown), _COLUMNS)
+    figure.set_size_inches(2.9 * width + 0.6, 2.4 * height + 0.7)
+    for i, name in enumerate(shown):
+        axes = figure.add_subplot(height, width, i + 1)
+        _draw(axes, [row for row in tables["checkpoint_changes"] if row["measure"] == name])
+        axes.set_title(MEASURES[name].words)
+        axes.set_ylabel("distance" if MEASURES[name].is_distance else "change")
+        if MEASURES[name].is_distance:
+            from_zero(axes)
+        else:
+            axes.axhline(0, color=GREY, lw=0.6)
+    named = [axes.get_legend_handles_labels() for axes in figure.axes]
+    handles = {label: handle for pair in named for handle, label in zip(*pair, strict=True)}
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3)
+    figure.suptitle(f"{model}: what tuning changes, by layer", fontsize=9, x=0.01, ha="left")
+
+
+def grouped(rows: Sequence[Row]) -> dict[tuple[str, bool], dict[int, list[float]]]:
+    """Return the changes of one measure by group and layer, a value for each checkpoint or pair."""
+    groups: dict[tuple[str, bool], dict[int, list[float]]] = {}
+    for row in rows:
+        key = (row["start"], row["against"] == "start")
+        change = row.get("change")
+        if key in GROUPS and isinstance(change, float):
+            is_size = key[1] or MEASURES[row["measure"]].is_distance
+            groups.setdefault(key, {}).setdefault(row["layer"], []).append(change if is_size else abs(change))
+    return groups
+
+
+def _draw(axes: Axes, rows: Sequence[Row]) -> None:
+    for key, by_layer in grouped(rows).items():
+        label, color, marker = GROUPS[key]
+        layers = sorted(by_layer)
+        axes.plot(layers, [sum(by_layer[k]) / len(by_layer[k]) for k in layers], color=color, lw=1.2, label=label)
+        for layer in layers:
+            axes.plot([layer] * len(by_layer[layer]), by_layer[layer], marker, ms=2.5, color=color, alpha=0.7)
+    name_layers(axes, sorted({row["layer"] for row in rows}))
+
+
+def tuning_effect_section(result: Result, anchor: str) -> Html:
+    """Return the sentences, a chart for each measure, and the tables.
+
+    Args:
+        result: The results of `tuning-effect`.
+        anchor: What the section is linked by.
+    """
+    shown = [*result.tables(), *result.study.more_tables(result)]
+    return section_of(
+        result,
+        anchor,
+        element("div", *(_chart(result, name) for name in measures_of(result.by_name)), class_="panels"),
+        *framed(shown),
+    )
+
+
+def _chart(result: Result, name: str) -> Html:
+    """Return the means of a measure by layer, with the range of all checkpoints."""
+    lines = []
+    for key, by_layer in grouped([row for row in result.checkpoint_changes if row["measure"] == name]).items():
+        layers = sorted(by_layer)
+        means = [sum(by_layer[layer]) / len(by_layer[layer]) for layer in layers]
+        lines.append(Line(GROUPS[key][0], layers, means, [(min(by_layer[k]), max(by_layer[k])) for k in layers]))
+    title = f"Change of {MEASURES[name].words} by layer: mean, and range of all checkpoints"
+    ends = [end for line in lines for range_ in line.ranges if range_ for end in range_]
+    up = Up.of(ends, MEASURES[name].is_distance)
+    return element("figure", element("figcaption", title), line_chart(lines, title, up=up))
