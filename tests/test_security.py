@@ -371,7 +371,7 @@ EXCEPTIONS = {
     ("runtime/files.py", "os.open"): "the same",
     ("runtime/files.py", "json.loads"): "behind the count of levels, and of a file written just before",
     ("runtime/__init__.py", "limit.read_text"): "a file of the system, of a fixed name",
-    ("runtime/trainer.py", "said.read_text"): "a file of the system, of a fixed name",
+    ("runtime/trainer.py", "cpuinfo.read_text"): "a file of the system, of a fixed name",
     ("cli/commandline.py", "os.open"): "the null device",
     ("activations/store.py", "os.open"): "synchronised after it was written",
     ("activations/store.py", "json.loads"): "of a line that was written here",
