@@ -48,8 +48,8 @@ from probing.tables.conclusions import (
     basis,
     beside_directions,
     conclusion,
+    covariate_words,
     dependent_unit,
-    given_words,
     held_against_by_layer,
     held_fixed,
     overlaps,
@@ -147,7 +147,7 @@ def _on_neurons(subject: Subject, layer: int) -> str:
     (row,) = (row for row in subject.run.accuracy if row["layer"] == layer)
     ranked = subject.ranked[layer]
     config, dependent = subject.run.config, dependent_unit(subject.run.results)
-    of_first = conclusion(ranked, subject.task, row, given_words(config), has_intercept(config), dependent)
+    of_first = conclusion(ranked, subject.task, row, covariate_words(config), has_intercept(config), dependent)
     said = of_first, overlaps(row, len(ranked))
     return " ".join(sentence for sentence in said if sentence)
 
