@@ -32,7 +32,7 @@ import probing
 from probing.errors import UserError
 from probing.runs.run import Run
 from probing.tables import UNINFORMATIVE
-from probing.tables.conclusions import conclusion, given_words
+from probing.tables.conclusions import conclusion, covariate_words
 from probing.tables.schema import FALSE_DISCOVERIES
 
 Array = NDArray[Any]
@@ -237,11 +237,15 @@ class Counted:
         accuracy = float((predicted == unseen.labels).mean())
         neurons = [one for one in run.neurons if not (design.planted and one["neuron"] == 0)]
         planted = [one for one in run.neurons if design.planted and one["neuron"] == 0]
-        p_value, control = ("eta_squared_p", "shuffled") if unseen.given is None else ("given_p", "given")
+        p_value, control = (
+            ("eta_squared_p", "shuffled") if unseen.given is None else ("within_covariate_p", "covariate")
+        )
         self.p_values.append(np.array([one[p_value] for one in neurons]))
         self.informative.append(row["flag"] != UNINFORMATIVE)
         first = run.neurons[0]
-        claimed = first in neurons and "it carries" in conclusion(run.neurons, "label", row, given_words(run.config))
+        claimed = first in neurons and "it carries" in conclusion(
+            run.neurons, "label", row, covariate_words(run.config)
+        )
         self.carries.append(claimed)
         if row["accuracy_low"] == row["accuracy_low"]:
             self.excluded.append(not row["accuracy_low"] <= accuracy <= row["accuracy_high"])
@@ -282,7 +286,7 @@ def main() -> None:
             try:
                 run = probing.probe(
                     rows.neurons.astype(np.float32), rows.labels, groups=rows.groups, seed=seed, quiet=True,
-                    given=rows.given,
+                    control_for=rows.given,
                 )  # fmt: skip
             except UserError:  # no group is on one of the sides
                 continue

@@ -40,7 +40,7 @@ CALLS = f"""
 position fit {_BERT} {_TEXT} --layer 0,2 --mdl --verbose
 again fit {_BERT} {_TEXT} --layer 1,2 --probe.l2 1e-2 --transform clip --replicates 2
 gpt fit --model data/gpt2 {_TEXT} --layer 2 {_PROBE} --first_token exclude --replicates 0 --evidence none
-upos fit {_BERT} --corpus data/train.conllu --task upos --layer 2 --given deprel {_PROBE} --replicates 2
+upos fit {_BERT} --corpus data/train.conllu --task upos --layer 2 --control_for deprel {_PROBE} --replicates 2
 heads fit {_BERT} {_TEXT} --site attention --layer 2 {_PROBE} --replicates 0
 units fit {_BERT} {_TEXT} --site mlp --layer 1 {_BARE} --test_corpus data/other.txt
 features fit {_BERT} {_TEXT} --site sae:data/dictionary {_PROBE} --replicates 0 --controls none

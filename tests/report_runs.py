@@ -27,7 +27,7 @@ from probing.studies.geometry.tables import (
 from probing.studies.similarity import STS, STS_CHOSEN, WIC, WIC_CHOSEN
 from probing.tables import DIRECTION_COLUMNS, UNRESOLVED
 from probing.tables.heads import TOKENS
-from probing.tables.schema import ACCURACY, BASES, GIVEN, HEADS, NEURONS
+from probing.tables.schema import ACCURACY, BASES, HEADS, NEURONS, WITHIN_COVARIATE
 from written import columns_of, complete, read_csv, type_of, write_csv
 
 # Looser than usual: these probes only have to be there.
@@ -104,7 +104,7 @@ def make_page(model: Path, corpus: Path, place: Path) -> Path:
     accuracy = read_csv(first / "accuracy.csv")
     whole: list[dict[str, Any]] = [{**_numbers_of(columns_of(ACCURACY)), **row} for row in accuracy]
     write_csv(first / "accuracy.csv", whole)
-    held_fixed = _numbers_of([*[column.name for column in GIVEN], "control_task_share", "selectivity"])
+    held_fixed = _numbers_of([*[column.name for column in WITHIN_COVARIATE], "control_task_share", "selectivity"])
     held_fixed |= _numbers_of([column.name for column in DIRECTION_COLUMNS]) | {
         "above_directions": "yes",
         "correlated_group": 1,

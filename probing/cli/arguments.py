@@ -151,6 +151,8 @@ ELSEWHERE = {
     "test_file": "test_corpus", "validation_file": "test_corpus", "labels": "task", "random_seed": "seed",
     "n_bootstrap": "replicates", "verbosity": "verbose", "silent": "quiet", "report_to": "wandb.mode",
 }  # fmt: skip
+# Former names of options, for the sentence that a person gets who types one.
+OPTIONS_RENAMED = {"given": "control_for"}
 # What these are for one command.
 ELSEWHERE_OF = {"attention": {"head": "layer", "heads": "layer"}}
 # What other tools call a command.
@@ -185,7 +187,7 @@ def suggest(name: str, options: Iterable[str], owner: str, before: str = "") -> 
     known = [*options]
     of_trainer = _OF_TRAINER.get(owner.replace("_", "-"), _PROCESSES[:1])  # from Python, the owner is a function
     known += [f"trainer.{trainer_option}" for trainer_option in of_trainer] if "trainer" in known else []
-    words = ELSEWHERE_OF.get(owner, {}).get(name) or f"{name},{ELSEWHERE.get(name, '')}"
+    words = ELSEWHERE_OF.get(owner, {}).get(name) or f"{name},{ELSEWHERE.get(name) or OPTIONS_RENAMED.get(name, '')}"
     matches = [option for word in words.split(",") for option in known if word in (option, option.rpartition(".")[2])]
     return did_you_mean(name, known, before, {name: ",".join(dict.fromkeys(matches))})
 
@@ -464,6 +466,9 @@ class OptionCollector:
     def _is_known(self, name: str, source: OptionSource) -> bool:
         if name in self._types:
             return True
+        if (new := OPTIONS_RENAMED.get(name, "")) in self._types:
+            self._problems.append(f"{source.name(name)} is now {source.name(new)}")
+            return False
         few = f", which has {', '.join(self._types)}" if len(self._types) < 10 else ""
         near = suggest(name, self._types, self._owner, source.before)
         self._problems.append(f"{source.name(name)} is not an option of {self._owner}{near or few}")

@@ -62,7 +62,7 @@ CONTROLS: Mapping[str, Control] = {
     ),
 }
 
-# Controls that other options add: `--transform` the first two, `--given` the last one.
+# Controls that other options add: `--transform` the first two, `--control_for` the last one.
 ADDED_CONTROLS: Mapping[str, Control] = {
     "untransformed": Control(
         "untransformed",
@@ -74,11 +74,11 @@ ADDED_CONTROLS: Mapping[str, Control] = {
         "other neurons clipped",
         "The same probe with other neurons clipped, as many as this run clips outliers.",
     ),
-    "given": Control(
-        "given alone",
-        "what is held fixed alone",
-        "The same probe with labels permuted among tokens with the same value of what `--given` names: what can be "
-        "read from that value alone.",
+    "covariate": Control(
+        "covariate alone",
+        "the covariate alone",
+        "The same probe with labels permuted among tokens with the same value of the covariate (`--control_for`): what "
+        "can be read from that value alone.",
     ),
 }
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from probing.activations.contents import LazyRows
 from probing.activations.store import Plan, Shard, divide, shard_tokens
-from probing.data.examples import Examples, Sides, check_given, numbered, with_given
+from probing.data.examples import Examples, Sides, check_covariate, numbered, with_covariate
 from probing.data.labelling import check_size, check_varies
 from probing.errors import UserError, as_clause
 from probing.results import ALL_LAYERS, NamedLayer
@@ -190,7 +190,7 @@ def sides_of_arrays(
     seed: int = 0,
     numbers: bool | None = None,
     say: Callable[[str], None] = lambda message: None,
-    given: Any = None,
+    control_for: Any = None,
 ) -> tuple[Sides, list[int]]:
     """Return labelled rows of arrays, divided into train, validation and test, and the layer numbers.
 
@@ -206,7 +206,7 @@ def sides_of_arrays(
         seed: Seed of the split.
         numbers: Whether labels are numbers to predict; if None, they are where some have a fraction.
         say: Function that takes one-line messages: how many rows have no label.
-        given: Value of each row that is held fixed, text or whole numbers; rows without one are not compared.
+        control_for: The covariate, a value of each row, text or whole numbers; rows without one are not compared.
 
     Raises:
         UserError: If shapes differ, activations are not finite, labels are no labels, a side has no examples, or what
@@ -250,10 +250,10 @@ def sides_of_arrays(
             )
     classes = classes[:0] if is_numbers else classes
     sides_of_rows = Sides(sides["train"], sides["validation"], sides["test"], classes, ordinal)
-    if given is not None:
-        values = numbered(_classes(_value_per_row(given, "given", n_rows), _GIVEN))[order]
-        check_given(values, sides_of_rows.train.labels, "given", "row")
-        sides_of_rows = with_given(sides_of_rows, [values])
+    if control_for is not None:
+        values = numbered(_classes(_value_per_row(control_for, "control_for", n_rows), _COVARIATE))[order]
+        check_covariate(values, sides_of_rows.train.labels, "control_for", "row")
+        sides_of_rows = with_covariate(sides_of_rows, [values])
     return sides_of_rows, list(layers)
 
 
@@ -381,7 +381,7 @@ def _labels(labels: Any, n_rows: int, numbers: bool | None) -> Labels:
 
 
 _Y = Given("`y` has", "give", "row", "or leave out `numbers=False` to have numbers predicted")
-_GIVEN = Given("`given` has", "give", "row", "such as the numbers of intervals")
+_COVARIATE = Given("`control_for` has", "give", "row", "such as the numbers of intervals")
 
 
 def _value_per_row(values: Any, name: str, n_rows: int) -> NDArray[Any]:

@@ -18,7 +18,7 @@ from probing.runtime.processes import rank_and_world_size
 from probing.statistics.chance import mix
 from probing.statistics.label_scores import LabelCodes, strata_with_several
 from probing.text import Corpus
-from probing.text.tasks import HeldFixed, Labels, Pooling, TokenTask, has_label, labels_of, labels_words, unit_of
+from probing.text.tasks import Covariate, Labels, Pooling, TokenTask, has_label, labels_of, labels_words, unit_of
 from probing.text.tokens import Tokens, first_pieces
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ class Examples:
             classes.
         pooling: How the tokens of a sentence are pooled where examples are sentences; the store then has one token for
             each sentence. None where examples are tokens.
-        given: Number of each token's value of what is held fixed, -1 without one, shape (n_tokens,); None if nothing
+        covariate: Number of each token's value of the covariate, -1 without one, shape (n_tokens,); None if nothing
             is.
         of_words: Whether examples are words, so that all pieces of a word identify it, whichever is read.
     """
@@ -314,7 +314,7 @@ class Examples:
     values: NDArray[np.float64] | None = None
     n_unlabelled: int = 0
     n_special: int = 0
-    given: NDArray[np.int64] | None = None
+    covariate: NDArray[np.int64] | None = None
     of_words: bool = False
 
     @property
@@ -573,29 +573,31 @@ def _joined(first: Batch, second: Batch) -> Batch:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# What `--given` holds fixed: the value of each example, and labels permuted among examples with the same value.
+# The covariate, `--control_for`: its value of each example, and labels permuted among examples with the same value.
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def values_of(given: HeldFixed, tokens: Tokens, corpus: Corpus, task: TokenTask) -> NDArray[np.int64]:
+def values_of(covariate: Covariate, tokens: Tokens, corpus: Corpus, task: TokenTask) -> NDArray[np.int64]:
     """Return a number for the value of each token, -1 without one; shape (n_tokens,), or (n_sentences,).
 
     Args:
-        given: What is held fixed.
+        covariate: The covariate.
         tokens: The table of tokens.
         corpus: The corpus that they belong to.
         task: The task that is probed, which has labels of tokens or of sentences.
 
     Raises:
-        UserError: If none has a value, or what is held fixed does not apply, as `HeldFixed.task_in` says.
+        UserError: If none has a value, or the covariate does not apply, as `Covariate.task_in` says.
     """
-    other = given.task_in(corpus, task)
+    other = covariate.task_in(corpus, task)
     if other is None:
         return np.unique(type_keys(tokens, labels_words(task, tokens, corpus)), return_inverse=True)[1]
     labels = labels_of(other, tokens, corpus)
     if not has_label(labels).any():
         unit = unit_of(other)
-        raise UserError(f"`--given {given.typed}`: it gives no {unit} of `{corpus.name}` a label; give another.")
+        raise UserError(
+            f"`--control_for {covariate.typed}`: it gives no {unit} of `{corpus.name}` a label; give another."
+        )
     values = numbered(labels)
     if unit_of(other) == "token":
         return _of_whole_words(values, tokens)
@@ -618,7 +620,7 @@ def numbered(labels: NDArray[Any]) -> NDArray[np.int64]:
     return numbers
 
 
-def with_given(sides: Sides, values: Sequence[NDArray[np.int64]]) -> Sides:
+def with_covariate(sides: Sides, values: Sequence[NDArray[np.int64]]) -> Sides:
     """Return the sides with the values of their examples.
 
     Args:
@@ -626,11 +628,12 @@ def with_given(sides: Sides, values: Sequence[NDArray[np.int64]]) -> Sides:
         values: Those of the training corpus and, last, of the test corpus.
     """
     return replace(
-        sides.each(lambda examples: replace(examples, given=values[0])), test=replace(sides.test, given=values[-1])
+        sides.each(lambda examples: replace(examples, covariate=values[0])),
+        test=replace(sides.test, covariate=values[-1]),
     )
 
 
-def check_given(values: NDArray[np.int64], labels: NDArray[np.integer[Any]], flag_text: str, unit: str) -> None:
+def check_covariate(values: NDArray[np.int64], labels: NDArray[np.integer[Any]], flag_text: str, unit: str) -> None:
     """Refuse values that determine the label, so that nothing is left to compare.
 
     Args:
@@ -658,9 +661,9 @@ def permuted_within(examples: Examples, seed: int) -> Examples:
         examples: The examples, with their values.
         seed: Seed of the permutation.
     """
-    assert examples.given is not None
+    assert examples.covariate is not None
     example_rows = np.flatnonzero(examples.labels >= 0)
-    labels, values = examples.labels.copy(), examples.given[example_rows]
+    labels, values = examples.labels.copy(), examples.covariate[example_rows]
     order = np.lexsort((np.random.default_rng(seed).random(len(example_rows)), values))
     labels[example_rows[np.argsort(values, kind="stable")]] = examples.labels[example_rows[order]]
     return replace(examples, labels=labels)

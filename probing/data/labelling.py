@@ -17,14 +17,14 @@ from torch import Tensor
 from probing.activations import ActivationStore
 from probing.activations.source import MOST_FEATURES, ActivationSource, FeatureStore, most_active, report_dropped_text
 from probing.cli.options import LARGEST, SMALLEST, ProbeOptions
-from probing.data.examples import Activations, Examples, SentenceVectors, Sides, check_given, read, with_given
-from probing.data.examples import values_of as given_values_of
+from probing.data.examples import Activations, Examples, SentenceVectors, Sides, check_covariate, read, with_covariate
+from probing.data.examples import values_of as covariate_values_of
 from probing.errors import UserError
 from probing.results import listed
 from probing.text import Corpus, GroupBy, Split, intervals_by_document, splits_by_document
 from probing.text.columns import label_of, text_of
 from probing.text.tasks import (
-    HeldFixed,
+    Covariate,
     Labels,
     SentenceTask,
     TokenTask,
@@ -404,7 +404,7 @@ def label_sides(
     splits: Sequence[Sequence[Split]],
     task: TokenTask,
     group_by: GroupBy = "sentence",
-    given: HeldFixed | None = None,
+    covariate: Covariate | None = None,
 ) -> Sides:
     """Return the labelled tokens of each side; with two corpora, the second is the test side.
 
@@ -414,7 +414,7 @@ def label_sides(
         splits: Side of each sentence of each corpus.
         task: The task, which gives the labels.
         group_by: The option's value: what is independent in each corpus, sentences or documents.
-        given: What is held fixed, if anything is.
+        covariate: The covariate, if there is one.
 
     Raises:
         UserError: If documents are requested but the test corpus has none.
@@ -427,10 +427,12 @@ def label_sides(
         for side in _sides_of(part, len(corpora))
     }
     sides = Sides(parts["train"], parts["validation"], parts["test"], classes, task.ordinal)
-    if given is None:
+    if covariate is None:
         return sides
     pairs = zip(stores, corpora, strict=True)
-    return with_given(sides, [given_values_of(given, store.tokens, corpus, task) for store, corpus in pairs])
+    return with_covariate(
+        sides, [covariate_values_of(covariate, store.tokens, corpus, task) for store, corpus in pairs]
+    )
 
 
 def read_sides(
@@ -441,7 +443,7 @@ def read_sides(
     probe: ProbeOptions,
     group_by: GroupBy,
     announce: Announce = lambda tokens, n_classes, n_train: None,
-    given: HeldFixed | None = None,
+    covariate: Covariate | None = None,
 ) -> tuple[Sides, list[ActivationStore]]:
     """Read the corpora and label their tokens; return the sides and the activations of each corpus.
 
@@ -453,16 +455,16 @@ def read_sides(
         probe: The probe options, which decide whether validation tokens are needed.
         group_by: The option's value: whether intervals are over sentences or documents.
         announce: Called once examples are known, before the model reads the corpora.
-        given: What is held fixed, if anything is.
+        covariate: The covariate, if there is one.
 
     Raises:
         UserError: If a required side has no examples, or if documents are requested but the corpus has none.
     """
     intervals_by_document(group_by, corpora)  # refuses a corpus without documents before a model reads it
-    stores = source.read(corpora, example_checks(task, corpora, splits, probe, source.say, announce, given))
+    stores = source.read(corpora, example_checks(task, corpora, splits, probe, source.say, announce, covariate))
     report_dropped_text(corpora, [store.tokens for store in stores], source.say)
     stores = _narrowed(stores, source, splits[0])
-    return label_sides(stores, corpora, splits, task, group_by, given), stores
+    return label_sides(stores, corpora, splits, task, group_by, covariate), stores
 
 
 def _narrowed(stores: list[ActivationStore], source: ActivationSource, split: Sequence[Split]) -> list[ActivationStore]:
@@ -497,7 +499,7 @@ def example_checks(
     probe: ProbeOptions,
     say: Callable[[str], None],
     announce: Announce = lambda tokens, n_classes, n_train: None,
-    given: HeldFixed | None = None,
+    covariate: Covariate | None = None,
 ) -> list[Callable[[Tokens], None]]:
     """Return a check for each corpus, which refuses a side without examples and reports tokens without a class.
 
@@ -518,9 +520,9 @@ def example_checks(
         classified_by_side: dict[Split, Classified] = {}
         for side in _sides_of(part, len(corpora)):
             classified = class_of_tokens(tokens, corpora[part], task, splits[part], classes, side)
-            if given is not None and side == "train":
-                values = given_values_of(given, tokens, corpora[part], task)
-                check_given(values, classified.labels, f"--given {given.typed}", unit_of(task))
+            if covariate is not None and side == "train":
+                values = covariate_values_of(covariate, tokens, corpora[part], task)
+                check_covariate(values, classified.labels, f"--control_for {covariate.typed}", unit_of(task))
             n_of[side] = n = int((classified.labels >= 0).sum())
             if not n and (probe.needs_validation or side != "validation"):
                 n_sentences = splits[part].count(side)

@@ -342,7 +342,7 @@ _MADE_FROM_THOSE: Mapping[str, _Make] = {
     "control_task": lambda sides, corpora, source, seed: control_tasks(
         sides, corpora, word_folding(load_tokenizer(source.model)), seed
     ),
-    "given": lambda sides, corpora, source, seed: [sides.each(partial(permuted_within, seed=seed))],
+    "covariate": lambda sides, corpora, source, seed: [sides.each(partial(permuted_within, seed=seed))],
 }
 
 

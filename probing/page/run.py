@@ -49,8 +49,8 @@ from probing.tables.conclusions import (
     beside_directions,
     compare_layers_with_controls,
     conclusion,
+    covariate_words,
     dependent_unit,
-    given_words,
     held_fixed,
     overlaps,
     scope,
@@ -147,7 +147,7 @@ def _on_neurons(view: RunView, layer: int) -> str:
     (row,) = (row for row in view.run.accuracy if row["layer"] == layer)
     ranked = view.ranked[layer]
     config, dependent = view.run.config, dependent_unit(view.run.results)
-    of_first = conclusion(ranked, view.task, row, given_words(config), has_intercept(config), dependent)
+    of_first = conclusion(ranked, view.task, row, covariate_words(config), has_intercept(config), dependent)
     sentences = of_first, overlaps(row, len(ranked))
     return " ".join(sentence for sentence in sentences if sentence)
 

@@ -224,8 +224,8 @@ def is_far(row: Row) -> bool:
 _SHOWN = (
     "layer", "rank", "rank_low", "neuron", "feature", "head", "contribution", "ratio", "share",
     "contribution_centred", "contribution_companion", "control_task_share", "correlation", "eta_squared",
-    "eta_squared_z", "eta_squared_q", "given_eta_squared", "given_q", "unique", "cross_entropy_without",
-    "r2_without",
+    "eta_squared_z", "eta_squared_q", "within_covariate_eta_squared", "within_covariate_q", "unique",
+    "cross_entropy_without", "r2_without",
 )  # fmt: skip
 
 _PRESSED = " What a neuron is stands above the table; press its number to see its contribution to each class."
@@ -396,7 +396,8 @@ FLAGS = {
     "other neurons",
     "offset no-signal": "it stands in for the intercept: it is large and nearly constant, and is not shown to tell the "
     "classes apart beyond chance",
-    "confound": "with what `--given` names held fixed, it is not shown to tell the classes apart beyond chance",
+    "confound": "with the covariate of `--control_for` held fixed, it is not shown to tell the classes apart beyond "
+    "chance",
     "direction": "a direction of a random rotation of the neurons contributes as much",
     UNINFORMATIVE: "in nats, or of numbers in squared error, the probe of this layer is not shown to be better than a "
     "constant answer, so do not read its ranking",

@@ -46,7 +46,7 @@ from probing.statistics.label_scores import (
 from probing.statistics.moments import Moments, PenaltySpace, Scaling
 from probing.tables import BASIS_KINDS, CONCENTRATION, FAR, FIRST, NEGLIGIBLE, UNINFORMATIVE, UNRESOLVED
 from probing.tables.evidence_sentences import ALPHA
-from probing.tables.schema import FALSE_DISCOVERIES, GIVEN, NEURONS
+from probing.tables.schema import FALSE_DISCOVERIES, NEURONS, WITHIN_COVARIATE
 
 # Test tokens that are read, whole sentences drawn evenly.
 N_TOKENS = 4_000
@@ -238,7 +238,7 @@ def _statistics(contributions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return highest[:, :1].sum(-1) / known, highest[:, :FIRST].sum(-1) / known, ratio
 
 
-def separation_given(train: Examples, layer: int, n_classes: int) -> Separation | None:
+def separation_within_covariate(train: Examples, layer: int, n_classes: int) -> Separation | None:
     """Stream one layer's training examples twice, divided among ranks, and return how its neurons go with the labels.
 
     Args:
@@ -247,11 +247,11 @@ def separation_given(train: Examples, layer: int, n_classes: int) -> Separation 
         n_classes: Number of classes; of no importance where numbers are predicted.
 
     Returns:
-        None if nothing is held fixed.
+        None without a covariate.
     """
-    if train.given is None:
+    if train.covariate is None:
         return None
-    stratum = strata_with_several(train.given, train.labels)
+    stratum = strata_with_several(train.covariate, train.labels)
     used = replace(train, labels=np.where(stratum >= 0, train.labels, -1).astype(np.int32))
     codes, is_used = used.codes(n_classes), stratum >= 0
     between = codes.excess_between(used.labels, used.store.tokens.sentences)
@@ -273,8 +273,8 @@ def separation_given(train: Examples, layer: int, n_classes: int) -> Separation 
 
 def compared_with(train: Examples) -> dict[str, int]:
     """Return the numbers of training tokens that are compared, and of the values that they have."""
-    assert train.given is not None
-    stratum = strata_with_several(train.given, train.labels)
+    assert train.covariate is not None
+    stratum = strata_with_several(train.covariate, train.labels)
     return {"n_tokens": int((stratum >= 0).sum()), "n_values": int(stratum.max(initial=-1)) + 1}
 
 
@@ -299,7 +299,8 @@ class Evidence:
         matched: Neurons among these that were removed only for comparison.
         contribution_with_intercept: Mean over tokens of |W[y, i] * (v[i] - mean(v[i]))| with the weights of a probe
             with an intercept, shape (d_model,), or None.
-        given: How the neurons separate the classes among training tokens that are alike in what is held fixed, or None.
+        within_covariate: How the neurons separate the classes among training tokens with the same value of the
+            covariate; None without one.
         control_task_share: Share of each neuron in the contributions to probes of the control task, shape (d_model,),
             or None.
         directions: What the directions of random rotations contribute, or None.
@@ -314,7 +315,7 @@ class Evidence:
     ablation_effects: Mapping[int, AblationEffect] = field(default_factory=dict)
     matched: Sequence[int] = ()
     contribution_with_intercept: Tensor | None = None
-    given: Separation | None = None
+    within_covariate: Separation | None = None
     control_task_share: Tensor | None = None
     directions: Directions | None = None
 
@@ -338,7 +339,7 @@ def collect_evidence(
             m,
             sums,
             separation_of(train, layer, m, n_classes or 0),
-            given=separation_given(train, layer, n_classes or 0),
+            within_covariate=separation_within_covariate(train, layer, n_classes or 0),
         )
         for layer, m, sums in parts
     ]
@@ -391,8 +392,8 @@ def order(statistic: Tensor) -> Tensor:
 
 
 def flags(
-    contribution: Tensor, contribution_centred: Tensor, q: Tensor, dead: Tensor, q_given: Tensor | None = None,
-    direction_p: Tensor | None = None,
+    contribution: Tensor, contribution_centred: Tensor, q: Tensor, dead: Tensor,
+    q_within_covariate: Tensor | None = None, direction_p: Tensor | None = None,
 ) -> list[str]:  # fmt: skip
     """Return what a reader must know before believing a neuron's rank.
 
@@ -401,7 +402,7 @@ def flags(
     the intercept that the probe lacks. `no-signal`: its values differ between classes no more than under
     chance alone. Among the layer's neurons without this flag, at most a share of
     `FALSE_DISCOVERIES` is expected to have no signal. `confound`: it has a signal, but is not shown to have
-    one among tokens that are alike in what is held fixed, at the same rate. `direction`: a direction of a random
+    one among tokens with the same value of the covariate, at the same rate. `direction`: a direction of a random
     rotation contributes as much.
 
     Args:
@@ -409,12 +410,16 @@ def flags(
         contribution_centred: Contribution of each neuron without its mean, shape (d_model,).
         q: Lowest false discovery rate at which each neuron counts as a signal, shape (d_model,).
         dead: Which neurons are dead, shape (d_model,), bool.
-        q_given: The rates among tokens that are alike, shape (d_model,); None if nothing is held fixed.
+        q_within_covariate: The rates among tokens that are alike, shape (d_model,); None without a covariate.
         direction_p: Share of rotations whose largest direction contributes as much, shape (d_model,); None without any.
     """
     offset = contribution_centred < OFFSET_BELOW * contribution
     no_signal = q > FALSE_DISCOVERIES
-    confound = torch.zeros_like(no_signal) if q_given is None else ~no_signal & (q_given > FALSE_DISCOVERIES)
+    confound = (
+        torch.zeros_like(no_signal)
+        if q_within_covariate is None
+        else ~no_signal & (q_within_covariate > FALSE_DISCOVERIES)
+    )
     direction = torch.zeros_like(no_signal) if direction_p is None else direction_p > ALPHA
     flagged = {
         "offset": offset.tolist(), "no-signal": no_signal.tolist(), "confound": confound.tolist(),
@@ -455,9 +460,11 @@ def neuron_table(
     # A dead neuron's variance is rounding error, so its share explained by class means nothing.
     p = torch.where(dead, 1.0, separation.p)
     q = discovery_rates(p, ~dead)
-    given = _given_columns(evidence)
+    within = _covariate_columns(evidence)
     beside = evidence.directions
-    flag = flags(contribution, centred, q, dead, given.get("given_q"), None if beside is None else beside.p[0])
+    flag = flags(
+        contribution, centred, q, dead, within.get("within_covariate_q"), None if beside is None else beside.p[0]
+    )
     if not is_informative:
         flag = [names if names == "dead" else UNINFORMATIVE for names in flag]
     width = len(contribution) // (n_heads or 1)
@@ -471,7 +478,7 @@ def neuron_table(
         "eta_squared_z": torch.where(dead, 0.0, separation.z).tolist(),
         "eta_squared_p": p.tolist(),
         "eta_squared_q": q.tolist(),
-        **{name: values.tolist() for name, values in given.items()},
+        **{name: values.tolist() for name, values in within.items()},
         "mean": evidence.moments.mean.tolist(),
         "sd": evidence.moments.sd.tolist(),
         "flag": flag,
@@ -504,14 +511,19 @@ def neuron_table(
     return rows
 
 
-def _given_columns(evidence: Evidence) -> dict[str, Tensor]:
-    """Return how neurons go with the labels with something held fixed; nothing if nothing is."""
-    if (given := evidence.given) is None:
+def _covariate_columns(evidence: Evidence) -> dict[str, Tensor]:
+    """Return how neurons go with the labels within the covariate; nothing without one."""
+    if (within := evidence.within_covariate) is None:
         return {}
     dead = evidence.moments.dead
-    p = torch.where(dead, 1.0, given.p)
-    values = (torch.where(dead, 0.0, given.eta_squared), torch.where(dead, 0.0, given.z), p, discovery_rates(p, ~dead))
-    return dict(zip((column.name for column in GIVEN), values, strict=True))
+    p = torch.where(dead, 1.0, within.p)
+    values = (
+        torch.where(dead, 0.0, within.eta_squared),
+        torch.where(dead, 0.0, within.z),
+        p,
+        discovery_rates(p, ~dead),
+    )
+    return dict(zip((column.name for column in WITHIN_COVARIATE), values, strict=True))
 
 
 def _removal_columns(effect: AblationEffect | None, is_matched: bool) -> dict[str, Any]:

@@ -605,7 +605,7 @@ def write_summary(
         "n_sentences": {side: len(examples.sentences()) for side, examples in named.items()},
         "intervals_over": intervals_over(sides.test),
         "split_by": _unit(sides.train),
-        **({} if sides.train.given is None else {"given": compared_with(sides.train)}),
+        **({} if sides.train.covariate is None else {"covariate": compared_with(sides.train)}),
         **_neighbours(sides),
         **({"pooling": sides.test.pooling} if sides.test.pooling else {}),
         "timings": dict(timings),

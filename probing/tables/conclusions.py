@@ -369,7 +369,7 @@ MOST_NAMED = 8
 
 
 def conclusion(
-    rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, Any] | None = None, given: str = "",
+    rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, Any] | None = None, covariate: str = "",
     bias: bool = False, dependent: str = "",
 ) -> str:  # fmt: skip
     """Return what the top neuron's numbers support, in a few sentences.
@@ -377,8 +377,8 @@ def conclusion(
     Args:
         rows: The whole ranked table of one layer.
         task: What the probe predicts, such as `position`.
-        layer: The layer's row of `accuracy.csv`, for the controls that see the token, or what is held fixed, alone.
-        given: What is held fixed, as `given_words` says it.
+        layer: The layer's row of `accuracy.csv`, for the controls that see the token, or the covariate, alone.
+        covariate: The covariate, as `covariate_words` says it.
         bias: Whether the probe has an intercept.
         dependent: What is not independent, as `dependent_unit` says it; of it, no p-value is a claim.
     """
@@ -394,7 +394,7 @@ def conclusion(
     )  # fmt: skip
     sentences = [
         who, _correlated(rows), _of_itself(top, task, layer, dependent), _without_it(rows),
-        _given(top, task, given, dependent), *_confounds(layer, task, given), as_a_direction(top),
+        _within_covariate(top, task, covariate, dependent), *_confounds(layer, task, covariate), as_a_direction(top),
         _first_unflagged(rows), _in_control_tasks(top), _missing_evidence(top),
     ]  # fmt: skip
     return " ".join(sentence for sentence in sentences if sentence)
@@ -496,49 +496,57 @@ def carries_it(row: Mapping[str, Any]) -> bool:
 
 # Controls that see nothing but what the labels may be confounded with, with the sentence on a probe that does not beat
 # them.
-_ALONE = {"token": "token_is_enough", "given": "given_is_enough"}
+_ALONE = {"token": "token_is_enough", "covariate": "covariate_is_enough"}
 
 
 def _is_enough(layer: Mapping[str, Any] | None, control: str) -> bool:
     return layer is not None and side_of(layer, control) in ("below", "alike")
 
 
-def _confounds(layer: Mapping[str, Any] | None, task: str, given: str) -> list[str]:
+def _confounds(layer: Mapping[str, Any] | None, task: str, covariate: str) -> list[str]:
     """Say which probes of a confound alone are not beaten; nothing of those that are, or were not trained."""
     sentences = []
     for control, name in _ALONE.items():
         if layer is not None and _is_enough(layer, control):
             score = score_of(layer)
             both = f"{layer[score.name]:.3f} against {layer[f'{control}_{score.name}']:.3f}"
-            sentences.append(say(name, both=both, task=task, given=given))
+            sentences.append(say(name, both=both, task=task, covariate=covariate))
     return sentences
 
 
-def given_words(config: Mapping[str, Any]) -> str:
+def covariate_words(config: Mapping[str, Any]) -> str:
     """Return what a run holds fixed, as a sentence says it; an empty text if nothing."""
-    given = config.get("given")
-    if not given:
+    covariate = config.get("control_for")
+    if not covariate:
         return ""
-    return {"token": "the token", "given": "the given value"}.get(str(given), str(given).rpartition(":")[2])
+    return {"token": "the token", "covariate": "the covariate"}.get(str(covariate), str(covariate).rpartition(":")[2])
 
 
 def held_fixed(results: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Say which tokens are compared with something held fixed; an empty text if nothing is."""
-    if "given" not in results:
+    """Say which tokens are compared within the covariate; an empty text without one."""
+    if "covariate" not in results:
         return ""
     n_train = results["n_example_tokens"]["train"]
-    return say("held_fixed", given=given_words(config), n_train=n_train, **results["given"])
+    return say("held_fixed", covariate=covariate_words(config), n_train=n_train, **results["covariate"])
 
 
-def _given(top: Mapping[str, Any], task: str, given: str, dependent: str) -> str:
-    """Say how the neuron goes with the labels with something held fixed; an empty text if nothing is."""
-    if not known(top, "given_q") or "no-signal" in top["flag"]:
+def _within_covariate(top: Mapping[str, Any], task: str, covariate: str, dependent: str) -> str:
+    """Say how the neuron goes with the labels within the covariate; an empty text without one."""
+    if not known(top, "within_covariate_q") or "no-signal" in top["flag"]:
         return ""
     if "confound" in top["flag"]:
-        return say("given_not", given=given, task=task, p=top["given_p"], q=top["given_q"])
+        return say(
+            "covariate_not", covariate=covariate, task=task, p=top["within_covariate_p"], q=top["within_covariate_q"]
+        )
     if dependent:
         return ""
-    return say("given_too", given=given, task=task, share=max(top["given_eta_squared"], 0), q=top["given_q"])
+    return say(
+        "covariate_too",
+        covariate=covariate,
+        task=task,
+        share=max(top["within_covariate_eta_squared"], 0),
+        q=top["within_covariate_q"],
+    )
 
 
 def _in_control_tasks(top: Mapping[str, Any]) -> str:
@@ -716,7 +724,9 @@ def ranking_conclusions(
     lines: list[str] = []
     for row, fitted in zip(accuracy, results["layers"], strict=True):
         ranked = [neuron for neuron in neurons if neuron["layer"] == row["layer"]]
-        sentence = conclusion(ranked, task, row, given_words(config), has_intercept(config), dependent_unit(results))
+        sentence = conclusion(
+            ranked, task, row, covariate_words(config), has_intercept(config), dependent_unit(results)
+        )
         lines += [sentence, overlaps(row, len(ranked))]
         if not fitted["converged"]:
             lines.append(say("stopped_short", layer=row["layer"], gap=fitted["optimality_gap"]))

@@ -47,8 +47,10 @@ NOTES: dict[str, Sentence] = {
         "Labels are numbers.",
         TABLES,
     ),
-    "note_of_given": Sentence(
-        "given: eta sq. among training tokens with the same value of what --given names", "`--given`.", TABLES
+    "note_of_covariate": Sentence(
+        "within: eta sq. among training tokens with the same value of the covariate",
+        "`--control_for`.",
+        TABLES,
     ),
     "note_of_loss": Sentence(
         "without it: {unit} lost by a retrained probe",

@@ -43,8 +43,8 @@ _PARTS = "Parts of the sentences above"
 
 _CORRECTED = (
     f"the loss is above 0 with a p-value of at most {ALPHA}, corrected for all neurons that were removed in the layer "
-    "(Holm), the upper end of its 95% interval is at least .001, the probes of the token alone and of what is held "
-    "fixed, if there are any, are beaten, there is no flag `confound`, and the neuron contributes more than the "
+    "(Holm), the upper end of its 95% interval is at least .001, the probes of the token alone and of the "
+    "covariate, if there are any, are beaten, there is no flag `confound`, and the neuron contributes more than the "
     "directions of random rotations; with the flag `offset`, centred too"
 )
 
@@ -134,30 +134,30 @@ SENTENCES: dict[str, Sentence] = {
         "The 95% interval of the difference to the control `token` is not above 0.",
         _BESIDE,
     ),
-    "given_too": Sentence(
-        "With {given} held fixed it varies with {task}, too: {task} explains {share:.1%} of what is left of its "
+    "covariate_too": Sentence(
+        "With {covariate} held fixed it varies with {task}, too: {task} explains {share:.1%} of what is left of its "
         "variance (q = {q:.2g}).",
-        "`--given`; its share among training tokens with the same value is significant at a false discovery rate of "
-        "1%.",
+        "`--control_for`; its share among training tokens with the same value is significant at a false discovery rate "
+        "of 1%.",
         _BESIDE,
     ),
-    "given_not": Sentence(
-        "With {given} held fixed it is not shown to vary with {task} (p = {p:.2g}, q = {q:.2g}): what it shows of "
-        "{task} may be {given}.",
-        "`--given`, and flag `confound`: the share is significant among all tokens, and not among those with the same "
-        "value.",
+    "covariate_not": Sentence(
+        "With {covariate} held fixed it is not shown to vary with {task} (p = {p:.2g}, q = {q:.2g}): what it shows of "
+        "{task} may be {covariate}.",
+        "`--control_for`, and flag `confound`: the share is significant among all tokens, and not among those with the "
+        "same value.",
         _BESIDE,
     ),
-    "given_is_enough": Sentence(
+    "covariate_is_enough": Sentence(
         "The probe is not shown to do better than one trained on labels permuted among tokens with the same value of "
-        "{given} ({both}), so that its accuracy is no evidence of {task} beyond {given}.",
-        "The 95% interval of the difference to the control `given` is not above 0.",
+        "{covariate} ({both}), so that its accuracy is no evidence of {task} beyond {covariate}.",
+        "The 95% interval of the difference to the control `covariate` is not above 0.",
         _BESIDE,
     ),
     "held_fixed": Sentence(
-        "Held fixed is {given}: neurons are compared among the {n_tokens:,} training tokens, of {n_train:,}, that have "
-        "one of the {n_values:,} values with several labels.",
-        "`--given`.",
+        "Neurons are compared with {covariate} held fixed, among the {n_tokens:,} training tokens, of {n_train:,}, "
+        "that have one of the {n_values:,} values with several labels.",
+        "`--control_for`.",
         _INTERVALS,
     ),
     "as_a_direction": Sentence(

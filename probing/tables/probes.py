@@ -30,9 +30,9 @@ from probing.tables.conclusions import (
     basis,
     compare_layers_with_controls,
     conclusion,
+    covariate_words,
     dependent_unit,
     first_unflagged,
-    given_words,
     held_fixed,
     leading,
     overlaps,
@@ -263,7 +263,7 @@ def layers_table(accuracy: Sequence[Row], neurons: Sequence[Row], by: Order = "c
     with_f1 = any(are_unequal(row) for row in accuracy)
     title = f"Layers: test {score.words} of the probe and of its controls, and its first neurons"
     # What the task may be confused with stays longest.
-    least = sorted(controls, key=lambda name: name in ("token", "given"))
+    least = sorted(controls, key=lambda name: name in ("token", "covariate"))
     table = plain_table(title, leave_out=tuple(controls[name] for name in least))
     beside = ["macro F1"] * with_f1 + [*controls.values()]
     for heading in ("layer", score.words, RANGE, *beside, "first neurons", "unflagged"):
@@ -310,14 +310,14 @@ def neurons_table(
         in_full: Whether the notes also say what a neuron of the residual stream is, and what intervals are worth.
     """
     score = score_of_neurons(rows[0])
-    least = ("share", "z", "ratio", "range", "given", "head", "feature")
+    least = ("share", "z", "ratio", "range", "within", "head", "feature")
     order = {"contribution": "contribution", "centred": "centred contribution"}[by]
     table = plain_table(f"Layer {rows[0]['layer']}: neurons by {order} to {score.contribution}", leave_out=least)
     has_range, has_removals, has_heads = "rank_low" in rows[0], "removed" in rows[0], "head" in rows[0]
-    has_given, has_features = "given_eta_squared" in rows[0], "feature" in rows[0]
+    has_covariate, has_features = "within_covariate_eta_squared" in rows[0], "feature" in rows[0]
     names = ["rank"] + ["rank_low"] * has_range + ["neuron"] + ["feature"] * has_features + ["head"] * has_heads
     names += ["contribution", "ratio", "share", "contribution_centred", "eta_squared", "eta_squared_z"]
-    names += ["given_eta_squared"] * has_given + ["cross_entropy_without"] * has_removals
+    names += ["within_covariate_eta_squared"] * has_covariate + ["cross_entropy_without"] * has_removals
     for name in names:
         table.add_column(NEURONS[name].words, justify="right")
     table.add_column("flag")
@@ -334,14 +334,14 @@ def neurons_table(
             _centred(row),
             f"{row['eta_squared']:.3f}",
             f"{row['eta_squared_z']:.0f}",
-            *([f"{row['given_eta_squared']:.3f}"] if has_given else []),
+            *([f"{row['within_covariate_eta_squared']:.3f}"] if has_covariate else []),
             *([_without(row)] if has_removals else []),
             row["flag"],
         )
     captions = [what_is_a_neuron(site)] * (in_full or site != "residual")
     captions += [say("note_of_range")] * has_range
     captions += [say("note_of_eta_of_numbers" if score is R2 else "note_of_eta"), say("note_of_z")]
-    captions += [say("note_of_given")] * has_given
+    captions += [say("note_of_covariate")] * has_covariate
     lost = "R²" if score is R2 else "nats"
     captions += [say("note_of_loss", unit=lost)] * has_removals
     if any(NEGLIGIBLE in str(row.get("removed")) for row in rows):
@@ -492,7 +492,7 @@ def answer(
     row = leading(accuracy)
     layer_neurons = [neuron_row for neuron_row in neurons if neuron_row["layer"] == row["layer"]]
     of_neuron = conclusion(
-        layer_neurons, task, row, given_words(config), has_intercept(config), dependent_unit(results)
+        layer_neurons, task, row, covariate_words(config), has_intercept(config), dependent_unit(results)
     )
     sentences = [accuracies(accuracy), why_leading(accuracy), of_neuron, compare_layers_with_controls(accuracy, task)]
     return [sentence for sentence in sentences if sentence]

@@ -166,14 +166,15 @@ _COMPANION = number(
     "contribution_companion", "Centred contribution to a probe that has an intercept, for neurons whose centred "
     "contribution is marked unreliable by *.", "with intercept", ".4f",
 )  # fmt: skip
-# What labels explain of a neuron with something else held fixed (`--given`).
-GIVEN = (
-    number("given_eta_squared", "The same among training tokens with the same value of what `--given` names: the "
-           "share of the variance that is left within these.", "given"),
-    number("given_z", "By how many standard deviations that is more than by chance.", "z given", ".0f"),
-    number("given_p", "Its p-value.", "p given"),
-    number("given_q", "Lowest false discovery rate at which the neuron counts as having a signal with that value held "
-           f"fixed. Above {FALSE_DISCOVERIES:g} the flag says confound, if it has a signal otherwise.", "q given"),
+# What labels explain of a neuron within a covariate (`--control_for`).
+WITHIN_COVARIATE = (
+    number("within_covariate_eta_squared", "The same among training tokens with the same value of the covariate "
+           "(`--control_for`): the share of the variance that is left within these.", "within"),
+    number("within_covariate_z", "By how many standard deviations that is more than by chance.", "z within", ".0f"),
+    number("within_covariate_p", "Its p-value.", "p within"),
+    number("within_covariate_q", "Lowest false discovery rate at which the neuron counts as having a signal with that "
+           f"value held fixed. Above {FALSE_DISCOVERIES:g} the flag says confound, if it has a signal otherwise.",
+           "q within"),
 )  # fmt: skip
 _SEPARATION = (
     number("eta_squared", "Eta squared: the share of the neuron's variance over training tokens that is between "
@@ -186,7 +187,7 @@ _SEPARATION = (
     number("eta_squared_p", "Its p-value.", "p"),
     number("eta_squared_q", "Lowest false discovery rate over the neurons of the layer at which this one counts as "
            f"having a signal. Above {FALSE_DISCOVERIES:g} the flag says no-signal.", "q"),
-    *GIVEN,
+    *WITHIN_COVARIATE,
     number("unique", "Estimate, without retraining, of what the probe loses without the neuron, from its weights and "
            "from how well the other neurons can stand in for it. It is good for the order of neurons, and several "
            "times too large as a number of nats.", form=".4f"),

@@ -673,8 +673,8 @@ TOKEN = "token"
 
 
 @dataclass(frozen=True)
-class HeldFixed:
-    """What is held fixed.
+class Covariate:
+    """A covariate, whose values are held fixed.
 
     Args:
         typed: The option's value: `token`, the name of a task, `FILE.py:CLASS`, or the name of a column of the corpus.
@@ -685,7 +685,7 @@ class HeldFixed:
     task: TokenTask | None = None
 
     @classmethod
-    def of(cls, typed: str | None) -> HeldFixed | None:
+    def of(cls, typed: str | None) -> Covariate | None:
         """Return what an option's value stands for; None without one.
 
         Raises:
@@ -698,7 +698,7 @@ class HeldFixed:
         try:
             return cls(typed, load_task(typed))
         except UserError as error:
-            raise UserError(str(error).replace("`--task ", "`--given ")) from None
+            raise UserError(str(error).replace("`--task ", "`--control_for ")) from None
 
     def task_in(self, corpus: Corpus, of: TokenTask) -> TokenTask | None:
         """Return the task whose labels are held fixed in a corpus; None for the token itself.
@@ -711,7 +711,7 @@ class HeldFixed:
             UserError: If there is no such task or column, it gives numbers, or it is of tokens and the probed task of
                 sentences.
         """
-        typed, of_sentences = f"`--given {self.typed}`", isinstance(of, SentenceTask)
+        typed, of_sentences = f"`--control_for {self.typed}`", isinstance(of, SentenceTask)
         if self.typed == TOKEN:
             if of_sentences:
                 raise UserError(f"{typed}: the task labels sentences, which have many; give a label of sentences.")

@@ -435,7 +435,7 @@ DTYPES = ("bfloat16", "float32")
 BARE = " ".join(BARE_ARGS)
 # What the model computes again has other numbers in bfloat16: these commands read the cache alone.
 READERS = {
-    "fit": ["fit --name=made --replicates=2 --controls=shuffled --given=token --transform=whiten"],
+    "fit": ["fit --name=made --replicates=2 --controls=shuffled --control_for=token --transform=whiten"],
     "rank": [
         f"fit --name=made {BARE}",
         "rank runs/made --layer=2 --method=contribution,anova,gaussian --erase --top=5",

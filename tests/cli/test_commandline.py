@@ -416,6 +416,15 @@ def test_the_new_name_of_a_command_is_told(old: str, new: str, capsys: pytest.Ca
         getattr(probing, old)
 
 
+def test_the_new_name_of_an_option_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    import probing
+
+    assert run(COMMANDS, ["fit", "--given", "token"]) == 2
+    assert capsys.readouterr().err == "probing fit: `--given` is now `--control_for`.\n"
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'given' \(did you mean `control_for`\?\)"):
+        probing.fit(given="token")  # type: ignore[call-arg]
+
+
 def test_commands_of_others_stand_for_commands_that_there_are() -> None:
     assert {name for names in COMMANDS_ELSEWHERE.values() for name in names.split(",")} <= set(COMMANDS)
 

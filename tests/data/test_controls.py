@@ -27,7 +27,7 @@ from probing.probes.solvers import Penalty
 from probing.probes.training import Lbfgs, Training, train_controls, train_probes
 from probing.runs.results import ClassResults
 from probing.tables.conclusions import side_of
-from probing.tables.schema import GIVEN, NEURONS
+from probing.tables.schema import NEURONS, WITHIN_COVARIATE
 from probing.text import Corpus, Split, from_words
 from probing.text.tokens import Tokens
 from synthetic import LIGHTNING_WARNINGS, SPLITS, Data, make_splits, make_store, make_tokens, positional, sides
@@ -401,7 +401,7 @@ def test_all_evidence_is_in_the_tables_by_default(made: Run) -> None:
         "head",
         "feature",
         "correlated_group",
-        *[column.name for column in GIVEN],
+        *[column.name for column in WITHIN_COVARIATE],
         "control_task_share",
         "selectivity",
     }

@@ -24,7 +24,7 @@ from probing.data.examples import (
     SentenceVectors,
     ShardDataset,
     blocks,
-    check_given,
+    check_covariate,
     common_words,
     exchanged,
     open_shard,
@@ -36,13 +36,13 @@ from probing.data.examples import (
     token_per_sentence,
     type_keys,
     values_of,
-    with_given,
+    with_covariate,
 )
 from probing.data.labelling import choose_classes, class_of_tokens, label, labels_in_training, warn_rare_classes
 from probing.data.module import LEAST_TYPES, permute_among_types, token_types
 from probing.errors import UserError
 from probing.text import Corpus, Split, from_words
-from probing.text.tasks import HeldFixed, Pooling, labels_of, labels_words
+from probing.text.tasks import Covariate, Pooling, labels_of, labels_words
 from probing.text.tokens import Tokens
 from synthetic import CORPUS, SPLITS, make_splits, make_store, make_tokens, sides
 
@@ -353,7 +353,7 @@ OF_WORDS = UniversalPartOfSpeech()
 
 
 def test_a_token_is_its_id_and_a_word_its_pieces() -> None:
-    token = HeldFixed("token", None)
+    token = Covariate("token", None)
     assert values_of(token, TOKENS, HELD_CORPUS, Position()).tolist() == np.unique(IDS, return_inverse=True)[1].tolist()
     for pieces in ("first", "last", "mean"):
         found = values_of(token, TOKENS, HELD_CORPUS, UniversalPartOfSpeech(pieces=pieces))
@@ -379,7 +379,7 @@ def test_two_words_are_the_same_exactly_if_all_their_pieces_are(sentences: list[
     labelled = np.flatnonzero(labels_of(task := UniversalPartOfSpeech(pieces=pieces), tokens, corpus) != "")
     expected: dict[str, int] = {}
     words = [expected.setdefault(word, len(expected)) for words in texts for word in words]
-    for values in (values_of(HeldFixed("token"), tokens, corpus, task), type_keys(tokens, of_words=True)):
+    for values in (values_of(Covariate("token"), tokens, corpus, task), type_keys(tokens, of_words=True)):
         found = values[labelled]
         assert len(found) == len(words)
         same = [[one == other for other in words] for one in words]
@@ -396,14 +396,14 @@ def test_a_task_that_labels_several_pieces_of_a_word_or_special_tokens_is_of_tok
 
 @pytest.mark.parametrize("pieces", ["first", "last", "mean"])
 def test_a_word_has_its_value_at_all_of_its_pieces(pieces: Any) -> None:
-    found = values_of(HeldFixed("upos", UniversalPartOfSpeech(pieces=pieces)), TOKENS, HELD_CORPUS, Position())
+    found = values_of(Covariate("upos", UniversalPartOfSpeech(pieces=pieces)), TOKENS, HELD_CORPUS, Position())
     assert found.tolist() == [-1, 0, 0, 0, 1, -1, -1, 1, 2, 2, -1]
 
 
 def test_what_gives_no_value_is_refused() -> None:
     unlabelled = replace(HELD_CORPUS, name="plain", columns={"upos": (("_", "_"), ("_", "_"))})
-    with pytest.raises(UserError, match="`--given upos`: it gives no token of `plain` a label"):
-        values_of(HeldFixed("upos", OF_WORDS), TOKENS, unlabelled, OF_WORDS)
+    with pytest.raises(UserError, match="`--control_for upos`: it gives no token of `plain` a label"):
+        values_of(Covariate("upos", OF_WORDS), TOKENS, unlabelled, OF_WORDS)
 
 
 def test_labels_are_permuted_among_equal_values_and_sides_keep_theirs(tmp_path: Path) -> None:
@@ -411,7 +411,7 @@ def test_labels_are_permuted_among_equal_values_and_sides_keep_theirs(tmp_path: 
     planted = sides(make_store(tmp_path / "store", [np.zeros((tokens.n_tokens, 2))], tokens))
     values = np.random.default_rng(0).integers(-1, 5, tokens.n_tokens)
     for side in ("train", "test"):
-        before = getattr(with_given(planted, [values]), side)
+        before = getattr(with_covariate(planted, [values]), side)
         after = permuted_within(before, seed=1)
         kept = before.labels >= 0
         assert np.array_equal(after.labels >= 0, kept)
@@ -427,28 +427,28 @@ def test_the_test_corpus_has_its_own_values(tmp_path: Path) -> None:
     tokens = make_tokens([8] * 60)
     planted = sides(make_store(tmp_path / "store", [np.zeros((tokens.n_tokens, 2))], tokens))
     one, other = np.zeros(3, dtype=np.int64), np.ones(4, dtype=np.int64)
-    found = with_given(planted, [one, other])
-    assert found.train.given is one
-    assert found.validation.given is one
-    assert found.test.given is other
+    found = with_covariate(planted, [one, other])
+    assert found.train.covariate is one
+    assert found.validation.covariate is one
+    assert found.test.covariate is other
 
 
 def test_values_that_determine_the_label_are_refused() -> None:
     labels = np.array([0, 1, 0, -1])
-    check_given(np.array([0, 0, 1, 1]), labels, "--given x", "token")
-    with pytest.raises(UserError, match="`--given x`: no two training tokens with the same value have different"):
-        check_given(np.array([0, 1, 0, 0]), labels, "--given x", "token")
+    check_covariate(np.array([0, 0, 1, 1]), labels, "--control_for x", "token")
+    with pytest.raises(UserError, match="`--control_for x`: no two training tokens with the same value have different"):
+        check_covariate(np.array([0, 1, 0, 0]), labels, "--control_for x", "token")
 
 
 # --- the option ---
 
 
 def test_a_task_a_column_or_the_token_is_held_fixed() -> None:
-    assert HeldFixed.of(None) is None
-    assert HeldFixed.of("token") == HeldFixed("token")
-    assert HeldFixed.of("upos") == HeldFixed("upos", OF_WORDS)
-    of_column = HeldFixed.of("genre")
-    assert of_column == HeldFixed("genre")
+    assert Covariate.of(None) is None
+    assert Covariate.of("token") == Covariate("token")
+    assert Covariate.of("upos") == Covariate("upos", OF_WORDS)
+    of_column = Covariate.of("genre")
+    assert of_column == Covariate("genre")
     corpus = replace(HELD_CORPUS, columns={"genre": (("a", "b"), ("a", "a"))})
     assert of_column is not None
     assert values_of(of_column, TOKENS, corpus, Position()).tolist() == [-1, 0, 0, 0, 1, -1, -1, 0, 0, 0, -1]
@@ -463,25 +463,25 @@ def test_a_task_a_column_or_the_token_is_held_fixed() -> None:
     ],
 )
 def test_what_cannot_be_held_fixed_is_refused(typed: str, of: Any, message: str) -> None:
-    given = HeldFixed.of(typed)
+    given = Covariate.of(typed)
     assert given is not None
-    with pytest.raises(UserError, match=f"`--given {typed}`:? {message}"):
+    with pytest.raises(UserError, match=f"`--control_for {typed}`:? {message}"):
         values_of(given, TOKENS, HELD_CORPUS, of)
 
 
 def test_numbers_are_not_held_fixed() -> None:
-    with pytest.raises(UserError, match="`--given x`: of its numbers hardly two are equal"):
-        HeldFixed("x", SentenceLabel(numbers=True)).task_in(HELD_CORPUS, Position())
+    with pytest.raises(UserError, match="`--control_for x`: of its numbers hardly two are equal"):
+        Covariate("x", SentenceLabel(numbers=True)).task_in(HELD_CORPUS, Position())
 
 
 def test_a_task_that_cannot_be_loaded_is_named_as_it_was_typed() -> None:
-    with pytest.raises(UserError, match=r"`--given nowhere\.py:X`"):
-        HeldFixed.of("nowhere.py:X")
+    with pytest.raises(UserError, match=r"`--control_for nowhere\.py:X`"):
+        Covariate.of("nowhere.py:X")
 
 
 def test_a_label_of_sentences_is_that_of_all_their_tokens() -> None:
     corpus = Corpus("topics", ("a", "b"), sentence_columns={"label": ("x", "y")})
-    for fixed in (HeldFixed("sentence_label", SentenceLabel()), HeldFixed("label")):
+    for fixed in (Covariate("sentence_label", SentenceLabel()), Covariate("label")):
         assert values_of(fixed, TOKENS, corpus, Position()).tolist() == [0] * 6 + [1] * 5
         assert values_of(fixed, TOKENS, corpus, SentenceLabel()).tolist() == [0, 1]
 

@@ -14,12 +14,18 @@ from scipy.stats import binom, ortho_group
 
 import probing
 from probing.data.arrays import activations_of_arrays
-from probing.data.examples import Examples, with_given
+from probing.data.examples import Examples, with_covariate
 from probing.data.labelling import thin
 from probing.data.module import layer_moments
 from probing.errors import UserError
 from probing.probes import evidence as table_module
-from probing.probes.evidence import Directions, basis_table, compared_with, measure_directions, separation_given
+from probing.probes.evidence import (
+    Directions,
+    basis_table,
+    compared_with,
+    measure_directions,
+    separation_within_covariate,
+)
 from probing.probes.removal import bootstrap, penalty_problems, penalty_stability, replicate_problems, stability_of
 from probing.probes.solvers import Penalty
 from probing.statistics import chance
@@ -358,15 +364,15 @@ def given(tmp_path: Path) -> Data:
     values = np.where(
         generator.random(tokens.n_tokens) < 0.5, tokens.positions, generator.integers(12, size=tokens.n_tokens)
     )
-    found = with_given(sides(make_store(tmp_path / "store", [positional(tokens, 5, 0.3)], tokens)), [values])
+    found = with_covariate(sides(make_store(tmp_path / "store", [positional(tokens, 5, 0.3)], tokens)), [values])
     assert isinstance(found, Data)
     return found
 
 
 def test_it_is_that_of_all_examples_at_once(given: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     train, n_classes = given.train, len(given.classes)
-    assert train.given is not None
-    strata = strata_with_several(train.given, train.labels)
+    assert train.covariate is not None
+    strata = strata_with_several(train.covariate, train.labels)
     kept = strata >= 0
     used = replace(train, labels=np.where(kept, train.labels, -1).astype(np.int32))
     states = torch.cat([train.store.read(0, shard.index) for shard in train.store.plan.shards]).double()[kept]
@@ -379,9 +385,9 @@ def test_it_is_that_of_all_examples_at_once(given: Data, monkeypatch: pytest.Mon
     between = codes.excess_between(used.labels, train.store.tokens.sentences)
     sums = ConditionalAccumulator(means.over(vectors.sizes), vectors, between)
     sums.update(states, stratum, label, sentences, sentences)
-    expected, found = sums.result(), separation_given(train, 0, n_classes)
+    expected, found = sums.result(), separation_within_covariate(train, 0, n_classes)
     monkeypatch.setattr(table_module, "neurons_at_a_time", lambda n_columns: 2)
-    for one in (found, separation_given(train, 0, n_classes)):
+    for one in (found, separation_within_covariate(train, 0, n_classes)):
         assert one is not None
         for own, other in zip(vars(one).values(), vars(expected).values(), strict=True):
             assert torch.allclose(own, other, rtol=1e-6, atol=1e-9)
@@ -389,7 +395,7 @@ def test_it_is_that_of_all_examples_at_once(given: Data, monkeypatch: pytest.Mon
 
 
 def test_without_anything_held_fixed_there_is_none(given: Data) -> None:
-    assert separation_given(replace(given.train, given=None), 0, len(given.classes)) is None
+    assert separation_within_covariate(replace(given.train, covariate=None), 0, len(given.classes)) is None
 
 
 @pytest.fixture

@@ -336,7 +336,7 @@ def confounded(beyond: float, generator: np.random.Generator) -> Run:
     X[:, 1] += beyond * (y - 0.5)
     split = np.where(np.arange(N) < N // 2, "train", "test")
     return probing.probe(
-        X.astype(np.float32), y, split=split, given=given, quiet=True, probe={"l2": 1e-3}, replicates=0,
+        X.astype(np.float32), y, split=split, control_for=given, quiet=True, probe={"l2": 1e-3}, replicates=0,
         evidence="none",
     )  # fmt: skip
 
@@ -347,26 +347,31 @@ def test_what_goes_with_a_given_value_alone_is_told_from_what_goes_with_the_labe
     (layer,), rows = made.accuracy, {row["neuron"]: row for row in made.top(0, D)}
 
     def text(neuron: int) -> str:
-        return conclusion([rows[neuron]], "label", layer, "the given value")
+        return conclusion([rows[neuron]], "label", layer, "the covariate")
 
     assert rows[0]["flag"] == "confound"
-    assert said("given_not", text(0))
-    assert not said("given_too", text(0))
-    assert said("given_too", text(1)) is bool(beyond)
-    assert said("given_is_enough", text(0)) is not bool(beyond)
-    assert (layer["above_given_low"] > 0) is bool(beyond)
+    assert said("covariate_not", text(0))
+    assert not said("covariate_too", text(0))
+    assert said("covariate_too", text(1)) is bool(beyond)
+    assert said("covariate_is_enough", text(0)) is not bool(beyond)
+    assert (layer["above_covariate_low"] > 0) is bool(beyond)
     of_run = held_fixed(made.results, made.config)
     assert said("held_fixed", of_run)
     assert held_fixed(run("planted").results, run("planted").config) == ""
-    assert said("note_of_given", str(probes.neurons_table(made.top(0, 3)).caption))
-    assert not said("note_of_given", str(probes.neurons_table(run("planted").top(0, 3)).caption))
+    assert said("note_of_covariate", str(probes.neurons_table(made.top(0, 3)).caption))
+    assert not said("note_of_covariate", str(probes.neurons_table(run("planted").top(0, 3)).caption))
 
 
 def test_what_goes_with_a_given_value_alone_is_not_said_to_be_carried() -> None:
     (first, *_), layer = run("planted").top(0, D), run("planted").accuracy[0]
-    beside = {"given_eta_squared": 0.0, "given_p": 0.4, "given_q": 0.5, "flag": "confound"}
+    beside = {
+        "within_covariate_eta_squared": 0.0,
+        "within_covariate_p": 0.4,
+        "within_covariate_q": 0.5,
+        "flag": "confound",
+    }
     assert said("carries", conclusion([first], "label", layer))
-    assert said("varies", conclusion([{**first, **beside}], "label", layer, "the given value"))
+    assert said("varies", conclusion([{**first, **beside}], "label", layer, "the covariate"))
 
 
 def test_the_share_in_control_tasks_stands_beside_that_in_the_task() -> None:
@@ -434,15 +439,15 @@ def test_rows_that_are_not_independent_support_no_claim_on_a_neuron(kind: str) -
         X, y = X[order], y[order]
     groups = np.arange(6000) // 100 if kind == "with groups" else None
     made = probing.probe(
-        X.astype(np.float32), y, groups, given=np.arange(6000) % 3, quiet=True, probe={"l2": 1e-3}, replicates=0
+        X.astype(np.float32), y, groups, control_for=np.arange(6000) % 3, quiet=True, probe={"l2": 1e-3}, replicates=0
     )  # fmt: skip
     page = answer(source_of(made).views[0]) + " ".join(conclusions(source_of(made).views[0]))
     printed = " ".join(tables_probes.answer(made.accuracy, made.neurons, "label", made.results, made.config))
     for text in (" ".join(made.conclusions()), page, printed):
-        claims = [name for name in ("carries", "varies", "given_too") if said(name, text)]
+        claims = [name for name in ("carries", "varies", "covariate_too") if said(name, text)]
         assert said("unjudged", text) is (kind == "in time")
         assert said("give_groups", text) is (kind == "in time")
-        assert claims == ([] if kind == "in time" else ["carries", "given_too"])
+        assert claims == ([] if kind == "in time" else ["carries", "covariate_too"])
 
 
 def test_sentences_that_are_not_independent_and_a_mean_support_no_claim_either() -> None:

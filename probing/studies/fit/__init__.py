@@ -47,7 +47,7 @@ from probing.tables import Order, controls_of
 from probing.tables.schema import ACCURACY, NEURONS, NUMBER_NEURONS, NUMBERS, TABLES
 from probing.text import GroupBy, load_corpus, read_corpora
 from probing.text.tasks import (
-    HeldFixed,
+    Covariate,
     SentenceTask,
     TokenTask,
     described,
@@ -72,7 +72,7 @@ def fit(
     rotations: int | None = None, transform: Transform = "none", seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     probe: Probe = ProbeOptions(), wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None,
-    figure_format: FigureFormat = FIGURE_FORMAT, first_token: FirstToken = "include", given: str | None = None,
+    figure_format: FigureFormat = FIGURE_FORMAT, first_token: FirstToken = "include", control_for: str | None = None,
     sort: Order = "contribution", verbose: bool = False,
 ) -> Run | None:  # fmt: skip
     """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
@@ -98,8 +98,8 @@ def fit(
         name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
         trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50; or loggers beside W&B, some of
             csv, tensorboard and mlflow: --trainer.logger csv,mlflow.
-        given: What is held fixed, because labels may go with it: token, a task, or a column of the corpus. Neurons are
-            also compared among tokens with the same value, and a control has labels permuted among these.
+        control_for: The covariate, held fixed because labels may go with it: token, a task, or a column of the corpus.
+            Neurons are also compared among tokens with the same value, and a control has labels permuted among these.
         sort: Order of the neurons that are printed: contribution, or centred (without the neurons' means).
         verbose: Print all tables and sentences, layer by layer.
 
@@ -113,8 +113,8 @@ def fit(
     resolve_mode(wandb.mode)
     layer_numbers(layer)
     cached, place = places(cache, runs, name)
-    token_task, fixed = load_task(task, task_args), HeldFixed.of(given)
-    selected = controls_of_call(controls, token_task, probe, trainer, mdl, given)
+    token_task, fixed = load_task(task, task_args), Covariate.of(control_for)
+    selected = controls_of_call(controls, token_task, probe, trainer, mdl, control_for)
     text = read_corpora(corpus, test_corpus, seed, say, group_by, reader_of(token_task))
     with quiet_libraries():
         from probing.activations.source import ActivationSource
@@ -155,17 +155,17 @@ def _default_name(source: Any, config: Mapping[str, Any]) -> str:
 
 def controls_of_call(
     controls: str | list[str], task: TokenTask, probe: ProbeOptions, trainer: dict[str, Any] | None, mdl: bool,
-    given: str | None,
+    control_for: str | None,
 ) -> list[str]:  # fmt: skip
     """Return the controls, once it is known that all options apply to what the task predicts."""
     numbers = predicts_numbers(task)
     refuse(probe.problems_with_numbers(trainer or {}, mdl) if numbers else probe.problems_with_trainer(trainer or {}))
     chosen = chosen_controls(controls, task.ordinal, isinstance(task, SentenceTask), numbers)
-    return chosen if given is None else [*chosen, "given"]
+    return chosen if control_for is None else [*chosen, "covariate"]
 
 
 def _read(
-    source: Any, text: tuple[Any, Any], task: TokenTask, given: HeldFixed | None, group_by: GroupBy,
+    source: Any, text: tuple[Any, Any], task: TokenTask, covariate: Covariate | None, group_by: GroupBy,
     probe: ProbeOptions, controls: Sequence[str], evidence_config: Any, watch: Stopwatch,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """Return the examples, those of each control, the fitted transforms, if any, and the activations of each corpus.
@@ -175,7 +175,7 @@ def _read(
             the parser of arguments imports whatever this file names.
         text: The corpora, and the side of each of their sentences.
         task: The task, which gives the labels.
-        given: What is held fixed.
+        covariate: The covariate, if there is one.
         group_by: The option's value.
         probe: How the probe is trained.
         controls: Names of the controls.
@@ -198,7 +198,7 @@ def _read(
     announce = estimate_callback(source, text[0], controls, evidence_config.seed, *more, probe)
     expect([*reads, *stages_of_probes(compared, *more, probe, predicts_numbers(task))])
     warn_unused_columns(text[0], task, source.say)
-    sides, stores = read_sides(source, *text, task, probe, group_by, announce, given)
+    sides, stores = read_sides(source, *text, task, probe, group_by, announce, covariate)
     source = replace(source, selected_features=selected_features_of(stores[0]))
     others, fitted = control_sides(controls, sides, text[0], source, evidence_config.seed), None
     if is_transformed:
@@ -360,8 +360,8 @@ def extract(
 # What can be shuffled or drawn without a model.
 CONTROLS = ("shuffled",)
 
-# What values that are held fixed are called, in the place of the task that gives them.
-GIVEN = "given"
+# The covariate of arrays, in the place of the task that gives its values.
+COVARIATE = "covariate"
 
 
 def probe(
@@ -371,7 +371,7 @@ def probe(
     runs: str | Path | None = None, name: str | None = None, trainer: Mapping[str, Any] | None = None,
     probe: ProbeOptions | Mapping[str, Any] = ProbeOptions(), logger: Any = None, quiet: bool = False,
     numbers: bool | None = None, figure_format: FigureFormat = FIGURE_FORMAT,
-    wandb: WandbOptions | Mapping[str, Any] | None = None, given: Any = None, rotations: int | None = None,
+    wandb: WandbOptions | Mapping[str, Any] | None = None, control_for: Any = None, rotations: int | None = None,
 ) -> Run:  # fmt: skip
     """Probe activations that come from anywhere, and rank their neurons, with the evidence that `fit` gives.
 
@@ -404,7 +404,8 @@ def probe(
             has a fraction.
         figure_format: Formats of the figures of a run that is written: `all`, or some of `png`, `pdf` and `svg`.
         wandb: How a run with a name or `runs` is logged to Weights & Biases, as in `fit`; if None, it is not.
-        given: Value of each row, text or a whole number, that is held fixed because labels may go with it, as in `fit`.
+        control_for: The covariate: a value of each row, text or a whole number, that is held fixed because labels may
+            go with it, as in `fit`.
         rotations: Number of random rotations whose directions neurons are compared with, as in `fit`.
 
     Returns:
@@ -426,16 +427,16 @@ def probe(
     with overview(quiet, briefly=True), quiet_libraries(), preserve_algorithms():
         watch, say = Stopwatch(), messages(quiet)
         check_trainer_options(trainer or {}, options.solver)
-        sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, say, given)
+        sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, say, control_for)
         _check(options, sides, trainer or {}, mdl, logger)
         arrays = _description(sides.train.store)
-        sides, others, fitted = _read_arrays(sides, layers, options, selected, given, seed)
+        sides, others, fitted = _read_arrays(sides, layers, options, selected, control_for, seed)
         config = {
             "arrays": arrays, "model": model, "layer": [*map(int, layers)], "corpus": "arrays", "test_corpus": None,
             "task": task, "task_args": {}, "ordinal": ordinal, "numbers": sides.numbers, "mdl": mdl,
             "controls": selected, "evidence": evidence, "replicates": replicates, "rotations": rotations, "seed": seed,
-            "given": None if given is None else GIVEN, "trainer": dict(trainer or {}), "probe": asdict(options),
-            "transform": "none",
+            "control_for": None if control_for is None else COVARIATE, "trainer": dict(trainer or {}),
+            "probe": asdict(options), "transform": "none",
         }  # fmt: skip
         expect(stages_of_probes([*others], replicates, evidence == "all", mdl, options, sides.numbers))
         evidence_config = EvidenceConfig(replicates, evidence == "all", mdl, "none", seed, n_rotations=rotations)
@@ -447,7 +448,7 @@ def probe(
 
 
 def _read_arrays(
-    sides: Any, layers: Sequence[int], options: ProbeOptions, controls: Sequence[str], given: Any, seed: int
+    sides: Any, layers: Sequence[int], options: ProbeOptions, controls: Sequence[str], control_for: Any, seed: int
 ) -> tuple[Any, dict[str, list[Any]], Any]:
     """Return the examples, those of each control, and the transforms by which they were centred, if they were."""
     from probing.data.examples import permuted_within
@@ -455,7 +456,7 @@ def _read_arrays(
     from probing.probes.transforms import centred
 
     others = {"shuffled": [shuffled(sides, seed)]} if controls else {}
-    others |= {} if given is None else {"given": [sides.each(partial(permuted_within, seed=seed))]}
+    others |= {} if control_for is None else {"covariate": [sides.each(partial(permuted_within, seed=seed))]}
     return centred(sides, others, layers) if options.bias else (sides, others, None)
 
 

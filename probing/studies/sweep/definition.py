@@ -399,7 +399,7 @@ def is_stacked(trial: Trial) -> bool:
     options = trial.options
     has_more = (
         options["mdl"]
-        or options["given"] is not None
+        or options["control_for"] is not None
         or options["transform"] != "none"
         or trial.probe.bias
         or any(options[key] != off for key, off in LIGHT.items())

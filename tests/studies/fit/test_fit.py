@@ -51,7 +51,7 @@ RETRAINED = {
             "removed",
             "contribution_companion",
             "control_task",
-            "given",
+            "covariate",
             "direction",
             "above_",
         )
@@ -527,30 +527,39 @@ def test_neurons_are_also_compared_with_the_token_held_fixed(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = fit(
-        model=str(checkpoints["bert"]), corpus=str(corpus_file), layer=[0, 1], runs=str(tmp_path), given="token",
+        model=str(checkpoints["bert"]), corpus=str(corpus_file), layer=[0, 1], runs=str(tmp_path), control_for="token",
         task_args={"min_count": 5}, wandb=NO_WANDB, **{**BARE, "controls": "token"},
     )  # fmt: skip
     assert made is not None
     for row in made.accuracy:
-        assert row["above_given_low"] <= row["accuracy"] - row["given_accuracy"] <= row["above_given_high"]
-    assert 0 < made.results["given"]["n_tokens"] <= made.accuracy[0]["n_train_tokens"]
-    assert {"given_eta_squared", "given_z", "given_p", "given_q"} <= made.neurons[0].keys()
+        assert row["above_covariate_low"] <= row["accuracy"] - row["covariate_accuracy"] <= row["above_covariate_high"]
+    assert 0 < made.results["covariate"]["n_tokens"] <= made.accuracy[0]["n_train_tokens"]
+    assert {
+        "within_covariate_eta_squared",
+        "within_covariate_z",
+        "within_covariate_p",
+        "within_covariate_q",
+    } <= made.neurons[0].keys()
     # The embeddings are a sum of the token's and the position's, so that the token explains nothing of the position.
     strongest = max((row for row in made.neurons if row["layer"] == 0), key=lambda row: row["eta_squared"])
-    assert strongest["given_q"] < 0.01
-    assert strongest["given_eta_squared"] > strongest["eta_squared"]
+    assert strongest["within_covariate_q"] < 0.01
+    assert strongest["within_covariate_eta_squared"] > strongest["eta_squared"]
     said = capsys.readouterr().out
     assert "Held fixed is the token: neurons are compared among" in said
-    assert "given alone" in said
-    assert load_run(made.folder).neurons[0]["given_p"] == made.neurons[0]["given_p"]
+    assert "covariate alone" in said
+    assert load_run(made.folder).neurons[0]["within_covariate_p"] == made.neurons[0]["within_covariate_p"]
 
 
 def test_what_cannot_be_held_fixed_is_refused_before_the_model_reads(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
     for given, message in (("genre", "nor a column of"), ("position", "no two training tokens with the same value")):
-        with pytest.raises(UserError, match=f"`--given {given}`.*{message}"):
+        with pytest.raises(UserError, match=f"`--control_for {given}`.*{message}"):
             fit(
-                model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path), given=given, wandb=NO_WANDB
+                model=str(checkpoints["bert"]),
+                corpus=str(corpus_file),
+                runs=str(tmp_path),
+                control_for=given,
+                wandb=NO_WANDB,
             )
     assert not list(tmp_path.rglob("config.yaml"))

@@ -142,17 +142,19 @@ def test_neurons_of_a_given_value_are_told_from_those_of_the_label(tmp_path: Pat
     X = generator.standard_normal((1500, 10)).astype(np.float32)
     X[:, 3] += 2 * side - 0.8
     X[:, CARRIER] += y - 0.5
-    rows = {row["neuron"]: row for row in probe(X, y, given=given, name="held", runs=tmp_path, **FAST).neurons}
+    rows = {row["neuron"]: row for row in probe(X, y, control_for=given, name="held", runs=tmp_path, **FAST).neurons}
     assert rows[3]["flag"] == "confound"
-    assert rows[3]["eta_squared"] > 0.1 > 0.01 > rows[3]["given_eta_squared"]
+    assert rows[3]["eta_squared"] > 0.1 > 0.01 > rows[3]["within_covariate_eta_squared"]
     assert "confound" not in rows[CARRIER]["flag"]
-    assert rows[CARRIER]["given_p"] < 1e-10
+    assert rows[CARRIER]["within_covariate_p"] < 1e-10
     text = [f"g{value}" for value in given]
-    again = {row["neuron"]: row for row in probe(X, y, given=text, **FAST).neurons}
-    assert {i: row["given_p"] for i, row in again.items()} == {i: row["given_p"] for i, row in rows.items()}
+    again = {row["neuron"]: row for row in probe(X, y, control_for=text, **FAST).neurons}
+    assert {i: row["within_covariate_p"] for i, row in again.items()} == {
+        i: row["within_covariate_p"] for i, row in rows.items()
+    }
     page = (tmp_path / "held" / "report.html").read_text(encoding="utf-8")
-    assert "With the given value held fixed" in page
-    assert "Held fixed is the given value: neurons are compared among" in page
+    assert "With the covariate held fixed" in page
+    assert "Neurons are compared with the covariate held fixed, among" in page
 
 
 def test_of_numbers_too_a_given_value_is_told_from_the_number() -> None:
@@ -162,11 +164,11 @@ def test_of_numbers_too_a_given_value_is_told_from_the_number() -> None:
     X = generator.standard_normal((1200, 10)).astype(np.float32)
     X[:, 3] += 2 * shared
     X[:, CARRIER] += own
-    made = probe(X, shared + 0.5 * own, given=given, **FAST)
+    made = probe(X, shared + 0.5 * own, control_for=given, **FAST)
     rows = {row["neuron"]: row for row in made.neurons}
     assert rows[3]["flag"] == "confound"
-    assert rows[CARRIER]["given_eta_squared"] > 2 * rows[CARRIER]["eta_squared"]
-    assert rows[CARRIER]["given_p"] < 1e-20
+    assert rows[CARRIER]["within_covariate_eta_squared"] > 2 * rows[CARRIER]["eta_squared"]
+    assert rows[CARRIER]["within_covariate_p"] < 1e-20
     # By the definition: the squared partial correlation within values, where the number varies by what it is alone.
     train = {row for row in range(1200) if probing.text.side_of(str(row), 0) == "train"}
     kept = np.array(sorted(train))
@@ -174,31 +176,31 @@ def test_of_numbers_too_a_given_value_is_told_from_the_number() -> None:
     for value in range(30):
         within[given[kept] == value] -= within[given[kept] == value].mean(0)
     expected = pearsonr(within[:, 0], within[:, 1]).statistic ** 2
-    assert rows[CARRIER]["given_eta_squared"] == pytest.approx(expected, abs=0.01)
-    assert made.accuracy[0]["r2"] > made.accuracy[0]["given_r2"] > 0.3
+    assert rows[CARRIER]["within_covariate_eta_squared"] == pytest.approx(expected, abs=0.01)
+    assert made.accuracy[0]["r2"] > made.accuracy[0]["covariate_r2"] > 0.3
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (np.zeros(3), r"`given` has shape \(3,\), and `X` has 1200 rows"),
-        (np.linspace(0, 1, 1200), r"`given` has numbers with a fraction"),
-        (np.arange(1200), r"`given`: no two training rows with the same value have different labels"),
+        (np.zeros(3), r"`control_for` has shape \(3,\), and `X` has 1200 rows"),
+        (np.linspace(0, 1, 1200), r"`control_for` has numbers with a fraction"),
+        (np.arange(1200), r"`control_for`: no two training rows with the same value have different labels"),
     ],
 )
 def test_given_values_are_checked(planted: Any, tmp_path: Path, given: Any, sentence: str) -> None:
     X, y, _ = planted
     with pytest.raises(UserError, match=sentence):
-        probe(X, y, given=given, runs=tmp_path, **FAST)
+        probe(X, y, control_for=given, runs=tmp_path, **FAST)
     assert not list(tmp_path.iterdir())
 
 
 def test_rows_without_a_given_value_are_left_out_of_what_is_compared(planted: Any) -> None:
     X, y, _ = planted
     given: list[Any] = [None if row % 3 else row % 2 for row in range(1200)]
-    made = probe(X, y, given=given, **FAST)
-    assert made.results["given"]["n_values"] == 2
-    assert made.results["given"]["n_tokens"] == pytest.approx(made.accuracy[0]["n_train_tokens"] / 3, rel=0.1)
+    made = probe(X, y, control_for=given, **FAST)
+    assert made.results["covariate"]["n_values"] == 2
+    assert made.results["covariate"]["n_tokens"] == pytest.approx(made.accuracy[0]["n_train_tokens"] / 3, rel=0.1)
 
 
 def test_a_run_without_a_name_goes_with_its_object(planted: Any) -> None:

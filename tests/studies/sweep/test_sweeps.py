@@ -177,7 +177,7 @@ def test_names_of_trials_are_plain_sorted_and_never_alike() -> None:
 
 def trial(name: str = "t", **options: Any) -> Trial:
     usual: dict[str, Any] = {"layer": 1, "seed": 0, "replicates": 0, "controls": "none", "evidence": "none"}
-    usual |= {"mdl": False, "given": None}
+    usual |= {"mdl": False, "control_for": None}
     return Trial(name, {}, {**usual, "transform": "none", "model": "m", "probe": ProbeOptions(l2=1e-4), **options})
 
 
@@ -186,7 +186,7 @@ def test_trials_that_differ_in_layer_seed_or_penalty_are_one_stack_and_no_others
     others = [
         trial("e", model="n"), trial("f", probe=ProbeOptions(l2=1e-4, tolerance=1e-3)), trial("g", max_length=9),
         trial("h", probe=ProbeOptions(solver="adam")), trial("i", replicates=5), trial("j", transform="clip"),
-        trial("k", probe=ProbeOptions(l2="auto")), trial("l", given="token"),
+        trial("k", probe=ProbeOptions(l2="auto")), trial("l", control_for="token"),
     ]  # fmt: skip
     found = stacks([same[0], others[0], *same[1:], *others[1:]])
     assert [[one.name for one in stack] for stack in found] == [["a", "b", "c", "d"], *([one.name] for one in others)]
