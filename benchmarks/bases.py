@@ -1,7 +1,8 @@
-"""Compare neurons with random directions in six models, pretrained and randomly initialised, and print the table.
+r"""Compare neurons with random directions in six models, pretrained and randomly initialised, and print the table.
 
     python -m benchmarks.bases --reactions reactions.txt --treebank dev.conllu   # after `make models`
-    python -m benchmarks.bases --reactions reactions.txt --treebank dev.conllu --models smollm2 --tasks upos
+    python -m benchmarks.bases --reactions reactions.txt --treebank dev.conllu --models smollm2 \
+        --tasks upos --layers 0,15,30
 
 Is the basis of neurons privileged, does training make it so, and in which layers? Runs `fit` with `--rotations` and
 without other evidence, each in a process of its own. Runs that are finished are read, so that the same command
@@ -59,19 +60,20 @@ def texts(folder: Path, reactions: Path) -> dict[str, Path]:
 
 
 def runs(
-    models: Sequence[str], tasks: Sequence[str], folder: Path, corpora: Mapping[str, Path], treebank: Path, threads: int
-) -> Iterator[tuple[str, str, Any, Any]]:
+    models: Sequence[str], tasks: Sequence[str], layers: str, folder: Path, corpora: Mapping[str, Path], treebank: Path,
+    threads: int,
+) -> Iterator[tuple[str, str, Any, Any]]:  # fmt: skip
     """Run what is not finished; yield for each model and task its name, the task, and the runs of both models."""
     for model in models:
         text, path = READS[model], model if model == "minilm" else str(MODELS / model)
         for task in (task for task in tasks if task == "position" or text == "english"):
             corpus = treebank if task == "upos" else corpora[text]
-            options = ["--model", path, "--corpus", str(corpus), "--task", task, *BARE]
+            options = ["--model", path, "--corpus", str(corpus), "--task", task, "--layer", layers, *BARE]
             if model == "smollm2":
                 options += ["--first_token", "exclude"]
             both = []
             for initialisation, more in INITIALISATIONS.items():
-                name = f"{model}-{task}-{initialisation}"
+                name = f"{model}-{task}-{initialisation}{'' if layers == 'all' else '-' + layers}"
                 if not (folder / "runs" / name / "results.json").is_file():
                     commands.in_folder(folder, name, "fit", [*options, *more], threads)
                 both.append(load_run(folder / "runs" / name))
@@ -99,6 +101,7 @@ def main() -> int:
     parser.add_argument("--treebank", type=Path, required=True, help="treebank (CoNLL-U) for the parts of speech")
     parser.add_argument("--models", nargs="+", choices=READS, default=list(READS), help="all by default")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, help="both by default")
+    parser.add_argument("--layers", default="all", help="such as 0,15,30")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "bases")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
@@ -107,7 +110,7 @@ def main() -> int:
     lines: dict[str, list[str]] = {task: [] for task in options.tasks}
     try:
         corpora = texts(options.folder, options.reactions)
-        chosen = options.models, options.tasks
+        chosen = options.models, options.tasks, options.layers
         for model, task, trained, random in runs(*chosen, options.folder, corpora, options.treebank, options.threads):
             lines[task] += table(model, trained, random)
     except BenchmarkError as error:
