@@ -73,7 +73,7 @@ def runs(
                 options += ["--first_token", "exclude"]
             both = []
             for initialisation, more in INITIALISATIONS.items():
-                name = f"{model}-{task}-{initialisation}{'' if layers == 'all' else '-' + layers}"
+                name = f"{model}-{task}-{initialisation}{'' if layers == 'all' else '-' + layers.replace(',', '+')}"
                 if not (folder / "runs" / name / "results.json").is_file():
                     commands.in_folder(folder, name, "fit", [*options, *more], threads)
                 both.append(load_run(folder / "runs" / name))
