@@ -1,6 +1,8 @@
-"""Compare neurons with random directions in six models, pretrained and randomly initialised, and print the table.
+r"""Compare neurons with random directions in six models, pretrained and randomly initialised, and print the table.
 
     python -m benchmarks.bases --reactions reactions.txt --treebank dev.conllu   # after `make models`
+    python -m benchmarks.bases --reactions reactions.txt --treebank dev.conllu --models smollm2 \
+        --tasks upos --layers 0,15,30
 
 Is the basis of neurons privileged, does training make it so, and in which layers? Runs `fit` with `--rotations` and
 without other evidence, each in a process of its own. Runs that are finished are read, so that the same command
@@ -12,7 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ READS = {
 }  # fmt: skip
 BARE = ("--controls", "none", "--replicates", "0", "--evidence", "none", "--rotations", "20", "--figure_format", "png")
 INITIALISATIONS = {"trained": (), "random": ("--random_weights", "true")}
+TASKS = ("position", "upos")
 COLUMNS = (
     "model", "layer", "neurons", "directions", "above", "neurons, centred", "directions", "above", "neurons, random",
     "directions", "neurons, random, centred", "directions",
@@ -57,19 +60,20 @@ def texts(folder: Path, reactions: Path) -> dict[str, Path]:
 
 
 def runs(
-    folder: Path, corpora: Mapping[str, Path], treebank: Path, threads: int
-) -> Iterator[tuple[str, str, Any, Any]]:
+    models: Sequence[str], tasks: Sequence[str], layers: str, folder: Path, corpora: Mapping[str, Path], treebank: Path,
+    threads: int,
+) -> Iterator[tuple[str, str, Any, Any]]:  # fmt: skip
     """Run what is not finished; yield for each model and task its name, the task, and the runs of both models."""
-    for model, text in READS.items():
-        path = model if model == "minilm" else str(MODELS / model)
-        for task in ("position", "upos") if text == "english" else ("position",):
+    for model in models:
+        text, path = READS[model], model if model == "minilm" else str(MODELS / model)
+        for task in (task for task in tasks if task == "position" or text == "english"):
             corpus = treebank if task == "upos" else corpora[text]
-            options = ["--model", path, "--corpus", str(corpus), "--task", task, *BARE]
+            options = ["--model", path, "--corpus", str(corpus), "--task", task, "--layer", layers, *BARE]
             if model == "smollm2":
                 options += ["--first_token", "exclude"]
             both = []
             for initialisation, more in INITIALISATIONS.items():
-                name = f"{model}-{task}-{initialisation}"
+                name = f"{model}-{task}-{initialisation}{'' if layers == 'all' else '-' + layers.replace(',', '+')}"
                 if not (folder / "runs" / name / "results.json").is_file():
                     commands.in_folder(folder, name, "fit", [*options, *more], threads)
                 both.append(load_run(folder / "runs" / name))
@@ -95,15 +99,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reactions", type=Path, required=True, help="file of reactions (SMILES), a line each")
     parser.add_argument("--treebank", type=Path, required=True, help="treebank (CoNLL-U) for the parts of speech")
+    parser.add_argument("--models", nargs="+", choices=READS, default=list(READS), help="all by default")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, help="both by default")
+    parser.add_argument("--layers", default="all", help="such as 0,15,30")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "bases")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
-    if missing := [name for name in READS if name != "minilm" and not (MODELS / name).is_dir()]:
+    if missing := [name for name in options.models if name != "minilm" and not (MODELS / name).is_dir()]:
         parser.error(f"{missing[0]} is not there: `make models` brings it")
-    lines: dict[str, list[str]] = {"position": [], "upos": []}
+    lines: dict[str, list[str]] = {task: [] for task in options.tasks}
     try:
         corpora = texts(options.folder, options.reactions)
-        for model, task, trained, random in runs(options.folder, corpora, options.treebank, options.threads):
+        chosen = options.models, options.tasks, options.layers
+        for model, task, trained, random in runs(*chosen, options.folder, corpora, options.treebank, options.threads):
             lines[task] += table(model, trained, random)
     except BenchmarkError as error:
         print(error, file=sys.stderr)

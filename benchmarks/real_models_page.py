@@ -227,7 +227,7 @@ def _finding(figure: Figure, runs: Runs) -> None:
         name_layers(below, layers)
         above.set_xlabel("")
         above.set_ylim(0, 1.03)
-        below.legend(fontsize=8, loc="upper left", ncols=2)
+        below.legend(fontsize=8, loc="upper left", ncols=2, columnspacing=1)
         above.label_outer()
     # Room for the legends above the lines.
     panels[1, 0].set_ylim(0, 1.35 * panels[1, 0].dataLim.union([axes.dataLim for axes in panels[1]]).ymax)
@@ -247,11 +247,14 @@ def _contributions(axes: Axes, run: Any, layers: Sequence[int]) -> None:
     others = [[value for neuron, value in by_layer[layer].items() if neuron not in chosen] for layer in layers]
     axes.fill_between(layers, [min(one) for one in others], [max(one) for one in others], color=GREY, alpha=0.2, lw=0,
                       label="all other neurons")  # fmt: skip
-    basis = [row for row in run.basis if row["kind"] == "plain"]
-    if basis:
-        ends = [[row[f"first_share_{end}"] * row["n_neurons"] for row in basis] for end in ("lowest", "highest")]
-        label = f"largest direction ({basis[0]['n_rotations']} rotations)"
-        axes.fill_between(layers, *ends, color=PURPLE, alpha=0.3, lw=0, label=label)
+    first = [run.top(layer, 1)[0] for layer in layers]
+    if "direction_lowest" in first[0]:
+        means = [row["contribution"] / row["ratio"] for row in first]
+        ends = [
+            [row[f"direction_{end}"] / mean for row, mean in zip(first, means, strict=True)]
+            for end in ("lowest", "highest")
+        ]
+        axes.fill_between(layers, *ends, color=PURPLE, alpha=0.4, lw=0, label="largest random direction")
     flagged = {(row["layer"], row["neuron"]) for row in run.neurons if "offset" in (row["flag"] or "")}
     for neuron, look in zip(chosen, OF_NEURONS, strict=False):
         values = [by_layer[layer][neuron] for layer in layers]
