@@ -352,7 +352,15 @@ def test_each_class_has_a_panel_with_its_map_and_the_tokens(n_classes: int) -> N
 
 def test_a_head_is_shaded_where_it_beats_the_offset() -> None:
     rows = [
-        {"layer": layer, "head": head, "relation": "nsubj:pass", "test": 0.8, "difference": difference, "p_value": p}
+        {
+            "layer": layer,
+            "head": head,
+            "relation": "nsubj:pass",
+            "test": 0.8,
+            "difference": difference,
+            "p_value": p,
+            "p_permuted": p,
+        }
         for layer, head, difference, p in ((2, 1, 0.3, 0.001), (2, 2, 0.3, 0.2), (4, 1, -0.3, 0.001), (4, 2, 0.0, 1.0))
     ]
     figure = Figure()

@@ -127,18 +127,13 @@ def fit(
             batch_tokens=batch_tokens, random_weights_seed=weights_seed, say=say, site=site,
             tokenizer=tokenizer, without_first=first_token == "exclude",
         )  # fmt: skip
-        evidence_config = EvidenceConfig(
-            replicates, evidence == "all", mdl, transform, seed, extremes=True, n_rotations=rotations
-        )
-        sides, others, fitted, stores = _read(
-            source, text, token_task, fixed, group_by, probe, selected, evidence_config, watch
-        )
+        plan = EvidenceConfig(replicates, evidence == "all", mdl, transform, seed, extremes=True, n_rotations=rotations)
+        sides, others, fitted, stores = _read(source, text, token_task, fixed, group_by, probe, selected, plan, watch)
         folder = RunFolder(place, name, _default_name(source, config)) if is_main_process() else None
         input_files = save_input_text(config, source.model.name, folder) if folder else []
         with tracking(folder, wandb, config) as tracker:
             results = measure(
-                sides, others, source.layers, probe, replace(evidence_config, n_heads=n_heads_of(stores[0])),
-                source.trainer,
+                sides, others, source.layers, probe, replace(plan, n_heads=n_heads_of(stores[0])), source.trainer,
                 watch, say, tracker and tracker.logger, str(folder.path) if folder else None,
             )  # fmt: skip
             if folder is None or tracker is None:
@@ -404,8 +399,7 @@ def probe(
             has a fraction.
         figure_format: Formats of the figures of a run that is written: `all`, or some of `png`, `pdf` and `svg`.
         wandb: How a run with a name or `runs` is logged to Weights & Biases, as in `fit`; if None, it is not.
-        control_for: The covariate: a value of each row, text or a whole number, that is held fixed because labels may
-            go with it, as in `fit`.
+        control_for: The covariate: a value of each row, text or a whole number, that is held fixed, as in `fit`.
         rotations: Number of random rotations whose directions neurons are compared with, as in `fit`.
 
     Returns:
