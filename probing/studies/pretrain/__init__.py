@@ -103,34 +103,27 @@ def pretrain(
     with quiet_libraries():
         from probing.runtime.trainer import Places, check_trainer_options
         from probing.studies.pretrain.results import study_output
-        from probing.studies.pretrain.training import (
-            Job,
-            PretrainConfig,
-            measure_all,
-            measure_lengths,
-            packed_text,
-            train_all,
-        )
+        from probing.studies.pretrain.training import Job, RunPlan, measure_all, measure_lengths, packed_text, train_all
 
         check_trainer_options(trainer or {}, "pretraining")
         check_several(trainer or {}, name is not None)
         named = name or free_name(call.place, f"pretrain-{size}")
         folder = folder_of_trainings(call.place, named, config, {"corpus": text})
         jobs = [Job(arm, number) for number in range(seed, seed + seeds) for arm in selected]
-        training_config = PretrainConfig(jobs, shape, recipe, sentences, seed, trainer or {})
+        plan = RunPlan(jobs, shape, recipe, sentences, seed, trainer or {})
         first = is_main_process()
         call.expect(len(jobs) + 2 + bool(multiples))
         written = Places(folder.path, first)
         with continuable(folder, first):
-            rows = packed_text(text, training_config, written)
+            rows = packed_text(text, plan, written)
 
             def measure(tracker: Tracker | None) -> Measured | None:
                 logger = tracker.logger if tracker else None
-                losses = train_all(rows, training_config, written, logger)
-                layers = measure_all(rows, training_config, written, call.cached, losses, call.say)
+                losses = train_all(rows, plan, written, logger)
+                layers = measure_all(rows, plan, written, call.cached, losses, call.say)
                 tables = {"arms": layers, "losses": losses}
                 if multiples:
-                    tables["lengths"] = measure_lengths(rows, training_config, multiples, written, call.cached)
+                    tables["lengths"] = measure_lengths(rows, plan, multiples, written, call.cached)
                 return study_output(tables, text, config["corpus"], rows) if first else None
 
             return call.carry_out(folder if first else None, measure)
