@@ -161,7 +161,7 @@ def controls_of_call(
 
 def _read(
     source: Any, text: tuple[Any, Any], task: TokenTask, covariate: Covariate | None, group_by: GroupBy,
-    probe: ProbeOptions, controls: Sequence[str], evidence_config: Any, watch: Stopwatch,
+    probe: ProbeOptions, controls: Sequence[str], settings: Any, watch: Stopwatch,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """Return the examples, those of each control, the fitted transforms, if any, and the activations of each corpus.
 
@@ -174,7 +174,7 @@ def _read(
         group_by: The option's value.
         probe: How the probe is trained.
         controls: Names of the controls.
-        evidence_config: The `probing.runs.finished.EvidenceConfig` of the run.
+        settings: The `probing.runs.finished.EvidenceConfig` of the run.
         watch: Notes how long reading takes.
     """
     from probing.data.labelling import read_sides, selected_features_of, warn_unused_columns
@@ -182,25 +182,21 @@ def _read(
     from probing.probes.transforms import centred, transform_all
     from probing.studies.fit.estimate import estimate_callback, stages_of_probes
 
-    applicable = [
-        name for name in controls if name not in READ_AGAIN or source_of_control(name, source, evidence_config.seed)
-    ]
+    applicable = [name for name in controls if name not in READ_AGAIN or source_of_control(name, source, settings.seed)]
     again = sum(name in READ_AGAIN for name in applicable)
-    is_transformed = evidence_config.transform != "none"  # and so is compared with probes of untransformed activations
+    is_transformed = settings.transform != "none"  # and so is compared with probes of untransformed activations
     reads = [Cost("reading", 1), *[Cost("reading", again)] * bool(again), *[None] * (is_transformed + probe.bias)]
     compared = [*applicable, *["untransformed"] * is_transformed]
-    more = evidence_config.n_replicates, evidence_config.retraining, evidence_config.codes
-    announce = estimate_callback(source, text[0], controls, evidence_config.seed, *more, probe)
+    more = settings.n_replicates, settings.retraining, settings.codes
+    announce = estimate_callback(source, text[0], controls, settings.seed, *more, probe)
     expect([*reads, *stages_of_probes(compared, *more, probe, predicts_numbers(task))])
     warn_unused_columns(text[0], task, source.say)
     sides, stores = read_sides(source, *text, task, probe, group_by, announce, covariate)
     source = replace(source, selected_features=selected_features_of(stores[0]))
-    others, fitted = control_sides(controls, sides, text[0], source, evidence_config.seed), None
+    others, fitted = control_sides(controls, sides, text[0], source, settings.seed), None
     if is_transformed:
         with stage(f"transform of {layers_named(source.layers)}"):
-            sides, others, fitted = transform_all(
-                evidence_config.transform, sides, others, source.layers, evidence_config.seed
-            )
+            sides, others, fitted = transform_all(settings.transform, sides, others, source.layers, settings.seed)
     if probe.bias:
         with stage(f"means of {layers_named(source.layers)}"):
             sides, others, fitted = centred(sides, others, source.layers)
@@ -433,8 +429,8 @@ def probe(
             "probe": asdict(options), "transform": "none",
         }  # fmt: skip
         expect(stages_of_probes([*others], replicates, evidence == "all", mdl, options, sides.numbers))
-        evidence_config = EvidenceConfig(replicates, evidence == "all", mdl, "none", seed, n_rotations=rotations)
-        measure_run = partial(measure, sides, others, layers, options, evidence_config, trainer or {}, watch, say)
+        settings = EvidenceConfig(replicates, evidence == "all", mdl, "none", seed, n_rotations=rotations)
+        measure_run = partial(measure, sides, others, layers, options, settings, trainer or {}, watch, say)
         if place is None:
             return _passing(measure_run(logger, None), config, watch, fitted)
         folder = RunFolder(place, name, f"{model}-{task}")

@@ -110,20 +110,20 @@ def pretrain(
         named = name or free_name(call.place, f"pretrain-{size}")
         folder = folder_of_trainings(call.place, named, config, {"corpus": text})
         jobs = [steps.Job(arm, number) for number in range(seed, seed + seeds) for arm in selected]
-        training_config = steps.PretrainConfig(jobs, shape, recipe, sentences, seed, trainer or {})
+        plan = steps.RunPlan(jobs, shape, recipe, sentences, seed, trainer or {})
         first = is_main_process()
         call.expect(len(jobs) + 2 + bool(multiples))
         written = Places(folder.path, first)
         with continuable(folder, first):
-            rows = steps.packed_text(text, training_config, written)
+            rows = steps.packed_text(text, plan, written)
 
             def measure(tracker: Tracker | None) -> Measured | None:
                 logger = tracker.logger if tracker else None
-                losses = steps.train_all(rows, training_config, written, logger)
-                layers = steps.measure_all(rows, training_config, written, call.cached, losses, call.say)
+                losses = steps.train_all(rows, plan, written, logger)
+                layers = steps.measure_all(rows, plan, written, call.cached, losses, call.say)
                 tables = {"arms": layers, "losses": losses}
                 if multiples:
-                    tables["lengths"] = steps.measure_lengths(rows, training_config, multiples, written, call.cached)
+                    tables["lengths"] = steps.measure_lengths(rows, plan, multiples, written, call.cached)
                 return study_output(tables, text, config["corpus"], rows) if first else None
 
             return call.carry_out(folder if first else None, measure)

@@ -359,7 +359,7 @@ def equivariance(encoder: nn.Module, rows: Tensor, seed: int) -> list[float]:
 
 
 @dataclass(frozen=True)
-class PretrainConfig:
+class RunPlan:
     """What is asked.
 
     Args:
@@ -379,7 +379,7 @@ class PretrainConfig:
     trainer: Mapping[str, Any]
 
 
-def packed_text(corpus: Corpus, config: PretrainConfig, places: Places) -> PackedText:
+def packed_text(corpus: Corpus, config: RunPlan, places: Places) -> PackedText:
     """Return the packed text; its tokenizer is trained once and kept in the run's folder, for a continued run."""
     from tokenizers import Tokenizer
 
@@ -397,7 +397,7 @@ def packed_text(corpus: Corpus, config: PretrainConfig, places: Places) -> Packe
 
 
 def train_all(
-    text: PackedText, config: PretrainConfig, places: Places, logger: Any, callbacks: Sequence[pl.Callback] = ()
+    text: PackedText, config: RunPlan, places: Places, logger: Any, callbacks: Sequence[pl.Callback] = ()
 ) -> list[Row]:
     """Train what is not trained yet, and return the rows of `losses.csv`.
 
@@ -419,7 +419,7 @@ def train_all(
 
 
 def measure_all(
-    text: PackedText, config: PretrainConfig, places: Places, cache: Path, losses: Sequence[Row],
+    text: PackedText, config: RunPlan, places: Places, cache: Path, losses: Sequence[Row],
     say: Callable[[str], None],
 ) -> list[Row]:  # fmt: skip
     """Measure the checkpoints that are not measured yet, and return the rows of `arms.csv`.
@@ -510,7 +510,7 @@ def passages(sentences: Sequence[str], tokenizer: Any, length: int) -> Iterator[
 
 
 def measure_lengths(
-    text: PackedText, config: PretrainConfig, multiples: Sequence[int], places: Places, cache: Path,
+    text: PackedText, config: RunPlan, multiples: Sequence[int], places: Places, cache: Path,
 ) -> list[Row]:  # fmt: skip
     """Measure each arm and seed after the last step on rows of several lengths; return the rows of `lengths.csv`.
 
@@ -553,7 +553,7 @@ class _Reader:
         cache: Folder of cached activations.
     """
 
-    def __init__(self, text: PackedText, config: PretrainConfig, multiple: int, places: Places, cache: Path) -> None:
+    def __init__(self, text: PackedText, config: RunPlan, multiple: int, places: Places, cache: Path) -> None:
         trained = config.shape.row_length
         self.config, self.places, self.length, self.n_more = (
             config,

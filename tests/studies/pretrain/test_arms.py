@@ -32,7 +32,7 @@ from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
 from probing.studies.pretrain.tables import Encoder, Recipe, conclusions, lengths_read, row_multiples
 from probing.studies.pretrain.training import (
     Job,
-    PretrainConfig,
+    RunPlan,
     measure_lengths,
     packed_text,
     passages,
@@ -447,7 +447,7 @@ def test_other_lengths_are_refused(typed: str | list[int] | int) -> None:
 def test_every_arm_is_measured_at_every_length_or_says_why_not(tmp_path: Path) -> None:
     places, jobs = Places(tmp_path), [Job(arm, 0) for arm in ("learned", "alibi", "causal_lm")]
     recipe = Recipe(4, 8, 1e-2, 1, held_out_rows=40, checkpoint_factor=10.0, save_every=2)
-    asked = PretrainConfig(jobs, SHAPE, recipe, 200, 0, {"accelerator": "cpu"})
+    asked = RunPlan(jobs, SHAPE, recipe, 200, 0, {"accelerator": "cpu"})
     text = packed_text(from_sentences("text", make_sentences(3000)), asked, places)
     losses = train_all(text, asked, places, None)
     rows = measure_lengths(text, asked, [1, 2, 10_000], places, tmp_path / "cache")

@@ -46,7 +46,7 @@ from probing.studies.pretrain.training import (
     CheckpointInputs,
     Job,
     LanguageModel,
-    PretrainConfig,
+    RunPlan,
     equivariance,
     measure,
     outlier_row,
@@ -360,7 +360,7 @@ def curve_of(
     """Train in a folder, and return the curve."""
     folder.mkdir(exist_ok=True)
     job, places = Job(arm, 0), Places(folder)
-    asked = PretrainConfig([job], shape, recipe, 100, 0, {"accelerator": "cpu", "accumulate_grad_batches": accumulated})
+    asked = RunPlan([job], shape, recipe, 100, 0, {"accelerator": "cpu", "accumulate_grad_batches": accumulated})
     text = packed_text(from_sentences("text", make_sentences(200)), asked, places)
     return train_all(text, asked, places, None, callbacks)
 
