@@ -397,8 +397,7 @@ def probe(
             has a fraction.
         figure_format: Formats of the figures of a run that is written: `all`, or some of `png`, `pdf` and `svg`.
         wandb: How a run with a name or `runs` is logged to Weights & Biases, as in `fit`; if None, it is not.
-        control_for: The covariate: a value of each row, text or a whole number, that is held fixed because labels may
-            go with it, as in `fit`.
+        control_for: The covariate, held fixed as in `fit`: a value of each row, text or a whole number.
         rotations: Number of random rotations whose directions neurons are compared with, as in `fit`.
 
     Returns:
