@@ -27,7 +27,7 @@ from probing.activations import Request, load, tokens_of
 from probing.activations.store import cache_folder
 from probing.heads.accumulation import AttentionReader, accumulate
 from probing.heads.roles import ALL, LEAST_DISTANCE, LONGEST_SENTENCE, Link, Pairs, RoleLinks, pairs_of, rows_of_scores
-from probing.heads.syntax import LEAST_ARCS, MostAttended, Scored, head_relation_rows, relation_rows, scored
+from probing.heads.syntax import LEAST_ARCS, MostAttended, ScoredArcs, head_relation_rows, relation_rows, scored
 from probing.models import load_tokenizer, resolve_model
 from probing.models.attention_heads import read_heads
 from probing.tables.heads import beats_offset, finds_relation
@@ -154,7 +154,7 @@ class Treebank:
         n_words: Number of words of each sentence.
     """
 
-    scored: Scored
+    scored: ScoredArcs
     n_words: NDArray[np.int64]
 
     @classmethod
@@ -165,11 +165,11 @@ class Treebank:
         n_words = np.array([len(words) for words in request.corpus.words or ()], dtype=np.int64)
         return cls(scored(store, request.corpus), n_words)
 
-    def with_heads(self, heads: NDArray[np.int64], kept: NDArray[np.bool_]) -> Scored:
+    def with_heads(self, heads: NDArray[np.int64], kept: NDArray[np.bool_]) -> ScoredArcs:
         """Return some of the arcs with other syntactic heads."""
         assert self.scored.predicted is not None
         arcs = replace(self.scored.arcs, heads=heads)
-        return Scored(arcs, self.scored.predicted == heads[:, None, None, None], self.scored.predicted).where(kept)
+        return ScoredArcs(arcs, self.scored.predicted == heads[:, None, None, None], self.scored.predicted).where(kept)
 
 
 Heads = Callable[[Treebank, np.random.Generator], tuple[NDArray[np.int64], NDArray[np.bool_]]]

@@ -31,12 +31,12 @@ from scipy.stats import binomtest
 from probing.activations.source import ActivationSource
 from probing.activations.store import cache_folder
 from probing.interventions.forward import draw_text
-from probing.interventions.frozen_probes import ProbeReadout, Probes
+from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout
 from probing.interventions.probed_task import frozen_of_run
 from probing.interventions.subject import InterventionSetup
 from probing.runs.run import load_fit
 from probing.runtime import quiet_libraries
-from probing.studies.geometry.neurons.sets import Line, NeuronPasses, NeuronSet, Values, drawn_sets, effect_rows
+from probing.studies.geometry.neurons.sets import EffectRow, NeuronPasses, NeuronSet, Values, drawn_sets, effect_rows
 from probing.text import read_corpora
 
 ALARM = 0.05
@@ -70,7 +70,7 @@ class Case:
             for side, of in (("test", text), ("train", train))
         )
         last = max(frozen.weight)
-        probes = Probes({last: frozen.weight[last]}, torch.from_numpy(labels.astype(np.int64)))
+        probes = FrozenProbes({last: frozen.weight[last]}, torch.from_numpy(labels.astype(np.int64)))
         values = Values.of(train, layer, "words", train_labels, len(frozen.classes))
         plan, readers = stores[0].plan, subject.readers
         passes = NeuronPasses(readers, text, lambda layer: values, False, "words", plan.batch_tokens, 0)
@@ -86,7 +86,7 @@ class Case:
             for sets in (chosen, drawn_sets(chosen, sd, n_draws, seed))
         )
         (last,), n = self.readout.layers(self.layer + 1), self.readout.n
-        rows, _ = effect_rows(found, drawn, [Line(self.readout.name, last, n, {})], np.arange(len(n)))
+        rows, _ = effect_rows(found, drawn, [EffectRow(self.readout.name, last, n, {})], np.arange(len(n)))
         return rows[0]
 
 

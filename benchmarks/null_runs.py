@@ -32,8 +32,8 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from probing.activations import Request, activations
-from probing.activations.store import Plan, Shard, cache_folder
-from probing.data.examples import Activations, Sides
+from probing.activations.store import Shard, StorePlan, cache_folder
+from probing.data.examples import HiddenStateSource, Sides
 from probing.data.labelling import label_sides
 from probing.data.module import layer_moments, shuffled
 from probing.models import resolve_model
@@ -89,10 +89,10 @@ class Planted:
         planted: Planted neurons, shape (n_tokens, n_planted), float32.
     """
 
-    def __init__(self, store: Activations, planted: Tensor) -> None:
+    def __init__(self, store: HiddenStateSource, planted: Tensor) -> None:
         self.store, self.planted = store, planted
         self.tokens: Tokens = store.tokens
-        self.plan: Plan = replace(store.plan, d_model=store.plan.d_model + planted.shape[1])
+        self.plan: StorePlan = replace(store.plan, d_model=store.plan.d_model + planted.shape[1])
 
     def shard_tokens(self, shard: Shard) -> slice:
         """Return the rows of the token table that belong to the shard."""

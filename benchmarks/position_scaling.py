@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.corpora import sentences
-from probing.activations.store import ActivationStore, Plan, divide, shard_tokens
+from probing.activations.store import ActivationStore, StorePlan, divide, shard_tokens
 from probing.studies.geometry.layers import Sampled
 from probing.studies.geometry.position.survey import PositionSample, survey_position
 from probing.text.tokens import Tokens
@@ -36,7 +36,9 @@ def write(folder: Path, n_tokens: int) -> None:
     words = np.concatenate([np.arange(length) for length in lengths]).astype(np.int16)
     tokens = Tokens(lengths, np.zeros(len(words), dtype=np.int32), words)
     shards = divide(lengths, shard_tokens(6, D_MODEL, 4))
-    store = ActivationStore.create(folder, Plan({"planted": n_tokens}, 0, D_MODEL, "float32", 1024, shards), tokens, {})
+    store = ActivationStore.create(
+        folder, StorePlan({"planted": n_tokens}, 0, D_MODEL, "float32", 1024, shards), tokens, {}
+    )
     generator = torch.Generator().manual_seed(0)
     code, axes = torch.arange(MOST_TOKENS) / 5, torch.randn(2, D_MODEL, generator=generator)
     part = torch.stack([code.sin(), code.cos()], 1) @ axes

@@ -123,7 +123,7 @@ def _available_columns(corpus: Corpus, requested: str) -> str:
 
 
 @dataclass(frozen=True)
-class Column(WordLabels):
+class ColumnTask(WordLabels):
     """Any column of a CoNLL-U file, a .jsonl file or a data set that has a value for each word.
 
     Args:

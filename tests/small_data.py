@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from probing.heads.accumulation import Batch, Measure, SumsStore, attention_of
+from probing.heads.accumulation import CorpusMeasure, SentenceBatch, SumsStore, attention_of
 from probing.text import Corpus, from_words
 from probing.text.tokens import Tokens
 
@@ -182,7 +182,7 @@ def tokens_of_words(corpus: Corpus, seed: int = 0) -> Tokens:
     return Tokens(lengths, np.zeros(len(flat), dtype=np.int32), flat)
 
 
-def batch_of(tokens: Tokens, sentences: Sequence[int], is_causal: bool = False) -> Batch:
+def batch_of(tokens: Tokens, sentences: Sequence[int], is_causal: bool = False) -> SentenceBatch:
     lengths = tokens.lengths[list(sentences)]
     n = int(lengths.max())
     mask = torch.arange(n) < torch.from_numpy(lengths)[:, None]
@@ -191,10 +191,10 @@ def batch_of(tokens: Tokens, sentences: Sequence[int], is_causal: bool = False) 
     words = torch.where(mask, torch.from_numpy(tokens.words.astype(np.int64))[rows], -1)
     special = mask & (words < 0)
     special[:, 0] |= is_causal
-    return Batch(torch.tensor(sentences), rows, rows, mask, special, words, is_causal)
+    return SentenceBatch(torch.tensor(sentences), rows, rows, mask, special, words, is_causal)
 
 
-def kept_of(measure: Measure, corpus: Corpus, tokens: Tokens, maps_of: MapsOf, size: int = 7) -> SumsStore:
+def kept_of(measure: CorpusMeasure, corpus: Corpus, tokens: Tokens, maps_of: MapsOf, size: int = 7) -> SumsStore:
     """Return what a measure keeps of maps by sentence, each of shape (n_layers, heads, from, to)."""
     values: dict[int, Tensor] = {}
     begin = measure.of_corpus(tokens, corpus)

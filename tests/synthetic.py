@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from probing.builtin_tasks.position import Position
 from scipy.optimize import minimize
 
-from probing.activations.store import ActivationStore, Plan, divide
+from probing.activations.store import ActivationStore, StorePlan, divide
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import choose_classes, label
 from probing.probes.solvers import Penalty
@@ -48,7 +48,7 @@ def make_store(
     """Write one array of shape (n_tokens, d_model) for each of the layers 0, 1, ... into a new store."""
     arrays = [torch.as_tensor(states).to(getattr(torch, dtype)) for states in hidden_states]
     shards = divide(tokens.lengths, shard_tokens)
-    plan = Plan({"planted": str(folder)}, len(arrays) - 1, arrays[0].shape[1], dtype, 1024, shards)
+    plan = StorePlan({"planted": str(folder)}, len(arrays) - 1, arrays[0].shape[1], dtype, 1024, shards)
     store = ActivationStore.create(folder, plan, tokens, {})
     for layer, states in enumerate(arrays):
         for shard in plan.shards:

@@ -25,18 +25,18 @@ from conftest import BARE, make_sentences
 from pretended_device import pretended
 from probing import ActivationDataModule, WandbOptions, extract, fit
 from probing.activations import Request
-from probing.activations.store import Plan, divide
+from probing.activations.store import StorePlan, divide
 from probing.cli.option_types import Dtype
 from probing.errors import UserError
-from probing.heads.accumulation import BlockMeasure, Measure, accumulate
+from probing.heads.accumulation import BlockMeasure, CorpusMeasure, accumulate
 from probing.heads.parts import Similarity
 from probing.heads.rows import profile
-from probing.heads.subject import Attended
+from probing.heads.subject import AttentionByType
 from probing.models import BUILTIN_PACKAGE, resolve_model
 from probing.models.anatomy import examine
 from probing.models.residual_stream import find_blocks
 from probing.probes import solvers as midway_curvature
-from probing.probes.solvers import ClassCurvature, Penalty, Problem, Readout
+from probing.probes.solvers import ClassCurvature, OptimumValue, Penalty, Problem
 from probing.probes.training import LayerFit, Lbfgs, Training, train_problems
 from probing.studies.geometry import geometry
 from probing.studies.geometry.inside.smoothing_bound import constants, measure
@@ -127,7 +127,7 @@ def variants(accelerator: str) -> list[LayerFit]:
     labels = (states[:, :3] + torch.randn(N, 3, generator=generator)).argmax(1)
     data = ActivationDataModule.from_arrays(states.to(accelerator), labels, seed=1)
     curvature = ClassCurvature(torch.eye(D).expand(3, D, D) / (0.2 + 2 * PENALTY.l2))
-    others, readout = torch.arange(D) != 2, Readout(torch.randn(3, D, generator=generator), resolution=1e-3)
+    others, readout = torch.arange(D) != 2, OptimumValue(torch.randn(3, D, generator=generator), resolution=1e-3)
     plain = Problem("plain", 0, PENALTY)
     problems = [
         plain,
@@ -163,7 +163,7 @@ def test_all_variants_of_probes_are_those_of_the_processor() -> None:
 def test_the_bound_on_smoothing_is_that_of_the_processor(checkpoints: dict[str, Path]) -> None:
     tokens = make_tokens([7, 3, 5, 1])
     tokens = replace(tokens, input_ids=tokens.input_ids % 30)
-    plan = Plan({}, 64, 16, "float32", 64, divide(tokens.lengths, 64))
+    plan = StorePlan({}, 64, 16, "float32", 64, divide(tokens.lengths, 64))
     found = {}
     for name in ("cpu", "mps"):
         with pretended("mps") if name == "mps" else nullcontext():
@@ -179,7 +179,7 @@ def test_the_bound_on_smoothing_is_that_of_the_processor(checkpoints: dict[str, 
 def test_what_heads_attend_to_is_that_of_the_processor(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     corpus = from_sentences("made up", make_sentences(30))
     request = Request(resolve_model(str(checkpoints["bert"])), corpus, (), batch_tokens=150)
-    measures: list[Measure] = [BlockMeasure("profile", profile), Attended({}, "none"), Similarity()]
+    measures: list[CorpusMeasure] = [BlockMeasure("profile", profile), AttentionByType({}, "none"), Similarity()]
     expected = accumulate(request, measures, tmp_path / "cpu", {"accelerator": "cpu"})
     with pretended("mps") as device:
         found = accumulate(request, measures, tmp_path / "mps", {"accelerator": "mps"})

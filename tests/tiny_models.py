@@ -17,8 +17,8 @@ from conftest import make_sentences
 from families import untouched
 from probing.activations import ActivationStore, Request, activations
 from probing.interventions.forward import Readers, Readout, draw_text
-from probing.interventions.frozen_probes import ProbeReadout, Probes
-from probing.interventions.probed_task import Job, Passes
+from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout
+from probing.interventions.probed_task import AblationJob, Passes
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
 from probing.runtime import quiet_libraries
@@ -148,7 +148,7 @@ class Case:
         generator = torch.Generator().manual_seed(1)
         weight = {k: torch.randn(N_CLASSES, d_model, generator=generator) for k in range(1, n_layers + 1)}
         labels = torch.randint(-1, N_CLASSES, (self.text.tokens.n_tokens,), generator=generator)
-        self.probes = Probes(weight, labels)
+        self.probes = FrozenProbes(weight, labels)
 
     def passes(self, batch_tokens: int = 256) -> Reading:
         readers = Readers.of(self.encoder, self.pad, "tiny")
@@ -163,7 +163,7 @@ class Reading:
         self.passes, self.readout = passes, readout
         self.model, self.replacements = passes.model, passes.replacements
 
-    def run(self, job: Job) -> Tensor:
+    def run(self, job: AblationJob) -> Tensor:
         return self.passes.run(job, self.readout)
 
 

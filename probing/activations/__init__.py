@@ -12,7 +12,7 @@ from probing.activations.store import (
     FORMAT,
     ActivationStore,
     DamagedCache,
-    Plan,
+    StorePlan,
     divide,
     fingerprint,
     leftovers,
@@ -189,7 +189,7 @@ def _open_or_create(
     itemsize = getattr(torch, request.dtype).itemsize
     n_layers, d_model = config.num_hidden_layers, site.width if site else config.hidden_size
     shards = divide(tokens.lengths, shard_tokens(n_layers, d_model, itemsize))
-    plan = Plan(key, n_layers, d_model, request.dtype, batch_tokens_of(request), shards)
+    plan = StorePlan(key, n_layers, d_model, request.dtype, batch_tokens_of(request), shards)
     try:
         store = ActivationStore.create(folder, plan, tokens, description(request, site))
     except OSError as error:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from probing.activations.store import ActivationStore, Plan, batches, not_written
+from probing.activations.store import ActivationStore, StorePlan, batches, not_written
 from probing.errors import RunError
 from probing.models.anatomy import Anatomy, examine, of_copy
 from probing.models.examination import n_token_types, with_the_same_weights
@@ -340,7 +340,7 @@ def _next(waiting: deque[_Batch]) -> _Batch | None:
         return None
 
 
-def _refuse_infinite(states: Tensor, layer: int, sentences: NDArray[np.int64], plan: Plan) -> None:
+def _refuse_infinite(states: Tensor, layer: int, sentences: NDArray[np.int64], plan: StorePlan) -> None:
     """Raise a RunError that names the first sentence with a non-finite hidden state; shapes (n, d_model), (n,)."""
     # A finite sum proves it at a fraction of the cost. Otherwise, since the sum may have overflowed, check every value.
     if math.isfinite(float(states.sum(dtype=torch.float32))):

@@ -51,7 +51,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StorePlan:
     """The division of a corpus into shards.
 
     Args:
@@ -247,7 +247,7 @@ class ActivationStore:
             raise DamagedCache(f"{folder / TOKENS} does not match its checksum")
 
     @classmethod
-    def create(cls, folder: Path, plan: Plan, tokens: Tokens, description: Mapping[str, Any]) -> ActivationStore:
+    def create(cls, folder: Path, plan: StorePlan, tokens: Tokens, description: Mapping[str, Any]) -> ActivationStore:
         """Create an entry: write its table of tokens, then its plan, which makes it valid.
 
         If a damaged plan is replaced, shards that were recorded under an equal plan are kept.
@@ -269,7 +269,7 @@ class ActivationStore:
         return cls(folder)
 
     @staticmethod
-    def _set_up(folder: Path, plan: Plan, tokens: Tokens, description: Mapping[str, Any]) -> None:
+    def _set_up(folder: Path, plan: StorePlan, tokens: Tokens, description: Mapping[str, Any]) -> None:
         with _put(folder / TOKENS) as partial:
             tokens.save(partial)
         header = {
@@ -443,13 +443,13 @@ def _put(path: Path) -> Iterator[Path]:
     _sync(path.parent)
 
 
-def _plan(header: Mapping[str, Any]) -> Plan:
+def _plan(header: Mapping[str, Any]) -> StorePlan:
     """Return the plan in a header, or raise an error if the header is malformed."""
     shards = tuple(Shard(i, *map(int, row)) for i, row in enumerate(header["shards"]))
     if header["format"] < FORMAT or header["dtype"] not in DTYPES:
         raise ValueError(f"format {header['format']}, dtype {header['dtype']}")
     sizes = {name: int(header[name]) for name in ("n_layers", "d_model", "batch_tokens")}
-    return Plan(key=header["key"], dtype=header["dtype"], shards=shards, **sizes)
+    return StorePlan(key=header["key"], dtype=header["dtype"], shards=shards, **sizes)
 
 
 def _plan_id(header: Mapping[str, Any]) -> str:
@@ -596,7 +596,7 @@ class PassStore(ActivationStore):
             return cls(folder)
         except DamagedCache:
             pass
-        plan = Plan(key, n_passes, 0, "float32", batch_tokens, (Shard(0, 0, tokens.n_sentences, tokens.n_tokens),))
+        plan = StorePlan(key, n_passes, 0, "float32", batch_tokens, (Shard(0, 0, tokens.n_sentences, tokens.n_tokens),))
         try:
             cls.create(folder, plan, tokens, description)
         except OSError as error:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations.contents import LazyRows
-from probing.activations.store import Plan, Shard, divide, shard_tokens
+from probing.activations.store import Shard, StorePlan, divide, shard_tokens
 from probing.data.examples import Examples, Sides, check_covariate, numbered, with_covariate
 from probing.data.labelling import check_size, check_varies
 from probing.errors import UserError, as_clause
@@ -57,7 +57,7 @@ class ArrayActivations:
         self.tokens = Tokens(lengths.astype(np.int32), order.astype(np.int32), words)
         width = next(iter(layers.values())).shape[1]
         shards = divide(self.tokens.lengths, shard_tokens(len(layers) - 1, width, 4))
-        self.plan = Plan({}, max(layers), width, "float32", 0, shards)
+        self.plan = StorePlan({}, max(layers), width, "float32", 0, shards)
         self._is_sorted = bool((np.diff(order) == 1).all())
         # Columns of each layer that float32 hardly resolves, once values are checked.
         self.unresolved: dict[int, list[int]] = {}

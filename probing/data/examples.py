@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from probing.activations.store import Plan, Shard
+from probing.activations.store import Shard, StorePlan
 from probing.errors import UserError
 from probing.runtime.processes import rank_and_world_size
 from probing.statistics.chance import mix
@@ -147,11 +147,11 @@ class SentenceVectors:
         pooling: `mean` and `max` are over the tokens that are not special; `cls` takes the first token.
     """
 
-    def __init__(self, base: Activations, pooling: Pooling) -> None:
+    def __init__(self, base: HiddenStateSource, pooling: Pooling) -> None:
         self.base, self.pooling = base, pooling
         self.tokens: Tokens = token_per_sentence(base.tokens)
         shards = tuple(replace(shard, n_tokens=shard.n_sentences) for shard in base.plan.shards)
-        self.plan: Plan = replace(base.plan, shards=shards)
+        self.plan: StorePlan = replace(base.plan, shards=shards)
         self._cached: dict[tuple[int, int], Tensor] = {}
         self._cached_bytes = 0
 
@@ -191,7 +191,7 @@ class SentenceVectors:
         return pooled
 
 
-def exchanged(store: Activations, change: Callable[[Activations], Activations]) -> Activations:
+def exchanged(store: HiddenStateSource, change: Callable[[HiddenStateSource], HiddenStateSource]) -> HiddenStateSource:
     """Replace the activations of a store; if the store pools sentences, replace those that it pools."""
     return SentenceVectors(change(store.base), store.pooling) if isinstance(store, SentenceVectors) else change(store)
 
@@ -254,11 +254,11 @@ def as_batches(batch: Any) -> Sequence[Batch]:
     return [as_batch(batch)]
 
 
-class Activations(Protocol):
+class HiddenStateSource(Protocol):
     """A source of hidden states, read shard by shard: a store, or an object that behaves like one."""
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> StorePlan:
         """The division into shards, and the width."""
         ...
 
@@ -276,7 +276,7 @@ class Activations(Protocol):
         ...
 
 
-def n_constants(store: Activations) -> int:
+def n_constants(store: HiddenStateSource) -> int:
     """Return how many of the last neurons of a store are constants by design, which count as live."""
     return int(getattr(store, "n_constants", 0))
 
@@ -304,7 +304,7 @@ class Examples:
         of_words: Whether examples are words, so that all pieces of a word identify it, whichever is read.
     """
 
-    store: Activations
+    store: HiddenStateSource
     labels: NDArray[np.int32]
     n_dropped: int = 0
     word_means: bool = False

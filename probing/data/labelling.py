@@ -17,7 +17,15 @@ from torch import Tensor
 from probing.activations import ActivationStore
 from probing.activations.source import MOST_FEATURES, ActivationSource, FeatureStore, most_active, report_dropped_text
 from probing.cli.options import LARGEST, SMALLEST, ProbeOptions
-from probing.data.examples import Activations, Examples, SentenceVectors, Sides, check_covariate, read, with_covariate
+from probing.data.examples import (
+    Examples,
+    HiddenStateSource,
+    SentenceVectors,
+    Sides,
+    check_covariate,
+    read,
+    with_covariate,
+)
 from probing.data.examples import values_of as covariate_values_of
 from probing.errors import UserError
 from probing.results import listed
@@ -169,7 +177,7 @@ class Classified(NamedTuple):
 
 
 def label(
-    store: Activations,
+    store: HiddenStateSource,
     corpus: Corpus,
     task: TokenTask,
     splits: Sequence[Split],
@@ -399,7 +407,7 @@ def n_heads_of(store: ActivationStore) -> int | None:
 
 
 def label_sides(
-    stores: Sequence[Activations],
+    stores: Sequence[HiddenStateSource],
     corpora: Sequence[Corpus],
     splits: Sequence[Sequence[Split]],
     task: TokenTask,
@@ -571,7 +579,7 @@ def _sides_of(part: int, n_corpora: int) -> tuple[Split, ...]:
     return ("train", "validation") if part == 0 else ("test",)
 
 
-class Sample(NamedTuple):
+class LayerSample(NamedTuple):
     """Examples of one layer.
 
     Args:
@@ -608,13 +616,13 @@ def thin(examples: Examples, at_most: int, seed: int) -> Examples:
     return replace(examples, labels=np.where(is_drawn, examples.labels, -1))
 
 
-def load(examples: Examples, layer: int) -> Sample:
+def load(examples: Examples, layer: int) -> LayerSample:
     """Read the examples of one layer into memory."""
     states, labels = [], []
     for batch in read(examples, [layer]):
         states.append(batch.hidden_states[0])
         labels.append(batch.labels)
-    return Sample(torch.cat(states), torch.cat(labels))
+    return LayerSample(torch.cat(states), torch.cat(labels))
 
 
 # --------------------------------------------------------------------------------------------------------------------

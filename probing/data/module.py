@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from probing.activations.source import ActivationSource
-from probing.activations.store import ActivationStore, Plan, Shard, cache_folder
+from probing.activations.store import ActivationStore, Shard, StorePlan, cache_folder
 from probing.cli.options import ProbeOptions
 from probing.data.arrays import sides_of_arrays
 from probing.data.examples import (
-    Activations,
     Batch,
     Examples,
+    HiddenStateSource,
     SentenceVectors,
     ShardDataset,
     ShardGroups,
@@ -236,9 +236,9 @@ class TokenRows:
         table: Input embedding, shape (n_vocabulary, d_embedding).
     """
 
-    def __init__(self, store: Activations, table: Tensor) -> None:
+    def __init__(self, store: HiddenStateSource, table: Tensor) -> None:
         self.tokens: Tokens = store.tokens
-        self.plan: Plan = replace(store.plan, d_model=table.shape[1])
+        self.plan: StorePlan = replace(store.plan, d_model=table.shape[1])
         self.table = table
 
     def shard_tokens(self, shard: Shard) -> slice:
@@ -267,7 +267,7 @@ class WordRows(TokenRows):
         frequent: The keys of such words, ascending, shape (n_frequent,); see `word_keys`.
     """
 
-    def __init__(self, store: Activations, table: Tensor, frequent: NDArray[np.uint64]) -> None:
+    def __init__(self, store: HiddenStateSource, table: Tensor, frequent: NDArray[np.uint64]) -> None:
         super().__init__(store, table)
         drawn = [np.random.default_rng(key).standard_normal(table.shape[1]) for key in frequent.tolist()]
         none = torch.zeros(1, table.shape[1])
@@ -304,7 +304,7 @@ def token_identity(sides: Sides, encoder: nn.Module) -> Sides:
     table = words.weight.detach().float()
     frequent = _frequent_words(sides.train) if sides.of_words else None
 
-    def rows(base: Activations) -> Activations:
+    def rows(base: HiddenStateSource) -> HiddenStateSource:
         return TokenRows(base, table) if frequent is None else WordRows(base, table, frequent)
 
     def embedded(examples: Examples) -> Examples:
@@ -385,7 +385,7 @@ def control_sides(
     return sides_by_control
 
 
-def are_columns(store: Activations) -> bool:
+def are_columns(store: HiddenStateSource) -> bool:
     """Return whether neurons are columns of an array, as they are or changed, which may have units of their own."""
     while (inner := getattr(store, "store", None)) is not None:
         store = inner

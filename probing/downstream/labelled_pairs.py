@@ -283,7 +283,7 @@ Columns = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class Part:
+class DatasetPart:
     """One part of a data set.
 
     Args:
@@ -312,7 +312,7 @@ class PairText:
     n_sharing: int
 
 
-def read_parts(source: str, option: str, say: Callable[[str], None]) -> dict[str, Part]:
+def read_parts(source: str, option: str, say: Callable[[str], None]) -> dict[str, DatasetPart]:
     """Read the parts of the one data set of a source, by `train`, `dev` and `test`.
 
     Args:
@@ -336,7 +336,7 @@ def read_parts(source: str, option: str, say: Callable[[str], None]) -> dict[str
     for pairs in sets:
         for line in pairs.messages():
             say(line)
-    parts: dict[str, Part] = {pairs.part: _of_sentences(pairs) for pairs in sets}
+    parts: dict[str, DatasetPart] = {pairs.part: _of_sentences(pairs) for pairs in sets}
     return {part: parts[part] for part in ("train", "dev", "test") if part in parts}
 
 
@@ -363,24 +363,24 @@ def about_pairs() -> Iterator[None]:
         raise UserError(message) from None
 
 
-def _of_sentences(pairs: SentencePairs) -> Part:
+def _of_sentences(pairs: SentencePairs) -> DatasetPart:
     sentences, rows = pairs.corpus.sentences, pairs.sentences.tolist()
     of_score = RELATEDNESS if pairs.name == SICK else SIMILARITY
     columns: dict[str, Sequence[Any]] = {of_score: pairs.gold.tolist()}
     if pairs.entailment:
         columns[ENTAILMENT] = pairs.entailment
     name = "SICK" if pairs.name == SICK else pairs.name
-    return Part(f"{name} {pairs.part}", [(sentences[i], sentences[j]) for i, j in rows], columns)
+    return DatasetPart(f"{name} {pairs.part}", [(sentences[i], sentences[j]) for i, j in rows], columns)
 
 
-def _of_words(part: str, word_pairs: WordPairs) -> Part:
+def _of_words(part: str, word_pairs: WordPairs) -> DatasetPart:
     sentences, rows = word_pairs.corpus.sentences, word_pairs.sentences.tolist()
     pairs = [(sentences[i], sentences[j]) for i, j in rows]
-    return Part(f"WiC {part}", pairs, {SAME_SENSE: word_pairs.labels.tolist()})
+    return DatasetPart(f"WiC {part}", pairs, {SAME_SENSE: word_pairs.labels.tolist()})
 
 
 def task_of(
-    task: str | TokenTask, task_args: Mapping[str, Any] | None, sources: Mapping[str, Mapping[str, Part]]
+    task: str | TokenTask, task_args: Mapping[str, Any] | None, sources: Mapping[str, Mapping[str, DatasetPart]]
 ) -> tuple[TokenTask, dict[str, Any]]:
     """Return the task of pairs, and its options; scores are numbers to predict unless the user says else.
 
@@ -419,7 +419,8 @@ def task_of(
 
 
 def pair_text(
-    source: str, parts: Mapping[str, Part], other: tuple[str, Mapping[str, Part]] | None, seed: int, group_by: GroupBy,
+    source: str, parts: Mapping[str, DatasetPart], other: tuple[str, Mapping[str, DatasetPart]] | None, seed: int,
+    group_by: GroupBy,
     say: Callable[[str], None],
 ) -> PairText:  # fmt: skip
     """Divide pairs into training, validation and test, and say how.
@@ -464,14 +465,16 @@ def pair_text(
     return PairText(text.corpora, text.splits, n_sharing)
 
 
-def _test_part(parts: Mapping[str, Part], other: tuple[str, Mapping[str, Part]] | None) -> Part | None:
+def _test_part(
+    parts: Mapping[str, DatasetPart], other: tuple[str, Mapping[str, DatasetPart]] | None
+) -> DatasetPart | None:
     """Return the test part: of the other data set, or else of this one beside its training part; None without one."""
     available = parts if other is None else other[1]
     part = next((available[name] for name in ("test", "dev", "train") if name in available), None)
     return part if other is not None or ("train" in parts and len(parts) > 1) else None
 
 
-def _corpus(name: str, parts: Sequence[Part]) -> tuple[Corpus, dict[Pair, Part]]:
+def _corpus(name: str, parts: Sequence[DatasetPart]) -> tuple[Corpus, dict[Pair, DatasetPart]]:
     """Return the pairs of some parts as a corpus, in which pairs that share a sentence are one document.
 
     Returns:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from probing.activations import ActivationStore
 from probing.cli.options import LARGEST
-from probing.data.examples import Activations, pool_words
+from probing.data.examples import HiddenStateSource, pool_words
 from probing.downstream import CLIPPING, STS_B, TRANSDUCTIVE, Definition, Pooling, SentencePairs, Space
 from probing.errors import UserError
 from probing.probes import transforms as of
@@ -466,7 +466,7 @@ def _compared(best: Mapping[str, Similarities], target: SentencePairs, draws: Dr
 FIRST = 1
 
 
-def sentence_vectors(store: Activations, layer: int, pooling: Pooling) -> Tensor:
+def sentence_vectors(store: HiddenStateSource, layer: int, pooling: Pooling) -> Tensor:
     """Return a vector for each sentence.
 
     Args:
@@ -483,7 +483,7 @@ def sentence_vectors(store: Activations, layer: int, pooling: Pooling) -> Tensor
     return torch.cat([_pooled(store, layer, pooling, shard) for shard in range(len(store.plan.shards))])
 
 
-def _pooled(store: Activations, layer: int, pooling: Pooling, index: int) -> Tensor:
+def _pooled(store: HiddenStateSource, layer: int, pooling: Pooling, index: int) -> Tensor:
     shard, tokens = store.plan.shards[index], store.tokens
     token_range = store.shard_tokens(shard)
     states = store.read(layer, index)
@@ -502,7 +502,7 @@ def has_first_special(tokens: Tokens) -> bool:
     return bool(tokens.special[tokens.offsets[:-1]].all())
 
 
-def word_vectors(store: Activations, layers: Sequence[int], requested: NDArray[np.int64]) -> list[Tensor]:
+def word_vectors(store: HiddenStateSource, layers: Sequence[int], requested: NDArray[np.int64]) -> list[Tensor]:
     """Return a vector for each requested word, the mean of its pieces.
 
     Args:
@@ -606,7 +606,7 @@ def unknown_words(tokens: Tokens, tokenizer: Any, requested: NDArray[np.int64]) 
 
 
 @dataclass(frozen=True)
-class Fitting:
+class TransformFitting:
     """The transforms and how they are fitted.
 
     Args:
@@ -627,7 +627,9 @@ class Fitting:
         return bool({*self.spaces} & {*CLIPPING})
 
 
-def fitted(fitting: Fitting, moments: Covariance, outliers: Sequence[int], layer: int) -> dict[Space, Transform]:
+def fitted(
+    fitting: TransformFitting, moments: Covariance, outliers: Sequence[int], layer: int
+) -> dict[Space, Transform]:
     """Return the transforms of one layer by name.
 
     Args:
@@ -639,7 +641,9 @@ def fitted(fitting: Fitting, moments: Covariance, outliers: Sequence[int], layer
     return {name: _fitted(name, fitting, moments, outliers, layer) for name in fitting.spaces}
 
 
-def _fitted(name: Space, fitting: Fitting, moments: Covariance, outliers: Sequence[int], layer: int) -> Transform:
+def _fitted(
+    name: Space, fitting: TransformFitting, moments: Covariance, outliers: Sequence[int], layer: int
+) -> Transform:
     d_model = len(moments.mean)
     if name == "none":
         return of.identity(d_model)
@@ -659,7 +663,7 @@ def _fitted(name: Space, fitting: Fitting, moments: Covariance, outliers: Sequen
 
 
 @dataclass(frozen=True)
-class Text:
+class FittingText:
     """Sentences that transforms are fitted on.
 
     Args:
@@ -683,7 +687,7 @@ def not_in(sentences: Sequence[str], others: Sequence[str]) -> NDArray[np.bool_]
     return np.array([compared(sentence) not in known for sentence in sentences])
 
 
-def token_moments(texts: Sequence[Text], layer: int) -> Covariance:
+def token_moments(texts: Sequence[FittingText], layer: int) -> Covariance:
     """Return the moments of the texts' tokens in one layer, without special tokens."""
     accumulator = CovarianceAccumulator(texts[0].store.plan.d_model)
     for states in _words_of(texts, layer):
@@ -691,7 +695,7 @@ def token_moments(texts: Sequence[Text], layer: int) -> Covariance:
     return accumulator.result()
 
 
-def outliers(texts: Sequence[Text], layer: int, definition: Definition) -> list[int]:
+def outliers(texts: Sequence[FittingText], layer: int, definition: Definition) -> list[int]:
     """Return a layer's outliers over the texts' tokens without special tokens, ascending; there may be none."""
     accumulator = ProfileAccumulator(texts[0].store.plan.d_model)
     for states in _words_of(texts, layer):
@@ -700,7 +704,7 @@ def outliers(texts: Sequence[Text], layer: int, definition: Definition) -> list[
     return sorted({outlier.neuron for outlier in all_outliers if outlier.definition == definition})
 
 
-def _words_of(texts: Sequence[Text], layer: int) -> Iterator[Tensor]:
+def _words_of(texts: Sequence[FittingText], layer: int) -> Iterator[Tensor]:
     """Yield the hidden states of each shard's tokens that are used, shape (n, d_model)."""
     for text in texts:
         taken = text.taken
@@ -744,7 +748,7 @@ class FitOn:
 
     names: list[str]
     corpora: list[Corpus]
-    texts: list[Text]
+    texts: list[FittingText]
     words: StaticVectors | None = None
 
     @property
@@ -874,7 +878,7 @@ def fitted_texts(vectors: Vectors, targets: Sequence[SentencePairs], fit_on: str
     parts = [part for part, pairs in zip(candidates, vectors.sets, strict=True) if pairs.part == "train"]
     if vectors.outside:
         parts = [(vectors.outside[0].name, *vectors.outside)]
-    texts = [Text(store, _not_in_targets(corpus, targets)) for _, corpus, store in parts]
+    texts = [FittingText(store, _not_in_targets(corpus, targets)) for _, corpus, store in parts]
     common = FitOn([name for name, *_ in parts], [corpus for _, corpus, _ in parts], texts, vectors.static)
     return {pairs.label: common for pairs in vectors.sets}
 
@@ -884,7 +888,7 @@ def _not_in_targets(corpus: Corpus, targets: Sequence[SentencePairs]) -> NDArray
 
 
 def _all_of(pairs: SentencePairs, store: ActivationStore, words: StaticVectors | None) -> FitOn:
-    everything = Text(store, np.ones(len(pairs.corpus.sentences), dtype=bool))
+    everything = FittingText(store, np.ones(len(pairs.corpus.sentences), dtype=bool))
     return FitOn([f"{pairs.label} ({TRANSDUCTIVE})"], [pairs.corpus], [everything], words)
 
 
@@ -907,7 +911,7 @@ def similarities(
     texts: Mapping[str, FitOn],
     layers: Sequence[int],
     poolings: Sequence[Pooling],
-    fitting: Fitting,
+    fitting: TransformFitting,
 ) -> list[Similarities]:
     """Return the cosines of all pairs of all sets, for each pooling, layer and space; static vectors come last.
 
@@ -953,7 +957,7 @@ def _cosines(
     texts: Mapping[str, FitOn],
     pooled: Callable[[Corpus, ActivationStore], Tensor],
     neurons: Mapping[str, Sequence[int]],
-    fitting: Fitting,
+    fitting: TransformFitting,
     layer: int,
 ) -> tuple[dict[Space, dict[str, Any]], dict[Space, dict[str, list[int]]]]:
     """Return for each space, by the label of each set, the cosines of its pairs and the clipped neurons."""
@@ -981,7 +985,12 @@ def _cosines(
 
 
 def evaluate(
-    vectors: Vectors, layers: Sequence[int], poolings: Sequence[Pooling], fitting: Fitting, fit_on: str, seed: int
+    vectors: Vectors,
+    layers: Sequence[int],
+    poolings: Sequence[Pooling],
+    fitting: TransformFitting,
+    fit_on: str,
+    seed: int,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, FitOn]]:
     """Return the rows of `sts.csv` and of `chosen.csv`, and the text that each set's transforms were fitted on.
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from probing.activations import ActivationStore
 from probing.downstream.labelled_pairs import WordPairs
 from probing.downstream.sentence_vectors import (
-    Fitting,
-    Text,
+    FittingText,
+    TransformFitting,
     cosines,
     fitted,
     has_pieces,
@@ -38,7 +38,7 @@ Labels = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Rule:
+class ThresholdRule:
     """A threshold and its accuracy.
 
     Args:
@@ -50,7 +50,7 @@ class Rule:
     accuracy: float
 
 
-def best_threshold(scores: Scores, labels: Labels) -> Rule:
+def best_threshold(scores: Scores, labels: Labels) -> ThresholdRule:
     """Return the threshold with the most correct labels, among those between any two scores and beyond both ends.
 
     If several thresholds are equally good, the lowest is returned; NaN if a score is not finite.
@@ -60,7 +60,7 @@ def best_threshold(scores: Scores, labels: Labels) -> Rule:
         labels: Label of each pair, shape (n,).
     """
     if not np.isfinite(scores).all():  # sorted, NaN would be the largest score
-        return Rule(float("nan"), float("nan"))
+        return ThresholdRule(float("nan"), float("nan"))
     values, group = np.unique(scores, return_inverse=True)
     yes = np.bincount(group, weights=labels, minlength=len(values))
     no = np.bincount(group, weights=~labels, minlength=len(values))
@@ -71,17 +71,17 @@ def best_threshold(scores: Scores, labels: Labels) -> Rule:
     # Halfway between neighbouring values; the lower value if no floating-point number lies between them.
     halfway = np.minimum((values[:-1] + values[1:]) / 2, np.nextafter(values[1:], -np.inf))
     thresholds = np.concatenate([[values[0] - 1], halfway, [values[-1]]])
-    return Rule(float(thresholds[best]), float(right[best] / len(labels)))
+    return ThresholdRule(float(thresholds[best]), float(right[best] / len(labels)))
 
 
-def best_published_threshold(scores: Scores, labels: Labels) -> Rule:
+def best_published_threshold(scores: Scores, labels: Labels) -> ThresholdRule:
     """Return the best of the nine thresholds .1 to .9, the lowest of equally good ones.
 
     Such a coarse grid favours spaces whose cosines spread over the range of the thresholds.
     """
     accuracies = [accuracy(scores, labels, threshold) for threshold in PUBLISHED_THRESHOLDS]
     best = int(np.argmax(accuracies))
-    return Rule(PUBLISHED_THRESHOLDS[best], accuracies[best])
+    return ThresholdRule(PUBLISHED_THRESHOLDS[best], accuracies[best])
 
 
 def accuracy(scores: Scores, labels: Labels, threshold: float) -> float:
@@ -176,7 +176,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Scored:
+class PairCosines:
     """The cosines of all pairs in one layer and space.
 
     Args:
@@ -194,7 +194,7 @@ class Scored:
     clipped: Sequence[int]
 
 
-def by_layer(scored: Sequence[Scored], train: Labels, reported: Labels, seed: int) -> list[Row]:
+def by_layer(scored: Sequence[PairCosines], train: Labels, reported: Labels, seed: int) -> list[Row]:
     """Return a row for each layer and space, as in `wic.csv`, with its threshold chosen on the training part.
 
     Args:
@@ -206,7 +206,7 @@ def by_layer(scored: Sequence[Scored], train: Labels, reported: Labels, seed: in
     return [_row(scores, train, reported, seed) for scores in scored]
 
 
-def _row(scores: Scored, train: Labels, reported: Labels, seed: int) -> Row:
+def _row(scores: PairCosines, train: Labels, reported: Labels, seed: int) -> Row:
     rule, published = best_threshold(scores.train, train), best_published_threshold(scores.train, train)
     right = (scores.reported > rule.threshold) == reported
     low, high = exact_interval(int(right.sum()), len(right))
@@ -234,7 +234,12 @@ def _row(scores: Scored, train: Labels, reported: Labels, seed: int) -> Row:
 
 
 def chosen(
-    scored: Sequence[Scored], rows: Sequence[Mapping[str, Any]], train: Labels, reported: Labels, part: str, seed: int
+    scored: Sequence[PairCosines],
+    rows: Sequence[Mapping[str, Any]],
+    train: Labels,
+    reported: Labels,
+    part: str,
+    seed: int,
 ) -> list[Row]:
     """Return the result of each space under each protocol, and that of always answering yes, as in `chosen.csv`.
 
@@ -275,11 +280,13 @@ def chosen(
     return [*chosen_rows, constant | _accuracy_columns(reported)]
 
 
-def _rule(row: Mapping[str, Any], prefix: str) -> Rule:
-    return Rule(row[f"{prefix}threshold"], row[f"{prefix}accuracy"])
+def _rule(row: Mapping[str, Any], prefix: str) -> ThresholdRule:
+    return ThresholdRule(row[f"{prefix}threshold"], row[f"{prefix}accuracy"])
 
 
-def _chosen_row(protocol: str, name: str, row: Mapping[str, Any], rule: Rule, reported_on: str, right: Labels) -> Row:
+def _chosen_row(
+    protocol: str, name: str, row: Mapping[str, Any], rule: ThresholdRule, reported_on: str, right: Labels
+) -> Row:
     start = {"protocol": protocol, "transform": name, "layer": row["layer"], "threshold": rule.threshold}
     return start | {"reported_on": reported_on, "n_clipped": row["n_clipped"]} | _accuracy_columns(right)
 
@@ -321,9 +328,9 @@ def scored_pairs(
     layers: Sequence[int],
     parts: Sequence[WordPairs],
     stores: Sequence[ActivationStore],
-    fit_on: Sequence[Text],
-    fitting: Fitting,
-) -> list[Scored]:
+    fit_on: Sequence[FittingText],
+    fitting: TransformFitting,
+) -> list[PairCosines]:
     """Return the cosines of all pairs in each layer and space.
 
     Args:
@@ -341,7 +348,7 @@ def scored_pairs(
         vectors = [_target_vectors(pairs, store, layer) for pairs, store in zip(parts, stores, strict=True)]
         for name, transform in transforms.items():
             train, reported = (cosines(transform(first), transform(second)) for first, second in vectors)
-            scores.append(Scored(layer, name, train, reported, transform.clipped))
+            scores.append(PairCosines(layer, name, train, reported, transform.clipped))
     return scores
 
 
@@ -396,9 +403,9 @@ def unknown_pairs(
 def evaluate(
     parts: Mapping[str, WordPairs],
     stores: Sequence[ActivationStore],
-    fit_on: Text,
+    fit_on: FittingText,
     layers: Sequence[int],
-    fitting: Fitting,
+    fitting: TransformFitting,
     seed: int,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the rows of `wic.csv` and of `chosen.csv`.

@@ -337,6 +337,8 @@ def pull(
         tree = api.list_repo_tree(repo_id, revision=commit, recursive=True)
         sizes = {file.path: getattr(file, "size", 0) for file in islice(tree, MOST_FILES + 1)}
         names = _names([*sizes], repo_id)
+    if any(type(size) is not int or size < 0 for size in sizes.values()):
+        raise UserError(f"`pull`: `{repo_id}` has a file whose size is no whole number; it is not read.")
     if len(sizes) > MOST_FILES:
         raise UserError(f"`pull`: `{repo_id}` has more than {MOST_FILES:,} files, and results have some dozens.")
     if sum(sizes[name] for name in names) > (most := most_text()):

@@ -10,8 +10,8 @@ receives. It returns what it wants to have summed, by sentence and head, and it 
     sums["entropy"].by_sentence("entropy")  # shape (n_sentences, n_layers, heads), float64
 
 A measure that needs several blocks at once, labels of the corpus, or something by token instead of by sentence is a
-class with the two methods of `probing.heads.accumulation.Measure`. Sums are stored by shard in the cache, one entry for
-each measure, so that a pass that was killed goes on where it stopped and no measure is taken twice.
+class with the two methods of `probing.heads.accumulation.CorpusMeasure`. Sums are stored by shard in the cache, one
+entry for each measure, so that a pass that was killed goes on where it stopped and no measure is taken twice.
 
 `examples.safetensors` has a tensor for each sentence, `attention/0`, `attention/1` and so on, of shape (n_layers,
 n_heads, from, to) in float16, which keeps three digits. Its metadata are JSON: `layers`, the number of each layer;
@@ -118,7 +118,7 @@ class ClassExample:
 
 
 @dataclass(frozen=True)
-class Examples:
+class ExampleMaps:
     """The examples of a survey.
 
     Args:
@@ -138,7 +138,7 @@ class Examples:
         return example.of, example.maps[list(self.layers).index(class_example.layer), class_example.head - 1]
 
 
-def write_examples(folder: Path, examples: Examples) -> Path:
+def write_examples(folder: Path, examples: ExampleMaps) -> Path:
     """Write the examples into a run's folder, and return the path of the file."""
     described = {
         "layers": list(examples.layers),
@@ -151,7 +151,7 @@ def write_examples(folder: Path, examples: Examples) -> Path:
     return path
 
 
-def read_examples(folder: Path) -> Examples | None:
+def read_examples(folder: Path) -> ExampleMaps | None:
     """Return the examples in a run's folder; None if it has none, for example because no sentence is short enough.
 
     Raises:
@@ -176,4 +176,4 @@ def read_examples(folder: Path) -> Examples | None:
         ):
             raise ValueError(f"{NAME} has maps of another shape than their sentence of {n} tokens")
     classes = {name: ClassExample(**fields) for name, fields in described["classes"].items()}
-    return Examples(described["layers"], [Example(*both) for both in zip(sentences, maps, strict=True)], classes)
+    return ExampleMaps(described["layers"], [Example(*both) for both in zip(sentences, maps, strict=True)], classes)

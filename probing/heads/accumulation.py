@@ -28,7 +28,7 @@ from probing.activations.extraction import (
 from probing.activations.store import (
     ActivationStore,
     DamagedCache,
-    Plan,
+    StorePlan,
     batches,
     divide,
     fingerprint,
@@ -53,7 +53,7 @@ from probing.text.tokens import Tokens
 
 
 @dataclass(frozen=True)
-class Batch:
+class SentenceBatch:
     """Sentences that are read together, the shorter ones padded at the end.
 
     Args:
@@ -114,7 +114,7 @@ class Batch:
         return self.mask.to(torch.uint8).argmax(1)
 
     @cached_property
-    def without_first(self) -> Batch:
+    def without_first(self) -> SentenceBatch:
         """The same sentences, with the first token treated as padding."""
         mask = self.mask.clone()
         mask[:, 0] = False
@@ -127,7 +127,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Attention:
+class BlockAttention:
     """The attention of one block over one batch.
 
     Args:
@@ -136,7 +136,8 @@ class Attention:
         values: The value vectors of each head, of which attention takes weighted sums, shape (batch, heads, to,
             d_head); undefined for padding.
         projection: The block's output projection; None if it cannot be told.
-        visible: Whether a query may see a key, shape (batch, from, to), where the block shows less than `Batch.seen`,
+        visible: Whether a query may see a key, shape (batch, from, to), where the block shows less than
+            `SentenceBatch.seen`,
             such as a window; otherwise None.
     """
 
@@ -146,12 +147,12 @@ class Attention:
     projection: OutputProjection | None
     visible: Tensor | None = None
 
-    def uniform(self, batch: Batch) -> Tensor:
+    def uniform(self, batch: SentenceBatch) -> Tensor:
         """Return attention that is uniform over the keys that a query may see, shape (batch, from, to), float64."""
         return batch.uniform if self.visible is None else _uniform(self.visible)
 
     @cached_property
-    def without_first(self) -> Attention:
+    def without_first(self) -> BlockAttention:
         """The attention without the first token, in rows that sum to 1, or are 0 where nothing is left."""
         probabilities = self.probabilities.clone()
         probabilities[:, :, 0], probabilities[..., 0] = 0, 0
@@ -186,9 +187,9 @@ def attention_of(
     probabilities: Tensor,
     values: Tensor,
     projection: OutputProjection | None,
-    batch: Batch,
+    batch: SentenceBatch,
     mask: Tensor | None = None,
-) -> Attention:
+) -> BlockAttention:
     """Return a block's attention in which padding neither attends nor is attended to.
 
     Args:
@@ -205,7 +206,7 @@ def attention_of(
     if batch.is_padded:
         pairs = (batch.mask[:, :, None] & batch.mask[:, None, :])[:, None]
         probabilities = torch.where(pairs, probabilities, 0.0)
-    return Attention(layer, probabilities, values, projection, visible)
+    return BlockAttention(layer, probabilities, values, projection, visible)
 
 
 def _uniform(seen: Tensor) -> Tensor:
@@ -233,14 +234,14 @@ class BatchValues:
 class Accumulator(Protocol):
     """Takes the blocks of one batch in order."""
 
-    def add(self, attention: Attention) -> None:
+    def add(self, attention: BlockAttention) -> None:
         """Take the next block. The attention may be overwritten after this call: copy what is needed later."""
 
     def batch_values(self) -> BatchValues:
         """Return what is kept of the batch, after its last block."""
 
 
-class Measure(Protocol):
+class CorpusMeasure(Protocol):
     """Something to be summed over a corpus.
 
     Args:
@@ -255,7 +256,7 @@ class Measure(Protocol):
     @property
     def settings(self) -> Mapping[str, Any]: ...  # noqa: D102
 
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
         """Prepare labels by token, and return a function that makes a batch's accumulator; threads share it."""
 
 
@@ -271,10 +272,10 @@ class BlockMeasure:
     """
 
     name: str
-    function: Callable[[Attention, Batch], Mapping[str, Tensor]]
+    function: Callable[[BlockAttention, SentenceBatch], Mapping[str, Tensor]]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
         """Return what makes an accumulator for each batch."""
         return lambda batch: _Blocks(self.function, batch)
 
@@ -282,11 +283,13 @@ class BlockMeasure:
 class _Blocks:
     """Calls a function for each block and stacks what it returns."""
 
-    def __init__(self, function: Callable[[Attention, Batch], Mapping[str, Tensor]], batch: Batch) -> None:
+    def __init__(
+        self, function: Callable[[BlockAttention, SentenceBatch], Mapping[str, Tensor]], batch: SentenceBatch
+    ) -> None:
         self.function, self.batch = function, batch
         self.by_block: dict[str, list[Tensor]] = {}
 
-    def add(self, attention: Attention) -> None:
+    def add(self, attention: BlockAttention) -> None:
         for name, values in self.function(attention, self.batch).items():
             self.by_block.setdefault(name, []).append(values)
 
@@ -359,7 +362,11 @@ class SumsStore(ActivationStore):
 
 
 def of_shard(
-    batches: Iterable[tuple[Batch, BatchValues]], first_sentence: int, n_sentences: int, first_row: int, n_tokens: int
+    batches: Iterable[tuple[SentenceBatch, BatchValues]],
+    first_sentence: int,
+    n_sentences: int,
+    first_row: int,
+    n_tokens: int,
 ) -> dict[str, Tensor]:
     """Put together what a measure kept of the batches of one shard, in the order of the corpus.
 
@@ -402,7 +409,7 @@ def not_finite(sums: Mapping[str, Tensor]) -> str | None:
     return next((name for name, values in sums.items() if not bool(torch.isfinite(values).all())), None)
 
 
-_Begin = Callable[[Batch], Accumulator]
+_Begin = Callable[[SentenceBatch], Accumulator]
 
 
 @dataclass(frozen=True)
@@ -443,7 +450,7 @@ class AttentionReader:
         heads = find_heads(encoder, anatomy, pad_token_id, name)
         return cls(anatomy, heads, heads.output_projections(encoder), pad_token_id, n_types)
 
-    def read(self, encoder: nn.Module, batch: Batch, begins: Sequence[_Begin]) -> list[BatchValues]:
+    def read(self, encoder: nn.Module, batch: SentenceBatch, begins: Sequence[_Begin]) -> list[BatchValues]:
         """Run the encoder over a batch, give each block's attention to the measures, and return what they keep.
 
         Args:
@@ -473,7 +480,7 @@ class AttentionReader:
 
 def accumulate(
     request: Request,
-    measures: Sequence[Measure],
+    measures: Sequence[CorpusMeasure],
     cache: Path,
     trainer_options: Mapping[str, Any],
     say: Callable[[str], None] = lambda message: None,
@@ -527,7 +534,7 @@ def accumulate(
     return stores
 
 
-def _key(request: Request, measure: Measure) -> dict[str, Any]:
+def _key(request: Request, measure: CorpusMeasure) -> dict[str, Any]:
     return {**request.key(), "attention": measure.name, "settings": dict(measure.settings)}
 
 
@@ -547,7 +554,7 @@ def _open_or_create(
             tokens = tokens_of(request, load_tokenizer(request.source))
         shards = divide(tokens.lengths, SHARD_TOKENS)
         d_model = load_config(request.source).hidden_size
-        plan = Plan(keys[name], 0, d_model, request.dtype, batch_tokens_of(request), shards)
+        plan = StorePlan(keys[name], 0, d_model, request.dtype, batch_tokens_of(request), shards)
         try:
             SumsStore.create(folder, plan, tokens, description(request))
         except OSError as error:
@@ -567,7 +574,7 @@ def _missing(stores: Mapping[str, SumsStore]) -> dict[int, list[str]]:
 
 def _run(
     request: Request,
-    measures: Sequence[Measure],
+    measures: Sequence[CorpusMeasure],
     folders: Mapping[str, Path],
     work: Mapping[int, Sequence[str]] | None,
     trainer_options: Mapping[str, Any],
@@ -596,7 +603,7 @@ class AttentionPass(ShardPass):
     def __init__(
         self,
         request: Request,
-        measures: Sequence[Measure],
+        measures: Sequence[CorpusMeasure],
         folders: Mapping[str, Path],
         work: Mapping[int, Sequence[str]] | None,
         writer: Executor,
@@ -624,10 +631,10 @@ class AttentionPass(ShardPass):
         planned_shard = store.plan.shards[shard]
         rows = store.shard_tokens(planned_shard)
         begins = [self.begins[name] for name in missing]
-        batches: dict[int, tuple[Batch, list[BatchValues]]] = {}
+        batches: dict[int, tuple[SentenceBatch, list[BatchValues]]] = {}
 
         @torch.inference_mode()
-        def read(encoder: nn.Module, reader: AttentionReader, numbered_batch: tuple[int, Batch]) -> None:
+        def read(encoder: nn.Module, reader: AttentionReader, numbered_batch: tuple[int, SentenceBatch]) -> None:
             index, batch = numbered_batch
             batches[index] = batch, reader.read(encoder, batch, begins)
 
@@ -659,7 +666,7 @@ class AttentionPass(ShardPass):
 
 def shard_batches(
     store: ActivationStore, shard: int, reader: AttentionReader, device: torch.device | str = "cpu"
-) -> Iterator[Batch]:
+) -> Iterator[SentenceBatch]:
     """Yield a shard's sentences in batches by token budget, longest first.
 
     Args:
@@ -683,7 +690,7 @@ def shard_batches(
         of_words = torch.where(mask, words[index], -1)
         special = mask & (of_words < 0)
         special[:, 0] |= reader.heads.is_causal
-        yield Batch(
+        yield SentenceBatch(
             sentences=torch.from_numpy(planned_shard.first_sentence + sentences).to(device),
             rows=torch.where(mask, index + rows.start, 0).to(device),
             input_ids=torch.where(mask, input_ids[index], reader.pad_token_id).to(device),

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from probing.activations import tokens_of
 from probing.errors import UserError
-from probing.heads.accumulation import Accumulator, Attention, Batch, BatchValues, Measure, SumsStore
+from probing.heads.accumulation import Accumulator, BatchValues, BlockAttention, CorpusMeasure, SentenceBatch, SumsStore
 from probing.heads.rows import Rows
-from probing.heads.subject import Checkpoint, HeadSurvey, Part, check_comparable
+from probing.heads.subject import HeadSurvey, SurveyedCheckpoint, SurveyPart, check_comparable
 from probing.models import length_limits
 from probing.statistics import mean_interval
 from probing.text import Corpus
@@ -104,7 +104,7 @@ def others_of_equal_length(lengths: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Change:
+class MapChange:
     """The measure: each map compared with that of another checkpoint.
 
     Args:
@@ -112,7 +112,7 @@ class Change:
         alone: Whether the same map is compared alone, and not those of other heads and other sentences too.
     """
 
-    against: Checkpoint
+    against: SurveyedCheckpoint
     name: str = "change"
     alone: bool = False
 
@@ -121,20 +121,20 @@ class Change:
         """Everything other than model and corpus that changes the sums."""
         return {"version": 1, "against": self.against.request.key(), **({"alone": True} if self.alone else {})}
 
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
         """Load the other checkpoint, and return what makes an accumulator for each batch."""
         against = self.against.prepared()
         return lambda batch: _ComparedMaps(against, batch, self.alone)
 
 
 class _ComparedMaps:
-    def __init__(self, against: Checkpoint, batch: Batch, alone: bool) -> None:
+    def __init__(self, against: SurveyedCheckpoint, batch: SentenceBatch, alone: bool) -> None:
         self.against, self.batch, self.alone = against, batch, alone
         self.others = others_of_equal_length(batch.lengths)
         self.other_maps: dict[int, Tensor] = {}
         self.by_block: dict[str, list[Tensor]] = {"cosine": [], "jensen_shannon": []}
 
-    def add(self, attention: Attention) -> None:
+    def add(self, attention: BlockAttention) -> None:
         if attention.layer not in self.other_maps:
             self.other_maps = self._read(attention.layer)
         ours, theirs = attention.probabilities, self.other_maps.pop(attention.layer)
@@ -172,7 +172,7 @@ def map_rows(store: SumsStore, layers: Sequence[int]) -> Rows:
     from the same batch; a sentence for which there is none is left out of this comparison.
 
     Args:
-        store: The sums of `Change`.
+        store: The sums of `MapChange`.
         layers: The layers to report.
     """
     has_other = store.by_sentence("has_other").numpy()
@@ -237,8 +237,8 @@ class StateChange:
         against: The other one, on the same sentences.
     """
 
-    model: Checkpoint
-    against: Checkpoint
+    model: SurveyedCheckpoint
+    against: SurveyedCheckpoint
     name: str = "change_of_states"
 
     @property
@@ -246,17 +246,17 @@ class StateChange:
         """Everything other than model and corpus that changes the sums."""
         return {"version": 1, "against": self.against.request.key()}
 
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
         """Load both checkpoints, and return what makes an accumulator for each batch."""
         both = self.model.prepared(), self.against.prepared()
         return lambda batch: _Compared(both, batch)
 
 
 class _Compared:
-    def __init__(self, both: Sequence[Checkpoint], batch: Batch) -> None:
+    def __init__(self, both: Sequence[SurveyedCheckpoint], batch: SentenceBatch) -> None:
         self.both, self.batch = both, batch
 
-    def add(self, attention: Attention) -> None:
+    def add(self, attention: BlockAttention) -> None:
         """Hidden states are read by forward passes of their own."""
 
     @torch.inference_mode()
@@ -287,7 +287,7 @@ def state_rows(store: SumsStore, layers: Sequence[int]) -> Rows:
     ]
 
 
-def parameter_rows(model: Checkpoint, against: Checkpoint) -> Rows:
+def parameter_rows(model: SurveyedCheckpoint, against: SurveyedCheckpoint) -> Rows:
     """Return the cosine of each matrix of parameters in both checkpoints; `of` is its name.
 
     Matrices that have no counterpart of the same shape are left out.
@@ -330,7 +330,7 @@ _PUBLISHED_MAPS_BYTES = 2**26
 COSINE, PADDING = "cosine_as_published", "padding_as_published"
 
 
-def check_padding(model: Checkpoint) -> None:
+def check_padding(model: SurveyedCheckpoint) -> None:
     """Raise a UserError if the model takes too few tokens, or if its padding attends to nothing.
 
     Args:
@@ -361,8 +361,8 @@ class PublishedChange:
         against: The other one, on the same sentences.
     """
 
-    model: Checkpoint
-    against: Checkpoint
+    model: SurveyedCheckpoint
+    against: SurveyedCheckpoint
     name: str = "change_as_published"
 
     @property
@@ -373,7 +373,7 @@ class PublishedChange:
             "length": PUBLISHED_LENGTH, "n_sentences": PUBLISHED_SENTENCES,
         }  # fmt: skip
 
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
         """Load both checkpoints, cut sentences at the length, and return what makes an accumulator for each batch."""
         both = self.model.prepared(), self.against.prepared()
         request = self.model.request
@@ -383,10 +383,12 @@ class PublishedChange:
 
 
 class _ComparedAsPublished:
-    def __init__(self, model: Checkpoint, against: Checkpoint, cut: Tokens, batch: Batch) -> None:
+    def __init__(
+        self, model: SurveyedCheckpoint, against: SurveyedCheckpoint, cut: Tokens, batch: SentenceBatch
+    ) -> None:
         self.model, self.against, self.cut, self.batch = model, against, cut, batch
 
-    def add(self, attention: Attention) -> None:
+    def add(self, attention: BlockAttention) -> None:
         """Padded maps are read by forward passes of their own."""
 
     @torch.inference_mode()
@@ -454,15 +456,15 @@ def _lacks(survey: HeadSurvey) -> str | None:
     return None
 
 
-def _both(survey: HeadSurvey) -> tuple[Checkpoint, Checkpoint]:
+def _both(survey: HeadSurvey) -> tuple[SurveyedCheckpoint, SurveyedCheckpoint]:
     assert survey.config.against is not None  # otherwise the part is not measured
     return survey.checkpoint, survey.config.against
 
 
-def _measures(survey: HeadSurvey) -> Sequence[Measure]:
+def _measures(survey: HeadSurvey) -> Sequence[CorpusMeasure]:
     model, against = _both(survey)
     published = [PublishedChange(model, against)] if survey.config.as_published else []
-    return [Change(against), StateChange(model, against), *published]
+    return [MapChange(against), StateChange(model, against), *published]
 
 
 def _tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
@@ -473,4 +475,4 @@ def _tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Ro
     return {"change": [*rows, *parameter_rows(*_both(survey))]}
 
 
-CHANGE = Part(NAME, _lacks, _measures, _tables, by_name_only=True)
+CHANGE = SurveyPart(NAME, _lacks, _measures, _tables, by_name_only=True)

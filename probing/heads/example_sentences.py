@@ -15,8 +15,8 @@ from torch import Tensor
 
 from probing.activations import load
 from probing.errors import UserError
-from probing.heads import ClassExample, Example, Examples, ExampleSentence
-from probing.heads.accumulation import Attention, AttentionReader, Batch, BatchValues, SumsStore
+from probing.heads import ClassExample, Example, ExampleMaps, ExampleSentence
+from probing.heads.accumulation import AttentionReader, BatchValues, BlockAttention, SentenceBatch, SumsStore
 from probing.heads.rows import CLASSES, PATTERNS, classify
 from probing.heads.subject import HeadSurvey, without_first
 from probing.heads.syntax import LEAST_ARCS, Arcs, arcs_of, has_arcs
@@ -29,7 +29,7 @@ N_SENTENCES = 6
 FEWEST_WORDS, MOST_WORDS, MOST_TOKENS = 5, 12, 16
 
 
-def examples_of(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> Examples | None:
+def examples_of(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> ExampleMaps | None:
     """Choose example sentences, and read their attention; None if no sentence is short enough.
 
     Args:
@@ -54,7 +54,7 @@ def examples_of(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> Examples
         classes[name] = ClassExample(
             [bool(has_map[sentence]) for sentence in sentences].index(True), layer, head, share
         )
-    return Examples(survey.layers, read_maps(survey, sentences), classes)
+    return ExampleMaps(survey.layers, read_maps(survey, sentences), classes)
 
 
 def short_sentences(survey: HeadSurvey) -> NDArray[np.int64]:
@@ -130,7 +130,7 @@ def read_maps(survey: HeadSurvey, sentences: Sequence[int]) -> list[Example]:
     arcs = _arcs_of(corpus)
     examples = []
 
-    def begin(batch: Batch) -> _Maps:
+    def begin(batch: SentenceBatch) -> _Maps:
         return _Maps(survey.layers)
 
     for sentence in sentences:
@@ -153,7 +153,7 @@ def read_maps(survey: HeadSurvey, sentences: Sequence[int]) -> list[Example]:
     return examples
 
 
-def _batch(survey: HeadSurvey, rows: slice, sentence: int, n_token_types: int) -> Batch:
+def _batch(survey: HeadSurvey, rows: slice, sentence: int, n_token_types: int) -> SentenceBatch:
     """Return one sentence as a batch."""
     tokens = survey.tokens
     ids, words = (torch.from_numpy(values[rows].astype(np.int64))[None] for values in (tokens.input_ids, tokens.words))
@@ -161,7 +161,7 @@ def _batch(survey: HeadSurvey, rows: slice, sentence: int, n_token_types: int) -
         None if values is None else torch.from_numpy(values[rows].astype(np.int64))[None]
         for values in (tokens.segments, tokens.types_for(n_token_types))
     )
-    return Batch(
+    return SentenceBatch(
         sentences=torch.tensor([sentence]),
         rows=torch.arange(rows.start, rows.stop)[None],
         input_ids=ids,
@@ -180,7 +180,7 @@ class _Maps:
     def __init__(self, layers: Sequence[int]) -> None:
         self.layers, self.by_block = layers, [torch.empty(0)] * len(layers)
 
-    def add(self, attention: Attention) -> None:
+    def add(self, attention: BlockAttention) -> None:
         if attention.layer in self.layers:
             self.by_block[self.layers.index(attention.layer)] = attention.probabilities.float().cpu().clone()
 

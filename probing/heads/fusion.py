@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations import tokens_of
-from probing.activations.store import Plan, Shard
+from probing.activations.store import Shard, StorePlan
 from probing.cli.options import ProbeOptions
-from probing.data.examples import Activations, Examples, Sides
+from probing.data.examples import Examples, HiddenStateSource, Sides
 from probing.data.labelling import example_checks, label_sides
 from probing.data.module import layer_moments
 from probing.errors import UserError, as_clause
 from probing.heads.accumulation import SumsStore
 from probing.heads.rows import Rows
-from probing.heads.subject import HeadSurvey, Part
+from probing.heads.subject import HeadSurvey, SurveyPart
 from probing.models import load_tokenizer
 from probing.probes.agreement import holm
 from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
@@ -128,9 +128,9 @@ class FusedStates:
         fusions: The fusions by their numbers.
     """
 
-    def __init__(self, base: Activations, layers: Sequence[int], fusions: Mapping[int, Fusion]) -> None:
+    def __init__(self, base: HiddenStateSource, layers: Sequence[int], fusions: Mapping[int, Fusion]) -> None:
         self.base, self.layers, self.fusions = base, list(layers), dict(fusions)
-        self.plan: Plan = base.plan
+        self.plan: StorePlan = base.plan
         self.tokens: Tokens = base.tokens
         self._cached: dict[tuple[int, int], Tensor] = {}
         self._cached_bytes = 0
@@ -152,7 +152,7 @@ class FusedStates:
         return fused
 
 
-def states_of(store: Activations, layers: Sequence[int], shard: int, rows: Tensor | None = None) -> Tensor:
+def states_of(store: HiddenStateSource, layers: Sequence[int], shard: int, rows: Tensor | None = None) -> Tensor:
     """Return the hidden states of several layers, shape (n_layers, n, d_model), float32.
 
     Args:
@@ -178,7 +178,7 @@ BLOCK_BYTES = 2**24
 
 
 @dataclass(frozen=True)
-class _Block:
+class _ShardExamples:
     """Some examples of one shard.
 
     Args:
@@ -207,12 +207,12 @@ class LayersOfExamples:
         self.blocks = list(_blocks(examples, len(self.layers)))
         self.n = sum(len(block.labels) for block in self.blocks)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, _Block]]:
+    def __iter__(self) -> Iterator[tuple[Tensor, _ShardExamples]]:
         for block in self.blocks:
             yield states_of(self.store, self.layers, block.shard, block.rows), block
 
 
-def _blocks(examples: Examples, n_layers: int) -> Iterator[_Block]:
+def _blocks(examples: Examples, n_layers: int) -> Iterator[_ShardExamples]:
     store, tokens = examples.store, examples.store.tokens
     most = max(BLOCK_BYTES // (4 * n_layers * store.plan.d_model), 1)
     for shard in store.plan.shards:
@@ -229,13 +229,13 @@ def _blocks(examples: Examples, n_layers: int) -> Iterator[_Block]:
         for block in np.unique(block_of):
             block_examples = np.flatnonzero(block_of == block)
             inside = (example >= block_examples[0]) & (example <= block_examples[-1])
-            yield _Block(
+            yield _ShardExamples(
                 shard.index, torch.from_numpy(rows[inside]), torch.from_numpy(example[inside] - block_examples[0]),
                 torch.from_numpy(label_of[chosen[block_examples]].astype(np.int64)),
             )  # fmt: skip
 
 
-def pooled(vectors: Tensor, block: _Block) -> Tensor:
+def pooled(vectors: Tensor, block: _ShardExamples) -> Tensor:
     """Return the mean vector of each example, shape (n_examples, d_model)."""
     n = len(block.labels)
     if n == len(block.rows):
@@ -278,12 +278,12 @@ class LayerMoments:
         return torch.where(dead, 0.0, 1 / sd)
 
 
-def _pooled_layers(states: Tensor, block: _Block) -> Tensor:
+def _pooled_layers(states: Tensor, block: _ShardExamples) -> Tensor:
     return torch.stack([pooled(layer_states, block) for layer_states in states]).double()
 
 
 @dataclass(frozen=True)
-class Family:
+class FusionFamily:
     """Fusions with parameters, scaled so that 0 is the mean of the layers and a change of 1 is a large change.
 
     Args:
@@ -302,7 +302,7 @@ class Family:
     derivatives: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def weighted_family(moments: LayerMoments) -> tuple[Family, Callable[[Weighted], Tensor]]:
+def weighted_family(moments: LayerMoments) -> tuple[FusionFamily, Callable[[Weighted], Tensor]]:
     """Return the fusions `concat`, and the map from one of them to its parameters.
 
     The parameter of layer k is (alpha_k - 1 / n_layers) / unit_k, where unit_k is the mean size (root mean square) of
@@ -320,11 +320,11 @@ def weighted_family(moments: LayerMoments) -> tuple[Family, Callable[[Weighted],
     def derivatives(parameters: Tensor, weight: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         return states @ weight.T, torch.diag(units)[:, None].expand(n, states.shape[1], n)
 
-    family = Family(n, lambda p: Weighted(alpha(p)), lambda p: moments.inverse_scale(alpha(p)), derivatives)
+    family = FusionFamily(n, lambda p: Weighted(alpha(p)), lambda p: moments.inverse_scale(alpha(p)), derivatives)
     return family, lambda fusion: (fusion.alpha - 1 / n) / units
 
 
-def gated_family(moments: LayerMoments) -> Family:
+def gated_family(moments: LayerMoments) -> FusionFamily:
     """Return the fusions `gate`; each fused neuron is divided by its standard deviation in the mean of the layers.
 
     A parameter is the gate's weight on a neuron times the neuron's standard deviation over the tokens of all layers:
@@ -341,7 +341,7 @@ def gated_family(moments: LayerMoments) -> Family:
         away = states - (gates * states).sum(0)
         return gates * (away @ weight.T), states * inverse
 
-    return Family(d_model, lambda p: Gated(p * inverse), lambda p: scale, derivatives)
+    return FusionFamily(d_model, lambda p: Gated(p * inverse), lambda p: scale, derivatives)
 
 
 @dataclass(frozen=True)
@@ -385,7 +385,7 @@ class Objective:
         n_classes: Number of classes.
     """
 
-    def __init__(self, examples: LayersOfExamples, family: Family, n_classes: int) -> None:
+    def __init__(self, examples: LayersOfExamples, family: FusionFamily, n_classes: int) -> None:
         self.examples, self.family = examples, family
         self.shape = n_classes, examples.store.plan.d_model
 
@@ -429,14 +429,14 @@ class Objective:
         return _Joint(moment / self.examples.n, curvature / self.examples.n, self.shape)
 
 
-def _gauss_newton(a: Tensor, f: Tensor, p: Tensor, block: _Block) -> Tensor:
+def _gauss_newton(a: Tensor, f: Tensor, p: Tensor, block: _ShardExamples) -> Tensor:
     """Return the sum over tokens of J'(diag(p) - p p')J, shape (n_parameters, n_parameters).
 
     A word of several pieces is approximated: each piece counts like an example of its own, with the class probabilities
     of the word and the weight 1 / (number of pieces).
 
     Args:
-        a: Factors of the derivatives J, shape (n_layers, n, n_classes); see `Family`.
+        a: Factors of the derivatives J, shape (n_layers, n, n_classes); see `FusionFamily`.
         f: The other factors, shape (n_layers, n, n_parameters).
         p: Probability of each class, shape (n_examples, n_classes).
         block: The examples that the tokens belong to.
@@ -647,7 +647,11 @@ def corrected(rows: Sequence[Row]) -> list[Row]:
 
 
 def similarity_rows(
-    store: Activations, chosen: NDArray[np.bool_], layers: Sequence[int], fusions: Mapping[int, Fusion], **named: str
+    store: HiddenStateSource,
+    chosen: NDArray[np.bool_],
+    layers: Sequence[int],
+    fusions: Mapping[int, Fusion],
+    **named: str,
 ) -> list[Row]:
     """Return how alike the tokens of a sentence are after each fusion, and how much of it comes from each layer.
 
@@ -688,7 +692,7 @@ def _mean(sums: NDArray[np.float64], counts: NDArray[np.int64]) -> Row:
     return {"value": float(sums.sum() / counts.sum()), "low": low, "high": high, "n": int((counts > 0).sum())}
 
 
-def _sentences(store: Activations, chosen: NDArray[np.bool_], layers: Sequence[int]) -> Any:
+def _sentences(store: HiddenStateSource, chosen: NDArray[np.bool_], layers: Sequence[int]) -> Any:
     """Yield the states of some whole sentences, shape (n_layers, n, d_model), and the sentence of each token."""
     tokens = store.tokens
     most = max(BLOCK_BYTES // (4 * len(layers) * store.plan.d_model), 1)
@@ -767,4 +771,4 @@ def _tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Ro
     return {NAME: corrected(rows)}
 
 
-FUSION = Part(NAME, _lacks, lambda survey: [], _tables, by_name_only=True, trains=True)
+FUSION = SurveyPart(NAME, _lacks, lambda survey: [], _tables, by_name_only=True, trains=True)

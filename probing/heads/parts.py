@@ -19,7 +19,15 @@ from torch import Tensor
 
 from probing.activations import activations
 from probing.errors import UserError, as_clause
-from probing.heads.accumulation import Accumulator, Attention, Batch, BatchValues, Measure, SumsStore, accumulate
+from probing.heads.accumulation import (
+    Accumulator,
+    BatchValues,
+    BlockAttention,
+    CorpusMeasure,
+    SentenceBatch,
+    SumsStore,
+    accumulate,
+)
 from probing.heads.change import CHANGE
 from probing.heads.fusion import FUSION
 from probing.heads.position import POSITION_HEADS, POSITION_PARTS, joined
@@ -28,7 +36,7 @@ from probing.heads.rows import (
     PATTERNS,
     PROFILE,
     Rows,
-    Sentences,
+    SentenceDraws,
     class_rows,
     counts_of,
     entropy_scale,
@@ -43,10 +51,10 @@ from probing.heads.subject import (
     SINK,
     SPECIAL,
     STATES,
-    Attended,
+    AttentionByType,
     HeadSurvey,
-    Part,
-    Reading,
+    SurveyInputs,
+    SurveyPart,
     WithoutFirst,
     nothing,
 )
@@ -122,7 +130,7 @@ def _norms(a: Tensor, b: Tensor) -> Tensor:
     return (squares[0] * squares[1]).sqrt().clamp_min(torch.finfo(torch.float64).tiny)
 
 
-def without_special(probabilities: Tensor, batch: Batch) -> Tensor:
+def without_special(probabilities: Tensor, batch: SentenceBatch) -> Tensor:
     """Return maps in which special tokens neither attend nor are attended to, with rows that sum to 1 or are 0.
 
     Args:
@@ -141,15 +149,15 @@ class Similarity:
     name: str = "similarity"
     settings: Mapping[str, Any] = field(default_factory=lambda: {"version": 1, "queries": QUERIES, "groups": GROUPS})
 
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
         """Return what makes an accumulator for each batch."""
-        return _Maps
+        return _BatchMaps
 
 
-class _Maps:
+class _BatchMaps:
     """Holds the maps of one batch, and those of the last block in full."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: SentenceBatch) -> None:
         self.batch = batch
         self.groups = batch.sentences % GROUPS
         self.lengths = batch.lengths.tolist()
@@ -162,7 +170,7 @@ class _Maps:
         self.of_means: list[Tensor] = []
         self.products: list[Tensor] = []
 
-    def add(self, attention: Attention) -> None:
+    def add(self, attention: BlockAttention) -> None:
         for i, (rows, first, n) in enumerate(zip(self.queries, self.first, self.lengths, strict=True)):
             self.maps_by_sentence[i].append(attention.probabilities[i][:, first + rows, first : first + n].float())
         maps = [attention.probabilities.clone(), without_special(attention.probabilities, self.batch)]
@@ -302,7 +310,7 @@ class Rollout:
     name = "rollout"
     settings: Mapping[str, Any] = {"version": 2}
 
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
         """Return what makes an accumulator for each batch."""
         return _Rollout
 
@@ -312,12 +320,12 @@ class _Rollout:
 
     name = Rollout.name
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: SentenceBatch) -> None:
         self.batch = batch
         self.product = torch.eye(batch.mask.shape[1], dtype=torch.float64, device=batch.mask.device)
         self.by_block: list[Tensor] = []
 
-    def add(self, attention: Attention) -> None:
+    def add(self, attention: BlockAttention) -> None:
         residual_maps = with_residual(attention.probabilities.mean(1, dtype=torch.float64))
         both = torch.stack([residual_maps, with_residual(attention.uniform(self.batch))], dim=1)
         self.product = both @ self.product
@@ -340,7 +348,7 @@ def with_residual(maps: Tensor) -> Tensor:
     return (scaled + torch.eye(maps.shape[2], dtype=maps.dtype, device=maps.device)) / 2
 
 
-def described(products: Tensor, batch: Batch) -> Tensor:
+def described(products: Tensor, batch: SentenceBatch) -> Tensor:
     """Return sums over the tokens of each sentence, shape (batch, maps, queries, measures), float64.
 
     Each share is counted once: the token itself; special tokens other than itself; the previous and the next token,
@@ -365,7 +373,7 @@ def described(products: Tensor, batch: Batch) -> Tensor:
     return chosen[:, None] @ torch.stack(by_token, dim=3)
 
 
-def reached(products: Tensor, batch: Batch) -> Tensor:
+def reached(products: Tensor, batch: SentenceBatch) -> Tensor:
     """Return what is above 0 for the tokens that the blocks so far let a token see, shape (batch, from, to).
 
     Args:
@@ -375,7 +383,7 @@ def reached(products: Tensor, batch: Batch) -> Tensor:
     return torch.where(batch.mask[:, :, None], products[:, -1], 0.0)
 
 
-def rollout_rows(sums: Tensor, counts: Tensor, layers: Sequence[int], sentences: Sentences) -> Rows:
+def rollout_rows(sums: Tensor, counts: Tensor, layers: Sequence[int], sentences: SentenceDraws) -> Rows:
     """Return the rows of `rollout.csv`: for the vectors after each block, a row for each kind of token and measure.
 
     `uniform` is the value with uniform attention in all blocks, on the same sentences.
@@ -434,13 +442,13 @@ def _tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Ro
     return {"roles": [row for row in rows if row["layer"] in survey.layers]}
 
 
-ROLES = Part(
+ROLES = SurveyPart(
     NAME, _lacks_roles, lambda survey: [], _tables,
-    lambda survey: [Reading(NAME, survey.roles[0], [Roles(survey.roles[1])])],
+    lambda survey: [SurveyInputs(NAME, survey.roles[0], [Roles(survey.roles[1])])],
 )  # fmt: skip
 
 
-def measurable(survey: HeadSurvey, names: Sequence[str], by_name: bool) -> tuple[list[Part], dict[str, str]]:
+def measurable(survey: HeadSurvey, names: Sequence[str], by_name: bool) -> tuple[list[SurveyPart], dict[str, str]]:
     """Return the parts that can be measured, and for each of the others what it lacks.
 
     Args:
@@ -459,14 +467,14 @@ def measurable(survey: HeadSurvey, names: Sequence[str], by_name: bool) -> tuple
     return [part for part in selected if part.name not in lacking], lacking
 
 
-def _lacks(survey: HeadSurvey, part: Part) -> str | None:
+def _lacks(survey: HeadSurvey, part: SurveyPart) -> str | None:
     """Return what a part needs and does not have, as the end of a sentence."""
     if survey.config.without_first and part.name not in WITHOUT_FIRST:
         return "`--first_token include`, under which all tokens are measured"
     return _lacks_sentences(survey, part) or part.needs(survey)
 
 
-def _lacks_sentences(survey: HeadSurvey, part: Part) -> str | None:
+def _lacks_sentences(survey: HeadSurvey, part: SurveyPart) -> str | None:
     """Return what the part lacks if the corpus has pairs of sentences and the part cannot read them; otherwise None."""
     corpus = survey.request.corpus
     has_role_file = part.name == ROLES.name and survey.config.roles is not None
@@ -482,7 +490,7 @@ def _lacks_sentences(survey: HeadSurvey, part: Part) -> str | None:
 
 def measure(
     survey: HeadSurvey,
-    parts: Sequence[Part],
+    parts: Sequence[SurveyPart],
     cache: Path,
     trainer_options: Mapping[str, Any],
     say: Callable[[str], None],
@@ -522,22 +530,22 @@ def measure(
     return tables, stores
 
 
-def n_stages(survey: HeadSurvey, parts: Sequence[Part]) -> int:
+def n_stages(survey: HeadSurvey, parts: Sequence[SurveyPart]) -> int:
     """Return how many stages `measure` has."""
     return len(_readings(survey, parts)) + 1
 
 
-def _readings(survey: HeadSurvey, parts: Sequence[Part]) -> dict[str, list[Reading]]:
+def _readings(survey: HeadSurvey, parts: Sequence[SurveyPart]) -> dict[str, list[SurveyInputs]]:
     """Return what is read for the parts, by the name of the text; first the corpus itself, whose name is empty."""
-    corpus_reading = Reading("", survey.request, [measure for part in parts for measure in part.measures(survey)])
-    by_text: dict[str, list[Reading]] = {}
+    corpus_reading = SurveyInputs("", survey.request, [measure for part in parts for measure in part.measures(survey)])
+    by_text: dict[str, list[SurveyInputs]] = {}
     for reading in [corpus_reading, *(reading for part in parts for reading in part.beside(survey))]:
         by_text.setdefault(reading.name, []).append(reading)
     return by_text
 
 
 def _sums(
-    survey: HeadSurvey, name: str, readings: Sequence[Reading], cache: Path, trainer_options: Mapping[str, Any],
+    survey: HeadSurvey, name: str, readings: Sequence[SurveyInputs], cache: Path, trainer_options: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> dict[str, SumsStore]:  # fmt: skip
     """Read one text for all parts, and return the sums of each measure; the arguments are those of `measure`."""
@@ -556,7 +564,7 @@ def _sums(
     return stores
 
 
-def _seen(survey: HeadSurvey, measure: Measure) -> Measure:
+def _seen(survey: HeadSurvey, measure: CorpusMeasure) -> CorpusMeasure:
     """Return the measure, changed to leave out the first token of each sentence if that is asked for."""
     return WithoutFirst(measure) if survey.config.without_first and measure is not SINK else measure
 
@@ -594,17 +602,17 @@ def _first_token_tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> 
 _OF_TOKENS = (PUNCTUATION, NEGATION)
 
 
-def _token_types(survey: HeadSurvey) -> Attended:
+def _token_types(survey: HeadSurvey) -> AttentionByType:
     plain = {*_OF_TOKENS, *survey.special_tokens.values()}
-    return Attended.of({name: of for name, of in survey.types.items() if name in plain})
+    return AttentionByType.of({name: of for name, of in survey.types.items() if name in plain})
 
 
-def _word_types(survey: HeadSurvey) -> Attended:
+def _word_types(survey: HeadSurvey) -> AttentionByType:
     plain = {*_OF_TOKENS, *survey.special_tokens.values()}
-    return Attended.of({name: of for name, of in survey.types.items() if name not in plain}, "attended_words")
+    return AttentionByType.of({name: of for name, of in survey.types.items() if name not in plain}, "attended_words")
 
 
-def _type_tables(survey: HeadSurvey, stores: Mapping[str, SumsStore], measure: Attended) -> dict[str, Rows]:
+def _type_tables(survey: HeadSurvey, stores: Mapping[str, SumsStore], measure: AttentionByType) -> dict[str, Rows]:
     store = stores[measure.name]
     counts = counts_of({SPECIAL: survey.special, **measure.types}, survey.tokens)
     sums = store.all_by_sentence()
@@ -634,19 +642,19 @@ def _rollout_tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict
 
 
 PARTS = (
-    Part("classes", nothing, lambda survey: [PATTERNS], _class_tables),
-    Part("profile", nothing, lambda survey: [PROFILE], _profile_tables),
-    Part(
+    SurveyPart("classes", nothing, lambda survey: [PATTERNS], _class_tables),
+    SurveyPart("profile", nothing, lambda survey: [PROFILE], _profile_tables),
+    SurveyPart(
         "tokens", nothing, lambda survey: [_token_types(survey)],
         lambda survey, stores: _type_tables(survey, stores, _token_types(survey)),
     ),
-    Part(
+    SurveyPart(
         "words", _lacks_columns, lambda survey: [_word_types(survey)],
         lambda survey, stores: _type_tables(survey, stores, _word_types(survey)),
     ),
-    Part("first_token", nothing, lambda survey: [SINK], _first_token_tables, by_name_only=True),
-    Part("rollout", nothing, lambda survey: [Rollout()], _rollout_tables),
-    Part("similarity", nothing, lambda survey: [Similarity()], _similarity_tables),
+    SurveyPart("first_token", nothing, lambda survey: [SINK], _first_token_tables, by_name_only=True),
+    SurveyPart("rollout", nothing, lambda survey: [Rollout()], _rollout_tables),
+    SurveyPart("similarity", nothing, lambda survey: [Similarity()], _similarity_tables),
     *TREEBANK_PARTS,
     ROLES,
     CHANGE,

@@ -14,14 +14,14 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from probing.errors import UserError, as_clause
-from probing.heads.accumulation import Accumulator, Attention, Batch, BatchValues, BlockMeasure, SumsStore
+from probing.heads.accumulation import Accumulator, BatchValues, BlockAttention, BlockMeasure, SentenceBatch, SumsStore
 from probing.heads.position_controls import (
     HeadScores,
     LagMoments,
     PositionMeans,
     SampledWords,
     Shares,
-    Words,
+    WordTokens,
     as_masks,
     contrast_without,
     matched_sets,
@@ -30,8 +30,8 @@ from probing.heads.position_controls import (
     top_neurons,
     word_mass,
 )
-from probing.heads.rows import Sentences
-from probing.heads.subject import STATES, HeadSurvey, Part, PositionRun, Reading
+from probing.heads.rows import SentenceDraws
+from probing.heads.subject import STATES, HeadSurvey, PositionRun, SurveyInputs, SurveyPart
 from probing.models.attention_heads import QueryKey
 from probing.probes.agreement import random_bases
 from probing.probes.solvers import centre_over_classes
@@ -44,7 +44,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Agreement:
+class RankAgreement:
     """Rank correlations of what heads use with a ranking.
 
     Args:
@@ -56,7 +56,7 @@ class Agreement:
     partial: Array
 
     @classmethod
-    def of(cls, use: Array, ranking: Array, spreads: Sequence[Array]) -> Agreement:
+    def of(cls, use: Array, ranking: Array, spreads: Sequence[Array]) -> RankAgreement:
         """Correlate.
 
         Args:
@@ -120,7 +120,7 @@ class Block:
     means: PositionMeans
     states: Tensor
     inputs: Tensor
-    words: Words
+    words: WordTokens
     groups: Sequence[Tensor]
     run: PositionRun
     bases: Tensor
@@ -241,7 +241,7 @@ class AtOffset:
         """How much each head of the block uses each neuron, shape (heads, d_model)."""
         return self.shares.use.numpy()
 
-    def contrasts(self, heads: Sequence[int], sentences: Sentences) -> list[dict[str, float]]:
+    def contrasts(self, heads: Sequence[int], sentences: SentenceDraws) -> list[dict[str, float]]:
         """Return the contrast of some heads, its parts between positions and of biases, with intervals by sentence."""
         block, words = self.block, self.block.words
         counts = words.sentences[self.queries].bincount(minlength=sentences.times.shape[1])
@@ -273,10 +273,10 @@ class AtOffset:
         if "contribution" not in block.scores:
             return [{} for _ in heads]
         query, key = (parameter[list(heads)].float() for parameter in (block.heads.query, block.heads.key))
-        observed = Agreement.of(self.use, block.scores["contribution"], block.spreads)
+        observed = RankAgreement.of(self.use, block.scores["contribution"], block.spreads)
         used = Shares.of(query, key, self.products.float(), block.bases).use.numpy()
         turned = [
-            Agreement.of(use, contributions, spreads)
+            RankAgreement.of(use, contributions, spreads)
             for use, (contributions, spreads) in zip(used, block.in_bases, strict=True)
         ]
         rows = []
@@ -400,7 +400,7 @@ def mass_at_offsets(probabilities: Tensor, ordinary: Tensor) -> dict[str, Tensor
     return {name: torch.stack(values, dim=2) for name, values in sums.items()}
 
 
-def _of_block(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
+def _of_block(attention: BlockAttention, batch: SentenceBatch) -> Mapping[str, Tensor]:
     return mass_at_offsets(attention.probabilities, batch.ordinary)
 
 
@@ -425,7 +425,7 @@ class PermutedOffsets:
         self.seed = seed
         self.settings: Mapping[str, Any] = {"version": 1}
 
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
         """Return what makes an accumulator for each batch."""
         places = torch.from_numpy(permuted_positions(tokens, self.seed))
         return lambda batch: _PermutedOffsets(batch, places)
@@ -441,14 +441,14 @@ def permuted_positions(tokens: Tokens, seed: int) -> Any:
 
 
 class _PermutedOffsets:
-    def __init__(self, batch: Batch, places: Tensor) -> None:
+    def __init__(self, batch: SentenceBatch, places: Tensor) -> None:
         self.batch = batch
         padding = torch.arange(batch.mask.shape[1], device=batch.mask.device).expand_as(batch.mask)
         # For each true position, where its token is read.
         self.place = torch.where(batch.mask, places.to(batch.rows.device)[batch.rows], padding)
         self.by_block: dict[str, list[Tensor]] = {"told": [], "told_true": []}
 
-    def add(self, attention: Attention) -> None:
+    def add(self, attention: BlockAttention) -> None:
         read = attention.probabilities
         queries = self.place[:, None, :, None].expand_as(read)
         true = read.gather(2, queries).gather(3, self.place[:, None, None, :].expand_as(read))
@@ -517,14 +517,14 @@ def _lacks_neurons(survey: HeadSurvey) -> str | None:
 # --- which heads are position heads, and do they follow the positions that they are told? ---
 
 
-def _offset_readings(survey: HeadSurvey) -> list[Reading]:
+def _offset_readings(survey: HeadSurvey) -> list[SurveyInputs]:
     train, test = sample_requests(survey)
-    return [Reading(_TRAIN, train, [AT_OFFSETS]), Reading(_TEST, test, [AT_OFFSETS])]
+    return [SurveyInputs(_TRAIN, train, [AT_OFFSETS]), SurveyInputs(_TEST, test, [AT_OFFSETS])]
 
 
-def _head_readings(survey: HeadSurvey) -> list[Reading]:
+def _head_readings(survey: HeadSurvey) -> list[SurveyInputs]:
     *_, test = sample_requests(survey)
-    permuted = Reading(_PERMUTED, replace(test, permuted_tokens_seed=survey.seed), [PermutedOffsets(survey.seed)])
+    permuted = SurveyInputs(_PERMUTED, replace(test, permuted_tokens_seed=survey.seed), [PermutedOffsets(survey.seed)])
     return [*_offset_readings(survey), permuted]
 
 
@@ -537,7 +537,7 @@ def _head_tables(survey: HeadSurvey, stores: Stores) -> dict[str, Rows]:
         for name, values in stores[store_name].all_by_sentence().items()
     }
     chosen = chosen_offsets(stores)
-    sentences = Sentences(len(sums["n"]), survey.seed)
+    sentences = SentenceDraws(len(sums["n"]), survey.seed)
     rows = head_rows({name: values.numpy() for name, values in sums.items()}, chosen, sentences)
     return {POSITION_HEADS: [row for row in rows if row["layer"] in survey.layers]}
 
@@ -550,7 +550,7 @@ def chosen_offsets(stores: Stores) -> NDArray[np.int64]:
         return np.nan_to_num(mass / n, nan=-1).argmax(2)
 
 
-def head_rows(sums: Mapping[str, NDArray[np.float64]], chosen: NDArray[np.int64], sentences: Sentences) -> Rows:
+def head_rows(sums: Mapping[str, NDArray[np.float64]], chosen: NDArray[np.int64], sentences: SentenceDraws) -> Rows:
     """Return a row for each head, with its attention to its offset.
 
     Args:
@@ -584,16 +584,19 @@ def head_rows(sums: Mapping[str, NDArray[np.float64]], chosen: NDArray[np.int64]
 # --- which neurons do they read? ---
 
 
-def _neuron_readings(survey: HeadSurvey) -> list[Reading]:
+def _neuron_readings(survey: HeadSurvey) -> list[SurveyInputs]:
     train, test = sample_requests(survey)
-    return [Reading(_TRAIN, train, [AT_OFFSETS], states=True), Reading(_TEST, test, [AT_OFFSETS], states=True)]
+    return [
+        SurveyInputs(_TRAIN, train, [AT_OFFSETS], states=True),
+        SurveyInputs(_TEST, test, [AT_OFFSETS], states=True),
+    ]
 
 
 def _neuron_tables(survey: HeadSurvey, stores: Stores) -> dict[str, Rows]:
     run = survey.config.run
     assert run is not None
     test_sums = stores[f"{_TEST}/{AT_OFFSETS.name}"].all_by_sentence()
-    sentences = Sentences(len(test_sums["n"]), survey.seed)
+    sentences = SentenceDraws(len(test_sums["n"]), survey.seed)
     chosen = chosen_offsets(stores)
     of_heads = head_rows({name: values.numpy() for name, values in test_sums.items()}, chosen, sentences)
     examined = _examined([row for row in of_heads if row["layer"] in survey.layers], run.layers)
@@ -624,9 +627,11 @@ def _examined(rows: Rows, ranked_layers: Any) -> set[tuple[int, int]]:
 
 
 POSITION_PARTS = (
-    Part(POSITION_HEADS, _lacks_run, lambda survey: [], _head_tables, _head_readings, by_name_only=True),
-    Part("position_neurons", _lacks_neurons, lambda survey: [], _neuron_tables, _neuron_readings, by_name_only=True),
+    SurveyPart(POSITION_HEADS, _lacks_run, lambda survey: [], _head_tables, _head_readings, by_name_only=True),
+    SurveyPart(
+        "position_neurons", _lacks_neurons, lambda survey: [], _neuron_tables, _neuron_readings, by_name_only=True
+    ),
 )
 # The first of these parts without a run: it measures how much heads attend to a fixed offset, but not whether they
 # follow permuted positions.
-OFFSET_HEADS = Part(POSITION_HEADS, _lacks_sides, lambda survey: [], _head_tables, _offset_readings)
+OFFSET_HEADS = SurveyPart(POSITION_HEADS, _lacks_sides, lambda survey: [], _head_tables, _offset_readings)

@@ -32,7 +32,7 @@ Biases = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Words:
+class WordTokens:
     """The tokens that are not special, in the order of the corpus.
 
     Args:
@@ -275,7 +275,7 @@ class SampledWords:
     """
 
     store: SumsStore
-    words: Words
+    words: WordTokens
     rows: Tensor
 
     @classmethod
@@ -286,7 +286,7 @@ class SampledWords:
         sentences, positions = (
             torch.from_numpy(of[rows].astype(np.int64)) for of in (tokens.sentences, tokens.positions)
         )
-        return cls(store, Words(sentences, positions, is_causal), torch.from_numpy(rows))
+        return cls(store, WordTokens(sentences, positions, is_causal), torch.from_numpy(rows))
 
     def states(self, layer: int) -> Tensor:
         """Return a layer's hidden states of the words, shape (n, d_model), float64."""

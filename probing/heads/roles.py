@@ -50,7 +50,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from probing.errors import UserError
-from probing.heads.accumulation import Accumulator, Attention, Batch, BatchValues, SumsStore
+from probing.heads.accumulation import Accumulator, BatchValues, BlockAttention, SentenceBatch, SumsStore
 from probing.statistics import mean_interval
 from probing.text import Corpus, from_words
 from probing.text.files import read_lines
@@ -745,7 +745,7 @@ class Roles:
         """Everything other than model and corpus that changes the scores."""
         return {"version": 1, "pairs": self.pairs.fingerprint}
 
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
         """Return what makes an accumulator for each batch."""
         n_slots = int(self.pairs.slots.max()) + 1
         starts = np.searchsorted(self.pairs.sentences, np.arange(tokens.n_sentences + 1))
@@ -753,11 +753,13 @@ class Roles:
 
 
 class _Largest:
-    def __init__(self, tokens: NDArray[np.int64], starts: NDArray[np.int64], n_slots: int, batch: Batch) -> None:
+    def __init__(
+        self, tokens: NDArray[np.int64], starts: NDArray[np.int64], n_slots: int, batch: SentenceBatch
+    ) -> None:
         self.n_slots, self.by_block = n_slots, list[Tensor]()
         self.ends = [tokens[starts[s] : starts[s + 1]].tolist() for s in batch.sentences.tolist()]
 
-    def add(self, attention: Attention) -> None:
+    def add(self, attention: BlockAttention) -> None:
         maps = attention.probabilities
         block_values = torch.zeros(len(maps), self.n_slots, 2, maps.shape[1], device=maps.device)
         for i, pairs in enumerate(self.ends):

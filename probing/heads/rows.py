@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.heads.accumulation import Attention, Batch, BlockMeasure
+from probing.heads.accumulation import BlockAttention, BlockMeasure, SentenceBatch
 from probing.results import ALL_LAYERS
 from probing.statistics import ENDS, MIN_SENTENCES
 from probing.statistics.chance import percentiles, sentence_counts
@@ -30,7 +30,7 @@ BOTH = 0.25
 SWEEP = (0.75, 1.25)
 
 
-def patterns(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
+def patterns(attention: BlockAttention, batch: SentenceBatch) -> Mapping[str, Tensor]:
     """Return for each map how vertical (v) and how diagonal (d) it is, each of shape (batch, heads), float64.
 
     Of pairs of sentences, also how much it keeps within them (b), and the same with the boundary moved (b_moved).
@@ -45,7 +45,7 @@ def patterns(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
     return {"v": v, "d": d, "b": b, "b_moved": b_moved}
 
 
-def stripes(probabilities: Tensor, batch: Batch, uniform: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def stripes(probabilities: Tensor, batch: SentenceBatch, uniform: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return how vertical and how diagonal maps are: (mass - e) / (1 - e), at least 0, with e under uniform attention.
 
     The mass of the vertical pattern is the attention to special tokens. The mass of the diagonal pattern is the
@@ -66,7 +66,7 @@ def stripes(probabilities: Tensor, batch: Batch, uniform: Tensor | None = None) 
     return v, d
 
 
-def blocks(probabilities: Tensor, batch: Batch, segments: Tensor, uniform: Tensor | None = None) -> Tensor:
+def blocks(probabilities: Tensor, batch: SentenceBatch, segments: Tensor, uniform: Tensor | None = None) -> Tensor:
     """Return how much maps keep within the segments of a pair, above uniform attention; shape (batch, heads), float64.
 
     Special tokens are removed and the rows of the others renormalised. Uniform attention is over what a token may see:
@@ -121,7 +121,7 @@ def classify(v: Tensor, d: Tensor, b: Tensor | None = None, factor: float = 1.0)
     return classes
 
 
-def _stripe_masses(maps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+def _stripe_masses(maps: Tensor, batch: SentenceBatch) -> tuple[Tensor, Tensor]:
     n = batch.lengths[:, None]
     columns = maps.sum(2, dtype=torch.float64)
     vertical = (columns * batch.special[:, None]).sum(2)
@@ -141,7 +141,7 @@ def _above_uniform(mass: Tensor, uniform: Tensor) -> Tensor:
 PATTERNS = BlockMeasure("patterns", patterns, {"version": 2})
 
 
-def profile(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
+def profile(attention: BlockAttention, batch: SentenceBatch) -> Mapping[str, Tensor]:
     """Return sums over the queries of each sentence, each of shape (batch, heads), float64.
 
     Args:
@@ -232,7 +232,7 @@ class Means:
         return {"value": value, "low": low, "high": high, "n": self.n}
 
 
-class Sentences:
+class SentenceDraws:
     """The sentences of a corpus, drawn with replacement: every mean of a survey has the same draws.
 
     Args:
@@ -280,7 +280,9 @@ BLOCKS = "block"
 _ENDS = {"": "value", "_low": "low", "_high": "high"}
 
 
-def class_rows(sums: Mapping[str, Tensor], lengths: NDArray[Any], layers: Sequence[int], sentences: Sentences) -> Rows:
+def class_rows(
+    sums: Mapping[str, Tensor], lengths: NDArray[Any], layers: Sequence[int], sentences: SentenceDraws
+) -> Rows:
     """Return the rows of `attention_classes.csv`.
 
     For every factor of the thresholds there is a row for each head, with the class that most of its maps have, and a
@@ -345,7 +347,7 @@ def measure_rows(
     sums: NDArray[np.float64],
     counts: NDArray[Any],
     layers: Sequence[int],
-    sentences: Sentences,
+    sentences: SentenceDraws,
     **named: str,
 ) -> tuple[Rows, Rows]:
     """Return the rows of one measure in `heads.csv`, and in `attention_layers.csv`, the mean over a layer's heads.
@@ -375,7 +377,7 @@ def type_rows(
     counts: Mapping[str, NDArray[Any]],
     lengths: NDArray[Any],
     layers: Sequence[int],
-    sentences: Sentences,
+    sentences: SentenceDraws,
     leave_out: Sequence[str] = (),
 ) -> tuple[Rows, Rows]:
     """Return the rows of what each type of token gets, by head and by layer.

@@ -21,16 +21,16 @@ from probing.activations.store import fingerprint
 from probing.errors import UserError, about_option
 from probing.heads.accumulation import (
     Accumulator,
-    Attention,
     AttentionReader,
-    Batch,
     BatchValues,
+    BlockAttention,
     BlockMeasure,
-    Measure,
+    CorpusMeasure,
+    SentenceBatch,
     SumsStore,
 )
 from probing.heads.roles import Pairs, RoleLinks, pairs_of, treebank_links
-from probing.heads.rows import Rows, Sentences
+from probing.heads.rows import Rows, SentenceDraws
 from probing.models import length_limits, load_config, load_tokenizer, site_of
 from probing.models.anatomy import Anatomy, examine, hidden_states
 from probing.models.attention_heads import Heads, QueryKey, find_query_keys, read_heads
@@ -55,7 +55,7 @@ _NEGATION = re.compile(
 _ROLES = {"subject": ("nsubj", "csubj"), "object": ("obj", "iobj")}
 
 
-def attended(attention: Attention, batch: Batch, types: Tensor) -> dict[str, Tensor]:
+def attended(attention: BlockAttention, batch: SentenceBatch, types: Tensor) -> dict[str, Tensor]:
     """Return what each type of token gets, summed over the queries of each sentence.
 
     Args:
@@ -87,7 +87,7 @@ def attended(attention: Attention, batch: Batch, types: Tensor) -> dict[str, Ten
     return sums
 
 
-def _uniform_columns(attention: Attention, batch: Batch) -> Tensor:
+def _uniform_columns(attention: BlockAttention, batch: SentenceBatch) -> Tensor:
     """Return the column sums of uniform attention over what each query may see, shape (batch, 1, to), float64."""
     if attention.visible is None and not batch.is_causal:
         return batch.mask.double()[:, None]  # n queries give 1 / n each, without rounding
@@ -129,7 +129,7 @@ def fingerprint_of(types: Mapping[str, NDArray[np.bool_]]) -> str:
     return fingerprint({name: np.packbits(members).tobytes().hex() for name, members in types.items()})
 
 
-def members_of(types: Tensor, batch: Batch) -> Tensor:
+def members_of(types: Tensor, batch: SentenceBatch) -> Tensor:
     """Return whether each token of a batch is of each type, shape (batch, sequence, types); False for padding.
 
     Args:
@@ -181,7 +181,7 @@ def _by_token(column: tuple[tuple[str, ...], ...], tokens: Tokens) -> NDArray[An
 
 
 @dataclass(frozen=True)
-class Attended:
+class AttentionByType:
     """The measure: what each type of token gets.
 
     Args:
@@ -199,15 +199,15 @@ class Attended:
         object.__setattr__(self, "settings", {"version": 2, "types": [SPECIAL, *self.types], "of": self.fingerprint})
 
     @classmethod
-    def of(cls, types: Mapping[str, NDArray[np.bool_]], name: str = "attended") -> Attended:
+    def of(cls, types: Mapping[str, NDArray[np.bool_]], name: str = "attended") -> AttentionByType:
         """Return the measure of some types under a name."""
         return cls(types, fingerprint_of(types), name)
 
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
         """Return what makes an accumulator for each batch."""
         table = torch.from_numpy(np.stack(list(self.types.values()), axis=1)) if self.types else None
 
-        def sums(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
+        def sums(attention: BlockAttention, batch: SentenceBatch) -> Mapping[str, Tensor]:
             types = batch.special[:, :, None]
             if table is not None:
                 types = torch.cat([types, members_of(table, batch)], dim=2)
@@ -219,7 +219,7 @@ class Attended:
 FIRST = "first token"
 
 
-def sink(attention: Attention, batch: Batch) -> dict[str, Tensor]:
+def sink(attention: BlockAttention, batch: SentenceBatch) -> dict[str, Tensor]:
     """Return what the first token gets from the later ones, summed over these queries; each (batch, heads), float64.
 
     Args:
@@ -258,7 +258,7 @@ class WithoutFirst:
         of: The measure.
     """
 
-    of: Measure
+    of: CorpusMeasure
 
     @property
     def name(self) -> str:
@@ -270,12 +270,12 @@ class WithoutFirst:
         """The settings of the measure, and that the first token is left out."""
         return {**self.of.settings, "first_token": "exclude"}
 
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
         """Return what makes an accumulator for each batch."""
         return without_first(self.of.of_corpus(tokens, corpus))
 
 
-def without_first(begin: Callable[[Batch], Accumulator]) -> Callable[[Batch], Accumulator]:
+def without_first(begin: Callable[[SentenceBatch], Accumulator]) -> Callable[[SentenceBatch], Accumulator]:
     """Return what makes accumulators that see no first tokens."""
     return lambda batch: _WithoutFirst(begin(batch.without_first))
 
@@ -284,7 +284,7 @@ def without_first(begin: Callable[[Batch], Accumulator]) -> Callable[[Batch], Ac
 class _WithoutFirst:
     inner: Accumulator
 
-    def add(self, attention: Attention) -> None:
+    def add(self, attention: BlockAttention) -> None:
         self.inner.add(attention.without_first)
 
     def batch_values(self) -> BatchValues:
@@ -304,7 +304,7 @@ _SIZES = {
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class SurveyedCheckpoint:
     """A checkpoint with the sentences that it reads; its weights are loaded when they are first needed.
 
     Args:
@@ -345,7 +345,7 @@ class Checkpoint:
         """
         return AttentionReader.of(*self._loaded, self.request.source.name).heads
 
-    def prepared(self) -> Checkpoint:
+    def prepared(self) -> SurveyedCheckpoint:
         """Load the model now, and return this object; otherwise several threads would each load it at the same time."""
         _ = self.heads, self._free
         return self
@@ -367,7 +367,7 @@ class Checkpoint:
         """Return the attention of some blocks, each of shape (batch, heads, from, to), rows of padding included.
 
         Args:
-            inputs: What the model is given, such as `Batch.inputs`.
+            inputs: What the model is given, such as `SentenceBatch.inputs`.
             first: The first block.
             last: The last block; None for the model's last block.
         """
@@ -385,7 +385,7 @@ class Checkpoint:
         """Return the hidden states of all layers, each of shape (batch, sequence, d_model); padding is undefined.
 
         Args:
-            inputs: What the model is given, such as `Batch.inputs`.
+            inputs: What the model is given, such as `SentenceBatch.inputs`.
         """
         with self._borrow(inputs["input_ids"].device) as (encoder, anatomy):
             states_of_layer = hidden_states(encoder, anatomy, range(anatomy.n_layers + 1), **inputs)
@@ -409,7 +409,7 @@ class Checkpoint:
         }
 
 
-def check_comparable(request: Request, heads: Heads, other: Checkpoint, option: str = "--against") -> None:
+def check_comparable(request: Request, heads: Heads, other: SurveyedCheckpoint, option: str = "--against") -> None:
     """Raise a UserError unless two checkpoints have the same tokens, blocks and heads.
 
     Args:
@@ -567,7 +567,7 @@ class HeadConfig:
     test: Request | None = None
     splits: Sequence[Sequence[Split]] = ()
     roles: RoleLinks | None = None
-    against: Checkpoint | None = None
+    against: SurveyedCheckpoint | None = None
     as_published: bool = False
     run: PositionRun | None = None
     source: ActivationSource | None = None
@@ -610,9 +610,9 @@ class HeadSurvey:
         return cls(request, heads, tokens_of(request, tokenizer), special, layers, seed, config)
 
     @cached_property
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> SurveyedCheckpoint:
         """The model, to be compared with another checkpoint."""
-        return Checkpoint(self.request)
+        return SurveyedCheckpoint(self.request)
 
     @cached_property
     def types(self) -> dict[str, NDArray[np.bool_]]:
@@ -639,9 +639,9 @@ class HeadSurvey:
         return (special | (self.tokens.positions == 0) if self.heads.is_causal else special) & self.is_included
 
     @cached_property
-    def sentences(self) -> Sentences:
+    def sentences(self) -> SentenceDraws:
         """The draws of the sentences for all intervals."""
-        return Sentences(self.tokens.n_sentences, self.seed)
+        return SentenceDraws(self.tokens.n_sentences, self.seed)
 
     @cached_property
     def roles(self) -> tuple[Request, Pairs]:
@@ -730,7 +730,7 @@ def _is_test(splits: Sequence[Split]) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True)
-class Reading:
+class SurveyInputs:
     """What a part reads beside the corpus.
 
     Args:
@@ -742,12 +742,12 @@ class Reading:
 
     name: str
     request: Request
-    measures: Sequence[Measure]
+    measures: Sequence[CorpusMeasure]
     states: bool = False
 
 
 @dataclass(frozen=True)
-class Part:
+class SurveyPart:
     """A part of a survey.
 
     Args:
@@ -764,9 +764,9 @@ class Part:
 
     name: str
     needs: Callable[[HeadSurvey], str | None]
-    measures: Callable[[HeadSurvey], Sequence[Measure]]
+    measures: Callable[[HeadSurvey], Sequence[CorpusMeasure]]
     rows: Callable[[HeadSurvey, Mapping[str, SumsStore]], Mapping[str, Rows]]
-    beside: Callable[[HeadSurvey], Sequence[Reading]] = lambda survey: ()
+    beside: Callable[[HeadSurvey], Sequence[SurveyInputs]] = lambda survey: ()
     by_name_only: bool = False
     trains: bool = False
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.errors import UserError
-from probing.heads.accumulation import Accumulator, Attention, Batch, BatchValues, SumsStore
+from probing.heads.accumulation import Accumulator, BatchValues, BlockAttention, SentenceBatch, SumsStore
 from probing.probes.agreement import holm
 from probing.statistics import accuracy_interval, difference_interval, difference_p_value
 from probing.text import Corpus
@@ -111,7 +111,7 @@ def arcs_of(corpus: Corpus, option: str = "--corpus") -> Arcs:
     return Arcs(table[:, 0], table[:, 1], table[:, 2], np.array(relations, dtype=object))
 
 
-class WordRows:
+class LastPieceRows:
     """Finds the row of a word's last piece in the table of tokens.
 
     Args:
@@ -149,7 +149,7 @@ class WordBatch:
     words: Tensor
 
     @classmethod
-    def of(cls, batch: Batch, is_selected: Tensor | None = None) -> WordBatch:
+    def of(cls, batch: SentenceBatch, is_selected: Tensor | None = None) -> WordBatch:
         """Return the words of a batch; the first token of a causal model is special and belongs to no word.
 
         Args:
@@ -222,7 +222,7 @@ class WordBatch:
         return token_values
 
 
-class Attended(NamedTuple):
+class AttendedWords(NamedTuple):
     """For each word, the other word for which attention is largest, each of shape (batch, heads, words), int16.
 
     Ties go to the lower index. `NONE` for a word that has no piece, or if no other word has.
@@ -236,7 +236,7 @@ class Attended(NamedTuple):
     to_word: Tensor
 
 
-def most_attended(maps: Tensor, words: WordBatch) -> Attended:
+def most_attended(maps: Tensor, words: WordBatch) -> AttendedWords:
     """Return for each word the word that it attends to most, and the word that attends to it most.
 
     Args:
@@ -245,12 +245,12 @@ def most_attended(maps: Tensor, words: WordBatch) -> Attended:
     """
     if not maps.shape[-1]:
         nothing = torch.empty(maps.shape[:3], dtype=torch.int16, device=maps.device)
-        return Attended(nothing, nothing)
+        return AttendedWords(nothing, nothing)
     candidates = maps.masked_fill(~words.pairs[:, None], -1.0)
     missing = ~words.has_another[:, None]
     # The transpose is copied, because argmax takes five times as long over columns as over rows.
     both = (candidates, candidates.transpose(2, 3).contiguous())
-    return Attended(*(weights.argmax(3).to(torch.int16).masked_fill_(missing, NONE) for weights in both))
+    return AttendedWords(*(weights.argmax(3).to(torch.int16).masked_fill_(missing, NONE) for weights in both))
 
 
 class MostAttended:
@@ -263,17 +263,17 @@ class MostAttended:
     name = "most_attended"
     settings: Mapping[str, Any] = {"version": 1}
 
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
         """Return what makes an accumulator for each batch."""
         return _MostAttended
 
 
 class _MostAttended:
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: SentenceBatch) -> None:
         self.words = WordBatch.of(batch)
         self.by_block: list[Tensor] = []
 
-    def add(self, attention: Attention) -> None:
+    def add(self, attention: BlockAttention) -> None:
         maps = self.words.maps(attention.probabilities)
         self.by_block.append(torch.stack(most_attended(maps, self.words), dim=2))
 
@@ -322,21 +322,21 @@ class HeadPairs:
         self.sentences = torch.from_numpy(sentences)
         self.settings: Mapping[str, Any] = {"version": 1, "of": hashlib.sha256(sentences.tobytes()).hexdigest()}
 
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
         """Return what makes an accumulator for each batch."""
         lengths = torch.tensor([len(words) for words in corpus.words or ()])
         return lambda batch: _HeadPairs(batch, torch.where(self.sentences, lengths, 0)[batch.sentences.cpu()])
 
 
 class _HeadPairs:
-    def __init__(self, batch: Batch, n_words: Tensor) -> None:
+    def __init__(self, batch: SentenceBatch, n_words: Tensor) -> None:
         self.n_words = n_words.tolist()
         self.chosen = [i for i, n in enumerate(self.n_words) if n]
         self.words = WordBatch(WordBatch.of(batch).words[self.chosen])
         self.by_block: list[Tensor] = []
         self.n_heads = 0
 
-    def add(self, attention: Attention) -> None:
+    def add(self, attention: BlockAttention) -> None:
         self.n_heads = attention.probabilities.shape[1]
         maps = self.words.maps(attention.probabilities[self.chosen])
         self.by_block.append(maps.masked_fill_(~self.words.pairs[:, None], NO_PAIR).float())
@@ -445,7 +445,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredArcs:
     """The arcs of a treebank, and which of them each head gets right.
 
     Args:
@@ -459,23 +459,25 @@ class Scored:
     right: NDArray[np.bool_]
     predicted: NDArray[np.int16] | None = None
 
-    def where(self, chosen: NDArray[np.bool_]) -> Scored:
+    def where(self, chosen: NDArray[np.bool_]) -> ScoredArcs:
         """Return some of the arcs, given whether each is chosen."""
-        return Scored(
+        return ScoredArcs(
             self.arcs.where(chosen), self.right[chosen], None if self.predicted is None else self.predicted[chosen]
         )
 
-    def of_sentences(self, chosen: NDArray[np.bool_]) -> Scored:
+    def of_sentences(self, chosen: NDArray[np.bool_]) -> ScoredArcs:
         """Return the arcs of some sentences, given whether each sentence of the corpus is chosen."""
         return self.where(chosen[self.arcs.sentences])
 
-    def of_layers(self, layers: Sequence[int]) -> Scored:
+    def of_layers(self, layers: Sequence[int]) -> ScoredArcs:
         """Return the same arcs with the heads of some layers, given by their numbers."""
         indices = [layer - 1 for layer in layers]
-        return Scored(self.arcs, self.right[:, indices], None if self.predicted is None else self.predicted[:, indices])
+        return ScoredArcs(
+            self.arcs, self.right[:, indices], None if self.predicted is None else self.predicted[:, indices]
+        )
 
 
-def scored(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> Scored:
+def scored(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> ScoredArcs:
     """Return which arcs of a treebank each head gets right; without arcs of punctuation.
 
     Words that the model has not read, because the sentence was cut before them, have no arcs.
@@ -488,7 +490,7 @@ def scored(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> Scored
     Raises:
         UserError: If the corpus has no dependency relations, or they are malformed.
     """
-    arcs, rows_of = arcs_of(corpus, option), WordRows(store.tokens)
+    arcs, rows_of = arcs_of(corpus, option), LastPieceRows(store.tokens)
     arcs = arcs.where(~arcs.is_punctuation)
     dependents, heads = rows_of.of(arcs.sentences, arcs.dependents), rows_of.of(arcs.sentences, arcs.heads)
     attended = store.by_token(MostAttended.name).numpy()
@@ -498,13 +500,13 @@ def scored(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> Scored
     read &= (attended[dependents, 0, 0, 0] != NONE) & (attended[heads, 0, 0, 0] != NONE)
     read_arcs = arcs.where(read)
     predicted = attended[dependents[read]]
-    return Scored(read_arcs, predicted == read_arcs.heads[:, None, None, None], predicted)
+    return ScoredArcs(read_arcs, predicted == read_arcs.heads[:, None, None, None], predicted)
 
 
 def relation_rows(
-    train: Scored,
-    test: Scored,
-    untrained: tuple[Scored, Scored] | None = None,
+    train: ScoredArcs,
+    test: ScoredArcs,
+    untrained: tuple[ScoredArcs, ScoredArcs] | None = None,
     least: int = LEAST_ARCS,
     seed: int = 0,
     n_draws: int = DRAWS,
@@ -533,7 +535,7 @@ def relation_rows(
 
 
 def head_relation_rows(
-    train: Scored, test: Scored, least: int = LEAST_ARCS, seed: int = 0, n_draws: int = DRAWS
+    train: ScoredArcs, test: ScoredArcs, least: int = LEAST_ARCS, seed: int = 0, n_draws: int = DRAWS
 ) -> list[Row]:
     """Return a row for each head, in the order of layers and heads: the relation that it is best at.
 
@@ -564,7 +566,7 @@ def head_relation_rows(
     return _corrected(_beside_permuted(rows, test, seed, n_draws))
 
 
-def _frequent(train: Scored, test: Scored, least: int) -> list[str]:
+def _frequent(train: ScoredArcs, test: ScoredArcs, least: int) -> list[str]:
     """Return the relations that have enough arcs in both parts, the most frequent in training first."""
     names, counts = np.unique(train.arcs.relations.astype(str), return_counts=True)
     tested = Counter(test.arcs.relations.tolist())
@@ -572,11 +574,11 @@ def _frequent(train: Scored, test: Scored, least: int) -> list[str]:
     return [str(names[i]) for i in order if min(int(counts[i]), tested[str(names[i])]) >= least]
 
 
-def _of_relation(name: str, train: Scored, test: Scored) -> tuple[Scored, Scored]:
+def _of_relation(name: str, train: ScoredArcs, test: ScoredArcs) -> tuple[ScoredArcs, ScoredArcs]:
     return train.where(train.arcs.relations == name), test.where(test.arcs.relations == name)
 
 
-def _beside_permuted(rows: list[Row], test: Scored, seed: int, n_draws: int) -> list[Row]:
+def _beside_permuted(rows: list[Row], test: ScoredArcs, seed: int, n_draws: int) -> list[Row]:
     """Return rows with what the lead over the offset is if the syntactic heads of each sentence are permuted."""
     if test.predicted is None or not rows:
         return rows
@@ -598,7 +600,7 @@ def _corrected(rows: list[Row]) -> list[Row]:
     return [{**row, "p_value": float(p)} for row, p in zip(rows, corrected, strict=True)]
 
 
-def _row(train: Scored, test: Scored, chosen: tuple[int, int, int]) -> Row:
+def _row(train: ScoredArcs, test: ScoredArcs, chosen: tuple[int, int, int]) -> Row:
     """Return how often a head finds the arcs of one relation, beside the best offset.
 
     Args:
@@ -625,7 +627,7 @@ def _row(train: Scored, test: Scored, chosen: tuple[int, int, int]) -> Row:
     }
 
 
-def _untrained(train: Scored, test: Scored) -> Row:
+def _untrained(train: ScoredArcs, test: ScoredArcs) -> Row:
     layer, head, query = best_head(train.right)
     right = test.right[:, layer, head, query]
     return with_interval("untrained", *by_sentence(test.arcs, right, np.ones_like(right)))

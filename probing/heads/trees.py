@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations import Request
-from probing.heads.accumulation import Accumulator, Attention, Batch, BatchValues, Measure, SumsStore
+from probing.heads.accumulation import Accumulator, BatchValues, BlockAttention, CorpusMeasure, SentenceBatch, SumsStore
 from probing.heads.rows import Rows
-from probing.heads.subject import TEST, UNTRAINED, HeadSurvey, Part, Reading
+from probing.heads.subject import TEST, UNTRAINED, HeadSurvey, SurveyInputs, SurveyPart
 from probing.heads.syntax import (
     LEAST_ARCS,
     NO_PAIR,
@@ -29,10 +29,10 @@ from probing.heads.syntax import (
     OFFSETS,
     Arcs,
     HeadPairs,
+    LastPieceRows,
     MostAttended,
     Row,
     WordBatch,
-    WordRows,
     arcs_of,
     by_sentence,
     compared,
@@ -109,7 +109,7 @@ class Trees:
             digest.update(of_words.tobytes() + b"\n")
         self.settings: Mapping[str, Any] = {"version": 1, "left_out": digest.hexdigest()}
 
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
         """Return what makes an accumulator for each batch."""
         is_selected = torch.from_numpy(~of_tokens(tokens, punctuation_of(corpus)))
         return lambda batch: _Trees(WordBatch.of(batch, is_selected[batch.rows.cpu()].to(batch.mask.device)))
@@ -120,7 +120,7 @@ class _Trees:
         self.words = words
         self.by_block: list[Tensor] = []
 
-    def add(self, attention: Attention) -> None:
+    def add(self, attention: BlockAttention) -> None:
         self.by_block.append(spanning_trees(self.words.maps(attention.probabilities), self.words))
 
     def batch_values(self) -> BatchValues:
@@ -170,7 +170,7 @@ def scored_trees(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> 
         UserError: If the corpus has no dependency relations, or they are malformed.
     """
     arcs, trees, tokens = arcs_of(corpus, option), store.by_token(Trees.name).numpy(), store.tokens
-    rows_of = WordRows(tokens)
+    rows_of = LastPieceRows(tokens)
     dependents, heads = rows_of.of(arcs.sentences, arcs.dependents), rows_of.of(arcs.sentences, arcs.heads)
     has_tree = trees[:, 0, 0] != NONE
     is_scored = (dependents >= 0) & (heads >= 0) & has_tree[dependents] & has_tree[heads]
@@ -392,7 +392,7 @@ def fit(candidates: Candidates, l2: float = L2, tolerance: float = TOLERANCE) ->
 
 
 @dataclass(frozen=True)
-class Answers:
+class ProbeAnswers:
     """What a trained probe says of the arcs of the test part.
 
     Args:
@@ -406,7 +406,7 @@ class Answers:
     solution: Solution
 
 
-def probe_row(answers: Answers, untrained: Answers | None = None) -> Row:
+def probe_row(answers: ProbeAnswers, untrained: ProbeAnswers | None = None) -> Row:
     """Return the probe's row for the table of trees: the share of words whose head it finds (UAS).
 
     The baseline is the fixed offset from dependent to head that is best on the training arcs.
@@ -438,7 +438,7 @@ def probe_row(answers: Answers, untrained: Answers | None = None) -> Row:
 
 def answers_of(
     train: tuple[SumsStore, Corpus, NDArray[np.bool_] | None], test: tuple[SumsStore, Corpus, NDArray[np.bool_] | None]
-) -> Answers:
+) -> ProbeAnswers:
     """Train the probe on one part and test it on another; only one part's pairs are in memory at a time.
 
     Args:
@@ -450,7 +450,7 @@ def answers_of(
     on_train = candidates.arcs, candidates.right(weight)
     del candidates
     candidates = candidates_of(*test, option="--test_corpus")
-    return Answers(on_train, (candidates.arcs, candidates.right(weight)), solution)
+    return ProbeAnswers(on_train, (candidates.arcs, candidates.right(weight)), solution)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -461,7 +461,7 @@ _Self = TypeVar("_Self")
 Stores = Mapping[str, SumsStore]
 
 
-class Scores(Protocol):
+class TreeArcs(Protocol):
     """Arcs, and which of them each head gets right."""
 
     def of_sentences(self: _Self, chosen: NDArray[np.bool_]) -> _Self: ...  # noqa: D102
@@ -469,7 +469,7 @@ class Scores(Protocol):
     def of_layers(self: _Self, layers: Sequence[int]) -> _Self: ...  # noqa: D102
 
 
-_Scores = TypeVar("_Scores", bound=Scores)
+_Scores = TypeVar("_Scores", bound=TreeArcs)
 
 
 def lacks_arcs(survey: HeadSurvey) -> str | None:
@@ -570,14 +570,14 @@ def _sample(survey: HeadSurvey, corpus: Corpus) -> NDArray[np.bool_]:
     return sample_sentences(corpus, survey.heads.n_layers * survey.heads.n_heads, survey.seed)
 
 
-def _pairs(survey: HeadSurvey, request: Request) -> list[Measure]:
+def _pairs(survey: HeadSurvey, request: Request) -> list[CorpusMeasure]:
     return [HeadPairs(_sample(survey, request.corpus))]
 
 
 def _probe_tables(survey: HeadSurvey, stores: Stores) -> dict[str, Rows]:
     corpus, (request, is_test, _) = survey.request.corpus, survey.tested
 
-    def of(model: str) -> Answers:
+    def of(model: str) -> ProbeAnswers:
         train = stores[_key(model, HeadPairs.name)]
         test = train if survey.config.test is None else stores[_key(model + TEST, HeadPairs.name)]
         return answers_of((train, corpus, survey.is_train), (test, request.corpus, is_test))
@@ -586,20 +586,20 @@ def _probe_tables(survey: HeadSurvey, stores: Stores) -> dict[str, Rows]:
     return {"trees": [probe_row(of(""), untrained)]}
 
 
-def _beside(survey: HeadSurvey, measures: Callable[[Request], list[Measure]]) -> list[Reading]:
-    return [Reading(name, request, measures(request)) for name, request in survey.readings.items()]
+def _beside(survey: HeadSurvey, measures: Callable[[Request], list[CorpusMeasure]]) -> list[SurveyInputs]:
+    return [SurveyInputs(name, request, measures(request)) for name, request in survey.readings.items()]
 
 
 TREEBANK_PARTS = (
-    Part(
+    SurveyPart(
         "relations", _lacks_relations, lambda survey: [MostAttended()], _relation_tables,
         lambda survey: _beside(survey, lambda request: [MostAttended()]),
     ),
-    Part(
+    SurveyPart(
         "trees", lacks_arcs, lambda survey: [Trees(survey.request.corpus)], _tree_tables,
         lambda survey: _beside(survey, lambda request: [Trees(request.corpus)]),
     ),
-    Part(
+    SurveyPart(
         "attention_probe", lacks_arcs, lambda survey: _pairs(survey, survey.request), _probe_tables,
         lambda survey: _beside(survey, lambda request: _pairs(survey, request)), by_name_only=True,
     ),

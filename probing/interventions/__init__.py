@@ -34,7 +34,7 @@ READOUTS_OF_TUNED: dict[str, str | None] = {**READOUTS, TASK: "RUN"}
 
 
 @dataclass(frozen=True)
-class Measure:
+class ReadoutUnit:
     """What the numbers of a readout are.
 
     Args:
@@ -62,23 +62,23 @@ class Measure:
 
 
 _MEASURES = {
-    POSITION: Measure("position accuracy", "points", 100, 1, True, True),
-    TASK: Measure("accuracy", "points", 100, 1, True, True),
-    TUNED: Measure("task accuracy", "points", 100, 1, True, True),
-    TUNED_R2: Measure("task R²", "points", 100, 1, True, False),
+    POSITION: ReadoutUnit("position accuracy", "points", 100, 1, True, True),
+    TASK: ReadoutUnit("accuracy", "points", 100, 1, True, True),
+    TUNED: ReadoutUnit("task accuracy", "points", 100, 1, True, True),
+    TUNED_R2: ReadoutUnit("task R²", "points", 100, 1, True, False),
     # What is looked for is a rise.
-    TRANSLATED: Measure("share read as the target", "points", 100, 1, False, True),
-    INTERCHANGED: Measure("share read as the counterpart", "points", 100, 1, False, True, "pair"),
-    WORDS: Measure("log odds carried", "points", 100, 1, False, False, "pair"),
-    MLM: Measure("loss of masked words", "nats", 1, 3, False, False),
-    STS: Measure("Spearman's correlation", "points", 100, 1, True, False, "pair"),
-    CONTRAST: Measure("contrast of a position head", "logits", 1, 2, True, False),
-    WORD_MASS: Measure("attention of a position head to its offset", "points", 100, 1, True, False),
-    WIC: Measure("WiC accuracy", "points", 100, 1, True, True, "pair"),
+    TRANSLATED: ReadoutUnit("share read as the target", "points", 100, 1, False, True),
+    INTERCHANGED: ReadoutUnit("share read as the counterpart", "points", 100, 1, False, True, "pair"),
+    WORDS: ReadoutUnit("log odds carried", "points", 100, 1, False, False, "pair"),
+    MLM: ReadoutUnit("loss of masked words", "nats", 1, 3, False, False),
+    STS: ReadoutUnit("Spearman's correlation", "points", 100, 1, True, False, "pair"),
+    CONTRAST: ReadoutUnit("contrast of a position head", "logits", 1, 2, True, False),
+    WORD_MASS: ReadoutUnit("attention of a position head to its offset", "points", 100, 1, True, False),
+    WIC: ReadoutUnit("WiC accuracy", "points", 100, 1, True, True, "pair"),
 }
 
 
-def measure_of(readout: str) -> Measure:
+def measure_of(readout: str) -> ReadoutUnit:
     """Return what the numbers of a readout are.
 
     Args:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from probing.activations.extraction import copies_for_readers, padded_index, share_out
 from probing.activations.store import batches
-from probing.data.examples import Activations
+from probing.data.examples import HiddenStateSource
 from probing.errors import UserError
 from probing.models.anatomy import (
     Anatomy,
@@ -578,7 +578,7 @@ def padded_batches(
 
 
 @dataclass(frozen=True, eq=False)
-class Text:
+class ReadText:
     """Some sentences of a corpus.
 
     Args:
@@ -587,7 +587,7 @@ class Text:
         n_types: Of pairs, how many token types the model is given; 0 if none.
     """
 
-    store: Activations
+    store: HiddenStateSource
     sentence_indices: NDArray[np.int64]
     n_types: int = 0
 
@@ -630,7 +630,9 @@ class Text:
         return states
 
 
-def draw_text(store: Activations, candidates: NDArray[np.bool_], at_most: int, seed: int, n_types: int = 0) -> Text:
+def draw_text(
+    store: HiddenStateSource, candidates: NDArray[np.bool_], at_most: int, seed: int, n_types: int = 0
+) -> ReadText:
     """Draw sentences, whole ones, until the next would exceed a number of tokens.
 
     Args:
@@ -644,7 +646,7 @@ def draw_text(store: Activations, candidates: NDArray[np.bool_], at_most: int, s
     nonempty = np.flatnonzero(candidates & (lengths > 0))
     order = np.random.default_rng(seed).permutation(nonempty)
     n = max(1, int((np.cumsum(lengths[order], dtype=np.int64) <= at_most).sum()))
-    return Text(store, np.sort(order[:n]), n_types)
+    return ReadText(store, np.sort(order[:n]), n_types)
 
 
 def draw_others(sentences: NDArray[Any], others: NDArray[Any], is_same_text: bool, seed: int) -> NDArray[np.int64]:
@@ -711,7 +713,7 @@ class Change(Protocol):
         ...
 
 
-class Reading(Protocol):
+class SentenceReader(Protocol):
     """What is read of a model in one state; every batch of the text is given to it once."""
 
     def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
@@ -754,7 +756,7 @@ class Readout(Protocol):
         """Return the layers that are read when this block is the first one that is changed, ascending."""
         ...
 
-    def begin(self, layers: Sequence[int]) -> Reading:
+    def begin(self, layers: Sequence[int]) -> SentenceReader:
         """Begin a reading of some of these layers."""
         ...
 

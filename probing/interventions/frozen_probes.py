@@ -93,7 +93,7 @@ def _first_words(tokens: Tokens) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
-class Probes:
+class FrozenProbes:
     """Probes of a model's layers, frozen: they were trained while nothing was changed.
 
     Args:
@@ -168,7 +168,7 @@ class ProbeReadout:
     """
 
     text: ReadableText
-    probes: Probes
+    probes: FrozenProbes
     device: torch.device
     name: str = POSITION
 
@@ -195,10 +195,12 @@ class ProbeReadout:
         return _Reading(self._on_device, layers, torch.zeros(len(layers), len(self.n), device=self.device))
 
     @cached_property
-    def _on_device(self) -> Probes:
+    def _on_device(self) -> FrozenProbes:
         weight = {layer: layer_weight.to(self.device) for layer, layer_weight in self.probes.weight.items()}
         stands = self.probes.stands
-        return Probes(weight, self.probes.labels.to(self.device), None if stands is None else stands.to(self.device))
+        return FrozenProbes(
+            weight, self.probes.labels.to(self.device), None if stands is None else stands.to(self.device)
+        )
 
     @cached_property
     def occurrences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -219,7 +221,7 @@ class ProbeReadout:
 
 @dataclass(frozen=True)
 class _Reading:
-    probes: Probes
+    probes: FrozenProbes
     layers: Sequence[int]
     right: Tensor
 

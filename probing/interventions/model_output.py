@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from probing.activations.extraction import padded_index
-from probing.activations.store import Plan, batches, divide
+from probing.activations.store import StorePlan, batches, divide
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import choose_classes, label
 from probing.errors import UserError
@@ -63,7 +63,7 @@ def draw_sentences(tokens: Tokens, at_most: int, seed: int) -> tuple[Tokens, lis
     return Tokens(tokens.lengths[drawn], tokens.input_ids[rows], tokens.words[rows]), drawn.tolist()
 
 
-class Batch(NamedTuple):
+class PaddedBatch(NamedTuple):
     """A padded batch of sentences.
 
     Args:
@@ -77,7 +77,7 @@ class Batch(NamedTuple):
     rows: Tensor
 
 
-def token_batches(tokens: Tokens, pad_token_id: int, batch_tokens: int, with_padding: bool) -> Iterator[Batch]:
+def token_batches(tokens: Tokens, pad_token_id: int, batch_tokens: int, with_padding: bool) -> Iterator[PaddedBatch]:
     """Yield sentences in padded batches, those of similar length together.
 
     Args:
@@ -89,7 +89,7 @@ def token_batches(tokens: Tokens, pad_token_id: int, batch_tokens: int, with_pad
     for sentences in batches(tokens.lengths, batch_tokens, with_padding):
         index, mask = padded_index(tokens.lengths, sentences)
         ids = torch.from_numpy(tokens.input_ids.astype(np.int64))[index]
-        yield Batch(torch.where(mask, ids, pad_token_id), mask, index)
+        yield PaddedBatch(torch.where(mask, ids, pad_token_id), mask, index)
 
 
 def choose_masked(tokens: Tokens, seed: int) -> NDArray[np.bool_]:
@@ -178,7 +178,7 @@ class MaskedWords:
         self.pad_token_id, self.with_padding = pad_token_id, with_padding
         self._check()
 
-    def _batches(self, n_variants: int) -> Iterator[Batch]:
+    def _batches(self, n_variants: int) -> Iterator[PaddedBatch]:
         """Yield batches small enough for the logits of their masked tokens under so many variants."""
         config: Any = self.encoder.config
         at_most = min(BATCH_TOKENS, int(_LOGITS / (MASKED * config.vocab_size * n_variants)))
@@ -186,7 +186,7 @@ class MaskedWords:
 
     @torch.inference_mode()
     def _check(self) -> None:
-        batch = Batch(*(part[:2] for part in next(self._batches(1))))
+        batch = PaddedBatch(*(part[:2] for part in next(self._batches(1))))
         inputs = self._inputs(batch)
         where = batch.mask & torch.from_numpy(self.masked)[batch.rows]
         if not where.any():
@@ -197,11 +197,11 @@ class MaskedWords:
         if plain.shape != alone.shape or (plain - alone).abs().max() > 1e-3 * plain.abs().max():
             raise ValueError("the head looks at more than one token at a time")
 
-    def _inputs(self, batch: Batch) -> dict[str, Tensor]:
+    def _inputs(self, batch: PaddedBatch) -> dict[str, Tensor]:
         device = next(self.model.parameters()).device
         return {"input_ids": batch.input_ids.to(device), "attention_mask": batch.mask.long().to(device)}
 
-    def _logits(self, batch: Batch, where: Tensor, clips: Sequence[Sequence[int]]) -> list[Tensor]:
+    def _logits(self, batch: PaddedBatch, where: Tensor, clips: Sequence[Sequence[int]]) -> list[Tensor]:
         """Return the logits of some tokens of a batch, a tensor of shape (n, vocabulary) for each variant."""
         states = run(self.encoder, self._inputs(batch)).last
         states = states[where.to(states.device)]
@@ -241,7 +241,7 @@ def clip(states: Tensor, neurons: Sequence[int]) -> Tensor:
 class _LayerInMemory:
     """A store of one layer's activations in memory."""
 
-    plan: Plan
+    plan: StorePlan
     tokens: Tokens
     states: Tensor
 
@@ -252,7 +252,7 @@ class _LayerInMemory:
         return self.states[self.shard_tokens(self.plan.shards[shard])]
 
 
-class Position:
+class PositionAccuracy:
     """Measures the accuracy of linear probes that predict positions from the last hidden states.
 
     `position_accuracy` is the accuracy of a reference probe that was trained on the intact model, like a
@@ -290,7 +290,7 @@ class Position:
         return [self.of(clip(states, neurons)) for neurons in clips]
 
     def _sides(self, states: Tensor) -> Sides:
-        plan = Plan({}, 0, states.shape[1], "float32", BATCH_TOKENS, divide(self.tokens.lengths, 8192))
+        plan = StorePlan({}, 0, states.shape[1], "float32", BATCH_TOKENS, divide(self.tokens.lengths, 8192))
         store = _LayerInMemory(plan, self.tokens, states)
         parts: Mapping[Split, Examples] = {
             side: label(store, self.corpus, self.task, self.splits, self.classes, side)
@@ -451,9 +451,9 @@ class MaskedWordLoss:
         """Return the last layer."""
         return [self.last]
 
-    def begin(self, layers: Sequence[int]) -> _Reading:
+    def begin(self, layers: Sequence[int]) -> _OutputReading:
         """Begin a reading of the last layer, or of none."""
-        return _Reading(self, layers)
+        return _OutputReading(self, layers)
 
     def where(self, batch: Padded) -> Tensor:
         """Return which tokens of a batch are masked, shape (batch, sequence)."""
@@ -495,7 +495,7 @@ class MaskedWordLoss:
         return loss
 
 
-class _Reading:
+class _OutputReading:
     def __init__(self, readout: MaskedWordLoss, layers: Sequence[int]) -> None:
         self.readout, self.layers = readout, layers
         # The rank of each masked token among them.

@@ -22,7 +22,7 @@ from probing.downstream.sentence_vectors import cosines, pseudo_values, reported
 from probing.downstream.wic import best_threshold, target_cosines, targets, with_both_words
 from probing.errors import UserError
 from probing.interventions import STS, TUNED, TUNED_R2, WIC
-from probing.interventions.forward import LaterBlocks, Loss, Padded, Text
+from probing.interventions.forward import LaterBlocks, Loss, Padded, ReadText
 from probing.models.examination import examination_inputs, run, with_the_same_weights
 from probing.models.loading import HeadOf
 from probing.text import Corpus, GroupBy, Split
@@ -55,7 +55,7 @@ class Mentions:
         sentences: The sentence of each mention in the text, shape (n_mentions,).
     """
 
-    text: Text
+    text: ReadText
     of_token: NDArray[np.int64]
     sentences: NDArray[np.int64]
 
@@ -108,7 +108,7 @@ class PairsReadout:
     gold: Array
 
     @property
-    def text(self) -> Text:
+    def text(self) -> ReadText:
         """The sentences that are read."""
         return self.mentions.text
 
@@ -127,9 +127,9 @@ class PairsReadout:
         """Return the last layer."""
         return [self.last]
 
-    def begin(self, layers: Sequence[int]) -> _Reading:
+    def begin(self, layers: Sequence[int]) -> _PairReading:
         """Begin a reading of the last layer."""
-        return _Reading(self)
+        return _PairReading(self)
 
     def scores(self, vectors: Tensor) -> Array:
         """Return the measure as a number for each pair, shape (n_pairs,).
@@ -174,7 +174,7 @@ class PairsReadout:
         return loss
 
 
-class _Reading:
+class _PairReading:
     def __init__(self, readout: PairsReadout) -> None:
         self.readout = readout
         self.vectors = torch.zeros(len(readout.mentions.sentences), readout.text.store.plan.d_model)
@@ -230,7 +230,7 @@ def similarity_readout(
         return (cosine - scaled.to(cosine)) ** 2
 
     read, at = np.unique(pairs.sentences[selected], return_inverse=True)
-    text = Text(store, read)
+    text = ReadText(store, read)
     sentence = text.tokens.sentences.astype(np.int64)
     of_token = np.where(text.tokens.special, -1, sentence)
     mentions = Mentions(text, of_token, np.arange(len(read)))
@@ -271,7 +271,7 @@ def read_senses(folder: str) -> Mapping[str, WordPairs]:
 
 
 @dataclass(frozen=True)
-class Rule:
+class SenseRule:
     """The rule that decides by the cosine whether senses are the same, chosen on training pairs with the intact model.
 
     Args:
@@ -285,7 +285,7 @@ class Rule:
     offset: float
 
     @classmethod
-    def of(cls, cosine: Array, same: NDArray[np.bool_]) -> Rule:
+    def of(cls, cosine: Array, same: NDArray[np.bool_]) -> SenseRule:
         """Choose the threshold with the most right answers, and fit the logistic curve by Newton's method.
 
         Args:
@@ -302,7 +302,7 @@ class Rule:
         return cls(best_threshold(cosine, same).threshold, float(weight[0]), float(weight[1]))
 
 
-def rule_of(pairs: WordPairs, store: ActivationStore, last: int) -> Rule:
+def rule_of(pairs: WordPairs, store: ActivationStore, last: int) -> SenseRule:
     """Choose the rule on training pairs, of the intact model's cosines.
 
     Args:
@@ -311,11 +311,11 @@ def rule_of(pairs: WordPairs, store: ActivationStore, last: int) -> Rule:
         last: The layer that is read.
     """
     complete = with_both_words(pairs, store.tokens)
-    return Rule.of(target_cosines(complete, store, last), complete.labels)
+    return SenseRule.of(target_cosines(complete, store, last), complete.labels)
 
 
 def senses_readout(
-    pairs: WordPairs, store: ActivationStore, rule: Rule, n_tokens: int, last: int, seed: int
+    pairs: WordPairs, store: ActivationStore, rule: SenseRule, n_tokens: int, last: int, seed: int
 ) -> PairsReadout:  # fmt: skip
     """Return the readout of some pairs: the share that the threshold, which is kept fixed, classifies correctly.
 
@@ -336,7 +336,7 @@ def senses_readout(
     some = whole.pick(chosen)
     words, at = np.unique(targets(some), axis=0, return_inverse=True)
     read, sentences = np.unique(words[:, 0], return_inverse=True)
-    text = Text(store, read)
+    text = ReadText(store, read)
     mentions = Mentions(text, _mention_of_tokens(text, sentences, words[:, 1]), sentences)
     signs = torch.from_numpy(np.where(some.labels, 1.0, -1.0))
 
@@ -350,7 +350,7 @@ def senses_readout(
     return PairsReadout(WIC, mentions, at.reshape(-1, 2), last, score, error, gold)
 
 
-def _mention_of_tokens(text: Text, sentences: NDArray[np.int64], words: NDArray[np.int64]) -> NDArray[np.int64]:
+def _mention_of_tokens(text: ReadText, sentences: NDArray[np.int64], words: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return which of some words each token belongs to, -1 where to none, shape (n_tokens,)."""
     rank = {(int(sentence), int(word)): i for i, (sentence, word) in enumerate(zip(sentences, words, strict=True))}
     tokens = zip(text.tokens.sentences.tolist(), text.tokens.words.tolist(), strict=True)
@@ -463,7 +463,7 @@ class TunedScore:
         last: The last layer.
     """
 
-    text: Text
+    text: ReadText
     targets: Tensor
     head: TunedHead
     of: HeadOf

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from probing.activations import ActivationStore, job_lock
 from probing.activations.source import ActivationSource
-from probing.activations.store import PassStore, Plan, divide, fingerprint, leftovers, remove
+from probing.activations.store import PassStore, StorePlan, divide, fingerprint, leftovers, remove
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Examples, SentenceVectors, Sides
 from probing.data.labelling import class_of_tokens, example_checks, label_sides
@@ -108,7 +108,7 @@ OF_HEADS: tuple[Kind, ...] = ("uniform", "zero", "mean", "resample")
 
 
 @dataclass(frozen=True)
-class Job:
+class AblationJob:
     """One forward pass over the text with something ablated.
 
     Args:
@@ -129,7 +129,7 @@ class Job:
         return str(self.block) if self.head is None else f"{self.block}-{self.head}"
 
 
-def all_jobs(n_layers: int, n_heads: int) -> list[Job]:
+def all_jobs(n_layers: int, n_heads: int) -> list[AblationJob]:
     """Return every pass that there can be, in the order in which they are computed and stored.
 
     Args:
@@ -139,12 +139,12 @@ def all_jobs(n_layers: int, n_heads: int) -> list[Job]:
     return [job for block in range(1, n_layers + 1) for job in _jobs_of_block(block, n_heads)]
 
 
-def _jobs_of_block(block: int, n_heads: int) -> list[Job]:
-    of_heads = [Job(block, head, kind) for head in range(1, n_heads + 1) for kind in OF_HEADS]
-    return [Job(block, None, None), *of_heads, *(Job(block, None, kind) for kind in KINDS)]
+def _jobs_of_block(block: int, n_heads: int) -> list[AblationJob]:
+    of_heads = [AblationJob(block, head, kind) for head in range(1, n_heads + 1) for kind in OF_HEADS]
+    return [AblationJob(block, None, None), *of_heads, *(AblationJob(block, None, kind) for kind in KINDS)]
 
 
-def is_needed(job: Job, units: Sequence[UnitType], kinds: Sequence[Kind], blocks: Sequence[int]) -> bool:
+def is_needed(job: AblationJob, units: Sequence[UnitType], kinds: Sequence[Kind], blocks: Sequence[int]) -> bool:
     """Whether a pass is needed for what is asked.
 
     Args:
@@ -249,7 +249,7 @@ class Ablated:
         replacements: What may stand in their place; None if nothing is replaced.
     """
 
-    job: Job
+    job: AblationJob
     columns: slice
     replacements: Replacements | None
 
@@ -290,16 +290,16 @@ class Passes:
         self.d_model = int(self.model.encoder.config.hidden_size)  # type: ignore[union-attr,arg-type]
         self._replacements: tuple[int, Replacements] | None = None
 
-    def change(self, job: Job) -> Ablated:
+    def change(self, job: AblationJob) -> Ablated:
         """Return the change of the model by which something is ablated."""
         replacements = self.replacements(job.block) if job.kind not in (None, "skip") else None
         return Ablated(job, self.model.columns(job.head), replacements)
 
-    def run(self, job: Job, readout: Readout) -> Tensor:
+    def run(self, job: AblationJob, readout: Readout) -> Tensor:
         """Return what a readout gives, shape (n_layers, n_items), for the layers `readout.layers(job.block)`."""
         return self.text.read(self.change(job), readout)
 
-    def states(self, job: Job, layers: Sequence[int]) -> dict[int, Tensor]:
+    def states(self, job: AblationJob, layers: Sequence[int]) -> dict[int, Tensor]:
         """Return the hidden states of some layers while something is ablated, shape (n_tokens, d_model), float32.
 
         Args:
@@ -568,10 +568,10 @@ class LayersInMemory:
     states: Mapping[int, Tensor]
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> StorePlan:
         """The division into shards, and the width."""
         d_model = next(iter(self.states.values())).shape[1]
-        return Plan({}, max(self.states), d_model, "float32", 1, divide(self.tokens.lengths, _SHARD_TOKENS))
+        return StorePlan({}, max(self.states), d_model, "float32", 1, divide(self.tokens.lengths, _SHARD_TOKENS))
 
     def shard_tokens(self, shard: Any) -> slice:
         """Return the shard's rows of the table of tokens."""
@@ -596,7 +596,7 @@ class Labelled:
     labels: NDArray[np.int32]
     task: TokenTask | None = None
 
-    def examples(self, job: Job, layers: Sequence[int]) -> Examples:
+    def examples(self, job: AblationJob, layers: Sequence[int]) -> Examples:
         """Return the examples with the hidden states that they have while something is ablated."""
         store, task = LayersInMemory(self.passes.tokens, self.passes.states(job, layers)), self.task
         if isinstance(task, SentenceTask):
@@ -608,7 +608,7 @@ class Labelled:
 
 
 def retrained(
-    train: Labelled, test: Labelled, classes: Labels, job: Job, training: Training, layers: Sequence[int]
+    train: Labelled, test: Labelled, classes: Labels, job: AblationJob, training: Training, layers: Sequence[int]
 ) -> Tensor:
     """Train a probe of each layer while something is ablated, and test it.
 
@@ -640,7 +640,9 @@ def _in_memory(train: Labelled, test: Labelled, layers: Sequence[int]) -> Iterat
     yield from (layers[first : first + n] for first in range(0, len(layers), n))
 
 
-def chosen_units(jobs: Sequence[Job], effects: Mapping[Job, float], n: int, seed: int) -> list[Job]:
+def chosen_units(
+    jobs: Sequence[AblationJob], effects: Mapping[AblationJob, float], n: int, seed: int
+) -> list[AblationJob]:
     """Return the heads that cost most when ablated and as many random others, and likewise layers, for one kind.
 
     Args:
@@ -650,7 +652,7 @@ def chosen_units(jobs: Sequence[Job], effects: Mapping[Job, float], n: int, seed
         seed: Seed of the draw.
     """
     generator = np.random.default_rng(seed)
-    selected: list[Job] = []
+    selected: list[AblationJob] = []
     for is_layer in (False, True):
         candidates = [job for job in jobs if job.kind is not None and (job.head is None) is is_layer]
         kinds: list[Kind | None] = list(dict.fromkeys(job.kind for job in candidates))

@@ -16,13 +16,13 @@ from probing.activations import ActivationStore
 from probing.activations.extraction import forward_trainer
 from probing.activations.source import ActivationSource
 from probing.downstream.wic import target_check
-from probing.interventions import MLM, POSITION, PROBED, STS, TASK, TUNED, WIC, WORDS, Measure, measure_of
-from probing.interventions.forward import LaterBlocks, Readers, Readout, Text
+from probing.interventions import MLM, POSITION, PROBED, STS, TASK, TUNED, WIC, WORDS, ReadoutUnit, measure_of
+from probing.interventions.forward import LaterBlocks, Readers, Readout, ReadText
 from probing.interventions.model_output import MaskedWordLoss, masked_lm_of
 from probing.interventions.pair_cosines import (
     READ,
     TRAIN,
-    Rule,
+    SenseRule,
     TunedHead,
     TunedScore,
     TunedTask,
@@ -34,7 +34,7 @@ from probing.interventions.pair_cosines import (
     senses_readout,
     similarity_readout,
 )
-from probing.interventions.probed_task import Frozen, Job, ProbedTask
+from probing.interventions.probed_task import AblationJob, Frozen, ProbedTask
 from probing.models import load_encoder, load_tokenizer
 from probing.models.examination import n_token_types
 from probing.models.loading import load_tuned
@@ -205,7 +205,7 @@ class InterventionSetup:
         return stores
 
     def other_readouts(
-        self, text: Text, n_tokens: int, seed: int, stores: Sequence[ActivationStore] = ()
+        self, text: ReadText, n_tokens: int, seed: int, stores: Sequence[ActivationStore] = ()
     ) -> Iterator[Readout]:
         """Yield what is read out beside the classes that probes read.
 
@@ -225,7 +225,7 @@ class InterventionSetup:
         if TUNED in self.readouts:
             yield self.tuned_score(text, self.readouts[TUNED].targets(stores, self.corpora, self.splits))
 
-    def tuned_score(self, text: Text, targets: Tensor) -> TunedScore:
+    def tuned_score(self, text: ReadText, targets: Tensor) -> TunedScore:
         """Return the readout of the tuned head on some sentences of the test corpus.
 
         Args:
@@ -241,7 +241,7 @@ class InterventionSetup:
         _ = self.readers  # the model is where passes run before it is copied
         return TunedHead(self.tuned, self.model, self.pad_token_id)
 
-    def masked_words(self, text: Text, seed: int) -> MaskedWordLoss:
+    def masked_words(self, text: ReadText, seed: int) -> MaskedWordLoss:
         """Return the readout of masked words of a text."""
         assert self.masked_lm is not None
         return MaskedWordLoss.of(
@@ -249,7 +249,7 @@ class InterventionSetup:
             self.pad_token_id, text.store.plan.batch_tokens, seed,
         )  # fmt: skip
 
-    def pruning_sides(self, readout: Readout, train: Text, n_tokens: int, seed: int) -> tuple[Readout, Readout]:
+    def pruning_sides(self, readout: Readout, train: ReadText, n_tokens: int, seed: int) -> tuple[Readout, Readout]:
         """Return the readout that decides the order in which heads are ablated together, and the reported readout.
 
         For masked words these are the training and the test sentences, for WiC the training and the dev pairs. A set of
@@ -280,7 +280,7 @@ class InterventionSetup:
         raise ValueError(f"{readout.name} is none of the readouts")
 
     @cached_property
-    def rule(self) -> Rule:
+    def rule(self) -> SenseRule:
         """The rule that decides, by the cosine in the last layer, whether two senses are the same."""
         return rule_of(self.readouts[WIC][TRAIN], self.stores_of_senses[0], self.source.layers[-1])
 
@@ -315,7 +315,7 @@ class PassScores:
         n: Number of examples of each item, shape (n_items,).
     """
 
-    job: Job
+    job: AblationJob
     readout: str
     layer: int
     right: Counts
@@ -328,7 +328,7 @@ class PassScores:
         return self.readout, self.job.head is None, str(self.job.kind)
 
     @property
-    def measure(self) -> Measure:
+    def measure(self) -> ReadoutUnit:
         """What is measured."""
         return measure_of(self.readout)
 
@@ -476,7 +476,7 @@ def raising_rows(pass_scores: Sequence[PassScores], seed: int) -> Rows:
 
 
 def pass_scores_of(
-    results: Mapping[Job, NDArray[Any]], layers: Mapping[int, Sequence[int]], n: NDArray[np.int64], readout: str
+    results: Mapping[AblationJob, NDArray[Any]], layers: Mapping[int, Sequence[int]], n: NDArray[np.int64], readout: str
 ) -> list[PassScores]:
     """Return what the passes gave, a member for each layer that is read.
 

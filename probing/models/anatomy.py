@@ -12,7 +12,7 @@ from probing.errors import UserError
 from probing.models.examination import (
     LENGTH,
     PADDING,
-    Output,
+    EncoderOutput,
     Unreadable,
     examination_inputs,
     in_float32,
@@ -115,7 +115,7 @@ def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model", 
         return of_copy(Anatomy(blocks, len(states) - 1, neutral, position_table), copy, encoder)
 
 
-def _states_of(output: Output, shape: tuple[int, ...], config: Any, name: str) -> Sequence[Tensor]:
+def _states_of(output: EncoderOutput, shape: tuple[int, ...], config: Any, name: str) -> Sequence[Tensor]:
     """Return the hidden states of a forward pass.
 
     Args:

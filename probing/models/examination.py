@@ -138,7 +138,7 @@ class Unreadable(Exception):
 
 
 @dataclass(frozen=True)
-class Output:
+class EncoderOutput:
     """What an encoder has returned for a batch.
 
     Args:
@@ -152,7 +152,7 @@ class Output:
     attentions: tuple[Any, ...] = ()
 
 
-def run(encoder: nn.Module, inputs: Mapping[str, Tensor], **options: bool) -> Output:
+def run(encoder: nn.Module, inputs: Mapping[str, Tensor], **options: bool) -> EncoderOutput:
     """Run an encoder and read what it returns: an output with names, or a tuple that begins with the last hidden state.
 
     Args:
@@ -180,7 +180,7 @@ def run(encoder: nn.Module, inputs: Mapping[str, Tensor], **options: bool) -> Ou
         raise Unreadable(f"returns {type(output).__name__} without a last hidden state")
     length = inputs["input_ids"].shape[1]
     read = [vectors_of_tokens(state, length) for state in states or ()]
-    return Output(last, tuple(state for state in read if state is not None), tuple(attentions or ()))
+    return EncoderOutput(last, tuple(state for state in read if state is not None), tuple(attentions or ()))
 
 
 def vectors_of_tokens(value: Any, length: int) -> Tensor | None:

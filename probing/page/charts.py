@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.errors import UserError
-from probing.heads import Examples
+from probing.heads import ExampleMaps
 from probing.models import site_in_names, site_of
 from probing.results import Child, Html, NamedLayer, Row, element, in_brackets, interval, joined, pairs, two_decimals
 from probing.runs import Result
@@ -545,7 +545,7 @@ def _at(coordinate: float) -> str:
 
 
 @dataclass(frozen=True)
-class Survey:
+class HeadSurveyView:
     """What the heads of a model do.
 
     Args:
@@ -554,7 +554,7 @@ class Survey:
     """
 
     result: Result
-    examples: Examples | None
+    examples: ExampleMaps | None
 
 
 HeadRow = Mapping[str, Any]
@@ -588,7 +588,7 @@ class HeadMeasure:
     cells: Mapping[str, Callable[[HeadRow], str]] = field(default_factory=dict)
 
 
-def head_measures(survey: Survey) -> list[HeadMeasure]:
+def head_measures(survey: HeadSurveyView) -> list[HeadMeasure]:
     """Return the measures that a survey has, in the order in which a page offers them."""
     by_name = survey.result.by_name
     measures = [_classes(of_heads(by_name))]

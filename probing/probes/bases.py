@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations.source import FeatureStore, most_active
-from probing.data.examples import Activations, Examples, SentenceVectors, Sides, exchanged, read
-from probing.data.labelling import Sample, thin
+from probing.data.examples import Examples, HiddenStateSource, SentenceVectors, Sides, exchanged, read
+from probing.data.labelling import LayerSample, thin
 from probing.data.module import layer_moments
 from probing.models.sites import Dictionary
 from probing.probes.closed_forms import FLOOR, choose_shared, entropy
@@ -63,7 +63,7 @@ BESIDE = ("neurons", "random features", "rotated neurons")
 Rows = list[dict[str, Any]]
 
 
-def feature_store(store: Activations) -> FeatureStore | None:
+def feature_store(store: HiddenStateSource) -> FeatureStore | None:
     """Return the store of features that activations come from, if they do."""
     while isinstance(store, Changed | SentenceVectors):
         store = store.store if isinstance(store, Changed) else store.base
@@ -90,7 +90,7 @@ def basis_rows(sides: Sides, layer: int, training: Training, is_given: bool, see
         [training.penalty] if is_given or not sides.validation.n_tokens else [Penalty(0.0, l2) for l2 in PENALTIES]
     )
 
-    def measure_basis(name: str, change: Callable[[FeatureStore], Activations]) -> _Basis:
+    def measure_basis(name: str, change: Callable[[FeatureStore], HiddenStateSource]) -> _Basis:
         note(f"layer {layer}, {name}")
         return _measure(
             _exchanged(few, change),
@@ -269,10 +269,10 @@ def _difference(
             "features": verdict}  # fmt: skip
 
 
-def _exchanged(sides: Sides, change: Callable[[FeatureStore], Activations]) -> Sides:
+def _exchanged(sides: Sides, change: Callable[[FeatureStore], HiddenStateSource]) -> Sides:
     """Return the sides with another basis of the same hidden states."""
 
-    def of(store: Activations) -> Activations:
+    def of(store: HiddenStateSource) -> HiddenStateSource:
         while isinstance(store, Changed):  # transforms and centring are those of the run's own probes
             store = store.store
         return exchanged(store, lambda inner: change(inner) if isinstance(inner, FeatureStore) else inner)
@@ -283,8 +283,8 @@ def _exchanged(sides: Sides, change: Callable[[FeatureStore], Activations]) -> S
 class _ChangedOnce:
     """Changes the store of examples; examples that had the same one have the same one afterwards."""
 
-    def __init__(self, change: Callable[[Activations], Activations]) -> None:
-        self.change, self._changed = change, dict[int, tuple[Activations, Activations]]()
+    def __init__(self, change: Callable[[HiddenStateSource], HiddenStateSource]) -> None:
+        self.change, self._changed = change, dict[int, tuple[HiddenStateSource, HiddenStateSource]]()
 
     def __call__(self, examples: Examples) -> Examples:
         store = examples.store
@@ -302,7 +302,7 @@ class _Columns(Changed):
         units: The units, in order.
     """
 
-    def __init__(self, store: Activations, layer: int, units: Sequence[int]) -> None:
+    def __init__(self, store: HiddenStateSource, layer: int, units: Sequence[int]) -> None:
         index = torch.tensor(units)
         super().__init__(store, {layer: lambda states: states[:, index]}, len(units))
         self._cached: dict[tuple[int, int], Tensor] = {}
@@ -319,7 +319,7 @@ class _Columns(Changed):
         return states
 
 
-def _rotated(train: Examples, layer: int, seeds: np.random.SeedSequence) -> Callable[[FeatureStore], Activations]:
+def _rotated(train: Examples, layer: int, seeds: np.random.SeedSequence) -> Callable[[FeatureStore], HiddenStateSource]:
     """Return what rotates hidden states by a matrix that is drawn evenly from all rotations and reflections."""
     store = feature_store(train.store)
     assert store is not None
@@ -331,7 +331,7 @@ def _rotated(train: Examples, layer: int, seeds: np.random.SeedSequence) -> Call
 
 def _random_features(
     train: Examples, layer: int, seeds: np.random.SeedSequence
-) -> Callable[[FeatureStore], Activations]:
+) -> Callable[[FeatureStore], HiddenStateSource]:
     """Return what encodes hidden states by a random dictionary, as many of whose features are active on a token."""
     store = feature_store(train.store)
     assert store is not None
@@ -425,7 +425,7 @@ def _anova(data: LayerData, basis: Tensor) -> Tensor:
     return between / (between + within)
 
 
-def _alone(data: LayerData, basis: Tensor, shared: float, tokens: Sample) -> Tensor:
+def _alone(data: LayerData, basis: Tensor, shared: float, tokens: LayerSample) -> Tensor:
     """Return the bits of the class that a Gaussian probe reads from each direction alone; 0 where it misleads.
 
     Args:
@@ -473,7 +473,7 @@ def rotated_scores(
         drawn = [i for i in data.draw(SELECTED, 0) if not data.moments.dead[i]]
         few = slice(None, None, math.ceil(len(labels) / N_TOKENS))
         shared = choose_shared(data.classes, states, labels, drawn).shared  # as the method itself chooses it
-        scores["gaussian"] = partial(_alone, shared=shared, tokens=Sample(states[few], labels[few]))
+        scores["gaussian"] = partial(_alone, shared=shared, tokens=LayerSample(states[few], labels[few]))
     live = data.live
     eye = torch.eye(len(live), dtype=torch.float64)
     by_method: dict[str, list[Tensor]] = {name: [] for name in scores}

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.activations.store import Plan, Shard
-from probing.data.examples import Activations, Examples, Sides, n_constants, read
+from probing.activations.store import Shard, StorePlan
+from probing.data.examples import Examples, HiddenStateSource, Sides, n_constants, read
 from probing.data.labelling import thin
 from probing.probes import closed_forms
 from probing.probes.rankings import LayerData, Ranking
@@ -79,13 +79,13 @@ class Views:
         dead: Which neurons of the layer are dead, shape (d_model,), bool.
     """
 
-    def __init__(self, store: Activations, layer: int, views: Sequence[Sequence[int]], dead: Tensor) -> None:
+    def __init__(self, store: HiddenStateSource, layer: int, views: Sequence[Sequence[int]], dead: Tensor) -> None:
         self.store, self.layer, self.dead = store, layer, dead
         self.tokens: Tokens = store.tokens
         self.n_constants = n_constants(store)
         constants = range(store.plan.d_model - self.n_constants, store.plan.d_model)
         self.views = [torch.tensor([*neurons, *constants]) for neurons in views]
-        self.plan: Plan = replace(store.plan, d_model=len(self.views[0]))
+        self.plan: StorePlan = replace(store.plan, d_model=len(self.views[0]))
         # The last shard read, since every view reads it; stored by neuron, so that some can be taken alone.
         self._shard: tuple[int, Tensor] | None = None
 

@@ -22,10 +22,10 @@ from probing.probes.solvers import (
     ClassCurvature,
     Evaluation,
     MidwayCurvature,
+    OptimumValue,
     Penalty,
     Preconditioner,
     Problem,
-    Readout,
     Solution,
     Solver,
     Visited,
@@ -128,7 +128,7 @@ class FullPasses:
                 )
                 next(self.solvers[i])
 
-    def _readout(self, i: int) -> Readout | None:
+    def _readout(self, i: int) -> OptimumValue | None:
         """Return a problem's readout, as a function of its scaled weights."""
         if (readout := self.probe.problems[i].readout) is None:
             return None

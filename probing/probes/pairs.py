@@ -412,7 +412,7 @@ def _shared_words(a: Readings, b: Readings) -> Iterator[tuple[NDArray[np.int64],
 
 
 @dataclass(frozen=True)
-class Pair:
+class RunPair:
     """What two runs have in common.
 
     Args:
@@ -436,7 +436,7 @@ def compare_pair(
     k: int,
     seed: int,
     rotation_null: RotationNull | None = None,
-) -> Pair:
+) -> RunPair:
     """Match the neurons of every pair of layers on one half of the sentences, and compare their rankings.
 
     Args:
@@ -480,7 +480,7 @@ def compare_pair(
         )  # fmt: skip
         rows.append({**names, "statistic": "cka", "value": test.cka(i, j), "chance": test.cka_chance(i, j)})
     _correct(rows, {name: np.stack(null, axis=-1) for name, null in nulls.items()})
-    return Pair(rows, partners, _related(a, b, moments, seed) if a.d_model == b.d_model else None)
+    return RunPair(rows, partners, _related(a, b, moments, seed) if a.d_model == b.d_model else None)
 
 
 def _by_chance(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.data.examples import Examples, Sides, read, read_share
-from probing.data.labelling import Sample, load, thin
+from probing.data.labelling import LayerSample, load, thin
 from probing.data.module import layer_moments, permute_among_types, token_types
 from probing.probes import closed_forms
 from probing.probes.solvers import (
@@ -329,8 +329,8 @@ class LayerData:
     classes: ClassMoments
     magnitudes: ClassMagnitudes
     predicted: ClassMagnitudes
-    train: Sample
-    validation: Sample
+    train: LayerSample
+    validation: LayerSample
     seed: int
 
     @property

@@ -31,8 +31,8 @@ from probing.probes.removal import (
 from probing.probes.solvers import (
     ClassCurvature,
     ClassCurvatureAccumulator,
+    OptimumValue,
     Problem,
-    Readout,
     cost_in_passes,
     cross_entropy_sums,
     dtype_that_solves,
@@ -110,7 +110,7 @@ class LocalCurvature:
             classes would be too large.
     """
 
-    readout: Readout
+    readout: OptimumValue
     curvature: ClassCurvature | None
 
 
@@ -332,7 +332,7 @@ def local_curvature(retraining: Retraining, with_curvature: bool = True) -> Loca
         p = (states.to(weight) @ weight.T).softmax(1)
         doubt += (p * (1 - p)).sum(0)
     gradient, doubt = (sum_over_ranks(total) / sides.test.n_tokens for total in (gradient, doubt))
-    readout = Readout(gradient.float(), fit.objective, RESOLUTION, SHARE)
+    readout = OptimumValue(gradient.float(), fit.objective, RESOLUTION, SHARE)
     if not with_curvature or not curvature_fits(n_classes, d_model):
         return LocalCurvature(readout, None)
     thresholds = doubt.float() * (sides.train.n_tokens / (SAMPLES * d_model))

@@ -716,7 +716,7 @@ class Penalty:
 
 
 @dataclass(frozen=True)
-class Readout:
+class OptimumValue:
     """A function of the weights, such as the test cross-entropy, whose value at the optimum is wanted.
 
     Near the optimum, a gap of D in the objective shifts the function by c sqrt(2 D). Because of the root, the function
@@ -747,7 +747,7 @@ class Readout:
 class _Shift:
     """Estimates, at each point, how far a readout is from its value at the optimum."""
 
-    def __init__(self, readout: Readout) -> None:
+    def __init__(self, readout: OptimumValue) -> None:
         self.readout, self.sensitivity = readout, 0.0
 
     def at(self, gradient: Tensor, step: Tensor, precondition: Callable[[Tensor], Tensor]) -> float:
@@ -827,7 +827,7 @@ def lbfgs(
     penalty: Penalty,
     preconditioner: Preconditioner | ClassCurvature,
     tolerance: float,
-    readout: Readout | None = None,
+    readout: OptimumValue | None = None,
     wants_curvature: Callable[[Evaluation, float, int], bool] = lambda evaluation, gap, n_passes: False,
     gain_share: float = math.inf,
 ) -> Solver:
@@ -961,7 +961,7 @@ class Problem:
     draws: Tensor | None = None
     labels: Tensor | None = None
     curvature: ClassCurvature | None = None
-    readout: Readout | None = None
+    readout: OptimumValue | None = None
     gain_share: float = math.inf
 
 

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probing.activations.store import Plan, Shard
-from probing.data.examples import Activations, Examples, Sides, read, read_share
+from probing.activations.store import Shard, StorePlan
+from probing.data.examples import Examples, HiddenStateSource, Sides, read, read_share
 from probing.data.module import are_columns
 from probing.probes.training import LayerFit
 from probing.runtime.files import parse_json, regular, write_tensors
@@ -419,11 +419,11 @@ class Changed:
     n_constants = 0
 
     def __init__(
-        self, store: Activations, changes: Mapping[int, Callable[[Tensor], Tensor]], d_model: int | None = None
+        self, store: HiddenStateSource, changes: Mapping[int, Callable[[Tensor], Tensor]], d_model: int | None = None
     ) -> None:
         self.store, self.changes = store, changes
         self.tokens: Tokens = store.tokens
-        self.plan: Plan = replace(store.plan, d_model=d_model or store.plan.d_model)
+        self.plan: StorePlan = replace(store.plan, d_model=d_model or store.plan.d_model)
 
     def shard_tokens(self, shard: Shard) -> slice:
         """Return the shard's rows of the table of tokens."""
@@ -569,7 +569,7 @@ class WithConstant(Changed):
 
     n_constants = 1
 
-    def __init__(self, store: Activations, transforms: Mapping[int, Transform]) -> None:
+    def __init__(self, store: HiddenStateSource, transforms: Mapping[int, Transform]) -> None:
         width = store.plan.d_model + 1
         super().__init__(store, {layer: _and_constant(transform) for layer, transform in transforms.items()}, width)
 
@@ -638,7 +638,7 @@ class ChangedOnce:
     def __init__(self) -> None:
         self._changed: dict[int, Changed] = {}
 
-    def change(self, sides: Sides, change: Callable[[Activations], Changed]) -> Sides:
+    def change(self, sides: Sides, change: Callable[[HiddenStateSource], Changed]) -> Sides:
         """Return the sides with each store changed, by `change` where it has not been changed before."""
 
         def of(examples: Examples) -> Examples:
@@ -659,13 +659,13 @@ def _centring(train: Examples, layers: Sequence[int]) -> dict[int, Transform]:
     }
 
 
-def _transforms(store: Activations) -> dict[int, Transform]:
+def _transforms(store: HiddenStateSource) -> dict[int, Transform]:
     """Return the transform of each layer; empty if the activations are not transformed."""
     changes = store.changes if isinstance(store, Changed) else {}
     return {layer: change for layer, change in changes.items() if isinstance(change, Transform)}
 
 
-def _original(store: Activations) -> Activations:
+def _original(store: HiddenStateSource) -> HiddenStateSource:
     """Return the activations before they were transformed."""
     return store.store if isinstance(store, Changed) and _transforms(store) else store
 

@@ -39,7 +39,7 @@ from probing.probes.bases import basis_rows, feature_store
 from probing.probes.evaluation import head_rows
 from probing.probes.evidence import collect_evidence, directions_of, first_neurons
 from probing.probes.neuron_profiles import extremes, predicted_classes, profile_rows
-from probing.probes.pairs import Method, Pair, Ranked, Readings, compare_pair, cross_moments, rank_on_clusters
+from probing.probes.pairs import Method, Ranked, Readings, RunPair, compare_pair, cross_moments, rank_on_clusters
 from probing.probes.rankings import control_task_shares, mean_contribution, null_rankings
 from probing.probes.removal import PENALTIES
 from probing.probes.retraining import Retraining, add_retraining_evidence
@@ -77,7 +77,7 @@ def site_read(run: RunRecord) -> dict[str, Any]:
         site = PREFIX + place
         dictionary = load_dictionary(layout_at(site, layers, str(run.config["model"]), max(layers)))
         if PREFIX + dictionary.fingerprint == expected:
-            return {"site": site, "kept": None if features is None else tuple(features)}
+            return {"site": site, "selected_features": None if features is None else tuple(features)}
     raise UserError(
         f"`{run.folder}`: its dictionary {dictionary_path} is not there any more, or has changed; it was looked for at "
         f"{listed(places)}; put it at one of these places."
@@ -178,7 +178,7 @@ def _labels(runs: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
     return names or [str(run.folder) for run in runs]
 
 
-class Extraction:
+class RunExtraction:
     """Reads corpora with the models of runs, each corpus with each model only once.
 
     Args:
@@ -252,7 +252,7 @@ def trained_as(run: Run, trainer: Mapping[str, Any] | None = None) -> Training:
     return training_of(probe, penalty_of(run).l2, run.config["seed"], trainer)
 
 
-def sides_of(finished: Finished, extract: Extraction) -> Sides:
+def sides_of(finished: Finished, extract: RunExtraction) -> Sides:
     """Return the examples of a run, labelled and transformed as they were when its probes were trained."""
     run = finished.run
     task = task_of(run)
@@ -283,7 +283,7 @@ def check_contributions(run: Run, layer: int, contribution: Sequence[float] | ND
         raise RunError(f"{run.folder}: the contributions of layer {layer} are not those of its probe; repeat the run")
 
 
-def ranked_of(finished: Finished, extract: Extraction, seed: int) -> Ranked:
+def ranked_of(finished: Finished, extract: RunExtraction, seed: int) -> Ranked:
     """Rank a run's neurons again from its probe, sentence by sentence of its test part.
 
     Raises:
@@ -304,7 +304,7 @@ def _no_signal(run: Run, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     return flagged
 
 
-def with_shuffled(finished: Finished, ranked: Ranked, extract: Extraction, n_draws: int, seed: int) -> Ranked:
+def with_shuffled(finished: Finished, ranked: Ranked, extract: RunExtraction, n_draws: int, seed: int) -> Ranked:
     """Return a run's ranking with the null rankings by probes of shuffled labels, trained as the run's own probes."""
     run, layers = finished.run, ranked.layers
     passes = {name: value for name, value in run.config["trainer"].items() if name not in WHERE_TO_TRAIN}
@@ -320,12 +320,12 @@ def with_shuffled(finished: Finished, ranked: Ranked, extract: Extraction, n_dra
 def pairs_of(
     finished: Sequence[Finished],
     ranked: Sequence[Ranked],
-    extract: Extraction,
+    extract: RunExtraction,
     matching: str,
     assignment: Method,
     top: int,
     seed: int,
-) -> dict[tuple[int, int], Pair]:
+) -> dict[tuple[int, int], RunPair]:
     """Compare every run with every later one; neurons are matched on the corpus of the earlier one."""
 
     @cache

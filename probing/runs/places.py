@@ -163,7 +163,7 @@ class Offered:
     fits: bool = False
 
 
-class Texts(NamedTuple):
+class RunTexts(NamedTuple):
     """The texts of a run, read again.
 
     Args:
@@ -194,12 +194,12 @@ def given_texts(corpus: Any) -> list[str]:
     return [os.fspath(path) for path in given]
 
 
-def texts_of(run: OfText, given: Sequence[Any] = (), say: Say = lambda message: None) -> Texts:
+def texts_of(run: OfText, given: Sequence[Any] = (), say: Say = lambda message: None) -> RunTexts:
     """Read the texts of a run again; see `texts_of_runs`."""
     return texts_of_runs([run], given, say)[0]
 
 
-def texts_of_runs(runs: Sequence[OfText], given: Sequence[Any] = (), say: Say = lambda message: None) -> list[Texts]:
+def texts_of_runs(runs: Sequence[OfText], given: Sequence[Any] = (), say: Say = lambda message: None) -> list[RunTexts]:
     """Read the texts of runs again, wherever they are now.
 
     Args:
@@ -230,11 +230,11 @@ def texts_of_runs(runs: Sequence[OfText], given: Sequence[Any] = (), say: Say = 
     return texts
 
 
-def _texts(run: OfText, offered: Sequence[Offered], say: Say) -> Texts:
+def _texts(run: OfText, offered: Sequence[Offered], say: Say) -> RunTexts:
     keys = _fingerprints(run)
     if run.config["test_corpus"] is None:
         source, main = _text(run, "corpus", offered, lambda text: text.fingerprint == keys["test"])
-        return Texts(*divided(main, None, run.config["seed"], say, run.split_by), [source])
+        return RunTexts(*divided(main, None, run.config["seed"], say, run.split_by), [source])
     tested_on, test = _text(run, "test_corpus", offered, lambda text: text.fingerprint == keys["test"])
 
     def is_trained_on(text: Corpus) -> bool:
@@ -244,7 +244,7 @@ def _texts(run: OfText, offered: Sequence[Offered], say: Say) -> Texts:
             return False
 
     source, main = _text(run, "corpus", offered, is_trained_on)
-    return Texts(*divided(main, test, run.config["seed"], say, run.split_by), [source, tested_on])
+    return RunTexts(*divided(main, test, run.config["seed"], say, run.split_by), [source, tested_on])
 
 
 def _fingerprints(run: RunRecord) -> dict[str, str]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from probing.activations.source import ActivationSource, report_dropped_text
 from probing.data.arrays import activations_of_arrays
-from probing.data.examples import Activations, Examples, SentenceVectors, Sides, read
+from probing.data.examples import Examples, HiddenStateSource, SentenceVectors, Sides, read
 from probing.errors import UserError
 from probing.probes.neuron_profiles import extremes, profile_rows
 from probing.probes.solvers import centre_over_classes
@@ -25,7 +25,7 @@ from probing.registry import ACTIONS, load
 from probing.results import NamedLayer, Row, Table, element, joined, layer_cells, layers_named, shown_table
 from probing.runs import refuse_several
 from probing.runs.checks import leaves_out_first, read_tensor, read_transforms, reading, reads_transformed
-from probing.runs.finished import Extraction, open_runs, sides_of, site_read, width_of
+from probing.runs.finished import RunExtraction, open_runs, sides_of, site_read, width_of
 from probing.runs.places import cache_of, model_of, task_of
 from probing.runs.results import contexts_of
 from probing.runtime import quiet_libraries, terminal
@@ -134,7 +134,7 @@ def sides_and_text(run: Run) -> tuple[Sides, Corpus]:
         UserError: If its model or corpus has changed.
     """
     (finished,) = open_runs([run], "index", run.moved)
-    return sides_of(finished, Extraction(cache_of(run), {}, terminal.silence)), finished.corpora[-1]
+    return sides_of(finished, RunExtraction(cache_of(run), {}, terminal.silence)), finished.corpora[-1]
 
 
 def pages_of_first(run: Run) -> Iterator[NeuronPage]:
@@ -206,7 +206,7 @@ class Probes:
         logits = states.to(self.weight[layer].dtype) @ self.weight[layer].T
         return logits + self.intercept[layer] if self.intercept else logits
 
-    def read(self, store: Activations) -> Activations:
+    def read(self, store: HiddenStateSource) -> HiddenStateSource:
         """Return activations as the probes read them: transformed, or centred, if the run's were."""
         if not reads_transformed(self.config):
             return store
@@ -311,7 +311,7 @@ def _is_words(text: Any) -> bool:
     return isinstance(text, list | tuple) and all(isinstance(word, str) for word in text)
 
 
-def _examples(probes: Probes, store: Activations, task: TokenTask) -> Examples:
+def _examples(probes: Probes, store: HiddenStateSource, task: TokenTask) -> Examples:
     """Return the tokens, words or sentences that the task may label, with activations as the run's probes read them."""
     tokens = store.tokens
     has_words = np.bincount(tokens.sentences[~tokens.special], minlength=tokens.n_sentences) > 0

@@ -95,6 +95,10 @@ def set_heap_aside() -> None:
     _is_set_aside = True
 
 
+# Objects that the interpreter itself has set aside when it starts; 3.12 has some.
+_FROZEN_AT_START = gc.get_freeze_count()
+
+
 @contextmanager
 def heap_set_aside() -> Iterator[None]:
     """Leave all objects that exist now out of garbage collections: with all libraries, each would take 0.2 s.
@@ -102,7 +106,7 @@ def heap_set_aside() -> Iterator[None]:
     Does nothing if objects are set aside already, by this program for its whole process or by its caller.
     """
     global _is_set_aside
-    if _is_set_aside or gc.get_freeze_count():
+    if _is_set_aside or gc.get_freeze_count() > _FROZEN_AT_START:
         yield
         return
     gc.collect()  # what was garbage before is not to be kept

@@ -46,7 +46,7 @@ _NULL = 1e-9
 
 
 @dataclass(frozen=True)
-class Solution:
+class PositionSolution:
     """The normal equations of the positions, solved for some of the sentences.
 
     Args:
@@ -122,7 +122,7 @@ class Design:
             patterns[u, np.frombuffer(positions, dtype=np.int64)] = True
         return patterns, of_sentence
 
-    def solve(self, groups: Sequence[int]) -> Solution:
+    def solve(self, groups: Sequence[int]) -> PositionSolution:
         """Return the solved normal equations of the sentences of some groups."""
         patterns, of_sentence = self._patterns
         in_groups = np.isin(self.groups, groups)
@@ -135,18 +135,18 @@ class Design:
         inverse = (vectors[:, live] / eigenvalues[live]) @ vectors[:, live].T
         per_pattern = marks @ inverse.diagonal() - np.einsum("ut,ut->u", marks @ inverse, marks) / sizes
         alone = marks @ np.divide(1.0, n, out=np.zeros_like(n), where=n > 0)
-        return Solution(
+        return PositionSolution(
             n, gram, inverse, int(live.sum()), int(in_groups.sum()), np.where(in_groups, per_pattern[of_sentence], 0.0),
             np.where(in_groups, alone[of_sentence], 0.0),
         )  # fmt: skip
 
     @cached_property
-    def whole(self) -> Solution:
+    def whole(self) -> PositionSolution:
         """The solution of all sentences."""
         return self.solve(range(self.n_groups))
 
     @cached_property
-    def without(self) -> list[Solution]:
+    def without(self) -> list[PositionSolution]:
         """The solutions without each group."""
         return [self.solve([h for h in range(self.n_groups) if h != g]) for g in range(self.n_groups)]
 
@@ -272,7 +272,7 @@ class TwoWaySums:
         total, squares = self._total.sum(0).numpy(), self._squares.sum(0).numpy()
         return np.maximum(squares / n - np.square(total / n), 0)
 
-    def position_part(self, solution: Solution, groups: list[int] | None = None) -> Array:
+    def position_part(self, solution: PositionSolution, groups: list[int] | None = None) -> Array:
         """Return p, the position part, of zero mean over the tokens; shape (n_positions, d_model).
 
         Args:
@@ -284,7 +284,7 @@ class TwoWaySums:
         part = solution.inverse @ right
         return np.asarray(part - solution.n @ part / solution.n.sum())
 
-    def eta_squared(self, groups: list[int], solution: Solution) -> Array:
+    def eta_squared(self, groups: list[int], solution: PositionSolution) -> Array:
         """Return the share of each neuron's variance between the positions of some groups, shape (d_model,).
 
         It is 0 where a neuron does not vary.
@@ -367,7 +367,7 @@ class _Squares:
 
     @classmethod
     def of(
-        cls, solution: Solution, by_position: Array, means: Array, total: Array, squares: Array, between: Array,
+        cls, solution: PositionSolution, by_position: Array, means: Array, total: Array, squares: Array, between: Array,
         noise: Array, noise_alone: Array,
     ) -> _Squares:  # fmt: skip
         n = solution.n.sum()
@@ -381,7 +381,7 @@ class _Squares:
             noise_alone,
         )  # fmt: skip
 
-    def shares(self, solution: Solution, standardised: bool, by_neuron: bool) -> VarianceShares:
+    def shares(self, solution: PositionSolution, standardised: bool, by_neuron: bool) -> VarianceShares:
         def over(squares: Array) -> Array:
             """Return a share of the total: of each neuron, as a mean over neurons, or of their sum."""
             if not (standardised or by_neuron):

@@ -285,7 +285,7 @@ class ColumnSelection(NamedTuple):
         """Return what to do where columns cannot be told, as a clause."""
         return f"name the columns to read, as in `{self.example}{settings}`"
 
-    def named(self, columns: Sequence[Column], value: str | None, setting: str) -> Column | None:
+    def named(self, columns: Sequence[ColumnSummary], value: str | None, setting: str) -> ColumnSummary | None:
         """Return the column of a name or a number; None without one.
 
         Raises:
@@ -305,7 +305,7 @@ class ColumnSelection(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnSummary:
     """A column, and what its cells are like.
 
     Args:
@@ -417,7 +417,7 @@ class Column:
         """Whether a value occurs twice or more on average."""
         return 1 <= 2 * self.n_types <= self.n_cells
 
-    def resembles(self, other: Column) -> bool:
+    def resembles(self, other: ColumnSummary) -> bool:
         """Return whether most cells begin as those of another column, as lemmas and stems do."""
         pairs = Counter(zip(chain.from_iterable(self.rows), chain.from_iterable(other.rows), strict=True))
         alike = sum(n for (first, two), n in pairs.items() if str(first)[:2].casefold() == str(two)[:2].casefold())
@@ -428,7 +428,7 @@ def _is_sentence(text: str) -> bool:
     return len(text.split()) > 1 or (len(text) >= _SENTENCE and bool(_WITHOUT_BLANKS.search(text)))
 
 
-def by_name(columns: Iterable[Column], names: Sequence[str]) -> Column | None:
+def by_name(columns: Iterable[ColumnSummary], names: Sequence[str]) -> ColumnSummary | None:
     """Return the column that has the first of these names, in any case; None without one."""
     listed = [column for column in columns if column.is_named]
     return next((column for name in names for column in listed if column.name.strip().casefold() == name), None)
@@ -447,7 +447,7 @@ def is_header(cells: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
     return has_names and not any(row[i] == cells[i] for row in others for i in at if i < len(row))
 
 
-def choose_words(columns: Sequence[Column], selection: ColumnSelection) -> Column:
+def choose_words(columns: Sequence[ColumnSummary], selection: ColumnSelection) -> ColumnSummary:
     """Return the column of words.
 
     It is the one that is named so. Else it is, of the columns that can be words, the one with the most different values
@@ -479,7 +479,7 @@ def choose_words(columns: Sequence[Column], selection: ColumnSelection) -> Colum
     )
 
 
-def _words_of_two(first: Column, second: Column) -> Column | None:
+def _words_of_two(first: ColumnSummary, second: ColumnSummary) -> ColumnSummary | None:
     """Return the words of a file of two columns: the first, unless only the second can be; None if it is not clear."""
     is_open = second.may_be_words and second.n_types > first.n_types and first.n_cells >= _FEW
     if first.counts_up and not first.may_be_words and second.may_be_words and second.n_types > 2:
@@ -492,13 +492,15 @@ def _words_of_two(first: Column, second: Column) -> Column | None:
     return second if is_clear else None
 
 
-def _spelling(column: Column) -> tuple[int, int, int]:
+def _spelling(column: ColumnSummary) -> tuple[int, int, int]:
     """Return how many different values there are, how many letters these have, and how many capitals."""
     letters = "".join(column.counts)
     return column.n_types, len(letters), sum(map(str.isupper, letters))
 
 
-def choose_labels(columns: Sequence[Column], words: Column, selection: ColumnSelection) -> Column | None:
+def choose_labels(
+    columns: Sequence[ColumnSummary], words: ColumnSummary, selection: ColumnSelection
+) -> ColumnSummary | None:
     """Return the column of labels of words; None where columns have names, of which the user can give one.
 
     It is the one that is named so, else the only one that looks like labels: neither missing nor the same throughout,
@@ -530,18 +532,20 @@ def choose_labels(columns: Sequence[Column], words: Column, selection: ColumnSel
     )
 
 
-def _are_like(column: Column, words: Column) -> bool:
+def _are_like(column: ColumnSummary, words: ColumnSummary) -> bool:
     """Return whether cells are forms of the words, such as lemmas, or nearly as many things as these."""
     is_open = words.n_cells >= _FEW and not (column.are_tags or column.are_numbers)
     return column.resembles(words) or (is_open and column.n_types > 0.7 * words.n_types)
 
 
-def _named(columns: Sequence[Column]) -> str:
+def _named(columns: Sequence[ColumnSummary]) -> str:
     """Return columns with examples of their cells, for messages."""
     return f"column{'s' * (len(columns) != 1)} {listed([column.shown for column in columns])}"
 
 
-def _example(columns: Sequence[Column], words: Sequence[Column], labels: Sequence[Column] = ()) -> str:
+def _example(
+    columns: Sequence[ColumnSummary], words: Sequence[ColumnSummary], labels: Sequence[ColumnSummary] = ()
+) -> str:
     """Return settings that name columns, such as those that may be meant."""
     word = (*words, *columns)[0]
     label = next((column for column in (*reversed(labels), *reversed(columns)) if column is not word), word)
@@ -549,8 +553,8 @@ def _example(columns: Sequence[Column], words: Sequence[Column], labels: Sequenc
 
 
 def choose_sentences(
-    columns: Sequence[Column], selection: ColumnSelection, names: Sequence[str] = TEXT
-) -> Column | None:
+    columns: Sequence[ColumnSummary], selection: ColumnSelection, names: Sequence[str] = TEXT
+) -> ColumnSummary | None:
     """Return the column of sentences: the one named so, else the only one whose cells are; None if it is not clear."""
     if (chosen := selection.named(columns, selection.text, "text")) or (chosen := by_name(columns, names)):
         return chosen
@@ -558,7 +562,7 @@ def choose_sentences(
     return candidates[0] if len(candidates) == 1 else None
 
 
-def label_of_sentences(columns: Sequence[Column], selection: ColumnSelection) -> Column | None:
+def label_of_sentences(columns: Sequence[ColumnSummary], selection: ColumnSelection) -> ColumnSummary | None:
     """Return the column of labels of sentences; None if it is not clear.
 
     It is the one named so, else the only one that does not count the sentences, else the only one with classes.
@@ -572,6 +576,6 @@ def label_of_sentences(columns: Sequence[Column], selection: ColumnSelection) ->
     return None
 
 
-def with_label(columns: Mapping[str, Any], label: Column | None) -> dict[str, Any]:
+def with_label(columns: Mapping[str, Any], label: ColumnSummary | None) -> dict[str, Any]:
     """Return columns with that of the labels also under the name `label`, which tasks read."""
     return {**columns, LABEL[0]: columns[label.name]} if label and label.name in columns else dict(columns)

@@ -28,7 +28,16 @@ from probing.runtime.files import (
     regular,
 )
 from probing.runtime.processes import is_main_process
-from probing.text.columns import TEXT, WORDS, Column, ColumnSelection, Rows, check_text, choose_sentences, text_of
+from probing.text.columns import (
+    TEXT,
+    WORDS,
+    ColumnSelection,
+    ColumnSummary,
+    Rows,
+    check_text,
+    choose_sentences,
+    text_of,
+)
 from probing.text.tables import DIVIDER, divider_of, labelled
 
 READABLE = (
@@ -500,7 +509,9 @@ def _choose_column(dataset: Any, requested: str | None, flag_text: str) -> tuple
             return (preferred or textual)[0], ""
         plain = [column for column in textual if not hasattr(features[column], "feature")]
         if plain and (head := next(_readable(dataset.select_columns(plain).iter(_HEAD), flag_text), None)):
-            chosen = choose_sentences([Column(column, [head[column]]) for column in plain], ColumnSelection(flag_text))
+            chosen = choose_sentences(
+                [ColumnSummary(column, [head[column]]) for column in plain], ColumnSelection(flag_text)
+            )
             if chosen and len(plain) == len(textual):
                 return chosen.name, f"told by the first {len(head[plain[0]]):,} rows"
     elif requested in textual:

@@ -20,8 +20,8 @@ from probing.text.columns import (
     LABEL,
     TEXT,
     WORDS,
-    Column,
     ColumnSelection,
+    ColumnSummary,
     Rows,
     by_name,
     choose_labels,
@@ -84,13 +84,17 @@ def _key(rows: Sequence[Mapping[str, Any]], names: Iterable[str], selection: Col
     """Return the name of the text; empty if it is not clear."""
     first = rows[0]
     if selection.text is not None:
-        return selection.named([Column(name, []) for name in names], selection.text, "text").name  # type: ignore[union-attr]
+        return selection.named([ColumnSummary(name, []) for name in names], selection.text, "text").name  # type: ignore[union-attr]
     if known := next((name for name in ("words", "tokens", *TEXT) if name in first), ""):
         return known
-    of_words = [Column(name, [row.get(name) or [] for row in rows]) for name in names if _are_words(first.get(name))]
+    of_words = [
+        ColumnSummary(name, [row.get(name) or [] for row in rows]) for name in names if _are_words(first.get(name))
+    ]
     if of_words:
         return choose_words(of_words, selection).name
-    texts = [Column(name, [[row.get(name) for row in rows]]) for name in names if isinstance(first.get(name), str)]
+    texts = [
+        ColumnSummary(name, [[row.get(name) for row in rows]]) for name in names if isinstance(first.get(name), str)
+    ]
     column = choose_sentences(texts, selection)
     return column.name if column else ""
 
@@ -120,11 +124,11 @@ def labelled(
         n_empty: Number of rows without text.
     """
     if texts and isinstance(texts[0], list):
-        regular = [Column(name, rows) for name, rows in columns.items() if _are_aligned(texts, rows)]
-        label = choose_labels(regular, Column(key, texts), selection)
+        regular = [ColumnSummary(name, rows) for name, rows in columns.items() if _are_aligned(texts, rows)]
+        label = choose_labels(regular, ColumnSummary(key, texts), selection)
         columns = with_label(columns, label)
     else:
-        label = label_of_sentences([Column(name, [rows]) for name, rows in of_sentences.items()], selection)
+        label = label_of_sentences([ColumnSummary(name, [rows]) for name, rows in of_sentences.items()], selection)
         of_sentences = with_label(of_sentences, label)
     places = {"": f"column {key}", **({LABEL[0]: label.place} if label else {})}
     return Rows(texts, columns, of_sentences, n_empty, places=places, note=note)
@@ -393,7 +397,7 @@ def _has_sentences(listed: Sequence[_Line], plain: Sequence[_Line], kind: str, s
     """Return whether a file has a sentence a row, and not a word a line."""
     if selection.text is not None:
         return not selection.is_word
-    header = [Column(cell, []) for cell in plain[0].cells]
+    header = [ColumnSummary(cell, []) for cell in plain[0].cells]
     at = [i for i, line in enumerate(listed) if line.cells]
     has_gaps = any(not line.cells for line in listed[at[0] : at[-1]])
     if by_name(header, WORDS) and is_header(plain[0].cells, [line.cells for line in plain[1:]]):
@@ -451,9 +455,11 @@ def _is_header_of_sentences(first: Sequence[str], table: Sequence[Sequence[str]]
     pairs = list(zip(first, columns, strict=True))
     if any(cell in column.counts and column.recurs for cell, column in pairs):
         return False
-    if any(column.are_numbers and Column("", [[cell]]).are_numbers for cell, column in pairs):
+    if any(column.are_numbers and ColumnSummary("", [[cell]]).are_numbers for cell, column in pairs):
         return False
-    if any(Column("", [[cell]]).are_sentences for cell in first) and not any(column.recurs for column in columns):
+    if any(ColumnSummary("", [[cell]]).are_sentences for cell in first) and not any(
+        column.recurs for column in columns
+    ):
         raise UserError(
             f"`{selection.flag_text}`: its first line, `{', '.join(first):.60}`, may be a sentence with its label, or "
             f"name the columns; put {_HEADER}, before it."
@@ -461,12 +467,12 @@ def _is_header_of_sentences(first: Sequence[str], table: Sequence[Sequence[str]]
     return True
 
 
-def _columns(names: Sequence[str], table: Sequence[Sequence[str]]) -> list[Column]:
+def _columns(names: Sequence[str], table: Sequence[Sequence[str]]) -> list[ColumnSummary]:
     """Return the columns of rows of cells; those without a name are numbered."""
     cells = zip(*table, strict=True) if table else [()] * len(names)
     names = names or [""] * len(table[0])
     pairs = enumerate(zip(names, cells, strict=True), 1)
-    return [Column(name or str(number), [column], bool(name)) for number, (name, column) in pairs]
+    return [ColumnSummary(name or str(number), [column], bool(name)) for number, (name, column) in pairs]
 
 
 def _count(n: int, noun: str) -> str:
@@ -523,11 +529,13 @@ def _words(listed: Sequence[_Line], plain: Sequence[_Line], is_spaced: bool, sel
     )  # fmt: skip
 
 
-def _columns_of_words(sentences: Sequence[Sequence[tuple[str, ...]]], names: Sequence[str]) -> list[Column]:
+def _columns_of_words(sentences: Sequence[Sequence[tuple[str, ...]]], names: Sequence[str]) -> list[ColumnSummary]:
     """Return the columns of sentences of words; where none has a name, they are numbered."""
     turned = [list(zip(*sentence, strict=True)) for sentence in sentences]
     names = names or [""] * len(turned[0])
-    return [Column(name or str(i + 1), [cells[i] for cells in turned], bool(name)) for i, name in enumerate(names)]
+    return [
+        ColumnSummary(name or str(i + 1), [cells[i] for cells in turned], bool(name)) for i, name in enumerate(names)
+    ]
 
 
 def _divided(listed: Sequence[_Line], excluded: Set[int], n: int) -> tuple[list[list[tuple[str, ...]]], list[int]]:

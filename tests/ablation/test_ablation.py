@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from probing.errors import UserError
 from probing.interventions import probed_task as retraining
-from probing.interventions.forward import Readers, Text
-from probing.interventions.frozen_probes import Probes
+from probing.interventions.forward import Readers, ReadText
+from probing.interventions.frozen_probes import FrozenProbes
 from probing.interventions.probed_task import (
     KINDS,
     OF_HEADS,
+    AblationJob,
     Frozen,
-    Job,
     Labelled,
     Passes,
     ProbedTask,
@@ -60,7 +60,7 @@ def case(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory,
 def test_without_a_change_the_probes_read_what_they_read_from_the_whole_model(case: Case) -> None:
     passes = case.passes()
     for block in (1, 2, 3):
-        right = passes.run(Job(block, None, None))
+        right = passes.run(AblationJob(block, None, None))
         assert right.shape == (4 - block, 20)
         for i, layer in enumerate(range(block, 4)):
             assert torch.equal(right[i], of_whole_model(case, layer))
@@ -76,7 +76,7 @@ def _n_examples(case: Case) -> list[int]:
 def test_every_kind_of_replacement_changes_something_and_the_jobs_name_all_of_them(case: Case) -> None:
     passes, jobs = case.passes(), all_jobs(3, 2)
     assert len(set(jobs)) == len(jobs) == 3 * (1 + 2 * len(OF_HEADS) + len(KINDS))
-    intact = passes.run(Job(1, None, None))
+    intact = passes.run(AblationJob(1, None, None))
     found = {job: passes.run(job) for job in jobs if job.block == 1 and job.kind is not None}
     for right in found.values():
         assert not torch.equal(right, intact)
@@ -99,7 +99,7 @@ def test_replaced_outputs_are_what_they_are_called(case: Case) -> None:
     assert not replacements.of("zero", slice(0, 8), sentences, rows).any()
 
 
-def _outputs_of_heads(case: Case, text: Text, block: int) -> Tensor:
+def _outputs_of_heads(case: Case, text: ReadText, block: int) -> Tensor:
     """Return what the output projection of a block reads, each sentence read alone by the whole model."""
     found: list[Tensor] = []
     handle = weights_of(case.encoder, "output", block).register_forward_pre_hook(
@@ -125,7 +125,12 @@ def test_no_token_is_replaced_by_one_of_its_own_sentence(case: Case) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_a_sentence_gives_the_same_alone_as_in_a_padded_batch(case: Case) -> None:
     together, alone = case.passes(), case.passes(batch_tokens=1)
-    for job in (Job(1, 2, "uniform"), Job(2, 1, "resample"), Job(2, None, "mean"), Job(1, None, "skip")):
+    for job in (
+        AblationJob(1, 2, "uniform"),
+        AblationJob(2, 1, "resample"),
+        AblationJob(2, None, "mean"),
+        AblationJob(1, None, "skip"),
+    ):
         assert torch.equal(together.run(job), alone.run(job))
 
 
@@ -142,10 +147,10 @@ def test_ablation_changes_nothing_where_attention_is_uniform_already(
     case = Case(tiny_model("bert"), tmp_path / "cache", sentences, without_queries)
     passes = case.passes()
     for block in (1, 3):
-        intact = passes.run(Job(block, None, None))
+        intact = passes.run(AblationJob(block, None, None))
         for head in (1, 2, None):
-            assert torch.equal(passes.run(Job(block, head, "uniform")), intact)
-            assert not torch.equal(passes.run(Job(block, head, "zero")), intact)
+            assert torch.equal(passes.run(AblationJob(block, head, "uniform")), intact)
+            assert not torch.equal(passes.run(AblationJob(block, head, "zero")), intact)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -163,7 +168,7 @@ def test_a_head_that_is_not_read_costs_nothing_and_the_only_one_that_is_costs_al
     for job in all_jobs(3, 2):
         if job.kind in (None, "skip"):
             continue
-        effect = passes.run(job) - passes.run(Job(job.block, None, None))
+        effect = passes.run(job) - passes.run(AblationJob(job.block, None, None))
         if job.block == 2 and job.head in (2, None):
             assert effect[0].abs().sum() > 5
         else:
@@ -176,26 +181,26 @@ def test_the_model_is_what_it_was_to_the_bit_also_after_an_error(case: Case, mon
     before = {name: value.clone() for name, value in case.encoder.state_dict().items()}
     attributes = {name: set(vars(module)) for name, module in modules.items()}
     passes = case.passes()
-    passes.run(Job(2, 1, "uniform"))
+    passes.run(AblationJob(2, 1, "uniform"))
     hooks = {name: (len(module._forward_pre_hooks), len(module._forward_hooks)) for name, module in modules.items()}
 
     def fail(*args: Any) -> Any:
         raise RuntimeError("in the middle")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Probes, "read", fail)
+        patch.setattr(FrozenProbes, "read", fail)
         with pytest.raises(RuntimeError, match="in the middle"):
-            passes.run(Job(2, 1, "mean"))
+            passes.run(AblationJob(2, 1, "mean"))
     with monkeypatch.context() as patch:
         block: Any = passes.model.anatomy.blocks and passes.model.anatomy.blocks[2]
         patch.setattr(type(block.intermediate), "forward", fail)
         with pytest.raises(RuntimeError, match="in the middle"):
-            passes.run(Job(2, 1, "uniform"))
+            passes.run(AblationJob(2, 1, "uniform"))
     assert all(torch.equal(value, before[name]) for name, value in case.encoder.state_dict().items())
     assert {name: set(vars(module)) for name, module in modules.items()} == attributes
     for name, module in modules.items():
         assert (len(module._forward_pre_hooks), len(module._forward_hooks)) == hooks[name]
-    assert torch.equal(passes.run(Job(2, None, None))[0], of_whole_model(case, 2))
+    assert torch.equal(passes.run(AblationJob(2, None, None))[0], of_whole_model(case, 2))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -203,7 +208,7 @@ def test_a_causal_model_is_read_too(checkpoints: dict[str, Path], tmp_path: Path
     passes = Case(checkpoints["gpt2"], tmp_path, sentences).passes()
     uniform = passes.replacements(1).uniform
     assert len(uniform) == passes.passes.tokens.n_tokens
-    assert not torch.equal(passes.run(Job(1, 1, "uniform")), passes.run(Job(1, None, None)))
+    assert not torch.equal(passes.run(AblationJob(1, 1, "uniform")), passes.run(AblationJob(1, None, None)))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -225,7 +230,7 @@ def measured(
     intact = np.full(60, 6.0)
     return [
         PassScores(
-            Job(block, head, kind),  # type: ignore[arg-type]
+            AblationJob(block, head, kind),  # type: ignore[arg-type]
             "position",
             3,
             intact + generator.binomial(2, 0.5, 60) - 1 + 10 * e,  # type: ignore[arg-type]
@@ -268,7 +273,9 @@ def test_heads_and_layers_and_kinds_are_corrected_and_ranked_by_themselves() -> 
 def test_the_layers_of_a_pass_are_told_apart() -> None:
     right, intact = np.array([[5.0] * 30, [4.0] * 30]), np.array([[6.0] * 30, [6.0] * 30])
     n = np.full(30, 10)
-    found = pass_scores_of({Job(2, None, None): intact, Job(2, 1, "zero"): right}, {2: [2, 3]}, n, "position")
+    found = pass_scores_of(
+        {AblationJob(2, None, None): intact, AblationJob(2, 1, "zero"): right}, {2: [2, 3]}, n, "position"
+    )
     assert [(row["layer"], row["effect"]) for row in effect_rows(found)] == [
         (2, pytest.approx(-0.1)), (3, pytest.approx(-0.2)),
     ]  # fmt: skip
@@ -295,7 +302,7 @@ def test_of_a_loss_less_is_better_and_its_interval_is_that_of_a_mean() -> None:
     generator = np.random.default_rng(0)
     intact = generator.gamma(3, 8, 60)
     made = [
-        PassScores(Job(1, head, "zero"), "mlm", 3, intact + 10 * of + generator.normal(0, 0.5, 60), intact, N)
+        PassScores(AblationJob(1, head, "zero"), "mlm", 3, intact + 10 * of + generator.normal(0, 0.5, 60), intact, N)
         for head, of in ((1, 0.4), (2, 0.0), (3, -0.3))
     ]
     rows = effect_rows(made)
@@ -321,11 +328,11 @@ def test_units_without_which_a_measure_rises_are_counted_beside_what_chance_give
     losses = [PassScores(one.job, "mlm", 3, one.right, one.intact, one.n) for one in some]
     assert raising_rows(losses, 0)[0]["n_better"] == 3
     # What changes nothing is not better, however often signs are drawn.
-    same = [PassScores(Job(1, 1, "zero"), "tuned", 3, some[0].intact, some[0].intact, N)]
+    same = [PassScores(AblationJob(1, 1, "zero"), "tuned", 3, some[0].intact, some[0].intact, N)]
     (still,) = raising_rows(same, 0)
     assert (still["n_better"], still["n_chance_high"], still["p_value"]) == (0, 0, 1)
     # Layers and kinds are counted by themselves, in the highest layer that is read, and corrected for their number.
-    others = [PassScores(Job(1, None, "zero"), "position", 3, some[0].right, some[0].intact, N)]
+    others = [PassScores(AblationJob(1, None, "zero"), "position", 3, some[0].right, some[0].intact, N)]
     below = [PassScores(one.job, "position", 2, one.right, one.intact, N) for one in some]
     both = raising_rows([*below, *some, *others], 0)
     assert [(one["units"], one["layer"]) for one in both] == [("heads", 3), ("layers", 3)]
@@ -339,7 +346,9 @@ def test_units_that_go_together_are_not_more_than_chance_gives() -> None:
         generator = np.random.default_rng(seed)
         shared = generator.normal(size=60)
         heads = [
-            PassScores(Job(1, head, "zero"), "tuned", 3, intact + shared + 0.3 * generator.normal(size=60), intact, N)
+            PassScores(
+                AblationJob(1, head, "zero"), "tuned", 3, intact + shared + 0.3 * generator.normal(size=60), intact, N
+            )
             for head in range(1, 31)
         ]
         (row,) = raising_rows(heads, seed)
@@ -448,7 +457,7 @@ class Planted:
         self.labels = np.random.default_rng(self.seed).integers(3, size=150).astype(np.int32)
         self.asked: list[tuple[int, ...]] = []
 
-    def states(self, job: Job, layers: list[int]) -> dict[int, Tensor]:
+    def states(self, job: AblationJob, layers: list[int]) -> dict[int, Tensor]:
         self.asked.append(tuple(layers))
         noise = torch.randn(150, 6, generator=torch.Generator().manual_seed(self.seed))
         told = torch.nn.functional.one_hot(torch.from_numpy(self.labels).long(), 6) * 8.0
@@ -463,7 +472,7 @@ def test_a_probe_that_is_trained_again_reads_what_is_still_there(memory: int, mo
     parts = [Labelled(cast(Passes, one), one.labels) for one in (train, test)]
     classes: Any = np.arange(3)
     for head, share in ((1, 0.34), (2, 1.0)):
-        right = retrained(parts[0], parts[1], classes, Job(1, head, "zero"), TRAINING, [1, 2])
+        right = retrained(parts[0], parts[1], classes, AblationJob(1, head, "zero"), TRAINING, [1, 2])
         assert right.shape == (2, 30)
         assert right[0].sum() / 150 > 0.98
         assert right[1].sum() / 150 == pytest.approx(share, abs=0.14)

@@ -21,7 +21,7 @@ from probing.activations import ActivationStore, Request, activations, compariso
 from probing.activations import store as cache_store
 from probing.activations.comparison import drawn_sentences, typical_change
 from probing.activations.extraction import ForwardSpec, extract_shard
-from probing.activations.store import Plan, divide
+from probing.activations.store import StorePlan, divide
 from probing.errors import UserError
 from probing.models import anatomy, load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine
@@ -502,7 +502,7 @@ def test_nothing_but_chance_is_left_of_position_in_any_layer_however_the_model_i
 
     def accuracies(name: str, key: dict[str, int]) -> list[float]:
         n_layers = N_LAYERS[family]
-        plan = Plan(key, n_layers, 16, "float32", 4096, divide(tokens.lengths, tokens.n_tokens))
+        plan = StorePlan(key, n_layers, 16, "float32", 4096, divide(tokens.lengths, tokens.n_tokens))
         store = ActivationStore.create(tmp_path / name, plan, tokens, {})
         pad_token_id = encoder.config.pad_token_id or 0
         anatomy = examine(encoder, pad_token_id)

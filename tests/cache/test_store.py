@@ -24,7 +24,7 @@ from probing.activations.store import (
     ActivationStore,
     DamagedCache,
     Entry,
-    Plan,
+    StorePlan,
     divide,
     entries,
     leftovers,
@@ -44,7 +44,7 @@ def make_store(
     lengths = np.array([3 + 7 * k % 12 for k in range(n)], dtype=np.int32)
     total = int(lengths.sum())
     tokens = Tokens(lengths, np.arange(total, dtype=np.int32), np.zeros(total, dtype=np.int16), n_truncated=1)
-    plan = Plan({"model": "abc", "dtype": dtype}, N_LAYERS, d_model, dtype, batch_tokens, divide(lengths, size))
+    plan = StorePlan({"model": "abc", "dtype": dtype}, N_LAYERS, d_model, dtype, batch_tokens, divide(lengths, size))
     return ActivationStore.create(folder, plan, tokens, {"model": "tiny", "corpus": "made up"})
 
 

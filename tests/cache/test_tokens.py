@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from conftest import FAMILIES
 from families import MAX_LENGTH
 from probing.activations import store
-from probing.activations.store import Plan, batches, divide, fingerprint, shard_tokens
+from probing.activations.store import StorePlan, batches, divide, fingerprint, shard_tokens
 from probing.models import load_tokenizer, resolve_model
 from probing.text import from_pairs, from_sentences, from_words
 from probing.text import tokens as tokens_module
@@ -436,7 +436,7 @@ def test_all_layers_of_a_shard_fill_the_bytes_given() -> None:
 
 def test_a_plan_counts_the_tokens_of_its_shards() -> None:
     shards = divide(np.array([5, 6, 7], dtype=np.int32), 11)
-    assert Plan({}, 2, 4, "float32", 64, shards).n_tokens == 18
+    assert StorePlan({}, 2, 4, "float32", 64, shards).n_tokens == 18
 
 
 def test_the_fingerprint_of_a_key_ignores_order_and_nothing_else() -> None:

@@ -26,7 +26,7 @@ from probing.probes.agreement import (
     permutations_for,
     similarities,
 )
-from probing.probes.pairs import Pair, Ranked
+from probing.probes.pairs import Ranked, RunPair
 from probing.statistics import neuron_ranks, rank_biased_overlap
 from probing.statistics.chance import resampled_means
 from probing.studies.compare.recipes import top_everywhere
@@ -530,8 +530,8 @@ def scored(top: Sequence[int]) -> Array:
     return scores
 
 
-def by_index(n_layers: int) -> Pair:
-    return Pair([], np.broadcast_to(np.arange(6), (n_layers, n_layers, 6)), True)
+def by_index(n_layers: int) -> RunPair:
+    return RunPair([], np.broadcast_to(np.arange(6), (n_layers, n_layers, 6)), True)
 
 
 def test_neurons_of_every_top_are_listed_with_their_ranks_in_layers_of_one_depth() -> None:
@@ -548,7 +548,7 @@ def test_neurons_of_every_top_are_listed_with_their_ranks_in_layers_of_one_depth
 
 def test_matched_neurons_are_followed_and_those_without_a_partner_left_out() -> None:
     partners = np.array([[[5, 4, 3, 2, -1, 0]]])
-    found = top_everywhere([ranked("a", [(4, 1)]), ranked("b", [(4, 1)])], {1: Pair([], partners, None)}, 2)
+    found = top_everywhere([ranked("a", [(4, 1)]), ranked("b", [(4, 1)])], {1: RunPair([], partners, None)}, 2)
     assert [(row["neuron"], row["b neuron"]) for row in found.rows] == [(1, 4)]
 
 
@@ -598,7 +598,7 @@ def test_random_tops_share_neurons_beyond_chance_as_seldom_as_it_says() -> None:
         for name in "ab":
             scores = size * generator.exponential(size=(3, 20, 60))
             runs.append(Ranked(name, [0, 1, 2], scores[:, 0], scores[:, :1], shuffled=scores[:, 1:]))
-        found = top_everywhere(runs, {1: Pair([], np.broadcast_to(np.arange(60), (3, 3, 60)), True)}, 10)
+        found = top_everywhere(runs, {1: RunPair([], np.broadcast_to(np.arange(60), (3, 3, 60)), True)}, 10)
         assert found.chance is not None
         p_values.append(found.chance.p_value)
         n_shared += len(found.rows)

@@ -23,7 +23,7 @@ from probing import ActivationDataModule, LinearProbe, probe
 from probing.activations.store import ActivationStore
 from probing.data import examples
 from probing.data.arrays import ArrayActivations, sides_of_arrays
-from probing.data.examples import Activations, Batch, Examples, ShardDataset, ShardGroups, read
+from probing.data.examples import Batch, Examples, HiddenStateSource, ShardDataset, ShardGroups, read
 from probing.data.module import WINDOW, DeviceCache, MiniBatches
 from probing.errors import UserError
 from probing.results import NamedLayer
@@ -493,7 +493,7 @@ def test_every_order_of_a_window_is_equally_likely(tmp_path: Path) -> None:
     assert chisquare(list(orders.values())).pvalue > 1e-3
 
 
-def _of_shards(store: Activations, kept: Collection[int]) -> Any:
+def _of_shards(store: HiddenStateSource, kept: Collection[int]) -> Any:
     """A store of which only some shards, the first ones, are there."""
     assert sorted(kept) == list(range(len(kept)))
 

@@ -22,9 +22,9 @@ from probing.downstream import SPACES, SentencePairs, read_sts
 from probing.downstream.labelled_pairs import WordPairs, read_wic, read_wic_parts
 from probing.downstream.sentence_vectors import (
     FitOn,
-    Fitting,
+    FittingText,
     StaticVectors,
-    Text,
+    TransformFitting,
     Vectors,
     check_static_text,
     cosines,
@@ -557,7 +557,7 @@ def static_of(folder: Path, pairs: list[Any]) -> tuple[SentencePairs, StaticVect
     words = read_static(str(folder / "vectors.txt"), one.corpus.sentences)
     kept = np.ones(len(one.corpus.sentences), dtype=bool)
     store: Any = None  # static vectors need no activations
-    return one, words, FitOn(["x"], [one.corpus], [Text(store, kept)], words)
+    return one, words, FitOn(["x"], [one.corpus], [FittingText(store, kept)], words)
 
 
 @pytest.mark.numeric
@@ -566,7 +566,7 @@ def test_pairs_without_a_vector_are_0_in_every_space_and_change_no_other(tmp_pat
     for name, pairs in (("whole", PAIRS), ("with", [*PAIRS, *UNKNOWN])):
         one, words, text = static_of(tmp_path / name, pairs)
         vectors = Vectors([one], [None], None, words)  # type: ignore[list-item]
-        found.append(similarities(vectors, {one.label: text}, [], [], Fitting(SPACES)))
+        found.append(similarities(vectors, {one.label: text}, [], [], TransformFitting(SPACES)))
         rows.append(fitted_columns({"pooling": "static", "transform": "whiten"}, text, 16, words, None))
     assert len(found[0]) == len(found[1]) > 3
     for whole, other in zip(*found, strict=True):
@@ -585,7 +585,7 @@ def test_pairs_without_a_vector_are_0_in_every_space_and_change_no_other(tmp_pat
 def test_transforms_of_static_vectors_need_a_sentence_with_one(tmp_path: Path) -> None:
     one, words, text = static_of(tmp_path, PAIRS)
     check_static_text({one.label: text})
-    none = FitOn(["x"], [one.corpus], [Text(text.texts[0].store, np.zeros_like(text.texts[0].is_used))], words)
+    none = FitOn(["x"], [one.corpus], [FittingText(text.texts[0].store, np.zeros_like(text.texts[0].is_used))], words)
     with pytest.raises(UserError, match="`--static`: no sentence that transforms for STS-B are fitted on has a word"):
         check_static_text({one.label: none})
 
@@ -599,7 +599,7 @@ def moments(states: torch.Tensor) -> CovarianceAccumulator:
 @pytest.mark.numeric
 def test_each_name_does_what_it_says() -> None:
     states = torch.randn(500, 12, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 13) + 3
-    made = fitted(Fitting(SPACES), moments(states).result(), [2, 5], layer=1)
+    made = fitted(TransformFitting(SPACES), moments(states).result(), [2, 5], layer=1)
     assert list(made) == list(SPACES)
     torch.testing.assert_close(made["none"](states), states)
     assert made["clip"](states)[:, [2, 5]].abs().max() == 0
@@ -610,16 +610,16 @@ def test_each_name_does_what_it_says() -> None:
     assert made["center"](states).mean(0).abs().max() < 1e-4
     torch.testing.assert_close(made["standardise"](states).std(0, correction=0), torch.ones(12))
     assert torch.linalg.matrix_rank(made["all_but_the_top"](states), rtol=1e-4) == 11
-    again = fitted(Fitting(["clip_random"]), moments(states).result(), [2, 5], layer=1)["clip_random"].clipped
+    again = fitted(TransformFitting(["clip_random"]), moments(states).result(), [2, 5], layer=1)["clip_random"].clipped
     assert again == drawn
-    few = fitted(Fitting(["whiten"], components=3), moments(states).result(), [], layer=1)["whiten"]
+    few = fitted(TransformFitting(["whiten"], components=3), moments(states).result(), [], layer=1)["whiten"]
     torch.testing.assert_close(few(states), made["whiten"](states)[:, :3])
 
 
 @pytest.mark.numeric
 def test_vectors_that_do_not_vary_are_centred_not_whitened() -> None:
     states = torch.ones(20, 4)
-    assert fitted(Fitting(["whiten"]), moments(states).result(), [], 0)["whiten"](states).abs().max() == 0
+    assert fitted(TransformFitting(["whiten"]), moments(states).result(), [], 0)["whiten"](states).abs().max() == 0
 
 
 @pytest.mark.numeric
@@ -628,7 +628,7 @@ def test_vectors_that_vary_by_rounding_alone_are_centred_not_whitened() -> None:
     last_digit = torch.randint(0, 2, (50, 4), generator=torch.Generator().manual_seed(1))
     states = torch.where(last_digit == 1, values.nextafter(torch.tensor(2.0)), values)
     assert (states.std(0) > 0).all()
-    assert fitted(Fitting(["whiten"]), moments(states).result(), [], 0)["whiten"](states).abs().max() < 1e-6
+    assert fitted(TransformFitting(["whiten"]), moments(states).result(), [], 0)["whiten"](states).abs().max() < 1e-6
 
 
 @pytest.mark.numeric

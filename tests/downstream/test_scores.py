@@ -27,7 +27,7 @@ from probing.downstream.sentence_vectors import (
 )
 from probing.downstream.wic import (
     Labels,
-    Scored,
+    PairCosines,
     Scores,
     accuracy,
     area_interval,
@@ -375,14 +375,16 @@ def test_the_interval_of_a_gain_is_as_wide_as_theory_says_and_narrow_for_one_rul
     assert np.isnan(gain_interval(first[:19], second[:19])).all()
 
 
-def planted(strength: dict[tuple[int, str], float], n: int = 400, seed: int = 0) -> tuple[list[Scored], Labels, Labels]:
+def planted(
+    strength: dict[tuple[int, str], float], n: int = 400, seed: int = 0
+) -> tuple[list[PairCosines], Labels, Labels]:
     """Make scores of each layer and space, higher where the label is yes by so many sd, noise of all the same pairs."""
     generator = np.random.default_rng(seed)
     train, test = (generator.permutation(np.arange(n) % 2 == 0) for _ in range(2))
     scored = []
     for (layer, name), by in strength.items():
         of_train, of_test = (generator.normal(size=n) + by * labels for labels in (train, test))
-        scored.append(Scored(layer, name, of_train, of_test, clipped=[]))
+        scored.append(PairCosines(layer, name, of_train, of_test, clipped=[]))
     return scored, train, test
 
 

@@ -20,9 +20,17 @@ from probing.activations import Request
 from probing.errors import RunError, UserError
 from probing.heads import accumulation
 from probing.heads import rows as means
-from probing.heads.accumulation import Attention, Batch, BatchValues, BlockMeasure, Measure, SumsStore, accumulate
+from probing.heads.accumulation import (
+    BatchValues,
+    BlockAttention,
+    BlockMeasure,
+    CorpusMeasure,
+    SentenceBatch,
+    SumsStore,
+    accumulate,
+)
 from probing.heads.parts import measurable, measure
-from probing.heads.rows import CLASSES, Sentences, class_rows, measure_rows, type_rows
+from probing.heads.rows import CLASSES, SentenceDraws, class_rows, measure_rows, type_rows
 from probing.heads.subject import HeadSurvey
 from probing.models import load_tokenizer, resolve_model
 from probing.statistics import ENDS, MIN_SENTENCES
@@ -41,7 +49,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulation, "SHARD_TOKENS", 300)
 
 
-def sums_of(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
+def sums_of(attention: BlockAttention, batch: SentenceBatch) -> Mapping[str, Tensor]:
     """Three sums, one of them with an axis of its own."""
     probabilities = attention.probabilities.double()
     to = torch.arange(probabilities.shape[-1], dtype=torch.float64)
@@ -139,18 +147,18 @@ class Everything:
     def __init__(self, version: int = 1) -> None:
         self.settings = {"version": version}
 
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Any]:
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Any]:
         long = torch.tensor([len(text) > 2 for text in tokens.word_texts(corpus)])
         return lambda batch: Rollout(batch, long)
 
 
 class Rollout:
-    def __init__(self, batch: Batch, labels: Tensor) -> None:
+    def __init__(self, batch: SentenceBatch, labels: Tensor) -> None:
         n = batch.mask.shape[1]
         self.labels = labels[batch.rows] & batch.mask
         self.mask, self.product = batch.mask, torch.eye(n, dtype=torch.float64).expand(len(batch.mask), n, n)
 
-    def add(self, attention: Attention) -> None:
+    def add(self, attention: BlockAttention) -> None:
         mean = attention.probabilities.double().mean(1)
         self.product = (mean + torch.eye(mean.shape[-1])) / 2 @ self.product
 
@@ -211,7 +219,7 @@ def contents(cache: Path) -> dict[str, bytes]:
 def test_an_interrupted_pass_goes_on_and_ends_with_the_same_bytes(
     request_for: Callable[..., Request], tmp_path: Path
 ) -> None:
-    measures: list[Measure] = [PLAIN, Everything()]
+    measures: list[CorpusMeasure] = [PLAIN, Everything()]
     whole, count = tmp_path / "whole", Count()
     accumulate(request_for(), measures, whole, CPU, callbacks=[count])
     parts, first, second, third = tmp_path / "parts", Count(2), Count(), Count()
@@ -326,7 +334,7 @@ LENGTHS = np.arange(5, 45)
 def test_means_and_intervals_are_those_of_a_bootstrap_of_one_column_at_a_time() -> None:
     generator = np.random.default_rng(1)
     sums = generator.normal(size=(40, 2, 3)) * LENGTHS[:, None, None]
-    found = Sentences(40, seed=3).means(sums, LENGTHS)
+    found = SentenceDraws(40, seed=3).means(sums, LENGTHS)
     for i in range(2):
         for j in range(3):
             draws = resampled_means(sums[:, i, j : j + 1], LENGTHS, 3)[:, 0]
@@ -338,12 +346,12 @@ def test_means_and_intervals_are_those_of_a_bootstrap_of_one_column_at_a_time() 
 
 def test_few_sentences_have_no_interval_and_draws_without_the_type_do_not_count() -> None:
     counts = np.where(np.arange(40) < 19, 2, 0)
-    few = Sentences(40, 0).means(np.ones((40, 1)), counts)
+    few = SentenceDraws(40, 0).means(np.ones((40, 1)), counts)
     assert np.isnan([few.low[0], few.high[0]]).all()
     assert (few.values[0], few.n) == (40 / 38, 19)
-    seldom = Sentences(20, 0).means(np.ones((20, 1)) * 3, np.ones(20))
+    seldom = SentenceDraws(20, 0).means(np.ones((20, 1)) * 3, np.ones(20))
     assert (seldom.low[0], seldom.high[0]) == (3, 3)
-    none = Sentences(40, 0).means(np.zeros((40, 1)), np.zeros(40))
+    none = SentenceDraws(40, 0).means(np.zeros((40, 1)), np.zeros(40))
     assert np.isnan(none.values).all()
     assert none.n == 0
 
@@ -355,7 +363,7 @@ def test_the_class_of_a_head_is_that_of_most_of_its_maps() -> None:
     d[:10, 1, 1], v[:10, 1, 1] = 0.45, 0.45
     v[0] = 9.0  # of a sentence without tokens, which is no map
     lengths = np.where(np.arange(40) > 0, LENGTHS, 0)
-    rows = class_rows({"v": v, "d": d}, lengths, [2], Sentences(40, 0))
+    rows = class_rows({"v": v, "d": d}, lengths, [2], SentenceDraws(40, 0))
     first, second = (row for row in rows if row["factor"] == 1 and row["layer"] == 2)
     assert (first["head"], first["class"], first["share"], first["n"], first["class_entropy"]) == (
         1, "vertical", 1.0, 39, 0.0
@@ -379,7 +387,9 @@ def test_mass_lift_and_column_maximum_of_a_type() -> None:
     mass[:, 0, 0, 0] = torch.from_numpy(of_type * 1.0)  # uniform: as many queries' worth as there are tokens
     mass[:, 0, 1, 0] = torch.from_numpy(of_type * 3.0)
     largest = torch.where(torch.from_numpy(of_type)[:, None, None, None] > 0, 0.25, 0.0).expand(40, 1, 2, 1).double()
-    rows, layers = type_rows({"mass": mass, "column_max": largest}, {"noun": of_type}, LENGTHS, [1], Sentences(40, 0))
+    rows, layers = type_rows(
+        {"mass": mass, "column_max": largest}, {"noun": of_type}, LENGTHS, [1], SentenceDraws(40, 0)
+    )
     found = {(row["measure"], row["head"]): row for row in rows}
     assert set(found) == {(measure, head) for measure in ("mass", "lift", "column_max") for head in (1, 2)}
     assert found["lift", 1]["value"] == 1
@@ -389,12 +399,12 @@ def test_mass_lift_and_column_maximum_of_a_type() -> None:
     assert found["mass", 2]["n"] == 40
     assert found["column_max", 1]["value"] == 0.25
     assert [row["value"] for row in layers if row["measure"] == "lift"] == [2]
-    assert type_rows({"mass": mass}, {"noun": of_type}, LENGTHS, [1], Sentences(40, 0), ["noun"]) == ([], [])
+    assert type_rows({"mass": mass}, {"noun": of_type}, LENGTHS, [1], SentenceDraws(40, 0), ["noun"]) == ([], [])
 
 
 def test_only_the_layers_that_are_asked_for_are_reported_under_their_numbers() -> None:
     sums = np.arange(3.0)[None, :, None] * LENGTHS[:, None, None] * np.ones((1, 1, 2))
-    heads, layers = measure_rows(sums, LENGTHS, [1, 3], Sentences(40, 0), measure="m")
+    heads, layers = measure_rows(sums, LENGTHS, [1, 3], SentenceDraws(40, 0), measure="m")
     assert [(row["layer"], row["head"], row["value"]) for row in heads] == [(1, 1, 0), (1, 2, 0), (3, 1, 2), (3, 2, 2)]
     assert [(row["layer"], row["value"]) for row in layers] == [(1, 0), (3, 2)]
 
@@ -404,7 +414,7 @@ def test_means_and_ends_are_those_of_a_loop_over_draws(monkeypatch: pytest.Monke
     generator = np.random.default_rng(0)
     sums, counts = generator.random((30, 2, 3)) * 5, generator.integers(0, 7, size=30)
     monkeypatch.setattr(means, "_COLUMNS", 4)  # more than one piece
-    found = Sentences(30, seed=3).means(sums, counts)
+    found = SentenceDraws(30, seed=3).means(sums, counts)
     assert found.n == int((counts > 0).sum())
     times = sentence_counts(30, 3)
     for layer in range(2):
@@ -420,10 +430,10 @@ def test_means_and_ends_are_those_of_a_loop_over_draws(monkeypatch: pytest.Monke
 def test_an_interval_needs_sentences_that_count() -> None:
     counts = np.zeros(60, dtype=int)
     counts[: MIN_SENTENCES - 1] = 1
-    few = Sentences(60, seed=0).means(np.ones((60, 1)), counts)
+    few = SentenceDraws(60, seed=0).means(np.ones((60, 1)), counts)
     assert np.isnan([few.low, few.high]).all()
     assert few.n == MIN_SENTENCES - 1
     counts[MIN_SENTENCES - 1] = 1
-    enough = Sentences(60, seed=0).means(counts[:, None].astype(float), counts)
+    enough = SentenceDraws(60, seed=0).means(counts[:, None].astype(float), counts)
     assert enough.row(0) == {"value": 1.0, "low": 1.0, "high": 1.0, "n": MIN_SENTENCES}
-    assert np.isnan(Sentences(60, seed=0).means(np.zeros((60, 1)), np.zeros(60)).values).all()
+    assert np.isnan(SentenceDraws(60, seed=0).means(np.zeros((60, 1)), np.zeros(60)).values).all()

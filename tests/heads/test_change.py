@@ -18,13 +18,13 @@ from families import FAMILIES, make_checkpoint, make_tokenizer, untouched
 from probing.activations import Request
 from probing.errors import UserError
 from probing.heads import change
-from probing.heads.accumulation import Measure, accumulate
+from probing.heads.accumulation import CorpusMeasure, accumulate
 from probing.heads.change import (
     OTHER_HEADS,
     OTHER_SENTENCES,
     OTHER_TOKENS,
     SAME,
-    Change,
+    MapChange,
     PublishedChange,
     StateChange,
     check_padding,
@@ -38,7 +38,7 @@ from probing.heads.change import (
     row_divergences,
     state_rows,
 )
-from probing.heads.subject import Checkpoint, check_comparable
+from probing.heads.subject import SurveyedCheckpoint, check_comparable
 from probing.models import load_tokenizer
 from probing.text import from_sentences
 from synthetic import LIGHTNING_WARNINGS
@@ -52,7 +52,9 @@ BLOCKS = (1, 2, 3)
 
 
 def rows_of(one: Request, other: Request, cache: Path) -> Rows:
-    return map_rows(accumulate(one, [Change(Checkpoint(other))], cache, {"accelerator": "cpu"})["change"], BLOCKS)
+    return map_rows(
+        accumulate(one, [MapChange(SurveyedCheckpoint(other))], cache, {"accelerator": "cpu"})["change"], BLOCKS
+    )
 
 
 def by(rows: Rows, measure: str, of: str = SAME) -> dict[tuple[int, int | None], float]:
@@ -153,7 +155,10 @@ PUBLISHED_BLOCKS = [1, 2, 3]
 
 def compared(one: Request, other: Request, cache: Path) -> tuple[dict[Any, float], dict[Any, float]]:
     """Return cosines as published and of cropped maps, by what is compared, layer and head."""
-    measures: list[Measure] = [PublishedChange(Checkpoint(one), Checkpoint(other)), Change(Checkpoint(other))]
+    measures: list[CorpusMeasure] = [
+        PublishedChange(SurveyedCheckpoint(one), SurveyedCheckpoint(other)),
+        MapChange(SurveyedCheckpoint(other)),
+    ]
     stores = accumulate(one, measures, cache, {"accelerator": "cpu"})
     published = published_rows(stores["change_as_published"], PUBLISHED_BLOCKS)
     cropped = [row for row in map_rows(stores["change"], PUBLISHED_BLOCKS) if row["measure"] == "cosine"]
@@ -230,13 +235,13 @@ def test_without_padding_published_and_cropped_are_equal(
 def test_models_that_cannot_be_padded_so_are_refused(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = Checkpoint(asked(tiny_model("bert")))
+    short = SurveyedCheckpoint(asked(tiny_model("bert")))
     with pytest.raises(UserError, match=r"`--as_published` pads sentences to 200 tokens, and .* takes at most 128"):
         check_padding(short)
     monkeypatch.setattr(change, "PUBLISHED_LENGTH", 100)
     check_padding(short)
     with pytest.raises(UserError, match=r"in .* they attend to no token, because its attention is local; leave"):
-        check_padding(Checkpoint(asked(tiny_model("modernbert"))))
+        check_padding(SurveyedCheckpoint(asked(tiny_model("modernbert"))))
 
 
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
@@ -246,7 +251,7 @@ def test_states_are_those_of_a_loop_and_below_a_changed_block_the_same(
 ) -> None:
     folder = tiny_model("bert")
     requests = asked(folder, 25), asked(tuned(folder, other_queries), 25)
-    measure = StateChange(Checkpoint(requests[0]), Checkpoint(requests[1]))
+    measure = StateChange(SurveyedCheckpoint(requests[0]), SurveyedCheckpoint(requests[1]))
     store = accumulate(requests[0], [measure], tmp_path, {"accelerator": "cpu"})[measure.name]
     found = {(row["of"], row["layer"]): row for row in state_rows(store, (0, 1, 2, 3))}
     tokenizer = load_tokenizer(requests[0].source)
@@ -271,7 +276,7 @@ def test_states_are_those_of_a_loop_and_below_a_changed_block_the_same(
 @torch.no_grad()
 def test_only_the_matrix_that_was_changed_differs(tiny_model: Callable[..., Path]) -> None:
     folder = tiny_model("bert")
-    one, other = (Checkpoint(asked(each)) for each in (folder, tuned(folder, other_queries)))
+    one, other = (SurveyedCheckpoint(asked(each)) for each in (folder, tuned(folder, other_queries)))
     assert {row["value"] for row in parameter_rows(one, one)} == {1}
     rows = parameter_rows(one, other)
     name = f"encoder.layer.{CHANGED - 1}.attention.self.query.weight"
@@ -291,7 +296,7 @@ def test_a_pooler_that_a_checkpoint_lacks_does_not_count_as_changed(tiny_model: 
 
     folder = tiny_model("bert")
     BertModel.from_pretrained(folder, add_pooling_layer=False).save_pretrained(folder)
-    one, other = Checkpoint(asked(folder)), Checkpoint(asked(folder))
+    one, other = SurveyedCheckpoint(asked(folder)), SurveyedCheckpoint(asked(folder))
     random: list[Any] = [each.encoder.get_submodule("pooler.dense").weight for each in (one, other)]
     assert not torch.equal(*random)  # transformers draws it at random
     assert {row["value"] for row in parameter_rows(one, other)} == {1}
@@ -308,7 +313,7 @@ def test_cosines_in_pieces_are_exact_for_equal_vectors() -> None:
 
 
 def check(one: Path, other: Path) -> None:
-    check_comparable(asked(one), Checkpoint(asked(one)).heads, Checkpoint(asked(other)))
+    check_comparable(asked(one), SurveyedCheckpoint(asked(one)).heads, SurveyedCheckpoint(asked(other)))
 
 
 def resized(folder: Path, family: str, **sizes: Any) -> Path:
@@ -362,7 +367,7 @@ def test_weights_that_are_not_there_are_told_by_the_option(tiny_model: Callable[
 
 @torch.no_grad()
 def test_threads_read_the_same_as_the_model_alone(checkpoints: dict[str, Path]) -> None:
-    made = Checkpoint(asked(checkpoints["bert"])).prepared()
+    made = SurveyedCheckpoint(asked(checkpoints["bert"])).prepared()
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randint(5, 40, (2, n), generator=generator) for n in (5, 9, 6, 8)]
     model = untouched(checkpoints["bert"])
@@ -380,4 +385,4 @@ def test_threads_read_the_same_as_the_model_alone(checkpoints: dict[str, Path]) 
 
 def test_a_block_that_is_used_again_has_no_layer(sentences: list[str], tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "albert", "albert", sentences)
-    assert {layer for layer, _ in Checkpoint(asked(folder)).matrices().values()} == {None}
+    assert {layer for layer, _ in SurveyedCheckpoint(asked(folder)).matrices().values()} == {None}

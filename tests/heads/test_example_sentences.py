@@ -12,10 +12,28 @@ from matplotlib.figure import Figure
 
 from families import untouched
 from probing.activations import Request
-from probing.heads import ClassExample, Example, Examples, ExampleSentence, accumulation, read_examples, write_examples
-from probing.heads.accumulation import Attention, Batch, accumulate
+from probing.heads import (
+    ClassExample,
+    Example,
+    ExampleMaps,
+    ExampleSentence,
+    accumulation,
+    read_examples,
+    write_examples,
+)
+from probing.heads.accumulation import BlockAttention, SentenceBatch, accumulate
 from probing.heads.example_sentences import MOST_TOKENS, MOST_WORDS, N_SENTENCES, cover, examples_of, maps_of_classes
-from probing.heads.rows import BLOCK, CLASSES, PATTERNS, STRIPES, Sentences, class_rows, classify, exchanged, patterns
+from probing.heads.rows import (
+    BLOCK,
+    CLASSES,
+    PATTERNS,
+    STRIPES,
+    SentenceDraws,
+    class_rows,
+    classify,
+    exchanged,
+    patterns,
+)
 from probing.heads.subject import HeadSurvey
 from probing.heads.syntax import WordBatch, most_attended
 from probing.models import load_tokenizer, resolve_model
@@ -168,7 +186,7 @@ def test_a_word_without_a_piece_neither_attends_nor_is_attended_to() -> None:
 
 @pytest.mark.numeric
 def test_the_file_gives_back_what_was_written_to_three_digits(tmp_path: Path) -> None:
-    made = Examples([2, 4], [example(0)[0], example(1)[0]], {"diagonal": ClassExample(1, 4, 3, 0.75)})
+    made = ExampleMaps([2, 4], [example(0)[0], example(1)[0]], {"diagonal": ClassExample(1, 4, 3, 0.75)})
     path = write_examples(tmp_path, made)
     again = read_examples(tmp_path)
     assert again is not None
@@ -188,7 +206,7 @@ def test_the_file_gives_back_what_was_written_to_three_digits(tmp_path: Path) ->
 @pytest.mark.numeric
 def test_maps_that_do_not_fit_their_sentence_are_refused(tmp_path: Path) -> None:
     one = example(0)[0]
-    write_examples(tmp_path, Examples([1, 2], [Example(one.of, one.maps[..., :-1])]))
+    write_examples(tmp_path, ExampleMaps([1, 2], [Example(one.of, one.maps[..., :-1])]))
     with pytest.raises(ValueError, match="maps of another shape than their sentence of"):
         read_examples(tmp_path)
 
@@ -291,17 +309,17 @@ def test_planted_blocks_are_found_and_told_from_attention_to_words_nearby() -> N
         segments = torch.tensor([[-1, *[0] * n_first, -1, *[1] * n_second, -1]])
         n, special = segments.shape[1], segments < 0
         ids = torch.arange(n)[None]
-        batch = Batch(
+        batch = SentenceBatch(
             torch.zeros(1, dtype=torch.long), ids, ids, torch.ones_like(special), special, ids, segments=segments
         )
         noise = torch.rand(1, 3, n, n, generator=generator)
         noise[:, 1] *= torch.where(segments[:, :, None] == segments[:, None], 1.0, 0.05)
         noise[:, 2] *= torch.where((ids[:, :, None] - ids[:, None]).abs() < 4, 1.0, 0.05)
         maps = noise / noise.sum(-1, keepdim=True)
-        for name, values in patterns(Attention(1, maps, torch.empty(0), None), batch).items():
+        for name, values in patterns(BlockAttention(1, maps, torch.empty(0), None), batch).items():
             sums.setdefault(name, []).append(values[:, None])
     together = {name: torch.cat(values) for name, values in sums.items()}
-    rows = class_rows(together, np.full(30, 20), [1], Sentences(30, 0))
+    rows = class_rows(together, np.full(30, 20), [1], SentenceDraws(30, 0))
     of_heads = {row["head"]: row for row in rows if row["layer"] == 1 and row["factor"] == 1}
     assert (of_heads[1]["class"], of_heads[2]["class"]) == ("heterogeneous", "block")
     assert of_heads[1]["b"] < 0.2 < 0.8 < of_heads[2]["b"]
@@ -327,11 +345,13 @@ def test_moved_boundaries_exchange_the_lengths_of_sentences_and_leave_special_to
 TOKENS = ["[CLS]", "$", "5", "and", "$", "6", "[SEP]"]
 
 
-def examples(n_classes: int) -> Examples:
+def examples(n_classes: int) -> ExampleMaps:
     of = ExampleSentence(3, TOKENS, [True, *[False] * 5, True], TOKENS[1:-1], [-1, 0, 1, 2, 3, 4, -1])
     maps = np.random.default_rng(0).dirichlet(np.ones(7), size=(2, 3, 7)).astype(np.float32)
     names = ("vertical", "diagonal", "heterogeneous")[:n_classes]
-    return Examples([1, 5], [Example(of, maps)], {name: ClassExample(0, 5, 3 - i, 0.7) for i, name in enumerate(names)})
+    return ExampleMaps(
+        [1, 5], [Example(of, maps)], {name: ClassExample(0, 5, 3 - i, 0.7) for i, name in enumerate(names)}
+    )
 
 
 @pytest.mark.parametrize("n_classes", [1, 3])

@@ -17,7 +17,15 @@ from torch.testing import assert_close
 from conftest import make_sentences
 from probing.activations import Request, load, tokens_of
 from probing.heads import accumulation, parts
-from probing.heads.accumulation import Attention, Batch, BatchValues, BlockMeasure, Measure, accumulate, attention_of
+from probing.heads.accumulation import (
+    BatchValues,
+    BlockAttention,
+    BlockMeasure,
+    CorpusMeasure,
+    SentenceBatch,
+    accumulate,
+    attention_of,
+)
 from probing.heads.parts import (
     GROUPS,
     MEASURES,
@@ -32,7 +40,7 @@ from probing.heads.parts import (
     similarity_rows,
     without_special,
 )
-from probing.heads.rows import PATTERNS, PROFILE, Sentences
+from probing.heads.rows import PATTERNS, PROFILE, SentenceDraws
 from probing.heads.subject import SINK, WithoutFirst, attended, sink
 from probing.heads.syntax import NONE, MostAttended
 from probing.models import load_tokenizer, resolve_model
@@ -49,7 +57,7 @@ OWN, UNIFORM = 0, 1
 WORDS, SPECIAL = 0, 1
 
 
-def padded(is_causal: bool = False) -> Batch:
+def padded(is_causal: bool = False) -> SentenceBatch:
     """Return sentences whose first token, and the last one unless the model is causal, are special."""
     n, length = len(LENGTHS), max(LENGTHS)
     ids = torch.arange(n * length).view(n, length)
@@ -57,14 +65,14 @@ def padded(is_causal: bool = False) -> Batch:
     special = mask & (torch.arange(length) == 0)
     if not is_causal:
         special |= torch.arange(length) == torch.tensor(LENGTHS)[:, None] - 1
-    return Batch(torch.arange(n), ids, ids, mask, special, ids, is_causal)
+    return SentenceBatch(torch.arange(n), ids, ids, mask, special, ids, is_causal)
 
 
-def rolled_out(batch: Batch, layers: list[Tensor]) -> tuple[Tensor, Tensor]:
+def rolled_out(batch: SentenceBatch, layers: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Return sums, shape (sentences, layers, 2, 2, measures), and counts, given maps of shape (batch, heads, n, n)."""
     accumulator = Rollout().of_corpus(None, None)(batch)  # type: ignore[arg-type]
     for layer, maps in enumerate(layers, 1):
-        accumulator.add(Attention(layer, maps, maps, None))
+        accumulator.add(BlockAttention(layer, maps, maps, None))
     kept = accumulator.batch_values().by_sentence
     return kept["sums"], kept["counts"]
 
@@ -195,7 +203,7 @@ def test_padding_and_batches_change_nothing_and_rows_are_means_over_a_corpus(
         assert_close(found[150][0][s, :, OWN], torch.from_numpy(expected), rtol=1e-5, atol=1e-5)
 
     sums, counts = found[150]
-    table = rollout_rows(sums, counts, [2], Sentences(24, 0))
+    table = rollout_rows(sums, counts, [2], SentenceDraws(24, 0))
     by_name = {(row["query"], row["measure"]): row for row in table}
     assert len(by_name) == len(table) == 2 * len(MEASURES)
     for query in ("words", "special tokens"):
@@ -214,14 +222,14 @@ LONGEST = max(SINK_LENGTHS)
 NOTHING: Any = None  # measures here need no corpus
 
 
-def batch_of(is_causal: bool) -> Batch:
+def batch_of(is_causal: bool) -> SentenceBatch:
     """Return sentences whose first token counts as special in a causal model, and whose last one is special."""
     mask = torch.arange(LONGEST) < torch.tensor(SINK_LENGTHS)[:, None]
     special = mask & (torch.arange(LONGEST) == torch.tensor(SINK_LENGTHS)[:, None] - 1)
     words = torch.where(special | ~mask, -1, torch.arange(LONGEST).expand_as(mask))
     special[:, 0] |= is_causal
     rows = torch.arange(mask.numel()).view(mask.shape)
-    return Batch(torch.arange(len(SINK_LENGTHS)), rows, rows, mask, special, words, is_causal)
+    return SentenceBatch(torch.arange(len(SINK_LENGTHS)), rows, rows, mask, special, words, is_causal)
 
 
 def scores_of(strength: float, seed: int) -> Tensor:
@@ -232,7 +240,7 @@ def scores_of(strength: float, seed: int) -> Tensor:
     return scores
 
 
-def attention(batch: Batch, scores: Tensor, seed: int, layer: int = 1) -> Attention:
+def attention(batch: SentenceBatch, scores: Tensor, seed: int, layer: int = 1) -> BlockAttention:
     """Return the softmax of scores over the keys that a query may see."""
     generator = torch.Generator().manual_seed(100 + seed)
     weights = scores.masked_fill(~(batch.uniform[:, None] > 0), -torch.inf).softmax(-1).nan_to_num(0).float()
@@ -241,20 +249,20 @@ def attention(batch: Batch, scores: Tensor, seed: int, layer: int = 1) -> Attent
     return attention_of(layer, weights, values, OutputProjection(matrix, torch.zeros(6)), batch)
 
 
-def shorter(batch: Batch) -> Batch:
+def shorter(batch: SentenceBatch) -> SentenceBatch:
     """Return the batch that there would be if sentences began at their second token."""
     short = {name: getattr(batch, name)[:, 1:] for name in ("rows", "input_ids", "mask", "special", "words")}
     return replace(batch, **short)
 
 
-def kept(measure: Measure, batch: Batch, blocks: list[Attention]) -> BatchValues:
+def kept(measure: CorpusMeasure, batch: SentenceBatch, blocks: list[BlockAttention]) -> BatchValues:
     accumulator = measure.of_corpus(NOTHING, NOTHING)(batch)
     for block in blocks:
         accumulator.add(block)
     return accumulator.batch_values()
 
 
-def of_types(attention: Attention, batch: Batch) -> dict[str, Tensor]:
+def of_types(attention: BlockAttention, batch: SentenceBatch) -> dict[str, Tensor]:
     types = torch.stack([batch.special, batch.rows % 3 == 0], dim=2)
     return attended(attention, batch, types & batch.mask[:, :, None])
 
@@ -265,7 +273,7 @@ SINK_MEASURES = [PATTERNS, PROFILE, BlockMeasure("types", of_types), Rollout(), 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("measure", SINK_MEASURES, ids=lambda measure: measure.name)
 def test_what_is_left_is_the_softmax_of_sentences_that_begin_at_the_second_token(
-    measure: Measure, is_causal: bool
+    measure: CorpusMeasure, is_causal: bool
 ) -> None:
     batch = batch_of(is_causal)
     scores = [scores_of(3.0, seed) for seed in range(2)]
@@ -358,14 +366,14 @@ SIMILARITY_LENGTHS = (9, 5, 2)
 NAMES, VALUES = ("measure", "layer", "head", "other_layer", "other_head", "n"), ("value", "low", "high")
 
 
-def made_up(seed: int = 0, heads: int = 3) -> tuple[Tensor, Batch]:
+def made_up(seed: int = 0, heads: int = 3) -> tuple[Tensor, SentenceBatch]:
     """Return random attention over a padded batch whose first token is special."""
     generator = torch.Generator().manual_seed(seed)
     n, length = len(SIMILARITY_LENGTHS), max(SIMILARITY_LENGTHS)
     mask = torch.arange(length) < torch.tensor(SIMILARITY_LENGTHS)[:, None]
     special = mask & (torch.arange(length) == 0)
     ids = torch.arange(n * length).view(n, length)
-    batch = Batch(torch.arange(n), ids, ids, mask, special, ids)
+    batch = SentenceBatch(torch.arange(n), ids, ids, mask, special, ids)
     scores = torch.randn(n, heads, length, length, generator=generator) * 3
     weights = scores.masked_fill(~mask[:, None, None], -torch.inf).softmax(-1)
     return attention_of(1, weights, weights, None, batch).probabilities, batch
@@ -449,10 +457,10 @@ def request_for(checkpoints: dict[str, Path]) -> Callable[..., Request]:
 def permuted(order: dict[int, list[int]]) -> type:
     """Return the accumulator of the measure, which sees the heads of a block in another order."""
 
-    class Permuted(parts._Maps):
-        def add(self, attention: Attention) -> None:
+    class Permuted(parts._BatchMaps):
+        def add(self, attention: BlockAttention) -> None:
             heads = order.get(attention.layer, slice(None))
-            super().add(Attention(attention.layer, attention.probabilities[:, heads], attention.values, None))
+            super().add(BlockAttention(attention.layer, attention.probabilities[:, heads], attention.values, None))
 
     return Permuted
 

@@ -22,10 +22,10 @@ from probing.heads.fusion import (
     EQUAL,
     GATE,
     LARGEST,
-    Family,
     FusedProbes,
     FusedStates,
     Fusion,
+    FusionFamily,
     Gated,
     Largest,
     LayerMoments,
@@ -175,7 +175,7 @@ def test_moments_of_a_weighted_sum_are_those_of_its_vectors(planted: Sides) -> N
 # --- derivatives ---
 
 
-def families(examples: LayersOfExamples) -> dict[str, Family]:
+def families(examples: LayersOfExamples) -> dict[str, FusionFamily]:
     moments = LayerMoments.of(examples)
     return {"concat": weighted_family(moments)[0], "gate": gated_family(moments)}
 

@@ -15,11 +15,11 @@ from torch.testing import assert_close
 from families import FAMILIES, make_tokenizer, save_at_random
 from probing.activations import Request, load, tokens_of
 from probing.heads.accumulation import (
-    Attention,
     AttentionReader,
-    Batch,
+    BlockAttention,
     BlockMeasure,
-    Measure,
+    CorpusMeasure,
+    SentenceBatch,
     accumulate,
     attention_of,
 )
@@ -30,7 +30,7 @@ from probing.heads.rows import (
     PATTERNS,
     PROFILE,
     STRIPES,
-    Sentences,
+    SentenceDraws,
     blocks,
     class_rows,
     classify,
@@ -41,7 +41,16 @@ from probing.heads.rows import (
     stripes,
     type_rows,
 )
-from probing.heads.subject import NEGATION, PUNCTUATION, SINK, SPECIAL, Attended, WithoutFirst, attended, types_of
+from probing.heads.subject import (
+    NEGATION,
+    PUNCTUATION,
+    SINK,
+    SPECIAL,
+    AttentionByType,
+    WithoutFirst,
+    attended,
+    types_of,
+)
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import examine
 from probing.models.attention_heads import OutputProjection, find_heads, read_heads
@@ -51,19 +60,19 @@ from synthetic import LIGHTNING_WARNINGS
 N_MAPS = 150
 
 
-def pair(n: int, middle: int | None = None, is_causal: bool = False) -> tuple[Batch, Tensor]:
+def pair(n: int, middle: int | None = None, is_causal: bool = False) -> tuple[SentenceBatch, Tensor]:
     """Return a batch of one sentence, or of one pair, of n tokens, special ones at the ends; and its segments."""
     special = torch.zeros(1, n, dtype=torch.bool)
     special[0, [0, n - 1] if middle is None else [0, middle, n - 1]] = True
     ids = torch.arange(n)[None]
     segments = (ids > (n if middle is None else middle)).long()
     mask = torch.ones_like(special)
-    return Batch(torch.zeros(1, dtype=torch.long), ids, ids, mask, special, ids.masked_fill(special, -1), is_causal), (
-        segments
-    )
+    return SentenceBatch(
+        torch.zeros(1, dtype=torch.long), ids, ids, mask, special, ids.masked_fill(special, -1), is_causal
+    ), (segments)
 
 
-def generated(kind: str, noise: float, generator: np.random.Generator) -> tuple[np.ndarray, Batch, Tensor]:
+def generated(kind: str, noise: float, generator: np.random.Generator) -> tuple[np.ndarray, SentenceBatch, Tensor]:
     """Return a map of a class with a share of noise, by the recipe of the specification."""
     n = int(generator.integers(12, 61))
     middle = int(generator.integers(n // 3, 2 * n // 3 + 1))
@@ -88,7 +97,7 @@ def generated(kind: str, noise: float, generator: np.random.Generator) -> tuple[
     return (1 - noise) * pure + noise * other / other.sum(1, keepdims=True), batch, segments
 
 
-def class_of(weights: np.ndarray, batch: Batch, segments: Tensor | None) -> str:
+def class_of(weights: np.ndarray, batch: SentenceBatch, segments: Tensor | None) -> str:
     maps = torch.from_numpy(weights)[None, None]
     v, d = stripes(maps, batch)
     b = None if segments is None else blocks(maps, batch, segments)
@@ -163,7 +172,7 @@ def test_padding_changes_nothing() -> None:
     def longer(values: Tensor, fill: int) -> Tensor:
         return torch.nn.functional.pad(values, (0, 5), value=fill)
 
-    batch = Batch(
+    batch = SentenceBatch(
         alone.sentences, longer(alone.rows, 0), longer(alone.input_ids, 0), longer(alone.mask, False),
         longer(alone.special, False), longer(alone.words, -1),
     )  # fmt: skip
@@ -195,7 +204,7 @@ def test_thresholds_are_where_they_are_said_to_be() -> None:
 LENGTHS = (7, 4, 1)
 
 
-def made_up(is_causal: bool) -> tuple[Attention, Batch, Tensor]:
+def made_up(is_causal: bool) -> tuple[BlockAttention, SentenceBatch, Tensor]:
     """Return random attention of three heads over a padded batch, and types of tokens."""
     generator = torch.Generator().manual_seed(0)
     n, length, heads, width = len(LENGTHS), max(LENGTHS), 3, 5
@@ -203,7 +212,7 @@ def made_up(is_causal: bool) -> tuple[Attention, Batch, Tensor]:
     special = mask.clone()
     special[:, 1:] = False
     ids = torch.arange(n * length).view(n, length)
-    batch = Batch(torch.arange(n), ids, ids, mask, special, ids, is_causal)
+    batch = SentenceBatch(torch.arange(n), ids, ids, mask, special, ids, is_causal)
     scores = torch.randn(n, heads, length, length, generator=generator) * 2
     seen = mask[:, None, None, :] & (torch.ones(length, length).tril().bool() if is_causal else torch.tensor(True))
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
@@ -239,7 +248,7 @@ def test_the_profile_is_that_of_a_loop(is_causal: bool) -> None:
 def test_means_over_queries_of_uniform_and_of_pure_attention() -> None:
     _, batch, _ = made_up(False)
     lengths = torch.tensor(LENGTHS)
-    uniform = Attention(1, batch.uniform[:, None].float(), torch.zeros(3, 1, 7, 2), None)
+    uniform = BlockAttention(1, batch.uniform[:, None].float(), torch.zeros(3, 1, 7, 2), None)
     sums = profile(uniform, batch)
     counts = n_queries({name: values[:, None] for name, values in sums.items()}, lengths)
     mean = {name: float(sums[name].sum() / counts[name].sum()) for name in counts}
@@ -247,7 +256,7 @@ def test_means_over_queries_of_uniform_and_of_pure_attention() -> None:
     pairs = sum(1 / n for n in LENGTHS for _ in range(n))
     assert mean["self"] == pytest.approx(pairs / sum(LENGTHS))
     shifted = torch.diag(torch.ones(6), -1).expand(3, 1, 7, 7) * batch.mask[:, None, :, None]
-    previous = profile(Attention(1, shifted, torch.zeros(3, 1, 7, 2), None), batch)
+    previous = profile(BlockAttention(1, shifted, torch.zeros(3, 1, 7, 2), None), batch)
     assert float(previous["previous"].sum() / counts["previous"].sum()) == 1
     assert float(previous["entropy"].sum()) == 0
 
@@ -279,14 +288,14 @@ def test_what_types_get_is_that_of_a_loop(is_causal: bool) -> None:
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_equal_norms_change_no_mass_and_a_vector_of_norm_0_gets_none() -> None:
     attention, batch, types = made_up(False)
-    same = Attention(1, attention.probabilities, torch.ones_like(attention.values), attention.projection)
+    same = BlockAttention(1, attention.probabilities, torch.ones_like(attention.values), attention.projection)
     found = attended(same, batch, types)
     assert_close(found["norm_mass"], found["mass"], rtol=1e-5, atol=1e-6)
     values = attention.values.clone()
     values[:, :, 0] = 0  # the first token, as [CLS] is where a head has nothing to do
     first = torch.zeros_like(types[:, :, :1])
     first[:, 0] = True
-    found = attended(Attention(1, attention.probabilities, values, attention.projection), batch, first)
+    found = attended(BlockAttention(1, attention.probabilities, values, attention.projection), batch, first)
     assert not found["norm_mass"].any()
     assert float(found["mass"].min()) > 0
 
@@ -347,7 +356,7 @@ def test_the_measure_sums_over_a_corpus_and_uniform_attention_lifts_nothing(
     corpus = from_sentences("made up", sentences[:12])
     request = Request(source, corpus, (), batch_tokens=150)
     tokens = tokens_of(request, load_tokenizer(source))
-    measure = Attended({PUNCTUATION: types_of(tokens, corpus, {})[PUNCTUATION]}, "x")
+    measure = AttentionByType({PUNCTUATION: types_of(tokens, corpus, {})[PUNCTUATION]}, "x")
     store = accumulate(request, [measure], tmp_path, {"accelerator": "cpu"})["attended"]
     assert measure.settings["types"] == [SPECIAL, PUNCTUATION]
     encoder, _ = load(request)
@@ -366,8 +375,8 @@ def test_the_measure_sums_over_a_corpus_and_uniform_attention_lifts_nothing(
         expected = torch.stack([columns[:, own].sum(1) for columns in masses])
         assert_close(store.by_sentence("mass")[s, :, :, 1], expected, rtol=2e-5, atol=2e-6)
 
-    def uniform(attention: Attention, batch: Batch) -> dict[str, Tensor]:
-        one = Attention(1, batch.uniform[:, None].float(), attention.values[:, :1], None)
+    def uniform(attention: BlockAttention, batch: SentenceBatch) -> dict[str, Tensor]:
+        one = BlockAttention(1, batch.uniform[:, None].float(), attention.values[:, :1], None)
         return attended(one, batch, torch.stack([batch.special, batch.ordinary], dim=2))
 
     store = accumulate(request, [BlockMeasure("uniform", uniform)], tmp_path, {"accelerator": "cpu"})["uniform"]
@@ -435,9 +444,9 @@ def test_uniform_heads_have_entropy_1_lift_1_and_no_pattern(
     request = Request(source, corpus, (), batch_tokens=200)
     tokens = tokens_of(request, load_tokenizer(source))
     types = {"third": np.arange(tokens.n_tokens) % 3 == 0}
-    measures: list[Measure] = [PROFILE, PATTERNS, SINK, Rollout(), Attended(types, "x")]
+    measures: list[CorpusMeasure] = [PROFILE, PATTERNS, SINK, Rollout(), AttentionByType(types, "x")]
     stores = accumulate(request, measures, tmp_path, {"accelerator": "cpu"})
-    draws, layers = Sentences(tokens.n_sentences, 0), [1, 2, 3]
+    draws, layers = SentenceDraws(tokens.n_sentences, 0), [1, 2, 3]
     (entropy, seen) = profile_sums(stores["profile"].all_by_sentence(), tokens.lengths)["entropy"]
     rows, of_layers = measure_rows(entropy, seen, layers, draws, measure="entropy")
     counts: dict[str, Any] = {SPECIAL: tokens.lengths, "third": np.bincount(tokens.sentences[types["third"]])}

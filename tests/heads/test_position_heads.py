@@ -19,8 +19,8 @@ from probing.heads.accumulation import accumulate
 from probing.heads.position import (
     AT_OFFSETS,
     OFFSETS,
-    Agreement,
     PermutedOffsets,
+    RankAgreement,
     contributions_in_bases,
     mass_at_offsets,
     permuted_positions,
@@ -31,7 +31,7 @@ from probing.heads.position_controls import (
     LagMoments,
     PositionMeans,
     Shares,
-    Words,
+    WordTokens,
     as_masks,
     contrast_without,
     matched_sets,
@@ -54,7 +54,7 @@ PLANTED = tuple(range(3, 33, 3))
 class Head:
     """Sentences of words, the queries and keys of a head, and its bias for each offset from -19 to 19."""
 
-    words: Words
+    words: WordTokens
     states: Tensor
     query: Tensor
     key: Tensor
@@ -96,7 +96,9 @@ def made_up(is_causal: bool = False, n_sentences: int = 120, seed: int = 0) -> H
     def weights(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64) / D**0.5
 
-    return Head(Words(sentences, positions, is_causal), states, weights(D, D_HEAD), weights(D, D_HEAD), weights(D_HEAD))
+    return Head(
+        WordTokens(sentences, positions, is_causal), states, weights(D, D_HEAD), weights(D, D_HEAD), weights(D_HEAD)
+    )
 
 
 def with_biases(head: Head) -> Head:
@@ -332,7 +334,7 @@ def test_partial_correlation_is_that_of_residuals_and_sees_through_a_common_caus
     cause, other = generator.normal(size=(2, 400))
     ranking = cause + 0.3 * generator.normal(size=400)
     use = np.stack([cause + 0.3 * generator.normal(size=400), ranking + 0.1 * generator.normal(size=400)])
-    found = Agreement.of(use, ranking, [cause, other])
+    found = RankAgreement.of(use, ranking, [cause, other])
     assert found.spearman[0] > 0.85
     assert abs(found.partial[0]) < 0.15
     assert found.partial[1] > 0.8
@@ -342,7 +344,7 @@ def test_partial_correlation_is_that_of_residuals_and_sees_through_a_common_caus
     left = [rankdata(one) - design @ np.linalg.lstsq(design, rankdata(one), rcond=None)[0] for one in (ranking, *use)]
     assert found.spearman == pytest.approx([spearmanr(ranking, one).statistic for one in use])
     assert found.partial == pytest.approx([pearsonr(left[0], one).statistic for one in left[1:]])
-    tied = Agreement.of(cause[None], other, [cause, other])
+    tied = RankAgreement.of(cause[None], other, [cause, other])
     assert np.isnan(tied.partial[0])  # nothing is left of the ranking
 
 

@@ -27,7 +27,7 @@ from probing.heads.syntax import (
     Finder,
     HeadPairs,
     MostAttended,
-    Scored,
+    ScoredArcs,
     WordBatch,
     arcs_of,
     by_sentence,
@@ -43,8 +43,8 @@ from probing.heads.syntax import (
 )
 from probing.heads.trees import (
     L2,
-    Answers,
     Candidates,
+    ProbeAnswers,
     Trees,
     TreeScores,
     answers_of,
@@ -167,7 +167,7 @@ def test_shuffled_heads_of_a_treebank_seldom_give_a_false_alarm() -> None:
             arcs = made_up_arcs(generator, n, 4)
             of = np.bincount(arcs.sentences)[arcs.sentences]
             guesses = (generator.random((len(arcs), 3, 4, 2)) * of[:, None, None, None]).astype(np.int64)
-            parts.append(Scored(arcs, guesses == arcs.heads[:, None, None, None]))
+            parts.append(ScoredArcs(arcs, guesses == arcs.heads[:, None, None, None]))
         rows = relation_rows(parts[0], parts[1])
         assert len(rows) == 4
         alarms.append(any(row["p_value"] < 0.05 for row in rows))
@@ -185,8 +185,8 @@ def test_the_best_offset_is_chosen_on_train_and_out_of_range_is_wrong() -> None:
         arcs = Arcs(arcs.sentences, arcs.dependents, heads, arcs.relations)
         right = generator.random((len(arcs), 2, 2, 2)) < 0.3
         right[:, 0, 1, 1] = (arcs.dependents >= 3) & (arcs.dependents < length - 1)
-        parts.append(Scored(arcs, right))
-        others.append(Scored(arcs, generator.random((len(arcs), 2, 2, 2)) < 0.3))
+        parts.append(ScoredArcs(arcs, right))
+        others.append(ScoredArcs(arcs, generator.random((len(arcs), 2, 2, 2)) < 0.3))
     (row,) = relation_rows(parts[0], parts[1], untrained=(others[0], others[1]))
     reported = parts[1].arcs
     assert (row["offset"], row["layer"], row["head"], row["query"]) == (-3, 1, 2, "head")
@@ -211,7 +211,7 @@ def test_the_relation_of_a_head_is_that_in_which_it_is_furthest_above_the_offset
         arcs = Arcs(arcs.sentences, arcs.dependents, heads, arcs.relations)
         right = generator.random((len(arcs), 2, 3, 2)) < np.where(near, 0.7, 0.1)[:, None, None, None]
         right[arcs.relations == "r2", 1, 0, 1] = True
-        parts.append(Scored(arcs, right))
+        parts.append(ScoredArcs(arcs, right))
     rows = head_relation_rows(parts[0], parts[1], least=50)
     assert [(row["layer"], row["head"]) for row in rows] == [(layer, head) for layer in (1, 2) for head in (1, 2, 3)]
     p_values = []
@@ -245,7 +245,7 @@ def test_equally_good_offsets_and_heads_go_to_the_nearest_and_the_first() -> Non
     assert OFFSETS[:4] == (-1, 1, -2, 2)
     assert (min(OFFSETS), max(OFFSETS), len(OFFSETS)) == (-10, 10, 20)
     arcs = Arcs(np.arange(40), np.full(40, 2), np.tile([1, 3], 20), np.full(40, "x", dtype=object))
-    same = Scored(arcs, np.ones((40, 2, 3, 2), dtype=bool))
+    same = ScoredArcs(arcs, np.ones((40, 2, 3, 2), dtype=bool))
     (row,) = relation_rows(same, same, least=1)
     assert (row["offset"], row["layer"], row["head"], row["query"]) == (-1, 1, 1, "dependent")
 
@@ -490,10 +490,10 @@ def chief_of(arcs: Arcs) -> NDArray[np.int64]:
     return np.array([Counter(arcs.heads[arcs.sentences == s].tolist()).most_common(1)[0][0] for s in arcs.sentences])
 
 
-def scored_by(arcs: Arcs, *found: NDArray[np.int64]) -> Scored:
+def scored_by(arcs: Arcs, *found: NDArray[np.int64]) -> ScoredArcs:
     """Return what attention heads that find some words are right about."""
     words = np.repeat(np.stack(found, axis=1)[:, None, :, None], 2, axis=3).astype(np.int16)
-    return Scored(arcs, words == arcs.heads[:, None, None, None], words)
+    return ScoredArcs(arcs, words == arcs.heads[:, None, None, None], words)
 
 
 def test_attention_to_the_word_that_heads_most_beats_offsets_but_not_permuted_heads() -> None:
@@ -616,10 +616,10 @@ def test_the_probe_is_at_the_optimum_that_scipy_finds() -> None:
     assert (weight * scale).flatten().argsort(descending=True)[:2].sort().values.tolist() == [2, N_HEADS + 1]
 
 
-def answered(weight: float) -> Answers:
+def answered(weight: float) -> ProbeAnswers:
     train, test = (made(80, seed, weight) for seed in (3, 4))
     weights, solution = fit(train)
-    return Answers((train.arcs, train.right(weights)), (test.arcs, test.right(weights)), solution)
+    return ProbeAnswers((train.arcs, train.right(weights)), (test.arcs, test.right(weights)), solution)
 
 
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)

@@ -16,7 +16,7 @@ import pytest
 
 from probing import Result, fit, report
 from probing.errors import UserError
-from probing.heads import Example, Examples, read_examples, write_examples
+from probing.heads import Example, ExampleMaps, read_examples, write_examples
 from probing.page.charts import BY_STEP, Up, x, y
 from probing.runs.loading import load_run
 from probing.studies.attention.section import ABOVE, BELOW, FULL, LEAST, TIP_WIDTH, Row, sentence_arcs
@@ -230,7 +230,7 @@ def test_words_of_a_corpus_are_shown_and_never_run(own: Callable[..., Path]) -> 
         Example(type(one.of)(**{**vars(one.of), "words": [EVIL, *one.of.words[1:]]}), one.maps)
         for one in examples.examples
     ]
-    write_examples(folder, Examples(examples.layers, changed, examples.classes))
+    write_examples(folder, ExampleMaps(examples.layers, changed, examples.classes))
     page = report([str(folder)]).read_text(encoding="utf-8")
     assert "<img" not in page
     assert text_of(page).count(EVIL) == len(changed)
@@ -255,7 +255,7 @@ def test_a_page_of_a_large_model_is_small(own: Callable[..., Path], made: Result
     of = [type(one.of)(i, ["piece"] * n, [True, *[False] * 14, True], words, [-1, *range(12), 11, 11, -1], one.of.arcs)
           for i, one in enumerate(examples.examples)]  # fmt: skip
     maps = [generator.dirichlet(np.ones(n), size=(n_layers, n_heads, n)).astype(np.float32) for _ in of]
-    large = Examples(range(1, n_layers + 1), [Example(*both) for both in zip(of, maps, strict=True)])
+    large = ExampleMaps(range(1, n_layers + 1), [Example(*both) for both in zip(of, maps, strict=True)])
     assert write_examples(folder, large).stat().st_size < 1.3e6
     page = report([str(folder)])
     assert 1e6 < page.stat().st_size < 2e6

@@ -24,8 +24,8 @@ from probing.interventions.forward import (
     Intact,
     LaterBlocks,
     Readers,
+    ReadText,
     SentenceSums,
-    Text,
     conditions,
     intervene,
     padded,
@@ -35,7 +35,7 @@ from probing.interventions.pair_cosines import (
     READ,
     TRAIN,
     PairsReadout,
-    Rule,
+    SenseRule,
     TunedHead,
     TunedScore,
     draw_pairs,
@@ -574,12 +574,12 @@ def test_the_logistic_curve_is_at_its_optimum_and_finite_where_the_cosine_separa
     generator = np.random.default_rng(0)
     cosines = generator.random(200)
     same = generator.random(200) < 1 / (1 + np.exp(-(6 * cosines - 2)))
-    rule = Rule.of(cosines, same)
+    rule = SenseRule.of(cosines, same)
     p = 1 / (1 + np.exp(-(rule.slope * cosines + rule.offset)))
     assert abs(np.mean(p - same)) < 1e-4
     assert abs(np.mean((p - same) * cosines)) < 1e-4
     assert rule.slope == pytest.approx(6, abs=2.5)
-    separated = Rule.of(cosines, cosines > 0.5)
+    separated = SenseRule.of(cosines, cosines > 0.5)
     assert np.isfinite([separated.slope, separated.offset]).all()
     assert ((cosines > separated.threshold) == (cosines > 0.5)).all()
 
@@ -609,7 +609,7 @@ class TunedCase:
         corpus, n_layers = Corpus("test", tuple(TUNED_TEXTS)), self.model.anatomy.n_layers
         layers = range(n_layers + 1)
         store: ActivationStore = activations(Request(source, corpus, layers), place / "cache", {"accelerator": "cpu"})
-        self.text, self.head = Text(store, np.arange(len(TUNED_TEXTS))), TunedHead(self.whole, self.model, self.pad)
+        self.text, self.head = ReadText(store, np.arange(len(TUNED_TEXTS))), TunedHead(self.whole, self.model, self.pad)
         self.readers = Readers.of(self.whole.base_model, self.pad, "tiny")
 
     def readout(self, targets: torch.Tensor) -> TunedScore:

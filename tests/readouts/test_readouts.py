@@ -15,7 +15,7 @@ from scipy.special import log_softmax
 from torch import Tensor
 
 from families import FAMILIES, make_tokenizer, masked_lm
-from probing.activations.store import ActivationStore, Plan, divide
+from probing.activations.store import ActivationStore, StorePlan, divide
 from probing.errors import UserError
 from probing.interventions import model_output as readouts
 from probing.interventions.forward import (
@@ -30,8 +30,8 @@ from probing.interventions.forward import (
     zeroed,
 )
 from probing.interventions.frozen_probes import (
+    FrozenProbes,
     ProbeReadout,
-    Probes,
     at_offset,
     at_tokens,
     means,
@@ -43,7 +43,7 @@ from probing.interventions.model_output import (
     MASKED,
     MaskedWordLoss,
     MaskedWords,
-    Position,
+    PositionAccuracy,
     Prompt,
     choose_masked,
     draw_sentences,
@@ -216,7 +216,7 @@ def test_positions_are_read_by_a_probe_of_the_intact_model_and_by_a_retrained_on
     states = torch.nn.functional.one_hot(torch.from_numpy(tokens.positions.astype(np.int64)), 30).float()
     states += 0.01 * torch.randn(states.shape, generator=generator)
     now = [states]
-    reader = Position(lambda: now[0], tokens, corpus, PositionTask(), 0)
+    reader = PositionAccuracy(lambda: now[0], tokens, corpus, PositionTask(), 0)
     intact, without = reader([(), range(10, 30)])
     n = intact.n_tokens["position_accuracy"]
     assert 0 < (n > 0).mean() < 0.5  # test sentences alone
@@ -237,7 +237,7 @@ def test_the_reference_probe_is_of_the_model_at_building_whatever_is_read_first(
     tokens, corpus = many
     states = torch.nn.functional.one_hot(torch.from_numpy(tokens.positions.astype(np.int64)), 30).float()
     now = [states]
-    reader = Position(lambda: now[0], tokens, corpus, PositionTask(), 0)
+    reader = PositionAccuracy(lambda: now[0], tokens, corpus, PositionTask(), 0)
     now[0] = states.flip(1)
     (turned,) = reader([()])
     assert turned.sums["position_accuracy"].sum() < 0.3 * turned.n_tokens["position_accuracy"].sum()
@@ -384,7 +384,7 @@ def store() -> Any:
     tokens = Tokens(LENGTHS, np.arange(10, 10 + n, dtype=np.int32), np.zeros(n, dtype=np.int16))
 
     class Held:
-        plan = Plan({}, 2, 2, "float32", 8, divide(LENGTHS, 10))
+        plan = StorePlan({}, 2, 2, "float32", 8, divide(LENGTHS, 10))
 
         def shard_tokens(self, shard: Any) -> slice:
             return tokens.of_sentences(shard.first_sentence, shard.n_sentences)
@@ -556,7 +556,7 @@ def test_examples_of_every_form_are_counted_as_in_a_loop(task: Any, batch_tokens
     if not isinstance(task, SentenceTask):
         labels = np.where(tokens.special | (task.word_means & ~tokens.first_pieces), -1, labels)
     stands = standing_for(task, tokens)
-    probes = Probes(
+    probes = FrozenProbes(
         weight, torch.from_numpy(labels.astype(np.int64)), None if stands is None else torch.from_numpy(stands)
     )
     readout = ProbeReadout(cast(Any, Held(tokens)), probes, torch.device("cpu"), "task")

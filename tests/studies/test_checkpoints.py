@@ -29,7 +29,7 @@ from probing.studies.checkpoints.tables import (
     EMERGENCE,
     LOST,
     UNIGRAM,
-    Course,
+    CheckpointCourse,
     Thresholds,
     conclusions,
     emergence,
@@ -378,15 +378,15 @@ def test_something_stays_from_where_it_is_there_in_every_later_checkpoint(is_pas
 def test_a_course_tells_what_was_seen_what_stays_and_where_half_the_way_is_made() -> None:
     # Past .5 at step 1, not at 10, and for good from 100 on; half of the way from 0 to 1 is .5.
     values = [0.0, 0.6, 0.1, 0.55, 1.0]
-    row = Course(values, [value > 0.5 for value in values]).row(EMERGENCE_STEPS)
+    row = CheckpointCourse(values, [value > 0.5 for value in values]).row(EMERGENCE_STEPS)
     assert row == {
         "first_value": 0.0, "last_value": 1.0, "first_seen": 1, "step_before": 10, "step": 100, "half_step": 100,
     }  # fmt: skip
     falling = [8.0, 7.9, 5.0, 3.2, 3.0]
-    row = Course(falling, [value < 3.5 for value in falling]).row(EMERGENCE_STEPS)
+    row = CheckpointCourse(falling, [value < 3.5 for value in falling]).row(EMERGENCE_STEPS)
     assert (row["step_before"], row["step"], row["half_step"]) == (10, 100, 10)
-    assert "step" not in Course([1.0, 0.0], [True, False]).row([0, 1])
-    assert Course([1.0, 1.0], [True, True]).row([0, 1]) == {
+    assert "step" not in CheckpointCourse([1.0, 0.0], [True, False]).row([0, 1])
+    assert CheckpointCourse([1.0, 1.0], [True, True]).row([0, 1]) == {
         "first_value": 1.0, "last_value": 1.0, "first_seen": 0, "step": 0,
     }  # fmt: skip
 

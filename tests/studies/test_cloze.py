@@ -25,7 +25,7 @@ from probing.statistics import binomial_interval
 from probing.studies.cloze.predictor import (
     MASK,
     Masked,
-    Pair,
+    MinimalPair,
     Predictor,
     fingerprint_of,
     group_rows,
@@ -188,12 +188,12 @@ def planted(
     return made, bias
 
 
-def some_pairs(predictor: Predictor) -> list[Pair]:
+def some_pairs(predictor: Predictor) -> list[MinimalPair]:
     words = [word for word in ("layer", "token", "model", "probe", "neuron", "value") if _is_piece(predictor, word)]
     assert len(words) >= 4
     texts = ("The [MASK] reads a layer.", "A probe reads the hidden [MASK] of this model, slowly.", "[MASK] reads.")
     return [
-        Pair(i, text, good, bad, f"group {i % 2}")
+        MinimalPair(i, text, good, bad, f"group {i % 2}")
         for i, (text, good, bad) in enumerate((t, g, b) for t in texts for g in words for b in words if g != b)
     ]
 

@@ -35,10 +35,10 @@ from probing.studies.hierarchy.survey import (
     TRANSITIVE,
     Grammar,
     Parts,
-    Sentence,
+    RuleSentence,
+    RuleSentences,
     Sizes,
     Task,
-    Text,
     answered_words,
     answers_of,
     compared,
@@ -149,7 +149,7 @@ SURVEY_SIZES = Sizes(train=300, test=60, generalisation=120)
 HIERARCHY, LINEAR, WORD, NOISE = range(4)
 
 
-def tokens_of(text: Text) -> Tokens:
+def tokens_of(text: RuleSentences) -> Tokens:
     """A table of tokens with a special token at both ends of each sentence, and a piece for each word."""
     assert text.corpus.words is not None
     words = [[-1, *range(len(words)), -1] for words in text.corpus.words]
@@ -158,7 +158,7 @@ def tokens_of(text: Text) -> Tokens:
     return Tokens(lengths, np.zeros(len(joined), dtype=np.int32), joined)
 
 
-def planted(folder: Path, text: Text, seed: int) -> ActivationStore:
+def planted(folder: Path, text: RuleSentences, seed: int) -> ActivationStore:
     """Four layers: one tells the right word, one the first auxiliary, one auxiliaries, one nothing."""
     tokens, generator = tokens_of(text), np.random.default_rng(seed)
     assert text.corpus.words is not None
@@ -308,7 +308,7 @@ RULES: dict[tuple[Task, bool], str] = {
 CANDIDATES = {"main_auxiliary": "X", "subject_noun": "[NM]"}
 
 
-def letters(sentence: Sentence) -> str:
+def letters(sentence: RuleSentence) -> str:
     return "".join(LETTERS[word.lower()] for word in sentence.words)
 
 

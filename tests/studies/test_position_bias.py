@@ -28,9 +28,9 @@ from probing.runs import Result
 from probing.runs.loading import load_run
 from probing.studies.position_bias.survey import (
     Documents,
+    DocumentTexts,
     Pooled,
     PositionPart,
-    Texts,
     bag_of_words,
     bias,
     bias_rows,
@@ -333,7 +333,7 @@ def documents(n: int, n_sentences: int, seed: int = 0) -> Documents:
     return Documents(sentences, index[:n], index[n:], n_tokens, 0, np.full(n, 100))
 
 
-def planted(made: Documents, texts: Texts, weight: Floats, noise: float = 0.0, seed: int = 0) -> Floats:
+def planted(made: Documents, texts: DocumentTexts, weight: Floats, noise: float = 0.0, seed: int = 0) -> Floats:
     """Vectors of texts: weighted sums of random vectors of their words, by the place of their sentence; and noise.
 
     A sentence alone has weight 1. The last place of a text has the last weight, whatever the number of its sentences.

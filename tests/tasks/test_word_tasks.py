@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from probing.builtin_tasks.column import (
-    Column,
+    ColumnTask,
     DependencyRelation,
     FineGrainedTag,
     Label,
@@ -64,7 +64,7 @@ def test_a_word_has_its_label_at_one_piece(pieces: Any, expected: list[str]) -> 
 
 
 def test_what_is_unspecified_is_no_label() -> None:
-    assert Column(column="feats").labels(TOKENS, COLUMN_CORPUS).tolist() == [""] * 4 + ["Number=Plur"] + [""] * 4
+    assert ColumnTask(column="feats").labels(TOKENS, COLUMN_CORPUS).tolist() == [""] * 4 + ["Number=Plur"] + [""] * 4
 
 
 def test_a_column_that_is_not_there_names_those_that_are() -> None:

@@ -17,10 +17,19 @@ from probing.activations import ActivationStore
 from probing.activations.store import PassStore
 from probing.errors import UserError
 from probing.interventions import POSITION, RETRAINED, TUNED, measure_of
-from probing.interventions.forward import Forward, LaterBlocks, Padded, ReadableText, Readers, Readout, Text, draw_text
-from probing.interventions.frozen_probes import ProbeReadout, Probes
+from probing.interventions.forward import (
+    Forward,
+    LaterBlocks,
+    Padded,
+    ReadableText,
+    Readers,
+    Readout,
+    ReadText,
+    draw_text,
+)
+from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout
 from probing.interventions.probed_task import (
-    Job,
+    AblationJob,
     Kind,
     Labelled,
     Passes,
@@ -158,7 +167,7 @@ def column_weights(model: nn.Module) -> list[nn.Parameter]:
 
 
 @dataclass(frozen=True)
-class Range:
+class RoundingRange:
     """What rounding needs to know of the hidden states that enter a block.
 
     Args:
@@ -170,7 +179,7 @@ class Range:
     outliers: list[int]
 
     @classmethod
-    def of(cls, states: Tensor) -> Range:
+    def of(cls, states: Tensor) -> RoundingRange:
         """Return the range of hidden states, shape (n_tokens, d_model)."""
         profile = ProfileAccumulator(states.shape[1])
         profile.update(states)
@@ -200,7 +209,7 @@ class RoundedStates:
     """
 
     layer: int
-    ranges: Mapping[int, Range]
+    ranges: Mapping[int, RoundingRange]
     rounding: Rounding
     seed: int
 
@@ -251,9 +260,9 @@ class Quantised:
         return 1 + len(roundings(self.bits))
 
     @cached_property
-    def ranges(self) -> dict[int, Range]:
+    def ranges(self) -> dict[int, RoundingRange]:
         """The range of what enters each block."""
-        return {block: Range.of(self.train.states(block - 1)) for block in self.blocks}
+        return {block: RoundingRange.of(self.train.states(block - 1)) for block in self.blocks}
 
     def rows(self, readout: Readout, store: PassStore) -> Rows:
         """Return the rows of `quantised.csv`.
@@ -406,7 +415,7 @@ class AblationResults:
     weight_pruning: Rows
     quantised: Rows
     n_heads: int
-    text: Text
+    text: ReadText
     intact: Mapping[str, Mapping[int, float]]
     n_examples: Mapping[str, int]
 
@@ -499,11 +508,11 @@ class _ReadoutPasses:
     setup: InterventionSetup
     stores: Sequence[ActivationStore]
     config: AblationConfig
-    text: Text
-    train: Text
+    text: ReadText
+    train: ReadText
 
     @cached_property
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[AblationJob]:
         """All possible passes; the index of a pass's file is the index of its job plus 1."""
         heads = self.setup.model.heads
         return all_jobs(heads.n_layers, heads.n_heads)
@@ -541,7 +550,7 @@ class _ReadoutPasses:
                 unit_effects += pass_scores_of(repeated, layers, readout.n, RETRAINED)
             rows = self._importance(store, readout)
         labels = self.probed.labels(self.stores, 0, classes, "train")[self.train.of_corpus]
-        of_train = Probes(probes.weight, torch.from_numpy(labels.astype(np.int64)))
+        of_train = FrozenProbes(probes.weight, torch.from_numpy(labels.astype(np.int64)))
         chosen_on = ProbeReadout(self.train, of_train, self.setup.readers.device)
         return _ReadoutResults(readout, unit_effects, rows, *self._pruned(chosen_on, readout))
 
@@ -619,7 +628,7 @@ class _ReadoutPasses:
         with opened(self.setup.source, key, self.stores[-1], self.text.tokens, n_passes) as store:
             yield store
 
-    def _run(self, store: PassStore, readout: Readout, passes: Callable[[], Passes]) -> dict[Job, Any]:
+    def _run(self, store: PassStore, readout: Readout, passes: Callable[[], Passes]) -> dict[AblationJob, Any]:
         """Return what each pass that is asked for gave."""
         config = self.config
         chosen = {
@@ -628,19 +637,24 @@ class _ReadoutPasses:
         what = "heads and layers" if readout.name == POSITION else f"heads and layers, {readout.name}"
         return run_unfinished(chosen, store, lambda job: passes().run(job, readout), what)
 
-    def _probes(self, store: PassStore) -> tuple[Probes, Labels]:
+    def _probes(self, store: PassStore) -> tuple[FrozenProbes, Labels]:
         """Return the later layers' probes of the test sentences, and their classes."""
         weight, classes = self.probed.probes(self.stores, store)
         labels = self.probed.labels(self.stores, -1, classes, "test")
-        return Probes(weight, torch.from_numpy(labels[self.text.of_corpus].astype(np.int64))), classes
+        return FrozenProbes(weight, torch.from_numpy(labels[self.text.of_corpus].astype(np.int64))), classes
 
     def _retrained(
-        self, store: PassStore, results: Mapping[Job, Any], strongest: Sequence[Job], probes: Probes, classes: Labels
-    ) -> dict[Job, Any]:
+        self,
+        store: PassStore,
+        results: Mapping[AblationJob, Any],
+        strongest: Sequence[AblationJob],
+        probes: FrozenProbes,
+        classes: Labels,
+    ) -> dict[AblationJob, Any]:
         """Return the results of probes that are retrained while a unit is ablated."""
         passes_of_train = cache(lambda: self._passes_over(self.train))
 
-        def again(job: Job) -> Tensor:
+        def again(job: AblationJob) -> Tensor:
             of_train = self.probed.labels(self.stores, 0, classes, "train")[self.train.of_corpus]
             of_text = probes.labels.numpy().astype(np.int32)
             parts = Labelled(passes_of_train(), of_train), Labelled(self.passes, of_text)

@@ -465,7 +465,7 @@ def all_orders(importance: Sequence[Unit], units: Sequence[Unit], seed: int) -> 
 
 
 @dataclass(frozen=True)
-class Curve:
+class PruningCurve:
     """What a readout gives as more and more is ablated.
 
     Args:
@@ -488,7 +488,7 @@ class Curve:
         return np.asarray((np.diff(share)[:, None] * (self.sums[1:] + self.sums[:-1]) / 2).sum(0))
 
 
-def curve_rows(curves: Sequence[Curve], n: NDArray[np.int64], named: Mapping[str, Any]) -> Rows:
+def curve_rows(curves: Sequence[PruningCurve], n: NDArray[np.int64], named: Mapping[str, Any]) -> Rows:
     """Return the rows of `pruning.csv`: `effect` is what changes from the intact model, paired by item.
 
     Args:
@@ -511,7 +511,7 @@ def curve_rows(curves: Sequence[Curve], n: NDArray[np.int64], named: Mapping[str
     return rows
 
 
-def area_rows(curves: Sequence[Curve], n: NDArray[np.int64], named: Mapping[str, Any]) -> Rows:
+def area_rows(curves: Sequence[PruningCurve], n: NDArray[np.int64], named: Mapping[str, Any]) -> Rows:
     """Return the rows of `pruning_areas.csv`: the area under the curve of an order, beside that of random orders.
 
     `effect` is the difference from the mean of the random orders, paired by item. `percentile` is the percentage of
@@ -598,7 +598,9 @@ class Cumulative:
         }
         sums = self._sums(files, reported_on, store)
         curves = [
-            Curve(name, draw, order, at, np.stack([sums[1 + len(at) * (1 + rank) + step] for step in range(len(at))]))
+            PruningCurve(
+                name, draw, order, at, np.stack([sums[1 + len(at) * (1 + rank) + step] for step in range(len(at))])
+            )
             for rank, (name, draw, order) in enumerate(orders)
         ]
         layer = max(reported_on.layers(1))

@@ -177,7 +177,7 @@ def _part_names(
 
 
 def _against(model: Any, source: Any, corpus: Any, config: dict[str, Any]) -> Any:
-    """Return the `probing.heads.subject.Checkpoint` that the model is compared with.
+    """Return the `probing.heads.subject.SurveyedCheckpoint` that the model is compared with.
 
     Args:
         model: Name or folder of the other checkpoint, or the model itself, which then has the same tokenizer.
@@ -185,12 +185,12 @@ def _against(model: Any, source: Any, corpus: Any, config: dict[str, Any]) -> An
         corpus: The corpus.
         config: The run's configuration, in which an object is named.
     """
-    from probing.heads.subject import Checkpoint
+    from probing.heads.subject import SurveyedCheckpoint
 
     with about_option("--against"):
         other_model = find_model(model, None, None if isinstance(model, str) else load_tokenizer(source.model))
     config["against"] = other_model.name
-    return Checkpoint(replace(source, model=other_model, random_weights_seed=None).request(corpus))
+    return SurveyedCheckpoint(replace(source, model=other_model, random_weights_seed=None).request(corpus))
 
 
 def _read(corpus: Any, test_corpus: Any, pairs: str | None, seed: int, say: Any) -> tuple[list[Any], list[Any]]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from probing.heads import Examples
+    from probing.heads import ExampleMaps
 
 # Labels of layers that fit side by side in a panel.
 _LABELS = 6
@@ -92,7 +92,7 @@ def write_figures(
     tables: Mapping[str, Sequence[Row]],
     models: Sequence[str],
     formats: Sequence[str] = USUAL,
-    examples: Examples | None = None,
+    examples: ExampleMaps | None = None,
 ) -> list[Path]:
     """Draw a run's figures, each in some formats, and return the paths of the files.
 
@@ -216,7 +216,7 @@ def change_by_layer(figure: Figure, rows: Sequence[Row], models: Sequence[str]) 
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
 
 
-def class_examples(figure: Figure, examples: Examples, model: str) -> None:
+def class_examples(figure: Figure, examples: ExampleMaps, model: str) -> None:
     """Draw for each class a map of the head that has this class most often, with the tokens along both sides."""
     names = [name for name in CLASSES if name in examples.classes]
     columns = min(2, len(names))

@@ -11,8 +11,8 @@ from probing.heads import Example, read_examples
 from probing.page.charts import (
     HEAD,
     HeadMeasure,
+    HeadSurveyView,
     Place,
-    Survey,
     cell_of,
     head_id,
     head_map,
@@ -140,7 +140,7 @@ def survey_section(result: Result, place: SectionPlace) -> Html:
         result: The results of `attention`.
         place: Where the section stands.
     """
-    survey, number, room = Survey(result, read_examples(result.folder)), place.number, place.room
+    survey, number, room = HeadSurveyView(result, read_examples(result.folder)), place.number, place.room
     measures = head_measures(survey)
     heads = places(measures)
     tables = result.tables()
@@ -161,7 +161,7 @@ def survey_section(result: Result, place: SectionPlace) -> Html:
     )  # fmt: skip
 
 
-def _question(survey: Survey) -> str:
+def _question(survey: HeadSurveyView) -> str:
     config, results = survey.result.config, survey.result.results
     model, n_heads, n_layers = results["model"], results["model"]["n_heads"], results["model"]["n_layers"]
     tested = f" and tested on {config['test_corpus']}" if config.get("test_corpus") else ""
@@ -175,7 +175,7 @@ def _question(survey: Survey) -> str:
     )
 
 
-def _map(survey: Survey, measures: Sequence[HeadMeasure], heads: Sequence[Place], number: int) -> Html:
+def _map(survey: HeadSurveyView, measures: Sequence[HeadMeasure], heads: Sequence[Place], number: int) -> Html:
     """Return the map of heads with the choice of its measure, which appears with the script."""
     links = survey.examples is not None
     offered = [element("option", measure.label, value=i) for i, measure in enumerate(measures)]
@@ -220,7 +220,7 @@ def _numbers(measures: Sequence[HeadMeasure], heads: Sequence[Place]) -> Html:
 
 
 def _examples(
-    survey: Survey, measures: Sequence[HeadMeasure], heads: Sequence[Place], number: int, room: int
+    survey: HeadSurveyView, measures: Sequence[HeadMeasure], heads: Sequence[Place], number: int, room: int
 ) -> list[Html]:
     """Return the example sentences of each head, of which the page shows those that its address names."""
     assert survey.examples
@@ -271,7 +271,7 @@ def _words_id(number: int, sentence: int) -> str:
     return f"words-{number}-{sentence}"
 
 
-def _first_shown(survey: Survey, heads: Sequence[Place]) -> Place:
+def _first_shown(survey: HeadSurveyView, heads: Sequence[Place]) -> Place:
     """Return the head that is shown first: the one that finds its relation most often above the best fixed offset."""
     rows = survey.result.head_relations
     if not rows:

@@ -42,7 +42,7 @@ from probing.runtime import Stopwatch
 from probing.runtime.files import parse_json, read_text
 from probing.runtime.terminal import silence
 from probing.statistics.moments import deviations_of
-from probing.studies.geometry.survey import Plan, check_tokens, survey
+from probing.studies.geometry.survey import GeometryPlan, check_tokens, survey
 from probing.tables.heads import SPECIAL, of_measure
 from probing.text import Corpus, Split
 from probing.text.tasks import load_task
@@ -191,7 +191,7 @@ _OF_HEADS = {
 
 
 @dataclass(frozen=True)
-class Text:
+class CheckpointText:
     """What every checkpoint of a series reads.
 
     Args:
@@ -216,7 +216,7 @@ class How:
     seed: int
 
 
-def key_of(name: str, source: ActivationSource, text: Text, how: How) -> dict[str, Any]:
+def key_of(name: str, source: ActivationSource, text: CheckpointText, how: How) -> dict[str, Any]:
     """Return everything that changes what a measure finds.
 
     Args:
@@ -236,7 +236,7 @@ def key_of(name: str, source: ActivationSource, text: Text, how: How) -> dict[st
     }
 
 
-def _of_fit(source: ActivationSource, text: Text, how: How) -> tuple[Document, ActivationStore]:
+def _of_fit(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, ActivationStore]:
     """Measure how well a probe of each layer reads positions, and how well one does that sees the token alone."""
     task, corpora = load_task("position", None), text.corpora
     sides, stores = read_sides(source, corpora, text.splits, task, how.probe, "auto")
@@ -269,10 +269,10 @@ def _probe_rows(accuracy_row: Mapping[str, Any]) -> Rows:
     return [{**row, "n": int(accuracy_row["n_test_tokens"])} for row in rows]
 
 
-def _of_geometry(source: ActivationSource, text: Text, how: How) -> tuple[Document, ActivationStore]:
+def _of_geometry(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, ActivationStore]:
     """Measure the anisotropy of each layer, and how far the mean of each neuron is from those of the others."""
     (store,) = source.read(text.corpora[:1], [partial(check_tokens, special_tokens="exclude")])
-    plan = Plan("exclude", (), "mean_profile", Fitting(), 0, (), how.seed)
+    plan = GeometryPlan("exclude", (), "mean_profile", Fitting(), 0, (), how.seed)
     geometry = survey(store, store, source.layers, load_encoder(source.model), load_tokenizer(source.model), plan)
     rows, deviations = [], {}
     for layer in source.layers:
@@ -286,7 +286,7 @@ def _of_geometry(source: ActivationSource, text: Text, how: How) -> tuple[Docume
     return {**_document(rows, store), "deviations": deviations}, store
 
 
-def _of_attention(source: ActivationSource, text: Text, how: How) -> tuple[Document, ActivationStore]:
+def _of_attention(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, ActivationStore]:
     """Measure what heads attend to: fixed offsets, special tokens, how far and how widely."""
     blocks = [layer for layer in source.layers if layer > 0]
     request, *test = (source.request(corpus) for corpus in text.corpora)
@@ -320,7 +320,7 @@ def _offset_rows(layer: int, heads: Sequence[Mapping[str, Any]]) -> Rows:
 
 
 # For each command, what measures one checkpoint; it returns an entry of the cache too, which tells what was read.
-MEASURES: Mapping[str, Callable[[ActivationSource, Text, How], tuple[Document, ActivationStore]]] = {
+MEASURES: Mapping[str, Callable[[ActivationSource, CheckpointText, How], tuple[Document, ActivationStore]]] = {
     "fit": _of_fit, "geometry": _of_geometry, "attention": _of_attention,
 }  # fmt: skip
 

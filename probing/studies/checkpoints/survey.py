@@ -26,10 +26,10 @@ from probing.runtime.files import most_text, open_file, parse_json, read_text
 from probing.runtime.progress import remark, stage
 from probing.studies.checkpoints.measures import (
     MEASURES,
+    CheckpointText,
     Document,
     How,
     Rows,
-    Text,
     cached_document,
     key_of,
     without_new_entries,
@@ -298,7 +298,7 @@ def survey(
     checkpoints: Sequence[Checkpoint],
     source_of: Callable[[Checkpoint], ActivationSource],
     names: Sequence[str],
-    text: Text,
+    text: CheckpointText,
     how: How,
     keeps_activations: bool,
 ) -> CheckpointMeasurements:

@@ -392,7 +392,7 @@ class Thresholds:
 
 
 @dataclass(frozen=True)
-class Course:
+class CheckpointCourse:
     """A quantity over the checkpoints of a series.
 
     Args:
@@ -467,7 +467,7 @@ def _loss(rows: Sequence[Row], steps: Sequence[int], nats: float) -> Iterator[di
         return
     values = [losses[step] for step in steps]
     threshold = unigram.get(steps[-1], values[0]) - nats
-    course = Course(values, [value <= threshold for value in values])
+    course = CheckpointCourse(values, [value <= threshold for value in values])
     yield {"quantity": LOSS, "measure": LOST, "threshold": threshold, **course.row(steps)}
 
 
@@ -493,7 +493,7 @@ def _by_layer(
     for layer in sorted({layer for _, layer in row_of}):
         layer_rows = [row_of.get((step, layer)) for step in steps]
         values = [math.nan if row is None else row["value"] for row in layer_rows]
-        course = Course(values, [row is not None and is_past(row) for row in layer_rows])
+        course = CheckpointCourse(values, [row is not None and is_past(row) for row in layer_rows])
         yield {"quantity": quantity, "layer": layer, "measure": measure, "threshold": threshold, **course.row(steps)}
 
 
@@ -507,6 +507,10 @@ def _outliers(
         neurons = sorted({k for values in of_layer for k, value in enumerate(values) if abs(value) > threshold})
         for k in neurons:
             values = [values_of[k] if k < len(values_of) else math.nan for values_of in of_layer]
-            yield {**about, "neuron": k, **Course(values, [abs(value) > threshold for value in values]).row(steps)}
+            yield {
+                **about,
+                "neuron": k,
+                **CheckpointCourse(values, [abs(value) > threshold for value in values]).row(steps),
+            }
         if not neurons:
             yield about

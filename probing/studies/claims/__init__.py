@@ -105,7 +105,7 @@ def plan_tables(planned: Any) -> list[Any]:
     """Return what is to be run as rich tables: the runs of each model, and the models of which nothing can be run.
 
     Args:
-        planned: The `probing.studies.claims.session.Plan`.
+        planned: The `probing.studies.claims.session.ClaimsPlan`.
     """
     from probing.runtime.terminal import plain_table
 

@@ -12,7 +12,7 @@ from probing.errors import UserError, did_you_mean, refuse
 from probing.models import load_config, load_encoder, load_masked_lm, load_tokenizer
 from probing.models.examination import examination_inputs, run
 from probing.models.source import ModelSource
-from probing.studies.claims.verdict import Range
+from probing.studies.claims.verdict import NumberRange
 
 # --------------------------------------------------------------------------------------------------------------------
 # Names of other runs in the options of a run: an at sign and the run's name stand for the folder of that run.
@@ -140,10 +140,10 @@ class ClaimTest:
     """
 
     measure: str
-    criterion: Range
-    control: Range | None = None
+    criterion: NumberRange
+    control: NumberRange | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    criterion_of: Mapping[str, Range] = field(default_factory=dict)
+    criterion_of: Mapping[str, NumberRange] = field(default_factory=dict)
 
     def of(self, model: str) -> ClaimTest:
         """Return how the claim is measured and judged on a model."""
@@ -374,10 +374,10 @@ class _Checked:
         if wrong := self.measures[name].problem_with(arguments):
             self._say(f"the measure {name} {wrong}")
         try:
-            criterion = Range.parse(str(described.get("criterion", "")))
-            control = Range.parse(str(described["control"])) if "control" in described else None
+            criterion = NumberRange.parse(str(described.get("criterion", "")))
+            control = NumberRange.parse(str(described["control"])) if "control" in described else None
             of = {
-                model: Range.parse(str(criterion_text))
+                model: NumberRange.parse(str(criterion_text))
                 for model, criterion_text in described.get("criterion_of", {}).items()
             }
         except ValueError as error:

@@ -14,7 +14,7 @@ from probing.errors import UserError
 from probing.runs.folder import PARTIAL, read_json, read_yaml
 from probing.studies.claims.claim import KINDS_OF_MODELS, Claim, ClaimTest, Paper, runs_named, values_of, with_folders
 from probing.studies.claims.measures.registry import MEASURES, ModelRuns, NotMeasurable
-from probing.studies.claims.verdict import ClaimEstimate, Range, Verdict, judge
+from probing.studies.claims.verdict import ClaimEstimate, NumberRange, Verdict, judge
 
 # The kind that `results.json` names, for each command that claims may need; a run of `fit` names none.
 KINDS: Mapping[str, str | None] = {
@@ -482,5 +482,5 @@ class _Judged:
         return claim.lacking if self.is_of_paper or claim.reading is None else f"no analogue: {claim.lacking}"
 
 
-def _is_met(estimate: ClaimEstimate, criterion: Range, control: Range | None) -> bool:
+def _is_met(estimate: ClaimEstimate, criterion: NumberRange, control: NumberRange | None) -> bool:
     return judge(estimate, criterion, control) == "confirmed"

@@ -36,7 +36,7 @@ from probing.studies.claims.planning import (
 )
 from probing.studies.cloze import predictor as minimal_pairs
 from probing.studies.finetune.tables import STARTS, TuningOptions
-from probing.studies.fit.estimate import Probes
+from probing.studies.fit.estimate import ProbeCosts
 from probing.studies.pretrain.tables import EncoderOptions, Size, TrainingOptions, chosen_recipe
 from probing.text import Corpus, from_sentences, load_corpus, read_pairs, splits_of
 from probing.text.tasks import load_task
@@ -124,7 +124,7 @@ def _as_mapping(group: Any) -> Mapping[str, Any]:
     return group if isinstance(group, Mapping) else asdict(group)
 
 
-def _probes(options: Mapping[str, Any], reading: PendingRequest) -> tuple[Probes, int]:
+def _probes(options: Mapping[str, Any], reading: PendingRequest) -> tuple[ProbeCosts, int]:
     """Return the probes of a run of `fit`, and how many more readings its controls take."""
     corpus, tokens = reading.request.corpus, reading.tokens
     task = load_task(options["task"], options["task_args"])
@@ -133,7 +133,7 @@ def _probes(options: Mapping[str, Any], reading: PendingRequest) -> tuple[Probes
     labels = class_of_tokens(tokens, corpus, task, splits, classes, "train").labels
     controls = chosen_controls(options["controls"], task.ordinal, False, not len(classes))
     probe = as_options(ProbeOptions, options["probe"], "probe")
-    requested = Probes.of_options(
+    requested = ProbeCosts.of_options(
         reading.request.layers, controls, options["replicates"], options["evidence"] == "all", options["mdl"], probe
     )
     size = reading.size
@@ -178,7 +178,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ClaimsPlan:
     """What is to be run.
 
     Args:
@@ -208,7 +208,7 @@ class Plan:
 def plan(
     paper: Paper, claims: Sequence[Claim], named: Mapping[str, str] | None, inputs: UserInputs, corpus: Corpus,
     defaults: Mapping[str, Mapping[str, Any]], place: Path, cache: Path | None = None,
-) -> Plan:  # fmt: skip
+) -> ClaimsPlan:  # fmt: skip
     """Return the runs that claims need, and which of them exist already.
 
     Args:
@@ -252,7 +252,7 @@ def plan(
         costs = _Costs(source, cache, defaults) if cache else None
         stated = needs_of(names, paper, where, inputs, defaults)
         runs[name] = _Planning(source, corpus, defaults, finished, place, costs).of(stated)
-    return Plan(paper, runs, lacking, kinds)
+    return ClaimsPlan(paper, runs, lacking, kinds)
 
 
 def _possible_runs(claims: Sequence[Claim], model: str, paper: Paper, kinds: Mapping[str, frozenset[str]]) -> list[str]:
@@ -416,7 +416,9 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:8]
 
 
-def carry_out(planned: Plan, make: Maker, load: Callable[[Path], Any], say: Say) -> tuple[list[Model], dict[str, Any]]:
+def carry_out(
+    planned: ClaimsPlan, make: Maker, load: Callable[[Path], Any], say: Say
+) -> tuple[list[Model], dict[str, Any]]:
     """Make the runs that are not there, one after the other, and return the models with all runs and their folders.
 
     A run can be impossible for a model, such as a measurement of norms in blocks without norms; its claims then have no

@@ -15,7 +15,7 @@ _FORMS = re.compile(rf"(?P<sign><=|>=|<|>|=) (?P<end>{_NUMBER})|(?P<low>{_NUMBER
 
 
 @dataclass(frozen=True)
-class Range:
+class NumberRange:
     """A range of numbers.
 
     Args:
@@ -29,7 +29,7 @@ class Range:
     strict: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> Range:
+    def parse(cls, text: str) -> NumberRange:
         """Return the range that a text such as `> 0.5`, `>= 0.5`, `< 0.5`, `<= 0.5`, `= 2` or `0.3 to 0.5` stands for.
 
         Raises:
@@ -97,7 +97,7 @@ class ClaimEstimate:
         return cls(value, value, value, control, neurons)
 
 
-def judge(estimate: ClaimEstimate | None, criterion: Range, control: Range | None = None) -> Verdict:
+def judge(estimate: ClaimEstimate | None, criterion: NumberRange, control: NumberRange | None = None) -> Verdict:
     """Return the verdict on a claim.
 
     Args:

@@ -182,7 +182,7 @@ READABLE = "builtin, or a file of lines `text with [MASK] TAB good TAB bad TAB g
 
 
 @dataclass(frozen=True)
-class Pair:
+class MinimalPair:
     """A text with a mask, and two words for it.
 
     Args:
@@ -212,14 +212,14 @@ class Prompts:
         dropped: Why pairs were left out, with their number.
     """
 
-    pairs: Sequence[Pair]
+    pairs: Sequence[MinimalPair]
     tokens: Tokens
     masks: NDArray[np.int64]
     words: NDArray[np.int64]
     dropped: dict[str, int]
 
 
-def read_pairs(file: str, flag_text: str | None = None) -> tuple[list[Pair], int]:
+def read_pairs(file: str, flag_text: str | None = None) -> tuple[list[MinimalPair], int]:
     """Return the distinct pairs of a file, and the number of repeated ones.
 
     Args:
@@ -241,13 +241,13 @@ def read_pairs(file: str, flag_text: str | None = None) -> tuple[list[Pair], int
     return sorted(distinct.values(), key=lambda pair: pair.line), len(pairs) - len(distinct)
 
 
-def fingerprint_of(pairs: Sequence[Pair]) -> str:
+def fingerprint_of(pairs: Sequence[MinimalPair]) -> str:
     """Return the SHA-256 of the pairs, which does not depend on the file that they are in."""
     cells = ("\t".join((pair.text, pair.good, pair.bad, pair.group)) for pair in pairs)
     return hashlib.sha256("\n".join(cells).encode()).hexdigest()
 
 
-def _pairs_of(lines: Iterable[str], flag_text: str) -> Iterator[Pair]:
+def _pairs_of(lines: Iterable[str], flag_text: str) -> Iterator[MinimalPair]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -261,10 +261,10 @@ def _pairs_of(lines: Iterable[str], flag_text: str) -> Iterator[Pair]:
             )
         if (n := cells[0].count(MASK)) != 1:
             raise UserError(f"{where}: the text has {MASK} {n} times; write it once, where the word belongs.")
-        yield Pair(number, *cells)
+        yield MinimalPair(number, *cells)
 
 
-def prompts_of(tokenizer: Any, pairs: Sequence[Pair], longest: int, flag_text: str) -> Prompts:
+def prompts_of(tokenizer: Any, pairs: Sequence[MinimalPair], longest: int, flag_text: str) -> Prompts:
     """Return the pairs of which both words are single pieces of the vocabulary, in their context.
 
     How a text is tokenised, `probing.interventions.model_output` says.
@@ -278,7 +278,7 @@ def prompts_of(tokenizer: Any, pairs: Sequence[Pair], longest: int, flag_text: s
     Raises:
         UserError: If no pair is left.
     """
-    usable: list[tuple[Pair, Prompt]] = []
+    usable: list[tuple[MinimalPair, Prompt]] = []
     dropped: Counter[str] = Counter()
     for pair in pairs:
         outcome = prompt_of(tokenizer, pair.text, (pair.good, pair.bad), longest)
@@ -410,7 +410,7 @@ class Predictor:
         encoder: nn.Module = self.model.base_model
         return encoder
 
-    def prompts(self, pairs: Sequence[Pair], flag_text: str) -> Prompts:
+    def prompts(self, pairs: Sequence[MinimalPair], flag_text: str) -> Prompts:
         """Return the pairs that the model can be asked about.
 
         Raises:
@@ -460,7 +460,7 @@ class ClozeConfig:
         seed: Seed of every random draw.
     """
 
-    pairs: Sequence[Pair]
+    pairs: Sequence[MinimalPair]
     flag_text: str
     corpus: Corpus | None
     tokens: int
@@ -470,7 +470,7 @@ class ClozeConfig:
 
 
 @dataclass(frozen=True)
-class Sample:
+class ClozeSentences:
     """Sentences of a corpus that are read.
 
     Args:
@@ -482,7 +482,7 @@ class Sample:
     text: Masked
 
     @classmethod
-    def of(cls, predictor: Predictor, config: ClozeConfig) -> Sample:
+    def of(cls, predictor: Predictor, config: ClozeConfig) -> ClozeSentences:
         """Draw sentences, and the tokens that are masked: 15% of each sentence's, not counting special tokens.
 
         Args:
@@ -501,7 +501,7 @@ class Sample:
 
 
 def change_rows(
-    predictor: Predictor, sample: Sample, batch_tokens: int, seed: int, say: Callable[[str], None]
+    predictor: Predictor, sample: ClozeSentences, batch_tokens: int, seed: int, say: Callable[[str], None]
 ) -> list[Row]:
     """Return the rows of `changes.csv`.
 
@@ -593,7 +593,7 @@ def survey(predictor: Predictor, config: ClozeConfig, say: Callable[[str], None]
     """
     # What can be refused is refused before the model reads anything.
     prompts = predictor.prompts(config.pairs, config.flag_text) if config.pairs else None
-    sample = None if config.corpus is None else Sample.of(predictor, config)
+    sample = None if config.corpus is None else ClozeSentences.of(predictor, config)
     size = batch_tokens_of(_request(predictor, config))
     tables: dict[str, list[Row]] = {}
     for reason, n in prompts.dropped.items() if prompts else ():

@@ -105,14 +105,14 @@ def compare(
         with stage(f"fit of {model}"):
             fit_runs.append(_fitted(model, options))
     with quiet_libraries():
-        from probing.runs.finished import Extraction, by_index, open_runs, pairs_of, ranked_of, with_shuffled
+        from probing.runs.finished import RunExtraction, by_index, open_runs, pairs_of, ranked_of, with_shuffled
         from probing.runs.places import given_texts
         from probing.runtime.trainer import check_trainer_options
         from probing.studies.compare.recipes import top_everywhere
 
         check_trainer_options(trainer or {}, "lbfgs")
         opened = open_runs(fit_runs, matching, given_texts(corpus))
-        extract = Extraction(call.cached, trainer or {}, call.say)
+        extract = RunExtraction(call.cached, trainer or {}, call.say)
         with stage(f"rankings of {len(opened)} runs"):
             ranked = [ranked_of(finished, extract, seed) for finished in opened]
             for place_of in by_index(opened, matching):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from probing.errors import UserError
 from probing.probes.agreement import Chance, label_chance
-from probing.probes.pairs import Pair, Ranked
+from probing.probes.pairs import Ranked, RunPair
 from probing.results import ends, listed, shortened
 from probing.runs import Result
 from probing.runs.call import Measured
@@ -319,7 +319,7 @@ class Common:
         return {"n_neurons": len(self.rows), **{f"chance_{name}": value for name, value in by_chance.items()}}
 
 
-def top_everywhere(ranked: Sequence[Ranked], pairs: Mapping[int, Pair], k: int) -> Common:
+def top_everywhere(ranked: Sequence[Ranked], pairs: Mapping[int, RunPair], k: int) -> Common:
     """Return the neurons that are in the top of every run, in layers of the same relative depth.
 
     A neuron's p-value in one run is the share of the run's rankings under shuffled labels that also have it in the top,
@@ -350,7 +350,7 @@ def top_everywhere(ranked: Sequence[Ranked], pairs: Mapping[int, Pair], k: int) 
 
 
 def _of_first(
-    ranked: Sequence[Ranked], pairs: Mapping[int, Pair], run: int, scores: NDArray[np.float64], k: int
+    ranked: Sequence[Ranked], pairs: Mapping[int, RunPair], run: int, scores: NDArray[np.float64], k: int
 ) -> NDArray[np.bool_]:
     """Return whether rankings of a run have the partner of each neuron of the first run in their top k.
 
@@ -374,7 +374,7 @@ def _of_first(
     return in_top
 
 
-def _row(ranked: Sequence[Ranked], pairs: Mapping[int, Pair], i: int, neuron: int) -> dict[str, Any]:
+def _row(ranked: Sequence[Ranked], pairs: Mapping[int, RunPair], i: int, neuron: int) -> dict[str, Any]:
     """Return a row for a neuron of the first run and its partners in the other runs, with their ranks."""
     first = ranked[0]
     row: dict[str, Any] = {"layer": first.layers[i], "neuron": int(neuron), "rank": _rank(first, i, neuron)}

@@ -37,7 +37,16 @@ from probing.studies.finetune.tables import (
     score_words,
     starts_of,
 )
-from probing.studies.finetune.training import Answers, Baseline, Job, Task, baselines, labelled, read_answers, tune
+from probing.studies.finetune.training import (
+    Baseline,
+    TestAnswers,
+    TuningJob,
+    TuningTask,
+    baselines,
+    labelled,
+    read_answers,
+    tune,
+)
 from probing.tables.figures import BLUE, GREEN, GREY, ORANGE, USUAL, write_drawings
 from probing.text import Corpus, GroupBy, Split
 from probing.text.tasks import TokenTask
@@ -242,7 +251,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Scores:
+class TuningScores:
     """Scores of trainings and baselines on the same test part, as sums over its clusters.
 
     Args:
@@ -251,7 +260,7 @@ class Scores:
         predicted: Of numbers of sentences, what each tuning or baseline that reads the text predicts, by the same.
     """
 
-    task: Task
+    task: TuningTask
     right: Mapping[Any, Sums]
     predicted: Mapping[Any, Sums]
 
@@ -305,15 +314,18 @@ class Scores:
         of_pearson, of_spearman = np.mean(correlations, axis=0).tolist()
         return {"pearson": of_pearson, "spearman": of_spearman}
 
-    def crossed(self, jobs: Sequence[Job], start: str) -> Sums:
+    def crossed(self, jobs: Sequence[TuningJob], start: str) -> Sums:
         """Return the numerators of the tunings of a start, shape (n_seeds, n_orders, n_clusters)."""
         start_jobs = [job for job in jobs if job.start == start]
         seeds, orders = sorted({job.seed for job in start_jobs}), sorted({job.order for job in start_jobs})
-        return np.stack([np.stack([self.numerators(Job(start, seed, order)) for order in orders]) for seed in seeds])
+        return np.stack(
+            [np.stack([self.numerators(TuningJob(start, seed, order)) for order in orders]) for seed in seeds]
+        )
 
 
 def tables_of(
-    jobs: Sequence[Job], task: Task, answers: Mapping[Job, Answers], others: Mapping[str, Baseline],
+    jobs: Sequence[TuningJob], task: TuningTask, answers: Mapping[TuningJob, TestAnswers],
+    others: Mapping[str, Baseline],
     curve: Sequence[Row],
 ) -> dict[str, list[Row]]:  # fmt: skip
     """Return the rows of every table by its name.
@@ -330,7 +342,7 @@ def tables_of(
     tested = task.sides.test.sentences()
     predicted: dict[Any, Sums] = {job: answers[job].predicted[tested] for job in jobs}
     predicted |= {name: baseline.predicted for name, baseline in others.items() if baseline.predicted is not None}
-    scores = Scores(task, right, predicted)
+    scores = TuningScores(task, right, predicted)
     starts = list(dict.fromkeys(job.start for job in jobs))
     spreads = {start: spread(scores.crossed(jobs, start), scores.denominators) for start in starts}
     tables: dict[str, list[Row]] = {
@@ -345,7 +357,7 @@ def tables_of(
     return {name: [without_nan(row) for row in rows] for name, rows in tables.items()}
 
 
-def saved_answers(task: Task, corpus: Corpus, answers: Mapping[Job, Answers]) -> TunedAnswers:
+def saved_answers(task: TuningTask, corpus: Corpus, answers: Mapping[TuningJob, TestAnswers]) -> TunedAnswers:
     """Return what each tuning has right of each test sentence, as the run keeps it.
 
     Args:
@@ -353,17 +365,17 @@ def saved_answers(task: Task, corpus: Corpus, answers: Mapping[Job, Answers]) ->
         corpus: The test corpus.
         answers: What each tuned model answers on the test part.
     """
-    of = Scores(task, {}, {}).of_sentences()
+    of = TuningScores(task, {}, {}).of_sentences()
     right = {job.name: answer.right for job, answer in answers.items()}
     return TunedAnswers.on(corpus, task.sides.test, task.classes, of, right)
 
 
-def _steps(curve: Sequence[Row], job: Job) -> int:
+def _steps(curve: Sequence[Row], job: TuningJob) -> int:
     """Return the number of steps of a tuning; orders may differ by a few."""
     return max((int(row["step"]) for row in curve if row.items() >= job.row.items()), default=0)
 
 
-def _tuning(scores: Scores, job: Job, answers: Answers, steps: int) -> Row:
+def _tuning(scores: TuningScores, job: TuningJob, answers: TestAnswers, steps: int) -> Row:
     low, high = scores.interval(scores.numerators(job))
     row: Row = {**job.row, "score": scores.score(job), "score_low": low, "score_high": high, "steps": steps}
     if not scores.numbers:
@@ -389,7 +401,7 @@ def macro_f1(confusion: NDArray[np.int64]) -> float:
     return float((2 * right[has_targets] / (of[has_targets] + taken[has_targets])).mean())
 
 
-def _of_start(scores: Scores, jobs: Sequence[Job], start: str, varied: Spread) -> Row:
+def _of_start(scores: TuningScores, jobs: Sequence[TuningJob], start: str, varied: Spread) -> Row:
     crossed = scores.crossed(jobs, start)
     low, high = scores.interval(crossed.mean((0, 1)))
     # No accuracy is below 0, and no score above 1.
@@ -405,14 +417,16 @@ def _of_start(scores: Scores, jobs: Sequence[Job], start: str, varied: Spread) -
     }  # fmt: skip
 
 
-def _of_baseline(scores: Scores, name: str) -> Row:
+def _of_baseline(scores: TuningScores, name: str) -> Row:
     low, high = scores.interval(scores.numerators(name))
     return {
         "answer": name, "score": scores.score(name), "score_low": low, "score_high": high, **scores.correlations(name)
     }  # fmt: skip
 
 
-def _differences(scores: Scores, jobs: Sequence[Job], starts: Sequence[str], others: Sequence[str]) -> list[Row]:
+def _differences(
+    scores: TuningScores, jobs: Sequence[TuningJob], starts: Sequence[str], others: Sequence[str]
+) -> list[Row]:
     """Return a row for each pair of starts, and of a start and a baseline, over seeds, orders and clusters.
 
     Of pairs, the second sentence alone is also compared with the constant answer, the first of the baselines.
@@ -431,7 +445,7 @@ def _differences(scores: Scores, jobs: Sequence[Job], starts: Sequence[str], oth
     return rows
 
 
-def _difference_of_baselines(scores: Scores, a: str, b: str) -> Row:
+def _difference_of_baselines(scores: TuningScores, a: str, b: str) -> Row:
     """Return the difference of two baselines, which are not tuned: its interval is over clusters alone."""
     numerators = scores.numerators(a) - scores.numerators(b)
     low, high = ratio_interval((numerators, scores.denominators))
@@ -440,7 +454,8 @@ def _difference_of_baselines(scores: Scores, a: str, b: str) -> Row:
 
 
 def study_output(
-    tables: Mapping[str, Sequence[Row]], task: Task, corpora: Mapping[str, Corpus | None], config: Mapping[str, Any],
+    tables: Mapping[str, Sequence[Row]], task: TuningTask, corpora: Mapping[str, Corpus | None],
+    config: Mapping[str, Any],
     model: ModelSource, n_sharing: int | None = None,
 ) -> Measured:  # fmt: skip
     """Return what is written of a run; what only a continued run needs is removed then.
@@ -492,7 +507,7 @@ def study_output(
     return Measured(tables, results, draw=draw, write=write, is_timed=False)
 
 
-def _unit(task: Task, n_clusters: int) -> str:
+def _unit(task: TuningTask, n_clusters: int) -> str:
     """Return what intervals are over; a group is of pairs that share a sentence."""
     test = task.sides.test
     if task.are_pairs:
@@ -520,7 +535,7 @@ class FinetuneConfig:
         seed: Seed of what baselines draw.
     """
 
-    jobs: Sequence[Job]
+    jobs: Sequence[TuningJob]
     task: TokenTask
     group_by: GroupBy
     max_length: int | None
@@ -529,16 +544,16 @@ class FinetuneConfig:
     seed: int
 
 
-def jobs_of(starts: Sequence[str], first: int, seeds: int, orders: int) -> list[Job]:
+def jobs_of(starts: Sequence[str], first: int, seeds: int, orders: int) -> list[TuningJob]:
     """Return the tunings: every start with every seed and every order, each numbered from `first`."""
     numbers = range(first, first + seeds), range(first, first + orders)
-    return [Job(start, seed, order) for start in starts for seed in numbers[0] for order in numbers[1]]
+    return [TuningJob(start, seed, order) for start in starts for seed in numbers[0] for order in numbers[1]]
 
 
 def carry_out(
     source: ModelSource, text: tuple[Sequence[Corpus], Sequence[Sequence[Split]]], config: FinetuneConfig,
     places: Places, logger: Any, say: Callable[[str], None],
-) -> tuple[dict[str, list[Row]], Task]:  # fmt: skip
+) -> tuple[dict[str, list[Row]], TuningTask]:  # fmt: skip
     """Tune what is not tuned yet, and return the rows of every table, and what was tuned on.
 
     Args:

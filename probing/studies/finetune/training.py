@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from probing.activations import Request, tokens_of
 from probing.activations.extraction import padded_index
 from probing.activations.source import report_dropped_text
-from probing.activations.store import Plan, Shard, divide
+from probing.activations.store import Shard, StorePlan, divide
 from probing.activations.store import batches as by_length
 from probing.cli.options import ProbeOptions
-from probing.data.examples import Activations, Examples, SentenceVectors, Sides
+from probing.data.examples import Examples, HiddenStateSource, SentenceVectors, Sides
 from probing.data.labelling import Standard, example_checks, is_target, label_sides, load, nothing, targets_of
 from probing.data.module import TokenRows, token_identity
 from probing.errors import UserError
@@ -65,9 +65,9 @@ class TokenTable:
     tokens: Tokens
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> StorePlan:
         """Shards of a few thousand tokens."""
-        return Plan({}, 0, 1, "float32", 0, divide(self.tokens.lengths, 2**15))
+        return StorePlan({}, 0, 1, "float32", 0, divide(self.tokens.lengths, 2**15))
 
     def shard_tokens(self, shard: Shard) -> slice:
         """Return the shard's rows of the table of tokens."""
@@ -79,7 +79,7 @@ class TokenTable:
 
 
 @dataclass
-class Batch:
+class TuningBatch:
     """Padded sentences, or none, and what is to be predicted.
 
     Args:
@@ -95,10 +95,10 @@ class Batch:
     n: int
     sentences: Tensor
 
-    def to(self, device: Any, **options: Any) -> Batch:
+    def to(self, device: Any, **options: Any) -> TuningBatch:
         """Return the batch on a device; Lightning calls this."""
         moved = {name: values.to(device, **options) for name, values in self.inputs.items()}
-        return Batch(moved, self.targets.to(device, **options), self.n, self.sentences)
+        return TuningBatch(moved, self.targets.to(device, **options), self.n, self.sentences)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Side:
         drawn = torch.randperm(len(target_rows), generator=generator_of(seed, "labels"))
         return replace(self, targets=self.targets.index_copy(0, target_rows, self.targets[target_rows[drawn]]))
 
-    def batch(self, sentences: NDArray[np.int64], n: int | None = None) -> Batch:
+    def batch(self, sentences: NDArray[np.int64], n: int | None = None) -> TuningBatch:
         """Return some sentences as a batch, in this order.
 
         Args:
@@ -154,11 +154,11 @@ class Side:
         else:
             targets = torch.where(mask, self.targets[index], nothing(self.targets))
         n_targets = int(is_target(targets).sum())
-        return Batch(inputs, targets, n_targets if n is None else n, torch.from_numpy(sentences))
+        return TuningBatch(inputs, targets, n_targets if n is None else n, torch.from_numpy(sentences))
 
 
 @dataclass(frozen=True)
-class Task:
+class TuningTask:
     """All that a model is tuned and tested on.
 
     Args:
@@ -194,7 +194,7 @@ class Task:
 def labelled(
     source: ModelSource, corpora: Sequence[Corpus], splits: Sequence[Sequence[Split]], task: TokenTask,
     group_by: GroupBy, max_length: int | None, say: Callable[[str], None],
-) -> Task:  # fmt: skip
+) -> TuningTask:  # fmt: skip
     """Tokenise the corpora and label them, and say what was left out.
 
     Args:
@@ -227,7 +227,7 @@ def labelled(
     def side(examples: Examples, tokens: Tokens) -> Side:
         return Side(tokens, examples, targets_of(examples, standard), of, _given(tokens, config), pad)
 
-    return Task(
+    return TuningTask(
         side(sides.train, tables[0]), side(sides.validation, tables[0]), side(sides.test, tables[-1]), sides,
         sides.classes.tolist(), standard, tokenizer, of, sum(tokens.n_truncated for tokens in tables),
         corpora[0].seconds is not None,
@@ -275,7 +275,7 @@ class PairVectors:
     def __init__(self, first: SentenceVectors, second: SentenceVectors) -> None:
         self.first, self.second = first, second
         self.tokens: Tokens = first.tokens
-        self.plan: Plan = replace(first.plan, d_model=4 * first.plan.d_model)
+        self.plan: StorePlan = replace(first.plan, d_model=4 * first.plan.d_model)
 
     def shard_tokens(self, shard: Shard) -> slice:
         """Return the shard's rows of the table of tokens."""
@@ -297,13 +297,13 @@ def static_pairs(sides: Sides, encoder: nn.Module, second_alone: bool) -> Sides:
     """
     words: nn.Embedding = word_table(encoder)  # type: ignore[assignment]
     table = words.weight.detach().float()
-    stores: dict[int, Activations] = {}
+    stores: dict[int, HiddenStateSource] = {}
 
     def vectors(store: SentenceVectors, segment: int) -> SentenceVectors:
         segment_tokens = of_sentence(store.base.tokens, segment)
         return SentenceVectors(TokenRows(TokenTable(segment_tokens), table), "mean")
 
-    def of_pairs(store: Activations) -> Activations:
+    def of_pairs(store: HiddenStateSource) -> HiddenStateSource:
         assert isinstance(store, SentenceVectors)
         if id(store) not in stores:
             second = vectors(store, 1)
@@ -335,7 +335,7 @@ class Baseline:
     """What an answer without a tuned model has right.
 
     Args:
-        right: As of `Answers`, shape (n_sentences of the test corpus,).
+        right: As of `TestAnswers`, shape (n_sentences of the test corpus,).
         predicted: Of numbers, what is predicted of each test example, up to a constant, shape (n_examples,); None of
             classes, and of the constant answer.
     """
@@ -344,7 +344,7 @@ class Baseline:
     predicted: Floats | None = None
 
 
-def baselines(task: Task, source: ModelSource, seed: int, trainer: Mapping[str, Any]) -> dict[str, Baseline]:
+def baselines(task: TuningTask, source: ModelSource, seed: int, trainer: Mapping[str, Any]) -> dict[str, Baseline]:
     """Return the constant answer, and linear probes with an intercept of the model's own input embeddings.
 
     These are of the token, or of their mean over the sentence. Of pairs, the features of the means u and v of both
@@ -389,7 +389,7 @@ def _of_probe(sides: Sides, seed: int, trainer: Mapping[str, Any]) -> Baseline:
 
 
 @dataclass(frozen=True)
-class Answers:
+class TestAnswers:
     """What a model answers on the sentences of a side, as sums over the targets of each sentence.
 
     Args:
@@ -424,12 +424,12 @@ class TunedModel(ContinuedModule):
         self.model, self.recipe, self.steps = model, recipe, steps
         self.groups = parameter_groups(model, recipe)
 
-    def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def outputs(self, batch: TuningBatch) -> tuple[Tensor, Tensor]:
         """Return outputs, of shape (n_targets, n_outputs), and targets, of shape (n_targets,), of a batch."""
         has_target = is_target(batch.targets)
         return self.model(**batch.inputs).logits[has_target].float(), batch.targets[has_target]
 
-    def training_step(self, batch: Batch, batch_index: int) -> Tensor:
+    def training_step(self, batch: TuningBatch, batch_index: int) -> Tensor:
         """Return the loss whose mean over processes and accumulated batches is the mean over all targets."""
         return self.loss_of_step(losses(*self.outputs(batch)).sum(), batch.n)
 
@@ -441,7 +441,7 @@ class TunedModel(ContinuedModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     @torch.no_grad()
-    def answers(self, batches: Iterable[Batch], n_sentences: int, n_classes: int) -> Answers:
+    def answers(self, batches: Iterable[TuningBatch], n_sentences: int, n_classes: int) -> TestAnswers:
         """Return what the model answers, without dropout.
 
         Args:
@@ -468,7 +468,7 @@ class TunedModel(ContinuedModule):
                 if has_target.ndim == 1:
                     predicted[of] = outputs[:, 0].cpu().double().numpy()
         self.model.train(was_training)
-        return Answers(right, loss, confusion, predicted)
+        return TestAnswers(right, loss, confusion, predicted)
 
 
 def losses(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -577,7 +577,7 @@ class TuningData(pl.LightningDataModule):
         # Number of steps at the end of each epoch.
         self.ends = np.cumsum([len(batches) for batches in per_epoch], dtype=np.int64).tolist()
 
-    def batches(self, first: int, rank: int = 0, n_ranks: int = 1) -> Iterator[Batch]:
+    def batches(self, first: int, rank: int = 0, n_ranks: int = 1) -> Iterator[TuningBatch]:
         """Yield the batches of a process.
 
         Args:
@@ -591,14 +591,14 @@ class TuningData(pl.LightningDataModule):
             for part in range(rank, n_parts, n_ranks):
                 yield whole if n_parts == 1 else self._part(sentences, part, n_parts, whole.n)
 
-    def _part(self, sentences: NDArray[np.int64], part: int, n_parts: int, n: int) -> Batch:
+    def _part(self, sentences: NDArray[np.int64], part: int, n_parts: int, n: int) -> TuningBatch:
         """Return every `n_parts`-th sentence; of too few, one without targets, so that all processes take each step."""
         if len(selected := sentences[part::n_parts]):
             return self.train.batch(selected, n)
         batch = self.train.batch(sentences[:1], n)
         return replace(batch, targets=torch.full_like(batch.targets, nothing(batch.targets)))
 
-    def train_dataloader(self) -> DataLoader[Batch]:
+    def train_dataloader(self) -> DataLoader[TuningBatch]:
         """Return the batches of this process."""
         trainer = cast(pl.Trainer, self.trainer)
         return DataLoader(_Steps(self, self.first, trainer.global_rank, trainer.world_size), batch_size=None)
@@ -612,15 +612,15 @@ class TuningData(pl.LightningDataModule):
         self.first = state_dict["first"]
 
 
-class _Steps(IterableDataset[Batch]):
+class _Steps(IterableDataset[TuningBatch]):
     def __init__(self, data: TuningData, first: int, rank: int, n_ranks: int) -> None:
         self.data, self.first, self.rank, self.n_ranks = data, first, rank, n_ranks
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[TuningBatch]:
         return self.data.batches(self.first, self.rank, self.n_ranks)
 
 
-def in_batches(side: Side, batch_tokens: int) -> Iterator[Batch]:
+def in_batches(side: Side, batch_tokens: int) -> Iterator[TuningBatch]:
     """Yield the sentences of a side once, longest first."""
     for chosen in by_length(side.tokens.lengths[side.sentences], batch_tokens):
         batch = side.batch(side.sentences[chosen])
@@ -633,7 +633,7 @@ _POINTS = 100
 
 
 @dataclass(frozen=True)
-class Job:
+class TuningJob:
     """One tuning.
 
     Args:
@@ -658,7 +658,8 @@ class Job:
 
 
 def tune(
-    job: Job, source: ModelSource, task: Task, recipe: TuningOptions, options: Mapping[str, Any], places: Places,
+    job: TuningJob, source: ModelSource, task: TuningTask, recipe: TuningOptions, options: Mapping[str, Any],
+    places: Places,
     logger: Any,
 ) -> list[Row]:  # fmt: skip
     """Tune a model from its start or from its last state, unless that is finished; return its curve.
@@ -676,7 +677,7 @@ def tune(
     data = TuningData(
         train, recipe.batch_tokens, recipe.epochs, job.order, int(options.get("accumulate_grad_batches", 1))
     )
-    keeper = Keeper(job, task, recipe, data, places, logger)
+    keeper = TuningWriter(job, task, recipe, data, places, logger)
     if (curve := places.finished(job.name)) is not None:
         keeper.log_curve(curve)
         return curve
@@ -698,7 +699,7 @@ def tune(
     return keeper.curve
 
 
-def _name_outputs(model: Any, task: Task) -> None:
+def _name_outputs(model: Any, task: TuningTask) -> None:
     """Note what the outputs of the head are, and the padding token, in the configuration that is saved."""
     names = [str(label) for label in task.classes] or ["number"]
     model.config.id2label = dict(enumerate(names))
@@ -707,7 +708,7 @@ def _name_outputs(model: Any, task: Task) -> None:
     model.config.pad_token_id = task.train.pad_token_id
 
 
-class Keeper(RecordedTraining):
+class TuningWriter(RecordedTraining):
     """Writes the states, the curve, the answers and the model of a tuning, and logs the curve.
 
     Args:
@@ -720,7 +721,7 @@ class Keeper(RecordedTraining):
     """
 
     def __init__(
-        self, job: Job, task: Task, recipe: TuningOptions, data: TuningData, places: Places, logger: Any
+        self, job: TuningJob, task: TuningTask, recipe: TuningOptions, data: TuningData, places: Places, logger: Any
     ) -> None:  # fmt: skip
         self.job, self.task, self.recipe = job, task, recipe
         logged = ("train_loss", "validation_loss")
@@ -750,13 +751,13 @@ class Keeper(RecordedTraining):
         self.add(row)
 
 
-def answers_of(module: TunedModel, side: Side, task: Task, batch_tokens: int) -> Answers:
+def answers_of(module: TunedModel, side: Side, task: TuningTask, batch_tokens: int) -> TestAnswers:
     """Return what a model answers on a side."""
     batches = in_batches(side, batch_tokens)
     return module.answers(batches, side.tokens.n_sentences, len(task.classes) if task.standard is None else 0)
 
 
-def write_answers(places: Places, job: Job, answers: Answers) -> None:
+def write_answers(places: Places, job: TuningJob, answers: TestAnswers) -> None:
     """Write what a tuned model answers on the test part."""
     path = places.curve(job.name).with_suffix(".npz")
     path.parent.mkdir(exist_ok=True)
@@ -764,8 +765,8 @@ def write_answers(places: Places, job: Job, answers: Answers) -> None:
         np.savez(file, **vars(answers))
 
 
-def read_answers(places: Places, job: Job) -> Answers:
+def read_answers(places: Places, job: TuningJob) -> TestAnswers:
     """Read what `write_answers` wrote."""
     with np.load(regular(places.curve(job.name).with_suffix(".npz"), places.folder), allow_pickle=False) as content:
-        arrays: dict[str, NDArray[Any]] = {field.name: content[field.name] for field in fields(Answers)}
-    return Answers(**arrays)
+        arrays: dict[str, NDArray[Any]] = {field.name: content[field.name] for field in fields(TestAnswers)}
+    return TestAnswers(**arrays)

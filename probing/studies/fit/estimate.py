@@ -69,7 +69,7 @@ _COPIES = 12
 
 
 @dataclass(frozen=True)
-class Probes:
+class ProbeCosts:
     """The probes of a run, by what their cost depends on.
 
     Args:
@@ -100,7 +100,7 @@ class Probes:
     def of_options(
         cls, layers: Sequence[int], controls: Sequence[str], n_replicates: int, retrains: bool, codes: bool,
         probe: ProbeOptions,
-    ) -> Probes:  # fmt: skip
+    ) -> ProbeCosts:  # fmt: skip
         """Return the probes that options of `fit` ask for, before tokens and classes are known.
 
         Args:
@@ -180,7 +180,7 @@ class Probes:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class CostEstimate:
     """What a run takes, about.
 
     Args:
@@ -190,7 +190,7 @@ class Estimate:
     """
 
     readings: Sequence[PendingRequest]
-    probes: Probes
+    probes: ProbeCosts
     cache: Path
 
     @property
@@ -266,7 +266,7 @@ def stages_of_probes(
         probe: How the probes are trained.
         numbers: Whether the probes predict numbers, which takes no passes.
     """
-    passes = Probes.of_options([0], controls, n_replicates, retrains, codes, probe).passes
+    passes = ProbeCosts.of_options([0], controls, n_replicates, retrains, codes, probe).passes
     stages = ["probes", *["controls"] * bool(controls), *["codes"] * codes, "evidence"]
     return [*(None if numbers else Cost("pass", passes[name]) for name in stages), BRIEF]
 
@@ -283,16 +283,16 @@ def estimate_callback(
         corpora: The corpora.
         controls: Names of the controls, of which some read the corpora again.
         seed: Seed of the controls.
-        options: Further arguments of `Probes.of_options`.
+        options: Further arguments of `ProbeCosts.of_options`.
     """
-    probes = Probes.of_options(source.layers, controls, *options)
+    probes = ProbeCosts.of_options(source.layers, controls, *options)
     sources = [source, *filter(None, (source_of_control(name, source, seed) for name in controls))]
 
     def announce(tokens: Tokens, n_classes: int, n_train: int) -> None:
         readings = [PendingRequest.of(one.request(corpus), source.cache) for one in sources for corpus in corpora]
         width = source.n_features or readings[0].size.width
         known = replace(probes, n_tokens=n_train, n_classes=max(n_classes, 1), d_model=width)
-        estimate = Estimate(readings, known, source.cache)
+        estimate = CostEstimate(readings, known, source.cache)
         estimate.check_memory()
         if estimate.n_bytes > LARGE:
             remark(estimate.line(source.trainer))

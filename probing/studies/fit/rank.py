@@ -150,11 +150,11 @@ def _read(run: Run, corpus: Moved | None, cache: str | None, quiet: bool) -> tup
         cache: Folder of cached activations; by default that of the run.
         quiet: Whether progress is left out.
     """
-    from probing.runs.finished import Extraction, open_runs, sides_of
+    from probing.runs.finished import RunExtraction, open_runs, sides_of
     from probing.runs.places import cache_of, given_texts
 
     (finished,) = open_runs([run], "index", given_texts(corpus))
-    extract = Extraction(cache_of(run, cache), {}, messages(quiet))
+    extract = RunExtraction(cache_of(run, cache), {}, messages(quiet))
     return finished.label, sides_of(finished, extract)
 
 

@@ -499,14 +499,14 @@ def _of_position(store: Any, config: Mapping[str, Any], layers: Sequence[int], c
 
 
 def _plan(config: Mapping[str, Any], stream: Stream | None) -> Any:
-    """Return the `probing.studies.geometry.survey.Plan` of what is surveyed."""
+    """Return the `probing.studies.geometry.survey.GeometryPlan` of what is surveyed."""
     from probing.probes.transforms import KINDS, Fitting
     from probing.studies.geometry.layers import ESTIMATORS
-    from probing.studies.geometry.survey import Plan
+    from probing.studies.geometry.survey import GeometryPlan
 
     top = None if stream is not None and stream.run is not None else config["top"]
     fitting = Fitting(config["clip_to"], config["whitening"], config["components"], config["shrinkage"], top)
-    return Plan(
+    return GeometryPlan(
         config["special_tokens"], chosen("--transforms", config["transforms"], KINDS, "none"), config["definition"],
         fitting, config["draws"], chosen("--estimators", config["estimators"], ESTIMATORS, "none"), config["seed"],
     )  # fmt: skip

@@ -21,7 +21,7 @@ from probing.studies.geometry.inside import write_inside_figures
 from probing.studies.geometry.neurons import groups_of, has, kind_of, name_of, readouts_of
 from probing.studies.geometry.position import SCHEMAS as POSITION
 from probing.studies.geometry.position.spectrum import write_position_figures
-from probing.studies.geometry.survey import Rows, Survey
+from probing.studies.geometry.survey import LayerSurvey, Rows
 from probing.studies.geometry.tables import layers_of, most_named
 from probing.tables.figures import (
     BLUE,
@@ -352,7 +352,7 @@ class GeometryTables:
         neurons: How neurons of the stream were changed and read, for `results.json`; None if none were.
     """
 
-    survey: Survey
+    survey: LayerSurvey
     inside: dict[str, Rows]
     neurons: Mapping[str, Any] | None = None
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.data.examples import Activations, pool_words
+from probing.data.examples import HiddenStateSource, pool_words
 from probing.probes.transforms import Transform
 from probing.statistics.chance import (
     N_DRAWS,
@@ -553,7 +553,7 @@ class Look:
     of_first: Mapping[str, Group]
 
 
-def look(store: Activations, layer: int, sampled: Sampled) -> Look:
+def look(store: HiddenStateSource, layer: int, sampled: Sampled) -> Look:
     """Return the moments and profiles of a layer, in one pass."""
     d_model, tokens = store.plan.d_model, sampled.tokens
     words, first = ~tokens.special, ~tokens.included
@@ -606,7 +606,7 @@ class LayerMeasures:
 
 
 def measure(
-    store: Activations,
+    store: HiddenStateSource,
     layer: int,
     sampled: Sampled,
     moments: Covariance,
@@ -660,7 +660,7 @@ def measure(
     return LayerMeasures(rows, measures["none"].cosine.result().shares, distances)
 
 
-def _shards(store: Activations, layer: int) -> Iterator[tuple[slice, Tensor]]:
+def _shards(store: HiddenStateSource, layer: int) -> Iterator[tuple[slice, Tensor]]:
     """Yield for each shard its rows in the token table and its states, in float32 or wider."""
     for shard in store.plan.shards:
         states = store.read(layer, shard.index)

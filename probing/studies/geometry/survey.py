@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from probing.data.examples import Activations
+from probing.data.examples import HiddenStateSource
 from probing.errors import UserError
 from probing.models.anatomy import examine
 from probing.probes.transforms import Fitting, Kind, Transform, fit_transform, identity, random_neurons
@@ -250,7 +250,7 @@ RANDOM = 10
 
 
 @dataclass(frozen=True)
-class Plan:
+class GeometryPlan:
     """What is surveyed and how.
 
     Args:
@@ -273,7 +273,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Survey:
+class LayerSurvey:
     """What was found in all layers.
 
     Args:
@@ -318,8 +318,8 @@ class _Corpora:
         regressors: What explains the outliers of the first.
     """
 
-    store: Activations
-    fitted_on: Activations
+    store: HiddenStateSource
+    fitted_on: HiddenStateSource
     sampled: Sampled
     fitted: Sampled
     regressors: Regressors
@@ -363,13 +363,13 @@ def check_tokens(tokens: Tokens, special_tokens: SpecialTokens) -> None:
 
 
 def survey(
-    store: Activations,
-    fitted_on: Activations,
+    store: HiddenStateSource,
+    fitted_on: HiddenStateSource,
     layers: Sequence[int],
     encoder: nn.Module,
     tokenizer: Any,
-    plan: Plan,
-) -> Survey:
+    plan: GeometryPlan,
+) -> LayerSurvey:
     """Survey a model, a layer at a time.
 
     Args:
@@ -401,7 +401,7 @@ def survey(
     ]
     named += _outlier_rows(by_norm, ALL_LAYERS, "")
     kinds = dict.fromkeys(kind for layer_survey in surveys.values() for kind in layer_survey.transforms)
-    return Survey(
+    return LayerSurvey(
         geometry=[row for layer_survey in surveys.values() for row in layer_survey.geometry],
         outliers=named,
         dimensions=[row for layer_survey in surveys.values() for row in layer_survey.dimensions],
@@ -422,7 +422,7 @@ def survey(
 
 
 def _of_layer(
-    layer: int, corpora: _Corpora, by_norm: Sequence[Outlier], plan: Plan, below: NDArray[np.float64] | None
+    layer: int, corpora: _Corpora, by_norm: Sequence[Outlier], plan: GeometryPlan, below: NDArray[np.float64] | None
 ) -> _LayerSurvey:
     """Survey one layer.
 
@@ -461,13 +461,15 @@ def _dead(seen: Look) -> list[int]:
     return seen.moments.dead.nonzero().flatten().tolist()
 
 
-def _clipped(plan: Plan, named: Mapping[SpecialTokens, Sequence[Outlier]], by_norm: Sequence[Outlier]) -> list[int]:
+def _clipped(
+    plan: GeometryPlan, named: Mapping[SpecialTokens, Sequence[Outlier]], by_norm: Sequence[Outlier]
+) -> list[int]:
     """Return the neurons of a layer that are outliers by the definition of the plan, ascending."""
     outliers = by_norm if plan.definition == "layer_norm" else named.get(plan.special_tokens, ())
     return sorted(outlier.neuron for outlier in outliers if outlier.definition == plan.definition)
 
 
-def _transforms(plan: Plan, seen: Look, clipped: Sequence[int]) -> dict[str, Transform]:
+def _transforms(plan: GeometryPlan, seen: Look, clipped: Sequence[int]) -> dict[str, Transform]:
     """Fit the transforms of a layer; clipping needs outliers, and the other transforms need neurons that vary."""
     fitted: dict[str, Transform] = {}
     for kind in plan.kinds:
@@ -484,7 +486,7 @@ def _size(kind: str, fitted: Sampled, seen: Look, n_components: int | None) -> d
 
 
 def _random_choices(
-    plan: Plan, layer: int, d_model: int, clipped: Sequence[int], excluded: Sequence[int]
+    plan: GeometryPlan, layer: int, d_model: int, clipped: Sequence[int], excluded: Sequence[int]
 ) -> list[list[int]]:
     """Draw as many neurons as are clipped, several times, among those that no definition names as outliers."""
     if "clip" not in plan.kinds or not clipped or len(clipped) > d_model - len(excluded):
@@ -521,13 +523,13 @@ def _dimension_rows(seen: Look, special_tokens: SpecialTokens, result: LayerMeas
     ]
 
 
-def _regressors(store: Activations, tokenizer: Any) -> Regressors:
+def _regressors(store: HiddenStateSource, tokenizer: Any) -> Regressors:
     ids, of_token = np.unique(store.tokens.input_ids, return_inverse=True)
     return Regressors(store.tokens, is_punctuation(tokenizer.convert_ids_to_tokens(ids.tolist()))[of_token.reshape(-1)])
 
 
 def _explained(
-    store: Activations, layer: int, regressors: Regressors, named: Sequence[int], dead: Sequence[int], seed: int
+    store: HiddenStateSource, layer: int, regressors: Regressors, named: Sequence[int], dead: Sequence[int], seed: int
 ) -> list[dict[str, Any]]:
     """Return what explains the outliers of a layer, and for comparison up to ten other neurons.
 

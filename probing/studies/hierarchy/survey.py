@@ -16,7 +16,7 @@ from torch import Tensor
 from probing.activations import ActivationStore
 from probing.activations.source import ActivationSource
 from probing.cli.options import ProbeOptions
-from probing.data.examples import Activations, Examples, Sides
+from probing.data.examples import Examples, HiddenStateSource, Sides
 from probing.data.examples import read as read_examples
 from probing.data.labelling import origin
 from probing.data.module import layer_moments
@@ -81,7 +81,7 @@ _TRANSITIVE = {"main_auxiliary": 0.5, "subject_noun": 0.7}
 
 
 @dataclass(frozen=True)
-class Sentence:
+class RuleSentence:
     """A sentence with the answers of both rules.
 
     Args:
@@ -110,7 +110,7 @@ class Grammar:
     def __init__(self, task: Task, seed: int) -> None:
         self.task, self._draw = task, random.Random(f"{task} {seed}")
 
-    def sentences(self, n: int, n_others: int) -> tuple[list[Sentence], list[Sentence]]:
+    def sentences(self, n: int, n_others: int) -> tuple[list[RuleSentence], list[RuleSentence]]:
         """Return distinct sentences to train and test on, and others for generalisation.
 
         Args:
@@ -119,14 +119,14 @@ class Grammar:
         """
         return self._distinct(n, differ=False), self._distinct(n_others, differ=True)
 
-    def _distinct(self, n: int, differ: bool) -> list[Sentence]:
-        by_words: dict[tuple[str, ...], Sentence] = {}
+    def _distinct(self, n: int, differ: bool) -> list[RuleSentence]:
+        by_words: dict[tuple[str, ...], RuleSentence] = {}
         while len(by_words) < n:
             sentence = self._main_auxiliary(differ) if self.task == "main_auxiliary" else self._subject_noun(differ)
             by_words.setdefault(sentence.words, sentence)
         return list(by_words.values())
 
-    def _main_auxiliary(self, differ: bool) -> Sentence:
+    def _main_auxiliary(self, differ: bool) -> RuleSentence:
         # No auxiliary occurs twice: embeddings without positions could not distinguish equal words.
         main, of_subject, of_object = self._draw.sample(AUXILIARIES, 3)
         subject, distractor = self._noun_phrase(), ""
@@ -143,7 +143,7 @@ class Grammar:
             rest = [self._draw_word(INTRANSITIVE)]
         return self._sentence([*subject, main, *rest], len(subject), AUXILIARIES, distractor)
 
-    def _subject_noun(self, differ: bool) -> Sentence:
+    def _subject_noun(self, differ: bool) -> RuleSentence:
         distractor, subject = self._modified() if differ else ("", self._noun_phrase())
         answer = len(subject) - 1
         rest = [self._draw_word(AUXILIARIES)]
@@ -155,9 +155,9 @@ class Grammar:
         words = [*subject, *self._prepositional_phrases(), *rest]
         return self._sentence(words, answer, NOUNS + PLURALS, distractor)
 
-    def _sentence(self, words: list[str], answer: int, candidates: tuple[str, ...], distractor: str) -> Sentence:
+    def _sentence(self, words: list[str], answer: int, candidates: tuple[str, ...], distractor: str) -> RuleSentence:
         linear = next(i for i, word in enumerate(words) if word in candidates)
-        return Sentence((words[0].capitalize(), *words[1:], "."), answer, linear, distractor)
+        return RuleSentence((words[0].capitalize(), *words[1:], "."), answer, linear, distractor)
 
     def _noun_phrase(self) -> list[str]:
         bare = self._draw.random() < _BARE
@@ -219,7 +219,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Text:
+class RuleSentences:
     """Sentences in the order of a corpus, with the answers of both rules.
 
     Args:
@@ -236,7 +236,7 @@ class Text:
     distractors: NDArray[np.str_]
 
     @classmethod
-    def of(cls, name: str, sentences: Sequence[Sentence]) -> Text:
+    def of(cls, name: str, sentences: Sequence[RuleSentence]) -> RuleSentences:
         """Return the text of distinct sentences.
 
         Args:
@@ -264,7 +264,7 @@ class Text:
                 "sentences."
             )
 
-    def examples(self, store: Activations, chosen: NDArray[np.bool_]) -> Examples:
+    def examples(self, store: HiddenStateSource, chosen: NDArray[np.bool_]) -> Examples:
         """Return the words of some sentences as examples: class 1 the right word, class 0 every other.
 
         Args:
@@ -287,8 +287,8 @@ class Parts:
         sizes: Numbers of sentences.
     """
 
-    training: Text
-    testing: Text
+    training: RuleSentences
+    testing: RuleSentences
     sizes: Sizes
 
     @classmethod
@@ -303,11 +303,11 @@ class Parts:
         n = sizes.train + sizes.test
         agree, differ = Grammar(task, seed).sentences(n + sizes.test, sizes.generalisation)
         name = task.replace("_", " ")
-        training = Text.of(f"sentences of the task {name}, to train on", agree[:n])
-        return cls(training, Text.of(f"sentences of the task {name}, to test on", agree[n:] + differ), sizes)
+        training = RuleSentences.of(f"sentences of the task {name}, to train on", agree[:n])
+        return cls(training, RuleSentences.of(f"sentences of the task {name}, to test on", agree[n:] + differ), sizes)
 
     @property
-    def texts(self) -> tuple[Text, Text]:
+    def texts(self) -> tuple[RuleSentences, RuleSentences]:
         """Both texts."""
         return self.training, self.testing
 
@@ -316,7 +316,7 @@ class Parts:
         """Which sentences of the second text are for generalisation, shape (n_sentences,)."""
         return np.arange(len(self.testing.answers)) >= self.sizes.test
 
-    def sides(self, stores: Sequence[Activations]) -> Sides:
+    def sides(self, stores: Sequence[HiddenStateSource]) -> Sides:
         """Return the examples that probes are trained, chosen and tested on.
 
         Args:
@@ -326,7 +326,7 @@ class Parts:
         train, validation = (self.training.examples(stores[0], chosen) for chosen in (trained, ~trained))
         return Sides(train, validation, self.testing.examples(stores[1], ~self.differ), np.arange(2), False)
 
-    def words(self, stores: Sequence[Activations]) -> Examples:
+    def words(self, stores: Sequence[HiddenStateSource]) -> Examples:
         """Return all words of the second text.
 
         Args:
@@ -393,7 +393,7 @@ def compared(name: str, first: NDArray[np.bool_], second: NDArray[np.bool_]) -> 
     return {name: float(difference.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
-def generalised(answers: NDArray[np.int64], text: Text, chosen: NDArray[np.bool_], linear: str) -> Row:
+def generalised(answers: NDArray[np.int64], text: RuleSentences, chosen: NDArray[np.bool_], linear: str) -> Row:
     """Return how often a probe's answers follow each rule in the sentences where the two rules differ.
 
     Args:

@@ -90,7 +90,7 @@ def position_bias(
     fit_run = None if run is None else _run_of(call.config)
     with quiet_libraries():
         from probing.downstream.sentence_vectors import first_token_check
-        from probing.studies.position_bias.survey import BiasConfig, Read, documents_of, survey, texts_of
+        from probing.studies.position_bias.survey import BiasConfig, DocumentVectors, documents_of, survey, texts_of
 
         text, sets = load_corpus(corpus), _read_sets(call.config["sts"], call.say)
         setting = _setting(call, tokenizer)
@@ -110,7 +110,9 @@ def position_bias(
         if not is_main_process():
             return None
         call.watch.end("extract")
-        read = Read(texts, store, others, list(zip(sets, rest, strict=True)), _word_table(setting.source, text))
+        read = DocumentVectors(
+            texts, store, others, list(zip(sets, rest, strict=True)), _word_table(setting.source, text)
+        )
         bias_config = BiasConfig(setting.layer, setting.pooling, neurons, top, draws, seed)
         return call.write(
             setting.source.model, lambda _: _study_output(survey(read, bias_config), read, drawn, setting)

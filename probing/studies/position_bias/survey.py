@@ -158,7 +158,7 @@ def documents_of(
 
 
 @dataclass(frozen=True)
-class Texts:
+class DocumentTexts:
     """All texts that are read of the measured documents, and which of them are compared.
 
     Args:
@@ -180,7 +180,7 @@ class Texts:
     donor_distance: float
 
 
-def texts_of(documents: Documents, edits: Sequence[str], seed: int) -> Texts:
+def texts_of(documents: Documents, edits: Sequence[str], seed: int) -> DocumentTexts:
     """Return the documents in three orders, each with every edit at every place, and their sentences alone.
 
     The order that is shuffled is drawn for each document. In its reverse, every sentence stands at the opposite place
@@ -213,7 +213,7 @@ def texts_of(documents: Documents, edits: Sequence[str], seed: int) -> Texts:
                 edited_texts = edited_at_all_places(text, name, others, int(inserted[i]))
                 edited[name][which].append([number(sentence_indices) for sentence_indices in edited_texts])
     lengths = documents.n_tokens[documents.evaluated]
-    return Texts(
+    return DocumentTexts(
         from_sentences("edited documents", index), orders, intact,
         {name: np.array(text_numbers) for name, text_numbers in edited.items()}, alone,
         lengths / lengths.sum(1, keepdims=True), distance,
@@ -415,7 +415,7 @@ def _summed(store: ActivationStore, layer: int, selected: NDArray[np.bool_]) -> 
 # Numbers of each document at each place, shape (n_documents, n_places), by the measure and the order of sentences.
 Values = Mapping[tuple[str, str], Floats]
 
-# The orders of `Texts` that belong together: their numbers are averaged.
+# The orders of `DocumentTexts` that belong together: their numbers are averaged.
 ORDERS = {AS_WRITTEN: [0], SHUFFLED: [1, 2]}
 # Differences that are smaller are taken for rounding.
 DECIMALS = 7
@@ -458,7 +458,7 @@ def weights(documents: Floats, parts: Floats) -> tuple[Floats, float]:
     return np.asarray(pseudo.round(DECIMALS)), explained
 
 
-def values_of(vectors: Floats, texts: Texts) -> tuple[dict[tuple[str, str], Floats], dict[str, float]]:
+def values_of(vectors: Floats, texts: DocumentTexts) -> tuple[dict[tuple[str, str], Floats], dict[str, float]]:
     """Return the numbers of each document by measure and order, and the share that each order's fit explains.
 
     Args:
@@ -546,7 +546,7 @@ class BiasConfig:
 
 
 @dataclass(frozen=True)
-class Read:
+class DocumentVectors:
     """What a model has read.
 
     Args:
@@ -557,7 +557,7 @@ class Read:
         words: The model's table of word embeddings.
     """
 
-    texts: Texts
+    texts: DocumentTexts
     store: ActivationStore
     others: ActivationStore
     sets: Sequence[tuple[SentencePairs, ActivationStore]]
@@ -579,7 +579,7 @@ class BiasResults:
     neurons: Sequence[int]
 
 
-def survey(read: Read, config: BiasConfig) -> BiasResults:
+def survey(read: DocumentVectors, config: BiasConfig) -> BiasResults:
     """Measure the bias of every kind of vector, and how well each agrees with human scores."""
     part = PositionPart.of(read.others, config.layer, config.pooling != "mean")
     neurons = part.first_neurons(config.n_neurons) if config.neurons is None else list(config.neurons)

@@ -250,7 +250,7 @@ LINES = {
 }
 
 
-class Curve(NamedTuple):
+class PlaceCurve(NamedTuple):
     """A measure by place, over its mean of all places.
 
     Args:
@@ -264,13 +264,13 @@ class Curve(NamedTuple):
     ends: list[tuple[float, float] | None]
 
 
-def curve(rows: Sequence[Row], measure: str, order: str, embedding: str) -> Curve:
+def curve(rows: Sequence[Row], measure: str, order: str, embedding: str) -> PlaceCurve:
     """Return the line of some vectors, from rows of `places.csv`; all 0 where the mean is 0."""
     place_rows = rows_of(rows, measure=measure, order=order, embedding=embedding)
     mean = sum(row["value"] for row in place_rows) / len(place_rows)
     scale = 1 / mean if mean else 0.0
     intervals = [ends(row) for row in place_rows]
-    return Curve(
+    return PlaceCurve(
         [row["position"] for row in place_rows], [scale * row["value"] for row in place_rows],
         [None if bounds is None else (scale * bounds[0], scale * bounds[1]) for bounds in intervals],
     )  # fmt: skip

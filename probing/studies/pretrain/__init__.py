@@ -109,7 +109,7 @@ def pretrain(
         check_several(trainer or {}, name is not None)
         named = name or free_name(call.place, f"pretrain-{size}")
         folder = folder_of_trainings(call.place, named, config, {"corpus": text})
-        jobs = [steps.Job(arm, number) for number in range(seed, seed + seeds) for arm in selected]
+        jobs = [steps.TrainingJob(arm, number) for number in range(seed, seed + seeds) for arm in selected]
         plan = steps.RunPlan(jobs, shape, recipe, sentences, seed, trainer or {})
         first = is_main_process()
         call.expect(len(jobs) + 2 + bool(multiples))

@@ -434,7 +434,7 @@ _HELD_OUT_BATCH = 64
 
 
 @dataclass
-class Batch:
+class MaskedBatch:
     """Rows in which some tokens are to be predicted.
 
     Args:
@@ -448,9 +448,9 @@ class Batch:
     labels: Tensor
     n_predicted: int
 
-    def to(self, device: Any, **options: Any) -> Batch:
+    def to(self, device: Any, **options: Any) -> MaskedBatch:
         """Return the batch on a device; Lightning calls this."""
-        return Batch(self.input_ids.to(device, **options), self.labels.to(device, **options), self.n_predicted)
+        return MaskedBatch(self.input_ids.to(device, **options), self.labels.to(device, **options), self.n_predicted)
 
 
 class Masking:
@@ -514,7 +514,7 @@ class PackedRows(pl.LightningDataModule):
         self.choose = NextTokens(text.tokenizer) if masked is None else Masking(text.tokenizer, masked)
         self.first = 0
 
-    def batches(self, first: int, rank: int = 0, n_ranks: int = 1, n_accumulated: int = 1) -> Iterator[Batch]:
+    def batches(self, first: int, rank: int = 0, n_ranks: int = 1, n_accumulated: int = 1) -> Iterator[MaskedBatch]:
         """Yield the batches of a process, without end.
 
         Args:
@@ -529,26 +529,26 @@ class PackedRows(pl.LightningDataModule):
             inputs, labels = self.choose(self.text.train[chosen], self.seed, "masks", step)
             n_predicted = int((labels >= 0).sum())
             for part in range(rank, n_parts, n_ranks):
-                yield Batch(inputs[part::n_parts], labels[part::n_parts], n_predicted)
+                yield MaskedBatch(inputs[part::n_parts], labels[part::n_parts], n_predicted)
 
-    def validation_batches(self) -> Iterator[Batch]:
+    def validation_batches(self) -> Iterator[MaskedBatch]:
         """Yield the held-out rows, with the same tokens to predict for every model of the kind."""
         inputs, labels = self.choose(self.text.validation, "held out")
         for some in zip(inputs.split(_HELD_OUT_BATCH), labels.split(_HELD_OUT_BATCH), strict=True):
-            yield Batch(*some, int((some[1] >= 0).sum()))
+            yield MaskedBatch(*some, int((some[1] >= 0).sum()))
 
     def unigram_loss(self) -> float:
         """Return the loss of a model that knows the frequencies of tokens alone, on the held-out tokens, in nats."""
         _, labels = self.choose(self.text.validation, "held out")
         return self.text.unigram_loss(labels[labels >= 0])
 
-    def train_dataloader(self) -> DataLoader[Batch]:
+    def train_dataloader(self) -> DataLoader[MaskedBatch]:
         """Return the batches of this process, without end."""
         trainer = cast(pl.Trainer, self.trainer)
         share = (trainer.global_rank, trainer.world_size, trainer.accumulate_grad_batches)
         return DataLoader(_Endless(self, self.first, share), batch_size=None)
 
-    def val_dataloader(self) -> DataLoader[Batch]:
+    def val_dataloader(self) -> DataLoader[MaskedBatch]:
         """Return the held-out rows."""
         return DataLoader(cast(Any, list(self.validation_batches())), batch_size=None)
 
@@ -561,9 +561,9 @@ class PackedRows(pl.LightningDataModule):
         self.first = state_dict["first"]
 
 
-class _Endless(IterableDataset[Batch]):
+class _Endless(IterableDataset[MaskedBatch]):
     def __init__(self, rows: PackedRows, first: int, share: tuple[int, int, int]) -> None:
         self.rows, self.first, self.share = rows, first, share
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[MaskedBatch]:
         return self.rows.batches(self.first, *self.share)

@@ -40,7 +40,7 @@ from probing.runtime.trainer import (
 from probing.statistics.moments import Profile, ProfileAccumulator, by_mean_profile
 from probing.studies.pretrain.batches import (
     LEARNED_TABLES,
-    Batch,
+    MaskedBatch,
     PackedRows,
     PackedText,
     as_fast,
@@ -82,23 +82,23 @@ class LanguageModel(ContinuedModule):
         super().__init__(seed, f"--training.learning_rate {recipe.learning_rate}")
         self.model, self.arm, self.recipe = model, arm, recipe
 
-    def loss_sum(self, batch: Batch) -> Tensor:
+    def loss_sum(self, batch: MaskedBatch) -> Tensor:
         """Return the cross-entropy of the tokens to predict in a batch, summed, in nats."""
         chosen = batch.labels >= 0
         states = self.model.base_model(**model_inputs(self.arm, batch.input_ids)).last_hidden_state
         logits = head_of(self.model)(states[chosen])
         return functional.cross_entropy(logits.float(), batch.labels[chosen], reduction="sum")
 
-    def training_step(self, batch: Batch, batch_index: int) -> Tensor:
+    def training_step(self, batch: MaskedBatch, batch_index: int) -> Tensor:
         """Return the loss whose mean over processes and accumulated batches is the mean over all tokens to predict."""
         return self.loss_of_step(self.loss_sum(batch), batch.n_predicted)
 
-    def validation_step(self, batch: Batch, batch_index: int) -> None:
+    def validation_step(self, batch: MaskedBatch, batch_index: int) -> None:
         """Log the mean cross-entropy of the tokens to predict in the held-out rows."""
         self.log("loss", self.loss_sum(batch) / max(batch.n_predicted, 1), batch_size=batch.n_predicted)
 
     @torch.no_grad()
-    def validation_loss(self, batches: Iterable[Batch]) -> float:
+    def validation_loss(self, batches: Iterable[MaskedBatch]) -> float:
         """Return the mean cross-entropy of the tokens to predict in some batches, without dropout, in float32."""
         was_training = self.model.training
         self.model.eval()
@@ -126,7 +126,7 @@ CLIP = 0.5
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """One training.
 
     Args:
@@ -144,7 +144,7 @@ class Job:
 
 
 def train(
-    job: Job, text: PackedText, shape: Encoder, recipe: Recipe, options: Mapping[str, Any], places: Places,
+    job: TrainingJob, text: PackedText, shape: Encoder, recipe: Recipe, options: Mapping[str, Any], places: Places,
     logger: Any, callbacks: Sequence[pl.Callback] = (),
 ) -> list[Row]:  # fmt: skip
     """Train an encoder from its beginning or from its last state, unless it is finished; return its curve.
@@ -160,7 +160,7 @@ def train(
         callbacks: Further callbacks of Lightning.
     """
     rows = PackedRows(text, recipe.batch_size, None if job.arm == CAUSAL_LM else recipe.masked, job.seed)
-    keeper = Keeper(job, rows, recipe, places, logger)
+    keeper = TrainingWriter(job, rows, recipe, places, logger)
     if (curve := places.finished(job.name)) is not None:
         keeper.log_curve(curve)
         return curve
@@ -175,7 +175,7 @@ def train(
     return keeper.curve
 
 
-class Keeper(RecordedTraining):
+class TrainingWriter(RecordedTraining):
     """Writes checkpoints, states and the curve of a training, and logs the curve.
 
     Args:
@@ -186,7 +186,7 @@ class Keeper(RecordedTraining):
         logger: Lightning logger of the curves, if any.
     """
 
-    def __init__(self, job: Job, rows: PackedRows, recipe: Recipe, places: Places, logger: Any) -> None:
+    def __init__(self, job: TrainingJob, rows: PackedRows, recipe: Recipe, places: Places, logger: Any) -> None:
         self.job, self.rows, self.recipe = job, rows, recipe
         due = checkpoint_steps(recipe.steps, recipe.checkpoint_factor)
         logged = ("train_loss", "loss", "unigram_loss")
@@ -371,7 +371,7 @@ class RunPlan:
         trainer: Arguments of Lightning's Trainer.
     """
 
-    jobs: Sequence[Job]
+    jobs: Sequence[TrainingJob]
     shape: Encoder
     recipe: Recipe
     n_sentences: int
@@ -525,7 +525,7 @@ def measure_lengths(
     rows: list[Row] = []
     with stage(f"rows of {count(len(multiples), 'length')}", len(due)) as advance:
         for multiple in multiples:
-            reader = _Reader(text, config, multiple, places, cache / places.folder.name)
+            reader = _HeldOutReader(text, config, multiple, places, cache / places.folder.name)
             for job in config.jobs:
                 saved = places.folder / "state" / f"{job.name}-x{multiple}.json"
                 if saved.is_file():
@@ -542,7 +542,7 @@ def measure_lengths(
     return sorted(rows, key=lambda row: order.index((row["arm"], row["seed"])))
 
 
-class _Reader:
+class _HeldOutReader:
     """Reads held-out text in rows of one length.
 
     Args:
@@ -574,7 +574,7 @@ class _Reader:
                 config.trainer,
             )  # fmt: skip
 
-    def read(self, job: Job) -> list[Row]:
+    def read(self, job: TrainingJob) -> list[Row]:
         """Return a row for each layer, or a row with the reason why there is none."""
         if self.n_more and job.arm in LEARNED_TABLES:
             trained = self.config.shape.row_length

@@ -420,7 +420,7 @@ def sts(
     with quiet_libraries():
         from probing.activations.source import report_dropped_text
         from probing.downstream.sentence_vectors import (
-            Fitting,
+            TransformFitting,
             Vectors,
             check_text_to_fit_on,
             evaluate,
@@ -447,7 +447,7 @@ def sts(
         report_dropped_text(corpora, [store.tokens for store in stores], call.say)
         vectors = Vectors(sets, stores[: len(sets)], (outside, stores[-1]) if outside else None, words)
         descriptions = _described(vectors, load_tokenizer(files), call.say)
-        fitting = Fitting(spaces, definition, components, seed)
+        fitting = TransformFitting(spaces, definition, components, seed)
 
         def measure(_: Path) -> Measured:
             with stage(f"cosines of {layers_named(source.layers)}"):
@@ -556,7 +556,7 @@ def wic(
     data = _read_pairs(config["folder"], part, call.say)
     with quiet_libraries():
         from probing.activations.source import report_dropped_text
-        from probing.downstream.sentence_vectors import Fitting, Text, not_in
+        from probing.downstream.sentence_vectors import FittingText, TransformFitting, not_in
         from probing.downstream.wic import evaluate, target_check, unknown_pairs, without_cut_words
         from probing.studies.similarity.results import wic_output
 
@@ -574,12 +574,12 @@ def wic(
         report_dropped_text(corpora, [store.tokens for store in stores], call.say)
         pairs = without_cut_words(data, stores, call.say)
         n_unknown = unknown_pairs(pairs, stores, load_tokenizer(source.model), call.say)
-        fitting = Fitting(spaces, definition, components, seed)
+        fitting = TransformFitting(spaces, definition, components, seed)
         results = {"n_unknown_pairs": n_unknown, "n_sentences_fitted_on": int(is_fitted_on.sum())}
 
         def measure(_: Path) -> Measured:
             with stage(f"cosines of {layers_named(source.layers)}"):
-                tables = evaluate(pairs, stores, Text(stores[0], is_fitted_on), source.layers, fitting, seed)
+                tables = evaluate(pairs, stores, FittingText(stores[0], is_fitted_on), source.layers, fitting, seed)
             return wic_output(*tables, data, pairs, stores, results, source.model.short_name)
 
         return call.write(source.model, measure)

@@ -58,7 +58,7 @@ def tuning_effect(
     names = _selected_measures(measures)
     with quiet_libraries():
         from probing.activations.source import ActivationSource
-        from probing.studies.checkpoints.measures import How, Text, without_new_entries
+        from probing.studies.checkpoints.measures import CheckpointText, How, without_new_entries
         from probing.studies.tuning_effect.survey import of_names, of_run, study_output, survey, text_of
 
         _check_which(run, start, tuned, shuffled)
@@ -76,7 +76,7 @@ def tuning_effect(
         start_options = {"pretrained": "--tuned", "shuffled": "--shuffled"}
         options = {member.name: "--run" if run else start_options[member.start] for member in family.members}
         sources = {member.name: source_of(options[member.name], member.model) for member in family.members}
-        text = Text(*divided(text_of(corpus, family, sentences, seed, call.say), None, seed, call.say))
+        text = CheckpointText(*divided(text_of(corpus, family, sentences, seed, call.say), None, seed, call.say))
         call.expect(3)
         with without_new_entries([first, *sources.values()], keep_activations):
             tables = survey(family, sources, first, text, names, How(ProbeOptions(), seed), options)

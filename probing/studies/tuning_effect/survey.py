@@ -21,7 +21,7 @@ from probing.heads.accumulation import accumulate
 from probing.heads.change import (
     COSINE,
     SAME,
-    Change,
+    MapChange,
     PublishedChange,
     check_padding,
     map_rows,
@@ -30,7 +30,7 @@ from probing.heads.change import (
 )
 from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads
-from probing.heads.subject import Checkpoint, HeadSurvey, check_comparable
+from probing.heads.subject import HeadSurvey, SurveyedCheckpoint, check_comparable
 from probing.page.charts import Line, Up, line_chart
 from probing.results import Html, count, element, without_nan
 from probing.runs import Result, framed, section_of
@@ -43,7 +43,7 @@ from probing.runtime.terminal import silence
 from probing.statistics import common_share, times, welch
 from probing.statistics.chance import holm
 from probing.studies.checkpoints.measures import MEASURES as CHECKPOINT_MEASURES
-from probing.studies.checkpoints.measures import Document, How, Text, cached_document, key_of
+from probing.studies.checkpoints.measures import CheckpointText, Document, How, cached_document, key_of
 from probing.studies.tuning_effect.tables import (
     LEVEL,
     MAPS,
@@ -98,7 +98,7 @@ def state_distances(a: ActivationStore, b: ActivationStore, layers: Sequence[int
     """
     distances = {}
     for layer in layers:
-        sums = _Sums(a.plan.d_model)
+        sums = _DistanceSums(a.plan.d_model)
         for rows in _pairs(a, b, layer):
             sums.add(*rows)
         if sums.is_equal:
@@ -124,7 +124,7 @@ def _pairs(a: ActivationStore, b: ActivationStore, layer: int) -> Iterator[tuple
 
 
 @dataclass
-class _Sums:
+class _DistanceSums:
     """Sums over tokens of what the distances are made of."""
 
     d: int
@@ -180,7 +180,7 @@ class _Sums:
 Rows = list[dict[str, Any]]
 
 
-def of_checkpoint(name: str, source: ActivationSource, text: Text, how: How) -> Rows:
+def of_checkpoint(name: str, source: ActivationSource, text: CheckpointText, how: How) -> Rows:
     """Return a property of a checkpoint: a row for each layer with `measure` and `value`.
 
     Args:
@@ -198,7 +198,7 @@ def of_checkpoint(name: str, source: ActivationSource, text: Text, how: How) -> 
     return read(document)
 
 
-def _of_special(source: ActivationSource, text: Text, how: How) -> tuple[Document, ActivationStore]:
+def _of_special(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, ActivationStore]:
     """Measure which share of the attention of each block goes to special tokens."""
     blocks = [layer for layer in source.layers if layer > 0]
     head_inputs = HeadSurvey.of(source.request(text.corpora[0]), blocks, how.seed)
@@ -232,7 +232,7 @@ _OF_CHECKPOINT: Mapping[str, tuple[str, Callable[[Document], Rows]]] = {
 }
 
 
-def of_pair(names: Sequence[str], a: ActivationSource, b: ActivationSource, text: Text, how: How) -> Rows:
+def of_pair(names: Sequence[str], a: ActivationSource, b: ActivationSource, text: CheckpointText, how: How) -> Rows:
     """Return distances of two checkpoints: a row for each layer with `measure` and `value`.
 
     Args:
@@ -251,7 +251,7 @@ def of_pair(names: Sequence[str], a: ActivationSource, b: ActivationSource, text
     return rows
 
 
-def _of_states(a: ActivationSource, b: ActivationSource, text: Text) -> tuple[Document, ActivationStore]:
+def _of_states(a: ActivationSource, b: ActivationSource, text: CheckpointText) -> tuple[Document, ActivationStore]:
     first, second = (source.read(text.corpora[:1])[0] for source in (a, b))
     distances_by_layer = state_distances(first, second, a.layers)
     rows: Rows = [
@@ -262,18 +262,18 @@ def _of_states(a: ActivationSource, b: ActivationSource, text: Text) -> tuple[Do
     return {"rows": rows}, first
 
 
-def _of_maps(a: ActivationSource, b: ActivationSource, text: Text) -> tuple[Document, ActivationStore]:
+def _of_maps(a: ActivationSource, b: ActivationSource, text: CheckpointText) -> tuple[Document, ActivationStore]:
     request, against = _requests(a, b, text)
-    store = accumulate(request, [Change(against, alone=True)], a.cache, a.trainer, a.say)["change"]
+    store = accumulate(request, [MapChange(against, alone=True)], a.cache, a.trainer, a.say)["change"]
     rows = [row for row in map_rows(store, _blocks(a)) if row["of"] == SAME and row["head"] is None]
     cosines, divergences = ([row for row in rows if row["measure"] == name] for name in ("cosine", "jensen_shannon"))
     cosines = [{**row, "value": 1 - row["value"]} for row in cosines]
     return {"rows": _values("maps_cosine", cosines) + _values("maps_jensen_shannon", divergences)}, store
 
 
-def _of_published(a: ActivationSource, b: ActivationSource, text: Text) -> tuple[Document, ActivationStore]:
+def _of_published(a: ActivationSource, b: ActivationSource, text: CheckpointText) -> tuple[Document, ActivationStore]:
     request, against = _requests(a, b, text)
-    checkpoint = Checkpoint(request)
+    checkpoint = SurveyedCheckpoint(request)
     check_padding(checkpoint)
     store = accumulate(request, [PublishedChange(checkpoint, against)], a.cache, a.trainer, a.say)[
         "change_as_published"
@@ -283,22 +283,23 @@ def _of_published(a: ActivationSource, b: ActivationSource, text: Text) -> tuple
     return {"rows": _values("maps_as_published", same)}, store
 
 
-def _requests(a: ActivationSource, b: ActivationSource, text: Text) -> tuple[Any, Checkpoint]:
+def _requests(a: ActivationSource, b: ActivationSource, text: CheckpointText) -> tuple[Any, SurveyedCheckpoint]:
     request, other = (source.request(text.corpora[0]) for source in (a, b))
-    return request, Checkpoint(other)
+    return request, SurveyedCheckpoint(other)
 
 
 def _blocks(source: ActivationSource) -> list[int]:
     return [layer for layer in source.layers if layer > 0]
 
 
-_OF_PAIR: Mapping[str, Callable[[ActivationSource, ActivationSource, Text], tuple[Document, ActivationStore]]] = {
+_PairMeasure = Callable[[ActivationSource, ActivationSource, CheckpointText], tuple[Document, ActivationStore]]
+_OF_PAIR: Mapping[str, _PairMeasure] = {
     MAPS: _of_maps, PUBLISHED: _of_published, STATES: _of_states,
 }  # fmt: skip
 
 
 def check_members(
-    start: ActivationSource, others: Mapping[str, ActivationSource], options: Mapping[str, str], text: Text
+    start: ActivationSource, others: Mapping[str, ActivationSource], options: Mapping[str, str], text: CheckpointText
 ) -> None:  # fmt: skip
     """Refuse checkpoints that are not of the start's architecture, or divide the text into other tokens.
 
@@ -313,7 +314,7 @@ def check_members(
     """
     heads = HeadSurvey.of(start.request(text.corpora[0]), [], 0).heads
     for name, other in others.items():
-        against = Checkpoint(other.request(text.corpora[0]))
+        against = SurveyedCheckpoint(other.request(text.corpora[0]))
         check_comparable(start.request(text.corpora[0]), heads, against, options[name])
         drop_garbage()
 
@@ -350,7 +351,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Family:
+class TuningFamily:
     """A start, and what was tuned from it.
 
     Args:
@@ -375,7 +376,7 @@ class Family:
         yield from ((a, b) for a, b in combinations(true_members, 2) if a.order == b.order)
 
 
-def of_run(folder: str) -> Family:
+def of_run(folder: str) -> TuningFamily:
     """Return what a run of `finetune` tuned from trained weights.
 
     Raises:
@@ -398,10 +399,10 @@ def of_run(folder: str) -> Family:
     members = [
         Member(name, str(folders[name]), row["start"], row["seed"], row["order_seed"]) for name, row in names.items()
     ]
-    return Family(run.config["model"], run.config["revision"], members, run)
+    return TuningFamily(run.config["model"], run.config["revision"], members, run)
 
 
-def of_names(start: str, tuned: Sequence[str], shuffled: Sequence[str]) -> Family:
+def of_names(start: str, tuned: Sequence[str], shuffled: Sequence[str]) -> TuningFamily:
     """Return checkpoints that a user names; each is taken for one of another seed.
 
     Raises:
@@ -421,10 +422,10 @@ def of_names(start: str, tuned: Sequence[str], shuffled: Sequence[str]) -> Famil
     members = [
         Member(called[name], name, group, i, 0) for group, names in groups.items() for i, name in enumerate(names)
     ]
-    return Family(start, None, members)
+    return TuningFamily(start, None, members)
 
 
-def tuned_on(family: Family) -> Tuned | None:
+def tuned_on(family: TuningFamily) -> Tuned | None:
     """Return the run as one whose text can be read again; None if it is not that of a run, or it is of pairs."""
     if family.run is None or "corpus" not in family.run.results["corpora"]:
         return None
@@ -436,7 +437,8 @@ _LayerValues = dict[tuple[str, int], float]
 
 
 def survey(
-    family: Family, sources: Mapping[str, ActivationSource], start: ActivationSource, text: Text, names: Sequence[str],
+    family: TuningFamily, sources: Mapping[str, ActivationSource], start: ActivationSource,
+    text: CheckpointText, names: Sequence[str],
     how: How, options: Mapping[str, str],
 ) -> dict[str, Rows]:  # fmt: skip
     """Return the rows of all tables.
@@ -485,7 +487,7 @@ def _by_layer(rows: Rows) -> _LayerValues:
 
 
 def _changes(
-    family: Family, values: Mapping[str, _LayerValues], apart: Mapping[tuple[str, str], _LayerValues]
+    family: TuningFamily, values: Mapping[str, _LayerValues], apart: Mapping[tuple[str, str], _LayerValues]
 ) -> list[dict[str, Any]]:
     """Return a row for each checkpoint, what it is compared with, measure and layer, with the change."""
 
@@ -561,7 +563,7 @@ def _by_seed(rows: Sequence[Mapping[str, Any]], start: str) -> list[float]:
     return [float(np.mean([row["change"] for row in seed_rows if row["seed"] == seed])) for seed in seeds]
 
 
-def text_of(corpus: Any, family: Family, most: int, seed: int, say: Callable[[str], None]) -> Corpus:
+def text_of(corpus: Any, family: TuningFamily, most: int, seed: int, say: Callable[[str], None]) -> Corpus:
     """Return the text: what is given, or that of the run, or the built-in one; at most so many sentences of it.
 
     Args:
@@ -602,8 +604,8 @@ GROUPS = {
 
 
 def study_output(
-    tables: Mapping[str, Sequence[Row]], family: Family, start: ActivationSource,
-    sources: Mapping[str, ActivationSource], text: Text,
+    tables: Mapping[str, Sequence[Row]], family: TuningFamily, start: ActivationSource,
+    sources: Mapping[str, ActivationSource], text: CheckpointText,
 ) -> Measured:  # fmt: skip
     """Return what is written of a run.
 

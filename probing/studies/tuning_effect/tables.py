@@ -21,7 +21,7 @@ LEVEL = 0.05
 
 
 @dataclass(frozen=True)
-class Measure:
+class TuningMeasure:
     """A measure of change.
 
     Args:
@@ -36,26 +36,28 @@ class Measure:
 
 
 MEASURES = {
-    "maps_cosine": Measure("attention maps", "1 less the cosine of flattened maps of a sentence, mean over heads"),
-    "maps_jensen_shannon": Measure(
+    "maps_cosine": TuningMeasure(
+        "attention maps", "1 less the cosine of flattened maps of a sentence, mean over heads"
+    ),
+    "maps_jensen_shannon": TuningMeasure(
         "attention, by divergence", "Jensen-Shannon divergence of the rows of maps, in nats, mean over heads"
     ),
-    "maps_as_published": Measure(
+    "maps_as_published": TuningMeasure(
         "attention maps with padding",
         "1 less the cosine of maps of 200 x 200 tokens, padding included, as in the code of Kovaleva et al. (2019)",
     ),
-    "states_cosine": Measure("hidden states", "1 less the cosine of the same token's hidden states"),
-    "states_rotated": Measure(
+    "states_cosine": TuningMeasure("hidden states", "1 less the cosine of the same token's hidden states"),
+    "states_rotated": TuningMeasure(
         "hidden states, rotated", "the same after the best rotation, found on other sentences"
     ),
-    "states_cka": Measure("hidden states, by CKA", "1 less linear CKA"),
-    "position_accuracy": Measure("accuracy of a position probe", "test accuracy", is_distance=False),
-    "mean_cosine": Measure("mean cosine of two tokens", "anisotropy", is_distance=False),
-    "outlier_deviation": Measure(
+    "states_cka": TuningMeasure("hidden states, by CKA", "1 less linear CKA"),
+    "position_accuracy": TuningMeasure("accuracy of a position probe", "test accuracy", is_distance=False),
+    "mean_cosine": TuningMeasure("mean cosine of two tokens", "anisotropy", is_distance=False),
+    "outlier_deviation": TuningMeasure(
         "the farthest outlier", "how far the mean of the farthest neuron is from those of all neurons, in sd",
         is_distance=False,
     ),
-    "special_mass": Measure(
+    "special_mass": TuningMeasure(
         "attention to special tokens", "share of the attention of tokens that goes to special ones", is_distance=False
     ),
 }  # fmt: skip
@@ -232,7 +234,7 @@ def _lines(rows_by_table: Tables, name: str) -> list[str]:
     return [f"{sentence}.", *[_last_two(rows_by_table, name, begin)] * (name in _FIRST)]
 
 
-def _form(property_measure: Measure) -> str:
+def _form(property_measure: TuningMeasure) -> str:
     return ".3g" if property_measure.is_distance else "+.3g"
 
 

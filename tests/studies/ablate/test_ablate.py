@@ -22,7 +22,7 @@ from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.interventions.forward import Forward, LaterBlocks, Readers, Readout
 from probing.interventions.frozen_probes import ProbeReadout, probe_loss
-from probing.interventions.probed_task import Job, Passes, PassStore
+from probing.interventions.probed_task import AblationJob, Passes, PassStore
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import hidden_states
 from probing.runs.loading import load_run
@@ -30,7 +30,7 @@ from probing.studies.ablate.tables import ABLATED, conclusions
 from probing.studies.ablate.weights import (
     N_RANDOM,
     Cumulative,
-    Curve,
+    PruningCurve,
     Together,
     Unit,
     all_orders,
@@ -123,10 +123,10 @@ def test_results_are_shown_and_logged(made: Result) -> None:
 def test_a_killed_run_goes_on_with_the_next_unit_and_ends_with_the_same_numbers(
     made: Result, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Job] = []
+    seen: list[AblationJob] = []
     run_one = Passes.run
 
-    def counting(self: Passes, job: Job, readout: Readout) -> Any:
+    def counting(self: Passes, job: AblationJob, readout: Readout) -> Any:
         seen.append(job)
         if len(seen) == 7:
             raise KeyboardInterrupt
@@ -559,7 +559,7 @@ def test_what_stands_in_the_place_of_heads_is_theirs_alone() -> None:
     assert (given == -1).all()
 
 
-def curves(matter: list[int], order: list[int], seed: int) -> list[Curve]:
+def curves(matter: list[int], order: list[int], seed: int) -> list[PruningCurve]:
     """Curves of eight heads, each of which that matters costs a tenth of the right answers wherever it is ablated."""
     generator = np.random.default_rng(seed)
     units = [Unit(f"1-{head}", ((1, head),)) for head in range(1, 9)]
@@ -568,7 +568,9 @@ def curves(matter: list[int], order: list[int], seed: int) -> list[Curve]:
     found = []
     for name, draw, chosen in all_orders([units[i] for i in order], units, seed):
         cost = np.cumsum([0, *(1.0 if units.index(unit) in matter else 0.0 for unit in chosen)])
-        found.append(Curve(name, draw, chosen, at, 8 - cost[:, None] + noise + generator.normal(0, 0.05, (9, 60))))
+        found.append(
+            PruningCurve(name, draw, chosen, at, 8 - cost[:, None] + noise + generator.normal(0, 0.05, (9, 60)))
+        )
     return found
 
 
@@ -602,7 +604,8 @@ def test_where_no_head_matters_the_order_by_importance_is_as_good_as_any() -> No
 @pytest.mark.numeric
 def test_of_a_loss_a_smaller_area_is_better() -> None:
     made = [
-        Curve(one.order, one.draw, one.units, one.at, 10 - one.sums) for one in curves([4, 5, 6, 7], list(range(8)), 0)
+        PruningCurve(one.order, one.draw, one.units, one.at, 10 - one.sums)
+        for one in curves([4, 5, 6, 7], list(range(8)), 0)
     ]
     best, worst = area_rows(made, N, NAMED | {"readout": "mlm"})
     assert best["percentile"] == 100

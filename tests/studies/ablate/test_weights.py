@@ -12,7 +12,7 @@ import torch
 from probing import WandbOptions, ablate
 from probing.activations import Request, activations
 from probing.activations.store import PassStore
-from probing.interventions.forward import LaterBlocks, Readers, Text, padded
+from probing.interventions.forward import LaterBlocks, Readers, ReadText, padded
 from probing.interventions.pair_cosines import TunedHead, TunedScore
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.loading import load_tuned, load_with_head
@@ -20,9 +20,9 @@ from probing.runs.loading import load_run
 from probing.studies.ablate.survey import (
     N_DRAWS,
     Quantised,
-    Range,
     RoundedStates,
     Rounding,
+    RoundingRange,
     column_weights,
     quantised_rows,
     rounded,
@@ -96,9 +96,9 @@ def test_states_are_rounded_where_they_enter_a_block(
     store = activations(
         Request(source, Corpus("t", tuple(sentences[:20])), range(4)), tmp_path / "c", {"accelerator": "cpu"}
     )
-    text, readers = Text(store, np.arange(20)), Readers.of(encoder, 0, "tiny")
-    ranges = {block: Range.of(text.states(block - 1)) for block in (2, 3)}
-    ranges = {block: Range(one.largest, [3]) for block, one in ranges.items()}
+    text, readers = ReadText(store, np.arange(20)), Readers.of(encoder, 0, "tiny")
+    ranges = {block: RoundingRange.of(text.states(block - 1)) for block in (2, 3)}
+    ranges = {block: RoundingRange(one.largest, [3]) for block, one in ranges.items()}
     (batch, *_) = text.batches(10_000, 0, True)
     for how in (Rounding(4, "activations", "tensor", "outliers"), Rounding(4, "activations", "channel")):
         change = RoundedStates(1, ranges, how, 0)
@@ -137,7 +137,7 @@ def test_an_outlier_takes_the_grid_from_the_others() -> None:
     generator = torch.Generator().manual_seed(1)
     states = torch.randn(500, 40, generator=generator)
     states[:, 7] += 60
-    found = Range.of(states)
+    found = RoundingRange.of(states)
     assert found.outliers == [7]
     others = [k for k in range(40) if k != 7]
 
@@ -301,7 +301,7 @@ def test_what_is_read_is_what_the_pruned_model_gives(
         whole.classifier.weight.mul_(50)
     corpus = Corpus("test", tuple(sentences[:24]))
     store = activations(Request(source, corpus, range(4)), tmp_path / "cache", {"accelerator": "cpu"})
-    text, blocks = Text(store, np.arange(24)), LaterBlocks.of(whole.base_model, 0, "tiny")
+    text, blocks = ReadText(store, np.arange(24)), LaterBlocks.of(whole.base_model, 0, "tiny")
     targets = torch.randint(0, 3, (24,), generator=torch.Generator().manual_seed(0))
     readout = TunedScore(text, targets, TunedHead(whole, blocks, 0), "sentences", 3)
     how = WeightPruning(Readers.of(whole.base_model, 0, "tiny"), [2, 3], 0, 256)

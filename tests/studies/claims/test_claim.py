@@ -47,7 +47,7 @@ from probing.studies.claims.claim import (
 from probing.studies.claims.measures import MEASURES
 from probing.studies.claims.planning import KINDS, Model, UserInputs, input_names, rows_of
 from probing.studies.claims.session import carry_out, plan
-from probing.studies.claims.verdict import ClaimEstimate, Range, judge
+from probing.studies.claims.verdict import ClaimEstimate, NumberRange, judge
 from probing.studies.geometry import geometry
 from probing.text import from_sentences
 
@@ -239,7 +239,7 @@ def test_an_installed_copy_reads_the_installed_files(tmp_path: Path, monkeypatch
 def test_a_range_is_read_and_holds_what_it_says(
     text: str, inside: tuple[float, float], outside: tuple[float, float]
 ) -> None:
-    found = Range.parse(text)
+    found = NumberRange.parse(text)
     assert found.holds(*inside)
     assert not found.excludes(*inside)
     assert found.excludes(*outside)
@@ -253,16 +253,16 @@ def test_a_range_is_read_and_holds_what_it_says(
 @pytest.mark.parametrize("text", ["", "0.5", ">0.5", "> half", "0.5 to 0.3", "1 to", "> 0.5 to 0.6"])
 def test_what_is_no_range_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no range"):
-        Range.parse(text)
+        NumberRange.parse(text)
 
 
 def test_a_gain_that_is_exactly_0_does_not_confirm_that_there_is_one() -> None:
-    assert judge(ClaimEstimate.exact(0.0), Range.parse("> 0")) == "not confirmed"
-    assert judge(ClaimEstimate(0.0, 0.0, 0.1), Range.parse("> 0")) == "unclear"
+    assert judge(ClaimEstimate.exact(0.0), NumberRange.parse("> 0")) == "not confirmed"
+    assert judge(ClaimEstimate(0.0, 0.0, 0.1), NumberRange.parse("> 0")) == "unclear"
 
 
 def test_only_a_control_in_its_range_confirms() -> None:
-    criterion, control = Range.parse("> 0.5"), Range.parse("< 0.1")
+    criterion, control = NumberRange.parse("> 0.5"), NumberRange.parse("< 0.1")
     assert judge(ClaimEstimate(0.7, 0.6, 0.8, control=0.05), criterion, control) == "confirmed"
     assert judge(ClaimEstimate(0.7, 0.6, 0.8, control=0.1), criterion, control) == "unclear"
     assert judge(ClaimEstimate(0.7, 0.6, 0.8), criterion, control) == "unclear"
@@ -277,10 +277,10 @@ def test_an_interval_is_two_numbers_in_order(ends: tuple[float, float]) -> None:
 
 def test_the_forms_that_an_error_names_are_read() -> None:
     with pytest.raises(ValueError, match="such as") as raised:
-        Range.parse("?")
+        NumberRange.parse("?")
     forms = str(raised.value).partition("such as ")[2].split(", ")
     assert len(forms) == 6
-    assert all(Range.parse(form) for form in forms)
+    assert all(NumberRange.parse(form) for form in forms)
 
 
 def test_the_module_needs_nothing_but_the_standard_library() -> None:

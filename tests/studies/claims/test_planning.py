@@ -36,7 +36,7 @@ from probing.studies.claims.planning import (
     runs_of,
     split_models,
 )
-from probing.studies.claims.session import Plan, Planned, _compares, carry_out, plan, seconds
+from probing.studies.claims.session import ClaimsPlan, Planned, _compares, carry_out, plan, seconds
 from probing.studies.cloze.predictor import BUILTIN, fingerprint_of, read_pairs
 from probing.studies.finetune.tables import TuningOptions
 from probing.studies.fit import fit
@@ -261,7 +261,7 @@ def test_claims_on_trainings_concern_the_encoders_that_are_trained_here() -> Non
     assert not concerns(other, "distilbert", paper())
 
 
-def planned(place: Path, models: dict[str, str], *numbers: int) -> Plan:
+def planned(place: Path, models: dict[str, str], *numbers: int) -> ClaimsPlan:
     text = load_corpus(["one two three", "four five six"])
     return plan(paper(), claims(*numbers), models, UserInputs("builtin", {"size": None}), text, DEFAULTS, place)
 
@@ -420,7 +420,7 @@ def labels(tmp_path: Path) -> Path:
     return path
 
 
-def made_plan(model: Path, place: Path, labels: Path | None = None, untuned: str | None = None) -> Plan:
+def made_plan(model: Path, place: Path, labels: Path | None = None, untuned: str | None = None) -> ClaimsPlan:
     data: dict[str, Any] = {"labels": labels and str(labels), "untuned": untuned, "pairs": None, "roles": None}
     claims = [claim for claim in PAPER.claims if claim.id in (4, 5, 9, 10)]
     return plan(PAPER, claims, {"m": str(model)}, UserInputs("text.txt", data), TEXT, TUNED_USUAL, place)

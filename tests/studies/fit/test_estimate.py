@@ -32,7 +32,7 @@ from probing.results import Column, Schema, ends, in_brackets, interval, without
 from probing.runtime.progress import duration
 from probing.statistics import MIN_SENTENCES
 from probing.studies.fit import estimate
-from probing.studies.fit.estimate import Estimate, Probes
+from probing.studies.fit.estimate import CostEstimate, ProbeCosts
 from probing.tables import centred_of
 from probing.tables.conclusions import conclusion
 from probing.tables.probe_figures import error_bars
@@ -97,11 +97,11 @@ def test_the_rates_are_of_this_machine(request_of: Request) -> None:
 
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_pass_that_is_timed_is_that_of_the_probe() -> None:
-    narrow, wide = Probes(2048, 1, 4, 32), Probes(2048, 1, 64, 512)
+    narrow, wide = ProbeCosts(2048, 1, 4, 32), ProbeCosts(2048, 1, 64, 512)
     assert 0 < narrow.pass_seconds() < wide.pass_seconds()  # of 256 times the products
 
 
-PROBES = Probes(10_000, 13, 60, 768, 3, 5, True)
+PROBES = ProbeCosts(10_000, 13, 60, 768, 3, 5, True)
 
 
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
@@ -115,18 +115,18 @@ def test_time_grows_with_what_is_asked_for(more: dict[str, Any]) -> None:
     "more", [{"n_layers": 26}, {"n_replicates": 50}, {"d_model": 1536}, {"n_classes": 600, "n_replicates": 50}]
 )
 def test_memory_grows_with_width_layers_classes_and_replicates(more: dict[str, Any]) -> None:
-    changed: Probes = replace(PROBES, **more)
+    changed: ProbeCosts = replace(PROBES, **more)
     assert sum(changed.memory().values()) > sum(PROBES.memory().values())
 
 
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_options_say_which_probes_are_trained() -> None:
     probe = ProbeOptions()
-    some = Probes.of_options([0, 6], ["shuffled", "token", "control_task"], 5, True, False, probe)
+    some = ProbeCosts.of_options([0, 6], ["shuffled", "token", "control_task"], 5, True, False, probe)
     assert (some.n_layers, some.n_controls, some.chooses, some.is_adam) == (2, 6, True, False)
-    bare = Probes.of_options([0, 6], [], 0, False, False, replace(probe, l2=1e-2))
+    bare = ProbeCosts.of_options([0, 6], [], 0, False, False, replace(probe, l2=1e-2))
     assert bare.n_passes < some.n_passes
-    assert Probes.of_options([0], [], 0, False, False, replace(probe, solver="adam")).is_adam
+    assert ProbeCosts.of_options([0], [], 0, False, False, replace(probe, solver="adam")).is_adam
 
 
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
@@ -134,17 +134,17 @@ def test_what_does_not_fit_in_memory_is_refused_with_what_to_do(
     request_of: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading = PendingRequest.of(request_of, tmp_path)
-    found = Estimate([reading], replace(PROBES, n_replicates=500), tmp_path)
+    found = CostEstimate([reading], replace(PROBES, n_replicates=500), tmp_path)
     for enough in (None, 10**12):
         monkeypatch.setattr(memory, "memory_bytes", lambda enough=enough: enough)
         found.check_memory()
     monkeypatch.setattr(memory, "memory_bytes", lambda: 24 * 10**9)
     with pytest.raises(UserError, match=r"need about \d+.\d GB of memory and this machine has 24.0 GB; .*--replicates"):
         found.check_memory()
-    Estimate([reading], PROBES, tmp_path).check_memory()
+    CostEstimate([reading], PROBES, tmp_path).check_memory()
     monkeypatch.setattr(memory, "memory_bytes", lambda: 10**8)
     with pytest.raises(UserError, match="fewer layers at a time with `--layer`"):
-        Estimate([reading], replace(PROBES, n_replicates=0, retrains=False), tmp_path).check_memory()
+        CostEstimate([reading], replace(PROBES, n_replicates=0, retrains=False), tmp_path).check_memory()
 
 
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)

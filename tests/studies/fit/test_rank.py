@@ -257,12 +257,12 @@ def test_the_linear_judge_is_right_as_often_as_sklearn_says(plain: Path, monkeyp
     from probing.probes.evaluation import Chosen, linear
     from probing.probes.rankings import read_layer
     from probing.probes.solvers import Penalty
-    from probing.runs.finished import Extraction, open_runs, sides_of
+    from probing.runs.finished import RunExtraction, open_runs, sides_of
     from probing.runtime import quiet_libraries
 
     own = load_run(plain)
     (finished,) = open_runs([own], "index")
-    sides = sides_of(finished, Extraction(plain.parent / "cache", {}, print))
+    sides = sides_of(finished, RunExtraction(plain.parent / "cache", {}, print))
     weight = load_file(plain / "probe.safetensors")["weight"]
     data = read_layer(2, weight[2], Penalty(0.0, 1e-3), "sd", sides, 0)
     neurons = [9, 2, 14]

@@ -16,7 +16,7 @@ from probing.activations import Request, activations
 from probing.activations.source import ActivationSource
 from probing.errors import UserError
 from probing.interventions import WORDS
-from probing.interventions.forward import Text, draw_text
+from probing.interventions.forward import ReadText, draw_text
 from probing.interventions.model_output import MaskedHead, MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
 from probing.interventions.probed_task import Frozen, ProbedTask
 from probing.interventions.subject import InterventionSetup
@@ -243,7 +243,7 @@ def test_each_sentence_of_a_pair_is_replaced_by_the_other_and_pairs_are_what_is_
     assert (text.partner[text.partner] == np.arange(tokens.n_tokens)).all()
     assert (tokens.positions[text.partner] == tokens.positions).all()
     assert (tokens.sentences[text.partner] == tokens.sentences ^ 1).all()
-    whole = Text(store, np.arange(store.tokens.n_sentences))
+    whole = ReadText(store, np.arange(store.tokens.n_sentences))
     assert torch.equal(text.states(1), whole.states(1)[torch.from_numpy(text.of_store)])
     few, _ = coupled(store, couples, 60, 0)
     assert 1 <= len(few.couples) < 6

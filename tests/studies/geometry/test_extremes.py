@@ -19,9 +19,9 @@ from probing import WandbOptions
 from probing.__main__ import COMMANDS
 from probing.activations import Request, load, tokens_of
 from probing.cli.commandline import run
-from probing.heads.accumulation import Attention, AttentionReader, Batch, accumulate, attention_of
+from probing.heads.accumulation import AttentionReader, BlockAttention, SentenceBatch, accumulate, attention_of
 from probing.heads.position_controls import NEAREST
-from probing.heads.subject import Attended
+from probing.heads.subject import AttentionByType
 from probing.models import load_tokenizer, resolve_model
 from probing.models.attention_heads import OutputProjection, QueryKey
 from probing.results import ALL_LAYERS
@@ -32,9 +32,9 @@ from probing.studies.geometry.extremes import ALL, DEFINITIONS, EXTREMES, NAMES
 from probing.studies.geometry.extremes.fixed_outliers import (
     DRAWS,
     FREQUENT,
+    AttentionSample,
     Inputs,
     Kinds,
-    Sample,
     agrees,
     as_sinks,
     by_text,
@@ -366,13 +366,13 @@ def test_every_token_is_of_one_kind(
 SINKS_LENGTHS, HEADS, WIDTH, SINKS_D = (6, 3), 2, 4, 7
 
 
-def made_up() -> tuple[Attention, Batch, Tensor]:
+def made_up() -> tuple[BlockAttention, SentenceBatch, Tensor]:
     """Return random attention over a padded batch, and types of tokens."""
     generator = torch.Generator().manual_seed(0)
     n, length = len(SINKS_LENGTHS), max(SINKS_LENGTHS)
     mask = torch.arange(length) < torch.tensor(SINKS_LENGTHS)[:, None]
     ids = torch.arange(n * length).view(n, length)
-    batch = Batch(torch.arange(n), ids, ids, mask, mask & (ids % length == 0), ids)
+    batch = SentenceBatch(torch.arange(n), ids, ids, mask, mask & (ids % length == 0), ids)
     scores = torch.randn(n, HEADS, length, length, generator=generator).masked_fill(~mask[:, None, None], -torch.inf)
     values = torch.randn(n, HEADS, length, WIDTH, generator=generator)
     values[1, :, 3:] = torch.nan  # padding
@@ -381,7 +381,7 @@ def made_up() -> tuple[Attention, Batch, Tensor]:
     )
     types = (torch.rand(n, length, 3, generator=generator) < 0.4) & mask[:, :, None]
     attention = attention_of(1, scores.softmax(-1), torch.nan_to_num(values), projection, batch)
-    return Attention(1, attention.probabilities, values, projection), batch, types
+    return BlockAttention(1, attention.probabilities, values, projection), batch, types
 
 
 @pytest.mark.numeric
@@ -431,7 +431,7 @@ def test_the_output_of_a_block_is_what_its_projection_makes(
     checkpoints: dict[str, Path], corpus: Corpus, tmp_path: Path
 ) -> None:
     request = Request(resolve_model(str(checkpoints["bert"])), corpus, [0], "float32")
-    reader_tokens = accumulate(request, [Attended.of({})], tmp_path, {"accelerator": "cpu"})["attended"].tokens
+    reader_tokens = accumulate(request, [AttentionByType.of({})], tmp_path, {"accelerator": "cpu"})["attended"].tokens
     kinds = as_sinks(reader_tokens, corpus, load_tokenizer(request.source))
     store = accumulate(request, [Added(kinds.members)], tmp_path, {"accelerator": "cpu"})["added"]
     encoder, _ = load(request)
@@ -545,11 +545,11 @@ HELD_LENGTHS = (5, 8, 3, 8, 11, 6)
 NOTHING: NDArray[np.int64] = np.empty((1, 0), dtype=np.int64)
 
 
-def sample(is_causal: bool = False) -> Sample:
+def sample(is_causal: bool = False) -> AttentionSample:
     sentences = np.repeat(np.arange(len(HELD_LENGTHS)), HELD_LENGTHS)
     special = np.zeros(sum(HELD_LENGTHS), dtype=bool)
     special[np.cumsum(HELD_LENGTHS) - np.array(HELD_LENGTHS)] = True
-    return Sample(np.arange(sum(HELD_LENGTHS)), sentences, special, is_causal)
+    return AttentionSample(np.arange(sum(HELD_LENGTHS)), sentences, special, is_causal)
 
 
 def planted(seed: int = 0) -> tuple[Inputs, QueryKey]:

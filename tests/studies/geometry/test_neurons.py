@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from probing.activations import ActivationStore, Request, activations
-from probing.interventions.forward import Readers, Text, draw_text
-from probing.interventions.frozen_probes import ProbeReadout, Probes
+from probing.interventions.forward import Readers, ReadText, draw_text
+from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
 from probing.studies.geometry.neurons import conclusions, tables
 from probing.studies.geometry.neurons.sets import (
     KINDS,
-    Line,
+    EffectRow,
     Moves,
     NeuronPasses,
     NeuronSet,
@@ -55,13 +55,13 @@ class Case:
             for i, of in enumerate((self.text, self.train))
         )
         self.readers = Readers.of(self.encoder, self.pad, "tiny")
-        probes = Probes(weight, torch.from_numpy(self.labels.astype(np.int64)))
+        probes = FrozenProbes(weight, torch.from_numpy(self.labels.astype(np.int64)))
         self.positions = ProbeReadout(self.text, probes, self.readers.device)
 
     def values(self, layer: int, at: Place = "words") -> Values:
         return Values.of(self.train, layer, at, self.train_labels, N_CLASSES)
 
-    def passes(self, at: Place = "words", text: Text | None = None, batch_tokens: int = 256) -> NeuronPasses:
+    def passes(self, at: Place = "words", text: ReadText | None = None, batch_tokens: int = 256) -> NeuronPasses:
         text = text or self.text
         own = self.readers, text, lambda layer: self.values(layer, at)
         labels = self.labels if text is self.text else self.train_labels
@@ -219,7 +219,7 @@ def test_everything_is_restored_after_an_error(case: Case, monkeypatch: pytest.M
         raise RuntimeError("in the middle")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Probes, "read", fail)
+        patch.setattr(FrozenProbes, "read", fail)
         with pytest.raises(RuntimeError, match="in the middle"):
             passes.run(one, [case.positions])
     assert all(torch.equal(value, before[name]) for name, value in case.encoder.state_dict().items())
@@ -343,7 +343,7 @@ def test_an_effect_stands_beside_those_of_drawn_sets_on_their_part_of_the_senten
     n = np.array([4, 2, 0, 10])
     intact = np.array([[4.0, 2, 0, 8], [8.0, 4, 0, 20]])
     chosen = np.array([[2.0, 1, 0, 8], [9.0, 4, 0, 20]])
-    lines = [Line("position", 3, n, {}), Line("mlm", 4, n, {"head": 2})]
+    lines = [EffectRow("position", 3, n, {}), EffectRow("mlm", 4, n, {"head": 2})]
     drawn = {
         NeuronSet(1, "mean", (i,), source, i + 1): sums
         for source in ("random", "matched")

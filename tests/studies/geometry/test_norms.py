@@ -20,7 +20,7 @@ from probing.models.residual_stream import StreamSite, find_norms, find_path
 from probing.statistics.moments import by_mean_profile
 from probing.studies.geometry.inside import course, followed
 from probing.studies.geometry.inside.changed_norms import (
-    Norm,
+    NormModule,
     Parameters,
     change_first_row,
     change_norms,
@@ -159,7 +159,7 @@ def test_rows_are_the_models_own_numbers_with_ranks_by_loops(checkpoints: dict[s
 
 
 def test_of_equal_values_the_lower_neuron_comes_first_and_a_flat_vector_has_no_deviations() -> None:
-    flat = Parameters(None, 0, torch.ones(4), (Norm("norm", torch.tensor([1.0, -2.0, 1.0, 0.0]), None, 1),))
+    flat = Parameters(None, 0, torch.ones(4), (NormModule("norm", torch.tensor([1.0, -2.0, 1.0, 0.0]), None, 1),))
     rows = parameter_rows(flat, [0, 1, 2, 3])
     assert [row["rank"] for row in rows] == [1, 2, 3, 4, 1, 4, 2, 3]
     assert [row["absolute_rank"] for row in rows[4:]] == [2, 1, 3, 4]

@@ -16,14 +16,14 @@ from scipy.optimize import minimize
 from scipy.special import erf, softmax
 
 from families import untouched
-from probing.activations.store import Plan, divide
+from probing.activations.store import StorePlan, divide
 from probing.models.anatomy import examine
 from probing.models.residual_stream import find_blocks, largest_slope
 from probing.statistics.chance import MeanOverSentences, normalise, weights
 from probing.studies.geometry.inside import smoothing_bound
 from probing.studies.geometry.inside.smoothing_bound import (
     BY_SENTENCE,
-    Sentences,
+    SentenceValues,
     Summary,
     attention_eigenvalues,
     attention_reach,
@@ -249,15 +249,15 @@ def test_gelu_stretches_more_than_relu_and_at_most_by_its_slope(generator: torch
 # --- models ---
 
 
-def run(encoder: Any, tokens: Tokens, batch_tokens: int = 100, shard_tokens: int = 20) -> list[Sentences]:
+def run(encoder: Any, tokens: Tokens, batch_tokens: int = 100, shard_tokens: int = 20) -> list[SentenceValues]:
     anatomy = examine(encoder)
     blocks = find_blocks(encoder, anatomy)
-    plan = Plan({}, anatomy.n_layers, 16, "float32", batch_tokens, divide(tokens.lengths, shard_tokens))
+    plan = StorePlan({}, anatomy.n_layers, 16, "float32", batch_tokens, divide(tokens.lengths, shard_tokens))
     of_blocks = [constants(block) for block in blocks]
     return list(smoothing_bound.measure(encoder, blocks, of_blocks, tokens, plan, 0, True))
 
 
-def values(found: list[Sentences]) -> dict[str, Array]:
+def values(found: list[SentenceValues]) -> dict[str, Array]:
     """Each measure by block and sentence, shape (n_blocks, n_sentences)."""
     joined = np.concatenate([part.values for part in found], 2)
     return {name: joined[:, i] for i, name in enumerate(BY_SENTENCE)}

@@ -31,8 +31,8 @@ from probing.studies.pretrain.batches import (
 from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
 from probing.studies.pretrain.tables import Encoder, Recipe, conclusions, lengths_read, row_multiples
 from probing.studies.pretrain.training import (
-    Job,
     RunPlan,
+    TrainingJob,
     measure_lengths,
     packed_text,
     passages,
@@ -445,7 +445,7 @@ def test_other_lengths_are_refused(typed: str | list[int] | int) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.slow
 def test_every_arm_is_measured_at_every_length_or_says_why_not(tmp_path: Path) -> None:
-    places, jobs = Places(tmp_path), [Job(arm, 0) for arm in ("learned", "alibi", "causal_lm")]
+    places, jobs = Places(tmp_path), [TrainingJob(arm, 0) for arm in ("learned", "alibi", "causal_lm")]
     recipe = Recipe(4, 8, 1e-2, 1, held_out_rows=40, checkpoint_factor=10.0, save_every=2)
     asked = RunPlan(jobs, SHAPE, recipe, 200, 0, {"accelerator": "cpu"})
     text = packed_text(from_sentences("text", make_sentences(3000)), asked, places)

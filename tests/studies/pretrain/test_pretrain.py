@@ -182,17 +182,17 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
     made: Result, corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from probing.studies.pretrain import training
-    from probing.studies.pretrain.training import Keeper
+    from probing.studies.pretrain.training import TrainingWriter
 
-    after, steps = Keeper.on_train_batch_end, []
+    after, steps = TrainingWriter.on_train_batch_end, []
 
-    def stopping(self: Keeper, trainer: Any, *args: Any) -> None:
+    def stopping(self: TrainingWriter, trainer: Any, *args: Any) -> None:
         steps.append(trainer.global_step)
         if len(steps) == 20:  # the eighth step of the second arm, whose last state is that of step 6
             raise KeyboardInterrupt
         after(self, trainer, *args)
 
-    monkeypatch.setattr(Keeper, "on_train_batch_end", stopping)
+    monkeypatch.setattr(TrainingWriter, "on_train_batch_end", stopping)
     with pytest.raises(KeyboardInterrupt, match="the same command with --name made continues it"):
         pretrained(tmp_path, corpus_file, name="made")
     with pytest.raises(UserError, match="belongs to a run with other options"):

@@ -23,7 +23,7 @@ from probing.errors import UserError
 from probing.runtime.trainer import Places, generator_of, seed_of, share_of_rate
 from probing.statistics.moments import ProfileAccumulator
 from probing.studies.pretrain.batches import (
-    Batch,
+    MaskedBatch,
     Masking,
     NextTokens,
     PackedRows,
@@ -44,9 +44,9 @@ from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
 from probing.studies.pretrain.tables import Encoder, Recipe
 from probing.studies.pretrain.training import (
     CheckpointInputs,
-    Job,
     LanguageModel,
     RunPlan,
+    TrainingJob,
     equivariance,
     measure,
     outlier_row,
@@ -287,7 +287,7 @@ def test_the_loss_is_that_of_transformers(module_text: PackedText) -> None:
     model = build("learned", SHAPE, module_text.tokenizer, 0).eval()
     module = LanguageModel(model, "learned", Recipe(), 0)
     batches = list(PackedRows(module_text, 8, 0.15, 0).validation_batches())
-    whole = Batch(torch.cat([b.input_ids for b in batches]), torch.cat([b.labels for b in batches]), 0)
+    whole = MaskedBatch(torch.cat([b.input_ids for b in batches]), torch.cat([b.labels for b in batches]), 0)
     with torch.no_grad():
         expected = float(model(input_ids=whole.input_ids, labels=whole.labels).loss)
     assert module.validation_loss(batches) == pytest.approx(expected, rel=1e-5)
@@ -359,7 +359,7 @@ def curve_of(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Train in a folder, and return the curve."""
     folder.mkdir(exist_ok=True)
-    job, places = Job(arm, 0), Places(folder)
+    job, places = TrainingJob(arm, 0), Places(folder)
     asked = RunPlan([job], shape, recipe, 100, 0, {"accelerator": "cpu", "accumulate_grad_batches": accumulated})
     text = packed_text(from_sentences("text", make_sentences(200)), asked, places)
     return train_all(text, asked, places, None, callbacks)

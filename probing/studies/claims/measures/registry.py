@@ -92,7 +92,7 @@ class ModelRuns:
 
 
 @dataclass(frozen=True)
-class Measure:
+class ClaimMeasure:
     """A measure.
 
     Args:
@@ -152,7 +152,7 @@ def magnitude(estimate: ClaimEstimate) -> ClaimEstimate:
     )
 
 
-MEASURES: dict[str, Measure] = {}
+MEASURES: dict[str, ClaimMeasure] = {}
 
 
 def measure(*runs: str) -> Callable[[_Function], _Function]:
@@ -165,7 +165,7 @@ def measure(*runs: str) -> Callable[[_Function], _Function]:
     def register(function: _Function) -> _Function:
         name = function.__name__
         assert name not in MEASURES, name
-        MEASURES[name] = Measure(name, function, runs)
+        MEASURES[name] = ClaimMeasure(name, function, runs)
         return function
 
     return register

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from probing.data.examples import Activations
+from probing.data.examples import HiddenStateSource
 from probing.heads.change import row_divergences
 from probing.heads.position_controls import FixedScores, matched_sets
 from probing.heads.subject import PUNCTUATION, types_of
@@ -44,7 +44,7 @@ _ROUNDING = 0.01
 
 
 @dataclass(frozen=True)
-class Sample:
+class AttentionSample:
     """Sentences whose attention is computed again.
 
     Args:
@@ -85,7 +85,7 @@ class Inputs:
     sd: Array
 
     @classmethod
-    def of(cls, store: Activations, layer: int, heads: QueryKey, sample: Sample) -> Inputs:
+    def of(cls, store: HiddenStateSource, layer: int, heads: QueryKey, sample: AttentionSample) -> Inputs:
         """Read the hidden states of a layer, which enter the block, shard by shard.
 
         Args:
@@ -121,7 +121,9 @@ class Effects:
     whole: Array
 
 
-def effects(inputs: Inputs, heads: QueryKey, sample: Sample, sets: NDArray[np.int64], factors: Array) -> Effects:
+def effects(
+    inputs: Inputs, heads: QueryKey, sample: AttentionSample, sets: NDArray[np.int64], factors: Array
+) -> Effects:
     """Compute the attention of each head of a block with each set of neurons held in this head alone.
 
     Args:
@@ -198,7 +200,7 @@ class Compared:
 
 
 def compare(
-    layer: int, neurons: Sequence[int], inputs: Inputs, heads: QueryKey, sample: Sample, seed: int,
+    layer: int, neurons: Sequence[int], inputs: Inputs, heads: QueryKey, sample: AttentionSample, seed: int,
     without: Collection[int] = (),
 ) -> Compared:  # fmt: skip
     """Hold the outliers that enter a block in each of its heads, and matched sets.

@@ -13,19 +13,19 @@ from torch import Tensor
 
 from probing.activations import Request, load, tokens_of
 from probing.activations.source import ActivationSource
-from probing.data.examples import Activations
+from probing.data.examples import HiddenStateSource
 from probing.errors import UserError, as_clause
 from probing.heads.accumulation import (
     Accumulator,
-    Attention,
     AttentionReader,
-    Batch,
     BatchValues,
+    BlockAttention,
+    SentenceBatch,
     SumsStore,
     accumulate,
 )
-from probing.heads.rows import Means, Sentences
-from probing.heads.subject import Attended, fingerprint_of, members_of
+from probing.heads.rows import Means, SentenceDraws
+from probing.heads.subject import AttentionByType, fingerprint_of, members_of
 from probing.interventions.model_output import draw_sentences
 from probing.models import load_tokenizer
 from probing.models.anatomy import examine
@@ -38,10 +38,10 @@ from probing.studies.geometry.extremes import ABSOLUTE, ALL, DEFINITIONS, DEVIAT
 from probing.studies.geometry.extremes import MOST_TOKENS as MOST_MASSIVE_TOKENS
 from probing.studies.geometry.extremes.fixed_outliers import (
     TOKENS,
+    AttentionSample,
     Compared,
     Inputs,
     Kinds,
-    Sample,
     agrees,
     as_sinks,
     by_text,
@@ -86,7 +86,7 @@ class Large:
     tokens: Mapping[Definition, NDArray[np.int64]]
 
 
-def large_values(store: Activations, layer: int, kinds: Kinds) -> Large:
+def large_values(store: HiddenStateSource, layer: int, kinds: Kinds) -> Large:
     """Find the large values of a layer in a few passes over its shards; memory is that of one shard."""
     d_model, n_kinds = store.plan.d_model, len(kinds.names)
 
@@ -252,7 +252,7 @@ def _longest(at: Sequence[int]) -> tuple[int, int]:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def added(attention: Attention, batch: Batch, types: Tensor) -> dict[str, Tensor]:
+def added(attention: BlockAttention, batch: SentenceBatch, types: Tensor) -> dict[str, Tensor]:
     """Return norms of what heads add to the residual stream, by query or summed over the queries of each sentence.
 
     A head adds sum_j alpha_j f(x_j), with f(x) = (x W_V + b_V) W_O of the head (Kobayashi et al. 2020). The vectors of
@@ -313,7 +313,7 @@ class Added:
         of = fingerprint_of(self.types)
         object.__setattr__(self, "settings", {"version": 2, "types": [*self.types], "of": of})
 
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
         """Return what makes an accumulator for each batch."""
         table = torch.from_numpy(np.stack(list(self.types.values()), axis=1))
         return lambda batch: _Added(batch, members_of(table, batch))
@@ -322,11 +322,11 @@ class Added:
 class _Added:
     """Stacks what is added by each block."""
 
-    def __init__(self, batch: Batch, types: Tensor) -> None:
+    def __init__(self, batch: SentenceBatch, types: Tensor) -> None:
         self.batch, self.types = batch, types
         self.stacked: dict[str, list[Tensor]] = {}
 
-    def add(self, attention: Attention) -> None:
+    def add(self, attention: BlockAttention) -> None:
         for name, values in added(attention, self.batch, self.types).items():
             self.stacked.setdefault(name, []).append(values)
 
@@ -337,7 +337,7 @@ class _Added:
         )
 
 
-def stream_norms(store: Activations, layer: int, sentences: Sequence[int]) -> NDArray[np.float64]:
+def stream_norms(store: HiddenStateSource, layer: int, sentences: Sequence[int]) -> NDArray[np.float64]:
     """Return the norms of the hidden states of some sentences, shape (n_tokens of these,).
 
     Args:
@@ -353,11 +353,11 @@ def stream_norms(store: Activations, layer: int, sentences: Sequence[int]) -> ND
 
 
 @dataclass(frozen=True)
-class Sums:
+class AttentionSums:
     """What was read of the attention.
 
     Args:
-        attended: The sums of the measure `Attended`.
+        attended: The sums of the measure `AttentionByType`.
         added: Those of `Added`; None if the model's output projection cannot be told.
         kinds: The kinds of tokens, in the order of both.
         stream: Norms of the hidden states of each token that enter some of the blocks, by block.
@@ -376,8 +376,8 @@ class Sums:
             seed: Seed of the bootstrap over sentences.
         """
         tokens = self.attended.tokens
-        sentences, lengths = Sentences(tokens.n_sentences, seed), tokens.lengths
-        # The first of the types that `Attended` sums is that of all special tokens.
+        sentences, lengths = SentenceDraws(tokens.n_sentences, seed), tokens.lengths
+        # The first of the types that `AttentionByType` sums is that of all special tokens.
         weights = {name: of[..., 1:] for name, of in self._of(self.attended).items() if name != "column_max"}
         norms = {} if self.added is None else self._of(self.added)
         n_of = np.stack([np.bincount(tokens.sentences[of], minlength=tokens.n_sentences)
@@ -435,7 +435,7 @@ class Sums:
 
 
 def _of_norms(
-    sentences: Sentences, norms: Mapping[str, NDArray[np.float64]], at: int, end: str, lengths: NDArray[Any]
+    sentences: SentenceDraws, norms: Mapping[str, NDArray[np.float64]], at: int, end: str, lengths: NDArray[Any]
 ) -> dict[str, Means]:
     """Return what is added by each kind, a mean over queries, and its share of the whole output, by head or block."""
     sums, output = norms[f"added{end}"][:, at], norms[f"output{end}"][:, at, :, 0]
@@ -474,7 +474,7 @@ class Attentions:
     stores: Mapping[str, SumsStore]
 
 
-def read_attention(source: ActivationSource, corpus: Corpus, store: Activations, seed: int) -> Attentions | None:
+def read_attention(source: ActivationSource, corpus: Corpus, store: HiddenStateSource, seed: int) -> Attentions | None:
     """Read the attention of some sentences, on all ranks; None if the model has none that can be read, and say so.
 
     Args:
@@ -494,7 +494,7 @@ def read_attention(source: ActivationSource, corpus: Corpus, store: Activations,
             source.say(f"--extremes leaves out what attention does with special tokens: {as_clause(error)}")
             return None
         kinds = as_sinks(tokens_of(request, tokenizer), request.corpus, tokenizer)
-        measures: list[Any] = [Attended.of(kinds.members)]
+        measures: list[Any] = [AttentionByType.of(kinds.members)]
         if reader.projections is None:
             source.say("--extremes leaves out norms of what heads add: the model's output projections cannot be told")
         else:
@@ -504,7 +504,8 @@ def read_attention(source: ActivationSource, corpus: Corpus, store: Activations,
 
 
 def measure_extremes(
-    source: ActivationSource, store: Activations, attentions: Attentions | None, outliers: Mapping[int, Sequence[int]],
+    source: ActivationSource, store: HiddenStateSource, attentions: Attentions | None,
+    outliers: Mapping[int, Sequence[int]],
     others: Rows, seed: int,
 ) -> dict[str, Rows]:  # fmt: skip
     """Return the rows of the tables, by name.
@@ -536,7 +537,7 @@ def measure_extremes(
     stream = {
         block: stream_norms(store, block - 1, attentions.sentences) for block in blocks if block - 1 in source.layers
     }
-    sums = Sums(attentions.stores["attended"], attentions.stores.get("added"), attentions.kinds, stream)
+    sums = AttentionSums(attentions.stores["attended"], attentions.stores.get("added"), attentions.kinds, stream)
     return {**tables, "sinks": sums.rows(blocks, seed), "held_outliers": fixed_rows}
 
 
@@ -546,7 +547,7 @@ def _named(rows: Rows, layer: int) -> set[int]:
 
 
 def _fixed_outlier_rows(
-    source: ActivationSource, store: Activations, attentions: Attentions,
+    source: ActivationSource, store: HiddenStateSource, attentions: Attentions,
     outliers: Mapping[int, tuple[Sequence[int], Collection[int]]], seed: int,
 ) -> Rows:  # fmt: skip
     """Return the rows of `held_outliers.csv`; none, and say why, where it cannot be measured.
@@ -588,7 +589,7 @@ def _fixed_outlier_rows(
     return fixed_outlier_rows(compared, seed) if compared else []
 
 
-def _sample(attentions: Attentions, corpus: Tokens, seed: int) -> tuple[Sample, Any]:
+def _sample(attentions: Attentions, corpus: Tokens, seed: int) -> tuple[AttentionSample, Any]:
     """Return some of the sentences, and the attention to special tokens that was read there, (n_layers, n_heads).
 
     Args:
@@ -601,9 +602,9 @@ def _sample(attentions: Attentions, corpus: Tokens, seed: int) -> tuple[Sample, 
     starts = corpus.offsets[np.array(attentions.sentences)[chosen]]
     rows = np.repeat(starts, drawn.lengths) + drawn.positions
     special = drawn.special | ((drawn.positions == 0) & is_causal)
-    # The first type that `Attended` sums is that of all special tokens.
+    # The first type that `AttentionByType` sums is that of all special tokens.
     mass = store.by_sentence("mass")[chosen, ..., 0].sum(0).numpy() / drawn.n_tokens
-    return Sample(rows.astype(np.int64), drawn.sentences.astype(np.int64), special, is_causal), mass
+    return AttentionSample(rows.astype(np.int64), drawn.sentences.astype(np.int64), special, is_causal), mass
 
 
 def _query_keys(attentions: Attentions, longest: int) -> list[QueryKey]:

@@ -74,7 +74,7 @@ def followed(path: Sequence[Row]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Course:
+class OutlierCourse:
     """Where on the residual stream a neuron is more than 5 sd from the others, on one kind of tokens.
 
     Args:
@@ -92,14 +92,14 @@ class Course:
     end: Row | None
 
 
-def course(path: Sequence[Row], neuron: int, tokens: str) -> Course | None:
+def course(path: Sequence[Row], neuron: int, tokens: str) -> OutlierCourse | None:
     """Return the course of a neuron; None if there are no such tokens."""
     stream = [row for row in path if (row["neuron"], row["tokens"], row["term"]) == (neuron, tokens, "no")]
     if not stream:
         return None
     beyond = [i for i, row in enumerate(stream) if abs(row["deviations"]) > MEAN_DEVIATIONS]
     last = beyond[-1] if beyond else len(stream)
-    return Course(
+    return OutlierCourse(
         len(stream), [stream[i] for i in beyond], last - beyond[0] + 1 if beyond else 0,
         max(stream, key=lambda row: abs(row["deviations"])), stream[last + 1] if last + 1 < len(stream) else None,
     )  # fmt: skip
@@ -168,7 +168,7 @@ def _of_row(path: Sequence[Row], neuron: int) -> str:
     return f"{deviations[0]:+.1f}" if deviations else ""
 
 
-def _course_clause(neuron_course: Course) -> str:
+def _course_clause(neuron_course: OutlierCourse) -> str:
     """Return a course as a clause of a sentence."""
     top = neuron_course.top["deviations"]
     if not neuron_course.beyond:

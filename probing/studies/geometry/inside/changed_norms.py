@@ -31,7 +31,7 @@ from probing.interventions.model_output import (
     MLM_TOKENS,
     PROBE_TOKENS,
     MaskedWords,
-    Position,
+    PositionAccuracy,
     choose_masked,
     draw_sentences,
     last_hidden_states,
@@ -293,7 +293,7 @@ _LENGTH = 7
 
 
 @dataclass(frozen=True)
-class Norm:
+class NormModule:
     """A LayerNorm, or an RMS norm, over the model's width.
 
     Args:
@@ -326,11 +326,11 @@ class Parameters:
     position_table: Tensor | None
     first_row: int
     mean_token: Tensor | None
-    norms: tuple[Norm, ...]
+    norms: tuple[NormModule, ...]
     segment_table: Tensor | None = None
 
     @property
-    def output_norms(self) -> list[Norm]:
+    def output_norms(self) -> list[NormModule]:
         """The norms that belong to layers from 1 on, at most one per layer; that of the embeddings is left out."""
         return [norm for norm in self.norms if norm.layer]
 
@@ -374,7 +374,7 @@ def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
     of_layer = _layers_of(calls, output.states)
     embedding: Any = words.weight
     block_norms = [
-        Norm(name, _values(norms[name], "weight"), _values(norms[name], "bias"), of_layer.get(name))
+        NormModule(name, _values(norms[name], "weight"), _values(norms[name], "bias"), of_layer.get(name))
         for name in dict.fromkeys(name for name, _, _ in calls)
     ]
     weight = _values(table, "weight") if table is not None and rows else None
@@ -597,7 +597,7 @@ def interventions(
     modules = [encoder.get_submodule(norm.module) for norm in norms]
     gains = np.mean([norm.gain.abs().double().numpy() for norm in norms], axis=0)
     chosen = conditions(neurons, gains, n_draws, seed)
-    reader: MaskedWords | Position | None = masked_words(source, model, encoder, tokenizer, store, seed, say)
+    reader: MaskedWords | PositionAccuracy | None = masked_words(source, model, encoder, tokenizer, store, seed, say)
     if reader is None:
         tokens, sentences = draw_sentences(store.tokens, PROBE_TOKENS, seed)
         reader = position_reader(
@@ -643,7 +643,7 @@ def masked_words(
 
 def position_reader(
     states_of: Callable[[], Tensor], tokens: Tokens, corpus: Corpus, option: str, name: str, seed: int
-) -> Position:
+) -> PositionAccuracy:
     """Return what measures the accuracy of positions; the model must be intact.
 
     Args:
@@ -658,7 +658,7 @@ def position_reader(
         UserError: If there are too few sentences for a probe.
     """
     try:
-        return Position(states_of, tokens, corpus, load_task("position", {}), seed)
+        return PositionAccuracy(states_of, tokens, corpus, load_task("position", {}), seed)
     except UserError:
         raise UserError(
             f"`{option}`: {tokens.n_sentences} sentences are too few for the position probe that measures {name}; "

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from probing.activations.extraction import padded_index
-from probing.activations.store import Plan, batches
+from probing.activations.store import StorePlan, batches
 from probing.models.residual_stream import PostNormBlock, run_with_attention
 from probing.results import in_brackets, interval, listed
 from probing.runtime.trainer import float64_device, on_float64_device, to_float64
@@ -172,7 +172,7 @@ def attention_reach(states: Tensor, attention: Tensor, mask: Tensor, eigenvalues
 
 
 @dataclass(frozen=True)
-class Bounds:
+class SentenceBounds:
     """Bounds of each sentence, shape (batch,), float64; see the module for their definitions.
 
     Args:
@@ -188,7 +188,7 @@ class Bounds:
     per_matrix: Tensor
 
 
-def bounds(of_block: Constants, sigma_1: Tensor, sigma_2: Tensor, eigenvalues: Tensor) -> Bounds:
+def bounds(of_block: Constants, sigma_1: Tensor, sigma_2: Tensor, eigenvalues: Tensor) -> SentenceBounds:
     """Return upper bounds of the factor by which a block multiplies d_M.
 
     Args:
@@ -201,7 +201,7 @@ def bounds(of_block: Constants, sigma_1: Tensor, sigma_2: Tensor, eigenvalues: T
     roots, product = eigenvalues.sqrt(), sigma_1 * sigma_2
     attention = 1 + roots @ of_block.value_output.to(roots)
     shared_factor = 1 + roots.amax(1) * of_block.n_heads * s
-    return Bounds(
+    return SentenceBounds(
         attention,
         (1 + s**2) * shared_factor / product,
         (1 + of_block.slope * s**2) * shared_factor * gains / product,
@@ -210,7 +210,7 @@ def bounds(of_block: Constants, sigma_1: Tensor, sigma_2: Tensor, eigenvalues: T
 
 
 @dataclass(frozen=True)
-class Sentences:
+class SentenceValues:
     """Measured values of consecutive sentences.
 
     Args:
@@ -239,10 +239,10 @@ def measure(
     blocks: Sequence[PostNormBlock],
     of_blocks: Sequence[Constants],
     tokens: Tokens,
-    plan: Plan,
+    plan: StorePlan,
     pad_token_id: int,
     with_padding: bool,
-) -> Iterator[Sentences]:
+) -> Iterator[SentenceValues]:
     """Run an encoder over a corpus; yield, shard by shard, the terms of the bound and the measured distances.
 
     All tokens count, special ones included, because attention averages over them.
@@ -266,7 +266,7 @@ def measure(
             index, mask = padded_index(lengths, some)
             padded = torch.where(mask, input_ids[index].long(), pad_token_id)
             values[:, :, some] = _measure_batch(encoder, blocks, of_blocks, padded, mask)
-        yield Sentences(shard.first_sentence, lengths, values)
+        yield SentenceValues(shard.first_sentence, lengths, values)
 
 
 @torch.inference_mode()
@@ -320,7 +320,7 @@ class Summary:
         self.reach = np.zeros(len(of_blocks))
         self.counts = np.zeros((len(of_blocks), len(_BINS) + 1), dtype=np.int64)
 
-    def update(self, sentences: Sentences) -> None:
+    def update(self, sentences: SentenceValues) -> None:
         """Add sentences; intervals depend on how many are added at a time."""
         drawn = weights(sentences.first, len(sentences.lengths), self.seed)
         for block, (of_block, values) in enumerate(zip(self.of_blocks, sentences.values, strict=True)):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from probing.activations import ActivationStore
 from probing.errors import UserError
 from probing.interventions.forward import SentenceSums
-from probing.interventions.model_output import BATCH_TOKENS, PROBE_TOKENS, Batch, draw_sentences, token_batches
+from probing.interventions.model_output import BATCH_TOKENS, PROBE_TOKENS, PaddedBatch, draw_sentences, token_batches
 from probing.models import ModelSource, load_encoder, load_masked_lm, load_tokenizer
 from probing.models.anatomy import Anatomy, examine
 from probing.models.residual_stream import (
@@ -54,7 +54,7 @@ Array = NDArray[np.float64]
 
 def run_watched(
     encoder: nn.Module, anatomy: Anatomy, modules: Sequence[nn.Module], see: Seen, tokens: Tokens, pad_token_id: int
-) -> Iterator[Batch]:
+) -> Iterator[PaddedBatch]:
     """Run an encoder on sentences, showing tensors of modules; yield each batch before it is run.
 
     Args:

@@ -20,7 +20,7 @@ from probing.activations import ActivationStore
 from probing.errors import UserError
 from probing.interventions import INTERCHANGED, TASK
 from probing.interventions.forward import Padded, ReadableText, padded_batches
-from probing.interventions.frozen_probes import ProbeReadout, Probes, at_tokens, means, standing_for
+from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout, at_tokens, means, standing_for
 from probing.interventions.model_output import MaskedHead, MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
 from probing.interventions.probed_task import Frozen, fingerprint_of, opened, run_unfinished
 from probing.interventions.subject import InterventionSetup
@@ -28,13 +28,13 @@ from probing.models import check_ids, length_limits
 from probing.runs.predictions import labelled_tokens
 from probing.studies.geometry.neurons.sets import (
     DRAWN,
+    EffectRow,
     Kind,
-    Line,
     NeuronConfig,
     NeuronPasses,
+    NeuronReadout,
     NeuronSet,
     NeuronTables,
-    Read,
     Rows,
     Sums,
     Values,
@@ -91,7 +91,7 @@ class Exchanged:
     chosen: Mapping[NeuronSet, Sums]
     drawn: Mapping[NeuronSet, Sums]
 
-    def rows(self, lines: Sequence[Line], measure: Callable[[Sums], Sums]) -> tuple[Rows, Rows]:
+    def rows(self, lines: Sequence[EffectRow], measure: Callable[[Sums], Sums]) -> tuple[Rows, Rows]:
         """Return the rows of both tables, with pairs as items; those of the first have `all_neurons` too.
 
         Args:
@@ -115,7 +115,8 @@ class Exchanged:
 
 
 def exchanged(
-    setup: InterventionSetup, store: ActivationStore, text: ReadableText, reads: Sequence[Read], config: NeuronConfig,
+    setup: InterventionSetup, store: ActivationStore, text: ReadableText, reads: Sequence[NeuronReadout],
+    config: NeuronConfig,
     settings: Mapping[str, Any],
 ) -> Iterator[tuple[int, Exchanged]]:  # fmt: skip
     """Exchange sets of neurons between the sentences of pairs; yield what each layer's passes gave.
@@ -342,7 +343,9 @@ def survey_couples(
     of_examples = None if stands is None else torch.from_numpy(stands)
     device = setup.readers.device
     reads = [
-        ProbeReadout(text, Probes({layer: frozen.weight[layer]}, torch.from_numpy(labels), of_examples), device, name)
+        ProbeReadout(
+            text, FrozenProbes({layer: frozen.weight[layer]}, torch.from_numpy(labels), of_examples), device, name
+        )
         for layer in frozen.weight
         for name, labels in zip((f"{TASK}{INTERCHANGED}", TASK), classes[layer][::-1], strict=True)
     ]
@@ -354,7 +357,9 @@ def survey_couples(
     draws: Rows = []
     for layer, exchange in exchanged(setup, store, text, reads, config, settings):
         lines = [
-            Line(read.name, read_layer, by_pair(read.n), {}) for read in reads for read_layer in read.layers(layer + 1)
+            EffectRow(read.name, read_layer, by_pair(read.n), {})
+            for read in reads
+            for read_layer in read.layers(layer + 1)
         ]
         for table, more in zip((interventions, draws), exchange.rows(lines, by_pair), strict=True):
             table += more
@@ -407,7 +412,7 @@ def survey_words(
     for layer, exchange in exchanged(setup, store, readout.text, [readout], config, settings):
         intact = exchange.intact[0]
         n = 2 * np.abs(intact[::2] - intact[1::2])
-        lines = [Line(readout.name, read, n, {}) for read in readout.layers(layer + 1)]
+        lines = [EffectRow(readout.name, read, n, {}) for read in readout.layers(layer + 1)]
         for table, more in zip((interventions, draws), exchange.rows(lines, partial(carried, intact)), strict=True):
             table += more
     for row in interventions:

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from probing.data.module import shuffled_labels
 from probing.heads.position_controls import matched_sets, random_sets
-from probing.interventions import Measure, measure_of
+from probing.interventions import ReadoutUnit, measure_of
 from probing.interventions.forward import (
     Forward,
     LaterBlocks,
     Padded,
     ReadableText,
     Readers,
-    Reading,
-    Text,
+    ReadText,
+    SentenceReader,
     draw_others,
 )
 from probing.interventions.frozen_probes import PositionHead, means
@@ -116,7 +116,7 @@ DRAWN: tuple[Source, ...] = ("random", "matched")
 
 
 @dataclass(frozen=True)
-class Line:
+class EffectRow:
     """What one row of the results of a pass is.
 
     Args:
@@ -132,13 +132,16 @@ class Line:
     named: Mapping[str, Any]
 
     @property
-    def measure(self) -> Measure:
+    def measure(self) -> ReadoutUnit:
         """What its numbers are."""
         return measure_of(self.readout)
 
 
 def effect_rows(
-    results: Mapping[NeuronSet, Sums], drawn: Mapping[NeuronSet, Sums], lines: Sequence[Line], part: NDArray[np.int64]
+    results: Mapping[NeuronSet, Sums],
+    drawn: Mapping[NeuronSet, Sums],
+    lines: Sequence[EffectRow],
+    part: NDArray[np.int64],
 ) -> tuple[Rows, Rows]:
     """Return the rows of both tables for the sets of one layer.
 
@@ -267,7 +270,7 @@ class Values:
 
     @classmethod
     def of(
-        cls, train: Text, layer: int, at: Place, labels: NDArray[np.int32], n_classes: int, seed: int = 0,
+        cls, train: ReadText, layer: int, at: Place, labels: NDArray[np.int32], n_classes: int, seed: int = 0,
         stands: Tensor | None = None,
     ) -> Values:  # fmt: skip
         """Read them from the cache.
@@ -442,14 +445,14 @@ class NeuronsChanged:
         return changed
 
 
-class Read(Protocol):
+class NeuronReadout(Protocol):
     """A readout of later layers: a `probing.interventions.forward.Readout`, or one with several rows for a layer."""
 
     def layers(self, block: int) -> list[int]:
         """Return the layers whose hidden states are needed when this block is the first one that is changed."""
         ...
 
-    def begin(self, layers: Sequence[int]) -> Reading:
+    def begin(self, layers: Sequence[int]) -> SentenceReader:
         """Begin a reading of these layers."""
         ...
 
@@ -493,7 +496,7 @@ class NeuronPasses:
         )
         return NeuronsChanged(neuron_set.layer, neuron_set.neurons, replace, self.where)
 
-    def run(self, neuron_set: NeuronSet, reads: Sequence[Read]) -> Tensor:
+    def run(self, neuron_set: NeuronSet, reads: Sequence[NeuronReadout]) -> Tensor:
         """Return the results of all readouts of this text, stacked, shape (n_rows, n_items)."""
         change = self.change(neuron_set)
         needed = [read.layers(neuron_set.layer + 1) for read in reads]

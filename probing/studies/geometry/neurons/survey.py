@@ -17,8 +17,8 @@ from probing.activations import ActivationStore
 from probing.activations.store import PassStore
 from probing.errors import UserError, as_clause
 from probing.interventions import AGAIN, POSITION, PROBED, TRANSLATED
-from probing.interventions.forward import ReadableText, Readout, Text, draw_text
-from probing.interventions.frozen_probes import PositionHeads, ProbeReadout, Probes, find_position_heads, spread
+from probing.interventions.forward import ReadableText, Readout, ReadText, draw_text
+from probing.interventions.frozen_probes import FrozenProbes, PositionHeads, ProbeReadout, find_position_heads, spread
 from probing.interventions.probed_task import (
     OF_CLASSES,
     Labelled,
@@ -32,8 +32,8 @@ from probing.interventions.subject import InterventionSetup
 from probing.models.attention_heads import find_query_keys
 from probing.studies.geometry.neurons.sets import (
     DRAWN,
+    EffectRow,
     Kind,
-    Line,
     Moves,
     NeuronConfig,
     NeuronPasses,
@@ -69,7 +69,7 @@ class ProbedClasses:
 
     task: ProbedTask
     stores: Sequence[ActivationStore]
-    train: Text
+    train: ReadText
     weight: Mapping[int, Tensor]
     classes: Labels
     device: torch.device
@@ -104,19 +104,21 @@ class ProbedClasses:
         seen = np.unique(self.train_labels[self.train_labels >= 0]).astype(np.int64)
         return draw_targets(self._test_labels, seen, self.seed)
 
-    def readout(self, text: Text) -> ProbeReadout:
+    def readout(self, text: ReadText) -> ProbeReadout:
         """Return the share of a text's examples whose class is read rightly."""
         return self._readout(text, self._test_labels, self.name)
 
-    def translated(self, text: Text) -> ProbeReadout:
+    def translated(self, text: ReadText) -> ProbeReadout:
         """Return the share of a text's examples that are read as the class that they are moved to."""
         return self._readout(text, self._targets, self.name + TRANSLATED)
 
-    def _readout(self, text: Text, labels: NDArray[np.int32], name: str) -> ProbeReadout:
+    def _readout(self, text: ReadText, labels: NDArray[np.int32], name: str) -> ProbeReadout:
         token_labels = torch.from_numpy(labels[text.of_corpus].astype(np.int64))
-        return ProbeReadout(text, Probes(self.weight, token_labels, self.task.stands(text.tokens)), self.device, name)
+        return ProbeReadout(
+            text, FrozenProbes(self.weight, token_labels, self.task.stands(text.tokens)), self.device, name
+        )
 
-    def moves(self, text: Text) -> Moves:
+    def moves(self, text: ReadText) -> Moves:
         """Return the class of each token's example, and the class that it is moved to."""
         stands, rows = self.task.stands(text.tokens), text.of_corpus
         source, target = (
@@ -125,7 +127,7 @@ class ProbedClasses:
         )
         return Moves(torch.where(target >= 0, source, -1), target)
 
-    def labelled(self, passes: Any, text: Text) -> Labelled:
+    def labelled(self, passes: Any, text: ReadText) -> Labelled:
         """Return passes over the training or the test sentences with their classes, for probes that are trained again.
 
         Args:
@@ -204,7 +206,7 @@ class _Part:
     """
 
     results: Mapping[NeuronSet, Any]
-    lines: Callable[[int], Sequence[Line]]
+    lines: Callable[[int], Sequence[EffectRow]]
     items: NDArray[np.int64]
 
     def rows(self, layer: int) -> tuple[Rows, Rows]:
@@ -232,8 +234,8 @@ class _Work:
     setup: InterventionSetup
     stores: Sequence[ActivationStore]
     config: NeuronConfig
-    text: Text
-    train: Text
+    text: ReadText
+    train: ReadText
 
     # --- what is read, and of what ---
 
@@ -243,7 +245,7 @@ class _Work:
         return self.stores[-1].plan.batch_tokens
 
     @cached_property
-    def part(self) -> Text:
+    def part(self) -> ReadText:
         """The test sentences that drawn sets are read on."""
         candidates = np.isin(np.arange(self.text.store.tokens.n_sentences), self.text.sentence_indices)
         return draw_text(self.text.store, candidates, DRAWN_TOKENS, self.config.seed)
@@ -305,7 +307,7 @@ class _Work:
         position_heads = find_position_heads(readers, some, self.batch_tokens, list(self.config.ranked))
         return PositionHeads(self.text, position_heads, query_keys, model.heads.is_causal, readers.device)
 
-    def reads(self, name: str, text: Text, kinds: Sequence[Kind]) -> list[Any]:
+    def reads(self, name: str, text: ReadText, kinds: Sequence[Kind]) -> list[Any]:
         """Return all that reads a text together with the classes of a task."""
         classes = self.probed(name)
         reads: list[Any] = [classes.readout(text)]
@@ -316,22 +318,24 @@ class _Work:
             reads.append(PositionHeads(text, of.heads, of.query_keys, of.is_causal, of.device))
         return reads
 
-    def lines(self, reads: Sequence[Any], layer: int) -> list[Line]:
+    def lines(self, reads: Sequence[Any], layer: int) -> list[EffectRow]:
         """Return what each row of the results of a pass is, when this layer is changed."""
         lines = []
         for read in reads:
             if isinstance(read, PositionHeads):
                 lines += [
-                    Line(measure, read_row.layer, read.n(read_row), {"head": read_row.head, "offset": read_row.offset})
+                    EffectRow(
+                        measure, read_row.layer, read.n(read_row), {"head": read_row.head, "offset": read_row.offset}
+                    )
                     for measure, read_row in read.rows(layer + 1)
                 ]
             else:
-                lines += [Line(read.name, read_row, read.n, {}) for read_row in read.layers(layer + 1)]
+                lines += [EffectRow(read.name, read_row, read.n, {}) for read_row in read.layers(layer + 1)]
         return lines
 
     # --- passes ---
 
-    def passes(self, text: ReadableText, moved: Text | None = None) -> NeuronPasses:
+    def passes(self, text: ReadableText, moved: ReadText | None = None) -> NeuronPasses:
         """Return the passes over a text.
 
         Args:
@@ -410,7 +414,9 @@ class _Work:
         if retrained_results:
             n = reads[0].n
             parts.append(
-                _Part(retrained_results, lambda layer: [Line(classes.again, classes.last, n, {})], np.arange(len(n)))
+                _Part(
+                    retrained_results, lambda layer: [EffectRow(classes.again, classes.last, n, {})], np.arange(len(n))
+                )
             )
         return parts
 
@@ -424,8 +430,8 @@ class _Work:
             what = f"neurons, {readout.name}"
             results = self._run(store, 1, sets, what, lambda: self.passes(readout.text, moved), [readout])
 
-        def lines(layer: int) -> list[Line]:
-            return [Line(readout.name, read_layer, readout.n, {}) for read_layer in readout.layers(layer + 1)]
+        def lines(layer: int) -> list[EffectRow]:
+            return [EffectRow(readout.name, read_layer, readout.n, {}) for read_layer in readout.layers(layer + 1)]
 
         return _Part(results, lines, np.arange(len(readout.n)))
 

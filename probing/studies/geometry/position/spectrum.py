@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.statistics.two_way import Design, Solution, TwoWaySums
+from probing.statistics.two_way import Design, PositionSolution, TwoWaySums
 from probing.studies.geometry.position import NEURONS, ORDERS, RAW, STANDARDISED, PositionTables
 from probing.tables.figures import (
     BLUE,
@@ -62,7 +62,7 @@ class Folds:
         self.design = design
 
     @cached_property
-    def fitted_and_judged(self) -> list[tuple[tuple[list[int], Solution], tuple[list[int], Solution]]]:
+    def fitted_and_judged(self) -> list[tuple[tuple[list[int], PositionSolution], tuple[list[int], PositionSolution]]]:
         """Groups and their solution, of the sentences of a fit, and of those left out; once for every fold."""
         parts = self.design.parts(min(FOLDS, self.design.n_groups))
         fold_pairs = []
@@ -72,7 +72,7 @@ class Folds:
         return fold_pairs
 
     @cached_property
-    def halves(self) -> list[tuple[list[int], Solution]]:
+    def halves(self) -> list[tuple[list[int], PositionSolution]]:
         """Groups and their solution, of either half of the sentences."""
         return [(part, self.design.solve(part)) for part in self.design.parts(2)]
 
@@ -89,7 +89,7 @@ class Folds:
 
 
 @dataclass(frozen=True)
-class Spectrum:
+class PartSpectrum:
     """The directions of the position part of a layer.
 
     Args:
@@ -127,7 +127,7 @@ class Spectrum:
         return int(enough[0]) + 1 if len(enough) else len(self.squares)
 
 
-def spectrum(sums: TwoWaySums, folds: Folds, scale: Array | float = 1.0) -> Spectrum:
+def spectrum(sums: TwoWaySums, folds: Folds, scale: Array | float = 1.0) -> PartSpectrum:
     """Return the directions of a layer's position part.
 
     Args:
@@ -147,7 +147,7 @@ def spectrum(sums: TwoWaySums, folds: Folds, scale: Array | float = 1.0) -> Spec
     part = sums.position_part(design.whole) / scale
     squares, directions = principal(part, design.whole.n)
     total = float(design.whole.n @ np.square(part).sum(1))
-    return Spectrum(squares, total, gains[: len(squares)], directions, part @ directions)
+    return PartSpectrum(squares, total, gains[: len(squares)], directions, part @ directions)
 
 
 def principal(part: Array, n: Array) -> tuple[Array, Array]:

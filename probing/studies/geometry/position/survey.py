@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.data.examples import Activations
+from probing.data.examples import HiddenStateSource
 from probing.errors import UserError
 from probing.results import count, layers_named, without_nan
 from probing.runtime.progress import stage
@@ -23,7 +23,7 @@ from probing.studies.geometry.layers import Sampled, SpecialTokens
 from probing.studies.geometry.position import RAW, SCALES, STANDARDISED, SUFFIX
 from probing.studies.geometry.position.spectrum import (
     Folds,
-    Spectrum,
+    PartSpectrum,
     low_frequencies,
     oriented,
     overlap,
@@ -165,7 +165,7 @@ BLOCK = 4096
 
 
 @dataclass(frozen=True)
-class Read:
+class PositionAccuracies:
     """How well positions are read.
 
     Args:
@@ -191,7 +191,7 @@ class Read:
 
 def read_positions(
     states: Array, design: Design, means: Array, fitted: NDArray[np.bool_], judged: NDArray[np.bool_], seed: int
-) -> Read | None:
+) -> PositionAccuracies | None:
     """Read the positions of some tokens by the means of others; None if there are none of either.
 
     A token is read as the position with the largest density of a normal distribution about the position's mean, whose
@@ -230,7 +230,7 @@ def read_positions(
         shuffled = true[np.lexsort((generator.random(len(true)), sentences))]
         chance[draw] = (read == shuffled).mean(), np.abs(read - shuffled).mean()
     accuracy = float((read == true).mean())
-    return Read(
+    return PositionAccuracies(
         accuracy, *accuracy_interval(right, sizes), float(chance[:, 0].mean()),
         (1 + int((chance[:, 0] >= accuracy).sum())) / (1 + ORDERS), float(np.abs(read - true).mean()),
         float(chance[:, 1].mean()), len(true),
@@ -277,7 +277,7 @@ class PositionSample:
         seed: Seed of every random draw.
     """
 
-    def __init__(self, store: Activations, counts: NDArray[np.bool_], seed: int) -> None:
+    def __init__(self, store: HiddenStateSource, counts: NDArray[np.bool_], seed: int) -> None:
         tokens = store.tokens
         self.store, self.counts, self.seed = store, counts, seed
         self.design = Design(tokens.sentences[counts], tokens.positions[counts], seed)
@@ -512,13 +512,13 @@ def _add_readings(
             _add_read(shape, name, read, projected.shape[1])
 
 
-def _add_read(shape: _Shape, name: str, read: Read, k: int) -> None:
+def _add_read(shape: _Shape, name: str, read: PositionAccuracies, k: int) -> None:
     ends = read.low, read.high
     shape.add(f"{name}_accuracy", read.accuracy, read.by_chance, read.p_value, k, ends, read.n_tokens)
     shape.add(f"{name}_error", read.error, read.error_by_chance, k=k, n_tokens=read.n_tokens)
 
 
-def _spectrum_rows(layer: int, scale: str, of_scale: Spectrum) -> Rows:
+def _spectrum_rows(layer: int, scale: str, of_scale: PartSpectrum) -> Rows:
     if not of_scale.total > 0:
         return []
     return [
@@ -530,7 +530,7 @@ def _spectrum_rows(layer: int, scale: str, of_scale: Spectrum) -> Rows:
     ]  # fmt: skip
 
 
-def _curve_rows(layer: int, sample: PositionSample, sums: TwoWaySums, raw_spectrum: Spectrum) -> Rows:
+def _curve_rows(layer: int, sample: PositionSample, sums: TwoWaySums, raw_spectrum: PartSpectrum) -> Rows:
     """Return the first components as curves over the positions, with the jackknife's interval at each position."""
     design = sample.design
     n = min(COMPONENTS, raw_spectrum.part.shape[1])
