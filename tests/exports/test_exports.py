@@ -366,6 +366,26 @@ def test_results_of_many_files_or_bytes_are_not_downloaded(
     assert probing.pull(NAME, tmp_path / "pulled", endpoint=hub.address).accuracy == pushed_made.accuracy
 
 
+@pytest.mark.parametrize("size", [[], "9", -(10**12), 1.5, True])
+def test_files_whose_sizes_are_no_numbers_are_not_downloaded(
+    pushed_made: Run, hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: Any
+) -> None:
+    pushed_made.push(NAME, endpoint=hub.address)
+    before = len(hub.asked)
+
+    def answer(content: bytes, kind: str, headers: dict[str, str], status: int) -> tuple[bytes, dict[str, str], int]:
+        tree = json.loads(content) if content.startswith(b"[") else None
+        if tree is None:
+            return content, headers, status
+        changed = json.dumps([{**row, "size": size} for row in tree]).encode()
+        return changed, {**headers, "Content-Length": str(len(changed))}, status
+
+    monkeypatch.setattr(hub, "answer", answer)
+    with pytest.raises(UserError, match="has a file whose size is no whole number; it is not read"):
+        probing.pull(NAME, tmp_path / "pulled", endpoint=hub.address)
+    assert not [path for path in hub.asked[before:] if "/resolve/" in path]
+
+
 def test_damaged_results_are_refused_and_leave_nothing(pushed_made: Run, hub: LoopbackHub, tmp_path: Path) -> None:
     pushed_made.push(NAME, endpoint=hub.address)
     files = dict(hub.repositories[NAME])
