@@ -40,7 +40,7 @@ CALLS = f"""
 position fit {_BERT} {_TEXT} --layer 0,2 --mdl --verbose
 again fit {_BERT} {_TEXT} --layer 1,2 --probe.l2 1e-2 --transform clip --replicates 2
 gpt fit --model data/gpt2 {_TEXT} --layer 2 {_PROBE} --first_token exclude --replicates 0 --evidence none
-upos fit {_BERT} --corpus data/train.conllu --task upos --layer 2 --control_for deprel {_PROBE} --replicates 2
+upos fit {_BERT} --corpus data/train.conllu --task upos --layer 1,2 --control_for deprel {_PROBE} --replicates 2
 heads fit {_BERT} {_TEXT} --site attention --layer 2 {_PROBE} --replicates 0
 units fit {_BERT} {_TEXT} --site mlp --layer 1 {_BARE} --test_corpus data/other.txt
 features fit {_BERT} {_TEXT} --site sae:data/dictionary {_PROBE} --replicates 0 --controls none
@@ -62,8 +62,8 @@ neurons geometry {_BERT} {_TEXT} --interventions --from_run runs/position --laye
 --kind mean,direction,shuffled --transforms none --retrain 1
 named geometry {_BERT} {_TEXT} --interventions --neurons 3,5 --layer 1 --draws 3 --kind zero,resample,translate \
 --transforms none --retrain 0 --readouts position,mlm
-exchanged geometry {_BERT} {_TEXT} --interventions --from_run runs/position --layer 0 --draws 2 --top 2 \
---kind interchange --pairs data/pairs.tsv --transforms none
+exchanged geometry --interventions --from_run runs/upos --layer 1 --draws 2 --top 2 --kind interchange \
+--pairs data/pairs.tsv --transforms none
 first geometry --model data/gpt2 {_TEXT} --first_token exclude
 survey attention {_BERT} --corpus data/train.conllu --test_corpus data/test.conllu --run runs/position --parts \
 classes,profile,tokens,words,rollout,similarity,relations,trees,position_heads,position_neurons
@@ -168,7 +168,7 @@ class Call:
         if command == "report":
             words += ["--output", self.name]
         elif command != "cache":
-            words += [] if command in ("extract", "sweep") else ["--figure_format", "svg"]
+            words += [] if command in ("extract", "sweep", "reproduce") else ["--figure_format", "svg"]
             words += [] if command == "extract" else ["--wandb.mode", "offline"]
             words += [] if takes_no_name else ["--name", self.name]
             words += [] if takes_no_name or "--runs" in words else ["--runs", "runs"]
