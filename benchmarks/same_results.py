@@ -142,7 +142,7 @@ for path in sorted([*Path("runs").iterdir(), *Path("alone").iterdir()]):
         formats = ("neuronpedia",) if path.name == "position" else ("headvis",) if path.name == "survey" else ()
         for format in ("latex", "csv", "parquet", *formats):
             run.export(format, f"exports/{path.name}-{format}")
-        print(path.name, run._repr_html_(), sep="\\n")
+        print(path.name, run._repr_html_() if hasattr(type(run), "_repr_html_") else run, sep="\\n")
 """,
 }
 
