@@ -166,7 +166,7 @@ class InterventionSetup:
     @cached_property
     def stores_of_sets(self) -> list[ActivationStore]:
         """The activations of the sets of sentences that are read out by STS."""
-        for line in (line for sentence_set in self.readouts.get(STS, ()) for line in sentence_set.said()):
+        for line in (line for sentence_set in self.readouts.get(STS, ()) for line in sentence_set.messages()):
             self.source.say(line)
         return self.source.read([sentence_set.corpus for sentence_set in self.readouts.get(STS, ())])
 
@@ -180,7 +180,7 @@ class InterventionSetup:
         if WIC not in self.readouts:
             return []
         parts = self.readouts[WIC]
-        for line in (line for name in (TRAIN, READ) for line in parts[name].said(f"{WIC} {name}")):
+        for line in (line for name in (TRAIN, READ) for line in parts[name].messages(f"{WIC} {name}")):
             self.source.say(line)
         last = replace(self.source, layers=self.source.layers[-1:])
         sources = {TRAIN: last, READ: self.source}

@@ -474,7 +474,7 @@ def test_permuted_heads_move_the_published_cosine_alone(
     request_for: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = rows_of(request_for(), tmp_path / "a")
-    monkeypatch.setattr(parts, "_Maps", permuted({2: [1, 0]}))
+    monkeypatch.setattr(parts, "_BatchMaps", permuted({2: [1, 0]}))
     after = rows_of(request_for(), tmp_path / "b")
     measures = {row["measure"] for row in before} - {"jensen_shannon"}
     moved = {

@@ -114,7 +114,7 @@ def ablate(
         from probing.studies.ablate.survey import others, survey
 
         ablation, setup = _config_and_setup(call, fit_run or tuned, readout_sources, tokenizer)
-        call.expect(1 + (POSITION in setup.wanted) + bool(others(setup)))
+        call.expect(1 + (POSITION in setup.readouts) + bool(others(setup)))
         stores = setup.read()
         call.watch.end("extract")
         if not is_main_process():

@@ -51,7 +51,7 @@ RETRAINED = {
             "removed",
             "contribution_companion",
             "control_task",
-            "covariate",
+            "within_covariate",
             "direction",
             "above_",
         )
