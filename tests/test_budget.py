@@ -12,6 +12,7 @@ import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -91,6 +92,7 @@ def import_lines() -> int:
     return len(lines)
 
 
+@cache
 def measure() -> dict[str, int]:
     """Return all numbers, by name."""
     by_room = rooms()
