@@ -238,7 +238,7 @@ def written_twice(
     """Return what commands write, and what they write at the same place another time."""
     both = []
     for folder in ("first", "second"):
-        made = Made(place / "runs", corpus, sentences, "ablated")
+        made = Made(place / "runs", corpus, sentences, "disabled")
         for name in names:
             made(name)
         made.place.rename(place / folder)

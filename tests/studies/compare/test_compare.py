@@ -103,7 +103,7 @@ def test_matched_by_index_permuted_neurons_have_nothing_in_common_and_the_reader
 @pytest.mark.slow
 def test_a_model_with_itself_goes_by_index_and_has_intervals(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["compare", str(runs / "bert"), str(runs / "again"), "--runs", str(runs), "--name", "c", "--wandb.mode"]
-    assert run(COMMANDS, [*args, "ablated"]) == 0
+    assert run(COMMANDS, [*args, "disabled"]) == 0
     output = capsys.readouterr()
     assert "lineage" not in output.err
     (verdict,) = load_run(runs / "c").answer()
