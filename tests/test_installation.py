@@ -157,5 +157,5 @@ def test_the_script_of_a_page_is_typed_where_the_package_is_installed(tmp_path: 
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")}, capture_output=True, encoding="utf-8",
     )  # fmt: skip
     assert found.returncode == 0, found.stdout
-    for name in ("runs.run.Run", "results.rows.Table", "probes.linear.LinearProbe", "list[Any]"):
+    for name in ("runs.run.Run", "results.Table", "probes.linear.LinearProbe", "list[Any]"):
         assert name in found.stdout
