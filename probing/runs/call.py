@@ -115,15 +115,16 @@ def save_input_text(config: dict[str, Any], model: str, folder: RunFolder) -> li
     return files
 
 
-def print_output_location(folder: Path, where: str | None, in_full: str = "") -> None:
-    """Print where the results are, the last lines of every command that writes some.
+def print_output_location(folder: Path, where: str | None, has_more: bool = False) -> None:
+    """Print the folder of the results, the last lines of every command that writes some.
 
     Args:
         folder: Folder on disk.
-        where: Address on Weights & Biases, or the command that uploads them; None if they are not tracked.
-        in_full: What shows what was not printed; empty if all was.
+        where: Address on Weights & Biases, or the command that uploads them; None for neither.
+        has_more: Whether `--verbose` prints more.
     """
-    print(f"Results: {folder}{f' (in full: {in_full})' if in_full else ''}")
+    hints = ["open report.html in a browser"] * (folder / "report.html").exists() + ["--verbose prints all"] * has_more
+    print(f"Results: {folder}" + f" ({'; '.join(hints)})" * bool(hints))
     if where:
         print(f"{'On' if where.startswith('http') else 'To upload to'} Weights & Biases: {where}")
 
@@ -141,9 +142,7 @@ def say_results(result: Result, where: str | None, quiet: bool) -> None:
     if not quiet:
         terminal.show(*result.tables(), *(more if result.config.get("verbose") else ()))
     terminal.tell(*result.conclusions()[len(answer) :])
-    if more and not quiet and not result.config.get("verbose"):
-        print("Further tables: --verbose, or `report` of these results.")
-    print_output_location(result.folder, where)
+    print_output_location(result.folder, where, bool(more) and not quiet and not result.config.get("verbose"))
 
 
 def writable_folder(path: str | Path, flag_text: str, way_out: str) -> Path:
@@ -336,7 +335,7 @@ class Call:
                 kind=self.study.artifact or self.study.name,
             )  # fmt: skip
         result = self.study.read(folder.finish())
-        say_results(result, tracker.where(result.folder), self.config["quiet"])
+        say_results(result, tracker.where(result.folder, self.config.get("verbose", False)), self.config["quiet"])
         return result
 
     def _write(self, folder: Path, output: Measured) -> tuple[list[Path], list[Path]]:

@@ -3,7 +3,7 @@
 A stage is declared where its work is done, `with stage("hidden states of 7 layers"):`, and so is a count inside it,
 `with counted("texts", 40) as advance:`. What is shown of them is decided once, by the `overview` of the command: at a
 terminal and in a notebook one line that is replaced and vanishes at the end; elsewhere, such as in the log of a batch
-job, a line for each stage that has ended, and in a long stage a line at growing intervals.
+job, a line for each stage that has ended, and in a long stage a line every two minutes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ from probing.runtime.terminal import in_notebook, say, silence, visible
 # The stages of a command and what is told of them: the count inside a stage, and the time left where it is known.
 # --------------------------------------------------------------------------------------------------------------------
 
-# Seconds from the beginning of a stage to the first line that says how far it is, and from each line to the next one;
-# the last pause is repeated.
-PAUSES_S = (60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0)
+# Seconds from the beginning of a stage to the first line that reports its progress, and from each line to the next.
+PAUSES_S = (60.0, 120.0)
 # Seconds that a count must have gone on before it tells the time left, and the share that must be done by then.
 SURE_AFTER_S, SURE_SHARE = 5.0, 0.05
 
@@ -158,7 +157,7 @@ class Overview:
     # --- lines at intervals ---
 
     def _wait(self) -> None:
-        self._timer = Timer(PAUSES_S[min(self._n_lines, len(PAUSES_S) - 1)], self._say_how_far)
+        self._timer = Timer(PAUSES_S[min(self._n_lines, 1)], self._say_how_far)
         self._timer.daemon = True
         self._timer.start()
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Column
 
-# Width of tables where the output is not a terminal.
-PLAIN_WIDTH = 110
+# Width of tables, and of sentences, where the output is not a terminal.
+PLAIN_WIDTH, PROSE_WIDTH = 110, 100
 
 # Name of `_as_bytes_or_escaped` among Python's handlers of encoding errors.
 _ESCAPED = "probing.escaped"
@@ -149,23 +149,30 @@ def open_output() -> Iterator[None]:
 
 
 def say(message: str) -> None:
-    """Print a message on standard error, on the first rank only; in a terminal, broken between words."""
+    """Print a message on standard error, on the rank-zero process only, wrapped between words."""
     if is_main_process():
         complain(message)
 
 
 def complain(message: str) -> None:
-    """Print a message on standard error, on any rank; in a terminal, broken between words."""
+    """Print a message on standard error, on any rank, wrapped between words."""
     if sys.stderr is None:  # it is closed
         return
-    print(_broken(visible(message), sys.stderr), file=sys.stderr, flush=True)
+    print(_wrapped(visible(message), sys.stderr), file=sys.stderr, flush=True)
 
 
-def _broken(text: str, stream: TextIO) -> str:
-    """Return a text broken between words where the stream is a terminal; a longer word is left whole."""
-    if not stream.isatty():
-        return text
-    return fill(text, columns(), break_long_words=False, break_on_hyphens=False)
+def _wrapped(text: str, stream: TextIO) -> str:
+    """Return a text wrapped between words at the width of the terminal; in a pipe at $COLUMNS, or else at 100."""
+    width = columns() if stream.isatty() else columns_of_environment() or PROSE_WIDTH
+    return "\n".join(fill(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n"))
+
+
+def columns_of_environment() -> int | None:
+    """Return $COLUMNS, None if it is not set to a number."""
+    try:
+        return max(40, int(os.environ["COLUMNS"]))
+    except (KeyError, ValueError):
+        return None
 
 
 def columns() -> int:
@@ -190,13 +197,16 @@ def once(say: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def render(*tables: Any) -> str:
-    """Return tables as plain text."""
-    # In a notebook, rich would also display what it has not captured: nothing, in a cell of its own.
-    console = _plain_console(tables, force_jupyter=False)
+    """Return tables as plain text, without blanks at the ends of lines."""
+    # In a notebook, rich would also display what it has not captured: nothing, in another output.
+    return _captured(_plain_console(tables, force_jupyter=False), tables)
+
+
+def _captured(console: Console, tables: Sequence[Any]) -> str:
     with console.capture() as capture:
         for table in tables:
             console.print(table, crop=False)
-    return capture.get()
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
 def show(*tables: Any, whole_lines: bool = False) -> None:
@@ -207,8 +217,11 @@ def show(*tables: Any, whole_lines: bool = False) -> None:
         whole_lines: Whether no row is broken over lines, however long, where the output is not a terminal.
     """
     console = _console() if sys.stdout.isatty() else _plain_console(tables, whole_lines)
-    for table in tables:
-        console.print(table, crop=False)
+    if sys.stdout.isatty() or console.is_jupyter:
+        for table in tables:
+            console.print(table, crop=False)
+    else:
+        print(_captured(console, tables), end="")
 
 
 def _plain_console(tables: Sequence[Any], whole_lines: bool = False, **options: Any) -> Any:
@@ -218,9 +231,9 @@ def _plain_console(tables: Sequence[Any], whole_lines: bool = False, **options: 
 
 
 def tell(*sentences: str) -> None:
-    """Print sentences, each beginning a line; in a terminal, broken between words."""
+    """Print sentences, each beginning a line, wrapped between words."""
     for sentence in sentences:
-        print(_broken(sentence, sys.stdout))
+        print(_wrapped(sentence, sys.stdout))
 
 
 def _console(**options: Any) -> Any:

@@ -118,13 +118,9 @@ class Tracker:
             run.finish(exit_code)
         self._wandb.finish(exit_code)
 
-    def where(self, folder: Path) -> str | None:
-        """Return one line that tells where to see the run on W&B, or how to send it there; None if it is disabled.
-
-        Args:
-            folder: The run's folder under its final name.
-        """
-        return self._wandb.where(folder)
+    def where(self, folder: Path, verbose: bool = False) -> str | None:
+        """Return the address of the run on W&B, or the command that uploads it; see `WandbRun.where`."""
+        return self._wandb.where(folder, verbose)
 
 
 __all__ = ["Tracker", "least", "resolve_mode", "shared_service"]

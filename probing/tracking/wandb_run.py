@@ -237,19 +237,21 @@ class WandbRun:
         self._report(failure)
         self._failure = None
 
-    def where(self, folder: Path) -> str | None:
-        """Return one line that tells where to see the run.
+    def where(self, folder: Path, verbose: bool = False) -> str | None:
+        """Return the address of the run, or the command that uploads it.
 
         Args:
             folder: The run's folder under its final name.
+            verbose: Whether the command is also returned to users who have never logged in to W&B nor asked for it.
 
         Returns:
             The address if the run was sent completely; otherwise the command that sends it, which also works in a copy
-            of the folder; None if W&B is disabled.
+            of the folder; None if W&B is disabled, or not used on this machine.
         """
         if self._mode == "online":
             return self._url
-        if self._mode == "offline":
+        is_used = self._options.mode != "auto" or os.environ.get("WANDB_MODE") or credentials()
+        if self._mode == "offline" and (verbose or is_used):
             return f"cd {shlex.quote(str(folder))} && wandb sync wandb/{self._run_folder}"
         return None
 

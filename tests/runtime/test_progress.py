@@ -161,22 +161,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     assert made.waiting == []
 
 
-def test_a_long_stage_says_at_growing_intervals_how_far_it_is(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_stage_says_every_two_minutes_how_far_it_is(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with overview(quiet=False):
         expect([None, BRIEF])
-        with stage("passes", 100) as advance:
-            for _ in range(100):
-                clock.turn(30)
+        with stage("passes", 40) as advance:
+            for _ in range(40):
+                clock.turn(15)
                 advance(1)
         with stage("tables"):
             clock.turn(2)
     assert capsys.readouterr().err.splitlines() == [
-        "[1/2] passes: 1 of 100, 60 s so far",  # too few to tell
-        "[1/2] passes: 5 of 100, 3 min so far, about 57 min left",
-        "[1/2] passes: 15 of 100, 8 min so far, about 45 min left",
-        "[1/2] passes: 35 of 100, 18 min so far, about 33 min left",
-        "[1/2] passes: 75 of 100, 38 min so far, about 13 min left",
-        "[1/2] passes: 50 min 0 s",
+        "[1/2] passes: 3 of 40, 60 s so far, about 12 min left",
+        "[1/2] passes: 11 of 40, 3 min so far, about 8 min left",
+        "[1/2] passes: 19 of 40, 5 min so far, about 6 min left",
+        "[1/2] passes: 27 of 40, 7 min so far, about 3 min left",
+        "[1/2] passes: 35 of 40, 9 min so far, about 77 s left",
+        "[1/2] passes: 10 min 0 s",
         "[2/2] tables: 2.0 s",
     ]
 

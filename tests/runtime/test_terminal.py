@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -207,7 +208,7 @@ def test_a_table_as_text_displays_nothing_in_a_notebook(monkeypatch: pytest.Monk
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(("speak", "stream"), [(tell, "out"), (say, "err"), (complain, "err")])
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_sentences_break_between_words_in_a_terminal_alone(
+def test_sentences_are_wrapped_between_words(
     is_terminal: bool,
     speak: Callable[[str], None],
     stream: str,
@@ -224,8 +225,19 @@ def test_sentences_break_between_words_in_a_terminal_alone(
     *lines, second = getattr(capsys.readouterr(), stream).splitlines()
     assert second == "Second."
     assert " ".join(lines) == sentence
-    assert (len(lines) > 1) is is_terminal
-    assert all(len(line) <= 50 or " " not in line for line in lines) is is_terminal
+    assert len(lines) > 1
+    assert all(len(line) <= 50 or " " not in line for line in lines)
+
+
+def test_sentences_in_pipes_and_logs_have_lines_of_at_most_100_characters() -> None:
+    code = "from probing.runtime.terminal import say, tell; tell('word ' * 100, 'Second.'); say('word ' * 100)"
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    *lines, second = done.stdout.splitlines()
+    assert second == "Second."
+    for of_stream in (lines, done.stderr.splitlines()):
+        assert " ".join(of_stream) == ("word " * 100).rstrip()
+        assert [len(line) for line in of_stream] == [99] * 5
 
 
 def shown(table: Any, width: int) -> list[str]:

@@ -184,10 +184,10 @@ def _report(rankings: Rankings, run: Run, where: str | None, quiet: bool) -> Non
             print(line)
     else:
         terminal.show(*rankings.tables())
-        print(what_is_a_neuron(site_of(run.config)))
+        terminal.tell(what_is_a_neuron(site_of(run.config)))
     terminal.tell(*curves_lines(rankings.curves))
     if (rankings.evaluation or rankings.erasure or rankings.curves) and (few := few_clusters(run.results)):
-        print(few)
+        terminal.tell(few)
     print_output_location(rankings.folder, where)
 
 
