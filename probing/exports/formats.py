@@ -25,7 +25,7 @@ from probing.runs.run import Run, of_text
 from probing.runtime import package_version, quiet_libraries
 from probing.runtime.files import replacing_folder
 from probing.text import Corpus
-from probing.text.tasks import short_name
+from probing.text.tasks import label_name
 
 # --------------------------------------------------------------------------------------------------------------------
 # The first neurons of a run in the layout of Neuronpedia's exports, from which a server of it imports dashboards.
@@ -52,7 +52,7 @@ def write_neuronpedia(run: Run, folder: Path) -> Mapping[str, Any]:
         sides, corpus = sides_and_text(run)
     if sides.test.pooling is not None:
         raise UserError(f"`export`: examples of `{run.folder}` are whole sentences, and `neuronpedia` shows tokens.")
-    model, name = _named(str(run.config["model"])), _named(f"{short_name(run.config)}-{site_of(run.config)}")
+    model, name = _named(str(run.config["model"])), _named(f"{label_name(run.config)}-{site_of(run.config)}")
     for layer in run.layers:
         rows = [row for row in contexts if row["layer"] == layer]
         source = f"{int(layer)}-{name}"
@@ -72,7 +72,7 @@ def _named(text: str) -> str:
 
 def _described(run: Run, model: str, name: str, source: str) -> dict[str, dict[str, Any]]:
     release = f"{model}-{name}"
-    about = f"Neurons that linear probes of {short_name(run.config)} read, highest contribution first"
+    about = f"Neurons that linear probes of {label_name(run.config)} read, highest contribution first"
     shown, text = {"visibility": "PUBLIC"}, run.config.get("test_corpus") or run.config["corpus"]
     return {
         "model": {"id": model, "displayName": model, "displayNameShort": model, "instruct": False},

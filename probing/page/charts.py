@@ -29,7 +29,7 @@ from probing.tables import figures as step_axis
 from probing.tables.conclusions import leading
 from probing.tables.figures import spaced_layers
 from probing.tables.heads import CLASSES, FIRST, LETTERS, SPECIAL, finds_relation, of_heads, of_measure
-from probing.text.tasks import short_name, task_in_words
+from probing.text.tasks import label_name, task_in_words
 
 # Columns that a ranked table must have for a page to be made of it.
 NEEDED = {
@@ -175,7 +175,7 @@ def source_of(run: Run) -> Sources:
 def labels(runs: Sequence[Run], taken: Sequence[str] = ()) -> list[str]:
     """Name each run by its model, with its task if names are equal, or else by its folder or its whole path."""
     models = [model_name(run.config) for run in runs]
-    with_tasks = [f"{name} {short_name(run.config)}" for name, run in zip(models, runs, strict=True)]
+    with_tasks = [f"{name} {label_name(run.config)}" for name, run in zip(models, runs, strict=True)]
     for names in (models, with_tasks, [run.folder.name for run in runs]):
         if len({*names, *taken}) == len(names) + len(taken):
             return names

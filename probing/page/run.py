@@ -91,7 +91,7 @@ def question(view: RunView) -> str:
     n_tokens = {side: f"{count(first[f'n_{side}_tokens'], 'token')} of " for side in ("train", "test")}
     of = dict.fromkeys(n_tokens, "") if "pooling" in results else n_tokens
     return (
-        f"Can {view.task} be read off {layers_named(view.layers)} of {model}, and which neurons carry it? "
+        f"Can {view.task} be decoded from {layers_named(view.layers)} of {model}, and which neurons carry it? "
         f"In each layer, a linear probe {_with_or_without(view)} an intercept was trained to predict "
         f"{_predicted(first)} from {of['train']}"
         f"{count(sentences['train'], 'sentence')} of the corpus {config['corpus']}, and tested on "
@@ -107,7 +107,7 @@ def _question_of_arrays(view: RunView) -> str:
     of_groups = f" of {count(train, unit)}" if unit != "row" else ""
     others = f" of {count(test, f'other {unit}')}" if unit != "row" else " that it had not seen"
     return (
-        f"Can {view.task} be read off {layers_named(view.layers)} of {view.run.config['model']}, and which "
+        f"Can {view.task} be decoded from {layers_named(view.layers)} of {view.run.config['model']}, and which "
         f"neurons carry it? In each layer, a linear probe {_with_or_without(view)} an intercept was trained to "
         f"predict {_predicted(first)} from {count(first['n_train_tokens'], 'row')}{of_groups} of "
         f"arrays, and tested on {count(first['n_test_tokens'], 'row')}{others}."

@@ -54,7 +54,7 @@ from probing.runtime import Stopwatch
 from probing.runtime.progress import counted, stage
 from probing.tables import has_intercept
 from probing.text import Corpus, Split
-from probing.text.tasks import Labels, short_name
+from probing.text.tasks import Labels, label_name
 from probing.text.tokens import LONGEST, tokenize
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _labels(runs: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
     """
     sites = [site_of(run.config) for run in runs]
     of_models = [f"{source.short_name}{site_in_names(site)}" for source, site in zip(sources, sites, strict=True)]
-    with_tasks = [f"{name} {short_name(run.config)}" for name, run in zip(of_models, runs, strict=True)]
+    with_tasks = [f"{name} {label_name(run.config)}" for name, run in zip(of_models, runs, strict=True)]
     of_folders = [run.folder.name for run in runs]
     names = next((names for names in (of_models, with_tasks, of_folders) if len(set(names)) == len(names)), None)
     return names or [str(run.folder) for run in runs]

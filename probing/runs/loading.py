@@ -22,7 +22,7 @@ from probing.runtime.files import replacing
 from probing.tables import has_intercept
 from probing.tables.schema import CURVES, DIRECTIONS, ERASURE, EVALUATION, RANKING
 from probing.text import GroupBy
-from probing.text.tasks import short_name
+from probing.text.tasks import label_name
 from probing.tracking import least, resolve_mode
 
 RANKING_KEY = ("layer", "neuron")
@@ -68,7 +68,7 @@ def draw_curves(folder: Path, layers: Sequence[int], model: str, run: Run, forma
     """Draw the curves of these layers, including those of earlier commands, and return the figures' paths."""
     from probing.tables.probe_figures import write_curves_figure
 
-    rows, paths, task = read_csv(folder / "curves.csv", CURVES), [], short_name(run.config)
+    rows, paths, task = read_csv(folder / "curves.csv", CURVES), [], label_name(run.config)
     majority = {row["layer"]: row["majority_accuracy"] for row in run.accuracy}
     for layer in layers:
         of_layer = [row for row in rows if row["layer"] == layer]

@@ -55,7 +55,7 @@ from probing.tables.figures import USUAL
 from probing.tables.probe_figures import write_figures
 from probing.tables.schema import NUMBER_TABLES, TABLES
 from probing.text import Corpus
-from probing.text.tasks import Labels, short_name
+from probing.text.tasks import Labels, label_name
 from probing.tracking import Tracker
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -551,7 +551,7 @@ def write(
     if transforms:
         paths.append(folder / "transform.safetensors")
         save(paths[-1], transforms)
-    figures = write_figures(folder / "figures", tables, short_name(config), model_name, formats) if formats else []
+    figures = write_figures(folder / "figures", tables, label_name(config), model_name, formats) if formats else []
     return Written(tables, figures, paths, penalty_rows(results.penalty))
 
 

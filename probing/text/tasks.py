@@ -663,9 +663,25 @@ def short_name(config: Mapping[str, Any]) -> str:
     return str(column) if task in _OF_ANY_COLUMN and column not in (None, "label") else task.rpartition(":")[2]
 
 
+def label_name(config: Mapping[str, Any]) -> str:
+    """Return the name of what a run's probes predict, for titles: `--label_name`, or else that of the task."""
+    return str(config.get("label_name") or short_name(config))
+
+
 def task_in_words(config: Mapping[str, Any]) -> str:
-    """Return what `short_name` returns as words of a sentence."""
-    return short_name(config).replace("_", " ")
+    """Return `label_name` as words of a sentence."""
+    return label_name(config).replace("_", " ")
+
+
+# Most characters of `--label_name`, which stands in the titles of figures.
+LONGEST_LABEL_NAME = 60
+
+
+def label_name_problems(name: str | None) -> list[str]:
+    """Return the problems with `--label_name`."""
+    if name is None or (name.strip() and name.isprintable() and len(name) <= LONGEST_LABEL_NAME):
+        return []
+    return [f"`--label_name {name!r}`: expected a name of 1 to {LONGEST_LABEL_NAME} printable characters"]
 
 
 # What stands for the token itself.
@@ -735,7 +751,24 @@ class Covariate:
 
 
 __all__ = [
-    "GROUP", "Labels", "Pooling", "SentenceTask", "Task", "TokenTask", "classes_of", "described", "has_label",
-    "labels_of", "labels_words", "load_task", "predicts_numbers", "reader_of", "sentences_of", "short_name",
-    "task_in_words", "unit_of",
+    "GROUP",
+    "Labels",
+    "Pooling",
+    "SentenceTask",
+    "Task",
+    "TokenTask",
+    "classes_of",
+    "described",
+    "has_label",
+    "label_name",
+    "label_name_problems",
+    "labels_of",
+    "labels_words",
+    "load_task",
+    "predicts_numbers",
+    "reader_of",
+    "sentences_of",
+    "short_name",
+    "task_in_words",
+    "unit_of",
 ]  # fmt: skip

@@ -38,7 +38,7 @@ from probing.studies.compare.tables import (
     unread_lines,
     verdicts,
 )
-from probing.text.tasks import short_name
+from probing.text.tasks import label_name
 
 # More draws than this would take long to train and hardly sharpen the p-values.
 MOST_NULL_DRAWS = 1000
@@ -231,7 +231,7 @@ def _draw(
 ) -> list[Path]:
     from probing.tables.probe_figures import write_comparison_figures
 
-    tasks = dict.fromkeys(short_name(run.config) for run in runs.values())
+    tasks = dict.fromkeys(label_name(run.config) for run in runs.values())
     accuracy = {label: run.accuracy for label, run in runs.items()}
     return write_comparison_figures(folder, rows, accuracy, " and ".join(tasks), formats)
 

@@ -51,6 +51,7 @@ from probing.text.tasks import (
     SentenceTask,
     TokenTask,
     described,
+    label_name_problems,
     load_task,
     predicts_numbers,
     reader_of,
@@ -67,7 +68,8 @@ def fit(
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
     dtype: Dtype = "float32", site: str = "residual", corpus: Source = "builtin", test_corpus: Source | None = None,
     group_by: GroupBy = "auto", max_length: int | None = None, batch_tokens: int | None = None,
-    task: str | TokenTask = "position", task_args: dict[str, Any] | None = None, replicates: int = 5,
+    task: str | TokenTask = "position", task_args: dict[str, Any] | None = None, label_name: str | None = None,
+    replicates: int = 5,
     controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
     rotations: int | None = None, transform: Transform = "none", seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
@@ -83,6 +85,8 @@ def fit(
             sparse autoencoder in a folder (sae:FOLDER).
         task: What the probe predicts: the name of a task, such as position, or FILE.py:CLASS; in Python also an object.
         task_args: Options of the task, such as --task_args.special_tokens include.
+        label_name: Name of what the probe predicts, in titles and sentences, such as "part of speech"; the task's or
+            its column's name by default.
         replicates: Number of probes trained on bootstrap samples of the training sentences; the range of a rank is over
             these probes and the run's own. 0 trains none.
         controls: Controls of the accuracy: all that apply to the task, none, or some of shuffled, token, untrained (a
@@ -98,8 +102,8 @@ def fit(
         name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
         trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50; or loggers beside W&B, some of
             csv, tensorboard and mlflow: --trainer.logger csv,mlflow.
-        control_for: The covariate, held fixed because labels may go with it: token, a task, or a column of the corpus.
-            Neurons are also compared among tokens with the same value, and a control has labels permuted among these.
+        control_for: A covariate that may explain the labels: token, a task, or a column of the corpus. Neurons are also
+            compared among tokens with the same value, and a control has labels permuted among these.
         sort: Order of the neurons that are printed: contribution, or centred (without the neurons' means).
         verbose: Print all tables and sentences, layer by layer.
 
@@ -109,7 +113,8 @@ def fit(
     probe, wandb = as_options(ProbeOptions, probe, "probe"), as_options(WandbOptions, wandb, "wandb")
     config |= described(task, task_args)
     say = messages(quiet)
-    refuse(option_problems(probe, seed, max_length, batch_tokens, replicates, rotations))
+    problems = option_problems(probe, seed, max_length, batch_tokens, replicates, rotations)
+    refuse(problems + label_name_problems(label_name))
     resolve_mode(wandb.mode)
     layer_numbers(layer)
     cached, place = places(cache, runs, name)
@@ -140,7 +145,7 @@ def fit(
                 return None
             _write(folder.path, config, results, fitted, stores, text[0][-1], source.model, watch, tracker, input_files)
         run = load_fit(folder.finish())
-    _report(run, tracker.where(run.folder), quiet, verbose, sort)
+    _report(run, tracker.where(run.folder, verbose), quiet, verbose, sort)
     return run
 
 
@@ -273,7 +278,7 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
         terminal.tell(*bases_lines([row for row in run.bases if row["layer"] == layer], task))
         terminal.tell(*tables_probes.caveats(rows, neurons, run.class_scores, task, run.results, run.config, run.basis))
     terminal.tell(*probes.transform_lines(run.transform, rows))
-    print_output_location(run.folder, where, "" if quiet or verbose else tables_probes.IN_FULL)
+    print_output_location(run.folder, where, has_more=not quiet and not verbose)
 
 
 def _show(run: Run, layer: int, verbose: bool, sort: Order) -> None:
