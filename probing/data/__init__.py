@@ -31,8 +31,8 @@ class Control:
 # The controls in the order of tables and figures.
 CONTROLS: Mapping[str, Control] = {
     "shuffled": Control(
-        "labels shuffled",
-        "labels shuffled",
+        "shuffled labels",
+        "shuffled labels",
         "The same probe with labels permuted within each sentence, and exchanged among sentences as far as they differ "
         "between these: what the length of a sentence alone allows. It is the floor of any task.",
     ),
@@ -43,8 +43,8 @@ CONTROLS: Mapping[str, Control] = {
         "token alone. Words are known by all their pieces; for sentences the embeddings are pooled.",
     ),
     "permuted_positions": Control(
-        "tokens permuted",
-        "tokens permuted",
+        "permuted tokens",
+        "permuted tokens",
         "The same probe where the model reads each sentence with its tokens permuted: the true floor for position.",
     ),
     # Hewitt & Liang (2019).
@@ -58,7 +58,7 @@ CONTROLS: Mapping[str, Control] = {
         "randomly initialised",
         "the randomly initialised model",
         "The same probe on a randomly initialised model of the same architecture: what the architecture passes on "
-        "without training. For position it is a ceiling rather than a floor.",
+        "without training. For position it is an upper bound rather than a baseline.",
     ),
 }
 

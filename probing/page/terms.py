@@ -390,13 +390,13 @@ def ratio_shades(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 # The meaning of each flag.
 FLAGS = {
-    "offset": "overstated: less than half of the contribution is left after centring, so the neuron stands in for the "
+    "offset": "overstated: less than half of the contribution is left after centring, so the neuron replaces the "
     "intercept that the probe lacks; it may still carry the task",
-    "no-signal": "by itself it is not shown to tell the classes apart beyond chance; it may be useful together with "
-    "other neurons",
-    "offset no-signal": "it stands in for the intercept: it is large and nearly constant, and is not shown to tell the "
-    "classes apart beyond chance",
-    "confound": "with the covariate of `--control_for` held fixed, it is not shown to tell the classes apart beyond "
+    "no-signal": "alone it is not shown to distinguish the classes beyond chance; it may be useful together with other "
+    "neurons",
+    "offset no-signal": "it replaces the intercept: it is large and nearly constant, and is not shown to distinguish "
+    "the classes beyond chance",
+    "confound": "within values of the covariate (`--control_for`), it is not shown to distinguish the classes beyond "
     "chance",
     "direction": "a direction of a random rotation of the neurons contributes as much",
     UNINFORMATIVE: "in nats, or of numbers in squared error, the probe of this layer is not shown to be better than a "
@@ -418,7 +418,7 @@ ACCURACY: Terms = {
     "probe": "Linear classifier, trained on the hidden states of one layer, without an intercept unless the run was "
     "made with `--probe.bias true`; its neurons are then centred, and so are contributions.",
     "accuracy": "Share of the test tokens, or of the test sentences where these are classified, whose class the probe "
-    "predicts correctly. Their sentences were not used in training. It shows that the label can be read off linearly, "
+    "predicts correctly. Their sentences were not used in training. It shows that the label can be decoded linearly, "
     "not that the model uses it.",
     "95% range": "Confidence interval of the accuracy, in which sentences or documents, not tokens, are taken as "
     "independent; the answer says which.",

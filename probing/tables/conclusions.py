@@ -50,12 +50,12 @@ def compare_with_controls(row: Mapping[str, Any], task: str) -> str:
     if ends(row, score) is None:
         return say("compare_it", layer=row["layer"], names=listed(list(named.values())))
     if side_of(row, "untrained") == "below":  # what is said of it ends the sentence
-        named["untrained"] = named.pop("untrained") + say("ceiling", task=task)
+        named["untrained"] = named.pop("untrained") + say("upper_bound", task=task)
     sides: dict[str, list[str]] = {}
     for name, control in named.items():
         sides.setdefault(side_of(row, name), []).append(control)
     parts = [say(side, names=listed(sides[side])) for side in SIDES if side in sides]
-    return say("held_against", layer=row["layer"], sides="; ".join(parts))
+    return say("with_controls", layer=row["layer"], sides="; ".join(parts))
 
 
 def compare_layers_with_controls(rows: Sequence[Mapping[str, Any]], task: str) -> str:
@@ -80,7 +80,7 @@ def compare_layers_with_controls(rows: Sequence[Mapping[str, Any]], task: str) -
         called = _called(name)
         if len(layers) == 1:
             (side,) = layers
-            end = say("ceiling", task=task) if (name, side) == ("untrained", "below") else ""
+            end = say("upper_bound", task=task) if (name, side) == ("untrained", "below") else ""
             everywhere.setdefault(side, []).append(f"{called}{end}")
         elif layers:
             # Named where it is first said of, in the order of the sides.
@@ -90,7 +90,7 @@ def compare_layers_with_controls(rows: Sequence[Mapping[str, Any]], task: str) -
                 say("side_in", side=say(side, names=name), layers=layers_named(layers[side]))
                 for side, name in zip(sides, names, strict=True)
             ]
-            end = say("ceiling", task=task) if name == "untrained" and sides[-1] == "below" else ""
+            end = say("upper_bound", task=task) if name == "untrained" and sides[-1] == "below" else ""
             somewhere.append(f"{listed(parts)}{end}")
     if not everywhere and not somewhere:
         return compare_with_controls(rows[-1], task)
@@ -458,15 +458,15 @@ def _first_unflagged(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _of_itself(top: Mapping[str, Any], task: str, layer: Mapping[str, Any] | None, dependent: str) -> str:
-    """Return the sentence on how the neuron goes with what is predicted."""
-    apart = "going with the number" if score_of_neurons(top) is R2 else "telling the classes apart"
+    """Return the sentence on the relation between the neuron and what is predicted."""
+    shows = "be correlated with the number" if score_of_neurons(top) is R2 else "distinguish the classes"
     rate = f", q = {top['eta_squared_q']:.2g}" if "eta_squared_q" in top else ""
     chance = f"chance (p = {top['eta_squared_p']:.2g}{rate})"
     flags = top["flag"].split()
     if {"offset", "no-signal"} <= {*flags}:
-        return say("intercept_only", apart=apart, chance=chance, task=task)
+        return say("intercept_only", shows=shows, chance=chance, task=task)
     if "no-signal" in flags:
-        return say("only_together", apart=apart, chance=chance)
+        return say("only_together", shows=shows, chance=chance)
     is_offset = "offset" in flags
     centred = _centred(top, "only " * is_offset)
     begin = f"{centred[0].upper()}{centred[1:]}"

@@ -25,8 +25,8 @@ RANKING = "The ranking as such"
 
 NOTES: dict[str, EvidenceSentence] = {
     "several_intervals": EvidenceSentence(
-        "intervals: {n} neurons were removed, each with a 95% interval of its own, of which about one in twenty misses "
-        "its truth by chance; that a neuron carries something is said at 5% for all {n} together",
+        "intervals: {n} neurons were removed, each with its 95% interval, of which about one in twenty misses the true "
+        "value by chance; that a neuron carries something is said at 5% for all {n} together",
         "Neurons were removed.",
         TABLES,
     ),
@@ -142,7 +142,7 @@ _BASES = "Features beside other units (`fit --site sae:FOLDER`)"
 
 DIRECTION_SENTENCES: dict[str, EvidenceSentence] = {
     "basis": EvidenceSentence(
-        "A ranking is of one basis: random directions were not measured beside it.",
+        "A ranking is of one basis: it was not compared with random directions.",
         "A ranking is said to be read in at least one layer, and there is no table `basis`.",
         RANKING,
     ),
@@ -196,7 +196,7 @@ DIRECTION_SENTENCES: dict[str, EvidenceSentence] = {
         RANKING,
     ),
     "optimum_of_neurons": EvidenceSentence(
-        "With an l1 penalty the probe is the optimum of the basis of neurons alone, which favours neurons.",
+        "With an l1 penalty the probe is optimal only in the basis of neurons, so the comparison favours neurons.",
         "`--probe.l1` above 0 and a table `basis`.",
         RANKING,
     ),
@@ -204,14 +204,14 @@ DIRECTION_SENTENCES: dict[str, EvidenceSentence] = {
 
 BASIS_SENTENCES: dict[str, EvidenceSentence] = {
     "beside_basis": EvidenceSentence(
-        "Layer {layer}, the first features beside as many {basis}: {parts}.",
+        "Layer {layer}, the first features compared with as many {basis}: {parts}.",
         "A table `bases`. With so many units the paired interval of the difference, at the level that leaves 5% for "
         "all comparisons of the layer, is above 0 and the features are above every draw (better), the other way "
         "round (worse), or neither (not resolved).",
         _BASES,
     ),
     "no_better_than": EvidenceSentence(
-        "Layer {layer}: with no number of units are the features shown to tell more of {task} than {others}.",
+        "Layer {layer}: with no number of units are the features shown to predict {task} better than {others}.",
         "Of these bases no comparison is `better`.",
         _BASES,
     ),
@@ -252,14 +252,14 @@ LAYER_SENTENCES: dict[str, EvidenceSentence] = {
     "unread": EvidenceSentence(
         "Layer {layer}: do not read its ranking. In {measure}, it is not resolved whether the probe predicts the test "
         "part better than a constant answer does. The comparison with the controls may still show that {task} can be "
-        "read in this layer.",
+        "decoded from this layer.",
         "Flag `uninformative`: the 95% interval of the nats saved over a constant answer, or of R², contains 0.",
         _WHOLE_LAYER,
     ),
     "worse": EvidenceSentence(
         "Layer {layer}: do not read its ranking. In {measure}, the probe predicts the test part worse than a constant "
         "answer does (95% interval {interval}). The comparison with the controls may still show that {task} can be "
-        "read in this layer.",
+        "decoded from this layer.",
         "Flag `uninformative`, and the interval is below 0.",
         _WHOLE_LAYER,
     ),
@@ -274,12 +274,12 @@ LAYER_SENTENCES: dict[str, EvidenceSentence] = {
         "the mean of neuron {neuron} is {far:.1f} sd from 0", "The farthest of these.", _PARTS
     ),
     "varies_by_itself": EvidenceSentence(
-        "neuron {neuron} varies with {task} (q = {q:.2g}), and yet the probe is below the majority class",
+        "neuron {neuron} varies with {task} (q = {q:.2g}), but the probe is below the majority class",
         "The neuron of the lowest q.",
         _PARTS,
     ),
     "varies_by_itself_number": EvidenceSentence(
-        "neuron {neuron} varies with {task} (q = {q:.2g}), and yet R² is below 0", "The same, of numbers.", _PARTS
+        "neuron {neuron} varies with {task} (q = {q:.2g}), but R² is below 0", "The same, of numbers.", _PARTS
     ),
     "unread_layers": EvidenceSentence(
         "Do not read the rankings of {layers}: their probes are not shown to be better than a constant answer.",
@@ -298,14 +298,14 @@ LAYER_SENTENCES: dict[str, EvidenceSentence] = {
         ", of the layers whose ranking may be read", "Some layers have the flag `uninformative`.", _PARTS
     ),
     "led_by_means": EvidenceSentence(
-        "In {layers} the first neuron contributes mostly by its mean (flag `offset`), in place of an intercept: --sort "
-        "centred ranks without means, --probe.bias true trains with an intercept.",
+        "In {layers} the first neuron contributes mostly by its mean (flag `offset`), which replaces an intercept: "
+        "--sort centred ranks without means, --probe.bias true trains with an intercept.",
         "Flag `offset` of the first neuron in some of several layers.",
         _WHOLE_LAYER,
     ),
     "worst_class": EvidenceSentence(
         "Layer {layer}: macro F1 is {macro:.3f}; of the classes that the test part has {few} times or more, {label} is "
-        "read worst (F1 {f1:.3f}, {right} of {n} right{taken}).",
+        "decoded worst (F1 {f1:.3f}, {right} of {n} right{taken}).",
         "Classes are no numbers, the test part has at least two of them 10 times, and one answer is wrong.",
         _WHOLE_LAYER,
     ),
@@ -358,7 +358,7 @@ RECIPE_SENTENCES: dict[str, EvidenceSentence] = {
         "The runs have the same options, apart from what does not decide what is learnt.", "None does.", _RECIPES
     ),
     "paired_tunings": EvidenceSentence(
-        "{a} and {b} are held against each other at the same seeds and orders{left_out}.",
+        "{a} and {b} are compared at the same seeds and orders{left_out}.",
         "Those of one run are all among those of the other. Tunings that only one has are left out.",
         _RECIPES,
     ),

@@ -69,8 +69,8 @@ SENTENCES: dict[str, EvidenceSentence] = {
         _BESIDE,
     ),
     "intercept_only": EvidenceSentence(
-        "It is large and nearly constant, and is not shown by itself to be {apart} beyond {chance}: it stands in for "
-        "the missing intercept and is no evidence of {task}.",
+        "It is large and nearly constant, and alone it is not shown to {shows} beyond {chance}: it replaces the "
+        "missing intercept and is no evidence of {task}.",
         "Flags `offset` and `no-signal`: centring leaves less than half of its contribution, and its share of variance "
         "is not significant at a false discovery rate of 1% over the layer.",
         _NEURON,
@@ -86,7 +86,7 @@ SENTENCES: dict[str, EvidenceSentence] = {
         _NEURON,
     ),
     "only_together": EvidenceSentence(
-        "By itself it is not shown to be {apart} beyond {chance}: it can be useful only together with other neurons.",
+        "Alone it is not shown to {shows} beyond {chance}: it can be useful only together with other neurons.",
         "Flag `no-signal` without `offset`.",
         _NEURON,
     ),
@@ -101,9 +101,9 @@ SENTENCES: dict[str, EvidenceSentence] = {
         _NEURON,
     ),
     "unjudged": EvidenceSentence(
-        "{Centred}. Whether it goes with {task} is not judged: labels of neighbouring {unit}s go together, so these "
-        "{unit}s are not independent in this order, as p-values suppose. {advice}",
-        "In place of the sentences on what it varies with or carries, where labels of neighbours go together.",
+        "{Centred}. Whether it is correlated with {task} is not judged: labels of neighbouring {unit}s are correlated, "
+        "so these {unit}s are not independent in this order, as p-values assume. {advice}",
+        "Instead of the sentences on what it varies with or carries, where labels of neighbours are correlated.",
         _NEURON,
     ),
     "loses": EvidenceSentence(
@@ -135,15 +135,15 @@ SENTENCES: dict[str, EvidenceSentence] = {
         _BESIDE,
     ),
     "covariate_too": EvidenceSentence(
-        "With {covariate} held fixed it varies with {task}, too: {task} explains {share:.1%} of what is left of its "
+        "Within values of {covariate} it varies with {task}, too: {task} explains {share:.1%} of its remaining "
         "variance (q = {q:.2g}).",
         "`--control_for`; its share among training tokens with the same value is significant at a false discovery rate "
         "of 1%.",
         _BESIDE,
     ),
     "covariate_not": EvidenceSentence(
-        "With {covariate} held fixed it is not shown to vary with {task} (p = {p:.2g}, q = {q:.2g}): what it shows of "
-        "{task} may be {covariate}.",
+        "Within values of {covariate} it is not shown to vary with {task} (p = {p:.2g}, q = {q:.2g}): its relation to "
+        "{task} may be due to {covariate}.",
         "`--control_for`, and flag `confound`: the share is significant among all tokens, and not among those with the "
         "same value.",
         _BESIDE,
@@ -155,8 +155,8 @@ SENTENCES: dict[str, EvidenceSentence] = {
         _BESIDE,
     ),
     "held_fixed": EvidenceSentence(
-        "Neurons are compared with {covariate} held fixed, among the {n_tokens:,} training tokens, of {n_train:,}, "
-        "that have one of the {n_values:,} values with several labels.",
+        "Neurons are also compared within values of {covariate}: among {n_tokens:,} of {n_train:,} training tokens, "
+        "which have one of the {n_values:,} values with several labels.",
         "`--control_for`.",
         _INTERVALS,
     ),
@@ -183,18 +183,18 @@ SENTENCES: dict[str, EvidenceSentence] = {
     ),
     "above": EvidenceSentence("above {names}", "The paired 95% interval of the difference is above 0.", _CONTROLS),
     "below": EvidenceSentence("below {names}", "It is below 0.", _CONTROLS),
-    "alike": EvidenceSentence("not told apart from {names}", "It contains 0.", _CONTROLS),
-    "held_against": EvidenceSentence("In layer {layer} it is {sides}.", "There are intervals.", _CONTROLS),
-    "ceiling": EvidenceSentence(
-        ", a ceiling, not a floor: it passes {task} on as it comes in",
+    "alike": EvidenceSentence("not distinguished from {names}", "It contains 0.", _CONTROLS),
+    "with_controls": EvidenceSentence("In layer {layer} the probe is {sides}.", "There are intervals.", _CONTROLS),
+    "upper_bound": EvidenceSentence(
+        ", which is an upper bound, not a baseline: untrained layers preserve {task}",
         "The interval of the difference to the randomly initialised model is below 0.",
         _PARTS,
     ),
     "in_every_layer": EvidenceSentence(
-        "In every layer it is {sides}.", "Several layers; there are intervals.", _CONTROLS
+        "In every layer the probe is {sides}.", "Several layers; there are intervals.", _CONTROLS
     ),
     "in_some_layers": EvidenceSentence(
-        "It is {parts}.", "The layers are not all on the same side of a control.", _CONTROLS
+        "The probe is {parts}.", "The layers are not all on the same side of a control.", _CONTROLS
     ),
     "side_in": EvidenceSentence("{side} in {layers}", "Part of the sentence before.", _PARTS),
     "compare_it": EvidenceSentence("In layer {layer}, compare it with {names}.", "There are none.", _CONTROLS),
@@ -254,15 +254,15 @@ SENTENCES: dict[str, EvidenceSentence] = {
         _INTERVALS,
     ),
     "neighbours": EvidenceSentence(
-        "Labels of neighbouring {unit}s go together (correlation {correlation:.2f}), as those of one document do; if "
-        "these {unit}s are not independent, intervals are too narrow and p-values too small. {advice}",
+        "Labels of neighbouring {unit}s are correlated ({correlation:.2f}), as in the same document; if these "
+        " {unit}s are not independent, intervals are too narrow and p-values too small. {advice}",
         "Units are rows without groups, or sentences; most of the labels' differences are between units; and the "
         "correlation of neighbours is at least .05 and 4.5 standard errors above 0.",
         _INTERVALS,
     ),
-    "give_groups": EvidenceSentence("Give `groups`; of independent rows, each is its own.", "Rows of arrays.", _PARTS),
+    "give_groups": EvidenceSentence("Give `groups`; independent rows are groups of one.", "Rows of arrays.", _PARTS),
     "mark_documents": EvidenceSentence(
-        "Documents that are marked (`# newdoc`, empty lines) are taken together by --group_by document.",
+        "--group_by document keeps documents whole, where the corpus marks them (`# newdoc`, empty lines).",
         "Sentences of a corpus.",
         _PARTS,
     ),
@@ -270,7 +270,7 @@ SENTENCES: dict[str, EvidenceSentence] = {
         "Intervals are over {n:,} test {unit}s and hold for other {unit}s of {of}.", "Otherwise.", _INTERVALS
     ),
     "rounded": EvidenceSentence(
-        "The model ran in {dtype} and its activations are kept so: --dtype float32 gives them without this rounding.",
+        "The model ran in {dtype} and its activations are stored in {dtype}: --dtype float32 avoids this rounding.",
         "`--dtype bfloat16` or `float16`.",
         _INTERVALS,
     ),
@@ -291,8 +291,8 @@ SENTENCES: dict[str, EvidenceSentence] = {
         _COMPARE,
     ),
     "unread_run": EvidenceSentence(
-        "{label}: do not read what is said of {layers}, where the probe is not shown to predict better than a constant "
-        "answer: its ranking, and so the agreement with it, is no evidence.",
+        "{label}: ignore {layers}, where the probe is not shown to predict better than a constant answer: its ranking, "
+        "and so the agreement with it, is no evidence.",
         "A layer of the run has the flag `uninformative`.",
         _COMPARE,
     ),

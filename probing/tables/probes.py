@@ -446,9 +446,6 @@ def _transform_line(row: Row, done: str) -> str:
 # What a run of probes answers, in the order in which it is read: the answer first, then what to distrust.
 # --------------------------------------------------------------------------------------------------------------------
 
-# What shows the tables and sentences that are not printed.
-IN_FULL = "--verbose, report.html"
-
 
 def accuracies(rows: Rows) -> str:
     """Return how well the probes predict: in the first layer, in the best one and in the last one."""

@@ -447,7 +447,7 @@ def test_erased_labels_are_predicted_as_well_as_by_the_best_constant_answer(made
         erased["majority_accuracy"], abs=0.25 * 0.5 / erased["n_test_tokens"] ** 0.5
     )
     assert erased["cross_entropy"] == pytest.approx(erased["constant_cross_entropy"], abs=0.01)
-    # As many directions of labels shuffled within sentences, which still go with the words a little, leave some.
+    # As many directions of shuffled labels within sentences, which still go with the words a little, leave some.
     assert rows["erased_shuffled"]["information_low"] > erased["information_high"]
 
 

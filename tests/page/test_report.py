@@ -566,13 +566,14 @@ def test_an_accuracy_is_above_below_or_not_told_apart_from_each_control(runs: Pa
     }  # fmt: skip
     found.run.accuracy[-1].update(row)
     assert compare_with_controls(found.run.accuracy[-1], "position") == (
-        "In layer 2 it is above the majority class (0.100); not told apart from labels shuffled (0.490); below the "
-        "randomly initialised model (0.900), a ceiling, not a floor: it passes position on as it comes in."
+        "In layer 2 the probe is above the majority class (0.100); not distinguished from shuffled labels (0.490); "
+        "below the randomly initialised model (0.900), which is an upper bound, not a baseline: untrained "
+        "layers preserve position."
     )
     assert "0.500 (0.450 to 0.550) in layer 2" in page_run.answer(found)
     first = {**row, "layer": 1, "above_shuffled_low": 0.1}
     assert not_above([first, row]) == [
-        'In layer 2 the accuracy is not told apart from the control "labels shuffled".',
+        'In layer 2 the accuracy is not distinguished from the control "shuffled labels".',
         'In layers 1 and 2 the accuracy is below the control "randomly initialised".',
     ]
     found.run.results["layers"][1]["converged"] = False

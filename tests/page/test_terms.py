@@ -168,7 +168,7 @@ def test_a_page_explains_no_term_that_it_does_not_use(
     page = made.report().read_text(encoding="utf-8")
     terms = explained(page)
     assert {*terms["Accuracy"]} == headings(page, "accuracy") | {"probe"}
-    assert "labels shuffled" not in terms["Accuracy"]
+    assert "shuffled labels" not in terms["Accuracy"]
     flags = {f"flag {row['flag']}" for row in made.neurons if row["flag"]}
     assert {name for name in terms["Neurons"] if name.startswith("flag ")} == flags
     assert "chart by-rank" not in page

@@ -61,7 +61,7 @@ def test_the_answer_begins_with_how_well_the_task_is_read(scores: list[float], s
         # The highest accuracy, unless a floor rises with it; the strongest floor counts, and in each layer its own.
         ([{}, {"accuracy": 0.8}, {}], 1, "by 0.700 (the majority class, 0.100)."),
         ([{}, {"accuracy": 0.8, "token_accuracy": 0.75}, {"token_accuracy": 0.2}], 0, "(the majority class, 0.100)."),
-        ([{"token_accuracy": 0.45}] * 2 + [{"token_accuracy": 0.2, "shuffled_accuracy": 0.3}], 2, "(labels shuffled"),
+        ([{"token_accuracy": 0.45}] * 2 + [{"token_accuracy": 0.2, "shuffled_accuracy": 0.3}], 2, "(shuffled labels"),
         # Equal to three digits: the last one.
         ([{"accuracy": 0.5004}, {}, {}], 2, "by 0.400"),
         # What is not to be read comes last, and leads where nothing else is there.
@@ -99,17 +99,17 @@ def test_without_controls_numbers_are_held_against_a_constant_answer_and_one_lay
 def test_a_randomly_initialised_model_that_is_read_better_is_explained(low: float, high: float, is_said: bool) -> None:
     beside = {"untrained_accuracy": 0.9, "above_untrained_low": low, "above_untrained_high": high}
     said = compare_with_controls(layer(0, 0.5, **beside, above_majority_low=0.1, above_majority_high=0.2), "position")
-    end = "the randomly initialised model (0.900), a ceiling, not a floor: it passes position on as it comes in."
+    end = "the randomly initialised model (0.900), which is an upper bound, not a baseline: untrained layers preserve position."
     assert said.endswith(end) is is_said
-    assert ("ceiling" in said) is is_said
-    assert "ceiling" not in compare_with_controls(layer(0, 0.5), "position")
+    assert ("upper bound" in said) is is_said
+    assert "upper bound" not in compare_with_controls(layer(0, 0.5), "position")
 
 
 def test_the_ceiling_is_the_last_of_the_controls_that_are_not_beaten() -> None:
     low = {"low": -0.4, "high": -0.2}
     beside = {f"above_{name}_{end}": value for name in ("untrained", "token") for end, value in low.items()}
     said = compare_with_controls(layer(0, 0.5, untrained_accuracy=0.9, token_accuracy=0.8, **beside), "position")
-    assert "below the token alone (0.800) and the randomly initialised model (0.900), a ceiling" in said
+    assert "below the token alone (0.800) and the randomly initialised model (0.900), which is an upper bound" in said
 
 
 def test_each_layer_has_one_line_with_its_first_neurons_and_the_first_one_without_a_flag() -> None:
@@ -145,8 +145,8 @@ def test_every_layer_is_held_against_each_control() -> None:
 
     rows = [layer(i, 0.6, **beside(*apart)) for i, apart in enumerate([(0.0, -0.2), (0.2, -0.2), (-0.2, -0.2)])]
     assert compare_layers_with_controls(rows, "position") == (
-        "In every layer it is above the majority class; below the randomly initialised model, a ceiling, not a floor: "
-        "it passes position on as it comes in. It is above the token alone in layer 1, not told apart from it in layer "
+        "In every layer the probe is above the majority class; below the randomly initialised model, which is an upper bound, not a "
+        "baseline: untrained layers preserve position. The probe is above the token alone in layer 1, not distinguished from it in layer "
         "0 and below it in layer 2."
     )
     few = [{"layer": i, "accuracy": 0.6, "majority_accuracy": 0.1} for i in range(2)]
@@ -188,7 +188,7 @@ OF_LAYER = {"layer": 3, "accuracy": 0.8, "macro_f1": 0.5123}
 
 def test_the_class_with_the_lowest_f1_is_named_if_it_has_ten_tokens() -> None:
     assert worst_class(OF_LAYER, ROWS) == (
-        "Layer 3: macro F1 is 0.512; of the classes that the test part has 10 times or more, INTJ is read worst (F1 "
+        "Layer 3: macro F1 is 0.512; of the classes that the test part has 10 times or more, INTJ is decoded worst (F1 "
         "0.353, 3 of 12 right, 6 taken for NOUN)."
     )
 
@@ -312,7 +312,7 @@ def test_layers_whose_ranking_is_not_to_be_read_are_named_and_give_no_evidence()
     rows = [{"layer": 3, "flag": "uninformative"}, {"layer": 4, "flag": ""}, {"layer": 5, "flag": "uninformative"}]
     lines = unread_lines({"a": rows, "b": rows[1:2]})
     assert len(lines) == 1
-    assert lines[0].startswith("a: do not read what is said of layers 3, 5, where the probe is not shown")
+    assert lines[0].startswith("a: ignore layers 3, 5, where the probe is not shown")
     said = everywhere_sentence([common()], CHANCE, 10, is_evidence=False)
     assert said.endswith("p = 0.05).")
 

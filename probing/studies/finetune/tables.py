@@ -84,7 +84,7 @@ MAJORITY, CONSTANT, BAG, SECOND = "majority", "mean", "bag", "second"
 CALLED = {
     PRETRAINED: "the pretrained model",
     RANDOM: "the randomly initialised model",
-    SHUFFLED: "the pretrained model with labels shuffled",
+    SHUFFLED: "the pretrained model with shuffled labels",
     MAJORITY: "the majority class",
     CONSTANT: "the mean of the training numbers",
     BAG: "a bag of static vectors",
@@ -101,7 +101,7 @@ SOURCES = {
 
 # Short forms of some of them, for tables and figures.
 SHORT = {
-    SHUFFLED: "labels shuffled", MAJORITY: "majority class", CONSTANT: "mean of training", BAG: "static vectors",
+    SHUFFLED: "shuffled labels", MAJORITY: "majority class", CONSTANT: "mean of training", BAG: "static vectors",
     SECOND: "second sentence",
 }  # fmt: skip
 

@@ -598,7 +598,7 @@ _COLUMNS = 3
 # A line of each of these, with its look.
 GROUPS = {
     ("pretrained", True): ("tuned, and start", BLUE, "o"),
-    ("shuffled", True): ("labels shuffled, and start", GREEN, "s"),
+    ("shuffled", True): ("shuffled labels, and start", GREEN, "s"),
     ("pretrained", False): ("two seeds", GREY, "^"),
 }
 

@@ -89,7 +89,7 @@ LAYERS = Schema("layer_changes", "a row per measure and layer", (
 CHECKPOINTS = Schema("checkpoint_changes", "a row per checkpoint, what it is compared with, measure and layer", (
     text("checkpoint", "Name of the checkpoint."),
     text("start", "Tuned from where and on what: `pretrained` (on true labels) or `shuffled`.",
-         labels={"shuffled": "labels shuffled"}),
+         labels={"shuffled": "shuffled labels"}),
     whole("seed", "Its seed."),
     whole("order_seed", "Seed of the order of its data.", "order"),
     text("against", "With which it is compared: `start`, or the name of another checkpoint."),
@@ -222,9 +222,9 @@ def _lines(rows_by_table: Tables, name: str) -> list[str]:
     most = max(rows, key=lambda row: abs(row["tuned"]))
     if not most["tuned"]:
         return [f"{begin}: nothing is changed in any layer."]
-    beside = [f"{most['shuffled']:{_form(property_measure)}} with labels shuffled"] if known(most, "shuffled") else []
+    beside = [f"{most['shuffled']:{_form(property_measure)}} with shuffled labels"] if known(most, "shuffled") else []
     if apart := ends(most, "ratio"):
-        beside = [f"{most['ratio']:.2g} times as much as with labels shuffled, {apart[0]:.2g} to {apart[1]:.2g}"]
+        beside = [f"{most['ratio']:.2g} times as much as with shuffled labels, {apart[0]:.2g} to {apart[1]:.2g}"]
     beside += [f"{most['two_seeds']:.3g} between two seeds"] if known(most, "two_seeds") else []
     sentence = f"{begin}: changed most in layer {most['layer']} ({'; '.join([_size(most), *beside])})"
     if name not in _FIRST and (layers := _layers_by_task(rows_by_table, name)):

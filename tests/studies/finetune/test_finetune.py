@@ -83,8 +83,8 @@ def test_shuffled_labels_are_not_learnt_where_true_ones_are(made: Any) -> None:
     assert by_pair["shuffled", "majority"]["low"] < 0.1
     assert by_pair["pretrained", "shuffled"]["difference"] > 0.2
     said = " ".join(made.conclusions())
-    assert "The pretrained model, tuned, is above the pretrained model with labels shuffled (" in said
-    assert re.search("The pretrained model with labels shuffled, tuned, is (not told apart from|below) ", said)
+    assert "The pretrained model, tuned, is above the pretrained model with shuffled labels (" in said
+    assert re.search("The pretrained model with shuffled labels, tuned, is (not distinguished from|below) ", said)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_the_results_are_read_again(made: Any) -> None:
 def test_a_page_has_the_score_of_each_tuning_beside_the_baselines_and_its_losses(made: Any, tmp_path: Path) -> None:
     section = unescape(finetuning_section(made, "here"))
     for row in made.tunings:
-        start = "labels shuffled" if row["start"] == "shuffled" else row["start"]
+        start = "shuffled labels" if row["start"] == "shuffled" else row["start"]
         named = f"{start}, seed {row['seed']}, order {row['order_seed']}, tuning"
         (found,) = re.findall(rf"<title>{named} \d+: ([0-9.]+) \(([0-9.]+) to ([0-9.]+)\)</title>", section)
         assert found == tuple(f"{row[name]:.3f}" for name in ("score", "score_low", "score_high"))

@@ -153,8 +153,8 @@ def test_neurons_of_a_given_value_are_told_from_those_of_the_label(tmp_path: Pat
         i: row["within_covariate_p"] for i, row in rows.items()
     }
     page = (tmp_path / "held" / "report.html").read_text(encoding="utf-8")
-    assert "With the covariate held fixed" in page
-    assert "Neurons are compared with the covariate held fixed, among" in page
+    assert "Within values of the covariate" in page
+    assert "Neurons are also compared within values of the covariate: among" in page
 
 
 def test_of_numbers_too_a_given_value_is_told_from_the_number() -> None:
@@ -219,7 +219,7 @@ def test_a_named_run_is_kept_with_figures_and_a_page(planted: Any, tmp_path: Pat
     assert run.folder == tmp_path / "mine"
     assert (run.folder / "figures" / "accuracy.png").is_file()
     page = (run.folder / "report.html").read_text(encoding="utf-8")
-    assert "Can sign be read off layer 3 of sparse" in page
+    assert "Can sign be decoded from layer 3 of sparse" in page
     assert "of arrays, and tested on" in page
     assert "hold for others drawn as these were" in page
     assert probing.load_run(run.folder).accuracy == run.accuracy
@@ -271,7 +271,10 @@ def test_how_each_layer_compares_with_directions_is_logged_by_layer(planted: Any
 def test_a_run_is_logged_to_wandb_as_one_of_fit_is(planted: Any, tmp_path: Path, capsys: Any) -> None:
     X, y, groups = planted
     run = probe(X, y, groups, runs=tmp_path, name="logged", wandb={"mode": "offline", "project": "arrays"}, **FAST)
-    assert f"Results: {run.folder}\nTo upload to Weights & Biases: cd" in capsys.readouterr().out
+    assert (
+        f"Results: {run.folder} (open report.html in a browser)\nTo upload to Weights & Biases: cd"
+        in capsys.readouterr().out
+    )
     (logged,) = read_offline_runs(run.folder)
     assert logged.config["task"] == "label"
     assert logged.summary["layer_00/accuracy"] == pytest.approx(run.accuracy[0]["accuracy"])
@@ -292,7 +295,7 @@ def test_quiet_says_what_is_left_out_and_not_where_results_are(
     probe(X, y, groups, runs=tmp_path, name="loud", **FAST)
     said = capsys.readouterr()
     assert "1 of 1200 rows have no label" in said.err
-    assert said.out == f"Results: {tmp_path / 'loud'}\n"
+    assert said.out == f"Results: {tmp_path / 'loud'} (open report.html in a browser)\n"
     probe(X, y, groups, runs=tmp_path, name="quiet", quiet=True, wandb={"mode": "disabled"}, **FAST)
     assert capsys.readouterr() == ("", said.err)
 
