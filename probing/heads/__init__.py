@@ -1,24 +1,21 @@
-"""What the heads of a model do, measured in one pass over a corpus.
+"""Attention-head measures over a corpus, and the attention maps of example sentences.
 
-A measure is a pure function of the attention of one block over one batch; `probing.heads.accumulation` says what it
-receives. It returns what it wants to have summed, by sentence and head, and it is added to a pass by its name:
+A measure is a pure function of the attention of one block over one batch (see `probing.heads.accumulation`). It returns
+sums by sentence and head, and a pass stores them under the measure's name:
 
-    def entropy(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
+    def entropy(attention: BlockAttention, batch: SentenceBatch) -> Mapping[str, Tensor]:
         return {"entropy": ...}  # shape (batch, heads): a sum over the sentence's queries
 
     sums = accumulate(request, [BlockMeasure("entropy", entropy)], cache, trainer_options)
     sums["entropy"].by_sentence("entropy")  # shape (n_sentences, n_layers, heads), float64
 
-A measure that needs several blocks at once, labels of the corpus, or something by token instead of by sentence is a
-class with the two methods of `probing.heads.accumulation.CorpusMeasure`. Sums are stored by shard in the cache, one
-entry for each measure, so that a pass that was killed goes on where it stopped and no measure is taken twice.
+A measure that needs several blocks at once, labels of the corpus, or values by token is a class with the methods of
+`probing.heads.accumulation.CorpusMeasure`. The cache stores the sums of each measure by shard, so a killed pass
+continues where it stopped and no measure is computed twice.
 
-`examples.safetensors` has a tensor for each sentence, `attention/0`, `attention/1` and so on, of shape (n_layers,
-n_heads, from, to) in float16, which keeps three digits. Its metadata are JSON: `layers`, the number of each layer;
-`sentences`, which has for each sentence its index in the corpus (from 0), `tokens` and whether they are `special`,
-`words` and the index of each token's word (`word_of_token`, -1 for special tokens), and the arcs of the treebank, if
-there is one, as dependent, head and relation; `classes`, which has for each class of maps the index of an example
-sentence, and the layer and the head (both from 1) whose map of this sentence has the class.
+`examples.safetensors` has a tensor `attention/0`, `attention/1`, ... for each sentence, shape (n_layers, n_heads, from,
+to), float16 (three digits). Its metadata are JSON: `layers`, the layer numbers; `sentences`, with the fields of
+`ExampleSentence`; `classes`, with the fields of `ClassExample` by class of maps.
 """
 
 from __future__ import annotations
@@ -45,12 +42,11 @@ class ExampleSentence:
     """A sentence and its tokens.
 
     Args:
-        sentence: Index of the sentence in the corpus.
-        tokens: The tokens as they stand in the sentence, special ones by their name.
-        special: Whether a token is special; the first token of a causal model is.
-        words: The words.
+        sentence: Index in the corpus, from 0.
+        tokens: Text of each token as in the sentence; the name of a special token.
+        special: Whether each token is special; the first token of a causal model is.
         word_of_token: Index of each token's word, -1 for special tokens.
-        arcs: Dependent, head and relation of each arc between two words of a treebank; empty for running text.
+        arcs: Dependent, head and relation of each treebank arc between two words; empty for running text.
     """
 
     sentence: int
@@ -63,12 +59,7 @@ class ExampleSentence:
 
 @dataclass(frozen=True)
 class Example:
-    """A sentence with the attention of every head in it.
-
-    Args:
-        of: The sentence.
-        maps: The attention, shape (n_layers, n_heads, from, to).
-    """
+    """A sentence and its attention maps, shape (n_layers, n_heads, from, to)."""
 
     of: ExampleSentence
     maps: NDArray[np.float32]
@@ -77,8 +68,8 @@ class Example:
     def word_maps(self) -> NDArray[np.float32]:
         """The attention between different words, shape (n_layers, n_heads, from, to), as for dependency relations.
 
-        Attention to a word is the sum over its pieces, and from a word the mean over them. It is 0 from a word to
-        itself, and from and to words of which the model has read no piece.
+        Attention to a word is the sum over its pieces, attention from a word the mean over them. It is 0 from a word to
+        itself, and from and to words without a piece in the input.
         """
         pieces = np.array(self.of.word_of_token)[:, None] == np.arange(len(self.of.words))
         means = (pieces / np.maximum(pieces.sum(0), 1)).T
@@ -86,30 +77,18 @@ class Example:
         return np.where(np.eye(len(self.of.words), dtype=bool), np.float32(0), maps)
 
     def strongest(self, layer: int, head: int) -> list[tuple[int, int, float]]:
-        """Return each word with the other word that it attends to most, ties to the earlier one, and the attention.
-
-        Args:
-            layer: Index of the layer.
-            head: Index of the head.
-        """
+        """Return each word's index, the other word that it attends to most (ties: the earlier), and the attention."""
         words = self.word_maps[layer, head]
         return [(i, int(row.argmax()), float(row.max())) for i, row in enumerate(words) if row.any()]
 
     def mass_on_special(self, layer: int, head: int) -> float:
-        """Return how much of the attention of all tokens goes to special tokens."""
+        """Return the mean attention of all tokens to special tokens."""
         return float(self.maps[layer, head][:, np.array(self.of.special)].sum(1).mean())
 
 
 @dataclass(frozen=True)
 class ClassExample:
-    """A map of a class.
-
-    Args:
-        example: Index of the example sentence.
-        layer: Number of the layer.
-        head: Number of the head.
-        share: Share of all maps of this head that are of the class.
-    """
+    """An attention map of a class, with the class's share of the head's maps; layer and head count from 1."""
 
     example: int
     layer: int
@@ -119,13 +98,7 @@ class ClassExample:
 
 @dataclass(frozen=True)
 class ExampleMaps:
-    """The examples of a survey.
-
-    Args:
-        layers: Number of each layer of the maps.
-        examples: The sentences.
-        classes: For each class that occurs among short sentences, a map of it.
-    """
+    """The examples of a survey: layer numbers, sentences, and a map of each class that occurs among short sentences."""
 
     layers: Sequence[int]
     examples: Sequence[Example]
@@ -139,7 +112,7 @@ class ExampleMaps:
 
 
 def write_examples(folder: Path, examples: ExampleMaps) -> Path:
-    """Write the examples into a run's folder, and return the path of the file."""
+    """Write the examples to a run's folder, and return the path of the file."""
     described = {
         "layers": list(examples.layers),
         "sentences": [asdict(example.of) for example in examples.examples],
@@ -155,7 +128,7 @@ def read_examples(folder: Path) -> ExampleMaps | None:
     """Return the examples in a run's folder; None if it has none, for example because no sentence is short enough.
 
     Raises:
-        ValueError: If maps and sentences do not fit together.
+        ValueError: If the shape of a map does not fit its sentence.
     """
     from safetensors import safe_open
 

@@ -1,4 +1,4 @@
-"""Reads the attention of a corpus once, and stores the sums that measures ask for by shard."""
+"""One pass over the attention of a corpus, and storage of the sums of each measure by shard."""
 
 from __future__ import annotations
 
@@ -54,21 +54,18 @@ from probing.text.tokens import Tokens
 
 @dataclass(frozen=True)
 class SentenceBatch:
-    """Sentences that are read together, the shorter ones padded at the end.
+    """Sentences of one forward pass, padded at the end; all tensors but `sentences` have shape (batch, sequence).
 
     Args:
         sentences: Index of each sentence in the corpus, shape (batch,).
-        rows: Index of each token in the corpus's table of tokens, shape (batch, sequence); 0 for padding.
-        input_ids: Token ids, shape (batch, sequence).
-        mask: Whether there is a token, shape (batch, sequence).
-        special: Whether the tokenizer added the token, shape (batch, sequence). The first token of a causal model
-            counts as special too, because it is the only one that the first query sees.
-        words: Index of each token's word in its sentence, shape (batch, sequence); -1 for tokens that the tokenizer
-            added and for padding.
-        is_causal: Whether no token attends to a later one.
-        segments: Which sentence of a pair each token is of, 0 or 1, shape (batch, sequence); -1 for tokens that the
-            tokenizer added and for padding. None for single sentences.
-        token_types: The token type ids that the model is given, shape (batch, sequence); None if it takes none.
+        rows: Index of each token in the corpus's table of tokens; 0 for padding.
+        special: Whether the tokenizer added the token. The first token of a causal model counts as special too, because
+            the first query sees no other token.
+        words: Index of each token's word in its sentence; -1 for special tokens and for padding.
+        is_causal: Whether no token attends to a later token.
+        segments: Sentence of a pair (0 or 1) of each token; -1 for special tokens and padding; None for single
+            sentences.
+        token_types: Token type ids of the input; None if the model takes none.
     """
 
     sentences: Tensor
@@ -83,7 +80,7 @@ class SentenceBatch:
 
     @cached_property
     def inputs(self) -> dict[str, Tensor]:
-        """What the model is given, each of shape (batch, sequence)."""
+        """Inputs of the model, each of shape (batch, sequence)."""
         model_inputs = {"input_ids": self.input_ids, "attention_mask": self.mask.long()}
         return model_inputs if self.token_types is None else {**model_inputs, "token_type_ids": self.token_types}
 
@@ -94,18 +91,18 @@ class SentenceBatch:
 
     @cached_property
     def ordinary(self) -> Tensor:
-        """Whether there is a token that is not special, shape (batch, sequence)."""
+        """Mask of the tokens that are not special, shape (batch, sequence)."""
         return self.mask & ~self.special
 
     @cached_property
     def seen(self) -> Tensor:
-        """Whether a query may see a key where nothing but the order of tokens limits it, shape (batch, from, to)."""
+        """Mask of the keys that a query may see if only the order of tokens limits it, shape (batch, from, to)."""
         seen = self.mask[:, :, None] & self.mask[:, None, :]
         return seen.tril() if self.is_causal else seen
 
     @cached_property
     def uniform(self) -> Tensor:
-        """Attention that is uniform over the keys that are `seen`, shape (batch, from, to), float64."""
+        """Uniform attention over the keys that are `seen`, shape (batch, from, to), float64."""
         return _uniform(self.seen)
 
     @cached_property
@@ -122,7 +119,7 @@ class SentenceBatch:
 
     @cached_property
     def is_padded(self) -> bool:
-        """Whether some sentence is shorter than the longest one."""
+        """True if some sentence is shorter than the longest sentence."""
         return not bool(self.mask.all())
 
 
@@ -133,12 +130,10 @@ class BlockAttention:
     Args:
         layer: Number of the block, from 1.
         probabilities: Shape (batch, heads, from, to), float32; rows and columns of padding are 0, others sum to 1.
-        values: The value vectors of each head, of which attention takes weighted sums, shape (batch, heads, to,
-            d_head); undefined for padding.
-        projection: The block's output projection; None if it cannot be told.
-        visible: Whether a query may see a key, shape (batch, from, to), where the block shows less than
-            `SentenceBatch.seen`,
-            such as a window; otherwise None.
+        values: Value vectors of each head, shape (batch, heads, to, d_head); undefined for padding.
+        projection: Output projection of the block; None if it is unknown.
+        visible: Whether a query may see a key, shape (batch, from, to), if the block shows less than
+            `SentenceBatch.seen`, such as a window; None otherwise.
     """
 
     layer: int
@@ -148,12 +143,12 @@ class BlockAttention:
     visible: Tensor | None = None
 
     def uniform(self, batch: SentenceBatch) -> Tensor:
-        """Return attention that is uniform over the keys that a query may see, shape (batch, from, to), float64."""
+        """Return uniform attention over the keys that a query may see, shape (batch, from, to), float64."""
         return batch.uniform if self.visible is None else _uniform(self.visible)
 
     @cached_property
     def without_first(self) -> BlockAttention:
-        """The attention without the first token, in rows that sum to 1, or are 0 where nothing is left."""
+        """The attention without the first token; rows sum to 1, or are 0 if no key remains."""
         probabilities = self.probabilities.clone()
         probabilities[:, :, 0], probabilities[..., 0] = 0, 0
         probabilities /= (
@@ -167,11 +162,11 @@ class BlockAttention:
         return replace(self, probabilities=probabilities, visible=visible)
 
     def value_norms(self) -> Tensor:
-        """Return the norm of what each token would add to the residual stream with weight 1, shape (batch, heads, to).
+        """Return the norm of each token's contribution to the residual stream at weight 1, shape (batch, heads, to).
 
-        It is |f(x)| with f(x) = (x W_V + b_V) W_O, the columns of W_O being the head's, and without b_O (Kobayashi et
-        al. 2020, section 2). It is computed from the inner products of the rows of W_O, because f(x) itself is
-        d_model / d_head times as large as the values.
+        It is |f(x)| with f(x) = (x W_V + b_V) W_O, for the head's part of W_O and without b_O (Kobayashi et al. 2020,
+        section 2). It is computed from the inner products of the rows of W_O, because f(x) is d_model / d_head times as
+        large as the values.
 
         Raises:
             ValueError: If the output projection is not known.
@@ -190,16 +185,7 @@ def attention_of(
     batch: SentenceBatch,
     mask: Tensor | None = None,
 ) -> BlockAttention:
-    """Return a block's attention in which padding neither attends nor is attended to.
-
-    Args:
-        layer: Number of the block, from 1.
-        probabilities: Shape (batch, heads, from, to), whose rows of padding are undefined.
-        values: Shape (batch, heads, to, d_head).
-        projection: The block's output projection.
-        batch: The sentences.
-        mask: Whether a query may see a key by the model's mask, shape (batch or 1, from, to); None if there is none.
-    """
+    """Return a block's attention without padding; shapes as in `BlockAttention`, the mask's (batch or 1, from, to)."""
     visible = None if mask is None else mask & batch.seen
     if visible is not None and torch.equal(visible, batch.seen):
         visible = None
@@ -215,14 +201,13 @@ def _uniform(seen: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class BatchValues:
-    """What a measure keeps of one batch, each value under its name.
+    """The values of a measure for one batch, by name.
 
     Args:
         by_sentence: Shape (batch, ...).
-        by_token: Shape (batch, sequence, ...); entries at padding are not kept.
-        total: Any shape; the values of all batches are added up, without sentences, so that no interval by sentence
-            can be computed from them.
-        listed: For each sentence of the batch any number of rows, shape (n, ...), such as one for each pair of words.
+        by_token: Shape (batch, sequence, ...); entries at padding are dropped.
+        total: Any shape; summed over all batches, so without confidence intervals over sentences.
+        listed: Any number of rows for each sentence, shape (n, ...), such as a row for each pair of words.
     """
 
     by_sentence: Mapping[str, Tensor] = field(default_factory=dict)
@@ -232,22 +217,20 @@ class BatchValues:
 
 
 class Accumulator(Protocol):
-    """Takes the blocks of one batch in order."""
+    """A consumer of the blocks of one batch, in order."""
 
     def add(self, attention: BlockAttention) -> None:
-        """Take the next block. The attention may be overwritten after this call: copy what is needed later."""
+        """Add the next block; the attention may be overwritten after this call, so copy what is needed later."""
 
     def batch_values(self) -> BatchValues:
-        """Return what is kept of the batch, after its last block."""
+        """Return the values of the batch, after its last block."""
 
 
 class CorpusMeasure(Protocol):
-    """Something to be summed over a corpus.
+    """A measure that is summed over a corpus.
 
-    Args:
-        name: Its name, by which its sums are found.
-        settings: Everything other than model and corpus that changes its values, such as a version of its definition,
-            and a fingerprint of labels that do not come with the corpus. Sums of other settings are not read.
+    Its settings are all that changes the values apart from model and corpus, such as a version of the definition and a
+    fingerprint of labels from outside the corpus. Stored sums with other settings are not used.
     """
 
     @property
@@ -257,32 +240,23 @@ class CorpusMeasure(Protocol):
     def settings(self) -> Mapping[str, Any]: ...  # noqa: D102
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Prepare labels by token, and return a function that makes a batch's accumulator; threads share it."""
+        """Prepare labels by token, and return a function, shared by threads, that creates a batch's accumulator."""
 
 
 @dataclass(frozen=True)
 class BlockMeasure:
-    """A measure that looks at one block at a time and needs nothing else.
-
-    Args:
-        name: Its name.
-        function: Returns sums by sentence and head, each of shape (batch, heads, ...); they are kept by sentence, with
-            the block as second axis.
-        settings: Whatever changes its values beside model and corpus.
-    """
+    """A measure of single blocks: a function that returns sums of shape (batch, heads, ...) by name."""
 
     name: str
     function: Callable[[BlockAttention, SentenceBatch], Mapping[str, Tensor]]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Return what makes an accumulator for each batch."""
+        """Return the function that creates the accumulator of a batch."""
         return lambda batch: _Blocks(self.function, batch)
 
 
 class _Blocks:
-    """Calls a function for each block and stacks what it returns."""
-
     def __init__(
         self, function: Callable[[BlockAttention, SentenceBatch], Mapping[str, Tensor]], batch: SentenceBatch
     ) -> None:
@@ -306,34 +280,29 @@ SHARD_TOKENS = 8192
 
 
 class SumsStore(ActivationStore):
-    """An entry of the cache that holds the sums of one measure over one corpus, all layers in one file."""
+    """A cache entry with the sums of one measure over one corpus, all layers in one file."""
 
     def by_sentence(self, name: str) -> Tensor:
-        """Return what a measure kept by sentence, shape (n_sentences, ...)."""
+        """Return the stored values by sentence, shape (n_sentences, ...)."""
         return torch.cat(self._shards(f"by_sentence/{name}"))
 
     def all_by_sentence(self) -> dict[str, Tensor]:
-        """Return everything that a measure kept by sentence, by its name."""
+        """Return all stored values by sentence, by name."""
         names = [name.removeprefix("by_sentence/") for name in self.names() if name.startswith("by_sentence/")]
         return {name: self.by_sentence(name) for name in names}
 
     def by_token(self, name: str) -> Tensor:
-        """Return what a measure kept by token, shape (n_tokens, ...), in the order of the table of tokens."""
+        """Return the stored values by token, shape (n_tokens, ...), in the order of the table of tokens."""
         return torch.cat(self._shards(f"by_token/{name}"))
 
     def total(self, name: str) -> Tensor:
-        """Return what a measure added up over the corpus."""
+        """Return the sum over the corpus."""
         return torch.stack(self._shards(f"total/{name}")).sum(0)
 
     def listed(self, name: str, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rows that a measure kept of some sentences, and the number of rows of each sentence.
+        """Return the listed rows, shape (n, ...), of the sentences in the mask `chosen`, shape (n_sentences,).
 
-        Args:
-            name: Name of the rows.
-            chosen: Whether a sentence is chosen, shape (n_sentences,).
-
-        Returns:
-            Rows, shape (n, ...), in the order of the corpus, and numbers, shape (n_sentences,), 0 for other sentences.
+        Also return the number of rows of each sentence, 0 for other sentences, shape (n_sentences,).
         """
         counts = torch.cat(self._shards(f"n_listed/{name}"))
         numbers = torch.where(chosen, counts, 0)
@@ -353,7 +322,7 @@ class SumsStore(ActivationStore):
         return (torch.empty(0) if rows is None else rows), numbers
 
     def names(self) -> list[str]:
-        """Return the names of what is kept, each with its kind, such as `by_sentence/entropy`."""
+        """Return the names of the stored values, each with its kind, such as `by_sentence/entropy`."""
         return sorted(load_file(regular(self.path(0, 0), self.folder)))
 
     def _shards(self, name: str) -> list[Tensor]:
@@ -368,14 +337,9 @@ def of_shard(
     first_row: int,
     n_tokens: int,
 ) -> dict[str, Tensor]:
-    """Put together what a measure kept of the batches of one shard, in the order of the corpus.
+    """Join the values of the batches of one shard, in the order of the corpus; sentences without tokens get 0.
 
-    Args:
-        batches: The batches and what was kept of each, always in the same order, so that totals are the same bits.
-        first_sentence: Index of the shard's first sentence.
-        n_sentences: Number of its sentences; of those without tokens 0 is kept.
-        first_row: Index of its first token.
-        n_tokens: Number of its tokens.
+    The batches must always come in the same order, so that totals are bit-identical.
     """
     shard_values: dict[str, Tensor] = {}
     listed: dict[str, dict[int, Tensor]] = {}
@@ -414,15 +378,7 @@ _Begin = Callable[[SentenceBatch], Accumulator]
 
 @dataclass(frozen=True)
 class AttentionReader:
-    """The structure of an encoder, as far as it is needed to read its attention.
-
-    Args:
-        anatomy: Its structure.
-        heads: Its heads.
-        projections: The output projection of each block; None if they cannot be told.
-        pad_token_id: Id of the padding token.
-        n_token_types: How many token types the encoder is given; 0 if none.
-    """
+    """The structure of an encoder for reading its attention; `projections` is None if they are unknown."""
 
     anatomy: Anatomy
     heads: Heads
@@ -434,30 +390,17 @@ class AttentionReader:
     def of(
         cls, encoder: nn.Module, pad_token_id: int, name: str, n_types: int = 0, lengths: Sequence[int] = ()
     ) -> AttentionReader:
-        """Examine an encoder.
-
-        Args:
-            encoder: A model in evaluation mode.
-            pad_token_id: Id of the padding token.
-            name: The model's name as the user typed it, for messages.
-            n_types: How many token types it is given; see `n_token_types`.
-            lengths: Number of tokens of each sentence that it is to read; see `examine`.
+        """Examine an encoder in evaluation mode; for `n_types` see `n_token_types`, for `lengths` see `examine`.
 
         Raises:
-            UserError: If it has no attention weights.
+            UserError: If the encoder has no attention weights.
         """
         anatomy = examine(encoder, pad_token_id, name, lengths)
         heads = find_heads(encoder, anatomy, pad_token_id, name)
         return cls(anatomy, heads, heads.output_projections(encoder), pad_token_id, n_types)
 
     def read(self, encoder: nn.Module, batch: SentenceBatch, begins: Sequence[_Begin]) -> list[BatchValues]:
-        """Run the encoder over a batch, give each block's attention to the measures, and return what they keep.
-
-        Args:
-            encoder: The encoder.
-            batch: The sentences, on the device that computes float64 for the encoder's device (`float64_device`).
-            begins: For each measure, the function that makes its accumulator for a batch.
-        """
+        """Pass each block's attention over a batch, on its `float64_device`, to the measures; return their values."""
         accumulators = [begin(batch) for begin in begins]
         mask: Tensor | None = None
 
@@ -486,21 +429,18 @@ def accumulate(
     say: Callable[[str], None] = lambda message: None,
     callbacks: Sequence[Any] = (),
 ) -> dict[str, SumsStore]:
-    """Return the stored sums of each measure, by its name, reading the corpus for those that are missing.
+    """Return the stored sums of each measure by name; read the corpus for missing sums.
 
-    As with activations, one job computes an entry while other jobs wait for it. The shards are divided among the
-    Trainer's ranks, and finished shards are not read again.
+    One job computes an entry while other jobs wait for it. The shards are divided among the Trainer's ranks, and
+    finished shards are not read again. The measures need distinct names. All heads are read, whatever the request's
+    layers.
 
     Args:
-        request: Model and corpus; its layers do not matter, because all heads are read.
-        measures: The measures, with distinct names.
-        cache: The cache folder.
-        trainer_options: Lightning's `Trainer` arguments; only those that concern a forward pass are used.
+        trainer_options: Lightning's `Trainer` arguments; only those of a forward pass are used.
         say: Called with one-line messages.
-        callbacks: Lightning callbacks.
 
     Raises:
-        UserError: If the model has no attention weights or cannot be loaded, or the cache cannot be written.
+        UserError: If the model has no attention weights or cannot be loaded, or the cache is not writable.
         RunError: If the pass failed; finished shards stay in the cache.
     """
     keys = {measure.name: _key(request, measure) for measure in measures}
@@ -564,7 +504,6 @@ def _open_or_create(
 
 
 def _missing(stores: Mapping[str, SumsStore]) -> dict[int, list[str]]:
-    """Return for each shard the measures whose sums are missing or damaged."""
     missing: dict[int, list[str]] = {}
     for name, store in stores.items():
         for shard in store.missing([0], store.damaged([0])):
@@ -580,7 +519,7 @@ def _run(
     trainer_options: Mapping[str, Any],
     callbacks: Sequence[Any],
 ) -> None:
-    """Read the shards that are missing, given as `work` on the first rank and as None on the others."""
+    """Read the missing shards, given as `work` on the rank-zero process and as None on the others."""
     trainer = forward_trainer(trainer_options, callbacks)
     if not work and trainer.world_size == 1:
         return
@@ -590,14 +529,10 @@ def _run(
 
 
 class AttentionPass(ShardPass):
-    """Reads the attention over shards of a corpus, and writes the sums of each measure.
+    """A pass over the attention in shards of a corpus, which writes the sums of each measure.
 
-    Args:
-        request: Model and corpus.
-        measures: The measures.
-        folders: The entry of each measure, which the first rank has created.
-        work: The measures to be written for each incomplete shard; None on ranks other than the first.
-        writer: Executor with a single thread, which writes a shard while the next one is read.
+    `work` lists the measures to write for each incomplete shard; it is None except on the rank-zero process. The writer
+    has a single thread and writes a shard while the next shard is read.
     """
 
     def __init__(
@@ -612,7 +547,7 @@ class AttentionPass(ShardPass):
         self.request, self.measures, self.folders = request, measures, folders
 
     def prepare(self) -> None:
-        """Load the model, give each reader a copy with the same weights, and bind measures to the corpus."""
+        """Load the model, give each reader a copy with the same weights, and bind the measures to the corpus."""
         self.stores = {name: SumsStore(folder) for name, folder in self.folders.items()}
         self.encoder, pad_token_id = load(self.request)
         device = self.trainer.strategy.root_device
@@ -667,14 +602,7 @@ class AttentionPass(ShardPass):
 def shard_batches(
     store: ActivationStore, shard: int, reader: AttentionReader, device: torch.device | str = "cpu"
 ) -> Iterator[SentenceBatch]:
-    """Yield a shard's sentences in batches by token budget, longest first.
-
-    Args:
-        store: The store, whose plan is followed.
-        shard: Index of the shard.
-        reader: What is known of the encoder.
-        device: Where the batches are put.
-    """
+    """Yield a shard's sentences on `device` in batches by token budget, longest first."""
     plan, tokens = store.plan, store.tokens
     planned_shard = plan.shards[shard]
     rows = store.shard_tokens(planned_shard)

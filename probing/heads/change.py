@@ -1,4 +1,4 @@
-"""How the attention of two checkpoints differs as it was published, and how their hidden states and parameters do."""
+"""Differences in attention, hidden states and parameters between checkpoints (Kovaleva et al. 2019, section 4.3)."""
 
 from __future__ import annotations
 
@@ -33,26 +33,14 @@ _OF_MAPS = (SAME, OTHER_HEADS, OTHER_SENTENCES)
 
 
 def map_cosines(a: Tensor, b: Tensor) -> Tensor:
-    """Return the cosine of flattened maps, shape (batch, heads), float64; exactly 1 for equal maps.
-
-    Args:
-        a: Shape (batch, heads, from, to).
-        b: Of the same shape.
-    """
+    """Return the cosine of flattened maps, shape (batch, heads), float64; exactly 1 for equal maps."""
     first, second = a.double(), b.double()
     product, *squares = ((x * y).sum((2, 3)) for x, y in ((first, second), (first, first), (second, second)))
     return (product / (squares[0] * squares[1]).sqrt().clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1)
 
 
 def other_head_cosines(a: Tensor, b: Tensor) -> Tensor:
-    """Return the mean cosine of each head's map with the maps of all other heads, shape (batch, heads), float64.
-
-    It is 0 if the layer has only one head.
-
-    Args:
-        a: Shape (batch, heads, from, to).
-        b: Of the same shape; the other heads are taken from here.
-    """
+    """Return each head's mean cosine in `a` with all other heads in `b`, shape (batch, heads); 0 for a single head."""
     first, second = (maps.double().flatten(2) for maps in (a, b))
     norms = [maps.norm(dim=2).clamp_min(torch.finfo(torch.float64).tiny) for maps in (first, second)]
     cosines = first @ second.transpose(1, 2) / (norms[0][:, :, None] * norms[1][:, None, :])
@@ -60,12 +48,7 @@ def other_head_cosines(a: Tensor, b: Tensor) -> Tensor:
 
 
 def row_divergences(a: Tensor, b: Tensor) -> Tensor:
-    """Return the Jensen-Shannon divergence of rows in nats, summed over the rows, shape (batch, heads), float64.
-
-    Args:
-        a: Maps, shape (batch, heads, from, to); rows of padding are 0.
-        b: Maps of the same shape.
-    """
+    """Return the Jensen-Shannon divergence in nats, summed over rows, shape (batch, heads); padding rows are 0."""
     return _divergences((a, _entropies(a)), (b, _entropies(b)))
 
 
@@ -78,7 +61,7 @@ def _divergences(a: _Known, b: _Known) -> Tensor:
 
 
 def _other_head_divergences(a: _Known, b: _Known) -> Tensor:
-    """Return the mean divergence of each head's map from those of all other heads, shape (batch, heads)."""
+    """Return the mean divergence of each head's map from the maps of all other heads, shape (batch, heads)."""
     n_heads = a[0].shape[1]
     divergences = torch.zeros_like(a[1])
     for k in range(1, n_heads):
@@ -91,11 +74,7 @@ def _entropies(maps: Tensor) -> Tensor:
 
 
 def others_of_equal_length(lengths: Tensor) -> Tensor:
-    """Return for each sentence of a batch the next one of equal length; itself where there is none; shape (batch,).
-
-    Args:
-        lengths: Number of tokens of each sentence, shape (batch,).
-    """
+    """Return the next sentence of equal length in the batch; the sentence itself if there is none; shape (batch,)."""
     others = torch.arange(len(lengths), device=lengths.device)
     for length in lengths.unique():
         members = (lengths == length).nonzero()[:, 0]
@@ -105,12 +84,7 @@ def others_of_equal_length(lengths: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MapChange:
-    """The measure: each map compared with that of another checkpoint.
-
-    Args:
-        against: The other checkpoint, on the same sentences.
-        alone: Whether the same map is compared alone, and not those of other heads and other sentences too.
-    """
+    """The measure: comparison of maps with another checkpoint; `alone` skips other heads and sentences."""
 
     against: SurveyedCheckpoint
     name: str = "change"
@@ -118,11 +92,11 @@ class MapChange:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Everything other than model and corpus that changes the sums."""
+        """All that changes the sums apart from model and corpus."""
         return {"version": 1, "against": self.against.request.key(), **({"alone": True} if self.alone else {})}
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Load the other checkpoint, and return what makes an accumulator for each batch."""
+        """Load the other checkpoint, and return the function that creates the accumulator of a batch."""
         against = self.against.prepared()
         return lambda batch: _ComparedMaps(against, batch, self.alone)
 
@@ -150,7 +124,6 @@ class _ComparedMaps:
             self.by_block[name].append(torch.stack(block_values, dim=1))
 
     def _read(self, first: int) -> dict[int, Tensor]:
-        """Return the other checkpoint's maps from a block on, as many as may be held."""
         mask = self.batch.mask
         size = mask.numel() * mask.shape[1] * self.against.heads.n_heads * 4
         maps = self.against.maps(self.batch.inputs, first, first + max(MAPS_BYTES // size, 1) - 1)
@@ -165,15 +138,11 @@ class _ComparedMaps:
 
 
 def map_rows(store: SumsStore, layers: Sequence[int]) -> Rows:
-    """Return the rows of `change.csv` that concern maps: of each head, and of each layer as the mean over its heads.
+    """Return the rows of `change.csv` for the maps of each head, and of each layer as the mean over its heads.
 
-    Cosines are means over sentences, and divergences (nats) over queries, each with its interval over sentences. `of`
-    says what is compared: the same head and sentence, other heads of the layer, or another sentence of equal length
-    from the same batch; a sentence for which there is none is left out of this comparison.
-
-    Args:
-        store: The sums of `MapChange`.
-        layers: The layers to report.
+    Cosines are means over sentences, divergences (nats) means over queries, with confidence intervals over sentences.
+    `of` names the comparison: the same head and sentence, other heads of the layer, or another sentence of equal length
+    from the same batch. Sentences without such a sentence are excluded from the last comparison.
     """
     has_other = store.by_sentence("has_other").numpy()
     lengths = store.tokens.lengths.astype(np.int64)
@@ -189,14 +158,9 @@ def map_rows(store: SumsStore, layers: Sequence[int]) -> Rows:
 
 
 def head_rows(measure: str, of: str, layers: Sequence[int], sums: NDArray[np.float64], n: NDArray[np.int64]) -> Rows:
-    """Return a row for each head and, without a head, for each layer.
+    """Return a row for each head and, with `head` None, for each layer.
 
-    Args:
-        measure: The measure.
-        of: What is compared.
-        layers: The layers to report.
-        sums: Sum of each sentence, shape (n_sentences, all layers, heads).
-        n: What the sums are divided by, of each sentence, shape (n_sentences,).
+    Each sentence has a sum, shape (n_sentences, all layers, heads), and a denominator n, shape (n_sentences,).
     """
     return [
         *(change_row(measure, of, layer, head + 1, sums[:, layer - 1, head], n)
@@ -208,15 +172,9 @@ def head_rows(measure: str, of: str, layers: Sequence[int], sums: NDArray[np.flo
 def change_row(
     measure: str, of: str, layer: int | None, head: int | None, sums: NDArray[np.float64], n: NDArray[np.int64]
 ) -> dict[str, Any]:
-    """Return a row of `change.csv`.
+    """Return a row of `change.csv` from the sum and the denominator n of each sentence, each of shape (n_sentences,).
 
-    Args:
-        measure: The measure.
-        of: What is compared.
-        layer: The layer, if it is of one.
-        head: The head, from 1, if it is of one.
-        sums: Sum of each sentence, shape (n_sentences,).
-        n: What the sums are divided by, of each sentence, shape (n_sentences,).
+    `of` names the comparison; the head counts from 1; layer and head are None if the row has none.
     """
     low, high = mean_interval(sums, n)
     return {
@@ -230,12 +188,7 @@ OTHER_TOKENS = "other tokens"
 
 @dataclass(frozen=True)
 class StateChange:
-    """The measure: each token's hidden states compared with those in another checkpoint.
-
-    Args:
-        model: A checkpoint.
-        against: The other one, on the same sentences.
-    """
+    """The measure: cosines of each token's hidden states in two checkpoints, on the same sentences."""
 
     model: SurveyedCheckpoint
     against: SurveyedCheckpoint
@@ -243,11 +196,11 @@ class StateChange:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Everything other than model and corpus that changes the sums."""
+        """All that changes the sums apart from model and corpus."""
         return {"version": 1, "against": self.against.request.key()}
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Load both checkpoints, and return what makes an accumulator for each batch."""
+        """Load both checkpoints, and return the function that creates the accumulator of a batch."""
         both = self.model.prepared(), self.against.prepared()
         return lambda batch: _Compared(both, batch)
 
@@ -257,7 +210,7 @@ class _Compared:
         self.both, self.batch = both, batch
 
     def add(self, attention: BlockAttention) -> None:
-        """Hidden states are read by forward passes of their own."""
+        """Do nothing; hidden states come from separate forward passes."""
 
     @torch.inference_mode()
     def batch_values(self) -> BatchValues:
@@ -272,12 +225,7 @@ class _Compared:
 
 
 def state_rows(store: SumsStore, layers: Sequence[int]) -> Rows:
-    """Return the mean cosine of each token's hidden states in both checkpoints, and of a token and the next one.
-
-    Args:
-        store: The sums of `StateChange`.
-        layers: Layer numbers, from 0.
-    """
+    """Return the mean cosine of each token's states in both checkpoints, and of a token and the next; layers from 0."""
     lengths = store.tokens.lengths.astype(np.int64)
     comparisons = ((SAME, "same", lengths), (OTHER_TOKENS, "next", np.maximum(lengths - 1, 0)))
     return [
@@ -288,14 +236,7 @@ def state_rows(store: SumsStore, layers: Sequence[int]) -> Rows:
 
 
 def parameter_rows(model: SurveyedCheckpoint, against: SurveyedCheckpoint) -> Rows:
-    """Return the cosine of each matrix of parameters in both checkpoints; `of` is its name.
-
-    Matrices that have no counterpart of the same shape are left out.
-
-    Args:
-        model: A checkpoint.
-        against: The other one.
-    """
+    """Return the cosine of each parameter matrix (named in `of`) that has a counterpart of the same shape."""
     theirs = {name: matrix for name, (_, matrix) in against.matrices().items()}
     rows = []
     for name, (layer, matrix) in model.matrices().items():
@@ -307,18 +248,13 @@ def parameter_rows(model: SurveyedCheckpoint, against: SurveyedCheckpoint) -> Ro
 
 
 def row_cosines(a: Tensor, b: Tensor) -> Tensor:
-    """Return the cosine of vectors along the last axis, float64; exactly 1 for equal ones.
-
-    Args:
-        a: Shape (..., d).
-        b: Of the same shape.
-    """
+    """Return the cosine of vectors along the last axis, float64; exactly 1 for equal vectors."""
     product, *squares = (_products(x, y) for x, y in ((a, b), (a, a), (b, b)))
     return (product / (squares[0] * squares[1]).sqrt().clamp_min(torch.finfo(torch.float64).tiny)).clamp(-1, 1)
 
 
 def _products(x: Tensor, y: Tensor) -> Tensor:
-    """Return inner products in float64, in pieces, because matrices of parameters are large."""
+    """Return inner products in float64, in pieces, because parameter matrices are large."""
     pieces = zip(x.split(2**20, dim=-1), y.split(2**20, dim=-1), strict=True)
     return torch.stack([(p.double() * q.double()).sum(-1) for p, q in pieces]).sum(0)
 
@@ -331,11 +267,7 @@ COSINE, PADDING = "cosine_as_published", "padding_as_published"
 
 
 def check_padding(model: SurveyedCheckpoint) -> None:
-    """Raise a UserError if the model takes too few tokens, or if its padding attends to nothing.
-
-    Args:
-        model: A checkpoint.
-    """
+    """Raise a UserError if the model takes too few tokens, or if its padding attends to no token."""
     name, limit = model.request.source.name, length_limits(model.request.source, model.tokenizer)[1]
     if limit < PUBLISHED_LENGTH:
         raise UserError(
@@ -354,12 +286,7 @@ def check_padding(model: SurveyedCheckpoint) -> None:
 
 @dataclass(frozen=True)
 class PublishedChange:
-    """The measure: each map, padded and not cropped, compared with that of another checkpoint.
-
-    Args:
-        model: A checkpoint.
-        against: The other one, on the same sentences.
-    """
+    """The measure: cosines of each padded, uncropped map in two checkpoints, on the same sentences."""
 
     model: SurveyedCheckpoint
     against: SurveyedCheckpoint
@@ -367,14 +294,14 @@ class PublishedChange:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Everything other than model and corpus that changes the sums."""
+        """All that changes the sums apart from model and corpus."""
         return {
             "version": 1, "against": self.against.request.key(),
             "length": PUBLISHED_LENGTH, "n_sentences": PUBLISHED_SENTENCES,
         }  # fmt: skip
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Load both checkpoints, cut sentences at the length, and return what makes an accumulator for each batch."""
+        """Load both checkpoints, truncate the sentences, and return the function that creates a batch's accumulator."""
         both = self.model.prepared(), self.against.prepared()
         request = self.model.request
         length = min(request.max_length or PUBLISHED_LENGTH, PUBLISHED_LENGTH)
@@ -389,7 +316,7 @@ class _ComparedAsPublished:
         self.model, self.against, self.cut, self.batch = model, against, cut, batch
 
     def add(self, attention: BlockAttention) -> None:
-        """Padded maps are read by forward passes of their own."""
+        """Do nothing; padded maps come from separate forward passes."""
 
     @torch.inference_mode()
     def batch_values(self) -> BatchValues:
@@ -411,7 +338,6 @@ class _ComparedAsPublished:
         return BatchValues({"cosine": cosines, "padding": padding, "compared": compared})
 
     def _padded(self, sentences: list[int]) -> dict[str, Tensor]:
-        """Return what the models are given for sentences, each of shape (n, `PUBLISHED_LENGTH`)."""
         cut, shape = self.cut, (len(sentences), PUBLISHED_LENGTH)
         ids = torch.full(shape, self.model.pad_token_id)
         mask, types = (torch.zeros(shape, dtype=torch.long) for _ in range(2))
@@ -426,12 +352,7 @@ class _ComparedAsPublished:
 
 
 def published_rows(store: SumsStore, layers: list[int]) -> Rows:
-    """Return the rows of cosines as published, with the share of padding in the rows of the maps.
-
-    Args:
-        store: The sums of `PublishedChange`.
-        layers: The layers to report.
-    """
+    """Return the rows of cosines as published, and the share of padding in the rows of the maps."""
     compared = store.by_sentence("compared").numpy()
     cosines, padding = (store.by_sentence(name).numpy()[compared] for name in ("cosine", "padding"))
     n = np.ones(len(cosines), dtype=np.int64)
@@ -443,11 +364,7 @@ NAME = "change"
 
 
 def _lacks(survey: HeadSurvey) -> str | None:
-    """Return what the part lacks.
-
-    Raises:
-        UserError: If the other checkpoint is of another model, or sentences cannot be padded as published.
-    """
+    """Return the missing requirement, or None; raise a UserError for another model or impossible padding."""
     if survey.config.against is None:
         return "another checkpoint, given as --against MODEL"
     check_comparable(survey.request, survey.heads, survey.config.against)

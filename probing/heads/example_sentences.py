@@ -1,7 +1,7 @@
-"""Chooses a few short sentences of a corpus, and reads the attention of every head in them.
+"""Choice of a few short sentences of a corpus, and the attention of every head in them.
 
-Sums over a corpus say what heads do, and an example shows it. Sentences are chosen so that there is a map of each class
-and that many dependency relations occur; the model reads them once more, each alone.
+The sentences are chosen so that each class has a map and many dependency relations occur. The model reads each of them
+once more, in a separate batch.
 """
 
 from __future__ import annotations
@@ -30,12 +30,7 @@ FEWEST_WORDS, MOST_WORDS, MOST_TOKENS = 5, 12, 16
 
 
 def examples_of(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> ExampleMaps | None:
-    """Choose example sentences, and read their attention; None if no sentence is short enough.
-
-    Args:
-        survey: Model and corpus.
-        stores: The sums of each measure by its name; those of the classes decide which maps are examples of a class.
-    """
+    """Choose example sentences and read their attention; None if no sentence is short enough."""
     candidates = short_sentences(survey)
     if not len(candidates):
         return None
@@ -58,7 +53,7 @@ def examples_of(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> ExampleM
 
 
 def short_sentences(survey: HeadSurvey) -> NDArray[np.int64]:
-    """Return the indices of the sentences that are short enough to be shown, but have a few words if possible."""
+    """Return the indices of sentences that are short enough to show, but have several words if possible."""
     tokens = survey.tokens
     first = tokens.first_pieces & ~tokens.special
     n_words = np.bincount(tokens.sentences[first], minlength=tokens.n_sentences)
@@ -71,18 +66,15 @@ def short_sentences(survey: HeadSurvey) -> NDArray[np.int64]:
 def maps_of_classes(
     sums: Mapping[str, Tensor], lengths: NDArray[np.int32], layers: Sequence[int]
 ) -> dict[str, tuple[tuple[int, int, float], NDArray[np.bool_]]]:
-    """Return for each class that occurs the head that has it most often, and which maps of this head have it.
+    """Return, for each class that occurs, the head with the largest share of its maps, and these maps.
 
     Args:
-        sums: How vertical (v) and how diagonal (d) each map is, and of pairs of sentences how much it keeps within them
-            (b), each of shape (n_sentences, all layers, heads).
+        sums: Scores of `patterns` by sentence, each of shape (n_sentences, all layers, heads).
         lengths: Number of tokens of each sentence, shape (n_sentences,); sentences without tokens do not count.
-        layers: The layers that are reported.
 
     Returns:
-        By class: the numbers of the layer and the head (both from 1) with the largest share of maps of the class, the
-            first one of equal shares, and this share; and whether the head's map of each sentence has the class, shape
-            (n_sentences,).
+        By class: layer and head number (both from 1, ties: the first) and the share; and a mask of the sentences whose
+            map of this head has the class, shape (n_sentences,).
     """
     nonempty = lengths > 0
     sums_of_layers = {name: sums[name][:, [layer - 1 for layer in layers]] for name in ("v", "d", "b") if name in sums}
@@ -99,13 +91,7 @@ def maps_of_classes(
 
 
 def cover(has: NDArray[np.bool_], chosen: Sequence[int], most: int = N_SENTENCES) -> list[int]:
-    """Choose rows that together have many properties: at each step, the first of those that add most new properties.
-
-    Args:
-        has: Which properties each row has, shape (n, n_properties).
-        chosen: Rows that are chosen already.
-        most: Most rows.
-    """
+    """Add to `chosen` greedily the first row that adds most new properties, up to `most` rows."""
     rows = list(chosen)
     while len(rows) < most:
         new = (has & ~has[rows].any(0)).sum(1)
@@ -116,12 +102,7 @@ def cover(has: NDArray[np.bool_], chosen: Sequence[int], most: int = N_SENTENCES
 
 
 def read_maps(survey: HeadSurvey, sentences: Sequence[int]) -> list[Example]:
-    """Run the model over some sentences, each alone, and return them with the attention of the reported layers.
-
-    Args:
-        survey: Model and corpus.
-        sentences: Indices of the sentences.
-    """
+    """Run the model over each sentence separately; return the sentences and the attention of the reported layers."""
     tokens, corpus = survey.tokens, survey.request.corpus
     encoder, pad_token_id = load(survey.request)
     n_types = n_token_types(encoder, load_tokenizer(survey.request.source), corpus.seconds is not None)
@@ -154,7 +135,6 @@ def read_maps(survey: HeadSurvey, sentences: Sequence[int]) -> list[Example]:
 
 
 def _batch(survey: HeadSurvey, rows: slice, sentence: int, n_token_types: int) -> SentenceBatch:
-    """Return one sentence as a batch."""
     tokens = survey.tokens
     ids, words = (torch.from_numpy(values[rows].astype(np.int64))[None] for values in (tokens.input_ids, tokens.words))
     segments, token_types = (
@@ -175,8 +155,6 @@ def _batch(survey: HeadSurvey, rows: slice, sentence: int, n_token_types: int) -
 
 
 class _Maps:
-    """Keeps the maps of some layers as they are."""
-
     def __init__(self, layers: Sequence[int]) -> None:
         self.layers, self.by_block = layers, [torch.empty(0)] * len(layers)
 
@@ -189,7 +167,7 @@ class _Maps:
 
 
 def _words(survey: HeadSurvey, sentence: int, of_tokens: NDArray[np.object_]) -> list[str]:
-    """Return the words of a sentence; for running text, the words into which the tokenizer divides it."""
+    """Return the words of a sentence; for running text, the words of the tokenizer."""
     if survey.request.corpus.words is not None:
         return list(survey.request.corpus.words[sentence])
     indices = survey.tokens.words[survey.tokens.of_sentences(sentence, 1)].tolist()
@@ -198,9 +176,9 @@ def _words(survey: HeadSurvey, sentence: int, of_tokens: NDArray[np.object_]) ->
 
 
 def _arcs_of(corpus: Corpus) -> Arcs | None:
-    """Return the arcs of a treebank without those of punctuation; None for running text and for malformed arcs.
+    """Return the treebank arcs without punctuation; None for running text and for malformed arcs.
 
-    Parts of the survey that need arcs refuse malformed ones; examples are then shown without arcs.
+    The parts of the survey that need arcs reject malformed arcs; the examples are then shown without arcs.
     """
     if not has_arcs(corpus):
         return None
@@ -216,7 +194,7 @@ def _triples(arcs: Arcs) -> list[tuple[int, int, str]]:
 
 
 def _relations_of(survey: HeadSurvey, sentences: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which frequent relations of the treebank each sentence has, shape (n, n_relations)."""
+    """Return a mask of the frequent treebank relations in each sentence, shape (n, n_relations)."""
     corpus = survey.request.corpus
     if (arcs := _arcs_of(corpus)) is None:
         return np.zeros((len(sentences), 0), dtype=bool)

@@ -1,8 +1,8 @@
-"""Compares linear probes of fusions of layers with probes of single layers, on a frozen model.
+"""Linear probes of layer fusions compared with probes of single layers, on a frozen model.
 
-For each task, a linear probe without an intercept is trained on every layer and on every fusion, all with the same
-penalty, which is chosen on validation sentences. A fusion is compared on the test sentences with the last layer, with
-the layer whose probe predicts validation sentences best, and with the mean of the layers.
+For each task, linear probes without intercept are trained on every layer and every fusion, all with one penalty, chosen
+on validation sentences. On the test sentences, a fusion is compared with the last layer, with the layer whose probe
+predicts validation sentences best, and with the mean of the layers.
 """
 
 from __future__ import annotations
@@ -46,26 +46,23 @@ FUSED_BYTES = 2**29
 
 
 class Fusion(Protocol):
-    """Makes one vector for each token from those of several layers."""
+    """A map from the vectors of several layers to a single vector for each token (Shi et al. 2022, section 5)."""
 
     def __call__(self, states: Tensor) -> Tensor:
-        """Return the fused vectors, shape (n, d_model), given those of the layers, (n_layers, n, d_model)."""
+        """Return the fused vectors, shape (n, d_model), of layer vectors, shape (n_layers, n, d_model)."""
         ...
 
     def weights(self, states: Tensor) -> Tensor:
-        """Return how much of a token's vector each layer gives, shape (n_layers, n); absolute values sum to 1."""
+        """Return the weight of each layer in a token's vector, shape (n_layers, n); absolute values sum to 1."""
         ...
 
 
 @dataclass(frozen=True)
 class Weighted:
-    """`concat`: sum_k alpha_k H_k, in which all tokens have the same weights.
+    """`concat`: sum_k alpha_k H_k, with the same weights alpha, shape (n_layers,), for all tokens.
 
-    It is a linear map of the concatenated layers with one number for each layer. If all weights are 1 / n_layers, it is
-    the mean of the layers; if one weight is 1 and the others are 0, it is that layer.
-
-    Args:
-        alpha: Weight of each layer, shape (n_layers,).
+    It is a linear map of the concatenated layers with one number for each layer, and includes the mean of the layers
+    and every single layer.
     """
 
     alpha: Tensor
@@ -86,26 +83,24 @@ class Weighted:
 
 @dataclass(frozen=True)
 class Largest:
-    """`max`: the largest value of each neuron among the layers; it has nothing to learn."""
+    """`max`: the largest value of each neuron among the layers; it has no parameters."""
 
     def __call__(self, states: Tensor) -> Tensor:
         """Return the fused vectors."""
         return states.amax(0)
 
     def weights(self, states: Tensor) -> Tensor:
-        """Return the share of the neurons whose value is that of each layer; the first one of equal values."""
+        """Return the share of neurons with the largest value in each layer; ties go to the first layer."""
         largest = states.argmax(0)
         return torch.stack([(largest == layer).float().mean(1) for layer in range(len(states))])
 
 
 @dataclass(frozen=True)
 class Gated:
-    """`gate`: sum_k I_k^t H_k^t, in which each token t has its own weights, softmax over k of g(H_k^t).
+    """`gate`: sum_k I_k^t H_k^t, with weights for each token t: the softmax over k of g(H_k^t).
 
-    The gate g is one linear map for all layers. Its bias would add the same to all layers, and so has no effect.
-
-    Args:
-        direction: The linear map, shape (d_model,).
+    The gate g is one linear map for all layers, `direction`, shape (d_model,). A bias would add the same to all layers
+    and so has no effect.
     """
 
     direction: Tensor
@@ -120,13 +115,7 @@ class Gated:
 
 
 class FusedStates:
-    """A store that also holds fusions of its layers, as further layers with negative numbers.
-
-    Args:
-        base: The store of the layers.
-        layers: Numbers of the layers that are fused.
-        fusions: The fusions by their numbers.
-    """
+    """A store that also has fusions of its layers, as further layers with negative numbers."""
 
     def __init__(self, base: HiddenStateSource, layers: Sequence[int], fusions: Mapping[int, Fusion]) -> None:
         self.base, self.layers, self.fusions = base, list(layers), dict(fusions)
@@ -153,14 +142,7 @@ class FusedStates:
 
 
 def states_of(store: HiddenStateSource, layers: Sequence[int], shard: int, rows: Tensor | None = None) -> Tensor:
-    """Return the hidden states of several layers, shape (n_layers, n, d_model), float32.
-
-    Args:
-        store: The store.
-        layers: Numbers of the layers.
-        shard: Index of the shard.
-        rows: Rows of the shard to return, shape (n,); all if None.
-    """
+    """Return the hidden states of several layers, shape (n_layers, n, d_model), float32; all rows if `rows` is None."""
     layer_states = (store.read(layer, shard) for layer in layers)
     return torch.stack([(states if rows is None else states.index_select(0, rows)).float() for states in layer_states])
 
@@ -179,14 +161,7 @@ BLOCK_BYTES = 2**24
 
 @dataclass(frozen=True)
 class _ShardExamples:
-    """Some examples of one shard.
-
-    Args:
-        shard: Index of the shard.
-        rows: Its tokens that the examples consist of, shape (n_tokens,).
-        example: Index of each token's example, shape (n_tokens,).
-        labels: Class of each example, shape (n_examples,).
-    """
+    """Some examples of one shard; `rows` and `example` have shape (n_tokens,), `labels` (n_examples,)."""
 
     shard: int
     rows: Tensor
@@ -195,12 +170,7 @@ class _ShardExamples:
 
 
 class LayersOfExamples:
-    """The hidden states of several layers at the examples, in blocks that are read again in every pass.
-
-    Args:
-        examples: The examples: tokens, or words whose vectors are means over their pieces.
-        layers: Numbers of the layers.
-    """
+    """The hidden states of several layers at the examples, in blocks that are read again in every pass."""
 
     def __init__(self, examples: Examples, layers: Sequence[int]) -> None:
         self.store, self.layers = examples.store, list(layers)
@@ -246,12 +216,7 @@ def pooled(vectors: Tensor, block: _ShardExamples) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerMoments:
-    """Moments of the neurons of several layers together.
-
-    Args:
-        mean: Shape (n_layers, d_model), float64.
-        covariance: Of each neuron between layers, shape (d_model, n_layers, n_layers), float64.
-    """
+    """Joint moments, float64: mean, (n_layers, d_model), and covariance of layers, (d_model, n_layers, n_layers)."""
 
     mean: Tensor
     covariance: Tensor
@@ -270,7 +235,7 @@ class LayerMoments:
         return cls(mean, products / examples.n)
 
     def inverse_scale(self, alpha: Tensor) -> Tensor:
-        """Return 1 / sd of each neuron of a weighted sum of the layers, 0 where it hardly varies; shape (d_model,)."""
+        """Return 1 / sd of each neuron of a weighted sum of the layers, 0 if it hardly varies; shape (d_model,)."""
         alpha = alpha.double()
         sd = torch.einsum("j,djk,k->d", alpha, self.covariance, alpha).clamp_min(0)
         sd = sd.clamp_min(torch.finfo(torch.float64).tiny).sqrt()
@@ -287,13 +252,11 @@ class FusionFamily:
     """Fusions with parameters, scaled so that 0 is the mean of the layers and a change of 1 is a large change.
 
     Args:
-        n_parameters: Number of parameters.
         fusion: Returns the fusion, given the parameters.
-        inverse_scale: Returns the factor by which each fused neuron is scaled, 1 over a standard deviation, given the
-            parameters.
-        derivatives: Returns a and f, given the parameters, the probe's weight on fused vectors, and the states of some
-            tokens. The derivatives of the logits of token t, with its scale fixed, are sum_k a_k[t] f_k[t]'. Shapes
-            (n_layers, n, n_classes) and (n_layers, n, n_parameters).
+        inverse_scale: Returns 1 / sd, the scale of each fused neuron, given the parameters.
+        derivatives: Returns a, shape (n_layers, n, n_classes), and f, shape (n_layers, n, n_parameters), given the
+            parameters, the probe's weight on fused vectors, and the states of n tokens. The derivatives of the logits
+            of token t, with its scale fixed, are sum_k a_k[t] f_k[t]'.
     """
 
     n_parameters: int
@@ -303,7 +266,7 @@ class FusionFamily:
 
 
 def weighted_family(moments: LayerMoments) -> tuple[FusionFamily, Callable[[Weighted], Tensor]]:
-    """Return the fusions `concat`, and the map from one of them to its parameters.
+    """Return the family of `concat`, and the map from a fusion to its parameters.
 
     The parameter of layer k is (alpha_k - 1 / n_layers) / unit_k, where unit_k is the mean size (root mean square) of
     the layers divided by the size of layer k. Parameters therefore have similar sizes even in models whose vectors grow
@@ -325,10 +288,10 @@ def weighted_family(moments: LayerMoments) -> tuple[FusionFamily, Callable[[Weig
 
 
 def gated_family(moments: LayerMoments) -> FusionFamily:
-    """Return the fusions `gate`; each fused neuron is divided by its standard deviation in the mean of the layers.
+    """Return the family of `gate`; each fused neuron is divided by its standard deviation in the mean of the layers.
 
-    A parameter is the gate's weight on a neuron times the neuron's standard deviation over the tokens of all layers:
-    the weight on the standardised neuron.
+    A parameter is the gate's weight on the standardised neuron: its weight on the neuron times the neuron's standard
+    deviation over the tokens of all layers.
     """
     n, d_model = moments.mean.shape
     variance = moments.covariance.diagonal(dim1=1, dim2=2).mean(1) + moments.mean.var(0, correction=0)
@@ -346,11 +309,9 @@ def gated_family(moments: LayerMoments) -> FusionFamily:
 
 @dataclass(frozen=True)
 class Learned:
-    """A fusion that was learned with its probe.
+    """A fusion trained together with its probe, whose weight on fused vectors has shape (n_classes, d_model).
 
     Args:
-        fusion: The fusion.
-        weight: Weight of the probe on fused vectors, shape (n_classes, d_model).
         objective: Cross-entropy plus penalties on the training tokens, in nats.
         n_passes: Number of passes over the training tokens that evaluated the objective.
         converged: Whether training ended because |gradient|^2 / (4 l2) fell below the tolerance.
@@ -365,25 +326,14 @@ class Learned:
 
 @dataclass(frozen=True)
 class Start:
-    """A trained probe from which training begins.
-
-    Args:
-        parameters: Parameters of the fusion that it reads, shape (n_parameters,).
-        weight: Its weight on fused vectors, shape (n_classes, d_model).
-    """
+    """A trained probe from which training begins: parameters of its fusion, and weight on fused vectors."""
 
     parameters: Tensor
     weight: Tensor
 
 
 class Objective:
-    """Mean cross-entropy of fused examples and its derivatives, as a function of scaled weights and parameters.
-
-    Args:
-        examples: The training examples.
-        family: The fusions.
-        n_classes: Number of classes.
-    """
+    """Mean cross-entropy of fused examples and its derivatives, as a function of scaled weights and parameters."""
 
     def __init__(self, examples: LayersOfExamples, family: FusionFamily, n_classes: int) -> None:
         self.examples, self.family = examples, family
@@ -391,7 +341,7 @@ class Objective:
 
     @property
     def n_weights(self) -> int:
-        """Number of scaled weights; what follows them in a point are parameters of the fusion."""
+        """Number of scaled weights; the rest of a point are parameters of the fusion."""
         return self.shape[0] * self.shape[1]
 
     def __call__(self, point: Tensor) -> Evaluation:
@@ -430,16 +380,11 @@ class Objective:
 
 
 def _gauss_newton(a: Tensor, f: Tensor, p: Tensor, block: _ShardExamples) -> Tensor:
-    """Return the sum over tokens of J'(diag(p) - p p')J, shape (n_parameters, n_parameters).
+    """Return the sum over tokens of J'(diag(p) - p p')J, shape (n_parameters, n_parameters), for J of `a` and `f`.
 
-    A word of several pieces is approximated: each piece counts like an example of its own, with the class probabilities
-    of the word and the weight 1 / (number of pieces).
-
-    Args:
-        a: Factors of the derivatives J, shape (n_layers, n, n_classes); see `FusionFamily`.
-        f: The other factors, shape (n_layers, n, n_parameters).
-        p: Probability of each class, shape (n_examples, n_classes).
-        block: The examples that the tokens belong to.
+    A word of several pieces is approximated: each piece counts as a separate example, with the class probabilities `p`
+    of the word, shape (n_examples, n_classes), and the weight 1 / (number of pieces). For `a` and `f` see
+    `FusionFamily`.
     """
     p = p[block.example]
     centred = a - (a * p).sum(2, keepdim=True)
@@ -452,7 +397,7 @@ def _gauss_newton(a: Tensor, f: Tensor, p: Tensor, block: _ShardExamples) -> Ten
 
 
 class _Joint(Preconditioner):
-    """Preconditions the weights as those of any probe, and the parameters of the fusion by their own curvature."""
+    """Preconditions the weights as in any probe, and the parameters of the fusion by their curvature."""
 
     def __init__(self, second_moment: Tensor, curvature: Tensor, shape: tuple[int, int]) -> None:
         super().__init__(second_moment)
@@ -461,7 +406,6 @@ class _Joint(Preconditioner):
         self.values, self.vectors = values.clamp_min(0).float(), vectors.float()
 
     def at(self, class_covariance: Tensor, l2: float) -> Callable[[Tensor], Tensor]:
-        """Return the map from gradients to steps for the curvature at one point."""
         of_weights, n = super().at(class_covariance, l2), self.shape[0] * self.shape[1]
 
         def apply(gradient: Tensor) -> Tensor:
@@ -473,14 +417,7 @@ class _Joint(Preconditioner):
 
 
 def learn(objective: Objective, start: Start, l2: float, tolerance: float = TOLERANCE) -> Learned:
-    """Train a fusion and its probe together to a local minimum.
-
-    Args:
-        objective: The objective.
-        start: Where training begins.
-        l2: Strength of the penalty.
-        tolerance: Value of |gradient|^2 / (4 l2), in nats, below which training ends.
-    """
+    """Train a fusion and its probe together to a local minimum, until |gradient|^2 / (4 l2) < `tolerance`, in nats."""
     family, shape = objective.family, objective.shape
     inverse = family.inverse_scale(start.parameters)
     scaled = torch.where(inverse > 0, start.weight / inverse, 0.0).float()
@@ -521,16 +458,12 @@ LAST, BEST = "last layer", "best layer"
 
 @dataclass(frozen=True)
 class FusedProbes:
-    """The probes of one task.
+    """The probes and fusions of one task, by number of the layer or fusion.
 
     Args:
-        layers: Numbers of the layers that are fused.
-        fits: The probe of each layer and fusion, by their numbers.
-        fusions: The fusions by their numbers.
-        best: The layer that predicts validation sentences best.
-        converged: Whether the training of each fusion that is learned ended at a minimum.
+        best: Number of the layer that predicts validation sentences best.
+        converged: Whether training reached a minimum, for each learned fusion.
         counts: Number of test examples of each sentence of the test corpus, shape (n_sentences,).
-        n_train: Number of training examples.
     """
 
     layers: Sequence[int]
@@ -543,14 +476,7 @@ class FusedProbes:
 
 
 def compare_fusions(sides: Sides, layers: Sequence[int], trainer: Mapping[str, Any], seed: int) -> FusedProbes:
-    """Train the probes of all layers and fusions of one task, and test them.
-
-    Args:
-        sides: Examples and their classes.
-        layers: Numbers of the layers that are fused, at least two, ascending.
-        trainer: Arguments of Lightning's Trainer.
-        seed: Seed of every random draw.
-    """
+    """Train and test the probes of all layers and fusions of one task; `layers` are at least two, ascending."""
     fusions: dict[int, Fusion] = {EQUAL: Weighted.equal(len(layers)), LARGEST: Largest()}
     views, fused = [*layers, EQUAL, LARGEST], _with_fusions(sides, layers, fusions)
     moments = layer_moments(fused.train, views)
@@ -584,7 +510,7 @@ def _with_fusions(sides: Sides, layers: Sequence[int], fusions: Mapping[int, Fus
 def _learned(
     sides: Sides, layers: Sequence[int], fits: Mapping[int, LayerFit], training: Training
 ) -> dict[int, Learned]:
-    """Learn the gate, and the layer weights from two starts: the mean, and the layer that is best in training."""
+    """Learn the gate, and the layer weights from two starts: the mean, and the layer with the lowest training loss."""
     examples = LayersOfExamples(sides.train, layers)
     moments = LayerMoments.of(examples)
     (family, parameters_of), gated = weighted_family(moments), gated_family(moments)
@@ -607,7 +533,7 @@ def _start(fit: LayerFit, parameters: torch.Tensor) -> Start:
 
 
 def accuracy_rows(task: str, tested: FusedProbes) -> list[Row]:
-    """Return the accuracies of one task, and the differences that its fusions make, with uncorrected p-values."""
+    """Return the accuracies of one task, and the differences of fusions from baselines, with uncorrected p-values."""
     n, fits = tested.counts, tested.fits
     rows: list[Row] = []
     for number, fit in fits.items():
@@ -639,7 +565,7 @@ def accuracy_rows(task: str, tested: FusedProbes) -> list[Row]:
 
 
 def corrected(rows: Sequence[Row]) -> list[Row]:
-    """Return rows whose p-values are corrected for their number (Holm)."""
+    """Return the rows with p-values corrected for their number (Holm)."""
     tested = [i for i, row in enumerate(rows) if "p_value" in row]
     p_values = holm([rows[i]["p_value"] for i in tested])
     adjusted = {i: float(p) for i, p in zip(tested, p_values, strict=True)}
@@ -653,17 +579,11 @@ def similarity_rows(
     fusions: Mapping[int, Fusion],
     **named: str,
 ) -> list[Row]:
-    """Return how alike the tokens of a sentence are after each fusion, and how much of it comes from each layer.
+    """Return the similarity of a sentence's tokens after each fusion, and the weight of each layer in it.
 
     `cosine` is the mean cosine of all pairs of a sentence's tokens (CosSim, Shi et al. section 3), as a mean over
-    sentences with at least two; `weight` is a mean over tokens. Special tokens count in both.
-
-    Args:
-        store: The store of the layers.
-        chosen: The sentences that are measured, shape (n_sentences,).
-        layers: Numbers of the layers.
-        fusions: The fusions by their numbers, among which may be layers.
-        named: Columns that name the task.
+    sentences with at least two tokens; `weight` is a mean over tokens. Both include special tokens. `chosen` is a mask
+    of the measured sentences; `named` are columns that name the task.
     """
     lengths = np.where(chosen, store.tokens.lengths, 0).astype(np.int64)
     cosines = {number: np.zeros(len(lengths)) for number in fusions}
@@ -727,7 +647,7 @@ TASKS = ("upos", "deprel", "position")
 
 
 def tasks_of(survey: HeadSurvey) -> tuple[dict[str, TokenTask], str]:
-    """Return the tasks whose labels the corpora have in every part, and what the last of the others lacks."""
+    """Return the tasks whose labels the corpora have in every part, and the missing requirement of the last other."""
     tasks: dict[str, TokenTask] = {}
     lack = ""
     requests = survey.requests

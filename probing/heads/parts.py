@@ -1,7 +1,7 @@
-"""What the heads of a model do: the parts of a survey, each from sums over a corpus to rows of tables.
+"""The parts of a head survey, each from sums over a corpus to rows of tables.
 
-A part says what it needs of the corpus, which measures are to be summed, and how rows come from the sums. A further
-part is one more entry of `PARTS`; the command, the files of a run and the cache need not know of it.
+A part defines its needs of the corpus, its measures, and the step from sums to rows. To add a part, add an entry to
+`PARTS`; the command, the files of a run and the cache need no change.
 """
 
 from __future__ import annotations
@@ -87,10 +87,8 @@ _WITHOUT = "_without_special"
 def jensen_shannon(maps: Tensor) -> Tensor:
     """Return the divergence of all pairs of heads, summed over the queries, shape (pairs,), float64.
 
-    The pairs (0, 1), (0, 2), ..., (1, 2), ... are in the order of `torch.triu_indices(heads, heads, 1)`.
-
-    Args:
-        maps: Rows that sum to 1, shape (heads, queries, keys).
+    `maps` has rows that sum to 1, shape (heads, queries, keys). The pairs (0, 1), (0, 2), ..., (1, 2), ... are in the
+    order of `torch.triu_indices(heads, heads, 1)`.
     """
     flat, n_queries = maps.flatten(1), maps.shape[1]
     entropies = _entropies(flat)
@@ -109,16 +107,11 @@ def _entropies(values: Tensor) -> Tensor:
 
 
 def cosines(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Compare the maps of two layers.
+    """Compare the maps of two layers, each of shape (batch, heads, from, to), in which excluded rows and columns are 0.
 
-    Args:
-        a: Shape (batch, heads, from, to); rows and columns that do not count are 0.
-        b: Those of the other layer, of the same shape.
-
-    Returns:
-        The inner product of each head of `a` with each head of `b`, over the norms of all heads together, shape
-        (batch, heads, heads), whose trace is the published cosine; and the cosine of the means over heads, shape
-        (batch,). Both are float64, and 0 where a map is 0.
+    Return the inner product of each head of `a` with each head of `b`, over the norms of all heads together, shape
+    (batch, heads, heads), whose trace is the published cosine; and the cosine of the means over heads, shape (batch,).
+    Both are float64, and 0 where a map is 0.
     """
     products = (a.flatten(2).double() @ b.flatten(2).double().transpose(1, 2)) / _norms(a, b)[:, None, None]
     mean_a, mean_b = (maps.double().mean(1, keepdim=True) for maps in (a, b))
@@ -131,12 +124,7 @@ def _norms(a: Tensor, b: Tensor) -> Tensor:
 
 
 def without_special(probabilities: Tensor, batch: SentenceBatch) -> Tensor:
-    """Return maps in which special tokens neither attend nor are attended to, with rows that sum to 1 or are 0.
-
-    Args:
-        probabilities: Shape (batch, heads, from, to).
-        batch: The sentences.
-    """
+    """Return maps in which special tokens neither attend nor are attended to; rows sum to 1 or are 0."""
     ordinary = batch.ordinary[:, :, None] & batch.ordinary[:, None, :]
     masked = torch.where(ordinary[:, None], probabilities, 0.0)
     return masked / masked.sum(3, keepdim=True).clamp_min(torch.finfo(masked.dtype).tiny)
@@ -150,13 +138,11 @@ class Similarity:
     settings: Mapping[str, Any] = field(default_factory=lambda: {"version": 1, "queries": QUERIES, "groups": GROUPS})
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Return what makes an accumulator for each batch."""
+        """Return the function that creates the accumulator of a batch."""
         return _BatchMaps
 
 
 class _BatchMaps:
-    """Holds the maps of one batch, and those of the last block in full."""
-
     def __init__(self, batch: SentenceBatch) -> None:
         self.batch = batch
         self.groups = batch.sentences % GROUPS
@@ -197,11 +183,7 @@ class _BatchMaps:
 
 
 def queries_of(n_tokens: int) -> NDArray[np.int64]:
-    """Return the queries of a sentence by which its heads are compared, ascending.
-
-    Args:
-        n_tokens: Number of its tokens.
-    """
+    """Return the queries, ascending, by which the heads are compared in a sentence of `n_tokens` tokens."""
     if n_tokens <= QUERIES:
         return np.arange(n_tokens)
     return np.linspace(0, n_tokens - 1, QUERIES).round().astype(np.int64)
@@ -213,13 +195,8 @@ def similarity_rows(
     """Return the rows of `similarity.csv`.
 
     A row compares two heads (`jensen_shannon`, in nats, a mean over queries), or two consecutive layers (cosines, means
-    over sentences). Intervals are over sentences, and over groups of sentences for pairs of heads and matched heads.
-
-    Args:
-        store: The sums of `Similarity`.
-        n_layers: Number of blocks.
-        n_heads: Number of heads of a block.
-        lengths: Number of tokens of each sentence that are measured, shape (n_sentences,); None for all.
+    over sentences). Confidence intervals are over sentences, but over groups of sentences for pairs of heads and
+    matched heads. `lengths`, shape (n_sentences,), counts the measured tokens of each sentence; None for all.
     """
     lengths = store.tokens.lengths if lengths is None else lengths
     n_queries = _grouped(np.minimum(lengths, QUERIES).astype(np.int64))
@@ -254,12 +231,10 @@ def _layer_rows(store: SumsStore, n_layers: int) -> list[dict[str, Any]]:
 def matched(products: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the cosine of best-matched heads, summed over each group, shape (groups,).
 
-    Each head is matched with one of the other layer's heads, so that the mean cosine is the largest (the assignment
-    problem). The matching that is best for odd groups is applied to even groups, and the reverse, so that the choice
-    among many matchings does not inflate the cosine.
-
-    Args:
-        products: Sums of the products that `cosines` returns over each group, shape (groups, heads, heads).
+    Each head is matched with one head of the other layer so that the mean cosine is the largest (the assignment
+    problem). The best matching of the odd groups is applied to the even groups, and vice versa, so that the choice
+    among many matchings does not inflate the cosine. `products` are the sums over each group of the products of
+    `cosines`.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -271,7 +246,6 @@ def matched(products: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _grouped(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sum over the sentences of each group, shape (GROUPS,)."""
     return np.array([values[group::GROUPS].sum() for group in range(GROUPS)])
 
 
@@ -300,23 +274,22 @@ _SUMS, _COUNTS = "sums", "counts"
 
 
 class Rollout:
-    """The measure: sums over the tokens of each sentence that describe the rows of the product, after every block.
+    """The measure: attention rollout (Abnar & Zuidema 2020), the rows of the product after every block.
 
-    `sums` has the shape (n_sentences, n_layers, 2, queries, measures), where 2 stands for the model and for uniform
-    attention, and `counts` has the shape (n_sentences, queries, 2): the number of tokens, and of those that have an
-    entropy.
+    `sums` has shape (n_sentences, n_layers, 2, queries, measures), where 2 is for the model and for uniform attention.
+    `counts` has shape (n_sentences, queries, 2): the number of tokens, and of tokens with an entropy.
     """
 
     name = "rollout"
     settings: Mapping[str, Any] = {"version": 2}
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Return what makes an accumulator for each batch."""
+        """Return the function that creates the accumulator of a batch."""
         return _Rollout
 
 
 class _Rollout:
-    """Holds the product so far, for each sentence of a batch one map in place of a layer's map for each head."""
+    """The product so far: for each sentence of a batch one map, not a map of each head."""
 
     name = Rollout.name
 
@@ -339,11 +312,7 @@ class _Rollout:
 
 
 def with_residual(maps: Tensor) -> Tensor:
-    """Return (I + A) / 2, with the rows of A scaled to sum to 1, which attention in half precision does not quite do.
-
-    Args:
-        maps: Attention maps, shape (batch, from, to), float64; rows of padding are 0.
-    """
+    """Return (I + A) / 2, with rows of A rescaled to sum to 1 (half precision is inexact), (batch, from, to)."""
     scaled = maps / maps.sum(2, keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
     return (scaled + torch.eye(maps.shape[2], dtype=maps.dtype, device=maps.device)) / 2
 
@@ -351,13 +320,10 @@ def with_residual(maps: Tensor) -> Tensor:
 def described(products: Tensor, batch: SentenceBatch) -> Tensor:
     """Return sums over the tokens of each sentence, shape (batch, maps, queries, measures), float64.
 
-    Each share is counted once: the token itself; special tokens other than itself; the previous and the next token,
-    where they are not special; all others. `distance` is in tokens, and `entropy` in units of that of equal shares of
-    the tokens that the blocks so far let a token see.
-
-    Args:
-        products: Rows that sum to 1, shape (batch, maps, from, to), the last one with uniform attention in all blocks.
-        batch: The sentences.
+    Each share is counted once: the token itself; other special tokens; the previous and the next token unless special;
+    all others. `distance` is in tokens. `entropy` is relative to equal shares of the tokens that a token sees through
+    the blocks so far. `products` has rows that sum to 1, shape (batch, maps, from, to), the last map with uniform
+    attention in all blocks.
     """
     n, device = products.shape[-1], products.device
     steps = torch.arange(n, device=device)
@@ -374,26 +340,12 @@ def described(products: Tensor, batch: SentenceBatch) -> Tensor:
 
 
 def reached(products: Tensor, batch: SentenceBatch) -> Tensor:
-    """Return what is above 0 for the tokens that the blocks so far let a token see, shape (batch, from, to).
-
-    Args:
-        products: As `described` takes them.
-        batch: The sentences.
-    """
+    """Return values above 0 for the tokens that a token sees through the blocks so far, shape (batch, from, to)."""
     return torch.where(batch.mask[:, :, None], products[:, -1], 0.0)
 
 
 def rollout_rows(sums: Tensor, counts: Tensor, layers: Sequence[int], sentences: SentenceDraws) -> Rows:
-    """Return the rows of `rollout.csv`: for the vectors after each block, a row for each kind of token and measure.
-
-    `uniform` is the value with uniform attention in all blocks, on the same sentences.
-
-    Args:
-        sums: The sums of `Rollout`.
-        counts: Its counts.
-        layers: The layers to report.
-        sentences: Draws of the sentences.
-    """
+    """Return the rows of `rollout.csv`: for the vectors after each block, a row for each kind of token and measure."""
     sums_of_layers = sums[:, [layer - 1 for layer in layers]].numpy()
     rows: dict[tuple[int, int, int], dict[str, Any]] = {}
     for q, m in np.ndindex(len(ROLLOUT_QUERIES), len(MEASURES)):
@@ -449,15 +401,10 @@ ROLES = SurveyPart(
 
 
 def measurable(survey: HeadSurvey, names: Sequence[str], by_name: bool) -> tuple[list[SurveyPart], dict[str, str]]:
-    """Return the parts that can be measured, and for each of the others what it lacks.
-
-    Args:
-        survey: Model and corpus.
-        names: The parts that are wanted.
-        by_name: Whether the user named them.
+    """Return the parts that can be measured, and the missing requirement of each other part.
 
     Raises:
-        UserError: If the user named one that cannot be measured.
+        UserError: If the user named a part (`by_name`) that cannot be measured.
     """
     selected = [part for part in PARTS if part.name in names]
     lacking = {part.name: lack for part in selected if (lack := _lacks(survey, part))}
@@ -468,14 +415,14 @@ def measurable(survey: HeadSurvey, names: Sequence[str], by_name: bool) -> tuple
 
 
 def _lacks(survey: HeadSurvey, part: SurveyPart) -> str | None:
-    """Return what a part needs and does not have, as the end of a sentence."""
+    """Return the missing requirement of a part, as the end of a sentence."""
     if survey.config.without_first and part.name not in WITHOUT_FIRST:
         return "`--first_token include`, under which all tokens are measured"
     return _lacks_sentences(survey, part) or part.needs(survey)
 
 
 def _lacks_sentences(survey: HeadSurvey, part: SurveyPart) -> str | None:
-    """Return what the part lacks if the corpus has pairs of sentences and the part cannot read them; otherwise None."""
+    """Return the missing requirement if the corpus has pairs of sentences and the part cannot read them."""
     corpus = survey.request.corpus
     has_role_file = part.name == ROLES.name and survey.config.roles is not None
     if corpus.seconds is None or part.name in OF_PAIRS or has_role_file:
@@ -495,17 +442,7 @@ def measure(
     trainer_options: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> tuple[dict[str, Rows], dict[str, SumsStore]]:
-    """Read the attention of each corpus once for all parts; return the tables, and the sums of each measure.
-
-    On ranks other than the first there are no tables.
-
-    Args:
-        survey: Model and corpus.
-        parts: The parts, at least one.
-        cache: The cache folder.
-        trainer_options: Lightning's `Trainer` arguments.
-        say: Called with one-line messages.
-    """
+    """Read each corpus once for all parts; return tables (none except on the rank-zero process) and sums."""
     stores: dict[str, SumsStore] = {}
     for name, readings in _readings(survey, parts).items():
         about = f"attention of {count(survey.heads.n_layers, 'block')}"
@@ -531,12 +468,12 @@ def measure(
 
 
 def n_stages(survey: HeadSurvey, parts: Sequence[SurveyPart]) -> int:
-    """Return how many stages `measure` has."""
+    """Return the number of stages of `measure`."""
     return len(_readings(survey, parts)) + 1
 
 
 def _readings(survey: HeadSurvey, parts: Sequence[SurveyPart]) -> dict[str, list[SurveyInputs]]:
-    """Return what is read for the parts, by the name of the text; first the corpus itself, whose name is empty."""
+    """Return the inputs of the parts by name of the text; first the corpus itself, whose name is empty."""
     corpus_reading = SurveyInputs("", survey.request, [measure for part in parts for measure in part.measures(survey)])
     by_text: dict[str, list[SurveyInputs]] = {}
     for reading in [corpus_reading, *(reading for part in parts for reading in part.beside(survey))]:
@@ -548,7 +485,6 @@ def _sums(
     survey: HeadSurvey, name: str, readings: Sequence[SurveyInputs], cache: Path, trainer_options: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> dict[str, SumsStore]:  # fmt: skip
-    """Read one text for all parts, and return the sums of each measure; the arguments are those of `measure`."""
     stores: dict[str, SumsStore] = {}
     distinct = {measure.name: measure for reading in readings for measure in reading.measures}
     request = readings[0].request
@@ -565,7 +501,6 @@ def _sums(
 
 
 def _seen(survey: HeadSurvey, measure: CorpusMeasure) -> CorpusMeasure:
-    """Return the measure, changed to leave out the first token of each sentence if that is asked for."""
     return WithoutFirst(measure) if survey.config.without_first and measure is not SINK else measure
 
 

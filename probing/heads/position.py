@@ -1,4 +1,4 @@
-"""The contrast of a block's heads at an offset, the neurons that produce it, and what is left without these neurons."""
+"""Position heads, the neurons that they read, and the effect of fixing these neurons at their mean."""
 
 from __future__ import annotations
 
@@ -45,25 +45,14 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RankAgreement:
-    """Rank correlations of what heads use with a ranking.
-
-    Args:
-        spearman: Plain ones, shape (n_heads,); NaN where all neurons are tied.
-        partial: Partial ones, likewise.
-    """
+    """Rank correlations of heads' neuron use with a ranking, shape (n_heads,); NaN if all neurons are tied."""
 
     spearman: Array
     partial: Array
 
     @classmethod
     def of(cls, use: Array, ranking: Array, spreads: Sequence[Array]) -> RankAgreement:
-        """Correlate.
-
-        Args:
-            use: How much each head uses each neuron, shape (n_heads, d_model).
-            ranking: The score of each neuron, shape (d_model,).
-            spreads: What the partial correlation keeps constant, each of shape (d_model,).
-        """
+        """Correlate `use`, shape (n_heads, d_model), with the ranking, also with `spreads` partialled out."""
         used, ranked = rankdata(use, axis=1), rankdata(ranking)
         design = np.stack([np.ones(len(ranked)), *(rankdata(spread) for spread in spreads)], axis=1)
         residuals = [values - values @ np.linalg.pinv(design).T @ design.T for values in (ranked, used)]
@@ -73,16 +62,9 @@ class RankAgreement:
 
 
 def contributions_in_bases(weight: Tensor, states: Tensor, classes: Tensor, bases: Tensor) -> Tensor:
-    """Return the mean absolute contribution of each direction to the logit of the true class, centred over classes.
+    """Return each direction's mean absolute contribution to the true class's logit, shape (n_bases, d_model).
 
-    Args:
-        weight: Weights of a probe, shape (n_classes, d_model).
-        states: States of tokens, shape (n, d_model).
-        classes: Index of the true class of each, shape (n,).
-        bases: Each column a direction, shape (n_bases, d_model, d_model).
-
-    Returns:
-        Shape (n_bases, d_model).
+    The logits are centred over classes; the columns of `bases`, shape (n_bases, d_model, d_model), are the directions.
     """
     centred = centre_over_classes(weight.to(states.dtype))
     # A product adds up the tokens of each class much faster than by their index.
@@ -100,19 +82,15 @@ SIZES = (5, 10, 20, 50)
 
 @dataclass(frozen=True)
 class Block:
-    """The words of both samples as the attention of a block receives them, and its heads.
+    """The words of both samples as inputs of a block's attention, and the heads of the block.
 
     Args:
         layer: Number of the block, from 1.
-        heads: Its queries and keys.
         means: Means of the training words.
-        states: The hidden states that enter the block, at the words that are reported on, shape (n, d_model).
+        states: The hidden states that enter the block, at the words to report on, shape (n, d_model).
         inputs: The input of the block's attention at these words; equal to `states` if no norm comes in between.
-        words: These words.
-        groups: Words whose attention is computed again, as indices by sentence.
-        run: The rankings of the neurons.
+        groups: Words whose attention is recomputed, as indices by sentence.
         bases: Random bases, shape (n_bases, d_model, d_model).
-        seed: Seed of the sets of neurons.
     """
 
     layer: int
@@ -131,7 +109,7 @@ class Block:
         cls, layer: int, heads: QueryKey, samples: tuple[SampledWords, SampledWords], run: PositionRun, bases: Tensor,
         seed: int,
     ) -> Block:  # fmt: skip
-        """Read the hidden states that enter a block at the words to estimate by, and at those to report on."""
+        """Read the hidden states that enter a block, at the words to estimate by and the words to report on."""
         train, test = samples
         means = PositionMeans.of(heads.inputs(train.states(layer - 1)), train.words.positions)
         states = test.states(layer - 1)
@@ -139,17 +117,17 @@ class Block:
         return cls(layer, heads, means, states, heads.inputs(states), test.words, groups, run, bases, seed)
 
     def at(self, offset: int) -> AtOffset:
-        """Compute what all heads share at an offset."""
+        """Return the block's heads at an offset."""
         return AtOffset(self, offset)
 
     @cached_property
     def of_position(self) -> Tensor:
-        """The position's part of each word, shape (n, d_model)."""
+        """The part of the position in each word, shape (n, d_model)."""
         return self.means.of_words(self.words.positions)
 
     @cached_property
     def means_seen(self) -> tuple[Tensor, Tensor]:
-        """Means over the words that each word sees, of inputs and of position parts; they are subtracted from keys."""
+        """Means of inputs and of position parts over the words that each word sees; they are subtracted from keys."""
         return self.words.means_seen(self.inputs), self.words.means_seen(self.of_position)
 
     @cached_property
@@ -166,7 +144,7 @@ class Block:
 
     @cached_property
     def spreads(self) -> list[NDArray[np.float64]]:
-        """What the partial correlation keeps constant."""
+        """The spreads that the partial correlation keeps constant."""
         return [spread.numpy() for spread in self.means.spread]
 
     @cached_property
@@ -188,12 +166,7 @@ class Block:
 
 @dataclass(frozen=True)
 class AtOffset:
-    """The heads of a block at one offset.
-
-    Args:
-        block: The block.
-        offset: In tokens, from query to key.
-    """
+    """The heads of a block at one offset, in tokens from query to key."""
 
     block: Block
     offset: int
@@ -205,13 +178,13 @@ class AtOffset:
 
     @cached_property
     def inputs(self) -> tuple[Tensor, Tensor]:
-        """State of each query, and of its key less the mean of the keys that it sees, each of shape (n, d_model)."""
+        """State of each query, and state of its key minus the mean of the keys that it sees; shapes (n, d_model)."""
         states, queries = self.block.inputs, self.queries
         return states[queries], states[queries + self.offset] - self.block.means_seen[0][queries]
 
     @cached_property
     def of_position(self) -> tuple[Tensor, Tensor]:
-        """As `inputs`, but for the position's part of each word in place of its state."""
+        """The same as `inputs` for the part of the position in each word instead of its state."""
         parts, queries = self.block.of_position, self.queries
         return parts[queries], parts[queries + self.offset] - self.block.means_seen[1][queries]
 
@@ -228,7 +201,7 @@ class AtOffset:
 
     @cached_property
     def products(self) -> Tensor:
-        """The products of the position's part; see `LagMoments`."""
+        """The products of the parts of positions; see `LagMoments`."""
         return LagMoments.of(*self.of_position, torch.zeros_like(self.block.means.mean)).products
 
     @cached_property
@@ -238,11 +211,11 @@ class AtOffset:
 
     @cached_property
     def use(self) -> NDArray[np.float64]:
-        """How much each head of the block uses each neuron, shape (heads, d_model)."""
+        """The use of each neuron by each head of the block, shape (heads, d_model)."""
         return self.shares.use.numpy()
 
     def contrasts(self, heads: Sequence[int], sentences: SentenceDraws) -> list[dict[str, float]]:
-        """Return the contrast of some heads, its parts between positions and of biases, with intervals by sentence."""
+        """Return the contrasts of some heads, with their position and bias parts and intervals over sentences."""
         block, words = self.block, self.block.words
         counts = words.sentences[self.queries].bincount(minlength=sentences.times.shape[1])
         query, key, bias = (
@@ -268,7 +241,7 @@ class AtOffset:
         return rows
 
     def agreements(self, heads: Sequence[int]) -> list[dict[str, float]]:
-        """Return the rank correlations of the use of some heads with the run's contributions, and both nulls."""
+        """Return the rank correlations of some heads' neuron use with the run's contributions, and both nulls."""
         block = self.block
         if "contribution" not in block.scores:
             return [{} for _ in heads]
@@ -306,7 +279,7 @@ class AtOffset:
         ]  # fmt: skip
 
     def removals(self, head: int) -> Rows:
-        """Return a head's contrast and attention with each ranking's top neurons held, compared with random sets."""
+        """Return a head's contrast and attention with each ranking's top neurons fixed, and with random sets fixed."""
         query, key, bias = (
             parameter[head] for parameter in (self.block.heads.query, self.block.heads.key, self.block.heads.query_bias)
         )
@@ -354,7 +327,7 @@ class AtOffset:
 
 
 def _beside(name: str, value: float, kind: str, others: NDArray[np.float64]) -> Mapping[str, float]:
-    """Return a correlation, the mean of the correlations that it is compared with, and its p-value by rank."""
+    """Return a correlation, the mean of the correlations for comparison, and its p-value by rank."""
     finite = others[np.isfinite(others)]
     if not len(finite) or np.isnan(value):
         return {name: float(value)}
@@ -372,13 +345,11 @@ OFFSETS = tuple(offset for offset in range(-10, 11) if offset)
 def mass_at_offsets(probabilities: Tensor, ordinary: Tensor) -> dict[str, Tensor]:
     """Return sums over queries of the attention to the key at each offset; queries and keys are ordinary tokens.
 
-    Args:
-        probabilities: Attention, shape (batch, heads, from, to); padding has none.
-        ordinary: Whether there is a token that is not special, shape (batch, sequence).
+    The attention has shape (batch, heads, from, to), 0 at padding; `ordinary` has shape (batch, sequence).
 
     Returns:
         mass: Sum of the attention to the key at the offset, shape (batch, heads, offsets), float64.
-        word_mass: The same of the attention divided by all that the query gives to ordinary tokens.
+        word_mass: The same for the attention divided by the query's attention to all ordinary tokens.
         hit: Number of queries that attend to this key more than to any other token.
         n: Number of queries that have such a key, shape (batch, 1, offsets).
     """
@@ -408,15 +379,12 @@ AT_OFFSETS = BlockMeasure("offsets", _of_block, {"version": 1})
 
 
 class PermutedOffsets:
-    """The measure: the attention at each offset, where the words of each sentence are permuted before they are read.
+    """The measure: attention at each offset if the words of each sentence are permuted in the input.
 
-    A word is thus told the position of another one. (Where the model knows positions by a table alone, this is the same
-    as permuting its `position_ids`; a causal model then also sees the words in that order.) By sentence, `told` is the
-    attention to the key whose position is told to be at the offset, `told_true` that to the key that is there in the
-    sentence, each as `mass` of `mass_at_offsets`.
-
-    Args:
-        seed: The `permuted_tokens_seed` of the request.
+    Each word thus has the position of another word. (If the model encodes positions only in a table, this equals
+    permuting its `position_ids`; a causal model also sees the words in the permuted order.) By sentence, `told` is the
+    attention to the key at the offset in the permuted order, `told_true` the attention to the key at the offset in the
+    sentence, each as `mass` of `mass_at_offsets`. The seed is the request's `permuted_tokens_seed`.
     """
 
     name = "told_offsets"
@@ -426,13 +394,13 @@ class PermutedOffsets:
         self.settings: Mapping[str, Any] = {"version": 1}
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Return what makes an accumulator for each batch."""
+        """Return the function that creates the accumulator of a batch."""
         places = torch.from_numpy(permuted_positions(tokens, self.seed))
         return lambda batch: _PermutedOffsets(batch, places)
 
 
 def permuted_positions(tokens: Tokens, seed: int) -> Any:
-    """Return the position that each token is told, shape (n_tokens,), int64; special tokens keep theirs."""
+    """Return each token's position in the permuted order, shape (n_tokens,), int64; special tokens do not move."""
     index = np.arange(tokens.n_tokens)
     (drawn,) = permute_within_sentences(
         np.where(tokens.special, -1, index), tokens.sentences, tokens.input_ids, 1, seed
@@ -479,7 +447,7 @@ _TRAIN, _TEST, _PERMUTED = "position train", "position test", "position told"
 
 
 def joined(rows: Rows, more: Rows) -> Rows:
-    """Return rows, extended by the columns that other rows have for the same heads."""
+    """Return rows extended by the columns of other rows for the same heads."""
     columns = {(row["layer"], row["head"]): row for row in more}
     return [{**row, **columns.get((row["layer"], row["head"]), {})} for row in rows]
 
@@ -543,7 +511,7 @@ def _head_tables(survey: HeadSurvey, stores: Stores) -> dict[str, Rows]:
 
 
 def chosen_offsets(stores: Stores) -> NDArray[np.int64]:
-    """Return for each head the index of the offset with the most attention in training sentences, (layers, heads)."""
+    """Return the index of each head's offset with the most attention in training sentences, shape (layers, heads)."""
     sums = stores[f"{_TRAIN}/{AT_OFFSETS.name}"].all_by_sentence()
     mass, n = (sums[name].sum(0).numpy() for name in ("mass", "n"))
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -553,11 +521,8 @@ def chosen_offsets(stores: Stores) -> NDArray[np.int64]:
 def head_rows(sums: Mapping[str, NDArray[np.float64]], chosen: NDArray[np.int64], sentences: SentenceDraws) -> Rows:
     """Return a row for each head, with its attention to its offset.
 
-    Args:
-        sums: By name, the sums of each sentence that is reported on, shape (n_sentences, layers, heads, offsets), and
-            as `n` the number of queries, shape (n_sentences, layers, 1, offsets).
-        chosen: Index of each head's offset, shape (layers, heads).
-        sentences: Draws of the sentences.
+    `sums` has sums by name, shape (n_sentences, layers, heads, offsets), and `n`, the number of queries, shape
+    (n_sentences, layers, 1, offsets). `chosen` has the index of each head's offset, shape (layers, heads).
     """
     rows: dict[tuple[int, int], dict[str, Any]] = {}
     for at in np.unique(chosen).tolist():

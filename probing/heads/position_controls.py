@@ -1,13 +1,15 @@
-"""The contrast by which a head distinguishes the word at an offset from other words, split exactly into neuron shares.
+"""A head's contrast between the word at an offset and other words, split exactly into neuron shares.
 
-The score of query i and key j is s(i, j) = x_i' M x_j + c' x_j + b(j - i) + (what does not depend on j), with x the
-input of the block's attention, M = W_Q' W_K / sqrt(d_head), c = W_K' b_Q / sqrt(d_head), and b the bias of relative
-positions, where the model has one. The contrast of a head at an offset is the mean over queries i of s(i, i + offset) -
-mean over j of s(i, j): by how much the key at the offset stands out, in logits of the attention. Softmax ignores what
-does not depend on j, and so does the contrast. The biases b give one part of the contrast. For the rest, x is split
-into mean + p + rest, where p is the mean of the words at a position minus the mean of all words. The rest of the
-contrast is quadratic in x, and so splits exactly into products of these terms. The part with p on both sides, "position
-by position", is a sum over neurons of the query, or over neurons of the key.
+The score of query i and key j is s(i, j) = x_i' M x_j + c' x_j + b(j - i) + (terms without j), with x the input of the
+block's attention, M = W_Q W_K' / sqrt(d_head), c = W_K b_Q / sqrt(d_head), W_Q and W_K of shape (d_model, d_head), and
+b the bias of relative positions, if the model has one. The contrast of a head at an offset is the mean over queries i
+of s(i, i + offset) - mean over j of s(i, j): the logit advantage of the key at the offset. Softmax ignores terms
+without j, and so does the contrast.
+
+The biases b give one part of the contrast. For the rest, x is split into mean + p + rest, where p is the mean of the
+words at a position minus the mean of all words. This rest of the contrast is quadratic in x and so splits exactly into
+products of these terms. The part with p on both sides, "position by position", is a sum over neurons of the query, or
+over neurons of the key.
 """
 
 from __future__ import annotations
@@ -33,13 +35,7 @@ Biases = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class WordTokens:
-    """The tokens that are not special, in the order of the corpus.
-
-    Args:
-        sentences: Index of each word's sentence, ascending, shape (n,).
-        positions: Its position in the tokenised sentence, shape (n,).
-        is_causal: Whether a word sees no later one.
-    """
+    """The tokens that are not special, in the order of the corpus, with their positions in the sentence."""
 
     sentences: Tensor
     positions: Tensor
@@ -55,19 +51,18 @@ class WordTokens:
         return index[has_key]
 
     def mean_biases_seen(self, biases: Biases) -> Tensor:
-        """Return for each head and word the mean bias of the words that it sees, shape (heads, n)."""
+        """Return the mean bias of the words that each word sees, shape (heads, n)."""
         sizes = self.sentences.unique_consecutive(return_counts=True)[1].tolist()
         return torch.cat([self._mean_biases(places, biases) for places in self.positions.split(sizes)], dim=1)
 
     def _mean_biases(self, places: Tensor, biases: Biases) -> Tensor:
-        """Return the mean biases of one sentence, given the positions of its words."""
         pair_biases = biases(places - places[:, None])
         if self.is_causal:
             pair_biases = pair_biases.masked_fill(torch.ones_like(pair_biases).triu(1).bool(), torch.nan)
         return pair_biases.nanmean(2)
 
     def means_seen(self, states: Tensor) -> Tensor:
-        """Return for each word the mean of the states that it sees, its own among them, shape (n, d_model)."""
+        """Return the mean state of the words that each word sees, including itself, shape (n, d_model)."""
         _, sentence, sizes = self.sentences.unique_consecutive(return_inverse=True, return_counts=True)
         if not self.is_causal:
             sums = states.new_zeros(len(sizes), states.shape[1]).index_add_(0, sentence, states)
@@ -84,9 +79,9 @@ class PositionMeans:
 
     Args:
         mean: Mean of all words, shape (d_model,).
-        parts: Mean at each position minus the mean of all words, shape (n_positions, d_model); 0 where there are fewer
-            than `LEAST` words.
-        counts: Number of words at each position, shape (n_positions,); 0 where there are fewer than `LEAST`.
+        parts: Mean at each position minus the mean of all words, shape (n_positions, d_model); 0 for fewer than `LEAST`
+            words.
+        counts: Number of words at each position, shape (n_positions,); 0 for fewer than `LEAST`.
         sd: Standard deviation of each neuron over all words, shape (d_model,).
     """
 
@@ -97,12 +92,7 @@ class PositionMeans:
 
     @classmethod
     def of(cls, states: Tensor, positions: Tensor) -> PositionMeans:
-        """Compute the means.
-
-        Args:
-            states: States of training words, shape (n, d_model), float64.
-            positions: Their positions, shape (n,).
-        """
+        """Compute the means of states, shape (n, d_model), float64, by position, shape (n,)."""
         counts = positions.bincount()
         sums = states.new_zeros(len(counts), states.shape[1]).index_add_(0, positions, states)
         mean = states.mean(0)
@@ -116,7 +106,7 @@ class PositionMeans:
         return torch.where((positions <= last)[:, None], self.parts[positions.clamp_max(last)], 0.0)
 
     def turned(self, parts: Tensor) -> PositionMeans:
-        """Return the same with the parts of positions in another basis."""
+        """Return the same means with the parts of positions in another basis."""
         return replace(self, parts=parts)
 
     @property
@@ -140,13 +130,13 @@ def _sd(values: Tensor, counts: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LagMoments:
-    """Statistics of the words from which the contrasts of all heads of a block at one offset are computed.
+    """Statistics of words that determine the contrasts of all heads of a block at one offset.
 
     Args:
-        products: Mean over queries of the outer product of the query's state, less `mean`, and the key's difference,
+        products: Mean over queries of the outer product of the query's state minus `mean` and the key's difference,
             shape (d_model, d_model): rows are neurons of the query.
         differences: Mean over queries of the key's difference, shape (d_model,).
-        mean: The vector that is subtracted from the state of each query, shape (d_model,).
+        mean: The vector subtracted from the state of each query, shape (d_model,).
     """
 
     products: Tensor
@@ -155,41 +145,24 @@ class LagMoments:
 
     @classmethod
     def of(cls, asking: Tensor, differences: Tensor, mean: Tensor) -> LagMoments:
-        """Compute the moments.
-
-        Args:
-            asking: State of each query, shape (n, d_model), float64.
-            differences: State of the key at the offset less the mean of the keys that the query sees, likewise.
-            mean: Shape (d_model,).
-        """
+        """Compute the moments of query states and key differences (key minus mean of seen keys), (n, d_model)."""
         n = max(len(asking), 1)
         return cls((asking - mean).T @ differences / n, differences.sum(0) / n, mean)
 
     def split(self, matrix: Tensor, towards: Tensor) -> tuple[Tensor, Tensor]:
         """Split the contrast of a head into terms of pairs of neurons and terms of single neurons of the key.
 
-        Args:
-            matrix: M of the head, shape (d_model, d_model), rows neurons of the query.
-            towards: c of the head, shape (d_model,).
-
-        Returns:
-            Shapes (d_model, d_model) and (d_model,); all entries of both add up to the contrast.
+        The head is given by `matrix` (M, rows are neurons of the query) and `towards` (c). The terms have shapes
+        (d_model, d_model) and (d_model,); together they sum to the contrast.
         """
         return matrix * self.products, (self.mean @ matrix + towards) * self.differences
 
 
 def contrast_without(pairs: Tensor, singles: Tensor, is_fixed: Tensor) -> Tensor:
-    """Return the contrast of a head when neurons are held at their mean in its queries and keys, for many sets of them.
+    """Return the contrast of a head with each set of neurons fixed at its mean in queries and keys, shape (n_sets,).
 
-    A neuron that is held adds nothing: its deviation from the mean is 0 in queries, and so is its difference in keys.
-
-    Args:
-        pairs: What pairs of neurons add, as `LagMoments.split` returns it.
-        singles: What single neurons of the key add.
-        is_fixed: Whether each neuron is held, shape (n_sets, d_model).
-
-    Returns:
-        Shape (n_sets,).
+    A fixed neuron adds nothing: its deviation from the mean is 0 in queries, and so is its difference in keys. For
+    `pairs` and `singles` see `LagMoments.split`; `is_fixed` has shape (n_sets, d_model).
     """
     unfixed = (~is_fixed).to(pairs.dtype)
     return (unfixed @ pairs * unfixed).sum(1) + unfixed @ singles
@@ -197,12 +170,7 @@ def contrast_without(pairs: Tensor, singles: Tensor, is_fixed: Tensor) -> Tensor
 
 @dataclass(frozen=True)
 class Shares:
-    """Shares of single neurons in the position-by-position part of a head's contrast.
-
-    Args:
-        by_query: Share of each neuron of the query, shape (..., d_model); they add up to the part.
-        by_key: Share of each neuron of the key, likewise.
-    """
+    """Shares of neurons of the query and of the key in a contrast's position-by-position part; both sum to it."""
 
     by_query: Tensor
     by_key: Tensor
@@ -212,14 +180,9 @@ class Shares:
         """Split the part: the share of neuron n of the query is the sum over n' of M[n, n'] products[n, n'].
 
         With M = W_Q W_K', this is the inner product of row n of W_Q and row n of (products W_K), so that M is not
-        needed.
-
-        Args:
-            query: W_Q of heads, scaled, shape (heads, d_model, d_head).
-            key: W_K of heads, likewise.
-            products: `LagMoments.products` of the position's part of each word, with mean 0.
-            bases: Shape (n_bases, d_model, d_model): directions, each a column, that take the place of the neurons. The
-                shares then have shape (n_bases, heads, d_model).
+        needed. `query` (scaled) and `key` are W_Q and W_K of heads, shape (heads, d_model, d_head). `products` are the
+        `LagMoments.products` of the position's part of each word, with mean 0. With `bases`, shape (n_bases, d_model,
+        d_model), their columns replace the neurons, and the shares have shape (n_bases, heads, d_model).
         """
         sides = torch.stack([query, products @ key, key, products.T @ query])
         if bases is None:
@@ -231,7 +194,7 @@ class Shares:
 
     @property
     def use(self) -> Tensor:
-        """How much each neuron is used: the sum of the magnitudes of its two shares, shape (..., d_model)."""
+        """Use of each neuron: the sum of the magnitudes of its two shares, shape (..., d_model)."""
         return self.by_query.abs() + self.by_key.abs()
 
 
@@ -248,7 +211,7 @@ MOST_HELD, GROUPS = 1_000, 4
 
 
 def sample_requests(survey: HeadSurvey) -> tuple[Request, Request]:
-    """Return the model with a sample of the sentences that are not tested on, and of those that are."""
+    """Return the requests for a sample of the training sentences and for a sample of the test sentences."""
     request, is_test, _ = survey.tested
     return (
         replace(survey.request, corpus=_sample(survey.request.corpus, survey.is_train, MOST_TRAIN, survey.seed)),
@@ -266,13 +229,7 @@ def _sample(corpus: Corpus, chosen: NDArray[np.bool_], most_words: int, seed: in
 
 @dataclass(frozen=True)
 class SampledWords:
-    """The words of a sample, and the hidden states that enter each block.
-
-    Args:
-        store: Hidden states of all tokens.
-        words: The words.
-        rows: Index of each word among the tokens, shape (n,).
-    """
+    """The words of a sample, and the hidden states that enter each block; `rows` are indices among the tokens."""
 
     store: SumsStore
     words: WordTokens
@@ -280,7 +237,7 @@ class SampledWords:
 
     @classmethod
     def of(cls, store: SumsStore, is_causal: bool) -> SampledWords:
-        """Find the words: tokens that are not special; the first token of a causal model counts as special."""
+        """Select the words: tokens that are not special; the first token of a causal model counts as special."""
         tokens = store.tokens
         rows = np.flatnonzero(~tokens.special & ((tokens.positions > 0) | (not is_causal)))
         sentences, positions = (
@@ -294,7 +251,7 @@ class SampledWords:
         return torch.cat(parts)[self.rows].double()
 
     def to_hold(self, seed: int) -> list[Tensor]:
-        """Return the words of some sentences, as indices, in groups of sentences of similar length."""
+        """Return the words of some sentences, as indices, in groups of sentences of similar length, padded with -1."""
         _, sizes = self.words.sentences.unique_consecutive(return_counts=True)
         ends = sizes.cumsum(0)
         order = torch.from_numpy(np.random.default_rng(seed).permutation(len(sizes)))
@@ -338,17 +295,9 @@ def matched_sets(
     n: int = DRAWS,
     without: Sequence[int] = (),
 ) -> NDArray[np.int64]:
-    """Draw sets in which each neuron stands for one of `neurons` with nearly the same standard deviation.
+    """Draw sets of neurons with nearly the same standard deviations as `neurons`, neuron by neuron, shape (n, k).
 
-    Args:
-        sd: Standard deviation of each neuron, shape (n_neurons,).
-        neurons: The neurons to be matched, shape (k,).
-        generator: Source of the draws.
-        n: Number of sets.
-        without: Neurons that are not drawn; at least k others are left.
-
-    Returns:
-        Shape (n, k), each row of distinct neurons.
+    The neurons of a set are distinct; neurons in `without` are not drawn, and at least k others must remain.
     """
     order = np.argsort(sd, kind="stable")
     rank = np.empty(len(sd), dtype=np.int64)
@@ -366,7 +315,7 @@ def matched_sets(
 
 
 def as_masks(sets: Sequence[NDArray[np.int64]] | NDArray[np.int64], n_neurons: int) -> Tensor:
-    """Return for each set whether each neuron is in it, shape (n_sets, n_neurons)."""
+    """Return a mask of the neurons in each set, shape (n_sets, n_neurons)."""
     mask = torch.zeros(len(sets), n_neurons, dtype=torch.bool)
     for row, members in zip(mask, sets, strict=True):
         row[torch.from_numpy(members)] = True
@@ -375,17 +324,17 @@ def as_masks(sets: Sequence[NDArray[np.int64]] | NDArray[np.int64], n_neurons: i
 
 @dataclass(frozen=True)
 class FixedScores:
-    """One head on some sentences, whose scores are computed again with neurons held at their mean.
+    """One head on some sentences, whose scores are recomputed with neurons fixed at their mean.
 
     Args:
-        states: States of the words less their mean, shape (n_sentences, length, d_model); 0 where there is no word.
-        is_word: Whether there is a word, shape (n_sentences, length); what counts as a word is the caller's choice.
+        states: States of the words minus their mean, shape (n_sentences, length, d_model); 0 if there is no word.
+        is_word: Whether there is a word (by the caller's definition), shape (n_sentences, length).
         query: W_Q of the head times the scale of its scores, shape (d_model, d_head).
         key: W_K of the head, not scaled.
         query_of_mean: Query of the mean, scaled, with its bias, shape (d_head,). (The key of the mean adds the same to
-            all scores of a query, and is left out.)
-        biases: What is added to the score of each query and key, shape (n_sentences, length, length).
-        is_causal: Whether a word sees no later one.
+            all scores of a query and is omitted.)
+        biases: Added to the score of each query and key, shape (n_sentences, length, length).
+        is_causal: Whether a word sees no later word.
     """
 
     states: Tensor
@@ -398,16 +347,15 @@ class FixedScores:
 
     @cached_property
     def seen(self) -> Tensor:
-        """Whether a query may see a key, shape (n_sentences, length, length)."""
+        """Mask of the keys that a query may see, shape (n_sentences, length, length)."""
         seen = self.is_word[:, None, :] & self.is_word[:, :, None]
         return seen.tril() if self.is_causal else seen
 
     def scores(self, sets: NDArray[np.int64], factors: NDArray[np.float64] | None = None) -> Iterator[Tensor]:
         """Yield the scores, each of shape (some sets, n_sentences, length, length), in the order of the sets.
 
-        Args:
-            sets: Each of k neurons that are held, shape (n_sets, k); k may be 0.
-            factors: By what the deviations that are taken away are multiplied, shape (n_sets,); 1 by default.
+        `sets` has k fixed neurons each, shape (n_sets, k), k may be 0; `factors` multiply the removed deviations,
+        default 1.
         """
         n, length, _ = self.states.shape
         chunk = max(1, _MOST_NUMBERS // max(1, n * length * max(length, sets.shape[1])))
@@ -417,14 +365,13 @@ class FixedScores:
             yield self._of_some(torch.from_numpy(sets[chunk_rows]), times)
 
     def maps(self, sets: NDArray[np.int64], factors: NDArray[np.float64] | None = None) -> Iterator[Tensor]:
-        """Yield the attention under each set, shaped as `scores`; rows of queries that see nothing are 0."""
+        """Yield the attention under each set, with the shape of `scores`; rows of queries that see no key are 0."""
         hidden = ~self.seen
         for scores in self.scores(sets, factors):
             yield scores.masked_fill_(hidden, -torch.inf).softmax(-1).masked_fill_(hidden, 0)
 
     @cached_property
     def _intact(self) -> tuple[Tensor, Tensor, Tensor]:
-        """States, queries and keys, each of shape (n_sentences * length, d)."""
         flat = self.states.flatten(0, 1)
         return flat, flat @ self.query + self.query_of_mean, flat @ self.key
 
@@ -442,23 +389,12 @@ class FixedScores:
 
 @dataclass(frozen=True)
 class HeadScores(FixedScores):
-    """The same, whose attention among words at one offset is asked.
-
-    Args:
-        offset: In tokens, from query to key.
-    """
+    """Scores of a head whose attention among words is measured at one offset, in tokens from query to key."""
 
     offset: int
 
     def masses(self, sets: NDArray[np.int64]) -> Tensor:
-        """Return the sum over queries of the attention to the word at the offset among words, for sets that are held.
-
-        Args:
-            sets: Each of k neurons, shape (n_sets, k); k may be 0.
-
-        Returns:
-            Shape (n_sets,), float64.
-        """
+        """Return the attention to the word at the offset among words, summed over queries, shape (n_sets,), float64."""
         return torch.cat([self._at_offset(scores) for scores in self.scores(sets)])
 
     @cached_property
@@ -477,15 +413,7 @@ class HeadScores(FixedScores):
 
 
 def word_mass(groups: Sequence[HeadScores], sets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the mean attention to the word at the offset among words, for sets of neurons that are held.
-
-    Args:
-        groups: One head on groups of sentences, each of sentences of similar length.
-        sets: Each of k neurons, shape (n_sets, k); k may be 0.
-
-    Returns:
-        Shape (n_sets,); NaN where no query has a key at the offset.
-    """
+    """Return the mean attention to the word at the offset among words, shape (n_sets,); NaN without queries."""
     n = sum(group.n_queries for group in groups)
     total = sum((group.masses(sets) for group in groups), torch.zeros(len(sets), dtype=torch.float64))
     return (total / n if n else total * torch.nan).numpy()

@@ -1,33 +1,31 @@
-"""Do heads link predicates with what fills their roles? (After Kovaleva et al. 2019, section 4.2.)
+"""Attention between predicates and the fillers of their roles (after Kovaleva et al. 2019, section 4.2).
 
 The score of a head is the mean over links of the largest attention from a piece of one side to a piece of the other.
 The text and figure 3 of the paper disagree about the direction, so both are measured.
 
 A high score alone says little, since many heads attend to words at some distance whatever their role. Links are
 therefore compared with unlinked pairs of words that look alike: pairs of the same signed distance, the same parts of
-speech (where the corpus has them), the same numbers of words and of pieces, because a maximum grows with these, and the
-same place.
+speech (if annotated), the same numbers of words and of pieces, because a maximum grows with these, and the same place.
 
 The links of a predicate are drawn together, because they are not independent: a predicate that attends much to one word
-attends less to others, and one whose attention stays on words is high for all of its fillers. What is drawn is a
-placement: the links of a predicate, or the pairs of another sentence that look like them, each like one link. If no
-other sentence has pairs like all links of a predicate, they are left out together.
+attends less to others, and if its attention stays on words, it is high for all fillers. The unit of a draw is a
+placement: the links of a predicate, or the pairs of another sentence that look like them, pair by pair. If no other
+sentence has pairs like all links of a predicate, these links are excluded together.
 
 The place matters because links are not at random places: subjects, for example, come early. A head attends from token i
 to token j of n by exp(s_ij) / sum_k exp(s_ik), with scores s_ij that depend on the embeddings of the positions i and j
-even in a randomly initialised model, and with n terms in the sum. So the comparison of links and unlinked pairs must
-account for i, j and n. Both positions are matched exactly, not in bins, because in a randomly initialised model the
-embeddings of neighbouring positions are unrelated. An exact match of n would leave few links. Instead, in each draw of
-the null, placements of a kind are drawn by odds that depend on the sentence as those of the links do (`resampling`): a
-link at random is at a given place with a chance of one in the number of places, so that links are more often in short
-sentences. If links were made at random, with any number of fillers for a predicate and of predicates in a sentence, the
-true ones would be one more draw, so that p-values are uniform (benchmarks/null_heads.py). With equal odds for all
-sentences, random links were called significant in 8% to 10% of draws instead of 5%. The effect of a link cannot be
-separated from that of its place if no unlinked pair has the same kind and place: such a link is left out and counted.
+even in a randomly initialised model. So the comparison must account for i, j and n. Both positions are matched exactly,
+not in bins, because in a randomly initialised model the embeddings of neighbouring positions are unrelated. An exact
+match of n would leave few links. Instead, each draw of the null draws placements of a kind by odds that depend on the
+sentence as the odds of the links do (`Resampled`): a random link is at a given place with probability 1 / (number of
+places), so that links are more frequent in short sentences. If links were random, with any number of fillers for a
+predicate and of predicates in a sentence, the true links would be one more draw, so that p-values are uniform
+(benchmarks/null_heads.py). With equal odds for all sentences, random links were significant in 8% to 10% of draws
+instead of 5%. If no unlinked pair has the kind and place of a link, the effects of link and place cannot be separated:
+such a link is excluded and counted.
 
-A p-value compares with the largest statistic over all heads and both directions of each draw, and so corrects for the
-choice of a head. (The paper selects the heads above the 99th percentile of its 144 heads: 1% of them, 1.4 heads,
-whatever they do.)
+Each draw contributes its largest statistic over all heads and both directions, so p-values are corrected for the choice
+of a head. (The paper selects the heads above the 99th percentile of its 144 heads, which always are 1%, 1.4 heads.)
 """
 
 from __future__ import annotations
@@ -66,14 +64,10 @@ _CORE = ("Core", "Core-Unexpressed")
 
 
 def framenet_links(folder: Path, flag_text: str) -> Iterator[RawLink]:
-    """Yield the links of targets with core elements in the example sentences.
+    """Yield the links of targets with core elements in the example sentences of FrameNet.
 
     Elements that are not in the sentence, elements that share a word with the target, and annotations whose target or
-    element is in several parts are left out.
-
-    Args:
-        folder: The folder that holds `lu`.
-        flag_text: The option and its value, for messages.
+    element is in several parts are excluded. The folder contains `lu`; `flag_text` is the option and its value.
 
     Raises:
         UserError: If there is no such folder, or a file is not FrameNet's; the message names file and line.
@@ -123,12 +117,10 @@ def _of_unit(root: ElementTree.Element, where: str) -> Iterator[RawLink]:
 
 
 def _all(element: ElementTree.Element, name: str) -> Iterator[ElementTree.Element]:
-    """Yield the descendants of this name in any namespace."""
     return (other for other in element.iter() if other.tag.rpartition("}")[2] == name)
 
 
 def _characters(label: ElementTree.Element, n: int, sentence: ElementTree.Element, where: str) -> Span:
-    """Return the first and the last character of a label."""
     ends = [label.get(end, "") for end in ("start", "end")]
     if not all(end.isascii() and end.isdigit() for end in ends) or not int(ends[0]) <= int(ends[1]) < n:
         raise UserError(
@@ -149,7 +141,7 @@ def _words(text: str) -> tuple[tuple[str, ...], list[Span]]:
 
 
 def _single_span(places: list[Span], spans: list[Span]) -> Span | None:
-    """Return the first and the last word of a label that stands in one place; None if there is none or several."""
+    """Return the first and the last word of a label in one place; None if there is no place or several."""
     if len(places) != 1:
         return None
     ((first, last),) = places
@@ -171,14 +163,7 @@ _SPAN = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 @dataclass(frozen=True)
 class Link:
-    """A predicate and what fills one of its roles.
-
-    Args:
-        sentence: Index of the sentence in the corpus.
-        predicate: First and last word.
-        role: Name of the role.
-        filler: First and last word.
-    """
+    """A predicate and the filler of one of its roles; both spans are first and last word."""
 
     sentence: int
     predicate: Span
@@ -191,10 +176,10 @@ class RoleLinks:
     """Sentences with their links.
 
     Args:
-        corpus: The sentences that are short enough. Sentences without a link are kept too: their pairs of words are
-            unlinked pairs for the comparison.
+        corpus: The sentences that are short enough, including sentences without a link, which have unlinked pairs for
+            the comparison.
         links: The links, in the order of the sentences.
-        excluded: Why links were left out, with their number.
+        excluded: Reasons for excluding links, with the number of links.
     """
 
     corpus: Corpus
@@ -203,14 +188,10 @@ class RoleLinks:
 
 
 def read_role_links(name: str, option: str = "--roles") -> RoleLinks:
-    """Read links from a file, or from the folder of FrameNet as it is distributed (`framenet:FOLDER`).
-
-    Args:
-        name: The source, as the user typed it.
-        option: The option that names it, for messages.
+    """Read links from a file, or from the folder of FrameNet as distributed (`framenet:FOLDER`).
 
     Raises:
-        UserError: If it cannot be read, a line is malformed, or no link is left that is short enough.
+        UserError: If it cannot be read, a line is malformed, or no link is short enough.
     """
     flag_text = f"{option} {name}"
     if name.startswith(FRAMENET):
@@ -226,14 +207,10 @@ def read_role_links(name: str, option: str = "--roles") -> RoleLinks:
 
 
 def treebank_links(corpus: Corpus, option: str = "--corpus") -> RoleLinks:
-    """Return the core arguments of a treebank: subjects and objects, linked to the word that they depend on.
-
-    Args:
-        corpus: A corpus with the columns `head` and `deprel`.
-        option: The option that names it, for messages.
+    """Return the core arguments of a treebank: subjects and objects, linked to their heads.
 
     Raises:
-        UserError: If it has no such columns, or no link is short enough.
+        UserError: If the corpus lacks the columns `head` and `deprel`, or no link is short enough.
     """
     flag_text = f"{option} {corpus.name}"
     if not {"head", "deprel"} <= set(corpus.columns):
@@ -252,12 +229,11 @@ def treebank_links(corpus: Corpus, option: str = "--corpus") -> RoleLinks:
 
 
 def distance(predicate: Span, filler: Span) -> int:
-    """Return the number of words from the nearest word of the predicate to that of the filler, negative leftwards."""
+    """Return the distance in words between the nearest words of predicate and filler, negative leftwards."""
     return filler[0] - predicate[1] if filler[0] > predicate[1] else filler[1] - predicate[0]
 
 
 def _selected(corpus: Corpus, links: Iterable[Link], flag_text: str) -> RoleLinks:
-    """Keep the links and the sentences that are short enough."""
     words = corpus.words or ()
     reasons: dict[str, Callable[[Link], bool]] = {
         f"sentence of more than {LONGEST_SENTENCE} words": lambda link: len(words[link.sentence]) > LONGEST_SENTENCE,
@@ -339,12 +315,12 @@ class Placements:
     """The links of predicates, and pairs of other sentences that look like them.
 
     Args:
-        pairs: For each placement the indices of its pairs, shape (n, most), -1 beyond their number.
+        pairs: Indices of each placement's pairs, shape (n, most), padded with -1.
         stratum: Number of each placement's kind, shape (n,); placements of a kind look alike.
         linked: Whether a placement is of links, shape (n,).
         lengths: Number of tokens of each placement's sentence, shape (n,).
         log_ways: Log of the number of places that as many links of a predicate could have in the sentence, shape (n,).
-        n_unmatched: Number of links that are left out.
+        n_unmatched: Number of excluded links.
     """
 
     pairs: NDArray[np.int64]
@@ -366,7 +342,7 @@ class Placements:
         return np.sort(of_links[of_links >= 0])
 
     def sums(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return the sum of the values of each placement's pairs, given one for each pair, shape (n, ...), float64."""
+        """Return the sum of pair values, shape (n_pairs, ...), over each placement, shape (n, ...), float64."""
         sums = np.zeros((len(self.pairs), *values.shape[1:]))
         for column in self.pairs.T:
             is_pair = column >= 0
@@ -380,15 +356,11 @@ def draw_placements(
     unlinked: Mapping[Kind, Mapping[int, Place]],
     generator: np.random.Generator,
 ) -> list[tuple[tuple[Kind, ...], list[Place], bool]]:
-    """Return placements, each with its kind and whether it is of links, and draw the unlinked ones.
+    """Return placements, each with its kind and whether it is of links, and draw the unlinked placements.
 
-    The links of a predicate are left out if no other sentence has unlinked pairs that look like all of them.
-
-    Args:
-        links: The links.
-        kinds: What pairs that look like a link share.
-        unlinked: For each kind of link the sentences that have an unlinked pair of this kind, with this pair.
-        generator: Draws unlinked placements, at most `UNLINKED` for each linked one.
+    The links of a predicate are excluded if no other sentence has unlinked pairs that look like all of them. `kinds`
+    are the properties that a link shares with pairs that look alike; `unlinked` has, for each kind, an unlinked pair by
+    sentence. At most `UNLINKED` unlinked placements are drawn for each linked one.
     """
     by_predicate: dict[tuple[int, Span], list[Place]] = {}
     for place in links:
@@ -421,15 +393,7 @@ def indexed(
     tokens: Tokens,
     n_links: int,
 ) -> Placements:
-    """Return placements by the indices of their pairs.
-
-    Args:
-        placements: As `draw_placements` returns them.
-        index: Index of each pair.
-        corpus: The sentences.
-        tokens: Their tokens.
-        n_links: Number of links that were to be compared.
-    """
+    """Return placements by the indices of their pairs; `n_links` is the number of links to be compared."""
     most = max((len(places) for _, places, _ in placements), default=1)
     rows = [[index[place] for place in places] + [-1] * (most - len(places)) for _, places, _ in placements]
     number = {kind: i for i, kind in enumerate(dict.fromkeys(kind for kind, _, _ in placements))}
@@ -458,13 +422,12 @@ STEEPEST = 8.0
 
 @dataclass(frozen=True)
 class Resampled:
-    """A mean of each head and direction over links, compared with those of drawn placements.
+    """A mean of each head and direction over links, compared with drawn placements; shapes (2, layers, heads).
 
     Args:
-        unlinked: Mean over the pairs of unlinked placements, as many of each kind as there are links, those with larger
-            odds with a larger weight; shape (2, layers, heads).
-        z: By how many standard deviations of the draws the mean over links differs from their mean, likewise.
-        p_value: Share of the draws whose largest z is at least as large, likewise.
+        unlinked: Mean over the pairs of unlinked placements, as many of each kind as there are links, weighted by odds.
+        z: Deviation of the mean over links from the mean of the draws, in standard deviations of the draws.
+        p_value: Share of the draws whose largest z is at least as large.
     """
 
     unlinked: NDArray[np.float64]
@@ -473,14 +436,7 @@ class Resampled:
 
     @classmethod
     def of(cls, values: NDArray[np.float32], placements: Placements, seed: int, n_draws: int) -> Resampled:
-        """Compare links with as many placements of each kind, drawn among all of that kind.
-
-        Args:
-            values: The value of each pair, shape (n_pairs, 2, layers, heads).
-            placements: Linked and unlinked placements, with at least one of each in every kind.
-            seed: Seed of the draws.
-            n_draws: Number of draws.
-        """
+        """Compare links with as many placements of each kind; every kind needs a linked and an unlinked placement."""
         linked, n_links = placements.linked, len(placements.links)
         sums = at_one_length(placements.sums(values), placements)
         flat = sums.reshape(len(sums), -1)
@@ -502,15 +458,11 @@ class Resampled:
 
 
 def at_one_length(sums: NDArray[np.float64], placements: Placements) -> NDArray[np.float64]:
-    """Return the attention of placements with the effect of the lengths of their sentences removed.
+    """Return the sums of placements, shape (n, ...), with the effect of the lengths of their sentences removed.
 
     A line in 1 / n (the attention if all scores are equal) is fitted within the kinds of placements, for each head and
-    direction. It is fitted to links and unlinked pairs alike, without regard to which are linked, so that p-values stay
-    uniform if links are random. The mean over links does not change.
-
-    Args:
-        sums: Sum over the pairs of each placement, shape (n, ...).
-        placements: The placements.
+    direction. The fit uses links and unlinked pairs alike, so that p-values stay uniform if links are random. The mean
+    over links does not change.
     """
     linked, sizes = placements.linked, placements.sizes
     uniform, within = sizes / placements.lengths, np.empty(len(sizes))
@@ -525,9 +477,10 @@ def at_one_length(sums: NDArray[np.float64], placements: Placements) -> NDArray[
 
 
 def slope_of(placements: Placements) -> float:
-    """Return by which power of the number of ways the odds of being linked change: that of greatest likelihood.
+    """Return the maximum-likelihood slope of the log odds of being linked in the log of the number of ways.
 
-    The likelihood is that of conditional logistic regression: which placements of each kind are linked, given how many.
+    The likelihood is the one of conditional logistic regression: the choice of linked placements of each kind, given
+    their number.
     """
     kinds = [placements.log_ways[rows] for rows in _resampled_kinds(placements)]
     n_linked = [int(placements.linked[rows].sum()) for rows in _resampled_kinds(placements)]
@@ -545,7 +498,7 @@ def slope_of(placements: Placements) -> float:
 def draw(log_odds: NDArray[np.float64], m: int, n_draws: int, generator: np.random.Generator) -> NDArray[np.bool_]:
     """Draw m of n, with a probability proportional to the product of their odds; shape (n_draws, n).
 
-    They are decided one after the other, each given how many are still to be drawn (Chen, Dempster & Liu 1994).
+    Items are drawn or not, one after the other, given the number still to be drawn (Chen, Dempster & Liu 1994).
     """
     sums = _log_sums(log_odds, m)
     remaining = np.full(n_draws, m)
@@ -559,10 +512,7 @@ def draw(log_odds: NDArray[np.float64], m: int, n_draws: int, generator: np.rand
 
 
 def _log_sums(log_odds: NDArray[np.float64], m: int) -> NDArray[np.float64]:
-    """Return the log of the sum over all choices of k of those from i on of the product of odds, shape (n + 1, m + 1).
-
-    These are the elementary symmetric polynomials, by their recursion.
-    """
+    """Return logs of elementary symmetric polynomials k of the odds from item i on, shape (n + 1, m + 1)."""
     sums = np.full((len(log_odds) + 1, m + 1), -np.inf)
     sums[:, 0] = 0
     for i in reversed(range(len(log_odds))):
@@ -571,7 +521,6 @@ def _log_sums(log_odds: NDArray[np.float64], m: int) -> NDArray[np.float64]:
 
 
 def _resampled_kinds(placements: Placements) -> Iterator[NDArray[np.intp]]:
-    """Yield the indices of the placements of each kind."""
     order = np.argsort(placements.stratum, kind="stable")
     yield from np.split(order, np.flatnonzero(np.diff(placements.stratum[order])) + 1)
 
@@ -592,11 +541,11 @@ class Pairs:
 
     Args:
         sentences: Index of each pair's sentence, shape (n_pairs,), ascending.
-        tokens: For both sides the first piece of the pair in its sentence, and the first piece after it, shape
-            (n_pairs, 2, 2); the predicate is the first side.
+        tokens: The first piece of the side in its sentence and the first piece after it, for the predicate, then the
+            filler; shape (n_pairs, 2, 2).
         stratum: Number of each pair's kind, shape (n_pairs,); pairs of a kind look alike.
-        roles: The role of each link, empty for unlinked pairs, shape (n_pairs,), objects.
-        placements: The placements that are compared, of all links together (`ALL`) and of each role.
+        roles: Role of each link, empty for unlinked pairs, shape (n_pairs,), objects.
+        placements: The compared placements, of all links together (`ALL`) and of each role.
     """
 
     sentences: NDArray[np.int64]
@@ -607,7 +556,7 @@ class Pairs:
 
     @cached_property
     def slots(self) -> NDArray[np.int64]:
-        """Index of each pair among those of its sentence, shape (n_pairs,)."""
+        """Index of each pair among the pairs of its sentence, shape (n_pairs,)."""
         first = np.searchsorted(self.sentences, self.sentences)
         return np.arange(len(self.sentences)) - first
 
@@ -618,13 +567,7 @@ class Pairs:
 
 
 def pairs_of(links: RoleLinks, tokens: Tokens, seed: int) -> Pairs:
-    """Return the links of sentences and pairs of other sentences that look like them, at most `UNLINKED` times as many.
-
-    Args:
-        links: The sentences and links.
-        tokens: The sentences' tokens.
-        seed: Seed of the choice of unlinked pairs.
-    """
+    """Return the links and pairs of other sentences that look like them, at most `UNLINKED` times as many."""
     kind = _kinds(links, tokens)
     linked: dict[Place, str] = {}
     for link in links.links:
@@ -661,7 +604,7 @@ def pairs_of(links: RoleLinks, tokens: Tokens, seed: int) -> Pairs:
 
 
 def _kinds(links: RoleLinks, tokens: Tokens) -> Callable[[int, Span, Span], Kind | None]:
-    """Return a function that says what pairs of words that look alike share; None if a word was cut off."""
+    """Return a function that returns the shared properties of pairs that look alike; None if a word was cut off."""
     pieces, columns = _pieces_of(tokens), links.corpus.columns.get("upos")
 
     def kind(sentence: int, predicate: Span, filler: Span) -> Kind | None:
@@ -688,10 +631,7 @@ def _unlinked_places(
     tokens: Tokens,
     kind: Callable[[int, Span, Span], Kind | None],
 ) -> dict[Kind, dict[int, Place]]:
-    """Return for each kind of link the sentences that have an unlinked pair of this kind, with this pair.
-
-    A sentence has one pair of a kind at most, since the kind says where both sides begin.
-    """
+    """Return an unlinked pair of each kind of link by sentence; a kind includes the positions of both sides."""
     places_of_kind: dict[Kind, dict[int, Place]] = {link_kind: {} for link_kind in kinds.values()}
     shapes = {link_kind[:3] for link_kind in places_of_kind}
     for sentence, pieces in enumerate(_pieces_of(tokens)):
@@ -703,12 +643,11 @@ def _unlinked_places(
 
 
 def _pieces_of(tokens: Tokens) -> list[dict[int, tuple[int, int]]]:
-    """Return for each sentence its words' first pieces, and the first pieces after them."""
     return [_pieces(tokens, sentence) for sentence in range(tokens.n_sentences)]
 
 
 def _pieces(tokens: Tokens, sentence: int) -> dict[int, tuple[int, int]]:
-    """Return for each word of a sentence its first piece, and the first piece after it."""
+    """Return the first piece of each word of a sentence, and the first piece after it."""
     words = tokens.words[tokens.of_sentences(sentence, 1)]
     pieces: dict[int, tuple[int, int]] = {}
     for i, word in enumerate(words.tolist()):
@@ -731,22 +670,18 @@ def _spans(n_words: int, shapes: set[tuple[Any, ...]]) -> list[tuple[Span, Span]
 
 @dataclass(frozen=True)
 class Roles:
-    """The measure: the largest attention between the pieces of each pair, in both directions.
-
-    Args:
-        pairs: The pairs.
-    """
+    """The measure: the largest attention between the pieces of each pair, in both directions."""
 
     pairs: Pairs
     name: str = "roles"
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Everything other than model and corpus that changes the scores."""
+        """All that changes the scores apart from model and corpus."""
         return {"version": 1, "pairs": self.pairs.fingerprint}
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Return what makes an accumulator for each batch."""
+        """Return the function that creates the accumulator of a batch."""
         n_slots = int(self.pairs.slots.max()) + 1
         starts = np.searchsorted(self.pairs.sentences, np.arange(tokens.n_sentences + 1))
         return lambda batch: _Largest(self.pairs.tokens, starts, n_slots, batch)
@@ -772,42 +707,25 @@ class _Largest:
 
 
 def largest(maps: Tensor, predicate: slice, filler: slice) -> Tensor:
-    """Return the largest attention from the predicate to the filler, and in the other direction; shape (2, heads).
-
-    Args:
-        maps: Shape (heads, from, to).
-        predicate: Its pieces.
-        filler: Its pieces.
-    """
+    """Return the largest attention from predicate to filler and in the other direction, shape (2, heads)."""
     return torch.stack([maps[:, predicate, filler].amax((1, 2)), maps[:, filler, predicate].amax((1, 2))])
 
 
 def role_rows(store: SumsStore, pairs: Pairs, seed: int, n_draws: int = DRAWS) -> list[dict[str, Any]]:
-    """Return the rows of `roles.csv`, as `rows_of_scores` describes them.
-
-    Args:
-        store: The sums of `Roles`.
-        pairs: The pairs.
-        seed: Seed of the draws.
-        n_draws: Number of draws.
-    """
+    """Return the rows of `roles.csv` from the sums of `Roles`; see `rows_of_scores`."""
     index = torch.from_numpy(pairs.sentences), torch.from_numpy(pairs.slots)
     return rows_of_scores(store.by_sentence("largest")[index].numpy(), pairs, seed, n_draws)
 
 
 def rows_of_scores(values: NDArray[np.float32], pairs: Pairs, seed: int, n_draws: int = DRAWS) -> list[dict[str, Any]]:
-    """Return the rows of `roles.csv`: for all roles together and for each frequent one, each head in both directions.
+    """Return the rows of `roles.csv`: each head in both directions, for all roles together and for each frequent role.
 
-    Columns: `query` is the side that attends; `score` with its interval over sentences; `unlinked`, the mean over
-    unlinked pairs that look alike, by the odds of the links' sentences; `z`, by how many standard deviations of
-    resampled placements the score differs from their mean; `p_value`, corrected for the number of heads and directions;
-    `n`, the number of links; `n_unmatched`, the number of links that are left out because no unlinked pairs look alike.
-
-    Args:
-        values: The largest attention between the pieces of each pair, shape (n_pairs, 2, layers, heads).
-        pairs: The pairs.
-        seed: Seed of the draws.
-        n_draws: Number of draws.
+    `values` is the largest attention between the pieces of each pair, shape (n_pairs, 2, layers, heads). Columns:
+    `query` is the attending side; `score` has a confidence interval over sentences; `unlinked` is the mean over
+    unlinked pairs that look alike, weighted by the odds of the links' sentences; `z` is the deviation of the score from
+    the mean of resampled placements, in their standard deviations; `p_value` is corrected for the number of heads and
+    directions; `n` is the number of links, and `n_unmatched` the number of links excluded because no unlinked pairs
+    look alike.
     """
     rows = []
     for role, placements in pairs.placements.items():

@@ -1,4 +1,4 @@
-"""Means over queries or sentences, with intervals by a bootstrap of the sentences."""
+"""Means over queries or sentences, with confidence intervals by a bootstrap of the sentences."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ SWEEP = (0.75, 1.25)
 
 
 def patterns(attention: BlockAttention, batch: SentenceBatch) -> Mapping[str, Tensor]:
-    """Return for each map how vertical (v) and how diagonal (d) it is, each of shape (batch, heads), float64.
+    """Return the vertical (v) and the diagonal (d) score of each map, shape (batch, heads), float64.
 
-    Of pairs of sentences, also how much it keeps within them (b), and the same with the boundary moved (b_moved).
+    For pairs of sentences, also return the attention within sentences (b), and with the boundary moved (b_moved).
     """
     uniform = attention.uniform(batch)
     v, d = stripes(attention.probabilities, batch, uniform)
@@ -46,19 +46,12 @@ def patterns(attention: BlockAttention, batch: SentenceBatch) -> Mapping[str, Te
 
 
 def stripes(probabilities: Tensor, batch: SentenceBatch, uniform: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return how vertical and how diagonal maps are: (mass - e) / (1 - e), at least 0, with e under uniform attention.
+    """Return the vertical and the diagonal scores of maps, each of shape (batch, heads), float64.
 
-    The mass of the vertical pattern is the attention to special tokens. The mass of the diagonal pattern is the
-    attention to the token itself, the previous and the next one, unless they are special. Both are means over all
-    queries.
-
-    Args:
-        probabilities: Shape (batch, heads, from, to).
-        batch: The sentences.
-        uniform: Uniform attention over what the block's mask shows, shape (batch, from, to); that of the batch if None.
-
-    Returns:
-        Both of shape (batch, heads), float64.
+    The score is (mass - e) / (1 - e), at least 0, with e the mass under uniform attention. The vertical mass is the
+    attention to special tokens. The diagonal mass is the attention to the token itself, the previous and the next
+    token, unless they are special. Both are means over all queries. `uniform` is uniform attention over the keys that
+    the block's mask shows, shape (batch, from, to); the batch's if None.
     """
     masses = _stripe_masses(probabilities, batch)
     expected = _stripe_masses((batch.uniform if uniform is None else uniform)[:, None], batch)
@@ -67,16 +60,11 @@ def stripes(probabilities: Tensor, batch: SentenceBatch, uniform: Tensor | None 
 
 
 def blocks(probabilities: Tensor, batch: SentenceBatch, segments: Tensor, uniform: Tensor | None = None) -> Tensor:
-    """Return how much maps keep within the segments of a pair, above uniform attention; shape (batch, heads), float64.
+    """Return the attention within the segments of a pair, above uniform attention; shape (batch, heads), float64.
 
-    Special tokens are removed and the rows of the others renormalised. Uniform attention is over what a token may see:
-    in causal models, over earlier tokens only, so that a token of the first segment sees no token of the second one.
-
-    Args:
-        probabilities: Shape (batch, heads, from, to).
-        batch: The pairs.
-        segments: The segment of each token, shape (batch, sequence).
-        uniform: Uniform attention over what the block's mask shows, shape (batch, from, to); that of the batch if None.
+    Special tokens are removed and the rows of the others renormalised. Uniform attention is over the visible tokens: in
+    causal models, over earlier tokens only, so that a token of the first segment sees no token of the second segment.
+    For `uniform` see `stripes`.
     """
     ordinary = batch.ordinary
     seen = (ordinary[:, :, None] & ordinary[:, None, :])[:, None]
@@ -91,25 +79,14 @@ def blocks(probabilities: Tensor, batch: SentenceBatch, segments: Tensor, unifor
 
 
 def exchanged(segments: Tensor) -> Tensor:
-    """Return the segments that pairs would have if their first sentences were as long as their second ones.
-
-    Args:
-        segments: Shape (batch, sequence); -1 for special tokens and padding, which stay.
-    """
+    """Return the segments, (batch, sequence), of pairs if their sentences exchange lengths; -1 does not change."""
     ordinary = segments >= 0
     is_second = ordinary.cumsum(1) > (segments == 1).sum(1, keepdim=True)
     return torch.where(ordinary, is_second.to(segments.dtype), segments)
 
 
 def classify(v: Tensor, d: Tensor, b: Tensor | None = None, factor: float = 1.0) -> Tensor:
-    """Return the class of each map as an index into `CLASSES`.
-
-    Args:
-        v: How vertical it is, of any shape.
-        d: How diagonal it is, of the same shape.
-        b: How much it keeps within segments; None for single sentences.
-        factor: Factor of all thresholds.
-    """
+    """Return the class of each map as an index into `CLASSES`; `b` is None for single sentences."""
     share = v / (v + d).clamp_min(torch.finfo(torch.float64).tiny)
     striped, low = v + d >= STRIPES * factor, BOTH * factor
     classes = torch.full(v.shape, CLASSES.index("heterogeneous"))
@@ -144,15 +121,11 @@ PATTERNS = BlockMeasure("patterns", patterns, {"version": 2})
 def profile(attention: BlockAttention, batch: SentenceBatch) -> Mapping[str, Tensor]:
     """Return sums over the queries of each sentence, each of shape (batch, heads), float64.
 
-    Args:
-        attention: The attention of one block.
-        batch: The sentences.
-
     Returns:
-        entropy: In units of that of uniform attention over the n keys that the query may see: H / ln n (after Clark et
-            al. 2019, section 3.3, who do not divide); a query that sees one key has none.
+        entropy: H / ln n, relative to uniform attention over the n keys that the query may see (after Clark et al.
+            2019, section 3.3, who do not divide); undefined for a query that sees one key.
         distance: Number of tokens between query and key.
-        self, previous, next: Attention to the token itself, to the previous one, and to the next one.
+        self, previous, next: Attention to the token itself, the previous and the next token.
         n_entropy: Number of queries that have an entropy, shape (batch, 1).
     """
     probabilities, n = attention.probabilities, attention.probabilities.shape[-1]
@@ -170,15 +143,7 @@ def profile(attention: BlockAttention, batch: SentenceBatch) -> Mapping[str, Ten
 
 
 def n_queries(sums: Mapping[str, Tensor], lengths: Tensor) -> dict[str, Tensor]:
-    """Return over how many queries each sum of `profile` goes, by its name.
-
-    Args:
-        sums: What `profile` returned, by sentence, layer and head.
-        lengths: Number of tokens of each sentence, shape (n_sentences,).
-
-    Returns:
-        Each of shape (n_sentences,), but of entropies (n_sentences, layers), because masks differ between layers.
-    """
+    """Return the number of queries in each sum of `profile`, (n_sentences,), of entropies (n_sentences, layers)."""
     lengths_minus_1 = (lengths - 1).clamp_min(0)
     entropies = sums["n_entropy"][..., 0]
     return {
@@ -191,11 +156,7 @@ def n_queries(sums: Mapping[str, Tensor], lengths: Tensor) -> dict[str, Tensor]:
 
 
 def entropy_scale(seen: Tensor) -> Tensor:
-    """Return 1 / ln n for each query, shape (batch, sequence), float64; 0 where it sees one key or is padding.
-
-    Args:
-        seen: What is above 0 for the n keys that a query sees, shape (batch, from, to).
-    """
+    """Return 1 / ln n for queries with n > 1 keys (`seen` above 0), 0 for others; (batch, sequence), float64."""
     n_seen = (seen > 0).sum(2)
     return torch.where(n_seen > 1, 1 / n_seen.clamp_min(2).double().log(), 0.0)
 
@@ -212,13 +173,9 @@ _COLUMNS = 4096
 
 @dataclass(frozen=True)
 class Means:
-    """Ratios of sums over sentences.
+    """Ratios of sums over n sentences, with the ends of their 95% confidence intervals.
 
-    Args:
-        values: The ratios, of any shape; NaN where nothing is counted.
-        low: Lower ends of their 95% intervals; NaN where fewer than `MIN_SENTENCES` sentences count.
-        high: Upper ends.
-        n: Number of sentences that count.
+    Ratios are NaN if nothing is counted, intervals if fewer than `MIN_SENTENCES` sentences count.
     """
 
     values: NDArray[np.float64]
@@ -233,23 +190,16 @@ class Means:
 
 
 class SentenceDraws:
-    """The sentences of a corpus, drawn with replacement: every mean of a survey has the same draws.
-
-    Args:
-        n_sentences: Number of sentences.
-        seed: Seed of the draws.
-    """
+    """The sentences of a corpus, drawn with replacement: every mean of a survey has the same draws."""
 
     def __init__(self, n_sentences: int, seed: int) -> None:
         self.times = sentence_counts(n_sentences, seed).astype(np.float64)
 
     def means(self, sums: NDArray[np.float64], counts: NDArray[Any]) -> Means:
-        """Return sums over all sentences divided by counts over all sentences.
+        """Return sums, shape (n_sentences, ...), over all sentences divided by counts over all sentences.
 
-        Args:
-            sums: Sum of each sentence, shape (n_sentences, ...).
-            counts: What is counted in each sentence, such as its queries, shape (n_sentences,), or (n_sentences, k) if
-                that differs along the first of the other axes of the sums.
+        The counts, such as queries, have shape (n_sentences,), or (n_sentences, k) if they differ along the first of
+        the other axes of the sums.
         """
         shape, flat = sums.shape[1:], sums.reshape(len(sums), -1)
         by_column = counts.reshape(len(counts), -1).astype(np.float64)
@@ -267,7 +217,7 @@ class SentenceDraws:
 
 
 def _percentiles(draws: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the ends of the percentile interval of each column, shape (2, n), over the draws that are finite."""
+    """Return the percentile interval of each column over the finite draws, shape (2, n)."""
     if np.isfinite(draws).all():
         return np.quantile(draws, ENDS, axis=0)
     return np.array([percentiles(column) for column in draws.T]).T
@@ -285,15 +235,9 @@ def class_rows(
 ) -> Rows:
     """Return the rows of `attention_classes.csv`.
 
-    For every factor of the thresholds there is a row for each head, with the class that most of its maps have, and a
-    row for each class over all maps, without a head and with `all` for the layer.
-
-    Args:
-        sums: What `patterns` returned by sentence, each of shape (n_sentences, all layers, heads): how vertical (v) and
-            how diagonal (d) each map is, and of pairs of sentences how much it keeps within them (b, b_moved).
-        lengths: Number of tokens of each sentence, shape (n_sentences,); sentences without tokens do not count.
-        layers: The layers to report.
-        sentences: Draws of the sentences.
+    For every factor of the thresholds there is a row for each head, with the class of most of its maps, and a row for
+    each class over all maps, without a head and with `all` for the layer. `sums` are the scores of `patterns`, shape
+    (n_sentences, all layers, heads). Sentences without tokens do not count.
     """
     nonempty = (lengths > 0).astype(np.int64)
     columns = [name for name in ("v", "d", "b", "b_moved") if name in sums]
@@ -333,12 +277,12 @@ def class_rows(
 
 
 def _are_of_class(v: Tensor, d: Tensor, b: Tensor | None, factor: float) -> NDArray[np.float64]:
-    """Return whether each map is of each class, 1 or 0, of the shape of `v` with the classes as last axis."""
+    """Return 1 or 0 for each map and class, in the shape of `v` with the classes as last axis."""
     return torch.nn.functional.one_hot(classify(v, d, b, factor), len(CLASSES)).double().numpy()
 
 
 def profile_sums(sums: Mapping[str, Tensor], lengths: NDArray[Any]) -> dict[str, tuple[Any, Any]]:
-    """Return for each measure of a head's profile its sums and what they are divided by; see `n_queries`."""
+    """Return the sums of each measure of a head's profile and their denominators; see `n_queries`."""
     counts = n_queries(sums, torch.from_numpy(lengths.astype(np.int64)))
     return {name: (sums[name].numpy(), counted.numpy()) for name, counted in counts.items()}
 
@@ -352,12 +296,8 @@ def measure_rows(
 ) -> tuple[Rows, Rows]:
     """Return the rows of one measure in `heads.csv`, and in `attention_layers.csv`, the mean over a layer's heads.
 
-    Args:
-        sums: Sum of each sentence, shape (n_sentences, all layers, heads).
-        counts: What the sums are divided by, of each sentence, shape (n_sentences,), or (n_sentences, all layers).
-        layers: The layers to report.
-        sentences: Draws of the sentences.
-        named: The columns that name the measure.
+    `sums` has shape (n_sentences, all layers, heads); `counts`, the denominators, has shape (n_sentences,) or
+    (n_sentences, all layers); `named` are the columns that name the measure.
     """
     chosen = [layer - 1 for layer in layers]
     selected, counts = sums[:, chosen], counts if counts.ndim == 1 else counts[:, chosen]
@@ -380,16 +320,11 @@ def type_rows(
     sentences: SentenceDraws,
     leave_out: Sequence[str] = (),
 ) -> tuple[Rows, Rows]:
-    """Return the rows of what each type of token gets, by head and by layer.
+    """Return the rows of the attention to each type of token, by head and by layer.
 
-    Args:
-        sums: What the measure `attended` has summed, by name, each of shape (n_sentences, all layers, heads, types).
-            Without `expected`, a lift divides by the number of tokens of the type, as if all tokens saw all others.
-        counts: For each type in order, the number of its tokens in each sentence, shape (n_sentences,).
-        lengths: Number of tokens of each sentence, shape (n_sentences,).
-        layers: The layers to report.
-        sentences: Draws of the sentences.
-        leave_out: Types that are not reported.
+    `sums` are the results of `attended`, shape (n_sentences, all layers, heads, types). Without `expected`, a lift
+    divides by the number of tokens of the type, as if all tokens saw all others. `counts` are the tokens of each type
+    by sentence. Types in `leave_out` are not reported.
     """
     by_head: Rows = []
     by_layer: Rows = []

@@ -1,4 +1,4 @@
-"""What is surveyed, and what a part of a survey is."""
+"""Model, corpus and settings of a head survey, and the definition of its parts."""
 
 from __future__ import annotations
 
@@ -56,21 +56,18 @@ _ROLES = {"subject": ("nsubj", "csubj"), "object": ("obj", "iobj")}
 
 
 def attended(attention: BlockAttention, batch: SentenceBatch, types: Tensor) -> dict[str, Tensor]:
-    """Return what each type of token gets, summed over the queries of each sentence.
+    """Return the attention to each type of token, summed over the queries of each sentence.
 
-    Args:
-        attention: The attention of one block.
-        batch: The sentences.
-        types: Whether a token is of a type, shape (batch, sequence, types); False for padding.
+    `types` is a mask of the tokens of each type, shape (batch, sequence, types); False for padding.
 
     Returns:
         mass: The attention to all tokens of the type, shape (batch, heads, types), float64.
-        norm_mass: As `mass`, but of weights times norms, with each row divided by its sum; absent if the model's output
-            projection cannot be told.
-        column_max: The largest mean over queries among the sentence's tokens of the type, not summed; 0 if there is
-            none.
+        norm_mass: As `mass`, for weights times norms, each row divided by its sum; absent if the output projection is
+            unknown.
+        column_max: The largest mean over queries among the sentence's tokens of the type, not summed; 0 without such
+            tokens.
         n_tokens: Number of tokens of the type, shape (batch, 1, types).
-        expected: The mass of the type under uniform attention over what each query may see, shape (batch, 1, types).
+        expected: The mass of the type under uniform attention over the visible keys, shape (batch, 1, types).
     """
     members = types.to(torch.float64)
     columns = attention.probabilities.sum(2, dtype=torch.float64)
@@ -88,14 +85,14 @@ def attended(attention: BlockAttention, batch: SentenceBatch, types: Tensor) -> 
 
 
 def _uniform_columns(attention: BlockAttention, batch: SentenceBatch) -> Tensor:
-    """Return the column sums of uniform attention over what each query may see, shape (batch, 1, to), float64."""
+    """Return the column sums of uniform attention over the visible keys, shape (batch, 1, to), float64."""
     if attention.visible is None and not batch.is_causal:
         return batch.mask.double()[:, None]  # n queries give 1 / n each, without rounding
     return attention.uniform(batch).sum(1, keepdim=True)
 
 
 def norm_columns(probabilities: Tensor, norms: Tensor) -> Tensor:
-    """Return the column sums of weights times norms, rows divided by their sums; shape (batch, heads, to), float64."""
+    """Return the column sums of weights times norms, rows divided by their sums; (batch, heads, to), float64."""
     single = norms.to(probabilities.dtype)
     rows = (probabilities @ single[..., None])[..., 0]
     inverse = torch.where(rows > 0, 1 / rows.clamp_min(torch.finfo(rows.dtype).tiny), 0.0)
@@ -103,13 +100,7 @@ def norm_columns(probabilities: Tensor, norms: Tensor) -> Tensor:
 
 
 def types_of(tokens: Tokens, corpus: Corpus, special_tokens: Mapping[int, str]) -> dict[str, NDArray[np.bool_]]:
-    """Return which tokens of a corpus are of each type, each of shape (n_tokens,), without types that do not occur.
-
-    Args:
-        tokens: The table of tokens.
-        corpus: The corpus; parts of speech, subjects and objects need the columns of a treebank.
-        special_tokens: The tokenizer's special tokens, id to text.
-    """
+    """Return masks, (n_tokens,), of the token types that occur; some types need the columns of a treebank."""
     special = tokens.special
     by_type = {text: special & (tokens.input_ids == token) for token, text in special_tokens.items()}
     by_type[PUNCTUATION] = _punctuation(tokens, corpus) & ~special
@@ -125,22 +116,17 @@ def types_of(tokens: Tokens, corpus: Corpus, special_tokens: Mapping[int, str]) 
 
 
 def fingerprint_of(types: Mapping[str, NDArray[np.bool_]]) -> str:
-    """Return what identifies types, and which tokens are of each."""
+    """Return a fingerprint of the types and their tokens."""
     return fingerprint({name: np.packbits(members).tobytes().hex() for name, members in types.items()})
 
 
 def members_of(types: Tensor, batch: SentenceBatch) -> Tensor:
-    """Return whether each token of a batch is of each type, shape (batch, sequence, types); False for padding.
-
-    Args:
-        types: Whether each token of the corpus is of each type, shape (n_tokens, types).
-        batch: The sentences.
-    """
+    """Return a mask of the tokens of each type in a batch, shape (batch, sequence, types); False for padding."""
     return types[batch.rows.cpu()].to(batch.mask.device) & batch.mask[:, :, None]
 
 
 def _punctuation(tokens: Tokens, corpus: Corpus) -> NDArray[np.bool_]:
-    """Return which tokens are punctuation marks alone, shape (n_tokens,).
+    """Return a mask of the tokens that are punctuation marks alone, shape (n_tokens,).
 
     A mark between two letters or digits, as in "don't", is a part of a word. Tokenizers separate marks from words in
     different ways, so that their words do not show whether a mark is inside a word.
@@ -158,9 +144,9 @@ def _punctuation(tokens: Tokens, corpus: Corpus) -> NDArray[np.bool_]:
 
 
 def _within(words: re.Pattern[str], tokens: Tokens, corpus: Corpus) -> NDArray[np.bool_]:
-    """Return which tokens are inside a match in their sentence, shape (n_tokens,).
+    """Return a mask of the tokens inside a match in their sentence, shape (n_tokens,).
 
-    A tokenizer may divide running text otherwise than the pattern does: BERT's makes three words of "don't".
+    The tokenizer may split running text differently: BERT's makes three words of "don't".
     """
     is_inside = np.zeros(tokens.n_tokens, dtype=bool)
     assert tokens.spans is not None
@@ -182,12 +168,10 @@ def _by_token(column: tuple[tuple[str, ...], ...], tokens: Tokens) -> NDArray[An
 
 @dataclass(frozen=True)
 class AttentionByType:
-    """The measure: what each type of token gets.
+    """The measure: attention to each type of token, given as masks of shape (n_tokens,).
 
-    Args:
-        types: For each type, whether a token is of it, shape (n_tokens,). The special tokens together, to which the
-            first token of a causal model belongs, are added as the first type.
-        fingerprint: Identifies the types, which come from columns that are no part of a corpus's fingerprint.
+    The special tokens together, including the first token of a causal model, are added as the first type. The
+    fingerprint identifies the types, whose columns are not part of a corpus's fingerprint.
     """
 
     types: Mapping[str, NDArray[np.bool_]]
@@ -204,7 +188,7 @@ class AttentionByType:
         return cls(types, fingerprint_of(types), name)
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Return what makes an accumulator for each batch."""
+        """Return the function that creates the accumulator of a batch."""
         table = torch.from_numpy(np.stack(list(self.types.values()), axis=1)) if self.types else None
 
         def sums(attention: BlockAttention, batch: SentenceBatch) -> Mapping[str, Tensor]:
@@ -220,18 +204,13 @@ FIRST = "first token"
 
 
 def sink(attention: BlockAttention, batch: SentenceBatch) -> dict[str, Tensor]:
-    """Return what the first token gets from the later ones, summed over these queries; each (batch, heads), float64.
-
-    Args:
-        attention: The attention of one block.
-        batch: The sentences.
+    """Return the attention of later tokens to the first token, summed over these queries; (batch, heads), float64.
 
     Returns:
-        mass: The attention to it.
-        uniform: The attention that the first token would get under uniform attention over the keys that a query may
-            see.
-        norm_mass: As `mass`, but of weights times norms, with each row divided by its sum; absent if the model's output
-            projection cannot be told.
+        mass: The attention to the first token.
+        uniform: The mass under uniform attention over the keys that a query may see.
+        norm_mass: As `mass`, for weights times norms, each row divided by its sum; absent if the output projection is
+            unknown.
     """
     later = attention.probabilities[:, :, 1:]
     uniform = attention.uniform(batch)[:, 1:, 0].sum(1)
@@ -249,34 +228,30 @@ SINK = BlockMeasure("sink", sink, {"version": 2})
 
 @dataclass(frozen=True)
 class WithoutFirst:
-    """A measure of what is left of the attention without the first token of each sentence.
+    """A measure of the attention without the first token of each sentence, which is treated as padding.
 
-    The token is neither a query nor a key, as padding is neither. A query that attends to nothing else, in the
-    precision of the model, has a row of 0.
-
-    Args:
-        of: The measure.
+    A query that attends only to the first token, in the precision of the model, has a row of 0.
     """
 
     of: CorpusMeasure
 
     @property
     def name(self) -> str:
-        """The name of the measure."""
+        """Name of the measure."""
         return self.of.name
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings of the measure, and that the first token is left out."""
+        """Settings of the measure, and that the first token is excluded."""
         return {**self.of.settings, "first_token": "exclude"}
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Return what makes an accumulator for each batch."""
+        """Return the function that creates the accumulator of a batch."""
         return without_first(self.of.of_corpus(tokens, corpus))
 
 
 def without_first(begin: Callable[[SentenceBatch], Accumulator]) -> Callable[[SentenceBatch], Accumulator]:
-    """Return what makes accumulators that see no first tokens."""
+    """Return the function that creates accumulators without first tokens."""
     return lambda batch: _WithoutFirst(begin(batch.without_first))
 
 
@@ -305,11 +280,7 @@ _SIZES = {
 
 @dataclass(frozen=True)
 class SurveyedCheckpoint:
-    """A checkpoint with the sentences that it reads; its weights are loaded when they are first needed.
-
-    Args:
-        request: The checkpoint and the corpus.
-    """
+    """A checkpoint and its corpus; the weights are loaded on first use."""
 
     request: Request
 
@@ -333,20 +304,20 @@ class SurveyedCheckpoint:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """Its tokenizer."""
+        """Tokenizer of the checkpoint."""
         return load_tokenizer(self.request.source)
 
     @cached_property
     def heads(self) -> Heads:
-        """Its heads.
+        """Heads of the checkpoint.
 
         Raises:
-            UserError: If it cannot be loaded or has no attention weights.
+            UserError: If the checkpoint cannot be loaded or has no attention weights.
         """
         return AttentionReader.of(*self._loaded, self.request.source.name).heads
 
     def prepared(self) -> SurveyedCheckpoint:
-        """Load the model now, and return this object; otherwise several threads would each load it at the same time."""
+        """Load the model and return this object, so that several threads do not each load the model."""
         _ = self.heads, self._free
         return self
 
@@ -364,13 +335,7 @@ class SurveyedCheckpoint:
         self._free.append(model_copy)
 
     def maps(self, inputs: Mapping[str, Tensor], first: int = 1, last: int | None = None) -> dict[int, Tensor]:
-        """Return the attention of some blocks, each of shape (batch, heads, from, to), rows of padding included.
-
-        Args:
-            inputs: What the model is given, such as `SentenceBatch.inputs`.
-            first: The first block.
-            last: The last block; None for the model's last block.
-        """
+        """Return the attention of blocks `first` to `last`, shape (batch, heads, from, to), with rows of padding."""
         maps_of_layer: dict[int, Tensor] = {}
 
         def give(layer: int, probabilities: Tensor, values: Tensor) -> None:
@@ -382,20 +347,15 @@ class SurveyedCheckpoint:
         return maps_of_layer
 
     def states(self, inputs: Mapping[str, Tensor]) -> dict[int, Tensor]:
-        """Return the hidden states of all layers, each of shape (batch, sequence, d_model); padding is undefined.
-
-        Args:
-            inputs: What the model is given, such as `SentenceBatch.inputs`.
-        """
+        """Return the hidden states of all layers, each of shape (batch, sequence, d_model); padding is undefined."""
         with self._borrow(inputs["input_ids"].device) as (encoder, anatomy):
             states_of_layer = hidden_states(encoder, anatomy, range(anatomy.n_layers + 1), **inputs)
         return {layer: on_float64_device(values) for layer, values in states_of_layer.items()}
 
     def matrices(self) -> dict[str, tuple[int | None, Tensor]]:
-        """Return the layer, None outside of blocks, and the values of each matrix of parameters, by its name.
+        """Return the layer (None outside of blocks) and the values of each parameter matrix, by name.
 
-        The pooler is left out: it comes after all hidden states, and if a checkpoint has none, it is initialised at
-        random.
+        The pooler is excluded: it comes after all hidden states, and is randomly initialised if a checkpoint has none.
         """
         with self._borrow(next(self.encoder.parameters()).device) as (encoder, anatomy):
             blocks = anatomy.blocks or ()
@@ -410,14 +370,7 @@ class SurveyedCheckpoint:
 
 
 def check_comparable(request: Request, heads: Heads, other: SurveyedCheckpoint, option: str = "--against") -> None:
-    """Raise a UserError unless two checkpoints have the same tokens, blocks and heads.
-
-    Args:
-        request: A checkpoint and the corpus.
-        heads: Its heads.
-        other: The other checkpoint, with the same corpus.
-        option: The option that names the other one, for messages.
-    """
+    """Raise a UserError unless two checkpoints have the same tokens, blocks and heads."""
     flag_text, name = f"`{option} {other.request.source.name}`", request.source.name
     with about_option(option):
         theirs: Any = load_config(other.request.source)
@@ -466,14 +419,13 @@ RANKINGS = ("contribution", "contribution_centred", "eta_squared")
 
 @dataclass(frozen=True)
 class PositionRun:
-    """What a run of `fit` says of the neurons of its layers.
+    """The probes and neuron rankings of a run of `fit` on position.
 
     Args:
-        name: Folder of the run, as the user typed it.
-        layers: Its layers, ascending.
+        layers: Numbers of its layers, ascending.
         positions: The position of each class, shape (n_classes,).
         weight: Weights of the probes, shape (n_layers, n_classes, d_model).
-        scores: For each ranking that the run has, the score of each neuron, shape (n_layers, d_model).
+        scores: Score of each neuron by ranking, shape (n_layers, d_model).
     """
 
     name: str
@@ -484,15 +436,10 @@ class PositionRun:
 
     @classmethod
     def of(cls, run: Run, key: Mapping[str, Any], model: str) -> PositionRun:
-        """Take from a run what is needed, if it is a run on position of the model that is asked for.
-
-        Args:
-            run: A finished run of `fit`.
-            key: The cache key of the corpus that is read, which tells the model.
-            model: Its name as the user typed it.
+        """Read a finished run of `fit`, if it is on position and of the same model, by the cache key of the corpus.
 
         Raises:
-            UserError: If the run is on another task, site or space, or of another model.
+            UserError: If the run is on another task, site or space, has an intercept, or is of another model.
         """
         config, flag_text = run.config, f"`--run {run.folder}`"
         if config["task"] != "position":
@@ -527,7 +474,7 @@ class PositionRun:
         return cls(str(run.folder), layers, np.array(run.results["classes"], dtype=np.int64), weight, scores)
 
     def of_layer(self, layer: int) -> dict[str, NDArray[np.float64]]:
-        """Return the scores of one layer by ranking, each of shape (d_model,); empty if the run has no such layer."""
+        """Return the scores of one layer by ranking, shape (d_model,); empty if the run has no such layer."""
         if layer not in self.layers:
             return {}
         return {name: values[self.layers.index(layer)] for name, values in self.scores.items()}
@@ -537,7 +484,7 @@ class PositionRun:
         return self.weight[self.layers.index(layer)]
 
     def classes_of(self, positions: Tensor) -> Tensor:
-        """Return the index of each position's class, shape (n,), -1 where it is none."""
+        """Return the class index of each position, shape (n,); -1 without a class."""
         index = torch.full((int(max(self.positions.max(), int(positions.max()))) + 1,), -1, dtype=torch.int64)
         index[torch.from_numpy(self.positions)] = torch.arange(len(self.positions))
         return index[positions]
@@ -551,17 +498,17 @@ STATES = "states"
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What is read and compared beside the corpus of a survey.
+    """The further inputs of a survey apart from its corpus.
 
     Args:
-        test: The corpus that is tested on, with the model; None to test on a part of the corpus itself.
-        splits: The side of each sentence of the corpus, then of the test corpus, if there is one.
-        roles: Role links in sentences of their own; None to take those of the corpus.
-        against: Another checkpoint of the model, on the same corpus, if there is one.
+        test: Model and test corpus; None to test on a part of the corpus itself.
+        splits: Split of each sentence of the corpus, then of the test corpus, if there is one.
+        roles: Role links in separate sentences; None to take the links of the corpus.
+        against: Another checkpoint of the model, on the same corpus.
         as_published: Whether padded maps are compared with it, too.
         run: A run of `fit` on position, of the same model.
-        source: The model and the cache of its hidden states, for parts that read them.
-        without_first: Whether the first token of each sentence is left out of what is measured.
+        source: Model and cache of hidden states, for parts that read them.
+        without_first: Whether the first token of each sentence is excluded.
     """
 
     test: Request | None = None
@@ -579,13 +526,9 @@ class HeadSurvey:
     """A model and the corpus that it reads.
 
     Args:
-        request: Model and corpus.
-        heads: The heads of the model.
-        tokens: The corpus's table of tokens.
         special_tokens: The tokenizer's special tokens, id to text.
-        layers: The layers to report.
+        layers: Numbers of the reported layers.
         seed: Seed of the bootstrap, and of the randomly initialised model.
-        config: What is read and compared beside the survey of the corpus.
     """
 
     request: Request
@@ -598,7 +541,7 @@ class HeadSurvey:
 
     @classmethod
     def of(cls, request: Request, layers: Sequence[int], seed: int, config: HeadConfig = HeadConfig()) -> HeadSurvey:
-        """Load the model, find its heads, and tokenise the corpus.
+        """Load the model, examine its heads, and tokenise the corpus.
 
         Raises:
             UserError: If the model cannot be loaded or has no attention weights.
@@ -611,41 +554,41 @@ class HeadSurvey:
 
     @cached_property
     def checkpoint(self) -> SurveyedCheckpoint:
-        """The model, to be compared with another checkpoint."""
+        """The model as a checkpoint for comparison with another checkpoint."""
         return SurveyedCheckpoint(self.request)
 
     @cached_property
     def types(self) -> dict[str, NDArray[np.bool_]]:
-        """Which tokens are of each type that occurs, each of shape (n_tokens,)."""
+        """The tokens of each type that occurs, as masks of shape (n_tokens,)."""
         by_type = types_of(self.tokens, self.request.corpus, self.special_tokens)
         by_type = {name: members & self.is_included for name, members in by_type.items()}
         return {name: members for name, members in by_type.items() if members.any()}
 
     @cached_property
     def is_included(self) -> NDArray[np.bool_]:
-        """Which tokens are measured, shape (n_tokens,)."""
+        """Mask of the measured tokens, shape (n_tokens,)."""
         return (self.tokens.positions > 0) | (not self.config.without_first)
 
     @cached_property
     def lengths(self) -> NDArray[np.int32]:
-        """Number of tokens of each sentence that are measured, shape (n_sentences,)."""
+        """Number of measured tokens of each sentence, shape (n_sentences,)."""
         lengths = self.tokens.lengths
         return lengths - (lengths > 0) if self.config.without_first else lengths
 
     @cached_property
     def special(self) -> NDArray[np.bool_]:
-        """Which tokens count as special, shape (n_tokens,): in causal models, the first one too, if it is measured."""
+        """Mask of the special tokens, shape (n_tokens,): in causal models also the first token, if it is measured."""
         special = self.tokens.special
         return (special | (self.tokens.positions == 0) if self.heads.is_causal else special) & self.is_included
 
     @cached_property
     def sentences(self) -> SentenceDraws:
-        """The draws of the sentences for all intervals."""
+        """The draws of the sentences for all confidence intervals."""
         return SentenceDraws(self.tokens.n_sentences, self.seed)
 
     @cached_property
     def roles(self) -> tuple[Request, Pairs]:
-        """Model and sentences with role links, of the file or else of the treebank; and the pairs that are compared.
+        """Model and sentences with role links, of the file or else of the treebank; and the compared pairs.
 
         Raises:
             UserError: If the corpus has no link that can be measured.
@@ -659,7 +602,7 @@ class HeadSurvey:
         """The queries and keys of the heads of each block.
 
         Raises:
-            UserError: If the model has no table of positions, or its attention is not that of queries and keys alone.
+            UserError: If the model has no table of positions, or its attention uses more than queries and keys.
         """
         encoder, pad_token_id = load(self.request)
         anatomy = examine(encoder, pad_token_id, self.request.source.name)
@@ -675,7 +618,7 @@ class HeadSurvey:
 
     @property
     def source(self) -> ActivationSource:
-        """The model and the cache of its hidden states, of the layers that are reported."""
+        """Model and cache of the hidden states of the reported layers."""
         assert self.config.source is not None
         return replace(self.config.source, layers=list(self.layers))
 
@@ -686,35 +629,28 @@ class HeadSurvey:
 
     @cached_property
     def hidden_states(self) -> list[ActivationStore]:
-        """The hidden states of each corpus, extracted where they are not cached."""
+        """The hidden states of each corpus, extracted if not cached."""
         return self.source.read([request.corpus for request in self.requests])
 
     def entry(self, stores: Mapping[str, SumsStore]) -> ActivationStore:
-        """Return an entry of the cache that was read, which tells what it was made of.
-
-        Args:
-            stores: The sums of each measure; there are none if hidden states alone were read.
-        """
+        """Return a cache entry that was read, which describes its source; `stores` may be empty."""
         return next(iter(stores.values()), None) or self.hidden_states[0]
 
     @property
     def is_train(self) -> NDArray[np.bool_]:
-        """Which sentences of the corpus heads are chosen on: all but those of the test part, shape (n_sentences,)."""
+        """Mask of the sentences that heads are chosen on: all but the test part, shape (n_sentences,)."""
         return ~_is_test(self.config.splits[0])
 
     @property
     def tested(self) -> tuple[Request, NDArray[np.bool_], str]:
-        """Model and corpus that heads are reported on, which of its sentences are, and the option that names it."""
+        """Model and corpus to report on, a mask of its test sentences, and the option that names the corpus."""
         if self.config.test is None:
             return self.request, _is_test(self.config.splits[0]), "--corpus"
         return self.config.test, _is_test(self.config.splits[1]), "--test_corpus"
 
     @property
     def readings(self) -> dict[str, Request]:
-        """What comparing parts also read: the test corpus, and both corpora with a randomly initialised model.
-
-        A model that is randomly initialised itself is not compared with another one.
-        """
+        """The test corpus, and both corpora with a randomly initialised model unless the model itself is, by name."""
         requests = {} if self.config.test is None else {TEST: self.config.test}
         if self.request.random_weights_seed is None:
             trained = {"": self.request, **requests}
@@ -731,14 +667,7 @@ def _is_test(splits: Sequence[Split]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class SurveyInputs:
-    """What a part reads beside the corpus.
-
-    Args:
-        name: The name by which its sums are found.
-        request: Model and corpus.
-        measures: The measures to be summed.
-        states: Whether the hidden states that enter the blocks are read too.
-    """
+    """The inputs of a part apart from the corpus; with `states`, also the hidden states that enter the blocks."""
 
     name: str
     request: Request
@@ -751,14 +680,13 @@ class SurveyPart:
     """A part of a survey.
 
     Args:
-        name: Its name, as `--parts` takes it.
+        name: Name for `--parts`.
         needs: Returns what the part needs and the corpus lacks, as the end of a sentence; None if nothing is lacking.
         measures: Returns the measures to be summed over the corpus.
-        rows: Returns rows by the name of their table, from the sums of each measure by its name; those of
-            another reading are found by its name and the measure's, with a slash between them.
-        beside: Returns what is read beside the corpus.
-        by_name_only: Whether the part is left out by default, because it takes long or because it needs a further
-            option, which may then add it; see `probing.heads.parts`.
+        rows: Returns rows by table, from the sums by measure; the key of other readings is `reading/measure`.
+        beside: Returns the inputs apart from the corpus.
+        by_name_only: Whether the part is off by default, because it takes long or needs a further option, which may
+            then add it; see `probing.heads.parts`.
         trains: Whether rows come from probes that all ranks train together.
     """
 

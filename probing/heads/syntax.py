@@ -1,4 +1,4 @@
-"""The dependency arcs of a treebank, between words that a model has read."""
+"""Dependency arcs of a treebank between words of the model's input, and the heads whose attention follows them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,10 @@ PUNCTUATION = "punct"
 
 @dataclass(frozen=True)
 class Arcs:
-    """Arcs from dependents to their heads, in the order of the corpus, each of shape (n_arcs,).
+    """Arcs from dependents to their heads, in the order of the corpus, each attribute of shape (n_arcs,).
 
-    Arcs to the root are left out: there is no word for it. Words are counted from 0 in their sentence.
-
-    Args:
-        sentences: Index of the sentence.
-        dependents: Index of the dependent.
-        heads: Index of the head.
-        relations: The relation with its subtype, objects.
+    Arcs to the root are excluded: there is no word for it. Words are counted from 0 in their sentence; relations
+    include their subtypes.
     """
 
     sentences: NDArray[np.int64]
@@ -48,22 +43,22 @@ class Arcs:
         return len(self.sentences)
 
     def where(self, chosen: NDArray[np.bool_]) -> Arcs:
-        """Return some of the arcs, given whether each is chosen."""
+        """Return the arcs in a mask."""
         return Arcs(self.sentences[chosen], self.dependents[chosen], self.heads[chosen], self.relations[chosen])
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """How many words the head is behind the dependent."""
+        """Offset in words from the dependent to the head."""
         return self.heads - self.dependents
 
     @property
     def is_punctuation(self) -> NDArray[np.bool_]:
-        """Whether the relation is that of punctuation."""
+        """Mask of the arcs of punctuation."""
         return _are_punctuation(self.relations.tolist())
 
 
 def punctuation_of(corpus: Corpus) -> list[NDArray[np.bool_]]:
-    """Return for each sentence of a treebank which of its words are attached as punctuation."""
+    """Return, for each sentence of a treebank, a mask of the words that are attached as punctuation."""
     return [_are_punctuation(of_words) for of_words in corpus.columns[RELATION]]
 
 
@@ -72,16 +67,12 @@ def _are_punctuation(relations: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def has_arcs(corpus: Corpus) -> bool:
-    """Whether a corpus has the columns of a treebank that arcs are read from."""
+    """Return True if the corpus has the treebank columns of arcs."""
     return corpus.words is not None and HEAD in corpus.columns and RELATION in corpus.columns
 
 
 def arcs_of(corpus: Corpus, option: str = "--corpus") -> Arcs:
-    """Return all arcs of a treebank but those to the root; words whose head is `_` have none.
-
-    Args:
-        corpus: A corpus with the columns `head` and `deprel`.
-        option: The option that names it, for messages.
+    """Return all arcs of a treebank but those to the root; words with head `_` have none.
 
     Raises:
         UserError: If the columns are missing, or a head is not the number of another word of its sentence.
@@ -112,11 +103,7 @@ def arcs_of(corpus: Corpus, option: str = "--corpus") -> Arcs:
 
 
 class LastPieceRows:
-    """Finds the row of a word's last piece in the table of tokens.
-
-    Args:
-        tokens: The table of tokens.
-    """
+    """An index of each word's last piece in the table of tokens."""
 
     def __init__(self, tokens: Tokens) -> None:
         self.rows = np.flatnonzero(tokens.last_pieces)
@@ -124,7 +111,7 @@ class LastPieceRows:
         self.keys = self._key(tokens.sentences[self.rows].astype(np.int64), tokens.words[self.rows].astype(np.int64))
 
     def of(self, sentences: NDArray[np.int64], words: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the row of each word, -1 where it has no piece; shape (n,)."""
+        """Return the row of each word, shape (n,); -1 if it has no piece."""
         keys = self._key(sentences, words)
         index = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)
         return np.where(self.keys[index] == keys, self.rows[index], -1)
@@ -140,11 +127,7 @@ NONE = -1
 
 @dataclass(frozen=True)
 class WordBatch:
-    """The words of a batch of sentences.
-
-    Args:
-        words: Index of each token's word in its sentence, -1 for special tokens and padding, shape (batch, sequence).
-    """
+    """The words of a batch: index of each token's word, -1 for special tokens and padding, (batch, sequence)."""
 
     words: Tensor
 
@@ -152,9 +135,7 @@ class WordBatch:
     def of(cls, batch: SentenceBatch, is_selected: Tensor | None = None) -> WordBatch:
         """Return the words of a batch; the first token of a causal model is special and belongs to no word.
 
-        Args:
-            batch: The sentences.
-            is_selected: Whether a token is of a word that is kept, shape (batch, sequence); all are kept if None.
+        `is_selected` is a mask of the tokens of selected words, shape (batch, sequence); None for all.
         """
         return cls(
             torch.where(batch.ordinary if is_selected is None else batch.ordinary & is_selected, batch.words, NONE)
@@ -162,7 +143,7 @@ class WordBatch:
 
     @cached_property
     def pieces(self) -> Tensor:
-        """Whether a token is a piece of a word, shape (batch, sequence, words), float32."""
+        """Mask of the pieces of each word, shape (batch, sequence, words), float32."""
         n_words = int(self.words.max()) + 1 if self.words.numel() else 0
         return (self.words[:, :, None] == torch.arange(n_words, device=self.words.device)).float()
 
@@ -173,7 +154,7 @@ class WordBatch:
 
     @cached_property
     def present(self) -> Tensor:
-        """Whether a word has a piece, shape (batch, words)."""
+        """Mask of the words that have a piece, shape (batch, words)."""
         return self.n_pieces > 0
 
     @cached_property
@@ -183,21 +164,17 @@ class WordBatch:
 
     @cached_property
     def pairs(self) -> Tensor:
-        """Whether two different words are there, shape (batch, words, words)."""
+        """Mask of the pairs of different words that are both present, shape (batch, words, words)."""
         both = self.present[:, :, None] & self.present[:, None, :]
         return both & ~torch.eye(both.shape[1], dtype=torch.bool, device=both.device)
 
     @cached_property
     def has_another(self) -> Tensor:
-        """Whether a word is there and another one too, shape (batch, words)."""
+        """Mask of the words that are present with another word, shape (batch, words)."""
         return self.pairs.any(2)
 
     def maps(self, probabilities: Tensor) -> Tensor:
-        """Return the attention between different words, shape (batch, heads, from, to); 0 elsewhere.
-
-        Args:
-            probabilities: The attention between tokens, shape (batch, heads, from, to).
-        """
+        """Return the attention between different words, shape (batch, heads, from, to); 0 elsewhere."""
         n, heads, length, _ = probabilities.shape
         pieces, means = self.pieces.to(probabilities.dtype), self.means.to(probabilities.dtype)
         # Heads and queries are one axis here, so that the matrix of pieces is not repeated for each head.
@@ -205,14 +182,7 @@ class WordBatch:
         return (means[:, None] @ to_words).masked_fill_(~self.pairs[:, None], 0.0)
 
     def at_tokens(self, values: Tensor) -> Tensor:
-        """Return for each token the value of its word, `NONE` for other tokens.
-
-        Args:
-            values: A value of each word, shape (batch, ..., words).
-
-        Returns:
-            Shape (batch, sequence, ...).
-        """
+        """Return values of words, (batch, ..., words), at their tokens, (batch, sequence, ...); `NONE` elsewhere."""
         if not values.shape[-1]:
             return values.new_full((*self.words.shape, *values.shape[1:-1]), NONE)
         by_word = values.movedim(-1, 1)
@@ -223,13 +193,10 @@ class WordBatch:
 
 
 class AttendedWords(NamedTuple):
-    """For each word, the other word for which attention is largest, each of shape (batch, heads, words), int16.
+    """For each word, the other word with the largest attention, each of shape (batch, heads, words), int16.
 
-    Ties go to the lower index. `NONE` for a word that has no piece, or if no other word has.
-
-    Args:
-        from_word: The word that this word attends to most.
-        to_word: The word that attends to this word most.
+    `from_word` is the word that this word attends to most, `to_word` the word that attends to this word most. Ties go
+    to the lower index. `NONE` if the word, or all others, have no piece.
     """
 
     from_word: Tensor
@@ -237,12 +204,7 @@ class AttendedWords(NamedTuple):
 
 
 def most_attended(maps: Tensor, words: WordBatch) -> AttendedWords:
-    """Return for each word the word that it attends to most, and the word that attends to it most.
-
-    Args:
-        maps: The attention between words, shape (batch, heads, from, to).
-        words: The words.
-    """
+    """Return for each word the word that it attends to most, and the word that attends to it most."""
     if not maps.shape[-1]:
         nothing = torch.empty(maps.shape[:3], dtype=torch.int16, device=maps.device)
         return AttendedWords(nothing, nothing)
@@ -256,15 +218,15 @@ def most_attended(maps: Tensor, words: WordBatch) -> AttendedWords:
 class MostAttended:
     """The measure: for each word and head, the word that it attends to most and the word that attends to it most.
 
-    It needs no annotation, so that any treebank of the same words can be compared with it. `most_attended` is kept by
-    token, each piece of a word having that of its word: shape (n_tokens, n_layers, heads, 2), int16.
+    It needs no annotation, so that any treebank of the same words can be compared with it. `most_attended` is stored by
+    token, with the same value for all pieces of a word: shape (n_tokens, n_layers, heads, 2), int16.
     """
 
     name = "most_attended"
     settings: Mapping[str, Any] = {"version": 1}
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Return what makes an accumulator for each batch."""
+        """Return the function that creates the accumulator of a batch."""
         return _MostAttended
 
 
@@ -290,13 +252,10 @@ NO_PAIR = -1.0
 
 
 def sample_sentences(corpus: Corpus, n_heads: int, seed: int, most_bytes: int = MOST_BYTES) -> NDArray[np.bool_]:
-    """Return a random sample of sentences whose pairs of words fit into some memory, shape (n_sentences,).
+    """Return a random sample of sentences whose word pairs fit into `most_bytes`, shape (n_sentences,).
 
-    Args:
-        corpus: A corpus of words.
-        n_heads: Number of heads of all blocks together.
-        seed: Seed of the order in which sentences are taken; the first one that does not fit ends the sample.
-        most_bytes: Most bytes of the pairs, of 4 bytes a head.
+    A pair takes 4 bytes a head; `n_heads` counts the heads of all blocks. Sentences are taken in random order, and the
+    first sentence that does not fit ends the sample.
     """
     order = np.random.default_rng(seed).permutation(len(corpus.sentences))
     lengths = np.array([len(words) for words in corpus.words or ()], dtype=np.int64)
@@ -307,13 +266,10 @@ def sample_sentences(corpus: Corpus, n_heads: int, seed: int, most_bytes: int = 
 
 
 class HeadPairs:
-    """The measure: the attention between the words of some sentences.
+    """The measure: the attention between the words of a sample of sentences, a mask of shape (n_sentences,).
 
     `pairs` is listed by sentence: for its n words, n * n rows of shape (n_layers, heads), float32, the attending word
-    first; `NO_PAIR` between a word and itself, and where a word has no piece.
-
-    Args:
-        sentences: Whether a sentence is in the sample, shape (n_sentences,).
+    first; `NO_PAIR` between a word and itself, and for a word without a piece.
     """
 
     name = "pairs"
@@ -323,7 +279,7 @@ class HeadPairs:
         self.settings: Mapping[str, Any] = {"version": 1, "of": hashlib.sha256(sentences.tobytes()).hexdigest()}
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Return what makes an accumulator for each batch."""
+        """Return the function that creates the accumulator of a batch."""
         lengths = torch.tensor([len(words) for words in corpus.words or ()])
         return lambda batch: _HeadPairs(batch, torch.where(self.sentences, lengths, 0)[batch.sentences.cpu()])
 
@@ -361,20 +317,14 @@ DRAWS = 1000
 
 @dataclass(frozen=True)
 class Finder:
-    """An attention head and an offset that look for the syntactic heads of some words.
-
-    Args:
-        arcs: Indices of the arcs, shape (n,).
-        predicted: The word that the attention head finds for each, shape (n,).
-        offset: The offset from dependent to head.
-    """
+    """An attention head and an offset (dependent to head) that both predict the syntactic heads of `arcs`."""
 
     arcs: NDArray[np.int64]
     predicted: NDArray[np.int64]
     offset: int
 
     def lead(self, dependents: NDArray[np.int64], heads: NDArray[np.int64]) -> float:
-        """Return by how much more often the attention head is right than the offset, given all arcs."""
+        """Return the accuracy of the attention head minus the accuracy of the offset, given all arcs."""
         gold_heads = heads[self.arcs]
         at_offset = gold_heads - dependents[self.arcs] == self.offset
         return float((np.count_nonzero(self.predicted == gold_heads) - np.count_nonzero(at_offset)) / len(gold_heads))
@@ -382,12 +332,10 @@ class Finder:
 
 @dataclass(frozen=True)
 class Leads:
-    """The leads of finders with permuted syntactic heads.
+    """The leads of finders with permuted syntactic heads, shape (n_finders,).
 
-    Args:
-        permuted: Mean lead of each finder over the permutations, shape (n_finders,).
-        p_value: Whether its lead is larger with the true ones: one-sided, corrected for the number of finders by the
-            largest standardised lead of each permutation, shape (n_finders,).
+    `permuted` is the mean over the permutations; `p_value` is the one-sided p-value of the true lead, corrected for the
+    number of finders by the largest standardised lead of each permutation.
     """
 
     permuted: NDArray[np.float64]
@@ -395,14 +343,7 @@ class Leads:
 
 
 def compare_leads(arcs: Arcs, finders: Sequence[Finder], seed: int, n_draws: int = DRAWS) -> Leads:
-    """Compare the leads of finders with those under permuted syntactic heads.
-
-    Args:
-        arcs: All arcs of the sentences.
-        finders: The finders.
-        seed: Seed of the permutations.
-        n_draws: Number of permutations.
-    """
+    """Compare the leads of finders with those under permuted syntactic heads; `arcs` are all arcs of the sentences."""
     arrangements = [arcs.heads, *permuted_heads(arcs, n_draws, np.random.default_rng(seed))]
     leads = np.array([[finder.lead(arcs.dependents, heads) for finder in finders] for heads in arrangements])
     # With the true arrangement among those that standardise, all are treated alike.
@@ -413,13 +354,7 @@ def compare_leads(arcs: Arcs, finders: Sequence[Finder], seed: int, n_draws: int
 
 
 def permuted_heads(arcs: Arcs, n_draws: int, generator: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-    """Yield the syntactic heads of arcs in random arrangements, each of shape (n_arcs,).
-
-    Args:
-        arcs: The arcs of some sentences, in their order.
-        n_draws: Number of arrangements.
-        generator: The source of randomness.
-    """
+    """Yield random arrangements of the syntactic heads within sentences, each of shape (n_arcs,), without loops."""
     sentences = np.unique(arcs.sentences, return_inverse=True)[1]
     for _ in range(n_draws):
         heads, open_arcs = arcs.heads.copy(), np.arange(len(arcs))
@@ -446,13 +381,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class ScoredArcs:
-    """The arcs of a treebank, and which of them each head gets right.
+    """The arcs of a treebank, and which of them each head predicts correctly.
 
     Args:
-        arcs: The arcs whose words the model has read.
-        right: Whether a head is right about an arc, shape (n_arcs, n_layers, heads, 2), the last axis as `QUERIES`.
-        predicted: The word that the head finds for the dependent of an arc, likewise; None if syntactic heads are not
-            to be permuted.
+        arcs: The arcs between words of the model's input.
+        right: Whether a head is correct, shape (n_arcs, n_layers, heads, 2), the last axis as `QUERIES`.
+        predicted: Word predicted for the dependent of an arc, in the same shape; None if no heads are to be permuted.
     """
 
     arcs: Arcs
@@ -460,13 +394,13 @@ class ScoredArcs:
     predicted: NDArray[np.int16] | None = None
 
     def where(self, chosen: NDArray[np.bool_]) -> ScoredArcs:
-        """Return some of the arcs, given whether each is chosen."""
+        """Return the arcs in a mask."""
         return ScoredArcs(
             self.arcs.where(chosen), self.right[chosen], None if self.predicted is None else self.predicted[chosen]
         )
 
     def of_sentences(self, chosen: NDArray[np.bool_]) -> ScoredArcs:
-        """Return the arcs of some sentences, given whether each sentence of the corpus is chosen."""
+        """Return the arcs of the sentences in a mask."""
         return self.where(chosen[self.arcs.sentences])
 
     def of_layers(self, layers: Sequence[int]) -> ScoredArcs:
@@ -478,14 +412,9 @@ class ScoredArcs:
 
 
 def scored(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> ScoredArcs:
-    """Return which arcs of a treebank each head gets right; without arcs of punctuation.
+    """Return the arcs of a treebank with the correct predictions of each head, without arcs of punctuation.
 
-    Words that the model has not read, because the sentence was cut before them, have no arcs.
-
-    Args:
-        store: What `MostAttended` kept of the corpus.
-        corpus: The corpus, with the columns of a treebank.
-        option: The option that names it, for messages.
+    `store` has the sums of `MostAttended`. Words that were truncated have no arcs.
 
     Raises:
         UserError: If the corpus has no dependency relations, or they are malformed.
@@ -513,17 +442,11 @@ def relation_rows(
 ) -> list[Row]:
     """Return a row for each relation that has enough arcs in both parts, the most frequent in training first.
 
-    `difference` is the accuracy of the chosen head minus that of the chosen offset, on the same test arcs. Its p-value
-    is two-sided and corrected for the number of relations (Holm). Intervals are by sentence. `difference_permuted` is
-    the mean difference with permuted syntactic heads, and `p_permuted` says whether the true one is larger.
-
-    Args:
-        train: The arcs by which heads and offsets are chosen.
-        test: The arcs that accuracies are reported on.
-        untrained: The same two for a randomly initialised model, for which a head is chosen in the same way.
-        least: Fewest arcs of a relation in each part.
-        seed: Seed of the permutations.
-        n_draws: Number of permutations.
+    `difference` is the accuracy of the chosen head minus the accuracy of the chosen offset, on the same test arcs. Its
+    p-value is two-sided and corrected for the number of relations (Holm). Confidence intervals are over sentences.
+    `difference_permuted` is the mean difference with permuted syntactic heads, and `p_permuted` tests whether the true
+    difference is larger. `least` is the minimum number of arcs of a relation in each part; `untrained` are both parts
+    for a randomly initialised model, whose head is chosen in the same way.
     """
     rows = []
     for name in _frequent(train, test, least):
@@ -539,18 +462,11 @@ def head_relation_rows(
 ) -> list[Row]:
     """Return a row for each head, in the order of layers and heads: the relation that it is best at.
 
-    This is the relation for which the head's accuracy on the training sentences exceeds that of the best offset most;
-    of equally good relations, it is the most frequent one. Accuracy alone would choose, for most heads, a relation
-    between neighbouring words, which is found by any head that attends to nearby words. Accuracies are those on the
-    test sentences, and p-values are corrected for the number of heads (Holm; `p_permuted` by the largest of each
-    permutation).
-
-    Args:
-        train: The arcs by which relations, queries and offsets are chosen.
-        test: The arcs that accuracies are reported on.
-        least: Fewest arcs of a relation in each part.
-        seed: Seed of the permutations.
-        n_draws: Number of permutations.
+    This is the relation for which the head's training accuracy exceeds the best offset's accuracy most (ties: the most
+    frequent). Accuracy alone would choose, for most heads, a relation between neighbouring words, which any head that
+    attends to nearby words predicts. Accuracies are on the test sentences; p-values are corrected for the number of
+    heads (Holm; `p_permuted` by the largest of each permutation). `least` is the minimum number of arcs of a relation
+    in each part.
     """
     names = _frequent(train, test, least)
     if not names:
@@ -579,7 +495,7 @@ def _of_relation(name: str, train: ScoredArcs, test: ScoredArcs) -> tuple[Scored
 
 
 def _beside_permuted(rows: list[Row], test: ScoredArcs, seed: int, n_draws: int) -> list[Row]:
-    """Return rows with what the lead over the offset is if the syntactic heads of each sentence are permuted."""
+    """Return rows with the lead over the offset if the syntactic heads of each sentence are permuted."""
     if test.predicted is None or not rows:
         return rows
     finders = []
@@ -595,19 +511,12 @@ def _beside_permuted(rows: list[Row], test: ScoredArcs, seed: int, n_draws: int)
 
 
 def _corrected(rows: list[Row]) -> list[Row]:
-    """Return rows whose p-values are corrected for their number (Holm)."""
     corrected = holm([row["p_value"] for row in rows])
     return [{**row, "p_value": float(p)} for row, p in zip(rows, corrected, strict=True)]
 
 
 def _row(train: ScoredArcs, test: ScoredArcs, chosen: tuple[int, int, int]) -> Row:
-    """Return how often a head finds the arcs of one relation, beside the best offset.
-
-    Args:
-        train: The arcs by which the offset is chosen.
-        test: The arcs that accuracies are reported on.
-        chosen: Indices of the layer, the head and the query.
-    """
+    """Return the accuracy of a head, given by indices of layer, head and query, and of the best offset."""
     layer, head, query = chosen
     offset, offset_train = best_offset(train.arcs)
     right, at_offset = test.right[:, layer, head, query], test.arcs.offsets == offset
@@ -634,50 +543,34 @@ def _untrained(train: ScoredArcs, test: ScoredArcs) -> Row:
 
 
 def best_head(right: NDArray[np.bool_]) -> tuple[int, int, int]:
-    """Return the indices of the layer, head and query that are right most often, the first of equally good ones.
-
-    Args:
-        right: Whether each is right about an arc, shape (n_arcs, n_layers, heads, 2).
-    """
+    """Return the indices of the layer, head and query with the highest accuracy; ties go to the first."""
     totals = right.sum(0)
     layer, head, query = np.unravel_index(int(totals.argmax()), totals.shape)
     return int(layer), int(head), int(query)
 
 
 def best_offset(arcs: Arcs) -> tuple[int, float]:
-    """Return the offset from dependent to head that most arcs have, and the share of them that has it."""
+    """Return the most frequent offset from dependent to head, and the share of arcs with it."""
     shares = (arcs.offsets[:, None] == np.array(OFFSETS)).mean(0)
     best = int(shares.argmax())
     return OFFSETS[best], float(shares[best])
 
 
 def by_sentence(arcs: Arcs, *values: NDArray[Any]) -> list[NDArray[np.int64]]:
-    """Return the sums over the arcs of each sentence of some counts by arc, for sentences that have any."""
+    """Return the sums of counts by arc over the arcs of each sentence, for sentences with arcs."""
     sentences = np.unique(arcs.sentences, return_inverse=True)[1]
     return [np.bincount(sentences, weights=counts).astype(np.int64) for counts in values]
 
 
 def with_interval(name: str, correct: NDArray[np.int64], n: NDArray[np.int64]) -> Row:
-    """Return an accuracy and its interval by sentence as cells of a row.
-
-    Args:
-        name: Name of the column.
-        correct: Number of arcs of each sentence that are predicted rightly, shape (n_sentences,).
-        n: Number of arcs of each sentence, shape (n_sentences,).
-    """
+    """Return an accuracy and its confidence interval as cells of a row, from counts by sentence."""
     low, high = accuracy_interval(correct, n)
     total = int(n.sum())
     return {name: float(correct.sum() / total) if total else float("nan"), f"{name}_low": low, f"{name}_high": high}
 
 
 def compared(correct: NDArray[np.int64], baseline: NDArray[np.int64], n: NDArray[np.int64]) -> Row:
-    """Return the difference of two accuracies on the same arcs, paired by sentence, as cells of a row.
-
-    Args:
-        correct: Number of arcs of each sentence that the first gets right, shape (n_sentences,).
-        baseline: Number of arcs of each sentence that the second gets right, shape (n_sentences,).
-        n: Number of arcs of each sentence, shape (n_sentences,).
-    """
+    """Return the difference of two accuracies, paired by sentence, as cells of a row, from numbers of arcs."""
     low, high = difference_interval(correct - baseline, n)
     return {
         "difference": float((correct - baseline).sum() / n.sum()),

@@ -1,9 +1,8 @@
-"""How much of a sentence's dependency tree is in the maximum spanning tree of a head's attention.
+"""Share of a sentence's dependency tree in the maximum spanning tree of a head's attention.
 
-The weight of an edge between two words is their attention to each other, in both directions together. Words of
-punctuation are left out, as in evaluations of trees that are read from hidden states (Hewitt & Manning 2019). The score
-is the share of edges of the treebank that are in the tree, whatever their direction (UUAS). The baseline is the chain:
-each word is joined to the next one.
+The weight of an edge between two words is the sum of their attention in both directions. Punctuation is excluded, as in
+evaluations of trees decoded from hidden states (Hewitt & Manning 2019). The score is the share of treebank edges in the
+tree, whatever their direction (UUAS). The baseline is the chain: each word is joined to the next word.
 """
 
 from __future__ import annotations
@@ -57,16 +56,12 @@ UUAS = "uuas"
 def spanning_trees(maps: Tensor, words: WordBatch) -> Tensor:
     """Return the maximum spanning tree of attention in both directions together, by Prim's algorithm (1957).
 
-    The trees of all sentences and heads grow at once, a word in each step, from the first word. Of equally heavy edges
-    the one to the lower index is taken.
-
-    Args:
-        maps: The attention between words, shape (batch, heads, from, to), at least 0.
-        words: The words.
+    The trees of all sentences and heads grow together, a word in each step, from the first word. Of equally heavy
+    edges, the edge to the lower index is taken. `maps` has shape (batch, heads, from, to), at least 0.
 
     Returns:
-        For each word the word that it was joined to, for the first word itself, and `NONE` for a word that has no
-        piece; shape (batch, heads, words), int16.
+        The word that each word was joined to; the first word for itself, and `NONE` for a word without a piece; shape
+            (batch, heads, words), int16.
     """
     n, heads, n_words, _ = maps.shape
     if not n_words:
@@ -93,12 +88,9 @@ def spanning_trees(maps: Tensor, words: WordBatch) -> Tensor:
 
 
 class Trees:
-    """The measure: the spanning tree of each sentence and head.
+    """The measure: the spanning tree of each sentence and head, without the punctuation of the corpus.
 
-    `trees` is kept by token, each piece of a word having that of its word: shape (n_tokens, n_layers, heads), int16.
-
-    Args:
-        corpus: The corpus, by whose column `deprel` words of punctuation are left out.
+    `trees` is stored by token, with the same value for all pieces of a word: shape (n_tokens, n_layers, heads), int16.
     """
 
     name = "trees"
@@ -110,7 +102,7 @@ class Trees:
         self.settings: Mapping[str, Any] = {"version": 1, "left_out": digest.hexdigest()}
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Return what makes an accumulator for each batch."""
+        """Return the function that creates the accumulator of a batch."""
         is_selected = torch.from_numpy(~of_tokens(tokens, punctuation_of(corpus)))
         return lambda batch: _Trees(WordBatch.of(batch, is_selected[batch.rows.cpu()].to(batch.mask.device)))
 
@@ -136,12 +128,10 @@ def of_tokens(tokens: Tokens, of_words: list[NDArray[np.bool_]]) -> NDArray[np.b
 
 @dataclass(frozen=True)
 class TreeScores:
-    """The edges of a treebank between words that are no punctuation, and which of them trees have.
+    """The edges of a treebank between words without punctuation.
 
-    Args:
-        arcs: The edges.
-        right: Whether an edge is in the tree of a head, shape (n_arcs, n_layers, heads).
-        chain: Whether an edge is between neighbours, shape (n_arcs,).
+    `right` is a mask of the edges in a head's tree, shape (n_arcs, n_layers, heads); `chain` of edges between
+    neighbours.
     """
 
     arcs: Arcs
@@ -149,7 +139,7 @@ class TreeScores:
     chain: NDArray[np.bool_]
 
     def of_sentences(self, chosen: NDArray[np.bool_]) -> TreeScores:
-        """Return the edges of some sentences, given whether each sentence of the corpus is chosen."""
+        """Return the edges of the sentences in a mask."""
         is_chosen = chosen[self.arcs.sentences]
         return TreeScores(self.arcs.where(is_chosen), self.right[is_chosen], self.chain[is_chosen])
 
@@ -159,12 +149,7 @@ class TreeScores:
 
 
 def scored_trees(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> TreeScores:
-    """Return which edges of a treebank the trees of each head have.
-
-    Args:
-        store: What `Trees` kept of the corpus.
-        corpus: The corpus, with the columns of a treebank.
-        option: The option that names it, for messages.
+    """Return the edges of a treebank with a mask of the edges in each head's tree, from the sums of `Trees`.
 
     Raises:
         UserError: If the corpus has no dependency relations, or they are malformed.
@@ -182,15 +167,11 @@ def scored_trees(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> 
 
 
 def tree_rows(train: TreeScores, test: TreeScores, untrained: tuple[TreeScores, TreeScores] | None = None) -> list[Row]:
-    """Return a row for each head, in the order of layers and heads; the head that is best in training is `chosen`.
+    """Return a row for each head, in the order of layers and heads; the best head in training is `chosen`.
 
-    `difference` is the score minus that of the chain, on the same sentences. Its p-value is two-sided and corrected for
-    the number of heads (Holm). `untrained` is the score of the randomly initialised model's head that is best on train.
-
-    Args:
-        train: The edges by which a head is chosen.
-        test: The edges that scores are reported on.
-        untrained: The same two for a randomly initialised model.
+    `difference` is the score minus the score of the chain, on the same sentences. Its p-value is two-sided and
+    corrected for the number of heads (Holm). `untrained` is the score of the randomly initialised model's head that is
+    best in training.
     """
     if not len(train.arcs) or not len(test.arcs):
         return []
@@ -223,7 +204,7 @@ def tree_rows(train: TreeScores, test: TreeScores, untrained: tuple[TreeScores, 
 
 
 def best_tree(scores: TreeScores) -> tuple[int, int]:
-    """Return the indices of the layer and head whose trees have most edges, the first of equally good ones."""
+    """Return the indices of the layer and head whose trees have most edges; ties go to the first."""
     totals = scores.right.sum(0)
     layer, head = np.unravel_index(int(totals.argmax()), totals.shape)
     return int(layer), int(head)
@@ -244,10 +225,10 @@ UAS = "uas"
 
 @dataclass(frozen=True)
 class Candidates:
-    """Arcs of a treebank with the words that may be their heads.
+    """Arcs of a treebank with the candidates for their heads.
 
     Args:
-        arcs: The arcs whose words the model has read, without punctuation.
+        arcs: The arcs between words of the model's input, without punctuation.
         pairs: The attention of all heads, shape (n_pairs, n_heads), float32.
         to_dependent: Row of `pairs` from each candidate to its dependent, shape (n_candidates,).
         to_candidate: Row of `pairs` from the dependent to each candidate, shape (n_candidates,).
@@ -279,7 +260,7 @@ class Candidates:
         return logits.numpy()
 
     def right(self, weight: Tensor) -> NDArray[np.bool_]:
-        """Return whether the head of each arc has the highest logit; ties go to the lower index."""
+        """Return a mask of the arcs whose head has the highest logit; ties go to the lower index."""
         scores = self.scores(weight)
         best = np.maximum.reduceat(scores, self.first)
         arc = np.repeat(np.arange(len(self.first)), self.n_candidates)
@@ -306,7 +287,7 @@ class Candidates:
         return value, gradient
 
     def deviations(self) -> Tensor:
-        """Return the standard deviation of each head's attention between words, at least a thousandth of the median."""
+        """Return each head's standard deviation of attention between words, at least a thousandth of the median."""
         sums, n = torch.zeros(2, self.pairs.shape[1], dtype=torch.float64), len(self.to_dependent)
         for rows in self.to_dependent.split(ROWS):
             attention = self.pairs[rows].double()
@@ -315,7 +296,7 @@ class Candidates:
         return sd.clamp_min(max(1e-3 * float(sd.median()), torch.finfo(torch.float32).tiny))
 
     def first_curvature(self, deviations: Tensor) -> Tensor:
-        """Return the Hessian, in scaled weights, where all candidates are equally likely; (n_features, n_features)."""
+        """Return the Hessian in scaled weights, (n_features, n_features), at equal probability of all candidates."""
         total = torch.zeros(self.n_features, self.n_features, dtype=torch.float64)
         n = self.n_candidates
         ends = np.append(self.first, len(self.to_dependent))
@@ -334,13 +315,7 @@ class Candidates:
 def candidates_of(
     store: SumsStore, corpus: Corpus, sentences: NDArray[np.bool_] | None = None, option: str = "--corpus"
 ) -> Candidates:
-    """Return the arcs of the sentences whose pairs were kept, with all candidates.
-
-    Args:
-        store: What `HeadPairs` kept of the corpus.
-        corpus: The corpus, with the columns of a treebank.
-        sentences: Whether a sentence is used, shape (n_sentences,); all are if None.
-        option: The option that names it, for messages.
+    """Return the arcs of sentences in a mask (None for all) and their candidates, from the sums of `HeadPairs`.
 
     Raises:
         UserError: If the corpus has no dependency relations, or they are malformed.
@@ -368,13 +343,7 @@ def candidates_of(
 
 
 def fit(candidates: Candidates, l2: float = L2, tolerance: float = TOLERANCE) -> tuple[Tensor, Solution]:
-    """Return the weights w and u, shape (2, n_heads), float64, and the solution in scaled weights.
-
-    Args:
-        candidates: The arcs.
-        l2: Strength of the penalty on the scaled weights.
-        tolerance: Optimality gap, in nats, at which training ends.
-    """
+    """Return weights w and u, (2, n_heads), float64, and the solution in scaled weights, which `l2` penalises."""
     deviations = candidates.deviations()
     preconditioner = Preconditioner(candidates.first_curvature(deviations))
     start = torch.zeros(1, candidates.n_features)
@@ -393,13 +362,7 @@ def fit(candidates: Candidates, l2: float = L2, tolerance: float = TOLERANCE) ->
 
 @dataclass(frozen=True)
 class ProbeAnswers:
-    """What a trained probe says of the arcs of the test part.
-
-    Args:
-        train: The arcs that it was trained on, and whether it is right about each.
-        test: The arcs of the test part, and whether it is right about each.
-        solution: How training ended.
-    """
+    """Arcs and correctness of a trained probe on its training part and on the test part."""
 
     train: tuple[Arcs, NDArray[np.bool_]]
     test: tuple[Arcs, NDArray[np.bool_]]
@@ -407,13 +370,9 @@ class ProbeAnswers:
 
 
 def probe_row(answers: ProbeAnswers, untrained: ProbeAnswers | None = None) -> Row:
-    """Return the probe's row for the table of trees: the share of words whose head it finds (UAS).
+    """Return the probe's row for the table of trees: the share of words whose head it predicts (UAS).
 
     The baseline is the fixed offset from dependent to head that is best on the training arcs.
-
-    Args:
-        answers: What the probe says.
-        untrained: What the probe of a randomly initialised model says.
     """
     (train, right_on_train), (test, right) = answers.train, answers.test
     best = max(OFFSETS, key=lambda offset: int((train.offsets == offset).sum()))
@@ -441,9 +400,7 @@ def answers_of(
 ) -> ProbeAnswers:
     """Train the probe on one part and test it on another; only one part's pairs are in memory at a time.
 
-    Args:
-        train: What `HeadPairs` kept, the corpus, and its training sentences (all if None).
-        test: The same of the test part.
+    A part is a store of `HeadPairs`, its corpus, and a mask of its sentences (None for all).
     """
     candidates = candidates_of(*train)
     weight, solution = fit(candidates)
@@ -462,7 +419,7 @@ Stores = Mapping[str, SumsStore]
 
 
 class TreeArcs(Protocol):
-    """Arcs, and which of them each head gets right."""
+    """Arcs, and which of them each head predicts correctly."""
 
     def of_sentences(self: _Self, chosen: NDArray[np.bool_]) -> _Self: ...  # noqa: D102
 
@@ -473,7 +430,7 @@ _Scores = TypeVar("_Scores", bound=TreeArcs)
 
 
 def lacks_arcs(survey: HeadSurvey) -> str | None:
-    """Return what a treebank part needs and the corpora lack.
+    """Return the missing requirement of a treebank part, or None.
 
     Raises:
         UserError: If a treebank is malformed.
@@ -506,7 +463,7 @@ def _lacks_relations(survey: HeadSurvey) -> str | None:
 
 
 def _both(survey: HeadSurvey) -> list[tuple[Arcs | None, Corpus, str]]:
-    """Return the arcs of the corpus and of what is tested on; None where there are no columns of a treebank."""
+    """Return the arcs of the corpus and of the test corpus; None without treebank columns."""
     request, _, option = survey.tested
     corpora = [(survey.request.corpus, "--corpus"), (request.corpus, option)]
     return [
@@ -516,7 +473,7 @@ def _both(survey: HeadSurvey) -> list[tuple[Arcs | None, Corpus, str]]:
 
 
 def _sides(survey: HeadSurvey) -> list[Arcs]:
-    """Return the arcs that heads are chosen on and those that they are tested on, without punctuation."""
+    """Return the arcs that heads are chosen on and the arcs that they are tested on, without punctuation."""
     arcs = [side_arcs for side_arcs, _, _ in _both(survey) if side_arcs is not None]
     chosen = (survey.is_train, survey.tested[1])
     return [side.where(~side.is_punctuation & some[side.sentences]) for side, some in zip(arcs, chosen, strict=True)]
@@ -528,7 +485,7 @@ def _scores(
     measure: str,
     score: Callable[[SumsStore, Corpus, str], _Scores],
 ) -> tuple[tuple[_Scores, _Scores], tuple[_Scores, _Scores] | None]:
-    """Return what heads are chosen on and reported on, and the same of the randomly initialised model."""
+    """Return the scores to choose heads on and to report, and the same of the randomly initialised model."""
     request, is_test, option = survey.tested
 
     def of(model: str) -> tuple[_Scores, _Scores]:
@@ -548,7 +505,6 @@ def _key(reading: str, measure: str) -> str:
 
 
 def _numbered(rows: Rows, layers: Sequence[int]) -> Rows:
-    """Return rows whose layers are counted among those reported, with the numbers of the layers."""
     return [{**row, "layer": layers[row["layer"] - 1]} for row in rows]
 
 

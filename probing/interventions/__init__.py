@@ -1,4 +1,4 @@
-"""What readouts are called in tables, and what their numbers are."""
+"""Names of readouts in tables, and the units of their numbers."""
 
 from __future__ import annotations
 
@@ -35,16 +35,14 @@ READOUTS_OF_TUNED: dict[str, str | None] = {**READOUTS, TASK: "RUN"}
 
 @dataclass(frozen=True)
 class ReadoutUnit:
-    """What the numbers of a readout are.
+    """Name and unit of the numbers of a readout.
 
     Args:
-        noun: What it is called.
         unit: Unit of a difference.
-        times: What a difference is multiplied by, to be in this unit.
+        times: Factor that converts a difference to this unit.
         digits: Number of decimals of a difference.
-        higher_is_better: Whether a rise is a gain.
-        is_share: Whether it is a share of examples that are right, and not the mean of numbers.
-        items: What is drawn again for intervals, and paired.
+        is_share: Whether it is a share of correct examples rather than a mean of numbers.
+        items: Unit of resampling and pairing.
     """
 
     noun: str
@@ -57,7 +55,7 @@ class ReadoutUnit:
 
     @property
     def sign(self) -> int:
-        """The sign of a change for the better."""
+        """Sign of an improvement."""
         return 1 if self.higher_is_better else -1
 
 
@@ -79,11 +77,10 @@ _MEASURES = {
 
 
 def measure_of(readout: str) -> ReadoutUnit:
-    """Return what the numbers of a readout are.
+    """Return the name and unit of the numbers of a readout.
 
-    Args:
-        readout: Its name in tables: `position` or `task`, alone or with `_retrained`, `_translated` or
-            `_interchanged`, `words`, `mlm`, `wic`, `tuned`, `tuned_r2`, or `sts:` and the name of a set.
+    Its name in tables is `position` or `task`, alone or with `_retrained`, `_translated` or `_interchanged`; `words`,
+    `mlm`, `wic`, `tuned`, `tuned_r2`; or `sts:` and the name of a set.
     """
     for name in (TRANSLATED, INTERCHANGED):
         if readout.endswith(name):
@@ -92,6 +89,6 @@ def measure_of(readout: str) -> ReadoutUnit:
 
 
 def probed_of(readout: str) -> str | None:
-    """Return what probes read, `position` or `task`; None if the readout is not by probes."""
+    """Return the target of probes, `position` or `task`; None if the readout is not by probes."""
     name = readout.removesuffix(AGAIN).removesuffix(TRANSLATED).removesuffix(INTERCHANGED)
     return name if name in PROBED else None

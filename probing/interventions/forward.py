@@ -1,15 +1,15 @@
-"""Runs an encoder from one of its blocks on, from given hidden states, with outputs of heads changed.
+"""Forward passes of an encoder from one of its blocks on, from given hidden states, with outputs of heads changed.
 
-The blocks below are not computed. Everything else of the forward pass is the model's own: its masks, what it passes
-from block to block in addition to the hidden states, and what follows the last block. While the pass runs, the
-`forward` of the blocks is replaced; that of the blocks below only returns the given hidden states. The original
-`forward` is restored afterwards, also after an error.
+The blocks below are not computed. The rest of the forward pass is unchanged: masks, what blocks pass on in addition to
+the hidden states, and what follows the last block. During the pass, the `forward` of the blocks is replaced; in the
+blocks below it only returns the given hidden states. The original `forward` is restored afterwards, also after an
+error.
 
-Some families need more of the blocks below than their hidden states, such as keys and values that blocks share (Gemma
-4) or what each router passes to the next (ZAYA). Before a block is first used, the intact model is therefore run from
-it on a few tokens; where its last layer is not the model's own, the blocks below are computed, too. In others the
-module that receives the hidden states is a part of the layer (XLM): the outputs of its heads can be replaced, while
-what concerns a whole layer is refused.
+Some families need more of the blocks below than their hidden states, such as shared keys and values (Gemma 4) or what
+each router passes to the next (ZAYA). Before a block is first used, the intact model is therefore run from it on a few
+tokens; if its last layer differs from the model's, the blocks below are computed, too. In other families the module
+that receives the hidden states is a part of the layer (XLM): the outputs of its heads can be replaced, while changes of
+whole layers are rejected.
 """
 
 from __future__ import annotations
@@ -60,16 +60,12 @@ OutputChange = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class LaterBlocks:
-    """An encoder that can be run from any of its blocks on.
+    """An encoder in evaluation mode that can be run from any of its blocks on.
 
     Args:
-        encoder: The encoder, in evaluation mode.
-        anatomy: Its structure.
-        heads: Its heads.
-        pad_token_id: Id of the padding token.
-        are_layers: Whether blocks do all that leads from one layer to the next, so that each receives what the last one
-            made, and nothing but a norm follows the last one.
-        exact: For each block that was used, whether it can be run without those below; copies share what is known.
+        are_layers: Whether each block receives the output of the previous block unchanged, and only a norm follows the
+            last block.
+        exact: For each block that was used, whether it can be run without the blocks below; shared by copies.
     """
 
     encoder: nn.Module
@@ -81,15 +77,10 @@ class LaterBlocks:
 
     @classmethod
     def of(cls, encoder: nn.Module, pad_token_id: int, name: str) -> LaterBlocks:
-        """Examine an encoder.
-
-        Args:
-            encoder: A model in evaluation mode.
-            pad_token_id: Id of the padding token.
-            name: The model's name as the user typed it, for messages.
+        """Examine an encoder in evaluation mode.
 
         Raises:
-            UserError: If its blocks or its heads cannot be told.
+            UserError: If its blocks or its heads are unknown.
         """
         anatomy = examine(encoder, pad_token_id, name)
         heads = find_heads(encoder, anatomy, pad_token_id, name)
@@ -108,22 +99,17 @@ class LaterBlocks:
         return replace(later_blocks, are_layers=later_blocks._copy()._hand_on())
 
     def of_copy(self, copy: nn.Module) -> LaterBlocks:
-        """Return the same of a copy of the encoder, whose blocks need no examination of their own."""
+        """Return the same for a copy of the encoder, whose blocks need no new examination."""
         return replace(self, encoder=copy, anatomy=of_copy(self.anatomy, self.encoder, copy))
 
     def runs_from(self, block: int) -> bool:
-        """Whether the intact model, run from a block on, has the last layer that the whole model has."""
+        """Return True if the intact model, run from a block on, has the same last layer as the whole model."""
         if block not in self.exact:
             self.exact[block] = replace(self._copy(), exact={block: True})._is_exact(block)
         return self.exact[block]
 
     def check_layers(self, option: str, what: str, name: str) -> None:
-        """Refuse what needs whole layers, where blocks are parts of them.
-
-        Args:
-            option: The option, as typed.
-            what: What it does.
-            name: The model's name as the user typed it.
+        """Reject changes of whole layers if blocks are parts of layers; the arguments are for the message.
 
         Raises:
             UserError: If a block is a part of a layer.
@@ -140,14 +126,14 @@ class LaterBlocks:
         return self.heads.n_heads * self.heads.d_head
 
     def columns(self, head: int | None) -> slice:
-        """Return the columns of a head, from 1, among the outputs of all heads; all columns without one."""
+        """Return the columns of a head, from 1, among the outputs of all heads; all columns if None."""
         d_head = self.heads.d_head
         return slice(0, self.width) if head is None else slice((head - 1) * d_head, head * d_head)
 
     def beside_states(self, inputs: Mapping[str, Tensor]) -> tuple[Any, ...] | None:
-        """Return what a block returns besides hidden states, such as T5's position bias; None if it returns them alone.
+        """Return a block's outputs besides hidden states, such as T5's position bias; None if there are none.
 
-        Only the first block is run, because all blocks below the changed one pass on the same.
+        Only the first block is run, because all blocks below the changed block pass on the same.
         """
         extra_outputs: list[tuple[Any, ...] | None] = []
 
@@ -170,22 +156,18 @@ class LaterBlocks:
         changes: Mapping[int, OutputChange] | None = None,
         entering: Mapping[int, OutputChange] | None = None,
     ) -> dict[int, Tensor]:
-        """Run the blocks from one on and return later hidden states.
+        """Run the blocks from `block` on and return later hidden states by layer, shape (batch, sequence, d_model).
 
         Args:
             inputs: `input_ids` and `attention_mask`, shape (batch, sequence).
-            block: The first block that is run, from 1; n_layers + 1 runs only what follows the last block.
-            states: Hidden states that it receives, shape (batch, sequence, d_model).
-            beside: What the blocks below pass on in addition to hidden states, as `beside_states` returns it.
+            block: The first block to run, from 1; n_layers + 1 runs only what follows the last block.
+            states: Hidden states that the block receives, shape (batch, sequence, d_model).
+            beside: What the blocks below pass on in addition to hidden states; see `beside_states`.
             layers: Layers to return, at least `block` - 1.
-            change: Takes the input of this block's output projection, shape (batch, sequence, width), and returns the
-                changed input.
-            changes: Such functions for several blocks, by their number; those of blocks below `block` have no effect.
-            entering: For some blocks, by their number, what changes the hidden states that enter them, shape (batch,
-                sequence, d_model); the layer below is returned as it was.
-
-        Returns:
-            For each layer, shape (batch, sequence, d_model).
+            change: Changes the input of this block's output projection, shape (batch, sequence, width).
+            changes: Such functions by block number; functions of blocks below `block` have no effect.
+            entering: Functions by block number that change the hidden states that enter the block, shape (batch,
+                sequence, d_model); the layer below is returned unchanged.
         """
         captured: dict[int, Tensor] = {}
 
@@ -203,11 +185,9 @@ class LaterBlocks:
     def outputs_of_heads(
         self, inputs: Mapping[str, Tensor], block: int, states: Tensor, beside: tuple[Any, ...] | None
     ) -> tuple[Tensor, Tensor]:
-        """Return what the heads of a block give, and their values; nothing behind them is run.
+        """Return the concatenated outputs of a block's heads, shape (batch, sequence, width), and their values.
 
-        Returns:
-            Outputs of the heads one after the other, shape (batch, sequence, width), and values, shape (batch, heads,
-            keys, d_head).
+        The values have shape (batch, heads, keys, d_head). Nothing behind the heads is run.
         """
         outputs: list[Tensor] = []
         values: list[Tensor] = []
@@ -235,7 +215,6 @@ class LaterBlocks:
 
     @torch.inference_mode()
     def _is_exact(self, block: int) -> bool:
-        """Whether a run that begins at a block ends in the last layer of the whole run."""
         inputs, last = examination_inputs(self.encoder, self.pad_token_id), self.anatomy.n_layers
         states = hidden_states(self.encoder, self.anatomy, [block - 1, last], **inputs)
         try:
@@ -247,7 +226,7 @@ class LaterBlocks:
 
     @torch.inference_mode()
     def _hand_on(self) -> bool:
-        """Whether each block receives what the one below made, and what follows the last one needs nothing else."""
+        """Return True if each block receives the previous output, and the rest after the last needs nothing else."""
         inputs, calls = examination_inputs(self.encoder, self.pad_token_id), list[tuple[Any, Any]]()
 
         def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -275,9 +254,9 @@ class LaterBlocks:
         changes: Mapping[int, OutputChange],
         entering: Mapping[int, OutputChange] = MappingProxyType({}),
     ) -> Iterator[None]:
-        """Skip the blocks below one, give it its hidden states, and change what blocks and projections receive.
+        """Skip the blocks below `block`, set its hidden states, and change the inputs of blocks and projections.
 
-        The blocks below are run where it needs more of them than hidden states.
+        The blocks below are run if the block needs more of them than hidden states.
         """
         number = 0  # of the block that is running
         waiting = dict(changes)
@@ -332,12 +311,12 @@ class Condition:
     """Neurons that are changed, and where.
 
     Args:
-        where: `inside`: in every LayerNorm after a block; `after`: in the last hidden states only. Where parameters are
-            set to averages: in the `first` norm of every block, the `second`, or `both`; or in the position table's row
-            of the first position (`first_row`).
-        kind: How the neurons were chosen.
-        neurons: Indices of the neurons, ascending.
-        draw: Number of the random draw, from 1; 0 if they are not random.
+        where: `inside`: in every LayerNorm after a block; `after`: in the last hidden states only. For parameters set
+            to averages: in the `first` norm of every block, the `second`, or `both`; or in the position table's row of
+            the first position (`first_row`).
+        kind: Method by which the neurons were chosen.
+        neurons: Indices, ascending.
+        draw: Number of the random draw, from 1; 0 if the neurons are not random.
     """
 
     where: Where
@@ -347,12 +326,7 @@ class Condition:
 
 
 class SentenceSums(NamedTuple):
-    """A model's measures for each sentence, as sums over its tokens.
-
-    Args:
-        sums: Sum of each measure, by name, shape (n_sentences,).
-        n_tokens: Number of tokens in each sum, by name, shape (n_sentences,).
-    """
+    """A model's measures for each sentence: sums over tokens and numbers of tokens, by name, shape (n_sentences,)."""
 
     sums: dict[str, Array]
     n_tokens: dict[str, NDArray[np.int64]]
@@ -370,13 +344,7 @@ MEANS = {"mlm_loss"}
 
 @contextmanager
 def replaced(norms: Sequence[nn.Module], neurons: Sequence[int], value_of: Callable[[Tensor], float]) -> Iterator[None]:
-    """Set the gain and bias of some neurons to another value in each norm; on exit restore all of them exactly.
-
-    Args:
-        norms: Modules with a `weight` of shape (d_model,) and optionally a `bias`.
-        neurons: Indices of the neurons.
-        value_of: Takes a gain or a bias as it was, shape (d_model,), and returns the value to set.
-    """
+    """Set gain and bias of some neurons to `value_of` the old parameter in each norm; on exit restore all exactly."""
     parameters = [
         parameter
         for norm in dict.fromkeys(norms)
@@ -402,16 +370,13 @@ def zeroed(norms: Sequence[nn.Module], neurons: Sequence[int]) -> AbstractContex
 
 
 def conditions(outliers: Sequence[int], gains: Array, n_draws: int, seed: int) -> list[Condition]:
-    """Return the conditions to compare: outliers, as many of the other neurons with the largest gains, and random ones.
+    """Return the conditions to compare: outliers, as many other neurons with the largest gains, and random neurons.
 
-    Args:
-        outliers: The outlier neurons, at most half of all neurons.
-        gains: Mean magnitude of each neuron's gain over the norms, shape (d_model,).
-        n_draws: Number of draws of random neurons.
-        seed: Seed of these draws.
+    The outliers are at most half of all neurons. `gains` is the mean magnitude of each neuron's gain over the norms,
+    shape (d_model,).
 
     Raises:
-        ValueError: If there are no outliers, or too many for as many others to be drawn.
+        ValueError: If there are no outliers, or too many to draw as many others.
     """
     named = sorted(set(outliers))
     others = np.setdiff1d(np.arange(len(gains)), named)
@@ -437,19 +402,11 @@ def intervene(
     reader: Reader,
     say: Callable[[str], None] = lambda message: None,
 ) -> list[dict[str, Any]]:
-    """Measure a model when it is intact and under each condition.
+    """Measure the intact model and the model under each condition; return the rows of `interventions.csv`.
 
-    Args:
-        norms: The LayerNorm after each block.
-        chosen: The conditions.
-        reader: Measures the model in its present state.
-        say: Receives a line for each pass.
-
-    Returns:
-        Rows of `interventions.csv`. `effect` is the value minus the intact model's, with its interval over sentences,
-        paired; the ends are NaN where there are too few sentences. For outliers and largest gains, `percentile` is the
-        percentage of random draws, in the same place, that harm less, and `p_value` is (1 + number of draws that harm
-        at least as much) / (1 + number of draws).
+    `effect` is the value minus the intact model's, with its paired confidence interval over sentences; the ends are NaN
+    for too few sentences. For outliers and largest gains, `percentile` is the percentage of random draws, in the same
+    place, that harm less, and `p_value` is (1 + number of draws that harm at least as much) / (1 + number of draws).
     """
     after = [condition for condition in chosen if condition.where == "after"]
     say("the intact model")
@@ -486,7 +443,7 @@ def effect_rows(intact: SentenceSums, sums_of: Mapping[Condition, SentenceSums])
 def _effects(
     measure: str, intact: SentenceSums, reads: Sequence[SentenceSums]
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
-    """Return the intact model's value, and the value and effect of each condition, all with intervals."""
+    """Return the intact model's value, and the value and effect of each condition, all with confidence intervals."""
     before, n_tokens = intact.sums[measure], intact.n_tokens[measure]
     of_value, of_effect = (
         (mean_interval, mean_interval) if measure in MEANS else (accuracy_interval, difference_interval)
@@ -505,12 +462,9 @@ def _effects(
 
 
 def among(effect: float, random: Sequence[float], harm: int) -> dict[str, float]:
-    """Return an effect's percentile and p-value among the effects of random neurons; nothing without any.
+    """Return an effect's percentile and p-value among the effects of random neurons; empty without any.
 
-    Args:
-        effect: The effect.
-        random: Those of random neurons.
-        harm: 1 where a larger effect is a greater harm, -1 where a smaller one is.
+    `harm` is 1 if a larger effect is a greater harm, -1 if a smaller one is.
     """
     if not random:
         return {}
@@ -520,15 +474,13 @@ def among(effect: float, random: Sequence[float], harm: int) -> dict[str, float]
 
 @dataclass(frozen=True)
 class Padded:
-    """Sentences that are read together, the shorter ones padded at the end.
+    """Sentences that are read together, padded at the end; most attributes have shape (batch, sequence).
 
     Args:
         sentences: Index of each sentence in the text, shape (batch,).
-        rows: Index of each token in the text, shape (batch, sequence); 0 for padding.
-        mask: Whether there is a token, shape (batch, sequence).
-        input_ids: Token ids, shape (batch, sequence).
-        token_types: Which sentence of a pair each token is of, as the model takes it, shape (batch, sequence); None
-            where it is not told.
+        rows: Index of each token in the text; 0 for padding.
+        mask: Whether there is a token.
+        token_types: Token type ids of a pair's sentences; None if they are not given.
     """
 
     sentences: Tensor
@@ -539,20 +491,13 @@ class Padded:
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """What the encoder takes."""
+        """Inputs of the encoder."""
         types = {} if self.token_types is None else {"token_type_ids": self.token_types}
         return {"input_ids": self.input_ids, "attention_mask": self.mask.long(), **types}
 
 
 def padded(tokens: Tokens, sentences: NDArray[np.int64], pad_token_id: int, device: Any = "cpu") -> Padded:
-    """Return some sentences as a batch; one may be there several times.
-
-    Args:
-        tokens: The table of tokens.
-        sentences: Index of each sentence, shape (batch,).
-        pad_token_id: Id of the padding token.
-        device: Where the batch is put.
-    """
+    """Return some sentences, given by index, as a batch; a sentence may occur several times."""
     rows, mask = padded_index(tokens.lengths, sentences)
     ids = torch.where(mask, torch.from_numpy(tokens.input_ids[rows.numpy()].astype(np.int64)), pad_token_id)
     types = None
@@ -564,14 +509,9 @@ def padded(tokens: Tokens, sentences: NDArray[np.int64], pad_token_id: int, devi
 def padded_batches(
     tokens: Tokens, batch_tokens: int, pad_token_id: int, with_padding: bool, device: Any = "cpu"
 ) -> list[Padded]:
-    """Return all sentences in batches of similar length.
+    """Return all sentences in batches of similar length, with at most `batch_tokens` tokens, padding included.
 
-    Args:
-        tokens: The table of tokens.
-        batch_tokens: Most tokens in a batch, padding included.
-        pad_token_id: Id of the padding token.
-        with_padding: Whether sentences of different lengths may share a batch.
-        device: Where the batches are put.
+    `with_padding` permits sentences of different lengths in a batch.
     """
     order = batches(tokens.lengths, batch_tokens, with_padding)
     return [padded(tokens, sentences, pad_token_id, device) for sentences in order]
@@ -579,13 +519,7 @@ def padded_batches(
 
 @dataclass(frozen=True, eq=False)
 class ReadText:
-    """Some sentences of a corpus.
-
-    Args:
-        store: The activations of the corpus.
-        sentence_indices: Index of each sentence in the corpus, ascending.
-        n_types: Of pairs, how many token types the model is given; 0 if none.
-    """
+    """Some sentences of a corpus, by ascending index; `n_types` is the number of token types of pairs, or 0."""
 
     store: HiddenStateSource
     sentence_indices: NDArray[np.int64]
@@ -598,7 +532,7 @@ class ReadText:
 
     @cached_property
     def tokens(self) -> Tokens:
-        """The text's own table of tokens."""
+        """Table of tokens of the text."""
         whole, rows = self.store.tokens, self.of_corpus
         types = whole.types_for(self.n_types)
         return Tokens(
@@ -607,14 +541,7 @@ class ReadText:
         )  # fmt: skip
 
     def batches(self, batch_tokens: int, pad_token_id: int, with_padding: bool, device: Any = "cpu") -> list[Padded]:
-        """Return the sentences in batches of similar length.
-
-        Args:
-            batch_tokens: Most tokens in a batch, padding included.
-            pad_token_id: Id of the padding token.
-            with_padding: Whether sentences of different lengths may share a batch.
-            device: Where the batches are put.
-        """
+        """Return the sentences in batches; see `padded_batches`."""
         return padded_batches(self.tokens, batch_tokens, pad_token_id, with_padding, device)
 
     def states(self, layer: int) -> Tensor:
@@ -633,15 +560,7 @@ class ReadText:
 def draw_text(
     store: HiddenStateSource, candidates: NDArray[np.bool_], at_most: int, seed: int, n_types: int = 0
 ) -> ReadText:
-    """Draw sentences, whole ones, until the next would exceed a number of tokens.
-
-    Args:
-        store: The activations of the corpus.
-        candidates: Which of its sentences may be drawn, shape (n_sentences,); one is drawn even if it is longer.
-        at_most: Most tokens that are drawn.
-        seed: Seed of the draw.
-        n_types: Of pairs, how many token types the model is given; 0 if none.
-    """
+    """Draw whole sentences from a mask of candidates until the next would exceed `at_most` tokens, at least one."""
     lengths = store.tokens.lengths
     nonempty = np.flatnonzero(candidates & (lengths > 0))
     order = np.random.default_rng(seed).permutation(nonempty)
@@ -650,16 +569,10 @@ def draw_text(
 
 
 def draw_others(sentences: NDArray[Any], others: NDArray[Any], is_same_text: bool, seed: int) -> NDArray[np.int64]:
-    """Draw for each token a token of another sentence that replaces it.
+    """Draw, for each token, the index of a token of another sentence that replaces it, shape (n,).
 
-    Args:
-        sentences: Index of the sentence of each token, shape (n,).
-        others: The same of the tokens that are drawn from, shape (n_others,).
-        is_same_text: Whether both are the same sentences; tokens of a token's own sentence are then not drawn for it.
-        seed: Seed of the draw.
-
-    Returns:
-        Index of the token that is drawn for each, shape (n,).
+    `sentences` and `others` are the sentences of the tokens and of the tokens to draw from. If both are of the same
+    text, no token of the same sentence is drawn; otherwise all can be drawn.
     """
     generator = np.random.default_rng(seed)
     drawn = generator.integers(len(others), size=len(sentences))
@@ -674,7 +587,7 @@ Loss = Callable[[Tensor], Tensor]
 
 
 class ReadableText(Protocol):
-    """Sentences with the hidden states that the intact model has of them."""
+    """Sentences with the hidden states of the intact model."""
 
     @property
     def tokens(self) -> Tokens:
@@ -691,7 +604,7 @@ class ReadableText(Protocol):
 
 
 class Change(Protocol):
-    """Something that is changed in a model from one layer on."""
+    """A change of a model from one layer on."""
 
     @property
     def layer(self) -> int:
@@ -701,23 +614,19 @@ class Change(Protocol):
     def later(
         self, model: LaterBlocks, batch: Padded, beside: Any, states: Tensor, layers: Sequence[int]
     ) -> Mapping[int, Tensor]:
-        """Return the hidden states of later layers while something is changed; called from several threads.
+        """Return the hidden states of later layers under the change; called from several threads.
 
-        Args:
-            model: The model, or a copy that another thread does not use.
-            batch: The sentences.
-            beside: What blocks hand on beside hidden states, for `LaterBlocks.run`.
-            states: The hidden states of `layer`, shape (batch, sequence, d_model).
-            layers: The layers that are needed.
+        The model may be a copy for this thread. For `beside` see `LaterBlocks.run`; `states` are the hidden states of
+        `layer`, shape (batch, sequence, d_model).
         """
         ...
 
 
 class SentenceReader(Protocol):
-    """What is read of a model in one state; every batch of the text is given to it once."""
+    """A reading of a model in one state; it takes every batch of the text once."""
 
     def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
-        """Take the hidden states of a batch, by layer; several threads call this, with different batches."""
+        """Take the hidden states of a batch, by layer; called from several threads, with different batches."""
         ...
 
     def sums(self) -> Tensor:
@@ -726,15 +635,15 @@ class SentenceReader(Protocol):
 
 
 class Readout(Protocol):
-    """A measure of what later layers still give, over a text of its own.
+    """A measure of the output of later layers, over a separate text.
 
     Its items, which are paired between the intact and the changed model, are the sentences of the text, or pairs of
-    them. The measure is the sum over items of what a reading gives, over the sum of `n`.
+    them. The measure is the sum of a reading over items, over the sum of `n`.
     """
 
     @property
     def name(self) -> str:
-        """Its name in tables; `probing.interventions.measure_of` tells what its numbers are."""
+        """Name in tables; see `probing.interventions.measure_of`."""
         ...
 
     @property
@@ -749,11 +658,11 @@ class Readout(Protocol):
 
     @property
     def content(self) -> tuple[NDArray[Any], ...]:
-        """Everything except the model that determines the results, for the keys of caches."""
+        """All that determines the results apart from the model, for cache keys."""
         ...
 
     def layers(self, block: int) -> list[int]:
-        """Return the layers that are read when this block is the first one that is changed, ascending."""
+        """Return the layers that are read if this block is the first changed block, ascending."""
         ...
 
     def begin(self, layers: Sequence[int]) -> SentenceReader:
@@ -766,11 +675,9 @@ class Readout(Protocol):
         ...
 
     def loss(self, batch: Padded, occurrences: NDArray[np.int64]) -> Loss:
-        """Return a loss; an item's gradient is the sum of those of its occurrences, and 0 for an item without examples.
+        """Return a loss for some occurrences, shape (batch,), whose sentences are the padded batch.
 
-        Args:
-            batch: The sentences of some occurrences, with padding.
-            occurrences: The index of each, shape (batch,).
+        An item's gradient is the sum over its occurrences, and 0 for an item without examples.
         """
         ...
 
@@ -781,13 +688,7 @@ ReadBatch = Callable[[LaterBlocks, Padded, Any, Tensor], None]
 
 @dataclass(frozen=True)
 class Readers:
-    """Copies of a model with the same weights, each for a thread.
-
-    Args:
-        each: Each encoder, with the object that runs its later blocks.
-        pad_token_id: Id of the padding token.
-        device: Where they are.
-    """
+    """Copies of a model with the same weights, each for a thread, with the objects that run their later blocks."""
 
     each: Sequence[tuple[nn.Module, LaterBlocks]]
     pad_token_id: int
@@ -797,13 +698,8 @@ class Readers:
     def of(cls, encoder: nn.Module, pad_token_id: int, name: str) -> Readers:
         """Return the readers of an encoder, in evaluation mode and float32; its weights are not changed.
 
-        Args:
-            encoder: The encoder.
-            pad_token_id: Id of the padding token.
-            name: The model's name as the user typed it, for messages.
-
         Raises:
-            UserError: If the model's blocks or heads cannot be told.
+            UserError: If the model's blocks or heads are unknown.
         """
         device = next(encoder.parameters()).device
         model = LaterBlocks.of(encoder, pad_token_id, name)
@@ -812,17 +708,13 @@ class Readers:
 
     @property
     def model(self) -> LaterBlocks:
-        """The model itself, which the first reader runs."""
+        """The model of the first reader."""
         return self.each[0][1]
 
 
 @dataclass(frozen=True)
 class Intact:
-    """No change: the intact model, with which changed models are compared.
-
-    Args:
-        layer: The layer from whose hidden states the later blocks are run.
-    """
+    """No change: the intact model as baseline, whose later blocks are run from a layer's hidden states."""
 
     layer: int
 
@@ -834,13 +726,7 @@ class Intact:
 
 
 class Forward:
-    """Runs the later blocks of a model over a text.
-
-    Args:
-        readers: The model.
-        text: The sentences.
-        batch_tokens: Most tokens in a batch, padding included.
-    """
+    """Passes of the later blocks of a model over a text; `batch_tokens` includes padding."""
 
     def __init__(self, readers: Readers, text: ReadableText, batch_tokens: int) -> None:
         self.readers, self.text, model = readers, text, readers.model
@@ -851,13 +737,13 @@ class Forward:
         self._layer, self._states = -1, torch.empty(0)
 
     def intact(self, layer: int) -> Tensor:
-        """Return the intact model's hidden states of a layer, shape (n_tokens, d_model); those of one are kept."""
+        """Return the intact model's hidden states of a layer, shape (n_tokens, d_model); caches one layer."""
         if layer != self._layer:
             self._layer, self._states = layer, self.text.states(layer).to(self.readers.device)
         return self._states
 
     def over(self, layer: int, read: ReadBatch) -> None:
-        """Give every batch, with the intact model's hidden states of a layer, to one of the readers."""
+        """Pass every batch, with the intact model's hidden states of a layer, to one of the readers."""
         states = self.intact(layer)
 
         @torch.inference_mode()
@@ -868,12 +754,7 @@ class Forward:
         share_out(read_batch, self.readers.each, zip(self.batches, self.beside, strict=True))
 
     def read(self, change: Change, readout: Readout) -> Tensor:
-        """Return what a readout gives while something is changed, shape (n_layers, n_items).
-
-        Args:
-            change: What is changed.
-            readout: What is read, of this text. The layers are `readout.layers(change.layer + 1)`.
-        """
+        """Return a readout under a change, shape (n_layers, n_items), for `readout.layers(change.layer + 1)`."""
         layers = readout.layers(change.layer + 1)
         reading = readout.begin(layers)
 
@@ -884,12 +765,7 @@ class Forward:
         return reading.sums()
 
     def states(self, change: Change, layers: Sequence[int]) -> dict[int, Tensor]:
-        """Return the hidden states of some layers while something is changed, shape (n_tokens, d_model), float32.
-
-        Args:
-            change: What is changed.
-            layers: The layers, above that from which the change starts.
-        """
+        """Return hidden states of layers above the changed layer, shape (n_tokens, d_model), float32."""
         shape = self.text.tokens.n_tokens, self.intact(change.layer).shape[1]
         layer_states = {layer: torch.empty(shape) for layer in layers}
 

@@ -1,4 +1,4 @@
-"""Classes of a task, such as positions, read from later layers by probes that were trained on the intact model."""
+"""Classes of a task, such as positions, decoded from later layers by probes trained on the intact model."""
 
 from __future__ import annotations
 
@@ -23,14 +23,9 @@ from probing.text.tokens import Tokens
 
 
 def standing_for(task: TokenTask, tokens: Tokens) -> NDArray[np.int64] | None:
-    """Return for each token the row of the token that stands for its example; None where examples are single tokens.
+    """Return the row of the token that represents each token's example, shape (n_tokens,), -1 without an example.
 
-    Args:
-        task: The task; of sentences, its vectors are means, or those of the first token.
-        tokens: The table of tokens.
-
-    Returns:
-        Shape (n_tokens,); -1 for tokens that are in no mean, such as special ones.
+    Return None if examples are single tokens. Otherwise examples are means, which exclude special tokens.
     """
     if isinstance(task, SentenceTask):
         if task.pooling == "cls":
@@ -43,12 +38,9 @@ def standing_for(task: TokenTask, tokens: Tokens) -> NDArray[np.int64] | None:
 
 
 def at_tokens(task: TokenTask, tokens: Tokens, labels: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the class of each token that stands for an example, -1 for others, shape (n_tokens,).
+    """Return the class of each token that represents an example, -1 for others, shape (n_tokens,).
 
-    Args:
-        task: The task.
-        tokens: The table of tokens.
-        labels: Class of each token, or for a task of sentences of each sentence; -1 where there is none.
+    `labels` are classes of tokens or, for a task of sentences, of sentences; -1 without a class.
     """
     if not isinstance(task, SentenceTask):
         return labels
@@ -60,13 +52,7 @@ def at_tokens(task: TokenTask, tokens: Tokens, labels: NDArray[np.int32]) -> NDA
 
 
 def means(states: Tensor, into: Tensor, n: int) -> Tensor:
-    """Return means over the tokens of each example, shape (n, width), 0 for an example without tokens.
-
-    Args:
-        states: Values at tokens, shape (n_tokens, width).
-        into: Index of the example of each token, shape (n_tokens,); -1 for tokens of none.
-        n: Number of examples.
-    """
+    """Return means over the tokens of n examples (`into`, -1 for none), shape (n, width); 0 without tokens."""
     is_example = into >= 0
     rows = into[is_example]
     sums = states.new_zeros(n, states.shape[1]).index_add_(0, rows, states[is_example])
@@ -74,12 +60,7 @@ def means(states: Tensor, into: Tensor, n: int) -> Tensor:
 
 
 def spread(labels: Tensor, stands: Tensor | None) -> Tensor:
-    """Return for each token the label of its example, shape (n_tokens,).
-
-    Args:
-        labels: Label of each token that stands for an example, shape (n_tokens,); -1 for others.
-        stands: The row of the token that stands for each token's example, as `standing_for` returns it.
-    """
+    """Return the label of each token's example, shape (n_tokens,); for `stands` see `standing_for`."""
     return labels if stands is None else torch.where(stands >= 0, labels[stands.clamp_min(0)], -1)
 
 
@@ -94,13 +75,13 @@ def _first_words(tokens: Tokens) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class FrozenProbes:
-    """Probes of a model's layers, frozen: they were trained while nothing was changed.
+    """Probes of a model's layers, trained on the intact model and frozen.
 
     Args:
         weight: Weight of each layer's probe on raw hidden states, shape (n_classes, d_model), by layer number.
-        labels: Class of each token of the text that is an example or stands for one, shape (n_tokens,); -1 for others.
-        stands: The row of the token that stands for each token's example, shape (n_tokens,), where examples are means
-            over tokens; None where they are single tokens. See `probing.interventions.frozen_probes`.
+        labels: Class of each token that is an example or represents one, shape (n_tokens,); -1 for others.
+        stands: Row of the token that represents each token's example; None if examples are single tokens. See
+            `standing_for`.
     """
 
     weight: Mapping[int, Tensor]
@@ -108,7 +89,7 @@ class FrozenProbes:
     stands: Tensor | None = None
 
     def layers(self, block: int) -> list[int]:
-        """Return the layers that can be read when a block is changed: its own output and later ones."""
+        """Return the layers that can be read if a block is changed: its output and later layers."""
         return [layer for layer in self.weight if layer >= block]
 
     def n_by_sentence(self, tokens: Tokens) -> NDArray[np.int64]:
@@ -117,13 +98,7 @@ class FrozenProbes:
         return np.bincount(tokens.sentences[examples], minlength=tokens.n_sentences)
 
     def read(self, states: Mapping[int, Tensor], layers: Sequence[int], batch: Padded) -> Tensor:
-        """Return how many examples of each sentence the probes predict rightly, shape (n_layers, batch), float32.
-
-        Args:
-            states: Hidden states of each layer, shape (batch, sequence, d_model).
-            layers: The layers.
-            batch: The batch that they are of.
-        """
+        """Return the number of correct predictions in each sentence, shape (n_layers, batch), float32."""
         labels = self.labels_of(batch)
         sentence, token = (labels >= 0).nonzero(as_tuple=True)
         vectors_of = self._vectors(batch, sentence, token)
@@ -134,13 +109,7 @@ class FrozenProbes:
         return right
 
     def _vectors(self, batch: Padded, sentence: Tensor, token: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return what takes the hidden states of a batch and returns the vectors of its examples, float32.
-
-        Args:
-            batch: The batch.
-            sentence: Index in the batch of the sentence of each token that stands for an example, shape (n,).
-            token: Index of this token in its sentence, shape (n,).
-        """
+        """Return the map from a batch's hidden states to the vectors of its examples, float32."""
         if self.stands is None:
             return lambda states: states[sentence, token].float()
         number = torch.full(batch.mask.shape, -1, device=batch.mask.device)
@@ -152,20 +121,13 @@ class FrozenProbes:
         return lambda states: means(states[of, taken].float(), into, len(sentence))
 
     def labels_of(self, batch: Padded) -> Tensor:
-        """Return the class of each token of a batch, shape (batch, sequence); -1 where it is not an example."""
+        """Return the class of each token of a batch, shape (batch, sequence); -1 if it is not an example."""
         return torch.where(batch.mask, self.labels.to(batch.mask.device)[batch.rows], -1)
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeReadout:
-    """The share of examples, such as tokens, whose class the probe of a later layer predicts rightly.
-
-    Args:
-        text: The sentences.
-        probes: The probes, and the class of each example.
-        device: Where hidden states are.
-        name: Its name in tables.
-    """
+    """The readout of probes of later layers: their accuracy on examples such as tokens."""
 
     text: ReadableText
     probes: FrozenProbes
@@ -211,7 +173,7 @@ class ProbeReadout:
         """Return the mean cross-entropy of the last layer's probe over each sentence's examples, which are tokens.
 
         Raises:
-            ValueError: If they are means over tokens.
+            ValueError: If the examples are means over tokens.
         """
         probes = self._on_device
         if probes.stands is not None:
@@ -233,12 +195,7 @@ class _Reading:
 
 
 def probe_loss(weight: Tensor, labels: Tensor) -> Loss:
-    """Return the mean cross-entropy of a frozen probe over the examples of each sentence, 0 where there are none.
-
-    Args:
-        weight: The probe's weight, shape (n_classes, d_model).
-        labels: Class of each token, shape (batch, sequence); -1 where it is not an example.
-    """
+    """Return a frozen probe's mean cross-entropy over each sentence's examples (labels from 0), 0 without any."""
     n = (labels >= 0).sum(1)
 
     def loss(states: Tensor) -> Tensor:
@@ -255,13 +212,7 @@ MEASURES = (CONTRAST, WORD_MASS)
 
 @dataclass(frozen=True)
 class PositionHead:
-    """A head that attends to a fixed offset.
-
-    Args:
-        layer: Its block, from 1.
-        head: Its number in the block, from 1.
-        offset: In tokens, from query to key.
-    """
+    """A head that attends to a fixed offset, in tokens from query to key; block and head count from 1."""
 
     layer: int
     head: int
@@ -269,7 +220,7 @@ class PositionHead:
 
 
 def words_of(tokens: Tokens, is_causal: bool) -> Tensor:
-    """Return which tokens are words, shape (n_tokens,): the first one of a causal model counts as special."""
+    """Return a mask of the words, shape (n_tokens,): the first token of a causal model counts as special."""
     return torch.from_numpy(~tokens.special & ((tokens.positions > 0) | (not is_causal)))
 
 
@@ -277,16 +228,11 @@ def words_of(tokens: Tokens, is_causal: bool) -> Tensor:
 def find_position_heads(
     readers: Readers, text: ReadableText, batch_tokens: int, above: Sequence[int] = (0,)
 ) -> list[PositionHead]:
-    """Return the position heads, and the clearest heads above some layers, which need not be position heads.
+    """Return the position heads, and the clearest heads of the blocks above each layer in `above`.
 
     A position head gives more than half of its attention to one offset (Clark et al. 2019), or attends there most in
-    nine of ten queries (Voita et al. 2019). The offset of a head is the one with the most attention.
-
-    Args:
-        readers: The model.
-        text: The sentences that they are chosen by.
-        batch_tokens: Most tokens in a batch, padding included.
-        above: For each of these layers, the clearest heads of the blocks above it are returned too.
+    nine of ten queries (Voita et al. 2019). The offset of a head is the offset with the most attention. The clearest
+    heads need not be position heads.
     """
     model = readers.model
     words = words_of(text.tokens, model.heads.is_causal).to(readers.device)
@@ -321,15 +267,7 @@ def find_position_heads(
 
 @dataclass(frozen=True, eq=False)
 class PositionHeads:
-    """The contrast and the attention among words of some heads at their offsets.
-
-    Args:
-        text: The sentences that are read.
-        heads: The heads.
-        query_keys: How the heads of each block make scores.
-        is_causal: Whether no token attends to a later one.
-        device: Where hidden states are.
-    """
+    """The contrast and the attention among words of some heads at their offsets."""
 
     text: ReadableText
     heads: Sequence[PositionHead]
@@ -338,7 +276,7 @@ class PositionHeads:
     device: torch.device
 
     def rows(self, block: int) -> list[tuple[str, PositionHead]]:
-        """Return the measure and the head of each row of a reading when this block is the first one changed."""
+        """Return the measure and the head of each row of a reading if this block is the first changed block."""
         return [(measure, head) for head in self.heads if head.layer >= block for measure in MEASURES]
 
     def layers(self, block: int) -> list[int]:
@@ -354,11 +292,11 @@ class PositionHeads:
 
     @cached_property
     def words(self) -> Tensor:
-        """Which tokens are words, shape (n_tokens,)."""
+        """Mask of the words, shape (n_tokens,)."""
         return words_of(self.text.tokens, self.is_causal).to(self.device)
 
     def n(self, head: PositionHead) -> NDArray[np.int64]:
-        """Number of words of each sentence that have a word at the head's offset, and see it, shape (n_sentences,)."""
+        """Return the number of words of each sentence that see a word at the head's offset, shape (n_sentences,)."""
         sentences, words = self.text.tokens.sentences, self.words.cpu().numpy()
         other = np.arange(len(words)) + head.offset
         inside = (other >= 0) & (other < len(words)) & words & (head.offset < 0 or not self.is_causal)
@@ -399,19 +337,17 @@ class _PositionHeadReading:
 def at_offset(
     inputs: Tensor, words: Tensor, query: Tensor, bias: Tensor, key: Tensor, offset: int, is_causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return sums over queries of each sentence of a head's contrast at an offset, and of its attention among words.
+    """Return a head's contrast at an offset and its attention among words there, summed over queries.
+
+    Both have shape (batch,), float64.
 
     Args:
         inputs: Input of the block's attention, shape (batch, sequence, d_model).
-        words: Which tokens are words, shape (batch, sequence).
+        words: Whether each token is a word, shape (batch, sequence).
         query: W_Q times the scale of the scores, shape (d_model, d_head).
         bias: b_Q times this scale, shape (d_head,).
         key: W_K, shape (d_model, d_head). (Its bias adds the same to all scores of a query.)
         offset: In tokens, from query to key.
-        is_causal: Whether no token attends to a later one.
-
-    Returns:
-        Both of shape (batch,), float64.
     """
     scores = (inputs @ query + bias) @ (inputs @ key).transpose(1, 2)
     seen = words[:, :, None] & words[:, None, :]

@@ -1,4 +1,4 @@
-"""Measures of a model's output, taken while neurons are removed: the loss of masked words, or position accuracy."""
+"""Measures of a model's output while neurons are removed: the loss of masked words, or position accuracy."""
 
 from __future__ import annotations
 
@@ -49,13 +49,7 @@ TRAIN_OF_TEN = 7
 
 
 def draw_sentences(tokens: Tokens, at_most: int, seed: int) -> tuple[Tokens, list[int]]:
-    """Draw sentences until the next would exceed `at_most` tokens; return their token table and their numbers.
-
-    Args:
-        tokens: The token table of a corpus.
-        at_most: Most tokens that are drawn; one sentence is drawn even if it has more.
-        seed: Seed of the draw.
-    """
+    """Draw sentences, at least one, up to `at_most` tokens; return their token table and their numbers."""
     order = np.random.default_rng(seed).permutation(tokens.n_sentences)
     n = max(1, int((np.cumsum(tokens.lengths[order], dtype=np.int64) <= at_most).sum()))
     drawn = np.sort(order[:n])
@@ -64,13 +58,7 @@ def draw_sentences(tokens: Tokens, at_most: int, seed: int) -> tuple[Tokens, lis
 
 
 class PaddedBatch(NamedTuple):
-    """A padded batch of sentences.
-
-    Args:
-        input_ids: Token ids, shape (batch, sequence).
-        mask: Which entries are tokens, shape (batch, sequence).
-        rows: Row of each token in the token table, shape (batch, sequence).
-    """
+    """A padded batch of sentences: ids, mask and rows of the token table, each of shape (batch, sequence)."""
 
     input_ids: Tensor
     mask: Tensor
@@ -78,14 +66,7 @@ class PaddedBatch(NamedTuple):
 
 
 def token_batches(tokens: Tokens, pad_token_id: int, batch_tokens: int, with_padding: bool) -> Iterator[PaddedBatch]:
-    """Yield sentences in padded batches, those of similar length together.
-
-    Args:
-        tokens: The token table of the sentences.
-        pad_token_id: Token id that fills a batch.
-        batch_tokens: Most tokens of a batch, padding included.
-        with_padding: Whether sentences of different lengths may share a batch.
-    """
+    """Yield sentences in padded batches of similar length; `with_padding` permits different lengths in a batch."""
     for sentences in batches(tokens.lengths, batch_tokens, with_padding):
         index, mask = padded_index(tokens.lengths, sentences)
         ids = torch.from_numpy(tokens.input_ids.astype(np.int64))[index]
@@ -93,12 +74,7 @@ def token_batches(tokens: Tokens, pad_token_id: int, batch_tokens: int, with_pad
 
 
 def choose_masked(tokens: Tokens, seed: int) -> NDArray[np.bool_]:
-    """Return which tokens are masked, shape (n_tokens,): 15% of each sentence, at least one, never special tokens.
-
-    Args:
-        tokens: The token table.
-        seed: Seed of the draw; the same tokens are masked under all conditions.
-    """
+    """Return a mask of the tokens to mask, shape (n_tokens,): 15% of each sentence, at least one, none special."""
     chance = np.where(tokens.special, np.inf, np.random.default_rng(seed).random(tokens.n_tokens))
     order = np.lexsort((chance, tokens.sentences))  # sentence by sentence, in random order within each
     rank = np.empty(tokens.n_tokens, dtype=np.int64)
@@ -110,13 +86,9 @@ def choose_masked(tokens: Tokens, seed: int) -> NDArray[np.bool_]:
 
 
 class MaskedHead:
-    """A masked-language-model head by itself, which gives logits for any hidden states of the last layer.
+    """A masked-language-model head alone, which returns logits for any hidden states of the last layer.
 
-    Args:
-        model: The model with its head, in evaluation mode.
-        encoder: The part of the model that returns hidden states.
-        input_ids: Some token ids, shape (1, n): the model is run on them once, to see in what form the head takes
-            hidden states.
+    The model, in evaluation mode, is run on `input_ids`, shape (1, n), once, to record the form of the head's input.
     """
 
     def __init__(self, model: nn.Module, encoder: nn.Module, input_ids: Tensor) -> None:
@@ -131,11 +103,7 @@ class MaskedHead:
         self._form = outputs[0]
 
     def __call__(self, states: Tensor) -> Tensor:
-        """Return the logits of some tokens, shape (n, vocabulary); gradients flow through them.
-
-        Args:
-            states: Their last hidden states, shape (n, d_model).
-        """
+        """Return logits, (n, vocabulary), of last hidden states, (n, d_model); gradients flow through them."""
         encoder_output = copy(self._form)
         encoder_output.last_hidden_state = states[None]
         with replaced_forward(self.encoder, lambda *args, **kwargs: encoder_output):
@@ -144,22 +112,14 @@ class MaskedHead:
 
 
 class MaskedWords:
-    """Measures the loss of a masked-language-model head, in nats per masked token (`mlm_loss`).
+    """The loss of a masked-language-model head, in nats per masked token (`mlm_loss`).
 
-    Every chosen token is replaced by the mask token. The head receives the hidden states of masked tokens alone, of all
-    clipped variants at once, since it treats each token by itself.
-
-    Args:
-        model: The model with its head, in evaluation mode.
-        encoder: The part of the model that returns hidden states.
-        tokens: The token table of the sentences.
-        masked: Which tokens are masked, shape (n_tokens,), bool.
-        mask_token_id: Token id that replaces them.
-        pad_token_id: Token id that fills a batch.
-        with_padding: Whether sentences of different lengths may share a batch.
+    Every chosen token is replaced by the mask token. The head receives only the hidden states of masked tokens, of all
+    clipped variants together, because it treats each token separately. The model is in evaluation mode; `with_padding`
+    permits sentences of different lengths in a batch.
 
     Raises:
-        ValueError: If the head looks at more than one token at a time, or no token is masked in the longest sentences.
+        ValueError: If the head reads more than one token at a time, or no token is masked in the longest sentences.
     """
 
     def __init__(
@@ -239,8 +199,6 @@ def clip(states: Tensor, neurons: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class _LayerInMemory:
-    """A store of one layer's activations in memory."""
-
     plan: StorePlan
     tokens: Tokens
     states: Tensor
@@ -253,19 +211,14 @@ class _LayerInMemory:
 
 
 class PositionAccuracy:
-    """Measures the accuracy of linear probes that predict positions from the last hidden states.
+    """Accuracy of linear probes that predict positions from the last hidden states.
 
     `position_accuracy` is the accuracy of a reference probe that was trained on the intact model, like a
     masked-language-model head: if it falls, the states that this probe reads have changed.
-    `position_accuracy_retrained` is the accuracy of a probe that is trained on the changed model: if it falls, position
-    can be read less well from the states. Build this object while the model is intact: it trains the reference probe.
+    `position_accuracy_retrained` is the accuracy of a probe trained on the changed model: if it falls, position can be
+    decoded less well from the states. Create this object while the model is intact: it trains the reference probe.
 
-    Args:
-        states_of: Returns the last hidden states of the model in its present state, shape (n_tokens, d_model).
-        tokens: The token table of the sentences.
-        corpus: The text of the sentences.
-        task: The task of positions.
-        seed: Seed of the split and of the probes.
+    `states_of` returns the last hidden states of the model in its present state, shape (n_tokens, d_model).
 
     Raises:
         UserError: If there are too few sentences for a probe.
@@ -350,17 +303,7 @@ LOGITS_AT_ONCE = 2**24
 
 @dataclass(frozen=True, eq=False)
 class MaskedText:
-    """Sentences some of whose tokens are replaced by the mask token.
-
-    The cache has no hidden states of them: they are computed when they are asked for.
-
-    Args:
-        tokens: The table of tokens, with the mask token in their place.
-        encoder: The model, in evaluation mode; nothing is changed in it while its states are computed.
-        anatomy: Its structure.
-        pad_token_id: Id of the padding token.
-        batch_tokens: Most tokens in a batch, padding included.
-    """
+    """Sentences with masked tokens, whose hidden states are not cached but computed on request."""
 
     tokens: Tokens
     encoder: nn.Module
@@ -380,15 +323,7 @@ class MaskedText:
 
 @dataclass(frozen=True, eq=False)
 class MaskedWordLoss:
-    """The readout of masked words: their mean cross-entropy, in nats.
-
-    Args:
-        text: The sentences, masked.
-        masked: Which tokens are masked, shape (n_tokens,), bool.
-        labels: Token ids without masks, shape (n_tokens,).
-        head: The head.
-        last: The last layer.
-    """
+    """The readout of masked words: their mean cross-entropy, in nats; `labels` are token ids without masks."""
 
     text: ReadableText
     masked: NDArray[np.bool_]
@@ -402,18 +337,7 @@ class MaskedWordLoss:
         cls, model: nn.Module, encoder: nn.Module, anatomy: Anatomy, tokens: Tokens, mask_token_id: int,
         pad_token_id: int, batch_tokens: int, seed: int,
     ) -> MaskedWordLoss:  # fmt: skip
-        """Mask 15% of the tokens of each sentence, not counting special tokens.
-
-        Args:
-            model: The model with its head.
-            encoder: The part of it that returns hidden states.
-            anatomy: The encoder's structure.
-            tokens: The table of tokens.
-            mask_token_id: Id of the mask token.
-            pad_token_id: Id of the padding token.
-            batch_tokens: Most tokens in a batch, padding included.
-            seed: Seed of the draw of the tokens.
-        """
+        """Mask 15% of the tokens of each sentence, not counting special tokens; `encoder` is a part of the model."""
         masked = choose_masked(tokens, seed)
         ids = np.where(masked, mask_token_id, tokens.input_ids).astype(np.int32)
         text = MaskedText(Tokens(tokens.lengths, ids, tokens.words), encoder, anatomy, pad_token_id, batch_tokens)
@@ -423,14 +347,7 @@ class MaskedWordLoss:
     def with_masks(
         cls, model: nn.Module, text: MaskedText, masked: NDArray[np.bool_], input_ids: NDArray[np.int32]
     ) -> MaskedWordLoss:
-        """Return the readout of sentences whose masks are already chosen.
-
-        Args:
-            model: The model with its head.
-            text: The sentences, masked.
-            masked: Which tokens are masked, shape (n_tokens,), bool.
-            input_ids: Token ids without masks, shape (n_tokens,).
-        """
+        """Return the readout of a masked text, given the mask and the token ids without masks, shape (n_tokens,)."""
         labels, lengths = torch.from_numpy(input_ids.astype(np.int64)), text.tokens.lengths
         first = labels[None, : int(lengths[lengths > 0][0])].to(next(text.encoder.parameters()).device)
         return cls(text, masked, labels, MaskedHead(model, text.encoder, first), text.anatomy.n_layers)
@@ -443,7 +360,7 @@ class MaskedWordLoss:
 
     @property
     def content(self) -> tuple[NDArray[Any], ...]:
-        """The token ids, with masks and without."""
+        """The token ids, with and without masks."""
         tokens = self.text.tokens
         return tokens.input_ids, tokens.lengths, self.labels.numpy()
 
@@ -452,20 +369,16 @@ class MaskedWordLoss:
         return [self.last]
 
     def begin(self, layers: Sequence[int]) -> _OutputReading:
-        """Begin a reading of the last layer, or of none."""
+        """Begin a reading of the last layer, or of no layer."""
         return _OutputReading(self, layers)
 
     def where(self, batch: Padded) -> Tensor:
-        """Return which tokens of a batch are masked, shape (batch, sequence)."""
+        """Return a mask of the masked tokens of a batch, shape (batch, sequence)."""
         return batch.mask & torch.from_numpy(self.masked).to(batch.mask.device)[batch.rows]
 
     @torch.inference_mode()
     def nats(self, states: Tensor) -> Tensor:
-        """Return the loss of each masked token, shape (n_masked,), float64.
-
-        Args:
-            states: Their last hidden states, in the order of the table of tokens, shape (n_masked, d_model).
-        """
+        """Return the loss of each masked token, (n_masked,), float64, from last hidden states in token order."""
         labels, config = self.labels[torch.from_numpy(self.masked)], self.head.encoder.config
         at_once = max(1, LOGITS_AT_ONCE // int(config.vocab_size))  # type: ignore[union-attr,arg-type]
         losses = []
@@ -521,17 +434,10 @@ def masked_lm_of(
     source: ModelSource, random_weights: bool, mask_token_id: int | None, requested_by: str = "`--readouts mlm`",
     way_out: str = ", or leave mlm out",
 ) -> nn.Module:  # fmt: skip
-    """Return a model with its masked-language-model head.
-
-    Args:
-        source: The model's files.
-        random_weights: Whether the model is randomly initialised.
-        mask_token_id: Id of its mask token, None if it has none.
-        requested_by: What needs the head, as the user typed it.
-        way_out: What the user can do other than choose another model, for messages.
+    """Return a model with its masked-language-model head; the last two arguments are for messages.
 
     Raises:
-        UserError: If it has no such head with trained weights.
+        UserError: If the model has no such head with trained weights.
     """
     expected = f"{requested_by} needs a model with a trained masked-language-model head"
     if random_weights:
@@ -545,14 +451,7 @@ def masked_lm_of(
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text with a mask.
-
-    Args:
-        input_ids: Its tokens, with the model's mask token.
-        words: Index of the word of each token, -1 for special tokens; the mask is a word.
-        mask: Index of the mask token.
-        answers: Ids of the two words.
-    """
+    """A tokenised text with a mask and the ids of its two words; `words` is -1 for special tokens, not the mask."""
 
     input_ids: Sequence[int]
     words: Sequence[int]
@@ -561,17 +460,11 @@ class Prompt:
 
 
 def prompt_of(tokenizer: Any, text: str, words: tuple[str, str], longest: int) -> Prompt | str:
-    """Return a text with two words for its mask, or why the model cannot be asked about it, as a phrase.
+    """Return a text with two words for its mask, or the reason why it is unusable, as a phrase.
 
-    The text is tokenised with each of the words in it. The two lists of pieces must differ in exactly one piece, which
-    must be the whole word; it is replaced by the mask token. So no assumption is needed about blanks and capitals,
-    which vocabularies treat differently.
-
-    Args:
-        tokenizer: A fast tokenizer with a mask token.
-        text: The text, with `[MASK]` once.
-        words: The two words.
-        longest: Most tokens that the model reads.
+    The text contains `[MASK]` once and is tokenised with each of the words in it. The two lists of pieces must differ
+    in exactly one piece, which must be the whole word; it is replaced by the mask token. So no assumption is needed
+    about blanks and capitals, which vocabularies treat differently. `longest` is the model's maximum number of tokens.
     """
     first_encoding, second_encoding = (tokenizer(text.replace(MASK, word)).encodings[0] for word in words)
     at, second_place = (
@@ -618,14 +511,9 @@ def _without(ids: Sequence[int], at: int) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class WordOdds:
-    """The readout of two words at the mask of each text: the logit of the first minus that of the second.
+    """The readout of two words at the mask of each text: the logit of the first minus the logit of the second.
 
-    Args:
-        text: The texts.
-        masks: Index of the mask token in each text, shape (n_sentences,).
-        words: Ids of the two words of each text, shape (n_sentences, 2).
-        head: The model's head.
-        name: Its name in tables.
+    `masks` are the indices of the mask tokens, shape (n_sentences,); `words` the ids of the words, (n_sentences, 2).
     """
 
     text: MaskedText
@@ -643,7 +531,7 @@ class WordOdds:
         return _OddsReading(self)
 
     def intact(self) -> NDArray[np.float64]:
-        """Return the log odds by the intact model, shape (n_sentences,)."""
+        """Return the log odds of the intact model, shape (n_sentences,)."""
         tokens = self.text.tokens
         states = self.text.states(self.text.anatomy.n_layers)
         at_masks = states[torch.from_numpy(tokens.offsets[:-1] + self.masks)]
@@ -651,11 +539,7 @@ class WordOdds:
 
     @torch.inference_mode()
     def odds(self, states: Tensor) -> Tensor:
-        """Return the log odds of each text's words, shape (n_sentences,), float64, on the CPU.
-
-        Args:
-            states: The last hidden state at each mask, shape (n_sentences, d_model).
-        """
+        """Return the log odds of each text's words, (n_sentences,), float64, on the CPU, from states at the masks."""
         words = torch.from_numpy(self.words)
         at_once = max(1, LOGITS_AT_ONCE // int(self.head.encoder.config.vocab_size))  # type: ignore[union-attr,arg-type]
         odds = []

@@ -1,4 +1,4 @@
-"""Pairs read by the cosine of their vectors in the last layer: similarity of sentences (STS), senses of words (WiC)."""
+"""Readouts of cosines in the last layer: similarity of sentences (STS), senses of words (WiC); and tuned heads."""
 
 from __future__ import annotations
 
@@ -32,14 +32,7 @@ Array = NDArray[np.float64]
 
 
 def draw_pairs(sentences: NDArray[np.int64], lengths: NDArray[np.int32], at_most: int, seed: int) -> NDArray[np.int64]:
-    """Draw pairs until the next would exceed a number of tokens, and return their indices, ascending.
-
-    Args:
-        sentences: The sentences of each pair, shape (n_pairs, 2).
-        lengths: Number of tokens of each sentence, shape (n_sentences,).
-        at_most: Most tokens that are drawn; one pair is drawn even if it has more.
-        seed: Seed of the draw.
-    """
+    """Draw pairs, at least one, up to `at_most` tokens, and return their indices, ascending."""
     order = np.random.default_rng(seed).permutation(len(sentences))
     n = max(1, int((np.cumsum(lengths[sentences[order]].sum(1), dtype=np.int64) <= at_most).sum()))
     return np.sort(order[:n])
@@ -47,12 +40,10 @@ def draw_pairs(sentences: NDArray[np.int64], lengths: NDArray[np.int32], at_most
 
 @dataclass(frozen=True, eq=False)
 class Mentions:
-    """Words or whole sentences, each of which has the mean of its tokens' hidden states as its vector.
+    """Words or whole sentences, each with the mean of its tokens' hidden states as vector.
 
-    Args:
-        text: The sentences.
-        of_token: The mention that each token belongs to, shape (n_tokens,); -1 for tokens of none.
-        sentences: The sentence of each mention in the text, shape (n_mentions,).
+    `of_token` is the mention of each token, shape (n_tokens,), -1 for none; `sentences` is the sentence of each
+    mention.
     """
 
     text: ReadText
@@ -66,19 +57,13 @@ class Mentions:
         return torch.from_numpy(counts).clamp_min(1)[:, None]
 
     def add(self, sums: Tensor, states: Tensor, rows: Tensor) -> None:
-        """Add the hidden states of some tokens to the sums of the mentions that they belong to.
-
-        Args:
-            sums: The sums, shape (n_mentions, d_model).
-            states: Hidden states, shape (n, d_model).
-            rows: Index of each token in the text, shape (n,).
-        """
+        """Add hidden states, shape (n, d_model), of tokens in `rows` to sums of mentions, (n_mentions, d_model)."""
         mention = torch.from_numpy(self.of_token)[rows.cpu()]
         is_mention = mention >= 0
         sums.index_add_(0, mention[is_mention], states.float().cpu()[is_mention])
 
     def vectors(self, layer: int) -> Tensor:
-        """Return the vectors that the intact model gives, from the cache, shape (n_mentions, d_model)."""
+        """Return the intact model's vectors, from the cache, shape (n_mentions, d_model)."""
         states = self.text.states(layer)
         sums = torch.zeros(len(self.sentences), states.shape[1])
         self.add(sums, states, torch.arange(len(states)))
@@ -90,13 +75,11 @@ class PairsReadout:
     """The readout of pairs by the cosines of their vectors.
 
     Args:
-        name: Its name in tables.
-        mentions: The words or sentences.
         pairs: The mentions of each pair, shape (n_pairs, 2).
-        last: The layer that is read.
-        score: Takes the cosine of each pair and returns a number for each pair; the measure is their mean.
-        error: Takes the cosine of each pair and returns its loss, through which gradients flow.
-        gold: What `score` and `error` were made of, for the keys of caches.
+        last: Number of the layer that is read.
+        score: Returns a number for each pair, given their cosines; the measure is the mean.
+        error: Returns the loss of each pair, given their cosines; gradients flow through it.
+        gold: Basis of `score` and `error`, for cache keys.
     """
 
     name: str
@@ -119,7 +102,7 @@ class PairsReadout:
 
     @property
     def content(self) -> tuple[NDArray[Any], ...]:
-        """The token ids, the pairs and what is known of them."""
+        """The token ids, the pairs and their gold values."""
         tokens = self.text.tokens
         return tokens.input_ids, tokens.lengths, self.mentions.of_token, self.pairs, self.gold
 
@@ -132,11 +115,7 @@ class PairsReadout:
         return _PairReading(self)
 
     def scores(self, vectors: Tensor) -> Array:
-        """Return the measure as a number for each pair, shape (n_pairs,).
-
-        Args:
-            vectors: The vector of each mention, shape (n_mentions, d_model).
-        """
+        """Return the measure for each pair, shape (n_pairs,), from vectors, shape (n_mentions, d_model)."""
         first, second = torch.from_numpy(self.pairs).T
         return self.score(cosines(vectors[first], vectors[second]))
 
@@ -155,7 +134,7 @@ class PairsReadout:
         return pull.flatten(0, 1)
 
     def loss(self, batch: Padded, occurrences: NDArray[np.int64]) -> Loss:
-        """Return a function whose gradients, added over the two sentences of a pair, are those of the pair's loss.
+        """Return a function whose gradients, summed over the two sentences of a pair, are the gradients of its loss.
 
         A pair's loss depends on two sentences, which may be in different batches. By the chain rule, the gradient of
         the loss is a sum over both sentences. The term of a sentence is the gradient of its vector's product with a
@@ -188,14 +167,12 @@ class _PairReading:
 
 
 def read_similarity(*folders: str, option: str = "--readouts sts=") -> list[SentencePairs]:
-    """Read the sets to report on: test parts, and dev parts where there is no test part.
+    """Read the sets to report on: test parts, or dev parts if there is no test part.
 
-    Args:
-        folders: Folders, or `hf:NAME?config=C`.
-        option: The option that names them, up to the first folder, for messages.
+    The folders may be `hf:NAME?config=C`; `option` is the option up to the first folder, for messages.
 
     Raises:
-        UserError: If there are none.
+        UserError: If there are no such parts.
     """
     try:
         sets = reported(read_sts(folders))
@@ -209,15 +186,9 @@ def read_similarity(*folders: str, option: str = "--readouts sts=") -> list[Sent
 def similarity_readout(
     pairs: SentencePairs, store: ActivationStore, selected: NDArray[np.int64], last: int
 ) -> PairsReadout:  # fmt: skip
-    """Return the readout of some pairs of a set: Spearman's correlation, all subsets of the set taken together.
+    """Return the readout of selected pairs of a set: Spearman's correlation over all subsets together.
 
     The loss for gradients is the squared difference between the cosines and the human scores, scaled to 0 to 1.
-
-    Args:
-        pairs: The set.
-        store: The activations of its sentences.
-        selected: Indices of the pairs.
-        last: The layer that is read.
     """
     gold = pairs.gold[selected]
     lowest, highest = float(pairs.gold.min()), float(pairs.gold.max())
@@ -238,12 +209,12 @@ def similarity_readout(
 
 
 def drawn(pairs: SentencePairs, store: ActivationStore, n_tokens: int, seed: int) -> NDArray[np.int64]:
-    """Draw pairs of a set, of at most so many tokens, and return their indices."""
+    """Draw pairs of a set, of at most `n_tokens` tokens, and return their indices."""
     return draw_pairs(pairs.sentences, store.tokens.lengths, n_tokens, seed)
 
 
 def halves(selected: NDArray[np.int64], seed: int) -> Sequence[NDArray[np.int64]]:
-    """Divide pairs at random into two halves: one to choose on, one to report on."""
+    """Divide pairs at random into two halves: the first to choose on, the second to report on."""
     order = np.random.default_rng(seed).permutation(selected)
     return np.sort(order[: len(order) // 2]), np.sort(order[len(order) // 2 :])
 
@@ -256,10 +227,7 @@ _RIDGE = 1e-6
 
 
 def read_senses(folder: str) -> Mapping[str, WordPairs]:
-    """Read the training and the dev part of the data set.
-
-    Args:
-        folder: The folder, or `hf:NAME?config=C`, as in `--readouts wic=FOLDER`.
+    """Read the training and the dev part of the data set, from a folder or `hf:NAME?config=C`.
 
     Raises:
         UserError: If they cannot be read.
@@ -272,12 +240,10 @@ def read_senses(folder: str) -> Mapping[str, WordPairs]:
 
 @dataclass(frozen=True)
 class SenseRule:
-    """The rule that decides by the cosine whether senses are the same, chosen on training pairs with the intact model.
+    """The rule that classifies senses as same by the cosine, chosen on training pairs with the intact model.
 
-    Args:
-        threshold: A cosine above it means the same sense.
-        slope: Slope of the logistic curve of the cosine; gradients are those of its loss.
-        offset: Its offset.
+    A cosine above the threshold means the same sense. Slope and offset define the logistic curve whose loss has
+    gradients.
     """
 
     threshold: float
@@ -286,12 +252,7 @@ class SenseRule:
 
     @classmethod
     def of(cls, cosine: Array, same: NDArray[np.bool_]) -> SenseRule:
-        """Choose the threshold with the most right answers, and fit the logistic curve by Newton's method.
-
-        Args:
-            cosine: Cosine of each training pair, shape (n,).
-            same: Whether its senses are the same, shape (n,).
-        """
+        """Choose the threshold with the highest accuracy, and fit the logistic curve by Newton's method."""
         features = np.stack([cosine, np.ones_like(cosine)], axis=1)
         weight = np.zeros(2)
         for _ in range(100):
@@ -303,13 +264,7 @@ class SenseRule:
 
 
 def rule_of(pairs: WordPairs, store: ActivationStore, last: int) -> SenseRule:
-    """Choose the rule on training pairs, of the intact model's cosines.
-
-    Args:
-        pairs: The training part.
-        store: The activations of its sentences.
-        last: The layer that is read.
-    """
+    """Choose the rule on training pairs, from the intact model's cosines."""
     complete = with_both_words(pairs, store.tokens)
     return SenseRule.of(target_cosines(complete, store, last), complete.labels)
 
@@ -317,18 +272,10 @@ def rule_of(pairs: WordPairs, store: ActivationStore, last: int) -> SenseRule:
 def senses_readout(
     pairs: WordPairs, store: ActivationStore, rule: SenseRule, n_tokens: int, last: int, seed: int
 ) -> PairsReadout:  # fmt: skip
-    """Return the readout of some pairs: the share that the threshold, which is kept fixed, classifies correctly.
+    """Return the readout of some pairs: the accuracy of the fixed threshold.
 
-    The loss for gradients is the cross-entropy, in nats, of the logistic curve, which is kept fixed as well; it is used
-    because a share of right answers has no gradient.
-
-    Args:
-        pairs: One part of the data set.
-        store: The activations of its sentences.
-        rule: What tells senses apart.
-        n_tokens: Most tokens of the pairs that are drawn.
-        last: The layer that is read.
-        seed: Seed of the draw.
+    The loss for gradients is the cross-entropy, in nats, of the logistic curve, which is fixed as well; accuracy has no
+    gradient. At most `n_tokens` tokens are drawn.
     """
     whole = with_both_words(pairs, store.tokens)
     chosen = np.zeros(whole.n_pairs, dtype=bool)
@@ -351,7 +298,7 @@ def senses_readout(
 
 
 def _mention_of_tokens(text: ReadText, sentences: NDArray[np.int64], words: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return which of some words each token belongs to, -1 where to none, shape (n_tokens,)."""
+    """Return the index of each token's word among some words, -1 for none, shape (n_tokens,)."""
     rank = {(int(sentence), int(word)): i for i, (sentence, word) in enumerate(zip(sentences, words, strict=True))}
     tokens = zip(text.tokens.sentences.tolist(), text.tokens.words.tolist(), strict=True)
     return np.array([rank.get(token, -1) for token in tokens], dtype=np.int64)
@@ -362,18 +309,13 @@ _ROUNDING = 1e-4
 
 
 class TunedHead:
-    """The head of a tuned model, with all that follows the blocks, such as a pooler: logits of any last hidden states.
+    """The head of a tuned model with all that follows the blocks, such as a pooler: logits of last hidden states.
 
-    It runs a copy of the model that shares its weights, whose blocks hand on the given hidden states instead of their
-    own. A norm behind the last block, whose output these states are, does so, too.
-
-    Args:
-        model: The model with its head, in evaluation mode.
-        blocks: The blocks of its encoder.
-        pad_token_id: Id of the padding token.
+    It runs a copy of the model, in evaluation mode, that shares its weights; the blocks of the copy pass on the given
+    hidden states, and so does a norm behind the last block if these states are its output.
 
     Raises:
-        UserError: If the head reads something else than the last hidden states.
+        UserError: If the head reads something other than the last hidden states.
     """
 
     def __init__(self, model: Any, blocks: LaterBlocks, pad_token_id: int) -> None:
@@ -397,12 +339,7 @@ class TunedHead:
             )
 
     def __call__(self, inputs: Mapping[str, Tensor], states: Tensor) -> Tensor:
-        """Return the logits of a batch, of sentences or of tokens; gradients flow through them.
-
-        Args:
-            inputs: What the model is given.
-            states: The last hidden states, shape (batch, sequence, d_model).
-        """
+        """Return the logits of a batch of sentences or tokens from last hidden states; gradients flow through them."""
         with self._lock:  # several threads read
             self._last_states = states
             logits: Tensor = self.model(**inputs).logits
@@ -413,13 +350,12 @@ class TunedHead:
         return lambda *args, **kwargs: self._last_states if beside is None else (self._last_states, *beside)
 
     def _inside(self, model: Any, module: nn.Module) -> Any:
-        """Return the copy of a module of the model."""
         name = next(name for name, submodule in model.named_modules() if submodule is module)
         return self.model.get_submodule(name)
 
     @staticmethod
     def _last(model: Any, blocks: LaterBlocks, inputs: Mapping[str, Tensor]) -> tuple[Tensor, list[nn.Module]]:
-        """Return the last hidden states of some tokens, and the modules behind the last block that give them."""
+        """Return the last hidden states of some tokens, and the modules behind the last block that output them."""
         of_blocks = {id(inner) for block in blocks.anatomy.blocks or () for inner in block.modules()}
         outputs: dict[nn.Module, Any] = {}
 
@@ -449,18 +385,10 @@ class TunedHead:
 
 @dataclass(frozen=True, eq=False)
 class TunedScore:
-    """The readout of a tuned head: its accuracy on the targets, or R² where it predicts numbers.
+    """The readout of a tuned head: its accuracy on the targets, or R² for numbers.
 
-    R² is the mean over targets of 1 minus the squared error over the mean square of all of them, so that it is R² over
-    all, and a difference on some of the sentences is in the same unit.
-
-    Args:
-        text: The sentences.
-        targets: Class of each token, or sentence, of the text, or its standardised number, as `targets_of` returns
-            them.
-        head: The head.
-        of: What the head is of.
-        last: The last layer.
+    R² is the mean over targets of 1 minus the squared error over the mean square of all targets, so that it is R² over
+    all, and a difference on some of the sentences is in the same unit. For the targets see `targets_of`.
     """
 
     text: ReadText
@@ -530,7 +458,6 @@ class TunedScore:
         return float(self.targets[is_target(self.targets)].double().square().mean())
 
     def _of(self, batch: Padded) -> Tensor:
-        """Return the targets of a batch, shape (batch,) or (batch, sequence)."""
         targets = self.targets.to(batch.mask.device)
         if self.of == "sentences":
             return targets[batch.sentences]
@@ -538,7 +465,6 @@ class TunedScore:
 
     @staticmethod
     def _losses(logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of each target, 0 where there is none, of the shape of the targets."""
         if targets.is_floating_point():
             has_target = is_target(targets)
             error = logits[..., 0] - torch.where(has_target, targets, 0.0).to(logits.dtype)
@@ -548,7 +474,6 @@ class TunedScore:
 
 
 def _by_sentence(values: Tensor) -> Tensor:
-    """Return the sum over the tokens of each sentence; of sentences, their own value."""
     return values if values.ndim == 1 else values.sum(1)
 
 
@@ -567,14 +492,7 @@ class _TunedHeadReading:
 
 @dataclass(frozen=True, eq=False)
 class TunedTask:
-    """What a tuned model was tuned on, as far as its test part is read again.
-
-    Args:
-        task: The task, which gives the labels.
-        group_by: The option's value with which it was tuned.
-        classes: Names of the classes that the head has outputs for; none for numbers.
-        flag_text: The option that names the model, with its value, for messages.
-    """
+    """The task of a tuned model, for reading its test part again; `classes` is empty for numbers."""
 
     task: TokenTask
     group_by: GroupBy
@@ -583,16 +501,16 @@ class TunedTask:
 
     @property
     def of(self) -> HeadOf:
-        """What the head is of."""
+        """Unit of the head: sentences or tokens."""
         return "sentences" if isinstance(self.task, SentenceTask) else "tokens"
 
     def targets(
         self, stores: Sequence[ActivationStore], corpora: Sequence[Corpus], splits: Sequence[Sequence[Split]]
     ) -> Tensor:
-        """Return the targets of the test part, as `TunedScore` takes them, of each token or sentence of its corpus.
+        """Return the targets of the test part, for `TunedScore`, of each token or sentence of its corpus.
 
         Raises:
-            UserError: If the classes are others than those that the head has outputs for.
+            UserError: If the classes differ from the head's classes.
         """
         sides = label_sides(stores, corpora, splits, self.task, self.group_by)
         if (class_names := [str(label) for label in sides.classes.tolist()]) != list(self.classes):

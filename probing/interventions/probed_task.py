@@ -1,4 +1,4 @@
-"""A task whose classes are read from the layers of a changed model, by probes that the intact model has."""
+"""A task whose classes are decoded from the layers of a changed model, by probes of the intact model."""
 
 from __future__ import annotations
 
@@ -54,14 +54,7 @@ def fingerprint_of(*arrays: Any) -> str:
 def opened(
     source: ActivationSource, key: Mapping[str, Any], read: ActivationStore, tokens: Tokens, n_passes: int
 ) -> Iterator[PassStore]:
-    """Open the store of the passes of a job, which other jobs then wait for.
-
-    Args:
-        source: The model and the cache.
-        key: Everything that changes what the passes give.
-        read: The activations that are read.
-        tokens: The sentences that are read.
-        n_passes: Number of files beside that of the probes.
+    """Open the store of the passes of a job, for which other jobs then wait; `key` is all that changes results.
 
     Raises:
         UserError: If the cache cannot be written.
@@ -79,14 +72,7 @@ def opened(
 def run_unfinished(
     files: Mapping[int, _Job], store: PassStore, run: Callable[[_Job], Tensor], what: str
 ) -> dict[_Job, NDArray[Any]]:
-    """Run the passes that are not stored yet, and return what each gave, shape (n_rows, n_items).
-
-    Args:
-        files: The passes, by the index of their file.
-        store: Where they are stored.
-        run: Runs one of them.
-        what: What they are, which is shown.
-    """
+    """Run the passes, by index of their file, that are not stored yet; return their results, (n_rows, n_items)."""
     if unfinished := store.unfinished(list(files)):
         with counted(what, len(files), len(files) - len(unfinished)) as advance:
             for index in unfinished:
@@ -109,14 +95,14 @@ OF_HEADS: tuple[Kind, ...] = ("uniform", "zero", "mean", "resample")
 
 @dataclass(frozen=True)
 class AblationJob:
-    """One forward pass over the text with something ablated.
+    """One forward pass over the text with a head or a layer ablated.
 
     Args:
-        block: The block that is changed, from 1.
+        block: The changed block, from 1.
         head: The head whose output is replaced, from 1; None for all heads of the block, or for the whole block.
-        kind: What stands in its place: what the heads would give under uniform attention, 0, the mean over training
-            tokens, or the output at a random token of another sentence. `skip` takes the block out: its output is its
-            input. None if nothing is changed, which is what the others are compared with.
+        kind: The replacement: the heads' outputs under uniform attention, 0, the mean over training tokens, or the
+            output at a random token of another sentence. `skip` removes the block: its output is its input. None for
+            the baseline without a change.
     """
 
     block: int
@@ -125,17 +111,12 @@ class AblationJob:
 
     @property
     def unit(self) -> str:
-        """The unit's name in tables: `3-9` is head 9 of layer 3, `3` is layer 3."""
+        """Name in tables: `3-9` is head 9 of layer 3, `3` is layer 3."""
         return str(self.block) if self.head is None else f"{self.block}-{self.head}"
 
 
 def all_jobs(n_layers: int, n_heads: int) -> list[AblationJob]:
-    """Return every pass that there can be, in the order in which they are computed and stored.
-
-    Args:
-        n_layers: Number of blocks.
-        n_heads: Number of heads of a block.
-    """
+    """Return all possible passes, in the order in which they are computed and stored."""
     return [job for block in range(1, n_layers + 1) for job in _jobs_of_block(block, n_heads)]
 
 
@@ -145,21 +126,14 @@ def _jobs_of_block(block: int, n_heads: int) -> list[AblationJob]:
 
 
 def is_needed(job: AblationJob, units: Sequence[UnitType], kinds: Sequence[Kind], blocks: Sequence[int]) -> bool:
-    """Whether a pass is needed for what is asked.
-
-    Args:
-        job: The pass.
-        units: Whether heads, layers or both are ablated.
-        kinds: What stands in their place.
-        blocks: The blocks that are changed.
-    """
+    """Return True if a pass is needed for the given units, kinds of replacement and blocks."""
     if job.block not in blocks:
         return False
     return job.kind is None or (job.kind in kinds and ("layers" if job.head is None else "heads") in units)
 
 
 def uniform_outputs(values: Tensor, mask: Tensor, is_causal: bool) -> Tensor:
-    """Return what heads give under uniform attention: the mean of their values over the keys that a query may see.
+    """Return the outputs of heads under uniform attention: the mean of their values over the visible keys.
 
     With attention 1/L, all queries of a sentence get the same (Kovaleva et al. 2019, section 4.6). In a causal model,
     query i sees the keys up to itself, so that it gets the mean of the first i values.
@@ -167,11 +141,10 @@ def uniform_outputs(values: Tensor, mask: Tensor, is_causal: bool) -> Tensor:
     Args:
         values: The heads' values, shape (batch, heads, keys, d_head).
         mask: Whether there is a token, shape (batch, keys); padding is at the end.
-        is_causal: Whether no token attends to a later one.
 
     Returns:
-        The heads' outputs one after the other, shape (batch, queries, heads * d_head), with a single query for all if
-        the model is not causal.
+        The concatenated outputs, shape (batch, queries, heads * d_head), with a single query for all if the model is
+            not causal.
     """
     unmasked = values * mask[:, None, :, None]
     if is_causal:
@@ -184,11 +157,10 @@ def uniform_outputs(values: Tensor, mask: Tensor, is_causal: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class Replacements:
-    """What may stand in the place of the outputs of a block's heads, all heads side by side.
+    """Possible replacements of the outputs of a block's heads, all heads side by side.
 
     Args:
         uniform: The outputs under uniform attention, shape (n_sentences, width), or (n_tokens, width) in causal models.
-        is_causal: Whether the model is causal, which decides the shape of `uniform`.
         mean: Mean of the outputs over training tokens, shape (width,).
         bank: Outputs at training tokens, shape (n, width).
         drawn: For each token of the text, the row of `bank` that replaces it, shape (n_tokens,).
@@ -201,17 +173,7 @@ class Replacements:
     drawn: Tensor
 
     def of(self, kind: Kind, heads: slice, sentences: Tensor, rows: Tensor) -> Tensor:
-        """Return what replaces the outputs of some heads in a batch.
-
-        Args:
-            kind: What stands in their place.
-            heads: Their columns.
-            sentences: Index of each sentence of the batch, shape (batch,).
-            rows: Index of each token, shape (batch, sequence).
-
-        Returns:
-            A tensor that broadcasts to shape (batch, sequence, columns).
-        """
+        """Return the replacement of some columns in a batch, which broadcasts to shape (batch, sequence, columns)."""
         if kind == "zero":
             return torch.zeros_like(self.mean[heads])
         if kind == "mean":
@@ -224,12 +186,7 @@ class Replacements:
 
 
 def replacing(heads: slice, others: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a function that returns a copy of a tensor in which some columns are replaced.
-
-    Args:
-        heads: The columns.
-        others: What stands in their place.
-    """
+    """Return a function that copies a tensor and replaces the columns in `heads` by `others`."""
 
     def change(outputs: Tensor) -> Tensor:
         changed = outputs.clone()
@@ -241,13 +198,7 @@ def replacing(heads: slice, others: Tensor) -> Callable[[Tensor], Tensor]:
 
 @dataclass(frozen=True)
 class Ablated:
-    """A head or a layer is ablated.
-
-    Args:
-        job: What is ablated.
-        columns: The columns of the heads' outputs that are replaced.
-        replacements: What may stand in their place; None if nothing is replaced.
-    """
+    """The ablation of a head or a layer; `replacements` is None if nothing is replaced."""
 
     job: AblationJob
     columns: slice
@@ -255,13 +206,13 @@ class Ablated:
 
     @property
     def layer(self) -> int:
-        """The layer below the block that is changed."""
+        """The layer below the changed block."""
         return self.job.block - 1
 
     def later(
         self, model: LaterBlocks, batch: Padded, beside: Any, states: Tensor, layers: Sequence[int]
     ) -> dict[int, Tensor]:
-        """Return later hidden states while it is ablated."""
+        """Return later hidden states under the ablation."""
         change, kind = None, self.job.kind
         if self.replacements is not None and kind is not None:
             others = self.replacements.of(kind, self.columns, batch.sentences, batch.rows)
@@ -271,13 +222,11 @@ class Ablated:
 
 
 class Passes:
-    """Runs the later blocks of a model over a text, once for each job.
+    """Passes of a model's later blocks over a text, one for each job.
 
     Args:
-        readers: The model.
-        text: The sentences that are read.
         train: Training sentences, from which the replacements of heads' outputs are taken.
-        batch_tokens: Most tokens in a batch, padding included.
+        batch_tokens: Maximum number of tokens in a batch, padding included.
         seed: Seed of the draw of the tokens whose outputs replace others.
     """
 
@@ -291,25 +240,20 @@ class Passes:
         self._replacements: tuple[int, Replacements] | None = None
 
     def change(self, job: AblationJob) -> Ablated:
-        """Return the change of the model by which something is ablated."""
+        """Return the change of the model for a job."""
         replacements = self.replacements(job.block) if job.kind not in (None, "skip") else None
         return Ablated(job, self.model.columns(job.head), replacements)
 
     def run(self, job: AblationJob, readout: Readout) -> Tensor:
-        """Return what a readout gives, shape (n_layers, n_items), for the layers `readout.layers(job.block)`."""
+        """Return a readout, shape (n_layers, n_items), for the layers `readout.layers(job.block)`."""
         return self.text.read(self.change(job), readout)
 
     def states(self, job: AblationJob, layers: Sequence[int]) -> dict[int, Tensor]:
-        """Return the hidden states of some layers while something is ablated, shape (n_tokens, d_model), float32.
-
-        Args:
-            job: What is ablated.
-            layers: The layers, at least that of the block that is changed.
-        """
+        """Return the hidden states of layers from the changed block's on, shape (n_tokens, d_model), float32."""
         return self.text.states(self.change(job), layers)
 
     def replacements(self, block: int) -> Replacements:
-        """Return the possible replacements of the outputs of a block's heads; those of one block are kept in memory."""
+        """Return the possible replacements of the outputs of a block's heads; caches those of one block."""
         if self._replacements is None or self._replacements[0] != block:
             self._replacements = block, self._find_replacements(block)
         return self._replacements[1]
@@ -339,7 +283,7 @@ class Passes:
 
     @cached_property
     def _drawn(self) -> Tensor:
-        """For each token of the text, the training token whose outputs replace its own, the same in all blocks."""
+        """Training token whose outputs replace the outputs of each token of the text, the same in all blocks."""
         others = self.train.text.tokens.sentences
         drawn = draw_others(self.tokens.sentences, others, self.text.text is self.train.text, self.seed)
         return torch.from_numpy(drawn).to(self.device)
@@ -356,12 +300,7 @@ OF_CLASSES = frozenset({"direction", "shuffled", "translate"})
 
 @dataclass(frozen=True)
 class Frozen:
-    """Probes that another run trained.
-
-    Args:
-        weight: Weight of each layer's probe on raw hidden states, shape (n_classes, d_model), by layer number.
-        classes: The label of each class.
-    """
+    """Probes of another run: weights on raw hidden states by layer, shape (n_classes, d_model), and classes."""
 
     weight: Mapping[int, Tensor]
     classes: Labels
@@ -369,11 +308,6 @@ class Frozen:
 
 def frozen_of(weight: Mapping[int, Tensor], classes: Sequence[Any], flag_text: str) -> Frozen:
     """Return probes of another run.
-
-    Args:
-        weight: Weight of each layer's probe on raw hidden states, by layer number.
-        classes: The label of each class.
-        flag_text: The option that names the run, for messages.
 
     Raises:
         UserError: If the run has no probe of a layer above the embeddings.
@@ -387,14 +321,7 @@ def frozen_of(weight: Mapping[int, Tensor], classes: Sequence[Any], flag_text: s
 def frozen_of_run(
     run: Run, model: ModelSource, random_weights_seed: int | None, layers: Sequence[int], option: str
 ) -> Frozen | None:
-    """Return the probes of a run if it has those of all of the given layers, otherwise None.
-
-    Args:
-        run: A run of `fit` whose probes predict classes.
-        model: The model that is changed.
-        random_weights_seed: Seed of the weights, if they are random.
-        layers: The layers that are read.
-        option: The option that names the run.
+    """Return the probes of a run of `fit` if it has classes and probes of all given layers, otherwise None.
 
     Raises:
         UserError: If the model has changed since.
@@ -412,16 +339,10 @@ def frozen_of_run(
 
 
 def task_of_run(run: Run, flag_text: str, wants_readout: bool, kinds: Sequence[str]) -> TokenTask:
-    """Return the task of a run, whose classes are read or erased.
-
-    Args:
-        run: A run of `fit`.
-        flag_text: The option that names it, with its value, for messages.
-        wants_readout: Whether its classes are read.
-        kinds: How neurons are changed.
+    """Return the task of a run of `fit`; with `wants_readout`, its classes are a readout.
 
     Raises:
-        UserError: If the task is not there any more, or it has no classes or vectors for what is asked for.
+        UserError: If the task is unavailable, or lacks the classes or vectors that the readout or the kinds need.
     """
     task, name = task_of(run), short_name(run.config)
     needed = [f"`--kind {kind}`" for kind in kinds if kind in OF_CLASSES]
@@ -447,15 +368,14 @@ def task_of_run(run: Run, flag_text: str, wants_readout: bool, kinds: Sequence[s
 
 @dataclass(frozen=True, eq=False)
 class ProbedTask:
-    """A task, the corpus that it labels, and the probes that read its classes.
+    """A task, its labelled corpus, and the probes that decode its classes.
 
     Args:
-        name: What its readout is called: position, or task for that of a run.
-        task: The task.
+        name: Name of the readout: `position`, or `task` for the task of a run.
         frozen: Probes of another run; None to train them here.
         source: The model, with all of its layers, and the cache.
         corpora: The corpus, and the test corpus if there is one.
-        splits: Side of each sentence of each corpus.
+        splits: Split of each sentence of each corpus.
         split_seed: Seed of the split, and of the training of probes.
     """
 
@@ -468,32 +388,27 @@ class ProbedTask:
     split_seed: int
 
     def checks(self) -> list[Callable[[Tokens], None]]:
-        """Return a check for each corpus, which refuses a side without examples."""
+        """Return a check for each corpus, which rejects a split without examples."""
         return example_checks(self.task, self.corpora, self.splits, PROBE, self.source.say)
 
     def labels(self, stores: Sequence[ActivationStore], part: int, classes: Labels, side: Split) -> NDArray[np.int32]:
-        """Return the class of each token of a corpus that is an example or stands for one, -1 for others.
+        """Return the class of each token of a corpus that is or represents an example of a split, -1 for others.
 
-        Args:
-            stores: The activations of each corpus.
-            part: Index of the corpus.
-            classes: The label of each class.
-            side: The side of the split; tokens of others are no examples.
+        `part` is the index of the corpus.
         """
         tokens = stores[part].tokens
         classified = class_of_tokens(tokens, self.corpora[part], self.task, self.splits[part], classes, side)
         return at_tokens(self.task, tokens, classified.labels.astype(np.int32))
 
     def stands(self, tokens: Tokens) -> Tensor | None:
-        """Return the row of the token that stands for each token's example; None where examples are single tokens."""
+        """Return the row of the token that represents each token's example; None if examples are single tokens."""
         row_of_example = standing_for(self.task, tokens)
         return None if row_of_example is None else torch.from_numpy(row_of_example)
 
     def train(self, stores: Sequence[ActivationStore]) -> dict[str, Tensor]:
-        """Train a probe of each layer but the embeddings, whose states nothing changes.
+        """Return trained weights, (n_layers, n_classes, d_model), of all layers but the embeddings, and classes.
 
-        Returns:
-            `weight`, shape (n_layers, n_classes, d_model).
+        Nothing changes the embeddings. Classes that are texts are not returned, because they are no tensors.
         """
         sides = label_sides(stores, self.corpora, self.splits, self.task)
         layers = [layer for layer in self.source.layers if layer > 0]
@@ -504,9 +419,7 @@ class ProbedTask:
     def probes(self, stores: Sequence[ActivationStore], store: PassStore | None) -> tuple[dict[int, Tensor], Labels]:
         """Return the weight of each layer's probe (of another run, stored, or trained now), and the classes.
 
-        Args:
-            stores: The activations of each corpus.
-            store: Where trained probes are stored; None if they are those of another run.
+        `store` may be None for probes of another run.
         """
         if store is None or self.frozen is not None:
             assert self.frozen is not None
@@ -526,11 +439,7 @@ class ProbedTask:
         return training_of(PROBE, PROBE.l2, self.split_seed, dict(self.source.trainer))
 
     def key(self, stores: Sequence[ActivationStore]) -> dict[str, Any]:
-        """Return what decides on the probes and the examples, for the keys of caches.
-
-        Args:
-            stores: The activations of each corpus.
-        """
+        """Return all that determines the probes and the examples, for cache keys."""
         frozen = self.frozen
         of_run = (
             None if frozen is None else fingerprint_of(*frozen.weight, *frozen.weight.values(), _plain(frozen.classes))
@@ -544,7 +453,7 @@ class ProbedTask:
 
 
 def _plain(labels: Labels) -> NDArray[Any]:
-    """Return labels as an array whose bytes are those of the labels, also where they are texts."""
+    """Return labels as an array whose bytes are the labels, also if they are texts."""
     return labels.astype(np.str_) if labels.dtype.kind == "O" else labels
 
 
@@ -557,19 +466,14 @@ _SHARD_TOKENS = 8192
 
 @dataclass(frozen=True)
 class LayersInMemory:
-    """A store of some layers' activations in memory.
-
-    Args:
-        tokens: The table of tokens.
-        states: Hidden states of each layer, shape (n_tokens, d_model).
-    """
+    """A store of some layers' activations in memory, shape (n_tokens, d_model) for each layer."""
 
     tokens: Tokens
     states: Mapping[int, Tensor]
 
     @property
     def plan(self) -> StorePlan:
-        """The division into shards, and the width."""
+        """Division into shards, and width."""
         d_model = next(iter(self.states.values())).shape[1]
         return StorePlan({}, max(self.states), d_model, "float32", 1, divide(self.tokens.lengths, _SHARD_TOKENS))
 
@@ -584,12 +488,9 @@ class LayersInMemory:
 
 @dataclass(frozen=True)
 class Labelled:
-    """Passes over a text, and the class of each of its tokens.
+    """Passes over a text, and the class of each token that is or represents an example, -1 for others.
 
-    Args:
-        passes: The passes.
-        labels: Class of each token that is an example or stands for one, shape (n_tokens,); -1 for others.
-        task: The task, which tells what an example's vector is; None if it is the hidden state of its token.
+    The task defines an example's vector; None if it is the hidden state of its token.
     """
 
     passes: Passes
@@ -597,7 +498,7 @@ class Labelled:
     task: TokenTask | None = None
 
     def examples(self, job: AblationJob, layers: Sequence[int]) -> Examples:
-        """Return the examples with the hidden states that they have while something is ablated."""
+        """Return the examples with their hidden states under an ablation."""
         store, task = LayersInMemory(self.passes.tokens, self.passes.states(job, layers)), self.task
         if isinstance(task, SentenceTask):
             # Each sentence has one label at most; the others are -1.
@@ -610,19 +511,7 @@ class Labelled:
 def retrained(
     train: Labelled, test: Labelled, classes: Labels, job: AblationJob, training: Training, layers: Sequence[int]
 ) -> Tensor:
-    """Train a probe of each layer while something is ablated, and test it.
-
-    Args:
-        train: Training sentences.
-        test: Test sentences.
-        classes: The label of each class.
-        job: What is ablated.
-        training: Settings of the training.
-        layers: The layers that are read, at least that of the block that is changed.
-
-    Returns:
-        How many test tokens of each sentence are predicted rightly, shape (n_layers, n_sentences), float32.
-    """
+    """Train a probe of each layer under an ablation; return correct test predictions, (n_layers, n_sentences)."""
     right = []
     for some in _in_memory(train, test, layers):
         sides = [part.examples(job, some) for part in (train, test)]
@@ -634,7 +523,7 @@ def retrained(
 
 
 def _in_memory(train: Labelled, test: Labelled, layers: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield the layers in groups whose hidden states are held in memory together."""
+    """Yield the layers in groups whose hidden states fit into memory together."""
     n_tokens = sum(part.passes.tokens.n_tokens for part in (train, test))
     n = max(1, MEMORY // (4 * n_tokens * test.passes.d_model))
     yield from (layers[first : first + n] for first in range(0, len(layers), n))
@@ -643,14 +532,7 @@ def _in_memory(train: Labelled, test: Labelled, layers: Sequence[int]) -> Iterat
 def chosen_units(
     jobs: Sequence[AblationJob], effects: Mapping[AblationJob, float], n: int, seed: int
 ) -> list[AblationJob]:
-    """Return the heads that cost most when ablated and as many random others, and likewise layers, for one kind.
-
-    Args:
-        jobs: The passes that were computed.
-        effects: Effect of each on the last layer's probe.
-        n: Number of the strongest heads, of the strongest layers, and of random ones of each.
-        seed: Seed of the draw.
-    """
+    """Return the n heads that cost most in the last layer and n random others, likewise layers, for one kind."""
     generator = np.random.default_rng(seed)
     selected: list[AblationJob] = []
     for is_layer in (False, True):

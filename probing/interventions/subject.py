@@ -1,4 +1,4 @@
-"""The model that heads are ablated in, what it reads, and what is read out of it."""
+"""The model of an ablation, its inputs and its readouts."""
 
 from __future__ import annotations
 
@@ -49,10 +49,7 @@ from probing.text.tokens import Tokens
 
 
 def data_of(readouts: Mapping[str, str | None]) -> dict[str, Any]:
-    """Read the data of readouts that need some.
-
-    Args:
-        readouts: What is read out, with its data as typed.
+    """Read the data of the readouts that need some, as typed.
 
     Raises:
         UserError: If data cannot be read.
@@ -63,16 +60,16 @@ def data_of(readouts: Mapping[str, str | None]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class InterventionSetup:
-    """A model and what it reads.
+    """A model, its corpora and its readouts.
 
     Args:
         source: The model, with all of its layers, and the cache.
         corpora: The corpus, and the test corpus if there is one.
-        splits: Side of each sentence of each corpus.
+        splits: Split of each sentence of each corpus.
         split_seed: Seed of the split, and of the training of probes.
         frozen: Probes of another run, of its task; None to train them here.
-        readouts: What is read out, by the name of the option, with its data; None where there is none.
-        task: The task of that run, where it is another than position.
+        readouts: The readouts by name of the option, with their data, None without data.
+        task: The task of that run, if it is not position.
     """
 
     source: ActivationSource
@@ -84,7 +81,7 @@ class InterventionSetup:
     task: TokenTask | None = None
 
     def probed(self, name: str) -> ProbedTask:
-        """Return what is read by probes: `position`, or `task` for the run's own."""
+        """Return the task that probes decode: `position`, or `task` for the run's."""
         is_position = name == POSITION
         frozen = self.frozen if is_position is (self.task is None) else None
         task = load_task(POSITION, {}) if is_position else self.task
@@ -93,43 +90,43 @@ class InterventionSetup:
 
     @property
     def main_task(self) -> ProbedTask:
-        """What the run's probes read; positions without a run."""
+        """The task of the run's probes; position without a run."""
         return self.probed(POSITION if self.task is None else TASK)
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The model's tokenizer."""
+        """Tokenizer of the model."""
         return load_tokenizer(self.source.model)
 
     @property
     def n_types(self) -> int:
-        """Of pairs of sentences, how many token types the model is given; 0 if none, and of single sentences."""
+        """Number of token types in the input of sentence pairs; 0 if there are none, and for single sentences."""
         if self.corpora[-1].seconds is None:
             return 0
         return n_token_types(self.model.encoder, self.tokenizer, of_pairs=True)
 
     @property
     def pad_token_id(self) -> int:
-        """Id of the padding token; of a tuned model that by which its head knows where a sentence ends."""
+        """Id of the padding token; for a tuned model the id by which its head detects the end of a sentence."""
         head_pad_id = self.source.config.pad_token_id if TUNED in self.readouts else None
         return int(head_pad_id if head_pad_id is not None else self.tokenizer.pad_token_id or 0)
 
     @cached_property
     def tuned(self) -> Any:
-        """The model with its trained head, where its task is read out; otherwise None.
+        """The model with its trained head, if its task is a readout; otherwise None.
 
         Raises:
-            UserError: If it has none.
+            UserError: If the model has no such head.
         """
         of: TunedTask | None = self.readouts.get(TUNED)
         return None if of is None else load_tuned(self.source.model, of.of)
 
     @cached_property
     def masked_lm(self) -> nn.Module | None:
-        """The model with its masked-language-model head; None if nothing is read out at masks.
+        """The model with its masked-language-model head; None if no readout needs it.
 
         Raises:
-            UserError: If they are to be, and there is no such head.
+            UserError: If a readout needs the head and there is none.
         """
         if MLM not in self.readouts and WORDS not in self.readouts:
             return None
@@ -142,7 +139,7 @@ class InterventionSetup:
         """The model.
 
         Raises:
-            UserError: If its blocks or heads cannot be told.
+            UserError: If its blocks or heads are unknown.
         """
         whole: Any = self._with_head
         encoder = (
@@ -152,12 +149,12 @@ class InterventionSetup:
 
     @property
     def _with_head(self) -> nn.Module | None:
-        """The model with the head that is read out, if one is."""
+        """The model with the head of a readout, if there is one."""
         return self.tuned if self.masked_lm is None else self.masked_lm
 
     @cached_property
     def readers(self) -> Readers:
-        """The model where passes run."""
+        """The model on the device of the passes."""
         device_options = {name: value for name, value in self.source.trainer.items() if name == "accelerator"}
         device = forward_trainer({"devices": 1, **device_options}, ()).strategy.root_device
         (self._with_head or self.model.encoder).to(device)
@@ -165,7 +162,7 @@ class InterventionSetup:
 
     @cached_property
     def stores_of_sets(self) -> list[ActivationStore]:
-        """The activations of the sets of sentences that are read out by STS."""
+        """The activations of the sets of sentences for STS."""
         for line in (line for sentence_set in self.readouts.get(STS, ()) for line in sentence_set.messages()):
             self.source.say(line)
         return self.source.read([sentence_set.corpus for sentence_set in self.readouts.get(STS, ())])
@@ -189,11 +186,11 @@ class InterventionSetup:
         ]  # fmt: skip
 
     def read(self) -> list[ActivationStore]:
-        """Return the activations of each corpus, extracting what is not cached; those of other readouts, too.
+        """Return the activations of each corpus, extracted if not cached; also extract the texts of other readouts.
 
         Raises:
-            UserError: If the model's blocks or heads cannot be told, it has no head for masked words that are read out,
-                or no sentence of a side has a token of any class.
+            UserError: If the model's blocks or heads are unknown, it lacks the head of a readout, or no sentence of a
+                split has a token of any class.
         """
         _ = self.model  # what cannot be ablated is refused before any work
         checks = [self.probed(name).checks() for name in PROBED if name in self.readouts]
@@ -207,14 +204,7 @@ class InterventionSetup:
     def other_readouts(
         self, text: ReadText, n_tokens: int, seed: int, stores: Sequence[ActivationStore] = ()
     ) -> Iterator[Readout]:
-        """Yield what is read out beside the classes that probes read.
-
-        Args:
-            text: The test sentences that are read.
-            n_tokens: Most tokens of other texts.
-            seed: Seed of every random draw.
-            stores: The activations of each corpus, where the task of a tuned model is read out.
-        """
+        """Yield the readouts other than classes decoded by probes, over at most `n_tokens` tokens of other texts."""
         last = self.source.layers[-1]
         if MLM in self.readouts:
             yield self.masked_words(text, seed)
@@ -226,12 +216,7 @@ class InterventionSetup:
             yield self.tuned_score(text, self.readouts[TUNED].targets(stores, self.corpora, self.splits))
 
     def tuned_score(self, text: ReadText, targets: Tensor) -> TunedScore:
-        """Return the readout of the tuned head on some sentences of the test corpus.
-
-        Args:
-            text: The sentences.
-            targets: The targets of each token or sentence of the corpus.
-        """
+        """Return the readout of the tuned head on some sentences, given the targets of the whole test corpus."""
         of = self.readouts[TUNED].of
         target_rows = torch.from_numpy(text.sentence_indices if of == "sentences" else text.of_corpus)
         return TunedScore(text, targets[target_rows], self._tuned_head, of, self.source.layers[-1])
@@ -250,17 +235,11 @@ class InterventionSetup:
         )  # fmt: skip
 
     def pruning_sides(self, readout: Readout, train: ReadText, n_tokens: int, seed: int) -> tuple[Readout, Readout]:
-        """Return the readout that decides the order in which heads are ablated together, and the reported readout.
+        """Return the readout that orders the heads for joint ablation, and the reported readout.
 
-        For masked words these are the training and the test sentences, for WiC the training and the dev pairs. A set of
-        STS may lack a training part, so the two readouts are the two halves of the pairs that are read. So they are of
-        the test sentences of a tuned model, which knows its training sentences by heart.
-
-        Args:
-            readout: What is read out beside positions.
-            train: Training sentences.
-            n_tokens: Most tokens of other texts.
-            seed: Seed of every random draw.
+        For masked words these are the training and the test sentences, for WiC the training and the dev pairs. An STS
+        set may lack a training part, so the two readouts are the two halves of its pairs. A tuned model has memorised
+        its training sentences, so halves of its test sentences are used.
         """
         last = self.source.layers[-1]
         if readout.name == MLM:
@@ -281,7 +260,7 @@ class InterventionSetup:
 
     @cached_property
     def rule(self) -> SenseRule:
-        """The rule that decides, by the cosine in the last layer, whether two senses are the same."""
+        """The rule that classifies two senses as same, by the cosine in the last layer."""
         return rule_of(self.readouts[WIC][TRAIN], self.stores_of_senses[0], self.source.layers[-1])
 
 
@@ -303,15 +282,12 @@ Counts = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PassScores:
-    """What one pass gave in one layer.
+    """The result of one pass in one layer.
 
     Args:
-        job: What was ablated.
-        readout: What was read.
-        layer: The layer that was read.
         right: Sum of the measure over the examples of each item, such as a sentence, shape (n_items,): for a share, the
-            number of those that are right.
-        intact: The same while nothing is ablated.
+            number of correct examples.
+        intact: The same for the intact model.
         n: Number of examples of each item, shape (n_items,).
     """
 
@@ -324,36 +300,29 @@ class PassScores:
 
     @property
     def group(self) -> tuple[str, bool, str]:
-        """What is tested together: heads or layers, by the kind of replacement and the readout."""
+        """Key of tests that are corrected together: readout, layers or heads, kind of replacement."""
         return self.readout, self.job.head is None, str(self.job.kind)
 
     @property
     def measure(self) -> ReadoutUnit:
-        """What is measured."""
+        """Name and unit of the measure."""
         return measure_of(self.readout)
 
     def effect(self, items: NDArray[np.bool_] | slice = slice(None)) -> float:
-        """Return the measure minus that of the intact model, over some items."""
+        """Return the measure minus the intact model's, over some items."""
         return float((self.right - self.intact)[items].sum() / self.n[items].sum())
 
     def gain(self, items: NDArray[np.bool_] | slice = slice(None)) -> float:
-        """Return the effect over some items, with the sign chosen so that a positive value is an improvement."""
+        """Return the effect over some items, positive for an improvement."""
         return self.measure.sign * self.effect(items)
 
     def tested(self, items: NDArray[np.bool_] | slice = slice(None)) -> dict[str, Any]:
-        """Return the effect with its 95% interval and its p-value, paired by item, over some of them."""
+        """Return the effect over some items with its 95% confidence interval and its p-value, paired by item."""
         return tested(self.right[items], self.intact[items], self.n[items], self.measure.is_share)
 
 
 def tested(right: Counts, intact: Counts, n: NDArray[np.int64], is_share: bool) -> dict[str, Any]:
-    """Return a difference with its 95% interval and its p-value, paired by item.
-
-    Args:
-        right: Sum of the measure over the examples of each item, shape (n_items,).
-        intact: The same of what it is compared with.
-        n: Number of examples of each item, shape (n_items,).
-        is_share: Whether the measure is a share of examples that are right.
-    """
+    """Return a difference with its 95% confidence interval and its p-value, paired by item, from sums over items."""
     difference = right - intact
     interval, p_value = (difference_interval, difference_p_value) if is_share else (mean_interval, mean_p_value)
     low, high = interval(difference, n)
@@ -366,10 +335,10 @@ def tested(right: Counts, intact: Counts, n: NDArray[np.int64], is_share: bool) 
 def effect_rows(pass_scores: Sequence[PassScores]) -> Rows:
     """Return the rows of `ablated.csv`.
 
-    `effect` is the measure, such as the share of examples that are predicted rightly, minus that of the intact model,
-    paired by item. `percentile` is the percentage of the other heads that cost less when ablated, measured in the same
-    layer and by the same kind of replacement. p-values are two-sided and corrected (Holm) for the number of heads, or
-    layers, and of layers that are read, for each kind and readout.
+    `effect` is the measure, such as accuracy, minus the intact model's, paired by item. `percentile` is the percentage
+    of the other heads that cost less when ablated, measured in the same layer and by the same kind of replacement.
+    p-values are two-sided and corrected (Holm) for the number of heads, or layers, and of read layers, for each kind
+    and readout.
     """
     rows: Rows = []
     for scores in pass_scores:
@@ -394,7 +363,7 @@ def _grouped(pass_scores: Sequence[PassScores]) -> Iterator[list[int]]:
 
 
 def _percentile(pass_scores: Sequence[PassScores], rows: Rows, i: int, members: Sequence[int]) -> float:
-    """Return the percentage of the other heads that cost less; NaN for layers and where there is no other head."""
+    """Return the percentage of the other heads that cost less; NaN for layers and without other heads."""
     others = [rows[j]["effect"] for j in members if j != i and pass_scores[j].layer == pass_scores[i].layer]
     if pass_scores[i].job.head is None:
         return float("nan")
@@ -405,12 +374,8 @@ def _percentile(pass_scores: Sequence[PassScores], rows: Rows, i: int, members: 
 def better_without_rows(pass_scores: Sequence[PassScores], seed: int) -> Rows:
     """Return the rows of `better_without.csv`: the unit whose ablation helps most on one half, tested on the other.
 
-    There is a row for heads and for layers, for each kind, readout and layer that is read. p-values are two-sided and
-    corrected for the number of rows (Holm).
-
-    Args:
-        pass_scores: What the passes gave.
-        seed: Seed of the division of the sentences.
+    There is a row for heads and for layers, for each kind, readout and read layer. p-values are two-sided and corrected
+    for the number of rows (Holm).
     """
     groups: dict[Any, list[PassScores]] = {}
     for scores in pass_scores:
@@ -436,17 +401,13 @@ N_SIGNS = 2000
 
 
 def raising_rows(pass_scores: Sequence[PassScores], seed: int) -> Rows:
-    """Return the rows of `raising.csv`: without how many units a measure gets better, beside what chance gives.
+    """Return the rows of `raising.csv`: the number of units whose ablation raises a measure, and the chance level.
 
-    There is a row for heads and for layers, for each kind and readout, in the highest layer that is read. Chance: if no
-    unit changed anything but by chance, the sign of an item's differences could as well be the other one. All units of
-    an item get the same sign, so that units that go together stay so. What is counted is a clear gain: a sum of
+    There is a row for heads and for layers, for each kind and readout, in the highest layer that is read. Null
+    hypothesis: if units change items only by chance, the sign of an item's differences is arbitrary. All units of an
+    item get the same sign, which preserves correlations between units. The count is of clear gains: a sum of
     differences of more than `CLEAR` times the root of the sum of their squares, which signs do not change. `p_value` is
     one-sided, by rank, and corrected for the rows of a readout (Holm).
-
-    Args:
-        pass_scores: What the passes gave.
-        seed: Seed of the signs.
     """
     last: dict[str, int] = {}
     for scores in pass_scores:
@@ -478,14 +439,7 @@ def raising_rows(pass_scores: Sequence[PassScores], seed: int) -> Rows:
 def pass_scores_of(
     results: Mapping[AblationJob, NDArray[Any]], layers: Mapping[int, Sequence[int]], n: NDArray[np.int64], readout: str
 ) -> list[PassScores]:
-    """Return what the passes gave, a member for each layer that is read.
-
-    Args:
-        results: Sums by job, shape (n_layers, n_items); also of each block while it is intact.
-        layers: The layers that are read when a block is changed, by block.
-        n: Number of examples of each item, shape (n_items,).
-        readout: What was read.
-    """
+    """Return the results of the passes, a member for each read layer, from sums of shape (n_layers, n_items)."""
     intact = {job.block: job_sums for job, job_sums in results.items() if job.kind is None}
     return [
         PassScores(job, readout, layer, job_sums[i].astype(np.float64), intact[job.block][i].astype(np.float64), n)

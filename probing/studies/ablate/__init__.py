@@ -1,4 +1,4 @@
-"""The study `ablate`: what a model loses without a head or a layer."""
+"""The study `ablate`: the loss of a model without a head or a layer."""
 
 from __future__ import annotations
 
@@ -131,14 +131,7 @@ def ablate(
 def _config_and_setup(
     call: Call, source_run: Run | Tuned | None, readout_sources: dict[str, Any], tokenizer: Any
 ) -> tuple[Any, Any]:
-    """Return the configuration of the survey and the `probing.interventions.subject.InterventionSetup`.
-
-    Args:
-        call: The call of the command.
-        source_run: The run whose probes are read, or the tuned model whose head is, if there is one.
-        readout_sources: What else is read, with its data as typed.
-        tokenizer: Tokenizer of a model that is an object.
-    """
+    """Return the configuration of the survey and the `InterventionSetup`."""
     from probing.interventions.probed_task import KINDS, UNITS
     from probing.interventions.subject import InterventionSetup, data_of
     from probing.studies.ablate.survey import AblationConfig, check
@@ -177,11 +170,7 @@ def _config_and_setup(
 
 
 def _of_layers(ablation: Any, setup: Any, config: dict[str, Any]) -> Any:
-    """Return what is asked without skipped layers, unless these were typed, where a layer is more than its block.
-
-    Raises:
-        UserError: If something else is asked that needs whole layers.
-    """
+    """Return the configuration without skipped layers, unless typed, if a layer is more than its block."""
     name, skips = setup.source.model.name, "skip" in ablation.kinds and "layers" in ablation.units
     needs = {
         "--prune weights": (ablation.prune_weights, "prunes all matrices of a layer"),
@@ -198,18 +187,12 @@ def _of_layers(ablation: Any, setup: Any, config: dict[str, Any]) -> Any:
 
 
 def _pruned(flag_value: bool | str | list[str]) -> list[str]:
-    """Return what `--prune` asks to prune: units, weights, both or nothing."""
     if isinstance(flag_value, bool):
         return [UNITS_PRUNED] if flag_value else []
     return chosen("--prune", flag_value, (UNITS_PRUNED, WEIGHTS_PRUNED))
 
 
 def _bits(flag_value: int | list[int] | str | None) -> list[int]:
-    """Return the numbers of bits that a model is rounded to, each once.
-
-    Raises:
-        UserError: If one is no whole number, or not between 2 and 16.
-    """
     if flag_value is None:
         return []
     words = ",".join(map(str, flag_value)) if isinstance(flag_value, list) else str(flag_value)
@@ -222,18 +205,12 @@ def _bits(flag_value: int | list[int] | str | None) -> list[int]:
 
 
 def _problems(tokens: int, retrain: int, prune_share: float) -> list[str]:
-    """Return the problems with these numbers that are known without the model."""
     share = out_of_range("prune_share", prune_share, 0, 1)
     return out_of_range("tokens", tokens, 1) + out_of_range("retrain", retrain, 0) + share
 
 
 def _run_of(folder: str | None, config: dict[str, Any]) -> Run | None:
-    """Return the run whose probes are read, and note in the configuration what is read because of it.
-
-    Raises:
-        UserError: If there is no such run, if its probes do not read positions from hidden states, or if an option
-            contradicts it.
-    """
+    """Return the run whose probes are read, and add its settings to the configuration."""
     if folder is None:
         return None
     run = load_fit_of_classes(folder)
@@ -244,11 +221,7 @@ def _run_of(folder: str | None, config: dict[str, Any]) -> Run | None:
 
 
 def _tuned_of(folder: str | None, config: dict[str, Any]) -> Tuned | None:
-    """Return the tuned model whose head is read, and note in the configuration what is read because of it.
-
-    Raises:
-        UserError: If there is no such model, or an option contradicts it.
-    """
+    """Return the tuned model whose head is read, and add its settings to the configuration."""
     if folder is None:
         return None
     option = f"--readouts {TASK}={folder}"
@@ -260,11 +233,7 @@ def _tuned_of(folder: str | None, config: dict[str, Any]) -> Tuned | None:
 
 
 def _pairs_of(tuned: Tuned, config: dict[str, Any], say: Callable[[str], None]) -> Any:
-    """Return the corpora of the pairs that a model was tuned on, and the side of each pair.
-
-    Raises:
-        UserError: If they are not there any more, or others.
-    """
+    """Return the corpora of the pairs that a model was tuned on, and the split of each pair."""
     from probing.downstream.labelled_pairs import pair_text, read_parts
 
     parts, other = read_parts(config["corpus"], "--corpus", say), None
@@ -281,18 +250,12 @@ def _pairs_of(tuned: Tuned, config: dict[str, Any], say: Callable[[str], None]) 
 
 
 def _task_of(tuned: Tuned) -> Any:
-    """Return the `probing.interventions.pair_cosines.TunedTask` of a tuned model."""
     from probing.interventions.pair_cosines import TunedTask
 
     return TunedTask(task_of(tuned), tuned.split_by, tuned.results["classes"], tuned.flag_text)
 
 
 def _frozen(run: Run | None, source: Any) -> Any:
-    """Return the `probing.interventions.probed_task.Frozen` probes of a run, if there is one.
-
-    Raises:
-        UserError: If the model has changed since.
-    """
     if run is None:
         return None
     from probing.interventions.probed_task import frozen_of_run
@@ -301,7 +264,7 @@ def _frozen(run: Run | None, source: Any) -> Any:
 
 
 class Ablate(Study):
-    """What a model loses without a head or a layer."""
+    """Effects of ablating heads and layers."""
 
     name, kind, title = "ablate", "ablation of heads and layers", "Without heads and layers"
     function = "probing.studies.ablate:ablate"
@@ -317,7 +280,7 @@ class Ablate(Study):
         return [*tables.tables(result.by_name), *weight_tables(result.by_name), *quantised_tables(result.by_name)]
 
     def conclusions(self, result: Result) -> list[str]:
-        """Return what the effects say, a sentence for each question."""
+        """Return the conclusions, a sentence for each question."""
         of = result.by_name
         further = [
             line

@@ -83,12 +83,7 @@ ROUNDED: Terms = {
 
 
 def ablation_section(result: Result, anchor: str) -> Html:
-    """Return what was found, a map of heads for each kind of replacement and readout, and the numbers.
-
-    Args:
-        result: The results of `ablate`.
-        anchor: What the section is linked by.
-    """
+    """Return the conclusions, a map of heads for each kind of replacement and readout, and the numbers."""
     of = result.by_name
     return section_of(
         result,
@@ -135,7 +130,7 @@ def _measure(rows: dict[Place, Row]) -> HeadMeasure:
 
 
 def _curves(rows: Sequence[Row]) -> Iterator[Html]:
-    """Yield a table for each readout: what is left at each step, by importance, in reverse and in random orders."""
+    """Yield a table for each readout: the measure at each step, by importance, in reverse and in random orders."""
     for readout, units in dict.fromkeys((row["readout"], row["units"]) for row in rows):
         curve_rows = [row for row in rows if (row["readout"], row["units"]) == (readout, units)]
         body: list[list[Any]] = []
@@ -168,14 +163,7 @@ _ORDERS: dict[str, dict[str, Any]] = {
 def write_figures(
     folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
 ) -> list[Path]:
-    """Draw a run's figures, each in some formats, and return the paths of the files.
-
-    Args:
-        folder: Folder of the figures.
-        tables: The run's tables by name.
-        model: Model name for the titles.
-        formats: Formats of the files.
-    """
+    """Draw a run's figures, each in some formats, and return the paths of the files."""
     drawings: dict[str, Callable[[Figure], None]] = {}
     for readout in readouts_of(tables):
         rows, end = at_last_layer(tables, readout), file_name(readout)
@@ -194,12 +182,12 @@ def write_figures(
 
 
 def file_name(readout: str) -> str:
-    """Return the end of the name of a figure; positions, which came first, have none."""
+    """Return the end of the name of a figure; empty for positions, the first readout."""
     return "" if readout == POSITION else "_" + re.sub(r"[^A-Za-z0-9.-]+", "_", readout)
 
 
 def draw_head_map(figure: Figure, rows: Sequence[Row], what: str) -> None:
-    """Draw a cell for each head with the effect of ablating it, darker where more is lost."""
+    """Draw the effect of ablating each head, a cell for each head, darker for a greater loss."""
     readout, layer = rows[0]["readout"], rows[0]["layer"]
     measure = measure_of(readout)
     places = [tuple(map(int, row["unit"].split("-"))) for row in rows]
@@ -244,7 +232,7 @@ def effects_of_layers(figure: Figure, rows: Sequence[Row], model: str) -> None:
 
 
 def pruning_curves(figure: Figure, rows: Sequence[Row], model: str) -> None:
-    """Draw what is left as more and more is ablated: by importance, its reverse, and the band of random orders."""
+    """Draw the measure over the ablated share: by importance, its reverse, and the band of random orders."""
     figure.set_size_inches(6.8, 3.1)
     axes = figure.add_subplot()
     share = [100 * row["share"] for row in rows if row["order"] == "importance"]
@@ -262,7 +250,7 @@ def pruning_curves(figure: Figure, rows: Sequence[Row], model: str) -> None:
 
 
 def weight_curves(figure: Figure, rows: Mapping[str, Sequence[Row]], model: str) -> None:
-    """Draw what is left as more and more weights are pruned: the smallest, and random ones with the band of draws."""
+    """Draw the measure over the share of pruned weights: the smallest, and random ones with the band of draws."""
     figure.set_size_inches(6.8, 3.1)
     axes = figure.add_subplot()
     first, share = rows[MAGNITUDE][0], [100 * row["share"] for row in rows[MEAN]]
@@ -283,14 +271,7 @@ def weight_curves(figure: Figure, rows: Mapping[str, Sequence[Row]], model: str)
 def study_output(
     ablation: AblationResults, stores: Sequence[ActivationStore], model_name: str, tuned: Tuned | None = None
 ) -> Measured:
-    """Return the tables with what belongs to them.
-
-    Args:
-        found: What was found.
-        stores: The activations of each corpus.
-        model_name: The model's short name, for titles.
-        tuned: The tuned model whose head was read.
-    """
+    """Return the tables, results and figures of a run; `tuned` is the tuned model whose head was read."""
     tokens = ablation.text.tokens
     results = {
         "cache": {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))},
@@ -313,7 +294,7 @@ def study_output(
 
 
 def _logged_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row per layer with the effect on the last layer of ablating it, a column for each kind, for W&B."""
+    """Return rows for W&B: by layer, the effect of its ablation on the last layer, a column for each kind."""
     by_layer: dict[int, dict[str, Any]] = {}
     for readout in readouts_of({"ablated": rows}):
         of = "" if readout == POSITION else f"{readout}_"
@@ -326,7 +307,6 @@ def _logged_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _read(results: AblationResults) -> dict[str, Any]:
-    """Return what each readout gives while nothing is ablated."""
     by_name = {
         name: {"n_examples": results.n_examples[name], "intact": {str(layer): value for layer, value in intact.items()}}
         for name, intact in results.intact.items()

@@ -1,4 +1,4 @@
-"""Measures what a model loses without its heads and layers: probes, passes that go on where they stopped, and rows."""
+"""Survey of the effects of ablated heads and layers: probes, resumable passes, and rows."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ N_DRAWS = 20
 
 @dataclass(frozen=True)
 class Rounding:
-    """How a model is rounded.
+    """A rounding of a model.
 
     Args:
-        bits: Number of bits; 0 for the model as it is.
-        rounded: Whether weights, activations or both are rounded.
-        scale: Whether a whole tensor or each channel has a scale.
-        unrounded: Neurons of hidden states that are not rounded and do not count for the scale: none, outliers, random.
+        bits: Number of bits; 0 for the original model.
+        rounded: `weights`, `activations` or `both`.
+        scale: `tensor` or `channel`.
+        unrounded: Neurons of hidden states that are neither rounded nor count for the scale: none, outliers, random.
         draw: Number of the random draw.
     """
 
@@ -110,7 +110,7 @@ class Rounding:
 
 
 def roundings(bits: Sequence[int]) -> list[Rounding]:
-    """Return all that is measured: the model as it is, then each number of bits."""
+    """Return all roundings: the original model, then each number of bits."""
     settings = [Rounding(0)]
     for n in bits:
         settings += [
@@ -122,12 +122,9 @@ def roundings(bits: Sequence[int]) -> list[Rounding]:
 
 
 def rounded(values: Tensor, bits: int, largest: Tensor) -> Tensor:
-    """Return values rounded to the nearest of 2^bits - 1 equally spaced ones from -largest to largest.
+    """Return values rounded to the nearest of 2^bits - 1 equally spaced values from -largest to largest.
 
-    Args:
-        values: The values.
-        bits: Number of bits, at least 2.
-        largest: The largest magnitude of each, of a shape that broadcasts; 0 where all are 0.
+    `bits` is at least 2; `largest`, the largest magnitude, must broadcast, and is 0 where all values are 0.
     """
     steps = 2 ** (bits - 1) - 1
     step = torch.where(largest > 0, largest, 1.0) / steps
@@ -138,13 +135,9 @@ def rounded(values: Tensor, bits: int, largest: Tensor) -> Tensor:
 def rounded_weights(
     weights: Sequence[nn.Parameter], bits: int, by_channel: bool, columns: Collection[nn.Parameter] = ()
 ) -> Iterator[None]:
-    """Round weight matrices, and restore them.
+    """Round weight matrices, and restore them; 0 bits rounds nothing.
 
-    Args:
-        weights: The matrices.
-        bits: Number of bits; 0 rounds nothing.
-        by_channel: Whether each unit that a matrix makes has a scale of its own.
-        columns: The matrices whose units are their columns; those of the others are their rows.
+    With `by_channel`, each output unit has a scale. Units are the columns of matrices in `columns`, the rows of others.
     """
     before = [weight.detach().clone() for weight in weights] if bits else []
     try:
@@ -160,7 +153,7 @@ def rounded_weights(
 
 
 def column_weights(model: nn.Module) -> list[nn.Parameter]:
-    """Return the weights whose columns are the units that they make, as GPT-2 has them."""
+    """Return the weights whose columns are the output units, as in GPT-2."""
     from transformers.pytorch_utils import Conv1D
 
     return [module.weight for module in model.modules() if isinstance(module, Conv1D)]
@@ -168,11 +161,11 @@ def column_weights(model: nn.Module) -> list[nn.Parameter]:
 
 @dataclass(frozen=True)
 class RoundingRange:
-    """What rounding needs to know of the hidden states that enter a block.
+    """Statistics of the hidden states that enter a block, for rounding.
 
     Args:
         largest: Largest magnitude of each neuron, shape (d_model,), float32.
-        outliers: Neurons that any definition of `geometry` calls outliers, special tokens included; ascending.
+        outliers: Outlier neurons by any definition of `geometry`, special tokens included; ascending.
     """
 
     largest: Tensor
@@ -187,7 +180,7 @@ class RoundingRange:
         return cls(states.abs().amax(0).float().cpu(), sorted(named))
 
     def unrounded(self, rounding: Rounding, seed: int, block: int) -> list[int]:
-        """Return the neurons that a rounding keeps as they are."""
+        """Return the neurons that are not rounded."""
         if rounding.unrounded == OUTLIERS:
             return self.outliers
         if rounding.unrounded == RANDOM:
@@ -199,13 +192,9 @@ class RoundingRange:
 
 @dataclass(frozen=True)
 class RoundedStates:
-    """A change of a model: hidden states that enter its blocks are rounded.
+    """A change of a model: rounding of the hidden states that enter its blocks.
 
-    Args:
-        layer: The layer from whose hidden states the blocks are run.
-        ranges: What is known of the states that enter each of the blocks whose input is rounded.
-        rounding: How they are rounded.
-        seed: Seed of the draws of neurons.
+    `layer` is the layer from whose hidden states the blocks are run; `ranges` are the ranges of the rounded blocks.
     """
 
     layer: int
@@ -238,13 +227,7 @@ class RoundedStates:
 class Quantised:
     """A model whose weights and hidden states are rounded.
 
-    Args:
-        readers: The model.
-        train: Training sentences, whose hidden states tell the ranges and the outliers.
-        blocks: The blocks whose matrices and inputs are rounded.
-        bits: Numbers of bits.
-        seed: Seed of the random draws.
-        batch_tokens: Most tokens in a batch, padding included.
+    `train` are the sentences whose hidden states define the ranges and the outliers.
     """
 
     readers: Readers
@@ -261,16 +244,11 @@ class Quantised:
 
     @cached_property
     def ranges(self) -> dict[int, RoundingRange]:
-        """The range of what enters each block."""
+        """The range of the hidden states that enter each block."""
         return {block: RoundingRange.of(self.train.states(block - 1)) for block in self.blocks}
 
     def rows(self, readout: Readout, store: PassStore) -> Rows:
-        """Return the rows of `quantised.csv`.
-
-        Args:
-            readout: What is read.
-            store: Where passes are stored.
-        """
+        """Return the rows of `quantised.csv`, running the passes that are not stored."""
         n_unrounded = sum(len(states_range.outliers) for states_range in self.ranges.values())
         files = {
             i + 1: setting
@@ -299,15 +277,15 @@ def quantised_rows(
 ) -> Rows:
     """Return the rows of `quantised.csv`: each rounding, and for each number of bits the mean of the random draws.
 
-    `effect` is what changes from the model as it is, paired by item; that of the mean has an interval over items and
-    draws. p-values are two-sided, over items, and corrected (Holm) for all rows but single draws. `rank_p` of kept
-    outliers is by rank among the draws: the share of these, and of what is tested, that lose no more.
+    `effect` is the difference from the original model, paired by item; for the mean, its confidence interval is over
+    items and draws. p-values are two-sided, over items, and corrected (Holm) for all rows but single draws. `rank_p` of
+    unrounded outliers is by rank among the draws: the share of these, and of the tested one, that lose no more.
 
     Args:
-        item_sums: What each pass gave, as sums over the examples of each item, shape (n_items,).
+        item_sums: Sums of each pass over the examples of each item, shape (n_items,).
         n: Number of examples of each item, shape (n_items,).
-        named: Columns that all rows have: `readout`, `layer`.
-        n_unrounded: Number of neurons that are kept, over all blocks.
+        named: Columns of all rows: `readout`, `layer`.
+        n_unrounded: Number of unrounded outliers, over all blocks.
     """
     measure, whole = measure_of(str(named["readout"])), item_sums[Rounding(0)]
 
@@ -355,19 +333,17 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class AblationConfig:
-    """What is asked.
+    """Settings of a survey.
 
     Args:
         units: Whether heads, layers or both are ablated.
-        kinds: What stands in their place.
-        blocks: The blocks that are changed.
-        n_tokens: Most tokens of the text that is read.
-        n_retrained: Number of the strongest heads and layers, and of random ones, whose probes are trained again.
-        seed: Seed of every random draw.
+        kinds: Kinds of replacement.
+        blocks: The changed blocks.
+        n_tokens: Maximum number of tokens of the text.
+        n_retrained: Number of the strongest heads and layers, and of random ones, whose probes are retrained.
         prune: Whether units are also ablated cumulatively.
-        prune_share: Share of them that is added at each step.
-        prune_weights: Whether weights are pruned, too.
-        bits: Numbers of bits that the model is rounded to.
+        prune_share: Share of units added at each step.
+        bits: Numbers of bits for rounding.
     """
 
     units: Sequence[UnitType]
@@ -383,27 +359,18 @@ class AblationConfig:
 
     @property
     def prune_kind(self) -> Kind:
-        """The replacement of what is ablated cumulatively: zeros, as published, or the mean."""
+        """The replacement in cumulative ablation: zeros, as published, or the mean."""
         return "zero" if "zero" in self.kinds else "mean"
 
 
 @dataclass(frozen=True)
 class AblationResults:
-    """What was found.
+    """Rows of the tables of a survey, empty if not measured, and its text.
 
     Args:
-        ablated: Rows of `ablated.csv`.
-        better_without: Rows of `better_without.csv`.
-        raising: Rows of `raising.csv`.
-        importance: Rows of `importance.csv`; empty if no heads are ablated.
-        pruning: Rows of `pruning.csv`; empty if nothing is ablated cumulatively.
-        pruning_areas: Rows of `pruning_areas.csv`.
-        weight_pruning: Rows of `weight_pruning.csv`; empty if no weights are pruned.
-        quantised: Rows of `quantised.csv`; empty if nothing is rounded.
         n_heads: Number of heads of a block.
-        text: The sentences that were read.
-        intact: What each readout gives while nothing is ablated, by its name and by layer.
-        n_examples: Number of examples of each readout, by its name.
+        intact: Each readout of the intact model, by name and by layer.
+        n_examples: Number of examples of each readout, by name.
     """
 
     ablated: Rows
@@ -433,11 +400,6 @@ class AblationResults:
 def survey(setup: InterventionSetup, stores: Sequence[ActivationStore], config: AblationConfig) -> AblationResults:
     """Ablate one unit after the other, and read the later layers.
 
-    Args:
-        setup: Model and corpora.
-        stores: The activations of each corpus.
-        config: What is asked.
-
     Raises:
         UserError: If the cache cannot be written.
     """
@@ -466,24 +428,12 @@ def survey(setup: InterventionSetup, stores: Sequence[ActivationStore], config: 
 
 
 def others(setup: InterventionSetup) -> list[str]:
-    """Return the names of what is read beside positions."""
+    """Return the names of the readouts other than positions."""
     return [name for name in setup.readouts if name != POSITION]
 
 
 @dataclass(frozen=True)
 class _ReadoutResults:
-    """What was found by one readout.
-
-    Args:
-        readout: The readout.
-        unit_effects: What its passes gave.
-        rows: Rows of `importance.csv`.
-        pruning: Rows of `pruning.csv`.
-        areas: Rows of `pruning_areas.csv`.
-        weights: Rows of `weight_pruning.csv`.
-        quantised: Rows of `quantised.csv`.
-    """
-
     readout: Readout
     unit_effects: Sequence[PassScores]
     rows: Rows
@@ -495,15 +445,7 @@ class _ReadoutResults:
 
 @dataclass(frozen=True, eq=False)
 class _ReadoutPasses:
-    """The passes for all readouts.
-
-    Args:
-        setup: Model and corpora.
-        stores: The activations of each corpus.
-        config: What is asked.
-        text: Test sentences.
-        train: Training sentences.
-    """
+    """The passes of all readouts, over test sentences (`text`) and training sentences."""
 
     setup: InterventionSetup
     stores: Sequence[ActivationStore]
@@ -519,12 +461,10 @@ class _ReadoutPasses:
 
     @cached_property
     def probed(self) -> ProbedTask:
-        """Positions, and the probes that read them."""
         return self.setup.probed(POSITION)
 
     @cached_property
     def passes(self) -> Passes:
-        """Passes over the test sentences."""
         return self._passes_over(self.text)
 
     def _passes_over(self, text: ReadableText) -> Passes:
@@ -555,7 +495,6 @@ class _ReadoutPasses:
         return _ReadoutResults(readout, unit_effects, rows, *self._pruned(chosen_on, readout))
 
     def other(self, readout: Readout) -> _ReadoutResults:
-        """Read something else than positions."""
         with self._store(readout.name, {"content": fingerprint_of(*readout.content)}) as store:
             results = self._run(store, readout, cache(lambda: self._passes_over(readout.text)))
             layers = {block: readout.layers(block) for block in self.config.blocks}
@@ -567,7 +506,7 @@ class _ReadoutPasses:
         return _ReadoutResults(readout, unit_effects, rows, *self._pruned(*sides))
 
     def with_weights(self, part: _ReadoutResults) -> _ReadoutResults:
-        """Return a part with the rows of pruned weights and of rounded numbers, if these are asked for."""
+        """Return a part with the rows of pruned weights and of rounded numbers, if requested."""
         config, readout, readers = self.config, part.readout, self.setup.readers
         batch_tokens = self.stores[-1].plan.batch_tokens
         key_part = {"blocks": list(config.blocks), "content": fingerprint_of(*readout.content)}
@@ -582,12 +521,7 @@ class _ReadoutPasses:
         return part
 
     def _pruned(self, chosen_on: Readout, reported_on: Readout) -> tuple[Rows, Rows]:
-        """Return the rows of `pruning.csv` and of `pruning_areas.csv`.
-
-        Args:
-            chosen_on: The readout whose losses decide on the order.
-            reported_on: The readout that is reported.
-        """
+        """Return the rows of `pruning.csv` and `pruning_areas.csv`; the losses of `chosen_on` decide on the order."""
         config, rows, areas = self.config, list[Any](), list[Any]()
         for units in config.units if config.prune else ():
             key_part = {
@@ -612,7 +546,7 @@ class _ReadoutPasses:
 
     @cached_property
     def _stands(self) -> Tensor:
-        """What stands in the place of the outputs of all heads together, shape (n_layers, width)."""
+        """Replacements of the outputs of all heads together, shape (n_layers, width)."""
         model = self.setup.readers.model
         stands = torch.zeros(model.heads.n_layers, model.width, device=self.setup.readers.device)
         if self.config.prune_kind == "mean":
@@ -622,14 +556,12 @@ class _ReadoutPasses:
 
     @contextmanager
     def _store(self, readout: str, key_part: Mapping[str, Any], n_passes: int | None = None) -> Iterator[PassStore]:
-        """Open the store of the passes of a readout, which other jobs then wait for."""
         key = _key(self.setup, self.stores, self.config, readout, key_part)
         n_passes = n_passes or 2 * len(self.jobs) + 1
         with opened(self.setup.source, key, self.stores[-1], self.text.tokens, n_passes) as store:
             yield store
 
     def _run(self, store: PassStore, readout: Readout, passes: Callable[[], Passes]) -> dict[AblationJob, Any]:
-        """Return what each pass that is asked for gave."""
         config = self.config
         chosen = {
             i + 1: job for i, job in enumerate(self.jobs) if is_needed(job, config.units, config.kinds, config.blocks)
@@ -638,7 +570,7 @@ class _ReadoutPasses:
         return run_unfinished(chosen, store, lambda job: passes().run(job, readout), what)
 
     def _probes(self, store: PassStore) -> tuple[FrozenProbes, Labels]:
-        """Return the later layers' probes of the test sentences, and their classes."""
+        """Return the later layers' probes with the labels of the test sentences, and the classes."""
         weight, classes = self.probed.probes(self.stores, store)
         labels = self.probed.labels(self.stores, -1, classes, "test")
         return FrozenProbes(weight, torch.from_numpy(labels[self.text.of_corpus].astype(np.int64))), classes
@@ -651,7 +583,6 @@ class _ReadoutPasses:
         probes: FrozenProbes,
         classes: Labels,
     ) -> dict[AblationJob, Any]:
-        """Return the results of probes that are retrained while a unit is ablated."""
         passes_of_train = cache(lambda: self._passes_over(self.train))
 
         def again(job: AblationJob) -> Tensor:
@@ -682,7 +613,7 @@ def _key(
     setup: InterventionSetup, stores: Sequence[ActivationStore], config: AblationConfig, readout: str,
     part: Mapping[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return everything that changes the results of a pass; units and kinds are not part of the key."""
+    """Return all that changes the results of a pass; units and kinds are not part of the key."""
     of_passes = {
         "format": FORMAT,
         "readout": readout,
@@ -701,7 +632,6 @@ def _is(splits: Sequence[Split], side: Split) -> Any:
 
 
 def _intact(part: _ReadoutResults) -> dict[int, float]:
-    """Return what a readout gives while nothing is ablated, by layer."""
     intact_values = {
         unit_effect.layer: float(unit_effect.intact.sum() / unit_effect.n.sum())
         for unit_effect in part.unit_effects
@@ -711,11 +641,10 @@ def _intact(part: _ReadoutResults) -> dict[int, float]:
 
 
 def check(units: Sequence[UnitType], kinds: Sequence[Kind], prune: bool) -> None:
-    """Refuse a choice under which nothing is ablated.
+    """Reject a choice under which nothing is ablated.
 
     Raises:
-        UserError: If heads alone are to be skipped, or if units are to be ablated cumulatively and neither zero nor
-            mean is among the kinds.
+        UserError: If heads alone are skipped, or cumulative ablation lacks the kinds zero and mean.
     """
     if prune and not {"zero", "mean"} & {*kinds}:
         raise UserError(

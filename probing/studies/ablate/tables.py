@@ -163,49 +163,38 @@ _SHOWN = 10
 
 
 def is_head(row: Row) -> bool:
-    """Return whether the unit of a row is a head, and not a layer."""
+    """Return True if the unit of a row is a head, False for a layer."""
     return "-" in row["unit"]
 
 
 def at_last_layer(rows_by_table: Tables, readout: str = "position") -> list[Row]:
-    """Return the rows of `ablated.csv` that were read from the highest layer.
-
-    Args:
-        rows_by_table: The tables.
-        readout: What was read: `position` by frozen probes, `position_retrained` by probes that were trained again, or
-            another name in the column `readout`.
-    """
+    """Return the rows of `ablated.csv` for the highest layer, of a readout as named in the column `readout`."""
     rows = [row for row in rows_by_table.get("ablated", ()) if row["readout"] == readout]
     last = max((row["layer"] for row in rows), default=0)
     return [row for row in rows if row["layer"] == last]
 
 
 def kinds_of(rows: Sequence[Row]) -> list[str]:
-    """Return the kinds of replacement that there are, in the order of the rows."""
+    """Return the kinds of replacement, in the order of the rows."""
     return list(dict.fromkeys(row["kind"] for row in rows))
 
 
 def readouts_of(rows_by_table: Tables) -> list[str]:
-    """Return what was read out, in the order of the rows; probes that were trained again are none of these."""
+    """Return the readouts, in the order of the rows, without retrained probes."""
     return [
         name for name in dict.fromkeys(row["readout"] for row in rows_by_table.get("ablated", ())) if name != RETRAINED
     ]
 
 
 def named(readout: str, layer: int) -> str:
-    """Return what is read, as in titles.
-
-    Args:
-        readout: Its name in tables.
-        layer: The layer that is read.
-    """
+    """Return the name of a readout in titles."""
     of = readout.partition(":")[2]
     at = "" if readout in _BY_HEAD else f" of layer {layer}"
     return f"{measure_of(readout).noun}{f' ({of})' if of else ''}{at}"
 
 
 def tables(rows_by_table: Tables) -> list[Any]:
-    """Return the tables of the terminal as rich ones; those without rows are left out."""
+    """Return the tables of the terminal, as rich tables; tables without rows are omitted."""
     readout_tables = []
     for readout in readouts_of(rows_by_table):
         rows = at_last_layer(rows_by_table, readout)
@@ -222,12 +211,12 @@ def _units(rows: Sequence[Row]) -> list[str]:
 
 
 def _gain(row: Row) -> float:
-    """Return the effect with the sign by which more is better."""
+    """Return the effect, positive for an improvement."""
     return float(measure_of(row["readout"]).sign * row["effect"])
 
 
 def _first(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of the heads that cost most by the first kind of replacement, in that order."""
+    """Return the rows of the heads with the greatest loss by the first kind of replacement, in that order."""
     kinds = kinds_of(rows)
     order = sorted((row for row in rows if row["kind"] == kinds[0]), key=_gain)
     first = [row["unit"] for row in order[:_SHOWN]]
@@ -235,7 +224,6 @@ def _first(rows: Sequence[Row]) -> list[Row]:
 
 
 def _table(rows: Sequence[Row], what: str, of: str) -> Any:
-    """Return the effect of each unit, a column for each kind of replacement."""
     from probing.runtime.terminal import plain_table
 
     if not rows:
@@ -253,7 +241,6 @@ def _table(rows: Sequence[Row], what: str, of: str) -> Any:
 
 
 def _retrained_table(rows_by_table: Tables) -> Any:
-    """Return the effect of each unit on probes as they were, and on probes that were trained again, in points."""
     from probing.runtime.terminal import plain_table
 
     rows = at_last_layer(rows_by_table, RETRAINED)
@@ -269,7 +256,7 @@ def _retrained_table(rows_by_table: Tables) -> Any:
 
 
 def points(row: Row | None) -> str:
-    """Return an effect in its unit with its interval, and a star if its corrected p-value is below .05."""
+    """Return an effect in its unit with its confidence interval, and a star for a corrected p-value below .05."""
     if row is None:
         return ""
     return f"{_change(row)}{in_brackets(_between(row))}{'*' if row['p_value'] < 0.05 else ''}"
@@ -324,7 +311,6 @@ def _after(row: Row) -> str:
 
 
 def _changes_most(most: Row) -> str:
-    """Return what changes most for the worse, as a subject with its verb."""
     measure = measure_of(most["readout"])
     if most["readout"] == POSITION:
         return f"the probe of layer {most['layer']} {_loses(most)}"
@@ -341,7 +327,6 @@ def _loses(most: Row) -> str:
 
 
 def _trained_again(rows_by_table: Tables) -> list[str]:
-    """Say, for heads and for layers, without how many of them a retrained probe reads less, and which costs it most."""
     lines = []
     for of_heads, what in ((False, "layer"), (True, "head")):
         rows = [row for row in at_last_layer(rows_by_table, RETRAINED) if is_head(row) is of_heads]
@@ -357,7 +342,7 @@ def _trained_again(rows_by_table: Tables) -> list[str]:
 
 
 def _raising(rows_by_table: Tables, readout: str) -> list[str]:
-    """Say of a tuned model without how many units its task gains, and whether these are more than chance gives."""
+    """Return sentences on the units without which a tuned model's task gains, and on the chance level."""
     if readout not in (TUNED, TUNED_R2):
         return []
     lines = []
@@ -380,11 +365,7 @@ def _raising(rows_by_table: Tables, readout: str) -> list[str]:
 
 
 def tuned_sentences(results: Mapping[str, Any]) -> list[str]:
-    """Return what the tuned head has while nothing is ablated, beside what its run says; none of other results.
-
-    Args:
-        results: Content of `results.json`.
-    """
+    """Return the intact score of a tuned head and the score of its run; empty for other `results.json`."""
     tuned = results.get("tuned")
     if tuned is None:
         return []
@@ -427,7 +408,6 @@ def _better_without(rows_by_table: Tables, readout: str) -> list[str]:
 
 
 def _importance(rows_by_table: Tables, readout: str) -> list[str]:
-    """Return which heads the loss depends on most by its gradient."""
     rows = [row for row in rows_by_table.get("importance", ()) if row["readout"] == readout]
     rows.sort(key=lambda row: -row["importance"])
     if not rows:
@@ -441,7 +421,6 @@ def _importance(rows_by_table: Tables, readout: str) -> list[str]:
 
 
 def _pruning(rows_by_table: Tables, readout: str) -> list[str]:
-    """Return how much is kept as more and more is ablated by importance, beside other orders."""
     rows = [row for row in rows_by_table.get("pruning_areas", ()) if row["readout"] == readout]
     lines = []
     for units in ("layers", "heads"):
@@ -471,7 +450,7 @@ def _why_no_intervals(rows: Sequence[Row]) -> list[str]:
 
 
 def by_order(rows_by_table: Tables, readout: str) -> dict[str, list[Row]]:
-    """Return the rows of a readout by their order, each by share: those of random draws one draw after the other."""
+    """Return the rows of a readout by order, each by share; random draws follow each other."""
     order_rows: dict[str, list[Row]] = {}
     for row in rows_by_table.get("weight_pruning", ()):
         if row["readout"] == readout:
@@ -480,7 +459,7 @@ def by_order(rows_by_table: Tables, readout: str) -> dict[str, list[Row]]:
 
 
 def weight_tables(rows_by_table: Tables) -> list[Any]:
-    """Return a table for each readout as a rich one: what is left at each share, by magnitude and at random."""
+    """Return a rich table for each readout: the measure at each share, by magnitude and at random."""
     return [_weight_table(rows) for readout in readouts_of(rows_by_table) if (rows := by_order(rows_by_table, readout))]
 
 
@@ -508,7 +487,7 @@ def _weight_table(rows: Mapping[str, Sequence[Row]]) -> Any:
 
 
 def weight_sentences(rows_by_table: Tables, readout: str) -> list[str]:
-    """Return from which share on pruned weights cost something, by magnitude and at random."""
+    """Return the share from which on pruned weights reduce the measure, by magnitude and at random."""
     rows = by_order(rows_by_table, readout)
     if not rows:
         return []
@@ -535,7 +514,7 @@ _KEPT = {NOTHING: "", OUTLIERS: "outliers", RANDOM_MEAN: "random"}
 
 
 def quantised_tables(rows_by_table: Tables) -> list[Any]:
-    """Return a table for each readout as a rich one."""
+    """Return a rich table for each readout."""
     by_readout = {readout: _of(rows_by_table, readout) for readout in readouts_of(rows_by_table)}
     return [_quantised_table(rows) for rows in by_readout.values() if rows]
 
@@ -562,7 +541,7 @@ def _quantised_table(rows: Sequence[Row]) -> Any:
 
 
 def quantised_sentences(rows_by_table: Tables, readout: str) -> list[str]:
-    """Return for each number of bits what rounded hidden states cost, and whether the outliers are why."""
+    """Return, for each number of bits, the cost of rounded hidden states, and the role of the outliers."""
     row_of = {
         (row["bits"], row["rounded"], row["scale"], row["kept"]): row for row in _of(rows_by_table, readout)
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Prunes a growing share of a model's weights, by magnitude and at random, and reads it out at each."""
+"""Readouts of a model as weights are pruned and heads or layers are ablated cumulatively; importance by gradients."""
 
 from __future__ import annotations
 
@@ -43,13 +43,10 @@ N_FILES = 1 + len(PERCENT) * (1 + N_DRAWS)
 
 
 def matrices(model: LaterBlocks, blocks: Sequence[int]) -> list[nn.Parameter]:
-    """Return the weight matrices of some blocks, each once: of attention and of feed-forward layers.
+    """Return the weight matrices of attention and feed-forward layers of some blocks, without duplicates.
 
-    Norms, biases and embeddings, such as those of relative positions, are none of them.
-
-    Args:
-        model: The model.
-        blocks: The blocks, from 1; all of them where blocks share their weights.
+    Norms, biases and embeddings (also of relative positions) are excluded. If blocks share their weights, the matrices
+    of all blocks are returned.
     """
     weights: dict[nn.Parameter, None] = {}
     for block in block_modules(model, blocks):
@@ -65,24 +62,20 @@ def _are_shared(model: LaterBlocks) -> bool:
 
 
 def block_modules(model: LaterBlocks, blocks: Sequence[int]) -> list[nn.Module]:
-    """Return the modules of some blocks; all modules where blocks share their weights."""
+    """Return the modules of some blocks; all modules if blocks share their weights."""
     every = model.anatomy.blocks or ()
     return list(dict.fromkeys(every if _are_shared(model) else [every[block - 1] for block in blocks]))
 
 
 def first_block(model: LaterBlocks, blocks: Sequence[int]) -> int:
-    """Return the first block whose weights are changed when those of some blocks are."""
+    """Return the first block that changes if the weights of some blocks change."""
     return 1 if _are_shared(model) else min(blocks)
 
 
 def smallest(matrix: Tensor, n: int, generator: np.random.Generator | None) -> NDArray[np.int64]:
-    """Return the indices of the weights of a matrix that are pruned.
+    """Return the indices of n weights of a matrix to prune: the smallest magnitudes, or random with a generator.
 
-    Args:
-        matrix: The matrix.
-        n: Number of weights.
-        generator: Draws them at random, more of them beside the same ones for a larger number, if it draws the same;
-            None for those of the smallest magnitude.
+    With a generator in the same state, a larger n adds weights to the same draw.
     """
     order = matrix.detach().abs().cpu().numpy().ravel() if generator is None else generator.random(matrix.numel())
     return np.argpartition(order, n - 1)[:n] if n else np.zeros(0, dtype=np.int64)
@@ -90,13 +83,10 @@ def smallest(matrix: Tensor, n: int, generator: np.random.Generator | None) -> N
 
 @contextmanager
 def pruned(weights: Sequence[nn.Parameter], percent: int, draw: int, seed: int) -> Iterator[int]:
-    """Set a share of the weights of every matrix to 0, and restore them; yields their number.
+    """Set a share of the weights of every matrix to 0, and restore them; yield their number.
 
-    Args:
-        weights: The matrices; copies of a model that share them are changed, too.
-        percent: The share of each, in percent.
-        draw: Number of the random draw, from 1; 0 prunes the weights of the smallest magnitude.
-        seed: Seed of the draws.
+    Copies of the model that share the weights change, too. `draw` is the number of the random draw, from 1; 0 prunes
+    the smallest magnitudes.
     """
     before, n_pruned = [weight.detach().clone() for weight in weights], 0
     try:
@@ -115,12 +105,7 @@ def pruned(weights: Sequence[nn.Parameter], percent: int, draw: int, seed: int) 
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass over the text with pruned weights.
-
-    Args:
-        percent: Share of the weights of each matrix, in percent.
-        draw: Number of the random draw; 0 for magnitude.
-    """
+    """A pass over the text with pruned weights; `draw` is 0 for magnitude."""
 
     percent: int
     draw: int
@@ -128,14 +113,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class WeightPruning:
-    """A model whose weights are pruned.
-
-    Args:
-        readers: The model.
-        blocks: The blocks whose matrices are pruned.
-        seed: Seed of the random draws.
-        batch_tokens: Most tokens in a batch, padding included.
-    """
+    """A model whose weights are pruned."""
 
     readers: Readers
     blocks: Sequence[int]
@@ -148,12 +126,7 @@ class WeightPruning:
         return matrices(self.readers.model, self.blocks)
 
     def rows(self, readout: Readout, store: PassStore) -> Rows:
-        """Return the rows of `weight_pruning.csv`.
-
-        Args:
-            readout: What is read.
-            store: Where passes are stored.
-        """
+        """Return the rows of `weight_pruning.csv`, running the passes that are not stored."""
         passes = [Pass(percent, draw) for draw in range(N_DRAWS + 1) for percent in PERCENT if percent or not draw]
         files = {
             1 + weight_pass.draw * len(PERCENT) + PERCENT.index(weight_pass.percent): weight_pass
@@ -179,13 +152,9 @@ def weight_rows(
 ) -> Rows:  # fmt: skip
     """Return the rows of `weight_pruning.csv`: by magnitude, for each random draw, and for the mean of the draws.
 
-    `effect` is what changes from the whole model, paired by item; that of the mean has an interval over items and
-    draws. p-values are two-sided, over items, and corrected (Holm) for the shares of an order.
-
-    Args:
-        item_sums: What each pass gave, as sums over the examples of each item, shape (n_items,).
-        n: Number of examples of each item, shape (n_items,).
-        named: Columns that all rows have: `readout`, `layer`, `n_weights`.
+    `effect` is the difference from the whole model, paired by item; for the mean, its confidence interval is over items
+    and draws. p-values are two-sided, over items, and corrected (Holm) for the shares of an order. Each item of a pass
+    has a sum over its n examples, shape (n_items,).
     """
     is_share, whole = measure_of(str(named["readout"])).is_share, item_sums[Pass(0, 0)]
     draws = sorted({weight_pass.draw for weight_pass in item_sums if weight_pass.draw})
@@ -221,19 +190,10 @@ def weight_rows(
 def head_gradients(
     model: LaterBlocks, inputs: Mapping[str, Tensor], loss: Loss, changes: Mapping[int, OutputChange] | None = None
 ) -> Tensor:
-    """Return the gradient of each sentence's loss with respect to a factor, equal to 1, of each head's output.
+    """Return the gradient of each sentence's loss by a factor of 1 on each head's output, (n_layers, batch, heads).
 
-    There is one factor for each sentence and head, so that the gradients of different sentences are not added up.
-
-    Args:
-        model: The model.
-        inputs: `input_ids` and `attention_mask`, shape (batch, sequence).
-        loss: The loss of each sentence.
-        changes: Changes, during the pass, of what the output projections of some blocks receive, as `LaterBlocks.run`
-            takes them.
-
-    Returns:
-        Shape (n_layers, batch, heads).
+    Each sentence and head has a separate factor, so that gradients of different sentences are not summed. For `changes`
+    see `LaterBlocks.run`.
     """
     heads, device = model.heads, inputs["input_ids"].device
     assert heads.projections is not None  # checked by `LaterBlocks.of`
@@ -276,17 +236,9 @@ def importance(
     model: LaterBlocks, pad_token_id: int, readout: Readout, batch_tokens: int,
     changes: Mapping[int, OutputChange] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return how much the loss of each item of a readout changes with each head: dL/dfactor, with its sign.
+    """Return the gradient dL/dfactor of each item's loss, with its sign, shape (n_items, n_layers, heads), float32.
 
-    Args:
-        model: The model.
-        pad_token_id: Id of the padding token.
-        readout: What is read.
-        batch_tokens: Most tokens in a batch, padding included.
-        changes: What is changed meanwhile, as `head_gradients` takes it.
-
-    Returns:
-        Shape (n_items, n_layers, heads), float32.
+    For the factors and `changes` see `head_gradients`.
     """
     device = next(model.encoder.parameters()).device
     total = torch.zeros(len(readout.n), model.heads.n_layers, model.heads.n_heads)
@@ -301,17 +253,11 @@ def importance(
 def importance_rows(
     importances: NDArray[np.float32], n_examples: NDArray[np.int64], blocks: Sequence[int], layer: int, readout: str
 ) -> list[dict[str, Any]]:
-    """Return the rows of `importance.csv`: the mean over items with its 95% interval, and normalised by layer.
+    """Return the rows of `importance.csv`: the mean over items with its 95% confidence interval, and normalised.
 
-    `normalised` is the mean divided by the Euclidean norm of the means of all heads of the layer, as Michel et al.
-    report it.
-
-    Args:
-        importances: Absolute gradient of each item, such as a sentence, shape (n_items, n_layers, heads).
-        n_examples: Number of examples of each sentence, shape (n_sentences,); those without any do not count.
-        blocks: The blocks to report.
-        layer: The layer from which the loss is computed.
-        readout: What was read.
+    `normalised` is the mean divided by the Euclidean norm of the means of all heads of the layer, as in Michel et al.
+    2019. `importances` are absolute gradients of items, shape (n_items, n_layers, heads); items without examples do not
+    count. `layer` is the layer of the loss.
     """
     counts = (n_examples > 0).astype(np.int64)
     means = importances.astype(np.float64)[counts > 0].mean(0)
@@ -343,12 +289,7 @@ Counts = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Unit:
-    """What is ablated at a time: heads of one block.
-
-    Args:
-        name: Its name in tables.
-        heads: The block and the number of each head, from 1.
-    """
+    """A unit of ablation: heads of one block, as pairs of block and head, from 1."""
 
     name: str
     heads: tuple[Head, ...]
@@ -363,13 +304,7 @@ def units_of(units: UnitType, blocks: Sequence[int], n_heads: int) -> list[Unit]
 
 @dataclass(frozen=True, eq=False)
 class Together:
-    """Several heads are ablated together.
-
-    Args:
-        heads: The block and the number of each head; there is one at least.
-        stands: What stands in the place of the heads' outputs, shape (n_layers, width).
-        d_head: Width of a head's output.
-    """
+    """The joint ablation of at least one head; `stands` are the replacements, shape (n_layers, width)."""
 
     heads: frozenset[Head]
     stands: Tensor
@@ -377,11 +312,11 @@ class Together:
 
     @property
     def layer(self) -> int:
-        """The layer below the first block that is changed."""
+        """The layer below the first changed block."""
         return min(block for block, _ in self.heads) - 1
 
     def of_blocks(self) -> dict[int, OutputChange]:
-        """Return for each changed block the function that changes the input of its output projection."""
+        """Return, for each changed block, the function that changes the input of its output projection."""
         return {block: self._of_block(block) for block in sorted({block for block, _ in self.heads})}
 
     def _of_block(self, block: int) -> OutputChange:
@@ -399,17 +334,12 @@ class Together:
     def later(
         self, model: LaterBlocks, batch: Padded, beside: Any, states: Tensor, layers: Sequence[int]
     ) -> dict[int, Tensor]:
-        """Return later hidden states while they are ablated."""
+        """Return later hidden states under the ablation."""
         return model.run(batch.inputs, self.layer + 1, states, beside, layers, changes=self.of_blocks())
 
 
 def counts(n_units: int, share: float) -> list[int]:
-    """Return how many units are ablated at each step, from 0 to all of them.
-
-    Args:
-        n_units: Number of units.
-        share: Share of the units that is added at each step; at least one unit is added.
-    """
+    """Return the number of ablated units at each step, from 0 to all; each step adds at least one."""
     step = max(1, round(share * n_units))
     return [*range(0, n_units, step), n_units]
 
@@ -419,11 +349,7 @@ def scores(gradients: NDArray[np.float32], n: NDArray[np.int64], units: Sequence
 
     The importance of a head is divided by the Euclidean norm of the importances of all heads of the layer (Michel et
     al. 2019, section 4.1). A layer has one factor for all of its heads; its gradient is the sum of their gradients.
-
-    Args:
-        gradients: Of each item's loss, shape (n_items, n_layers, heads).
-        n: Number of examples of each item, shape (n_items,); items without any do not count.
-        units: The units.
+    `gradients` has shape (n_items, n_layers, heads); items without examples (n of 0) do not count.
     """
     nonempty = gradients[n > 0].astype(np.float64)
     norms = np.linalg.norm(np.abs(nonempty).mean(0), axis=1)
@@ -439,12 +365,10 @@ def scores(gradients: NDArray[np.float32], n: NDArray[np.int64], units: Sequence
 def by_importance(
     units: Sequence[Unit], at: Sequence[int], estimate: Callable[[int, Sequence[Unit]], NDArray[np.float64]]
 ) -> list[Unit]:
-    """Return the units in the order in which they are ablated, the least important first, estimated at each step.
+    """Return the units in the order of ablation, the least important first, estimated at each step.
 
-    Args:
-        units: The units.
-        at: How many are ablated at each step.
-        estimate: Takes the number of a step and what is ablated by then, and returns the importance of all units.
+    `at` is the number of ablated units at each step. `estimate` returns the importance of all units, given the number
+    of a step and the units ablated so far.
     """
     order: list[Unit] = []
     for step, upto in enumerate(at[1:]):
@@ -456,7 +380,7 @@ def by_importance(
 
 
 def all_orders(importance: Sequence[Unit], units: Sequence[Unit], seed: int) -> list[tuple[str, int, list[Unit]]]:
-    """Return the order by importance, its reverse and random ones, each with its name and the number of its draw."""
+    """Return the order by importance, its reverse and random orders, each with name and number of the draw."""
     orders = [(IMPORTANCE, 0, list(importance)), (REVERSE, 0, list(importance)[::-1])]
     for draw in range(1, N_RANDOM + 1):
         order = np.random.default_rng([seed, draw]).permutation(len(units))
@@ -466,13 +390,11 @@ def all_orders(importance: Sequence[Unit], units: Sequence[Unit], seed: int) -> 
 
 @dataclass(frozen=True)
 class PruningCurve:
-    """What a readout gives as more and more is ablated.
+    """A readout under cumulative ablation in one order.
 
     Args:
-        order: The order's name.
         draw: Number of the random order, from 1; 0 for others.
-        units: The units in this order.
-        at: How many are ablated at each step.
+        at: Number of ablated units at each step.
         sums: The measure's sum over the examples of each item at each step, shape (n_steps, n_items).
     """
 
@@ -483,19 +405,13 @@ class PruningCurve:
     sums: Counts
 
     def area(self) -> Counts:
-        """Return the area under the curve over the share that is ablated, of each item, shape (n_items,)."""
+        """Return the area under the curve over the ablated share, of each item, shape (n_items,)."""
         share = np.array(self.at) / self.at[-1]
         return np.asarray((np.diff(share)[:, None] * (self.sums[1:] + self.sums[:-1]) / 2).sum(0))
 
 
 def curve_rows(curves: Sequence[PruningCurve], n: NDArray[np.int64], named: Mapping[str, Any]) -> Rows:
-    """Return the rows of `pruning.csv`: `effect` is what changes from the intact model, paired by item.
-
-    Args:
-        curves: A curve for each order.
-        n: Number of examples of each item, shape (n_items,).
-        named: Columns that all rows have: `units`, `kind`, `readout`, `layer`.
-    """
+    """Return the rows of `pruning.csv`: `effect` is the difference from the intact model, paired by item."""
     is_share = measure_of(str(named["readout"])).is_share
     rows = []
     for curve in curves:
@@ -512,16 +428,11 @@ def curve_rows(curves: Sequence[PruningCurve], n: NDArray[np.int64], named: Mapp
 
 
 def area_rows(curves: Sequence[PruningCurve], n: NDArray[np.int64], named: Mapping[str, Any]) -> Rows:
-    """Return the rows of `pruning_areas.csv`: the area under the curve of an order, beside that of random orders.
+    """Return the rows of `pruning_areas.csv`: the area under the curve of an order, and under random orders.
 
     `effect` is the difference from the mean of the random orders, paired by item. `percentile` is the percentage of
-    random orders that keep less, and `p_value` is one-sided, by rank: the share of orders, among the random ones and
-    the order itself, that keep at least as much (for the reverse order, at most as much).
-
-    Args:
-        curves: A curve for each order.
-        n: Number of examples of each item, shape (n_items,).
-        named: Columns that all rows have.
+    random orders that preserve less, and `p_value` is one-sided, by rank: the share of orders, among the random ones
+    and the order itself, that preserve at least as much (for the reverse order, at most as much).
     """
     sign = measure_of(str(named["readout"])).sign
     drawn = np.stack([curve.area() for curve in curves if curve.order == RANDOM])
@@ -544,24 +455,18 @@ def area_rows(curves: Sequence[PruningCurve], n: NDArray[np.int64], named: Mappi
 
 
 def n_files(n_units: int, share: float) -> int:
-    """Return how many files the passes have at most."""
+    """Return the maximum number of files of the passes."""
     n_steps = len(counts(n_units, share))
     return 1 + n_steps * (3 + N_RANDOM)
 
 
 @dataclass(frozen=True)
 class Cumulative:
-    """What is ablated cumulatively, and how.
+    """Settings of cumulative ablation.
 
     Args:
-        readers: The model.
-        units: Whether heads or layers are ablated.
-        kind: What stands in their place.
         stands: The replacement of the outputs of heads, shape (n_layers, width).
-        blocks: The blocks that are changed.
-        share: Share of the units that is added at each step.
-        seed: Seed of the random orders.
-        batch_tokens: Most tokens in a batch, padding included.
+        share: Share of the units added at each step.
     """
 
     readers: Readers
@@ -574,13 +479,7 @@ class Cumulative:
     batch_tokens: int
 
     def rows(self, chosen_on: Readout, reported_on: Readout, store: PassStore) -> tuple[Rows, Rows]:
-        """Return the rows of `pruning.csv` and of `pruning_areas.csv`.
-
-        Args:
-            chosen_on: The readout whose losses decide on the order.
-            reported_on: The readout that is reported.
-            store: Where passes are stored.
-        """
+        """Return the rows of `pruning.csv` and `pruning_areas.csv`; the losses of `chosen_on` decide on the order."""
         units = units_of(self.units, self.blocks, self.readers.model.heads.n_heads)
         at = counts(len(units), self.share)
 
@@ -608,7 +507,6 @@ class Cumulative:
         return curve_rows(curves, reported_on.n, named), area_rows(curves, reported_on.n, named)
 
     def _importance(self, readout: Readout, units: Sequence[Unit], gone: Sequence[Unit]) -> NDArray[np.float64]:
-        """Return the importance of all units while some are ablated."""
         changes = self._together(gone).of_blocks() if gone else None
         model, pad = self.readers.model, self.readers.pad_token_id
         gradients = importance(model, pad, readout, self.batch_tokens, changes)
@@ -619,7 +517,7 @@ class Cumulative:
         return Together(heads, self.stands, self.readers.model.heads.d_head)
 
     def _sums(self, files: dict[int, list[Unit]], readout: Readout, store: PassStore) -> dict[int, NDArray[np.float64]]:
-        """Return what each pass gives in the last layer, shape (n_items,), by the index of its file.
+        """Return the result of each pass in the last layer, shape (n_items,), by the index of its file.
 
         A set of units that occurs in several orders, such as the empty set or the set of all, has only one file.
         """

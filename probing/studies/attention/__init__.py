@@ -1,4 +1,4 @@
-"""The study `attention`: what the heads of a model do."""
+"""The study `attention`: a survey of the attention heads of a model."""
 
 from __future__ import annotations
 
@@ -111,19 +111,7 @@ def _head_survey(
     source: Any, layers: Sequence[int], read: tuple[list[Any], list[Any]], config: dict[str, Any], seed: int,
     roles: str | None, against: Any, as_published: bool, run: str | None,
 ) -> Any:  # fmt: skip
-    """Return the `probing.heads.subject.HeadSurvey`: a model and its text, and what they are compared with.
-
-    Args:
-        source: The model.
-        layers: The layers to report.
-        read: The corpora, and the sides of their sentences.
-        config: The run's configuration, in which another checkpoint is named.
-        seed: Seed of the bootstrap.
-        roles: File or folder of role links, if there is one.
-        against: Another checkpoint, if there is one.
-        as_published: Whether padded maps are compared with it, too.
-        run: Folder of a run on position, if there is one.
-    """
+    """Return the `HeadSurvey`: a model and its text, and the comparisons."""
     from probing.heads.roles import read_role_links
     from probing.heads.subject import HeadConfig, HeadSurvey
 
@@ -143,11 +131,7 @@ def _head_survey(
 
 
 def _start_of(tuned: Tuned, config: dict[str, Any]) -> Any:
-    """Return what a tuned model is compared with: --against, or what it was tuned from; note what is read.
-
-    Raises:
-        UserError: If an option contradicts the run, or its text has changed or is gone.
-    """
+    """Return the baseline of a tuned model (--against or its starting point), and update the configuration."""
     if tuned.are_pairs:
         raise UserError(
             f"`{tuned.flag_text}`: its model was tuned on pairs, and the text of such a run is not read here; give "
@@ -161,14 +145,7 @@ def _start_of(tuned: Tuned, config: dict[str, Any]) -> Any:
 def _part_names(
     parts: str | list[str], is_compared: bool, has_run: bool, without_first: bool
 ) -> tuple[list[str], bool]:
-    """Return the names of the parts that are wanted, and whether the user named them.
-
-    Args:
-        parts: As typed.
-        is_compared: Whether there is another checkpoint to compare with.
-        has_run: Whether there is a run whose ranking is compared.
-        without_first: Whether the first token is left out, whose attention is then measured apart.
-    """
+    """Return the names of the requested parts, and whether the user named them."""
     from probing.heads.parts import NAMES, OF_AGAINST, OF_FIRST, OF_RUNS, USUAL
 
     if parts not in ("all", ["all"]):
@@ -177,13 +154,9 @@ def _part_names(
 
 
 def _against(model: Any, source: Any, corpus: Any, config: dict[str, Any]) -> Any:
-    """Return the `probing.heads.subject.SurveyedCheckpoint` that the model is compared with.
+    """Return the `SurveyedCheckpoint` to compare with, and put its name into the configuration.
 
-    Args:
-        model: Name or folder of the other checkpoint, or the model itself, which then has the same tokenizer.
-        source: The model, with the settings of its forward pass; only the model itself is initialised randomly.
-        corpus: The corpus.
-        config: The run's configuration, in which an object is named.
+    It may be a model object, which then has the same tokenizer; it is never initialised randomly.
     """
     from probing.heads.subject import SurveyedCheckpoint
 
@@ -194,11 +167,7 @@ def _against(model: Any, source: Any, corpus: Any, config: dict[str, Any]) -> An
 
 
 def _read(corpus: Any, test_corpus: Any, pairs: str | None, seed: int, say: Any) -> tuple[list[Any], list[Any]]:
-    """Read what the model is to read: the pairs, which have no sides, or the corpora with the sides of sentences.
-
-    Raises:
-        UserError: If both are given, or one cannot be read.
-    """
+    """Read the pairs, which have no splits, or the corpora with the splits of their sentences."""
     from probing.text import read_corpora, read_pairs
 
     if pairs is None:
@@ -221,7 +190,6 @@ def _report_missing_parts(lacking: Mapping[str, str], say: Any) -> None:
 
 
 def _ranked(run: str, request: Any) -> Any:
-    """Return the `probing.heads.subject.PositionRun` of a folder."""
     from probing.heads.subject import PositionRun
 
     return PositionRun.of(of_text(load_fit(run)), request.key(), request.source.name)
@@ -354,7 +322,6 @@ _OFFSET = whole("offset", "Offset that the head attends to, chosen on training s
 
 
 def _beside(of: str, what: str) -> tuple[Column, ...]:
-    """Return a correlation, its values under two nulls, and their p-values."""
     return (
         number(of, f"{what} of the neurons' use with the run's contributions."),
         number(f"{of}_heads", "The same, mean over the block's other heads."),
@@ -395,7 +362,6 @@ POSITION_NEURONS = Schema("position_neurons", "a row per position head, and per 
 
 
 def _fixed_columns(of: str, what: str) -> tuple[Column, ...]:
-    """Return a measure with neurons held at their mean, beside drawn sets."""
     return (
         number(of, f"{what} in the intact model."),
         number(f"{of}_held", "The same with the neurons held at their mean."),
@@ -421,7 +387,7 @@ SCHEMAS = (
 
 
 class Attention(Study):
-    """What the heads of a model do."""
+    """A survey of attention heads."""
 
     name, kind, title = "attention", "survey of attention heads", "Attention heads"
     function = "probing.studies.attention:attention"
@@ -443,11 +409,11 @@ class Attention(Study):
     }
 
     def tables(self, result: Result) -> list[Any]:
-        """Return the survey."""
+        """Return the tables of the survey."""
         return heads.tables(result.by_name) + position_heads.tables(result.by_name)
 
     def conclusions(self, result: Result) -> list[str]:
-        """Return what the survey says, a sentence for each question."""
+        """Return the conclusions, a sentence for each question."""
         is_causal = result.results.get("model", {}).get("is_causal", False)
         lines = heads.conclusions(result.by_name) + causal_conclusions(is_causal, result.heads)
         return lines + position_heads.conclusions(result.by_name)

@@ -45,13 +45,7 @@ _LABELS = 6
 
 
 def accuracy_of_fusions(figure: Figure, rows: Sequence[Mapping[str, Any]], model: str) -> None:
-    """Draw a panel for each task: the layers from the left, joined, and then the fusions.
-
-    Args:
-        figure: The figure.
-        rows: Rows of `fusion.csv`.
-        model: Model name for the title.
-    """
+    """Draw a panel for each task from rows of `fusion.csv`: the layers from the left, joined, then the fusions."""
     accuracies = [row for row in rows if row["measure"] == "accuracy"]
     tasks = list(dict.fromkeys(row["task"] for row in accuracies))
     figure.set_size_inches(max(3.4, 2.4 * len(tasks)), 2.8)
@@ -96,12 +90,7 @@ def write_figures(
 ) -> list[Path]:
     """Draw a run's figures, each in some formats, and return the paths of the files.
 
-    Args:
-        folder: Folder of the figures.
-        tables: The run's tables by name.
-        models: For the titles, the name of the model, and that of the one it is compared with, if there is one.
-        formats: Formats of the files.
-        examples: A few sentences with the maps of all heads, if there are any.
+    `models` are the names of the model and, if there is one, of the model it is compared with, for the titles.
     """
     heads, layers, changes = (tables.get(name, ()) for name in ("heads", "attention_layers", "change"))
     model = models[0]
@@ -128,7 +117,7 @@ def write_figures(
 
 
 def class_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
-    """Draw for each head the class that most of its maps have, as a letter and a shade, and the share of these maps."""
+    """Draw the class of most maps of each head, as a letter and a shade, and the share of these maps."""
     axes = _map(figure, rows, lambda row: LETTERS[row["class"]][1], _letter)
     classes = [name for name in CLASSES if any(row["class"] == name for row in rows)]
     legend = ", ".join(f"{LETTERS[name][0]} {name}" for name in classes)
@@ -142,7 +131,7 @@ def entropy_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
 
 
 def special_tokens_by_layer(figure: Figure, rows: Sequence[Row], model: str) -> None:
-    """Draw the attention to special tokens by layer, by weight and by norm, beside uniform attention."""
+    """Draw the attention to special tokens by layer, by weight and by norm, and uniform attention."""
     figure.set_size_inches(6.8, 3.1)
     axes = figure.add_subplot()
     mass = {row["layer"]: row for row in of_measure(rows, "mass", SPECIAL)}
@@ -172,7 +161,7 @@ def special_tokens_by_layer(figure: Figure, rows: Sequence[Row], model: str) -> 
 
 
 def change_map(figure: Figure, rows: Sequence[Row], models: Sequence[str]) -> None:
-    """Draw the cosine of each head's maps in two checkpoints; the shade compares it with two heads of the layer."""
+    """Draw the cosine of each head's maps in two checkpoints; the shade is relative to two heads of the layer."""
     others = {row["layer"]: 1 - row["value"] for row in change.of_layers(rows, "cosine", "other heads")}
 
     def shade(row: Row) -> float:
@@ -198,7 +187,7 @@ _LINES = (
 
 
 def change_by_layer(figure: Figure, rows: Sequence[Row], models: Sequence[str]) -> None:
-    """Draw how alike maps are in two checkpoints by layer, as the mean over heads, beside the baselines."""
+    """Draw the similarity of maps in two checkpoints by layer, as the mean over heads, and the baselines."""
     figure.set_size_inches(6.8, 3.1)
     axes = figure.add_subplot()
     drawn_lines = [
@@ -244,7 +233,7 @@ def class_examples(figure: Figure, examples: ExampleMaps, model: str) -> None:
 
 
 def relation_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
-    """Draw the dependency relation that each head is best at, with its accuracy, shaded if it is found."""
+    """Draw the dependency relation that each head is best at, with its accuracy; shaded if the head predicts it."""
     texts = [f"{row['relation']}\n{two_decimals(row['test']).replace('0.', '.', 1)}" for row in rows]
     by_head = {name_of(row): text for row, text in zip(rows, texts, strict=True)}
     wide = 0.2 + 0.062 * max(len(line) for text in texts for line in text.split("\n"))
@@ -295,15 +284,7 @@ def _map(
     text: Callable[[Row], str],
     cell: tuple[float, float] = (0.44, 0.3),
 ) -> Axes:
-    """Draw a cell for each layer, upwards, and head, from the left, shaded from 0 to 1, with a text.
-
-    Args:
-        figure: The figure.
-        rows: A row for each head.
-        shade: Returns the shade of a head.
-        text: Returns its text.
-        cell: Width and height of a cell in inches.
-    """
+    """Draw a shaded cell with a text for each layer, upwards, and head, from the left; `cell` in inches."""
     layers, heads = (sorted({row[name] for row in rows}) for name in ("layer", "head"))
     figure.set_size_inches(max(5.0, 1.2 + cell[0] * len(heads)), 1.1 + cell[1] * len(layers))
     axes = figure.add_subplot()
@@ -330,15 +311,7 @@ def study_output(
     tables: Mapping[str, Rows], survey: HeadSurvey, stores: Mapping[str, Any], parts: Sequence[str],
     lacking: Mapping[str, str],
 ) -> Measured:  # fmt: skip
-    """Return the tables with what belongs to them.
-
-    Args:
-        tables: Rows by the name of their table.
-        survey: Model and corpus.
-        stores: The sums of each measure, which tell of which model they were made.
-        parts: Names of the parts that were measured.
-        lacking: For each part that was not, what it lacks.
-    """
+    """Return the tables, results, figures and examples of a run; `lacking` has the requirements of other parts."""
     examples = examples_of(survey, stores)
     heads, tokens = survey.heads, survey.tokens
     origin = {name: survey.entry(stores).header[name] for name in ("model", "revision", "versions")}
@@ -380,7 +353,7 @@ def study_output(
 
 
 def _curves(tables: Mapping[str, Rows]) -> list[dict[str, Any]]:
-    """Return a row per layer with a column for each measure and its interval, for W&B's curves."""
+    """Return a row per layer with a column for each measure and its confidence interval, for W&B's curves."""
     by_layer: dict[int, dict[str, Any]] = {}
     for row in tables.get("attention_layers", ()):
         name = f"{row['measure']} {row.get('to', '')}".strip().replace(" ", "_")

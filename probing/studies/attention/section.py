@@ -1,4 +1,4 @@
-"""What the heads of a model do: a map of all heads, example sentences of each, and the tables of the survey."""
+"""Page section of `attention`: a map of all heads, example sentences of each, and the tables of the survey."""
 
 from __future__ import annotations
 
@@ -42,19 +42,14 @@ ASIDE = 3
 
 @dataclass(frozen=True)
 class Row:
-    """Words side by side.
-
-    Args:
-        middles: The x coordinate of the middle of each word.
-        width: Width of all of them.
-    """
+    """Words side by side: the x coordinate of the middle of each word, and the total width."""
 
     middles: Sequence[float]
     width: float
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Row:
-        """Place words from the left to the right, by an estimate of their widths."""
+        """Place words from left to right, by an estimate of their widths."""
         middles, x = [], 0.0
         for word in words:
             width = sum(WIDE if east_asian_width(letter) in "WF" else LETTER for letter in word) + GAP
@@ -64,7 +59,7 @@ class Row:
 
 
 def words_row(words: Sequence[str], row: Row, name: str) -> Html:
-    """Return the words, to be shown under this name by `sentence_arcs`."""
+    """Return the words, which `sentence_arcs` shows by this name."""
     texts = [element("text", word, x=x, text_anchor="middle") for word, x in zip(words, row.middles, strict=True)]
     return element("g", *texts, id=name)
 
@@ -76,14 +71,13 @@ def sentence_arcs(
     right: Sequence[tuple[int, int]],
     title: str,
 ) -> Html:
-    """Return the sentence with its arcs: those of the attention above, and those that would be right below.
+    """Return the sentence with the arcs of attention above it, and the correct arcs below it.
 
     Args:
-        row: Where its words are.
-        name: Name under which `words_row` put them on the page.
+        name: Name of the words on the page; see `words_row`.
         arcs: Each word, the word that it attends to most, and the attention, from 0 to 1.
-        right: Arcs of the treebank, from the word that should attend to the word that it should attend to.
-        title: Description of the arcs for readers who do not see them.
+        right: Treebank arcs, from the attending word to the attended word.
+        title: Description for readers who do not see the arcs.
     """
     top = max((_height(row, i, j) for i, j, _ in arcs), default=0.0) + ABOVE + 6
     foot = max((_height(row, i, j) for i, j in right), default=-2.0) + BELOW + 6
@@ -103,7 +97,7 @@ def sentence_arcs(
 
 
 def _height(row: Row, i: int, j: int) -> float:
-    """Return how high an arc is: higher for words further apart, so that arcs nest."""
+    """Return the height of an arc: higher for words further apart, so that arcs nest."""
     return min(10 + 0.22 * abs(row.middles[j] - row.middles[i]), 84.0)
 
 
@@ -116,7 +110,6 @@ def _path(row: Row, i: int, j: int, y: float) -> str:
 
 
 def _tips(row: Row, ends: Iterable[int], y: float, look: str) -> str:
-    """Return the heads of the arrows at some words."""
     shape = f"h{TIP_WIDTH}l{-TIP_WIDTH // 2} {TIP_HEIGHT if y < 0 else -TIP_HEIGHT}z"
     tips = (f"M{_number(row.middles[j] - ASIDE - TIP_WIDTH / 2)} {_number(y)}{shape}" for j in sorted(ends))
     return f'<path d="{"".join(tips)}" class="{look}"/>'
@@ -134,12 +127,7 @@ ABOUT_ARCS = (
 
 
 def survey_section(result: Result, place: SectionPlace) -> Html:
-    """Return the section of a survey.
-
-    Args:
-        result: The results of `attention`.
-        place: Where the section stands.
-    """
+    """Return the section of a survey."""
     survey, number, room = HeadSurveyView(result, read_examples(result.folder)), place.number, place.room
     measures = head_measures(survey)
     heads = places(measures)
@@ -206,7 +194,6 @@ def _phrases(measures: Sequence[HeadMeasure], place: Place) -> list[str]:
 
 
 def _numbers(measures: Sequence[HeadMeasure], heads: Sequence[Place]) -> Html:
-    """Return a table of all measures of all heads."""
     columns = [(name, measure.rows, cell) for measure in measures for name, cell in measure.cells.items()]
     body = [
         [f"{layer}-{head}", *(cell(rows[layer, head]) if (layer, head) in rows else "" for _, rows, cell in columns)]
@@ -222,7 +209,7 @@ def _numbers(measures: Sequence[HeadMeasure], heads: Sequence[Place]) -> Html:
 def _examples(
     survey: HeadSurveyView, measures: Sequence[HeadMeasure], heads: Sequence[Place], number: int, room: int
 ) -> list[Html]:
-    """Return the example sentences of each head, of which the page shows those that its address names."""
+    """Return the example sentences of each head; the page shows the head named in its address."""
     assert survey.examples
     examples = survey.examples.examples
     rows = [Row.of(one.of.words) for one in examples]
@@ -272,7 +259,7 @@ def _words_id(number: int, sentence: int) -> str:
 
 
 def _first_shown(survey: HeadSurveyView, heads: Sequence[Place]) -> Place:
-    """Return the head that is shown first: the one that finds its relation most often above the best fixed offset."""
+    """Return the first head to show: the head whose relation accuracy exceeds the best offset most."""
     rows = survey.result.head_relations
     if not rows:
         return heads[0]
@@ -294,7 +281,7 @@ def _sentence(
 
 
 def _right(example: Example, relation: Mapping[str, Any] | None) -> list[tuple[int, int]]:
-    """Return the arcs of a relation in a sentence, from the word that should attend to that which it should find."""
+    """Return the arcs of a relation in a sentence, from the attending word to its target."""
     if relation is None:
         return []
     pairs = [(dependent, head) for dependent, head, name in example.of.arcs if name == relation["relation"]]
@@ -317,7 +304,6 @@ def _about_gold(relation: Mapping[str, Any] | None) -> str | None:
 
 
 def _relations(rows: Sequence[Mapping[str, Any]]) -> Html:
-    """Return the best head of each relation, beside the best offset and the randomly initialised model."""
     by_model, is_permuted = "untrained" in rows[0], "p_permuted" in rows[0]
     head = ["relation", "arcs", "from", "head", "accuracy", "95% range", "offset", "its accuracy", "difference",
             "95% range", "p", *(["if permuted", "p beyond permuted"] if is_permuted else []),
@@ -348,7 +334,6 @@ def _relations(rows: Sequence[Mapping[str, Any]]) -> Html:
 
 
 def _trees(rows: Sequence[Mapping[str, Any]]) -> Html:
-    """Return how much of the trees is in the attention of the chosen head, and in that of all heads together."""
     names = {"uuas": "edges in the tree of the chosen head", "uas": "heads of words by a probe of all heads"}
     body = [
         [
@@ -459,6 +444,6 @@ _PARTS: Mapping[str, tuple[str, Terms]] = {
 
 
 def terms_of_survey(result: Result) -> dict[str, Terms]:
-    """Return the terms of a survey of heads by their titles, those of some tables where it has them."""
+    """Return the terms of a survey by title; the terms of some tables only if the survey has them."""
     part_terms = {title: terms for name, (title, terms) in _PARTS.items() if result.by_name[name]}
     return {"Attention heads": ATTENTION, **part_terms}

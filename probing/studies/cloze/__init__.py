@@ -1,4 +1,4 @@
-"""The study `cloze`: what a model predicts at a mask, between two words and in text that was changed."""
+"""The study `cloze`: predictions at a mask, between two words and in changed text."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def cloze(
 
 
 class Cloze(Study):
-    """What a model predicts at masks, and what it loses in changed text."""
+    """Predictions at masks, and losses in changed text."""
 
     name, kind, title = "cloze", "predictions at masks", "At the mask"
     function = "probing.studies.cloze:cloze"
@@ -76,7 +76,7 @@ class Cloze(Study):
         return tables.tables(result.by_name)
 
     def conclusions(self, result: Result) -> list[str]:
-        """Return what was found, a sentence for each group and each change."""
+        """Return the conclusions, a sentence for each group and each change."""
         return tables.conclusions(result.by_name)
 
     def about(self, result: Result) -> str:

@@ -1,4 +1,4 @@
-"""How likely a model finds the two words of each pair, and how often it finds the good one likelier."""
+"""Probabilities of the two words of each minimal pair at a mask, and the loss of masked words in changed text."""
 
 from __future__ import annotations
 
@@ -54,28 +54,17 @@ SHUFFLED = {"words_shuffled": 1, "pairs_shuffled": 2}
 
 @dataclass(frozen=True)
 class Masked:
-    """Sentences with the words that are to be predicted.
-
-    Args:
-        tokens: The table of tokens, without masks.
-        masked: Which tokens are masked, shape (n_tokens,), bool.
-    """
+    """Sentences and a mask of the tokens to predict, shape (n_tokens,); the token ids are without mask tokens."""
 
     tokens: Tokens
     masked: NDArray[np.bool_]
 
 
 def shuffled(text: Masked, n_together: int, seed: int) -> Masked:
-    """Return each sentence with its words in random order.
+    """Return each sentence with its words in random order, in runs of `n_together` words from its beginning.
 
-    Special tokens stay in their places, the pieces of a word stay together, and masks move with their words, so that
-    the same words are predicted. A sentence is divided into runs of `n_together` words from its beginning; a run keeps
-    its order.
-
-    Args:
-        text: The sentences.
-        n_together: Number of neighbouring words that stay together.
-        seed: Seed of the draw.
+    Special tokens do not move, the pieces of a word stay together, a run keeps its order, and masks move with their
+    words, so that the same words are predicted.
     """
     tokens = text.tokens
     slots = np.flatnonzero(~tokens.special)
@@ -93,11 +82,10 @@ class _Word:
     """A word of a sentence.
 
     Args:
-        rows: Its first token, and the one after its last.
-        form: The word without capitals.
-        kind: What another word must share with it to stand in its place: universal and language-specific part of
-            speech, number of pieces, whether it begins the sentence, and whether it has a capital.
-        tag: Its universal part of speech.
+        rows: Its first token, and the token after its last.
+        form: The word in lower case.
+        kind: Properties that a replacement must share: universal and language-specific part of speech, number of
+            pieces, whether it begins the sentence, and whether it is capitalised.
         masked: Whether one of its pieces is masked.
     """
 
@@ -111,18 +99,13 @@ class _Word:
 def replaced(text: Masked, corpus: Corpus, seed: int) -> tuple[dict[str, Masked], NDArray[np.bool_]]:
     """Return the text with a name replaced by another name, and with a noun replaced by another noun.
 
-    In each sentence, one name is drawn among the names that are not masked, occur once and can be replaced; one noun is
-    drawn in the same way. Each gives a text of its own, in which it is replaced by another word of the corpus that is
-    of the same kind (see `_Word`) and does not occur in the sentence. Sentences without such a name or without such a
-    noun are left as they are.
-
-    Args:
-        text: The sentences.
-        corpus: The same sentences, with the column `upos`, and `xpos` if there is one.
-        seed: Seed of every draw.
+    In each sentence, one name is drawn among the names that are not masked, occur once and can be replaced, and
+    likewise one noun. In the text of each change, it is replaced by another word of the corpus that is of the same kind
+    (see `_Word`) and does not occur in the sentence. Sentences that lack such a name or such a noun do not change. The
+    corpus needs the column `upos`, and may have `xpos`.
 
     Returns:
-        The texts by the name of the change; and which sentences were changed, shape (n_sentences,), bool.
+        The texts by the name of the change; and a mask of the changed sentences, shape (n_sentences,).
     """
     generator = np.random.default_rng(seed)
     sentences = list(_words(text, corpus))
@@ -172,7 +155,7 @@ def _words(text: Masked, corpus: Corpus) -> Iterator[list[_Word]]:
 
 
 def _fine_tag(corpus: Corpus, sentence: int, word: int) -> str:
-    """Return the language-specific tag (`xpos`), which may tell plural from singular; empty without this column."""
+    """Return the language-specific tag (`xpos`), which may distinguish number; empty without this column."""
     return corpus.columns["xpos"][sentence][word] if "xpos" in corpus.columns else ""
 
 
@@ -183,15 +166,7 @@ READABLE = "builtin, or a file of lines `text with [MASK] TAB good TAB bad TAB g
 
 @dataclass(frozen=True)
 class MinimalPair:
-    """A text with a mask, and two words for it.
-
-    Args:
-        line: Number of its line, from 1.
-        text: The text, with `[MASK]` once.
-        good: The word that suits the text.
-        bad: The word that does not.
-        group: What the pair is about.
-    """
+    """A text with `[MASK]` once, a good and a bad word for it, and the group of the pair."""
 
     line: int
     text: str
@@ -202,14 +177,13 @@ class MinimalPair:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Pairs as the model reads them.
+    """Tokenised pairs.
 
     Args:
-        pairs: The pairs.
-        tokens: The table of tokens of their texts, with the model's mask token.
+        tokens: Table of tokens of their texts, with the model's mask token.
         masks: Index of the mask token in each text, shape (n_pairs,).
         words: Id of the good and of the bad word, shape (n_pairs, 2).
-        dropped: Why pairs were left out, with their number.
+        dropped: Reasons for excluding pairs, with the number of pairs.
     """
 
     pairs: Sequence[MinimalPair]
@@ -220,14 +194,10 @@ class Prompts:
 
 
 def read_pairs(file: str, flag_text: str | None = None) -> tuple[list[MinimalPair], int]:
-    """Return the distinct pairs of a file, and the number of repeated ones.
-
-    Args:
-        file: The file, or `builtin`.
-        flag_text: How the user named it, for messages; as the argument of `cloze` by default.
+    """Return the distinct pairs of a file, or of `builtin`, and the number of repeated pairs.
 
     Raises:
-        UserError: If it cannot be read, or a line is no pair.
+        UserError: If the file cannot be read, or a line is no pair.
     """
     flag_text = flag_text or f"cloze {file}"
     if file == BUILTIN:
@@ -242,7 +212,7 @@ def read_pairs(file: str, flag_text: str | None = None) -> tuple[list[MinimalPai
 
 
 def fingerprint_of(pairs: Sequence[MinimalPair]) -> str:
-    """Return the SHA-256 of the pairs, which does not depend on the file that they are in."""
+    """Return the SHA-256 of the pairs, independent of their file."""
     cells = ("\t".join((pair.text, pair.good, pair.bad, pair.group)) for pair in pairs)
     return hashlib.sha256("\n".join(cells).encode()).hexdigest()
 
@@ -265,18 +235,10 @@ def _pairs_of(lines: Iterable[str], flag_text: str) -> Iterator[MinimalPair]:
 
 
 def prompts_of(tokenizer: Any, pairs: Sequence[MinimalPair], longest: int, flag_text: str) -> Prompts:
-    """Return the pairs of which both words are single pieces of the vocabulary, in their context.
-
-    How a text is tokenised, `probing.interventions.model_output` says.
-
-    Args:
-        tokenizer: A fast tokenizer with a mask token.
-        pairs: The pairs.
-        longest: Most tokens that the model reads.
-        flag_text: The command as the user typed it, for messages.
+    """Return the pairs whose words are both single pieces of the vocabulary, in their context; see `prompt_of`.
 
     Raises:
-        UserError: If no pair is left.
+        UserError: If no pair remains.
     """
     usable: list[tuple[MinimalPair, Prompt]] = []
     dropped: Counter[str] = Counter()
@@ -305,13 +267,6 @@ def log_probabilities(
     """Return the log probability of the good and of the bad word at the mask, shape (n_pairs, 2).
 
     The softmax over the vocabulary is in float64.
-
-    Args:
-        model: The model with its head, in evaluation mode.
-        prompts: The pairs.
-        pad_token_id: Id of the padding token.
-        batch_tokens: Most tokens in a batch, padding included.
-        with_padding: Whether texts of different lengths may share a batch.
     """
     device = next(model.parameters()).device
     masks, words = torch.from_numpy(prompts.masks), torch.from_numpy(prompts.words)
@@ -324,12 +279,7 @@ def log_probabilities(
 
 
 def pair_rows(prompts: Prompts, log_p: NDArray[np.float64]) -> list[dict[str, Any]]:
-    """Return the rows of `cloze.csv`, one for each pair.
-
-    Args:
-        prompts: The pairs.
-        log_p: Log probabilities of both words, shape (n_pairs, 2).
-    """
+    """Return the rows of `cloze.csv`, a row for each pair."""
     return [
         {
             "line": pair.line, "group": pair.group, "text": pair.text, "good": pair.good, "bad": pair.bad,
@@ -340,11 +290,7 @@ def pair_rows(prompts: Prompts, log_p: NDArray[np.float64]) -> list[dict[str, An
 
 
 def group_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of `groups.csv`: all pairs, and then each group in the order of the file.
-
-    Args:
-        rows: Rows of `cloze.csv`.
-    """
+    """Return the rows of `groups.csv`: all pairs, and then each group in the order of the file."""
     groups = list(dict.fromkeys(row["group"] for row in rows))
     by_group = {EVERY: list(rows)} | {group: [row for row in rows if row["group"] == group] for group in groups}
     return [_counted(name, members) for name, members in by_group.items()]
@@ -368,14 +314,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model with its masked-language-model head.
-
-    Args:
-        source: The model's files.
-        tokenizer: Its tokenizer.
-        model: The model with its head, in evaluation mode and float32.
-        anatomy: The structure of its encoder.
-    """
+    """A model with its masked-language-model head, in evaluation mode and float32."""
 
     source: ModelSource
     tokenizer: Any
@@ -384,14 +323,10 @@ class Predictor:
 
     @classmethod
     def of(cls, source: ModelSource, trainer: Mapping[str, Any]) -> Predictor:
-        """Load a model.
-
-        Args:
-            source: The model's files.
-            trainer: Arguments of Lightning's Trainer, of which the accelerator decides where the model runs.
+        """Load a model; the accelerator among Lightning's Trainer arguments decides on the device.
 
         Raises:
-            UserError: If it has no trained head, or its blocks cannot be told.
+            UserError: If it has no trained head, or its blocks are unknown.
         """
         tokenizer = load_tokenizer(source)
         model: Any = masked_lm_of(source, False, tokenizer.mask_token_id, "`cloze`", "")
@@ -406,15 +341,15 @@ class Predictor:
 
     @property
     def encoder(self) -> nn.Module:
-        """The part that returns hidden states."""
+        """The part of the model that returns hidden states."""
         encoder: nn.Module = self.model.base_model
         return encoder
 
     def prompts(self, pairs: Sequence[MinimalPair], flag_text: str) -> Prompts:
-        """Return the pairs that the model can be asked about.
+        """Return the pairs that the model can be tested on.
 
         Raises:
-            UserError: If there is none.
+            UserError: If there are none.
         """
         prompts = prompts_of(self.tokenizer, pairs, length_limits(self.source, self.tokenizer)[1], flag_text)
         check_ids(self.source, self.tokenizer, prompts.tokens.input_ids)
@@ -427,12 +362,7 @@ class Predictor:
         return {"cloze": rows, "groups": group_rows(rows)}
 
     def losses(self, text: Masked, batch_tokens: int) -> NDArray[np.float64]:
-        """Return the summed cross-entropy of each sentence's masked tokens, in nats, shape (n_sentences,).
-
-        Args:
-            text: The sentences.
-            batch_tokens: Most tokens in a batch, padding included.
-        """
+        """Return the summed cross-entropy of each sentence's masked tokens, in nats, shape (n_sentences,)."""
         tokens, last = text.tokens, self.anatomy.n_layers
         ids = np.where(text.masked, self.tokenizer.mask_token_id, tokens.input_ids).astype(np.int32)
         hidden = MaskedText(
@@ -448,16 +378,15 @@ class Predictor:
 
 @dataclass(frozen=True)
 class ClozeConfig:
-    """What is measured.
+    """Settings of a survey.
 
     Args:
-        pairs: The pairs of words; none if the model is not asked about pairs.
+        pairs: The pairs of words; may be empty.
         flag_text: The command that names them, as the user typed it.
-        corpus: The text whose changes are measured, if there is one.
-        tokens: Most tokens of it that are read.
-        max_length: Number of tokens at which sentences are cut; None for the model's own limit.
-        batch_tokens: Most tokens in a batch, padding included; None chooses by the machine.
-        seed: Seed of every random draw.
+        corpus: The text to change; None for none.
+        tokens: Maximum number of its tokens.
+        max_length: Number of tokens at which sentences are truncated; None for the model's limit.
+        batch_tokens: Maximum number of tokens in a batch, padding included; None chooses by the machine.
     """
 
     pairs: Sequence[MinimalPair]
@@ -471,23 +400,14 @@ class ClozeConfig:
 
 @dataclass(frozen=True)
 class ClozeSentences:
-    """Sentences of a corpus that are read.
-
-    Args:
-        corpus: The sentences, with their columns.
-        text: Their tokens, and which are masked.
-    """
+    """Sampled sentences of a corpus, and their masked tokens."""
 
     corpus: Corpus
     text: Masked
 
     @classmethod
     def of(cls, predictor: Predictor, config: ClozeConfig) -> ClozeSentences:
-        """Draw sentences, and the tokens that are masked: 15% of each sentence's, not counting special tokens.
-
-        Args:
-            predictor: The model.
-            config: What is measured, of a corpus.
+        """Draw sentences, and mask 15% of each sentence's tokens, not counting special tokens.
 
         Raises:
             UserError: If no sentence has a word.
@@ -503,15 +423,7 @@ class ClozeSentences:
 def change_rows(
     predictor: Predictor, sample: ClozeSentences, batch_tokens: int, seed: int, say: Callable[[str], None]
 ) -> list[Row]:
-    """Return the rows of `changes.csv`.
-
-    Args:
-        predictor: The model.
-        sample: The sentences.
-        batch_tokens: Most tokens in a batch, padding included.
-        seed: Seed of every draw.
-        say: Called with one-line messages.
-    """
+    """Return the rows of `changes.csv`."""
     text = sample.text
     n = np.bincount(text.tokens.sentences[text.masked], minlength=text.tokens.n_sentences)
     note(INTACT)
@@ -540,14 +452,10 @@ def loss_row(
     condition: str, sums: NDArray[np.float64], n: NDArray[np.int64], against: str = "",
     other: NDArray[np.float64] | None = None,
 ) -> Row:  # fmt: skip
-    """Return a row of `changes.csv`: a loss, and by how much it differs from another one, paired by sentence.
+    """Return a row of `changes.csv`: a loss, and its difference from another loss, paired by sentence.
 
-    Args:
-        condition: Name of the text.
-        sums: Summed loss of each sentence's masked tokens, shape (n_sentences,).
-        n: Number of masked tokens of each sentence that counts, 0 for others, shape (n_sentences,).
-        against: Name of the text that it is compared with; empty if it is compared with none.
-        other: The same of that text.
+    `sums` and `other` are summed losses of each sentence's masked tokens, and n their number, 0 for sentences that do
+    not count, all of shape (n_sentences,). `against` is the name of the other text.
     """
     counted = n > 0
     sums, n_tokens = np.where(counted, sums, 0), int(n.sum())
@@ -565,14 +473,7 @@ def loss_row(
 
 @dataclass(frozen=True)
 class ClozeOutcome:
-    """What was found.
-
-    Args:
-        tables: Rows by the name of their table.
-        dropped: Why pairs were left out, with their number.
-        n_tokens: Number of tokens of the corpus that were read.
-        fingerprints: Fingerprint of the corpus and of the pairs, where there are these.
-    """
+    """Tables of a survey, excluded pairs by reason, tokens of the corpus, and fingerprints of corpus and pairs."""
 
     tables: Mapping[str, list[Row]]
     dropped: Mapping[str, int]
@@ -581,15 +482,10 @@ class ClozeOutcome:
 
 
 def survey(predictor: Predictor, config: ClozeConfig, say: Callable[[str], None]) -> ClozeOutcome:
-    """Ask a model about pairs, and measure its loss in a text that is changed.
-
-    Args:
-        predictor: The model.
-        config: What is measured.
-        say: Called with one-line messages.
+    """Test a model on pairs, and measure its loss in changed text.
 
     Raises:
-        UserError: If no pair, or no sentence, is left.
+        UserError: If no pair, or no sentence, remains.
     """
     # What can be refused is refused before the model reads anything.
     prompts = predictor.prompts(config.pairs, config.flag_text) if config.pairs else None
@@ -625,14 +521,7 @@ ReadonlyRow = Mapping[str, Any]
 def write_figures(
     folder: Path, tables: Mapping[str, Sequence[ReadonlyRow]], model: str, formats: Sequence[str] = USUAL
 ) -> list[Path]:
-    """Draw a run's figures, each in some formats, and return the paths of the files.
-
-    Args:
-        folder: Folder of the figures.
-        tables: The run's tables by name.
-        model: Model name for the titles.
-        formats: Formats of the files.
-    """
+    """Draw a run's figures, each in some formats, and return the paths of the files."""
     drawings: dict[str, Callable[[Figure], None]] = {}
     if groups := tables.get("groups"):
         drawings["groups"] = partial(shares, rows=groups, model=model)
@@ -642,13 +531,7 @@ def write_figures(
 
 
 def shares(figure: Figure, rows: Sequence[ReadonlyRow], model: str) -> None:
-    """Draw a point for each group: in which share of pairs the good word is likelier.
-
-    Args:
-        figure: The figure.
-        rows: Rows of `groups.csv`.
-        model: Model name for the title.
-    """
+    """Draw, for each row of `groups.csv`, the share of pairs whose good word is more probable."""
     axes = _lines(figure, rows, [f"{row['group']} ({row['n']})" for row in rows], "share", "", BLUE)
     axes.axvline(0.5, color=GREY, lw=0.8, ls=":")
     axes.set_xlim(-0.03, 1.03)
@@ -657,13 +540,7 @@ def shares(figure: Figure, rows: Sequence[ReadonlyRow], model: str) -> None:
 
 
 def costs(figure: Figure, rows: Sequence[ReadonlyRow], model: str) -> None:
-    """Draw a point for each change of the text: by how much the loss of masked words rises.
-
-    Args:
-        figure: The figure.
-        rows: Rows of `changes.csv` that are compared with the text as it is.
-        model: Model name for the title.
-    """
+    """Draw, for each change of the text, the rise of the loss of masked words."""
     axes = _lines(figure, rows, [CHANGED[row["condition"]] for row in rows], "difference", "difference", ORANGE)
     axes.axvline(0, color=GREY, lw=0.8, ls=":")
     axes.set_xlabel("rise of the loss of masked words in nats, 95% over sentences")
@@ -681,12 +558,7 @@ def _lines(figure: Figure, rows: Sequence[ReadonlyRow], labels: Sequence[str], c
 
 
 def study_output(outcome: ClozeOutcome, model: ModelSource) -> Measured:
-    """Return the tables with what belongs to them.
-
-    Args:
-        outcome: What was found.
-        model: The model's files.
-    """
+    """Return the tables, results and figures of a run."""
     results = {
         "model": {"name": model.name, "fingerprint": model.fingerprint()},
         **{name: {"fingerprint": print_} for name, print_ in outcome.fingerprints.items()},

@@ -56,7 +56,7 @@ _OF_CHANGES = ("condition", "n_sentences", "n", "loss", "against", "baseline", "
 
 
 def tables(by_name: Mapping[str, Sequence[Row]]) -> list[Any]:
-    """Return the shares by group and the losses as rich tables; those that were not measured are left out."""
+    """Return the shares by group and the losses as rich tables, if measured."""
     shown = (
         (GROUPS, "At the mask, the good word beside the bad one", _OF_GROUPS),
         (CHANGES, "Loss of masked words in nats", _OF_CHANGES),
@@ -70,7 +70,7 @@ def terms() -> dict[str, str]:
 
 
 def conclusions(by_name: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Return what was found: a sentence for each group, and for each change of the text."""
+    """Return the conclusions: a sentence for each group, and for each change of the text."""
     lines = [_of_group(row) for row in by_name["groups"] if row["group"] != EVERY or len(by_name["groups"]) > 2]
     return lines + [_of_change(row) for row in by_name["changes"] if "against" in row]
 

@@ -1,4 +1,4 @@
-"""The study `hierarchy`: do probes that were trained where two rules agree generalise by linear order?"""
+"""The study `hierarchy`: generalisation of probes by linear order or by hierarchy, if trained where both agree."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def hierarchy(
 
 
 class Hierarchy(Study):
-    """Whether probes generalise by linear order or by hierarchy."""
+    """Generalisation of probes by linear order or by hierarchy."""
 
     name, kind, title = "hierarchy", "linear order or hierarchy", "Linear order or hierarchy"
     function = "probing.studies.hierarchy:hierarchy"
@@ -86,7 +86,7 @@ class Hierarchy(Study):
         return tables.tables(result.by_name)
 
     def conclusions(self, result: Result) -> list[str]:
-        """Return which layers go by which rule."""
+        """Return the layers that follow each rule."""
         return tables.conclusions(result.by_name)
 
     def about(self, result: Result) -> str:

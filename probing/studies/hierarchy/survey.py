@@ -1,4 +1,4 @@
-"""Trains the probes of a task, and tests them on sentences in which linear order and hierarchy differ."""
+"""Probes of a task, tested on sentences in which linear order and hierarchy differ."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ class RuleSentence:
     """A sentence with the answers of both rules.
 
     Args:
-        words: Its words, the full stop being one.
+        words: Its words, including the full stop.
         answer: Index of the main auxiliary, or of the subject's head.
         linear: Index of the first auxiliary, or of the first noun.
         distractor: The construction in the subject that contains the first auxiliary, or noun: `subject_relative` (that
             must wait), `object_relative` (that the boy must greet), `compound` (worker bee) or `possessive` (worker 's
-            bee). Empty in sentences to train on.
+            bee). Empty if both rules agree.
     """
 
     words: tuple[str, ...]
@@ -100,23 +100,13 @@ class RuleSentence:
 
 
 class Grammar:
-    """Draws sentences of a task.
-
-    Args:
-        task: The task.
-        seed: Seed of every draw.
-    """
+    """A grammar of English that draws sentences of a task."""
 
     def __init__(self, task: Task, seed: int) -> None:
         self.task, self._draw = task, random.Random(f"{task} {seed}")
 
     def sentences(self, n: int, n_others: int) -> tuple[list[RuleSentence], list[RuleSentence]]:
-        """Return distinct sentences to train and test on, and others for generalisation.
-
-        Args:
-            n: Number of sentences in which both rules agree.
-            n_others: Number of those in which they differ.
-        """
+        """Return distinct sentences: n in which both rules agree, and `n_others` in which they differ."""
         return self._distinct(n, differ=False), self._distinct(n_others, differ=True)
 
     def _distinct(self, n: int, differ: bool) -> list[RuleSentence]:
@@ -205,13 +195,7 @@ class Grammar:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of sentences.
-
-    Args:
-        train: Sentences that probes are trained on.
-        test: Sentences that the penalty is chosen on; probes are tested on as many further sentences.
-        generalisation: Sentences in which the two rules differ.
-    """
+    """Numbers of sentences: training, validation (`test`; as many further test sentences), and generalisation."""
 
     train: int
     test: int
@@ -220,14 +204,12 @@ class Sizes:
 
 @dataclass(frozen=True)
 class RuleSentences:
-    """Sentences in the order of a corpus, with the answers of both rules.
+    """Sentences in the order of a corpus, with the answers of both rules, each of shape (n_sentences,).
 
     Args:
-        corpus: The sentences, divided into words.
-        answers: Index of the word that is right, shape (n_sentences,).
-        linear: Index of the word that linear order gives, shape (n_sentences,).
-        distractors: The construction that contains the word that linear order gives, where this word is wrong, shape
-            (n_sentences,); empty where both rules agree.
+        answers: Index of the correct word.
+        linear: Index of the word by linear order.
+        distractors: The construction that contains the word by linear order; empty if both rules agree.
     """
 
     corpus: Corpus
@@ -237,12 +219,7 @@ class RuleSentences:
 
     @classmethod
     def of(cls, name: str, sentences: Sequence[RuleSentence]) -> RuleSentences:
-        """Return the text of distinct sentences.
-
-        Args:
-            name: Name of the corpus.
-            sentences: The sentences.
-        """
+        """Return the text of distinct sentences."""
         answers, linear = (
             np.array([getattr(sentence, rule) for sentence in sentences]) for rule in ("answer", "linear")
         )
@@ -250,10 +227,10 @@ class RuleSentences:
         return cls(from_words(name, [sentence.words for sentence in sentences]), answers, linear, distractors)
 
     def check(self, tokens: Tokens) -> None:
-        """Refuse a tokenization in which a sentence lacks a word.
+        """Reject a tokenization in which a sentence lacks a word.
 
         Raises:
-            UserError: If the model's limit cuts a sentence, or its tokenizer drops a word.
+            UserError: If the model's limit truncates a sentence, or its tokenizer drops a word.
         """
         n_read = np.bincount(tokens.sentences[tokens.first_pieces], minlength=tokens.n_sentences)
         n_words = np.array([len(words) for words in self.corpus.words or ()])
@@ -265,12 +242,7 @@ class RuleSentences:
             )
 
     def examples(self, store: HiddenStateSource, chosen: NDArray[np.bool_]) -> Examples:
-        """Return the words of some sentences as examples: class 1 the right word, class 0 every other.
-
-        Args:
-            store: The activations of the corpus.
-            chosen: Which sentences, shape (n_sentences,), bool.
-        """
+        """Return the words of the sentences in a mask as examples: class 1 the correct word, class 0 all others."""
         tokens = store.tokens
         is_example = tokens.first_pieces & chosen[tokens.sentences]
         is_answer = tokens.words == self.answers[tokens.sentences]
@@ -282,9 +254,8 @@ class Parts:
     """The two texts of a task.
 
     Args:
-        training: Sentences to train on, then those that the penalty is chosen on.
-        testing: Sentences of the same kind to test on, then those for generalisation.
-        sizes: Numbers of sentences.
+        training: Training sentences, then validation sentences.
+        testing: Test sentences of the same kind, then sentences for generalisation.
     """
 
     training: RuleSentences
@@ -293,13 +264,7 @@ class Parts:
 
     @classmethod
     def of(cls, task: Task, sizes: Sizes, seed: int) -> Parts:
-        """Return the texts of a task; no sentence is there twice.
-
-        Args:
-            task: The task.
-            sizes: Numbers of sentences.
-            seed: Seed of the draw.
-        """
+        """Return the texts of a task, without repeated sentences."""
         n = sizes.train + sizes.test
         agree, differ = Grammar(task, seed).sentences(n + sizes.test, sizes.generalisation)
         name = task.replace("_", " ")
@@ -313,25 +278,17 @@ class Parts:
 
     @property
     def differ(self) -> NDArray[np.bool_]:
-        """Which sentences of the second text are for generalisation, shape (n_sentences,)."""
+        """Mask of the sentences of the second text that are for generalisation, shape (n_sentences,)."""
         return np.arange(len(self.testing.answers)) >= self.sizes.test
 
     def sides(self, stores: Sequence[HiddenStateSource]) -> Sides:
-        """Return the examples that probes are trained, chosen and tested on.
-
-        Args:
-            stores: The activations of both texts.
-        """
+        """Return the training, validation and test examples, given the activations of both texts."""
         trained = np.arange(len(self.training.answers)) < self.sizes.train
         train, validation = (self.training.examples(stores[0], chosen) for chosen in (trained, ~trained))
         return Sides(train, validation, self.testing.examples(stores[1], ~self.differ), np.arange(2), False)
 
     def words(self, stores: Sequence[HiddenStateSource]) -> Examples:
-        """Return all words of the second text.
-
-        Args:
-            stores: The activations of both texts.
-        """
+        """Return all words of the second text, given the activations of both texts."""
         return self.testing.examples(stores[1], np.ones(len(self.testing.answers), dtype=bool))
 
 
@@ -340,17 +297,10 @@ Row = dict[str, Any]
 
 
 def answered_words(examples: Examples, layers: Sequence[int], weights: Sequence[Tensor]) -> NDArray[np.int64]:
-    """Return the index of the word that each probe finds likeliest, among the words of its sentence.
+    """Return the index of each probe's most probable word of each sentence, shape (n_layers, n_sentences).
 
-    Special tokens and padding are no words. Of equally likely words the first is taken.
-
-    Args:
-        examples: The words, every one of each sentence.
-        layers: Layer numbers.
-        weights: Weight of each layer's probe on raw hidden states, shape (2, d_model); class 1 is the word looked for.
-
-    Returns:
-        Shape (n_layers, n_sentences).
+    Special tokens and padding are excluded; ties go to the first word. The examples must be all words of each sentence.
+    The weights of probes on raw hidden states have shape (2, d_model), and class 1 is the target word.
     """
     directions = [(weight[1] - weight[0]).double() for weight in weights]
     scores: list[Tensor] = []
@@ -370,37 +320,22 @@ def answered_words(examples: Examples, layers: Sequence[int], weights: Sequence[
 
 
 def counted(name: str, right: NDArray[np.bool_]) -> Row:
-    """Return the share of sentences of which something holds, with its 95% interval.
-
-    Args:
-        name: Column of the share; its interval is in `NAME_low` and `NAME_high`.
-        right: Whether it holds, shape (n_sentences,).
-    """
+    """Return a share with its 95% confidence interval in the columns `NAME`, `NAME_low`, `NAME_high`."""
     low, high = accuracy_interval(right.astype(np.int64), np.ones(len(right), dtype=np.int64))
     return {name: float(right.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
 def compared(name: str, first: NDArray[np.bool_], second: NDArray[np.bool_]) -> Row:
-    """Return by how much the share of the first is above that of the second, with its 95% interval, paired.
-
-    Args:
-        name: Column of the difference.
-        first: Whether something holds of each sentence, shape (n_sentences,).
-        second: The same of something else.
-    """
+    """Return the paired difference of two shares with its 95% confidence interval, as columns."""
     difference = first.astype(np.int64) - second
     low, high = difference_interval(difference, np.ones(len(first), dtype=np.int64))
     return {name: float(difference.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
 def generalised(answers: NDArray[np.int64], text: RuleSentences, chosen: NDArray[np.bool_], linear: str) -> Row:
-    """Return how often a probe's answers follow each rule in the sentences where the two rules differ.
+    """Return the shares of a probe's answers by each rule, in chosen sentences where the rules differ.
 
-    Args:
-        answers: The word that it answers, shape (n_sentences,).
-        text: The sentences.
-        chosen: Which sentences are counted, shape (n_sentences,).
-        linear: Name of the column with the share of answers that follow linear order.
+    `answers` are word indices, shape (n_sentences,); `linear` is the column of the share by linear order.
     """
     right, first = ((answers == rule)[chosen] for rule in (text.answers, text.linear))
     shares = counted("generalisation", right)
@@ -417,15 +352,7 @@ TABLES = ("hierarchy", "distractors")
 
 @dataclass(frozen=True)
 class HierarchyConfig:
-    """What is measured.
-
-    Args:
-        tasks: The tasks.
-        controls: Names of the controls.
-        sizes: Numbers of sentences.
-        probe: How probes are trained.
-        seed: Seed of every random draw.
-    """
+    """Settings of a survey."""
 
     tasks: Sequence[Task]
     controls: Sequence[str]
@@ -436,13 +363,11 @@ class HierarchyConfig:
 
 @dataclass(frozen=True)
 class OfTask:
-    """What was found of a task.
+    """Results of a task: rows by table, and the model's stores of both texts.
 
     Args:
-        rows: Rows of each table, by its name.
         l2: Strength of the l2 penalty of the probes.
         optimality_gap: Largest distance of a probe of the model itself to its optimum, in nats.
-        stores: The activations of both texts by the model itself.
     """
 
     rows: Mapping[str, Sequence[Row]]
@@ -453,11 +378,7 @@ class OfTask:
 
 @dataclass(frozen=True)
 class HierarchyOutcome:
-    """What was found.
-
-    Args:
-        tasks: What was found of each task.
-    """
+    """Results by task."""
 
     tasks: Mapping[Task, OfTask]
 
@@ -475,13 +396,7 @@ def read(source: ActivationSource, parts: Parts) -> list[ActivationStore]:
 
 
 def survey(source: ActivationSource, config: HierarchyConfig, say: Callable[[str], None]) -> HierarchyOutcome:
-    """Train the probes of every task, on the model itself and on the controls, and ask them.
-
-    Args:
-        source: The model.
-        config: What is measured.
-        say: Called with one-line messages.
-    """
+    """Train and test the probes of every task, on the model itself and on the controls."""
     sources = {ITSELF: source, **dict(_controls(source, config, say))}
     by_task: dict[Task, OfTask] = {}
     for task in config.tasks:
@@ -499,7 +414,7 @@ def survey(source: ActivationSource, config: HierarchyConfig, say: Callable[[str
 def _controls(
     source: ActivationSource, config: HierarchyConfig, say: Callable[[str], None]
 ) -> Iterator[tuple[str, ActivationSource]]:
-    """Yield the name of each control that applies, and what gives its activations."""
+    """Yield the name of each control that applies, and the source of its activations."""
     for name in config.controls:
         if name == "permuted_positions":
             yield name, replace(source, permuted_tokens_seed=config.seed)
@@ -513,15 +428,7 @@ def _measure(
     task: Task, parts: Parts, stores: Mapping[str, Sequence[ActivationStore]], source: ActivationSource,
     config: HierarchyConfig,
 ) -> OfTask:  # fmt: skip
-    """Return what is found of a task.
-
-    Args:
-        task: The task.
-        parts: Its sentences.
-        stores: The activations of both texts, for the model itself and then for each control.
-        source: The model.
-        config: What is measured.
-    """
+    """Return the results of a task; `stores` has the model itself first, and then each control."""
     layers, sides = source.layers, parts.sides(stores[ITSELF])
     moments = layer_moments(sides.train, layers)
     path, training = penalised(config.probe, config.seed, sides, layers, moments, source.trainer)
@@ -542,7 +449,7 @@ def _measure(
 
 
 def answers_of(fits: Sequence[LayerFit], parts: Parts, stores: Sequence[ActivationStore]) -> NDArray[np.int64]:
-    """Return the word that each probe answers in the sentences of the second text, shape (n_layers, n_sentences)."""
+    """Return each probe's word in the sentences of the second text, shape (n_layers, n_sentences)."""
     return answered_words(parts.words(stores), [fit.layer for fit in fits], [fit.weight for fit in fits])
 
 
@@ -552,13 +459,8 @@ def task_rows(
 ) -> tuple[list[Row], list[Row]]:  # fmt: skip
     """Return the rows of a task for `hierarchy.csv` and `distractors.csv`.
 
-    Args:
-        task: The task.
-        condition: Name of the control, or `model`.
-        layers: Layer numbers.
-        answers: The word that each layer's probe answers, shape (n_layers, n_sentences).
-        itself: The same of the model itself, if this is a control.
-        parts: The sentences.
+    `answers` are the words of each layer's probe, shape (n_layers, n_sentences); for a control, `itself` are the words
+    of the model itself.
     """
     text, differ = parts.testing, parts.differ
     rows, kinds = [], []
@@ -594,14 +496,7 @@ _CONTROLS: dict[str, dict[str, Any]] = {
 
 
 def write_figure(path: Path, rows: Sequence[ReadonlyRow], model: str, formats: Sequence[str] = USUAL) -> list[Path]:
-    """Draw a panel for each task, in some formats, and return the paths of the files.
-
-    Args:
-        path: Path of the figure, whose suffix is replaced by that of each format.
-        rows: Rows of `hierarchy.csv`.
-        model: Model name for the title.
-        formats: Formats of the files.
-    """
+    """Draw a panel for each task from rows of `hierarchy.csv`, in some formats, and return the paths of the files."""
     tasks = tasks_of(rows)
     with drawing(path, formats) as figure:
         figure.set_size_inches(2.4 + 3.4 * len(tasks), 3.3)
@@ -640,13 +535,7 @@ def _panel(axes: Axes, rows: Sequence[ReadonlyRow], task: str) -> None:
 
 
 def study_output(outcome: HierarchyOutcome, sizes: Sizes, model_name: str) -> Measured:
-    """Return the tables with what belongs to them.
-
-    Args:
-        outcome: What was found.
-        sizes: Numbers of sentences.
-        model_name: The model's short name, for titles.
-    """
+    """Return the tables, results and figure of a run."""
     rows = outcome.tables["hierarchy"]
     results: dict[str, Any] = {
         "cache": {

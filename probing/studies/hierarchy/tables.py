@@ -77,7 +77,7 @@ def of_model(rows: Sequence[Row], task: str, condition: str = ITSELF) -> list[Ro
 
 
 def tasks_of(rows: Sequence[Row]) -> list[str]:
-    """Return the tasks of a table, in its order."""
+    """Return the tasks of a table, in order."""
     return list(dict.fromkeys(row["task"] for row in rows))
 
 
@@ -101,7 +101,7 @@ def _table(rows: Sequence[Row], task: str) -> Any:
 
 
 def shown_columns(task: str) -> list[str]:
-    """Return the columns that are shown of a task, those with intervals with an asterisk."""
+    """Return the columns to show of a task, with an asterisk for columns with confidence intervals."""
     return ["layer", "test", "generalisation*", f"{LINEAR[task]}*"]
 
 
@@ -120,7 +120,7 @@ def terms() -> dict[str, str]:
 
 
 def conclusions(by_name: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Return what was found, a few sentences for each task."""
+    """Return the conclusions, a few sentences for each task."""
     return [line for task in tasks_of(by_name["hierarchy"]) for line in _lines(by_name["hierarchy"], task)]
 
 
@@ -150,7 +150,6 @@ def _lines(rows: Sequence[Row], task: str) -> list[str]:
 
 
 def _rules(model_rows: Sequence[Row]) -> str:
-    """Say which layers go by which rule, by the interval of the preference."""
     sides = {
         side: _layers_where(model_rows, lambda row, side=side: _side(row, "preference") == side)  # type: ignore[misc]
         for side in (-1, 1, 0)
@@ -164,7 +163,7 @@ def _layers_where(rows: Sequence[Row], holds: Callable[[Row], bool]) -> list[int
 
 
 def _side(row: Row, of: str) -> int:
-    """Return on which side of 0 an interval lies: 1, -1, or 0 where it holds 0 or is not there."""
+    """Return the side of 0 on which an interval lies: 1, -1, or 0 if it contains 0 or is missing."""
     interval = ends(row, of)
     return 0 if interval is None else int(interval[0] > 0) - int(interval[1] < 0)
 
@@ -179,12 +178,7 @@ def _within(row: Row, of: str = "") -> str:
 
 
 def hierarchy_section(result: Result, anchor: str) -> Html:
-    """Return which layers go by which rule, the shares by layer, and the tables of the terminal.
-
-    Args:
-        result: The results of `hierarchy`.
-        anchor: What the section is linked by.
-    """
+    """Return the layers that follow each rule, the shares by layer, and the tables of the terminal."""
     rows = result.hierarchy
     return section_of(
         result,
@@ -195,7 +189,6 @@ def hierarchy_section(result: Result, anchor: str) -> Html:
 
 
 def _shares(rows: Sequence[Row], task: str) -> Html:
-    """Return the shares of a task by layer: of the model itself, and of each control."""
     model_rows, linear = of_model(rows, task), LINEAR[task]
     lines = [
         _line("both rules agree: right", model_rows, "test", "test"),
