@@ -1,4 +1,4 @@
-"""Poolings of a sentence and spaces of cosines by name, and the files of STS."""
+"""Names of sentence poolings and of spaces for cosines, and the reader of the STS data sets."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _ENTAILMENT = ("entailment_judgment", "entailment_label", "label")
 
 
 class Rated(NamedTuple):
-    """A pair of sentences, its score, and its entailment; None if it has no score, or the source no entailment."""
+    """A pair of sentences, its score (None if missing), and its entailment (None if the source has none)."""
 
     first: str
     second: str
@@ -83,19 +83,17 @@ class Rated(NamedTuple):
 
 @dataclass(frozen=True)
 class SentencePairs:
-    """One part of a data set.
+    """A part of a data set (STS12 to STS16, STS-B, SICK-R, or a data set on the hub).
 
     Args:
-        name: Name of the data set: STS12 to STS16, STS-B, SICK-R, or that of a data set on the hub.
         part: `train`, `dev` or `test`.
         corpus: Its distinct sentences.
         sentences: Indices into the corpus of the sentences of each pair, shape (n_pairs, 2).
         gold: Score of each pair, shape (n_pairs,).
-        subset: Index into `subsets` of each pair, ascending, shape (n_pairs,).
-        subsets: Names of the subsets, such as MSRpar and MSRvid; a single one where the part is not divided.
-        n_without_sentence: Number of pairs that were left out because one of their sentences is empty.
-        n_without_score: Number of the other pairs that were left out because they have no score.
-        entailment: What SICK says of the entailment of each pair, as the source writes it; empty for other data sets.
+        subset: Index into `subsets` (names such as MSRpar) of each pair, ascending, shape (n_pairs,).
+        n_without_sentence: Number of omitted pairs with an empty sentence.
+        n_without_score: Number of other omitted pairs, without a score.
+        entailment: Entailment of each pair in SICK, as the source writes it; empty for other data sets.
     """
 
     name: str
@@ -122,7 +120,7 @@ class SentencePairs:
 
     @property
     def n_dropped(self) -> int:
-        """Number of pairs that were left out."""
+        """Number of omitted pairs."""
         return self.n_without_sentence + self.n_without_score
 
     @property
@@ -131,7 +129,7 @@ class SentencePairs:
         return self.n_pairs + self.n_dropped
 
     def messages(self) -> list[str]:
-        """Return a line on the pairs that were left out; none if there are none."""
+        """Return a line on the omitted pairs, if any."""
         if not self.n_dropped:
             return []
         return [
@@ -141,13 +139,12 @@ class SentencePairs:
 
 
 def read_sts(sources: Sequence[str]) -> list[SentencePairs]:
-    """Read all data sets that are found, in the order STS12 to STS16, STS-B, SICK-R, others.
+    """Read all data sets in the sources, in the order STS12 to STS16, STS-B, SICK-R, others.
 
-    Args:
-        sources: Folders, which are searched to any depth, files, and data sets `hf:NAME?config=C`.
+    Sources are folders (searched recursively), files, and data sets `hf:NAME?config=C`.
 
     Raises:
-        UserError: If nothing is found, files are malformed, or a part is found twice.
+        UserError: If there is no data set, files are malformed, or a part occurs twice.
     """
     sets = [part for source in sources for part in (_hub(source) if source.startswith("hf:") else _folder(source))]
     labels = [part.label for part in sets]
@@ -185,7 +182,7 @@ def _folder(source: str) -> Iterator[SentencePairs]:
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """Yield a folder and those in it, also those that are links, each once; `rglob` would leave links out."""
+    """Yield a folder and its subfolders, links included, each once; `rglob` would omit links."""
     waiting, seen = [root], set()
     while waiting:
         folder = waiting.pop()
@@ -196,7 +193,7 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def _subset(path: Path) -> Iterator[Rated]:
-    """Read one subset of STS12 to STS16 in SentEval's layout; an empty line among the scores means no score."""
+    """Read a subset of STS12 to STS16 in SentEval's layout; an empty line among the scores means no score."""
     gold_path = path.with_name(path.name.replace("input", "gs", 1))
     lines, gold = _lines(path), _lines(gold_path)
     if len(lines) != len(gold):
@@ -216,7 +213,7 @@ def _benchmark(path: Path) -> Iterator[Rated]:
 
 
 def _sick(path: Path) -> Iterator[tuple[str, Rated]]:
-    """Read SICK: a header line, then one pair per line; yield with each the value of `SemEval_set`, if there is one."""
+    """Read SICK: a header line, then one pair per line; yield with each the value of `SemEval_set`, if present."""
     head, *lines = _lines(path) or [""]
     columns = head.split("\t")
     if missing := {"sentence_A", "sentence_B", "relatedness_score"} - {*columns}:
@@ -236,7 +233,7 @@ def _sick(path: Path) -> Iterator[tuple[str, Rated]]:
 
 
 def _whole_sick(path: Path) -> Iterator[SentencePairs]:
-    """Read SICK with all its parts in one file, told apart by the column `SemEval_set`."""
+    """Read SICK with all its parts in one file, distinguished by the column `SemEval_set`."""
     of_parts: dict[str, list[Rated]] = {}
     for part, pair in _sick(path):
         of_parts.setdefault(part, []).append(pair)
@@ -255,7 +252,7 @@ def _rated(cells: Sequence[str], first: int, score: str, flag_text: str, number:
 
 
 def _score(cell: Any, flag_text: str, place: str) -> float | None:
-    """Return the score that a cell holds, None where it has none: data sets have -1 where scores are withheld."""
+    """Return the score of a cell, None if it has none: data sets have -1 for withheld scores."""
     try:
         return score_of(cell)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Labelled pairs of sentences as `sts` and `wic` read them, their parts, and what is predicted of a pair."""
+"""Labelled pairs of sentences: the reader of WiC, the parts of data sets, and the labels of pairs."""
 
 from __future__ import annotations
 
@@ -48,13 +48,7 @@ _HUB_COLUMNS = ("sentence1", "sentence2", "start1", "end1", "start2", "end2", "l
 
 @dataclass(frozen=True)
 class WordPair:
-    """A word in two sentences.
-
-    Args:
-        sentences: The words of each sentence.
-        targets: Index of the word in each sentence.
-        same: Whether it has the same sense in both.
-    """
+    """A word in two sentences of words, its index in each, and whether it has the same sense in both."""
 
     sentences: tuple[tuple[str, ...], tuple[str, ...]]
     targets: tuple[int, int]
@@ -63,14 +57,13 @@ class WordPair:
 
 @dataclass(frozen=True)
 class WordPairs:
-    """One part of the data set.
+    """A part of the data set, with its distinct sentences as lists of words.
 
     Args:
-        corpus: Its distinct sentences, as lists of words.
         sentences: Indices into the corpus of the sentences of each pair, shape (n_pairs, 2).
         targets: Index of the word in each sentence, shape (n_pairs, 2).
         labels: Whether the word has the same sense in both, shape (n_pairs,), bool.
-        n_unlabelled: Number of pairs that were left out because they have no label.
+        n_unlabelled: Number of omitted pairs without a label.
     """
 
     corpus: Corpus
@@ -86,11 +79,11 @@ class WordPairs:
 
     @property
     def n_read(self) -> int:
-        """Number of all pairs, with those that have no label."""
+        """Number of all pairs, unlabelled pairs included."""
         return self.n_pairs + self.n_unlabelled
 
     def messages(self, name: str) -> list[str]:
-        """Return a line on the pairs of a part that have no label; none if there are none."""
+        """Return a line on the pairs of a part without a label, if any."""
         if not self.n_unlabelled:
             return []
         return [f"{name}: {self.n_unlabelled} of {self.n_read} pairs have no label and are left out"]
@@ -101,11 +94,9 @@ class WordPairs:
 
 
 def read_wic(source: str, parts: Sequence[str]) -> dict[str, WordPairs]:
-    """Read parts of the data set, in its original or its SuperGLUE form.
+    """Read parts of the WiC data set (`train`, `dev`, `test`), in its original or its SuperGLUE form.
 
-    Args:
-        source: The original folder, or `hf:NAME?config=C`: a hub id or a folder of json or parquet files.
-        parts: Parts to read, among `train`, `dev` and `test`.
+    `source` is the original folder, or `hf:NAME?config=C`: a hub id or a folder of json or parquet files.
 
     Raises:
         UserError: If files are missing or malformed, or have no labelled pair.
@@ -118,10 +109,7 @@ def read_wic(source: str, parts: Sequence[str]) -> dict[str, WordPairs]:
 
 
 def read_wic_parts(source: str) -> dict[str, WordPairs]:
-    """Read all parts that are there and have labelled pairs, in the order train, dev, test; none of another data set.
-
-    Args:
-        source: See `read_wic`.
+    """Read all available parts with labelled pairs, in the order train, dev, test; empty for another data set.
 
     Raises:
         UserError: If a data set cannot be read, or files are malformed.
@@ -144,10 +132,7 @@ def _files(source: str, part: str) -> tuple[Path, Path]:
 
 
 def _from_folder(source: str, part: str) -> list[WordPair | None]:
-    """Read the original format: a line has lemma, part of speech, `index1-index2` and two tokenised sentences.
-
-    A pair without a label is None.
-    """
+    """Read the original format: lemma, part of speech, `index1-index2`, two tokenised sentences; None if unlabelled."""
     data_file, gold_file = _files(source, part)
     folder, data, gold = data_file.parent, _lines(data_file), _lines(gold_file)
     if len(data) != len(gold):
@@ -206,10 +191,10 @@ def _from_hub(source: str, parts: Sequence[str]) -> dict[str, list[WordPair | No
 
 
 def _from_spans(rows: Iterable[Mapping[str, Any]], flag_text: str) -> Iterator[WordPair | None]:
-    """Yield the pairs of the SuperGLUE format, in which the word is a span of characters; None for one without a label.
+    """Yield the pairs of the SuperGLUE format, in which the word is a span of characters; None if unlabelled.
 
-    The word is separated from its neighbours, as all words are in the original format: `Room and board.` becomes
-    `Room and board .`, and the same pieces are pooled.
+    The word is separated from its neighbours, as all words are in the original format, so that the same pieces are
+    pooled: `Room and board.` becomes `Room and board .`.
     """
     for number, row in enumerate(rows):
         if missing := [column for column in _HUB_COLUMNS if column not in row]:
@@ -250,7 +235,7 @@ def _character(cell: Any) -> int:
 
 
 def _set_off(sentence: str, start: int, end: int) -> tuple[tuple[str, ...], int] | None:
-    """Return the words of a sentence, the span being one of them, and its index; None if the span is blank."""
+    """Return the words of a sentence, the span as a word, and its index; None if the span is blank."""
     target = " ".join(sentence[start:end].split()) if 0 <= start < end <= len(sentence) else ""
     before, after = sentence[:start].split(), sentence[end:].split()
     return ((*before, target, *after), len(before)) if target else None
@@ -284,13 +269,7 @@ Columns = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class DatasetPart:
-    """One part of a data set.
-
-    Args:
-        name: Data set and part, such as `SICK dev`.
-        pairs: Its pairs.
-        columns: What is said of each pair, by column.
-    """
+    """A part of a data set, named such as `SICK dev`: its pairs, and their labels by column."""
 
     name: str
     pairs: Sequence[Pair]
@@ -299,12 +278,10 @@ class DatasetPart:
 
 @dataclass(frozen=True)
 class PairText:
-    """The pairs that a model is tuned and tested on.
+    """Pairs for tuning and testing a model: a single corpus, or the training and, last, the test corpus.
 
-    Args:
-        corpora: One corpus, or that of training and, last, that of the test part.
-        splits: Side of each pair of each corpus.
-        n_sharing: Number of test pairs with a sentence that training pairs have, too.
+    `splits` has the side of each pair of each corpus, `n_sharing` the number of test pairs that share a sentence with
+    training pairs.
     """
 
     corpora: Sequence[Corpus]
@@ -313,12 +290,9 @@ class PairText:
 
 
 def read_parts(source: str, option: str, say: Callable[[str], None]) -> dict[str, DatasetPart]:
-    """Read the parts of the one data set of a source, by `train`, `dev` and `test`.
+    """Read the parts of the only data set of a source, by `train`, `dev` and `test`; `option` is for messages.
 
-    Args:
-        source: A folder or a file of WiC, SICK, STS-B or one of STS12 to STS16, or `hf:NAME?config=C`.
-        option: The option that names it, for messages.
-        say: Takes messages.
+    The source is a folder or a file of WiC, SICK, STS-B or one of STS12 to STS16, or `hf:NAME?config=C`.
 
     Raises:
         UserError: If there is none, or several, or it cannot be read.
@@ -342,7 +316,7 @@ def read_parts(source: str, option: str, say: Callable[[str], None]) -> dict[str
 
 @contextmanager
 def _of_option(option: str, *others: str) -> Iterator[None]:
-    """Name an option in messages of what reads its source for other commands or options, too."""
+    """Name an option in messages of readers whose source also belongs to other commands or options."""
     try:
         yield
     except UserError as error:
@@ -355,7 +329,7 @@ def _of_option(option: str, *others: str) -> Iterator[None]:
 
 @contextmanager
 def about_pairs() -> Iterator[None]:
-    """Name the options of pairs in messages about those of corpora."""
+    """Name the options of pairs in messages about options of corpora."""
     try:
         yield
     except UserError as error:
@@ -382,15 +356,12 @@ def _of_words(part: str, word_pairs: WordPairs) -> DatasetPart:
 def task_of(
     task: str | TokenTask, task_args: Mapping[str, Any] | None, sources: Mapping[str, Mapping[str, DatasetPart]]
 ) -> tuple[TokenTask, dict[str, Any]]:
-    """Return the task of pairs, and its options; scores are numbers to predict unless the user says else.
+    """Return the task of pairs, and its options; scores are numbers to predict unless the user decides otherwise.
 
-    Args:
-        task: The task, as given.
-        task_args: Its options.
-        sources: The parts of each source, by its option and name as they were typed.
+    `sources` has the parts of each source, by its option and name as typed.
 
     Raises:
-        UserError: If it is not clear which column is meant, or the task is not one of whole pairs.
+        UserError: If the column is ambiguous, or the task does not label whole pairs.
     """
     options = dict(task_args or {})
     if task == _TASK:
@@ -423,22 +394,18 @@ def pair_text(
     group_by: GroupBy,
     say: Callable[[str], None],
 ) -> PairText:  # fmt: skip
-    """Divide pairs into training, validation and test, and say how.
+    """Divide pairs into training, validation and test, and report the division.
 
-    The parts of the data set are used where it has a training part and another one, or a test part is given;
-    validation pairs are those of dev, unless these are tested on, and else a tenth of training. Otherwise pairs are
-    divided by the seed, those that share a sentence together.
+    The parts of the data set are used if it has a training part and another one, or if a test part is given. Validation
+    pairs are then the pairs of dev, unless dev is the test part, and else a tenth of training. Otherwise pairs are
+    divided by the seed, with pairs that share a sentence on the same side.
 
     Args:
-        source: The data set, as it was typed.
-        parts: Its parts.
-        other: The data set of test pairs, if one was given, and its parts.
-        seed: Seed of the split.
-        group_by: The option's value: what is independent, pairs or groups of pairs that share a sentence.
-        say: Takes messages.
+        other: The data set of test pairs, as typed, and its parts, if given.
+        group_by: The independent units: pairs, or groups of pairs that share a sentence.
 
     Raises:
-        UserError: If groups are requested and all pairs are one, or no training pair is left.
+        UserError: If groups are requested and all pairs are a single group, or no training pair is left.
     """
     test = _test_part(parts, other)
     if test is None:
@@ -468,18 +435,14 @@ def pair_text(
 def _test_part(
     parts: Mapping[str, DatasetPart], other: tuple[str, Mapping[str, DatasetPart]] | None
 ) -> DatasetPart | None:
-    """Return the test part: of the other data set, or else of this one beside its training part; None without one."""
+    """Return the test part: of the other data set, else of this data set if it has a training part; else None."""
     available = parts if other is None else other[1]
     part = next((available[name] for name in ("test", "dev", "train") if name in available), None)
     return part if other is not None or ("train" in parts and len(parts) > 1) else None
 
 
 def _corpus(name: str, parts: Sequence[DatasetPart]) -> tuple[Corpus, dict[Pair, DatasetPart]]:
-    """Return the pairs of some parts as a corpus, in which pairs that share a sentence are one document.
-
-    Returns:
-        The corpus, and the part of each pair.
-    """
+    """Return a corpus in which pairs that share a sentence are a document, and the part of each pair."""
     parts_of_pairs = [((_plain(first), _plain(second)), part) for part in parts for first, second in part.pairs]
     pairs = [pair for pair, _ in parts_of_pairs]
     of_pair = dict(reversed(parts_of_pairs))  # of a pair that several parts have, the first one
@@ -502,9 +465,9 @@ def _plain(sentence: str) -> str:
 
 
 def groups_of(pairs: Sequence[Pair]) -> NDArray[np.int64]:
-    """Return the group of each pair, numbered as they appear; pairs that share a sentence are in one.
+    """Return the group of each pair, numbered in order of appearance; pairs that share a sentence are in one group.
 
-    Sentences are the same as for a split, whatever their case and punctuation; groups are the connected components.
+    Sentences are compared as for a split, ignoring case and punctuation; groups are the connected components.
     """
     numbers: dict[str, int] = {}
     ends = np.array([[numbers.setdefault(split_key(text), len(numbers)) for text in pair] for pair in pairs])
@@ -515,7 +478,7 @@ def groups_of(pairs: Sequence[Pair]) -> NDArray[np.int64]:
 
 
 def _sides(corpus: Corpus, seed: int, group_by: GroupBy) -> list[Split]:
-    """Return the side of each pair by the seed; a group too large to be tested on is trained on."""
+    """Return the side of each pair by the seed; a group too large for testing is trained on."""
     if group_by == "document" and corpus.documents is None:
         raise UserError(
             f"`--group_by document`: all pairs of `{corpus.name}` are linked by sentences that they share; give "
@@ -530,7 +493,7 @@ def _sides(corpus: Corpus, seed: int, group_by: GroupBy) -> list[Split]:
 
 
 def _sharing(text: PairText) -> tuple[int, int]:
-    """Return how many test pairs have a sentence that is in a training pair, too, and how many there are."""
+    """Return the number of test pairs that share a sentence with training pairs, and the number of test pairs."""
     sides: dict[str, list[Pair]] = {"train": [], "validation": [], "test": []}
     for corpus, splits in zip(text.corpora, text.splits, strict=True):
         for pair, side in zip(corpus.pairs, splits, strict=True):

@@ -1,4 +1,4 @@
-"""Sentence vectors that `sts` compares, static word vectors as a baseline, and their evaluation by layer."""
+"""Sentence vectors for `sts`, static word vectors as a baseline, and their evaluation by layer."""
 
 from __future__ import annotations
 
@@ -36,18 +36,13 @@ _LONGEST_LINE = 1_000_000
 
 @dataclass(frozen=True)
 class StaticVectors:
-    """Vectors of the words that occur.
-
-    Args:
-        rows: Row of each word in `vectors`.
-        vectors: Word vectors, shape (n_words, d), float32.
-    """
+    """Vectors of the words that occur, shape (n_words, d), float32, and the row of each word."""
 
     rows: dict[str, int]
     vectors: Tensor
 
     def sentences(self, sentences: Sequence[str]) -> Tensor:
-        """Return the mean vector of each sentence's words, zeros where no word is known, shape (n, d)."""
+        """Return the mean vector of each sentence's words, zeros if no word is known, shape (n, d)."""
         sums = torch.zeros(len(sentences), self.vectors.shape[1])
         for i, sentence in enumerate(sentences):
             if known := [row for word in _words(sentence) if (row := self._row(word)) is not None]:
@@ -77,12 +72,8 @@ def _words(sentence: str) -> list[str]:
 def read_static(path: str, sentences: Iterable[str]) -> StaticVectors:
     """Read the vectors of the words of some sentences, as spelled and in lower case.
 
-    A line holds a word and its numbers, separated by blanks. A first line of two whole numbers, as in word2vec files,
-    is skipped. Only the words needed are kept, so that a file of gigabytes takes little memory.
-
-    Args:
-        path: Path of the text file.
-        sentences: Sentences whose words are needed.
+    A line has a word and its numbers, separated by blanks. A first line of two whole numbers, as in word2vec files, is
+    skipped. Only the required words are stored, so that a file of gigabytes takes little memory.
 
     Raises:
         UserError: If the file cannot be read, a line is not a word with as many numbers as the others, a number is not
@@ -151,23 +142,13 @@ _AT_ONCE = 128
 
 @dataclass(frozen=True)
 class Draws:
-    """Bootstrap draws of pairs within each subset, shared by everything measured on them.
-
-    Args:
-        times: How often each draw contains each pair, shape (n_draws, n_pairs).
-    """
+    """Bootstrap draws of pairs within each subset: how often each contains each pair, (n_draws, n_pairs)."""
 
     times: NDArray[np.float32]
 
     @classmethod
     def of(cls, subset: NDArray[np.int64], seed: int, n_draws: int = DRAWS) -> Draws:
-        """Draw pairs with replacement, as many in each subset as it has.
-
-        Args:
-            subset: Subset of each pair, shape (n_pairs,).
-            seed: Seed of the generator.
-            n_draws: Number of bootstrap draws.
-        """
+        """Draw pairs with replacement, as many in each subset as it has; `subset` has shape (n_pairs,)."""
         generator = np.random.default_rng(seed)
         times = np.zeros((n_draws, len(subset)), dtype=np.float32)
         for index in np.unique(subset):
@@ -178,29 +159,15 @@ class Draws:
 
 
 def spearman(a: Array, b: Array) -> float:
-    """Return Spearman's correlation, with mean ranks for ties.
-
-    It is NaN where all values of a side are equal, or one is not finite.
-
-    Args:
-        a: First values, shape (n,).
-        b: Second values, shape (n,).
-    """
+    """Return Spearman's correlation, mean ranks for ties; NaN if a side is constant or a value is not finite."""
     return float(weighted_spearman(a, b, np.ones((1, len(a)), dtype=np.float32))[0])
 
 
 def weighted_spearman(a: Array, b: Array, times: NDArray[np.float32]) -> Array:
-    """Return Spearman's correlation of lists in which each pair of values occurs several times.
+    """Return Spearman's correlation of lists that contain each pair `times` times, (n_lists, n); shape (n_lists,).
 
-    No list is sorted: the rank of a value follows from how often the list contains lower values.
-
-    Args:
-        a: First values, shape (n,).
-        b: Second values, shape (n,).
-        times: How often each list contains each pair, shape (n_lists, n).
-
-    Returns:
-        Shape (n_lists,); NaN where all values of a side are equal, and everywhere if a value is not finite.
+    No list is sorted: the rank of a value follows from how often the list contains lower values. NaN if a side is
+    constant, and everywhere if a value is not finite.
     """
     if not _finite(a, b):  # sorted, NaN would be the largest value
         return np.full(len(times), np.nan)
@@ -237,19 +204,12 @@ def _ranks(values: Array, times: NDArray[np.float32]) -> Array:
 
 
 def pseudo_values(a: Array, b: Array) -> Array:
-    """Return a number for each pair of values; their mean and standard error are those of Spearman's correlation.
+    """Return a number for each pair of values, with the mean and standard error of Spearman's correlation, shape (n,).
 
-    They are the jackknife's pseudo-values (Tukey 1958), n r - (n - 1) r_i, where r_i leaves out pair i, moved by a
-    constant so that their mean is r itself. The standard error of the difference of two such lists is that of the
-    difference of two correlations on the same pairs.
-
-    Args:
-        a: First values, shape (n,).
-        b: Second values, shape (n,).
-
-    Returns:
-        Shape (n,); zeros where all values of a side are equal, since they then tell nothing of the other; NaN if a
-        value is not finite.
+    These are the jackknife's pseudo-values (Tukey 1958), n r - (n - 1) r_i, where r_i leaves out pair i, shifted by a
+    constant so that their mean is r. The standard error of the difference of two such lists is that of the difference
+    of two correlations on the same pairs. They are 0 if all values of a side are equal, since these are then
+    uninformative about the other side; NaN if a value is not finite.
     """
     n = len(a)
     if not _finite(a, b):
@@ -265,26 +225,13 @@ def pseudo_values(a: Array, b: Array) -> Array:
 
 
 def aggregated(a: Array, b: Array, subset: NDArray[np.int64]) -> dict[Aggregation, float]:
-    """Return Spearman's correlation in each aggregation.
-
-    Args:
-        a: First values, shape (n_pairs,).
-        b: Second values, shape (n_pairs,).
-        subset: Subset of each pair, shape (n_pairs,).
-    """
+    """Return Spearman's correlation in each aggregation over subsets; all arrays have shape (n_pairs,)."""
     by_aggregation = aggregated_draws(a, b, subset, Draws(np.ones((1, len(a)), dtype=np.float32)))
     return {how: float(values[0]) for how, values in by_aggregation.items()}
 
 
 def aggregated_draws(a: Array, b: Array, subset: NDArray[np.int64], draws: Draws) -> dict[Aggregation, Array]:
-    """Return Spearman's correlation of each bootstrap draw, in each aggregation, each of shape (n_draws,).
-
-    Args:
-        a: First values, shape (n_pairs,).
-        b: Second values, shape (n_pairs,).
-        subset: Subset of each pair, shape (n_pairs,).
-        draws: Bootstrap draws of the pairs.
-    """
+    """Return Spearman's correlation of each bootstrap draw, in each aggregation, each of shape (n_draws,)."""
     everything = weighted_spearman(a, b, draws.times)
     subsets, sizes = np.unique(subset, return_counts=True)
     if len(subsets) == 1:
@@ -300,14 +247,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Similarities:
-    """The cosines of all pairs in one layer and space.
+    """The cosines of all pairs in a layer (None for static vectors) and space.
 
-    Args:
-        pooling: Pooling of the sentence vectors.
-        layer: Layer number; None for static vectors.
-        transform: Name of the space.
-        cosines: Cosines of the pairs of each set, by its label, shape (n_pairs,).
-        clipped: Neurons that were set to 0 for each set, by its label.
+    `cosines` of the pairs, shape (n_pairs,), and `clipped` neurons, set to 0, are by the label of the set.
     """
 
     pooling: str
@@ -318,18 +260,15 @@ class Similarities:
 
     @property
     def key(self) -> Row:
-        """The columns that identify it in the tables."""
+        """The columns of the tables that identify the cosines."""
         return {"pooling": self.pooling, "layer": "" if self.layer is None else self.layer, "transform": self.transform}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The pairs used to choose the layer for a set.
+    """The pairs used to choose the layer for a set: pairs of the set `label` that the other set lacks (`is_used`).
 
-    Args:
-        label: Label of the set that they are from.
-        is_used: Which of its pairs the other set does not have, shape (n_pairs,), bool.
-        gold: Scores of all its pairs, shape (n_pairs,).
+    Arrays are of all pairs of that set, shape (n_pairs,).
     """
 
     label: str
@@ -337,14 +276,14 @@ class Choice:
     gold: Array
 
     def score(self, candidate: Similarities) -> float:
-        """Return the correlation on these pairs; -2, below all others, where it is undefined."""
+        """Return the correlation on these pairs; -2, below all others, if it is undefined."""
         return float(
             np.nan_to_num(spearman(candidate.cosines[self.label][self.is_used], self.gold[self.is_used]), nan=-2)
         )
 
 
 def reported(sets: Sequence[SentencePairs]) -> list[SentencePairs]:
-    """Return the sets to report on: test parts, and dev parts where there is no test part."""
+    """Return the sets to report on: test parts, and dev parts if there is no test part."""
     tested = {pairs.name for pairs in sets if pairs.part == "test"}
     return [pairs for pairs in sets if pairs.part == "test" or (pairs.part == "dev" and pairs.name not in tested)]
 
@@ -366,13 +305,7 @@ def _pair_keys(pairs: SentencePairs) -> list[frozenset[str]]:
 
 
 def by_layer(candidates: Sequence[Similarities], sets: Sequence[SentencePairs], seed: int) -> list[Row]:
-    """Return a row for each set, layer, space and aggregation, as in `sts.csv`; `gain` is over the plain space.
-
-    Args:
-        candidates: Cosines for every pooling, layer and space.
-        sets: Sets that are reported on.
-        seed: Seed of the bootstraps.
-    """
+    """Return a row for each set, layer, space and aggregation, as in `sts.csv`; `gain` is over the plain space."""
     rows = []
     for target in sets:
         draws = Draws.of(target.subset, seed)
@@ -387,15 +320,10 @@ def by_layer(candidates: Sequence[Similarities], sets: Sequence[SentencePairs], 
 def chosen(
     all_similarities: Sequence[Similarities], targets: Sequence[SentencePairs], sets: Sequence[SentencePairs], seed: int
 ) -> list[Row]:
-    """Return the result of each space on each set by either protocol, as in `chosen.csv`.
+    """Return the result of each space on each reported set by either protocol, as in `chosen.csv`.
 
-    `gain` is the difference from the plain space under the same protocol, with its interval over resampled pairs.
-
-    Args:
-        all_similarities: Cosines for every pooling, layer and space.
-        targets: Sets that are reported on.
-        sets: All sets that have cosines.
-        seed: Seed of the bootstraps.
+    `gain` is the difference from the plain space under the same protocol, with its confidence interval over resampled
+    pairs. `targets` are the reported sets, `sets` all sets with cosines.
     """
     rows: list[Row] = []
     for target in targets:
@@ -440,7 +368,7 @@ def _by_space(best: Sequence[Similarities]) -> dict[str, Similarities]:
 
 
 def _compared(best: Mapping[str, Similarities], target: SentencePairs, draws: Draws) -> list[Row]:
-    """Return a row for each space and aggregation, compared with the plain space if there is one."""
+    """Return a row for each space and aggregation, compared with the plain space if available."""
     values, drawn = {}, {}
     for name, space in best.items():
         values[name] = aggregated(space.cosines[target.label], target.gold, target.subset)
@@ -467,16 +395,10 @@ FIRST = 1
 
 
 def sentence_vectors(store: HiddenStateSource, layer: int, pooling: Pooling) -> Tensor:
-    """Return a vector for each sentence.
+    """Return a vector for each sentence, shape (n_sentences, d_model), float32; zeros without the required tokens.
 
-    Args:
-        store: Store of the activations.
-        layer: Layer number.
-        pooling: `mean` averages the tokens that are not special, `mean_special` all tokens; `cls` takes the first
-            token; `first_last` averages the means of layer 1 and of this layer, without special tokens.
-
-    Returns:
-        Shape (n_sentences, d_model), float32; zeros for a sentence without the tokens needed.
+    `mean` averages the tokens that are not special, `mean_special` all tokens; `cls` takes the first token;
+    `first_last` averages the means of layer 1 and of this layer, without special tokens.
     """
     if pooling == "first_last":
         return (sentence_vectors(store, FIRST, "mean") + sentence_vectors(store, layer, "mean")) / 2
@@ -498,20 +420,14 @@ def _pooled(store: HiddenStateSource, layer: int, pooling: Pooling, index: int) 
 
 
 def has_first_special(tokens: Tokens) -> bool:
-    """Whether every sentence begins with a special token, such as [CLS]."""
+    """Return whether every sentence begins with a special token, such as [CLS]."""
     return bool(tokens.special[tokens.offsets[:-1]].all())
 
 
 def word_vectors(store: HiddenStateSource, layers: Sequence[int], requested: NDArray[np.int64]) -> list[Tensor]:
-    """Return a vector for each requested word, the mean of its pieces.
+    """Return a vector for each requested word, the mean of its pieces: by layer, shape (n, d_model), float32.
 
-    Args:
-        store: Store of the activations.
-        layers: Layer numbers.
-        requested: Sentence and word index of each word, shape (n, 2); every word must have a token (see `has_pieces`).
-
-    Returns:
-        A tensor for each layer, shape (n, d_model), float32.
+    `requested` has the sentence and word index of each word, shape (n, 2); each must have a token (see `has_pieces`).
     """
     keys = _keys(requested[:, 0], requested[:, 1])
     read_keys: list[NDArray[np.int64]] = []
@@ -533,12 +449,10 @@ def word_vectors(store: HiddenStateSource, layers: Sequence[int], requested: NDA
 def has_pieces(
     tokens: Tokens, requested: NDArray[np.int64], among: NDArray[np.bool_] | None = None
 ) -> NDArray[np.bool_]:  # fmt: skip
-    """Return which words have a token, shape (n,); a word has none where the sentence was truncated before it.
+    """Return which words have a token, shape (n,); a word has none if the sentence was truncated before it.
 
-    Args:
-        tokens: The token table.
-        requested: Sentence and word index of each word, shape (n, 2).
-        among: Which tokens count, shape (n_tokens,); None for all.
+    `requested` has the sentence and word index of each word, shape (n, 2); `among` which tokens count, shape
+    (n_tokens,), None for all.
     """
     pieces = tokens.words >= 0 if among is None else among & (tokens.words >= 0)
     return np.isin(_keys(requested[:, 0], requested[:, 1]), _keys(tokens.sentences[pieces], tokens.words[pieces]))
@@ -550,14 +464,10 @@ def _keys(sentences: NDArray[np.integer], words: NDArray[np.integer]) -> NDArray
 
 
 def cosines(first: Tensor, second: Tensor) -> NDArray[np.float64]:
-    """Return the cosine of each pair of rows, rounded to 7 decimals; 0 where one of them is all zeros.
+    """Return the cosine of each pair of rows, shape (n, d_model), rounded to 7 decimals; 0 if a row is all zeros.
 
-    A word at the same position in two sentences has the same embedding except for rounding errors. Without the rounding
-    to 7 decimals, these errors would order such pairs at random.
-
-    Args:
-        first: First vector of each pair, shape (n, d_model).
-        second: Second vector of each pair, shape (n, d_model).
+    A word at the same position in two sentences has the same embedding except for rounding errors, which would order
+    such pairs at random without the rounding to 7 decimals.
 
     Raises:
         UserError: If a vector is not finite.
@@ -577,12 +487,7 @@ _BLANK = "▁"
 
 
 def known_tokens(tokens: Tokens, tokenizer: Any) -> NDArray[np.bool_]:
-    """Return which tokens stand for text of the sentence that the vocabulary knows, shape (n_tokens,).
-
-    Args:
-        tokens: The token table.
-        tokenizer: The model's tokenizer.
-    """
+    """Return which tokens represent text of the sentence that the vocabulary knows, shape (n_tokens,)."""
     if (unknown := tokenizer.unk_token_id) is None:
         return ~tokens.special
     return ~tokens.special & ~np.isin(tokens.input_ids, [unknown, tokenizer.convert_tokens_to_ids(_BLANK)])
@@ -595,25 +500,16 @@ def unknown_sentences(tokens: Tokens, tokenizer: Any) -> NDArray[np.bool_]:
 
 
 def unknown_words(tokens: Tokens, tokenizer: Any, requested: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which words have no piece that the vocabulary knows, shape (n,).
-
-    Args:
-        tokens: The token table.
-        tokenizer: The model's tokenizer.
-        requested: Sentence and word index of each word, shape (n, 2).
-    """
+    """Return which words (see `has_pieces`) have no piece that the vocabulary knows, shape (n,)."""
     return ~has_pieces(tokens, requested, known_tokens(tokens, tokenizer))
 
 
 @dataclass(frozen=True)
 class TransformFitting:
-    """The transforms and how they are fitted.
+    """The transforms and their fitting.
 
-    Args:
-        spaces: Names of the transforms.
-        definition: Definition of the outliers that are clipped.
-        components: Number of directions that whitening keeps; None keeps all that vary.
-        seed: Seed, together with the layer, of the neurons that `clip_random` draws.
+    `definition` defines the clipped outliers; `components` None means that whitening retains all varying directions.
+    `clip_random` draws by `seed` and layer.
     """
 
     spaces: Sequence[Space]
@@ -623,21 +519,14 @@ class TransformFitting:
 
     @property
     def clips(self) -> bool:
-        """Whether outliers are needed."""
+        """Whether outliers are required."""
         return bool({*self.spaces} & {*CLIPPING})
 
 
 def fitted(
     fitting: TransformFitting, moments: Covariance, outliers: Sequence[int], layer: int
 ) -> dict[Space, Transform]:
-    """Return the transforms of one layer by name.
-
-    Args:
-        fitting: The transforms and how they are fitted.
-        moments: Moments of the vectors that they are fitted on.
-        outliers: Neurons that are clipped; `clip_random` clips as many others, drawn at random.
-        layer: Layer number.
-    """
+    """Return the transforms of a layer by name; `clip_random` clips as many random neurons as `outliers`."""
     return {name: _fitted(name, fitting, moments, outliers, layer) for name in fitting.spaces}
 
 
@@ -664,19 +553,14 @@ def _fitted(
 
 @dataclass(frozen=True)
 class FittingText:
-    """Sentences that transforms are fitted on.
-
-    Args:
-        store: Store of their activations.
-        is_used: Which sentences of the store are used, shape (n_sentences,), bool.
-    """
+    """Sentences that transforms are fitted on: `is_used` selects sentences of the store, shape (n_sentences,), bool."""
 
     store: ActivationStore
     is_used: NDArray[np.bool_]
 
     @property
     def taken(self) -> NDArray[np.bool_]:
-        """Which tokens belong to these sentences and are not special, shape (n_tokens,), bool."""
+        """Mask of the tokens of these sentences without special tokens, shape (n_tokens,), bool."""
         tokens = self.store.tokens
         return self.is_used[tokens.sentences] & ~tokens.special
 
@@ -688,7 +572,7 @@ def not_in(sentences: Sequence[str], others: Sequence[str]) -> NDArray[np.bool_]
 
 
 def token_moments(texts: Sequence[FittingText], layer: int) -> Covariance:
-    """Return the moments of the texts' tokens in one layer, without special tokens."""
+    """Return the moments of the texts' tokens in a layer, without special tokens."""
     accumulator = CovarianceAccumulator(texts[0].store.plan.d_model)
     for states in _words_of(texts, layer):
         accumulator.update(states)
@@ -720,13 +604,9 @@ def defined(rows: Sequence[ReadonlyRow]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Vectors:
-    """The sources of all sentence vectors.
+    """The sources of all sentence vectors: all sets, training parts included, and the activations of each.
 
-    Args:
-        sets: All sets, training parts included.
-        stores: Store of the activations of each set.
-        outside: Another corpus with its activations, if transforms are fitted on one; else None.
-        static: Word vectors, or None.
+    `outside` is another corpus with its activations, if transforms are fitted on one.
     """
 
     sets: Sequence[SentencePairs]
@@ -737,14 +617,7 @@ class Vectors:
 
 @dataclass(frozen=True)
 class FitOn:
-    """The text that transforms are fitted on.
-
-    Args:
-        names: Names of the corpora.
-        corpora: The corpora.
-        texts: Their activations, with the choice of sentences that are used.
-        words: Static vectors, or None.
-    """
+    """The text that transforms are fitted on: corpora, activations with the used sentences, static vectors."""
 
     names: list[str]
     corpora: list[Corpus]
@@ -753,12 +626,12 @@ class FitOn:
 
     @property
     def n_sentences(self) -> int:
-        """Number of sentences that are used."""
+        """Number of used sentences."""
         return sum(int(text.is_used.sum()) for text in self.texts)
 
     @cached_property
     def n_static(self) -> int:
-        """Number of sentences that are used and have a static vector."""
+        """Number of used sentences with a static vector."""
         parts = zip(self.corpora, self.texts, strict=True)
         return sum(
             int((text.is_used & self.words.known(corpus.sentences)).sum()) for corpus, text in parts if self.words
@@ -772,14 +645,9 @@ class FitOn:
 def fitted_columns(
     row: Mapping[str, Any], text: FitOn, d_model: int, words: StaticVectors | None, components: int | None
 ) -> dict[str, Any]:
-    """Return the columns that describe the text a row's transform was fitted on.
+    """Return the columns on the text that a row's transform was fitted on.
 
-    Args:
-        row: A row with its pooling and transform.
-        text: The text that the transform was fitted on.
-        d_model: Width of hidden states.
-        words: Static vectors, which have their own width, or None.
-        components: Number of directions that whitening keeps.
+    `d_model` is the width of hidden states; static vectors (`words`) have another width.
     """
     is_static = words is not None and row["pooling"] == "static"
     width, n = (words.vectors.shape[1], text.n_static) if words and is_static else (d_model, text.n_sentences)
@@ -790,14 +658,7 @@ def fitted_columns(
 def described(
     pairs: SentencePairs, store: ActivationStore, words: StaticVectors | None, tokenizer: Any
 ) -> dict[str, Any]:
-    """Return a description of a set for `results.json`: its pairs, and the sentences whose vectors say nothing of them.
-
-    Args:
-        pairs: The set.
-        store: The activations of its sentences.
-        words: Static vectors, or None.
-        tokenizer: The model's tokenizer.
-    """
+    """Return a description of a set for `results.json`: its pairs, and the sentences with uninformative vectors."""
     counts = {name: getattr(pairs, name) for name in ("n_read", "n_pairs", "n_without_score", "n_without_sentence")}
     subsets = {name: int((pairs.subset == i).sum()) for i, name in enumerate(pairs.subsets)}
     description = {"set": pairs.label, "part": pairs.part, **counts, "n_dropped": pairs.n_dropped, "subsets": subsets}
@@ -809,17 +670,13 @@ def described(
 
 
 def _counted(what: str, pairs: SentencePairs, sentences: NDArray[np.bool_]) -> dict[str, int]:
-    """Return how many of a set's sentences are chosen, and how many of its pairs have one."""
+    """Return the number of selected sentences of a set, and of pairs with a selected sentence."""
     n_pairs = int(sentences[pairs.sentences].any(axis=1).sum())
     return {f"n_{what}_sentences": int(sentences.sum()), f"n_{what}_pairs": n_pairs}
 
 
 def unknown_messages(described: Mapping[str, Any]) -> list[str]:
-    """Return lines on the sentences of a set whose vectors say nothing of them; none if there are none.
-
-    Args:
-        described: What `described` returned for the set.
-    """
+    """Return lines on the sentences of a set with uninformative vectors, from the result of `described`."""
     reasons = {
         "unknown": "no token that the model's vocabulary knows, and their {n} pairs are ranked like the others",
         "static_unknown": "no word with a static vector, and static cosines of their {n} pairs are 0 in every space",
@@ -845,15 +702,7 @@ def first_token_check(poolings: Sequence[Pooling], model: str) -> Callable[[Toke
 def check_text_to_fit_on(
     sets: Sequence[SentencePairs], outside: Corpus | None, targets: Sequence[SentencePairs], fit_on: str
 ) -> None:
-    """Raise an error if no text for the transforms remains once the evaluated sentences are removed.
-
-    It is called before a model reads the text.
-
-    Args:
-        sets: All sets, training parts included.
-        outside: Another corpus, if transforms are fitted on one; else None.
-        targets: The sets that are reported on.
-        fit_on: Value of the option `--fit_on`.
+    """Check, before a model reads the text, that text for the transforms remains without the evaluated sentences.
 
     Raises:
         UserError: If no sentence remains.
@@ -868,8 +717,8 @@ def check_text_to_fit_on(
 def fitted_texts(vectors: Vectors, targets: Sequence[SentencePairs], fit_on: str) -> dict[str, FitOn]:
     """Return the text that the transforms of each set are fitted on, by the set's label.
 
-    Sentences of any set that is reported on are left out, since sets overlap: STS-B was drawn from STS12 to STS16 and
-    others. With `target`, the text of each set consists of all its own sentences instead.
+    Sentences of any reported set are omitted, since sets overlap: STS-B was drawn from STS12 to STS16 and others. With
+    `target`, the text of each set consists of all its sentences instead.
     """
     if fit_on == "target":
         everything = zip(vectors.sets, vectors.stores, strict=True)
@@ -893,7 +742,7 @@ def _all_of(pairs: SentencePairs, store: ActivationStore, words: StaticVectors |
 
 
 def check_static_text(texts: Mapping[str, FitOn]) -> None:
-    """Raise an error if transforms of static vectors would have no sentence to be fitted on.
+    """Check that transforms of static vectors have a sentence to be fitted on.
 
     Raises:
         UserError: If no sentence of a text has a word with a vector.
@@ -916,14 +765,8 @@ def similarities(
     """Return the cosines of all pairs of all sets, for each pooling, layer and space; static vectors come last.
 
     A sentence without tokens, or without a word that has a static vector, has a vector of zeros, which has no
-    direction: the cosines of its pairs are 0 in every space, and no transform is fitted on it.
-
-    Args:
-        vectors: Sources of the sentence vectors.
-        texts: Text that the transforms of each set are fitted on, by the set's label.
-        layers: Layer numbers.
-        poolings: Poolings of the sentence vectors.
-        fitting: The transforms and how they are fitted; static vectors are not clipped.
+    direction: the cosines of its pairs are 0 in every space, and no transform is fitted on it. Static vectors are not
+    clipped.
     """
     spaces = []
     for layer in layers:
@@ -993,14 +836,6 @@ def evaluate(
     seed: int,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, FitOn]]:
     """Return the rows of `sts.csv` and of `chosen.csv`, and the text that each set's transforms were fitted on.
-
-    Args:
-        vectors: Sources of the sentence vectors.
-        layers: Layer numbers.
-        poolings: Poolings of the sentence vectors.
-        fitting: The transforms and how they are fitted.
-        fit_on: Value of the option `--fit_on`.
-        seed: Seed of the bootstraps.
 
     Raises:
         UserError: If transforms of static vectors have no sentence to be fitted on.

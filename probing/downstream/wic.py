@@ -1,4 +1,4 @@
-"""How well the cosine of a word's two vectors predicts whether its sense is the same, by thresholds on it."""
+"""Prediction of a word's sense identity by thresholds on the cosine of its two vectors."""
 
 from __future__ import annotations
 
@@ -39,12 +39,7 @@ Labels = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class ThresholdRule:
-    """A threshold and its accuracy.
-
-    Args:
-        threshold: A score above it means yes.
-        accuracy: Share of correct labels on the pairs that it was chosen on, and therefore too high.
-    """
+    """A threshold, above which a score means yes, and its accuracy on the pairs it was chosen on, hence too high."""
 
     threshold: float
     accuracy: float
@@ -53,11 +48,8 @@ class ThresholdRule:
 def best_threshold(scores: Scores, labels: Labels) -> ThresholdRule:
     """Return the threshold with the most correct labels, among those between any two scores and beyond both ends.
 
-    If several thresholds are equally good, the lowest is returned; NaN if a score is not finite.
-
-    Args:
-        scores: Score of each pair, shape (n,).
-        labels: Label of each pair, shape (n,).
+    Of several equally good thresholds, the lowest is returned; NaN if a score is not finite. Scores and labels have
+    shape (n,).
     """
     if not np.isfinite(scores).all():  # sorted, NaN would be the largest score
         return ThresholdRule(float("nan"), float("nan"))
@@ -75,7 +67,7 @@ def best_threshold(scores: Scores, labels: Labels) -> ThresholdRule:
 
 
 def best_published_threshold(scores: Scores, labels: Labels) -> ThresholdRule:
-    """Return the best of the nine thresholds .1 to .9, the lowest of equally good ones.
+    """Return the best of the nine thresholds .1 to .9, the lowest of equally good thresholds.
 
     Such a coarse grid favours spaces whose cosines spread over the range of the thresholds.
     """
@@ -90,22 +82,16 @@ def accuracy(scores: Scores, labels: Labels, threshold: float) -> float:
 
 
 def exact_interval(n_right: int, n: int) -> tuple[float, float]:
-    """Return the exact interval of a share (Clopper & Pearson 1934); NaN where there are too few pairs.
+    """Return the exact confidence interval of a share (Clopper & Pearson 1934); NaN for too few pairs.
 
-    It takes pairs to be independent; some share a sentence or a word, so the correct interval is slightly wider.
+    It assumes independent pairs; some share a sentence or a word, so the correct interval is slightly wider.
     """
     return NO_INTERVAL if n < MIN_SENTENCES else binomial_interval(n_right, n)
 
 
 @dataclass(frozen=True)
 class McNemar:
-    """McNemar's test of two rules on the same pairs.
-
-    Args:
-        gained: Number of pairs that only the second rule gets right.
-        lost: Number of pairs that only the first rule gets right.
-        p_value: Two-sided exact p-value.
-    """
+    """McNemar's exact test: numbers of pairs on which only the second or only the first rule is correct, and p."""
 
     gained: int
     lost: int
@@ -113,12 +99,7 @@ class McNemar:
 
 
 def mcnemar(first: Labels, second: Labels) -> McNemar:
-    """Return the exact test of McNemar (1947), which compares two rules on the pairs that only one of them gets right.
-
-    Args:
-        first: Whether the first rule is right about each pair, shape (n,).
-        second: Whether the second rule is right about each pair, shape (n,).
-    """
+    """Return the exact test of McNemar (1947) of two rules, given which pairs each labels correctly, shape (n,)."""
     from scipy.stats import binomtest
 
     gained, lost = int((second & ~first).sum()), int((first & ~second).sum())
@@ -129,15 +110,8 @@ def mcnemar(first: Labels, second: Labels) -> McNemar:
 def area_under_curve(scores: Scores, labels: Labels) -> Scores:
     """Return the area under the ROC curve: the probability that a yes scores higher than a no, ties counting half.
 
-    It is computed from ranks (Mann & Whitney 1947) and needs no threshold; NaN where all labels are equal, or a score
-    is not finite.
-
-    Args:
-        scores: Scores of the pairs, shape (..., n).
-        labels: Labels of the pairs, shape (..., n).
-
-    Returns:
-        Shape (...).
+    It is computed from ranks (Mann & Whitney 1947) without a threshold, over the last axis of scores and labels, shape
+    (..., n); NaN if all labels are equal, or a score is not finite.
     """
     from scipy.stats import rankdata
 
@@ -151,23 +125,14 @@ def area_under_curve(scores: Scores, labels: Labels) -> Scores:
 def area_interval(scores: Scores, labels: Labels, seed: int, n_draws: int = DRAWS) -> tuple[float, float]:
     """Return the percentile interval of the area under the curve over resampled pairs; NaN for too few pairs.
 
-    Args:
-        scores: Score of each pair, shape (n,).
-        labels: Label of each pair, shape (n,).
-        seed: Seed of the draws; every layer and transform resamples the same pairs, so that they compare.
-        n_draws: Number of bootstrap draws.
+    With the same seed, every layer and transform resamples the same pairs, which makes them comparable.
     """
     drawn = np.random.default_rng(seed).integers(len(labels), size=(n_draws, len(labels)))
     return percentile_interval(area_under_curve(scores[drawn], labels[drawn]), len(labels))
 
 
 def gain_interval(first: Labels, second: Labels) -> tuple[float, float]:
-    """Return the interval of the second rule's accuracy minus the first's; NaN for too few pairs.
-
-    Args:
-        first: Whether the first rule is right about each pair, shape (n,).
-        second: Whether the second rule is right about each pair, shape (n,).
-    """
+    """Return the confidence interval of the second rule's accuracy minus the first's; NaN for too few pairs."""
     difference = second.astype(np.int64) - first
     return difference_interval(difference, np.ones_like(difference))
 
@@ -177,14 +142,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class PairCosines:
-    """The cosines of all pairs in one layer and space.
+    """The cosines of all pairs in a layer and space, shape (n_pairs,), for the training and the reported part.
 
-    Args:
-        layer: Layer number.
-        transform: Name of the space.
-        train: Cosines of the training part, shape (n_train_pairs,).
-        reported: Cosines of the part that is reported on, shape (n_pairs,).
-        clipped: Neurons that were set to 0.
+    `clipped` has the neurons that were set to 0.
     """
 
     layer: int
@@ -195,14 +155,7 @@ class PairCosines:
 
 
 def by_layer(scored: Sequence[PairCosines], train: Labels, reported: Labels, seed: int) -> list[Row]:
-    """Return a row for each layer and space, as in `wic.csv`, with its threshold chosen on the training part.
-
-    Args:
-        scored: Cosines in every layer and space.
-        train: Labels of the training part.
-        reported: Labels of the part that is reported on.
-        seed: Seed of the bootstraps.
-    """
+    """Return a row for each layer and space, as in `wic.csv`, with its threshold chosen on the training part."""
     return [_row(scores, train, reported, seed) for scores in scored]
 
 
@@ -241,18 +194,10 @@ def chosen(
     part: str,
     seed: int,
 ) -> list[Row]:
-    """Return the result of each space under each protocol, and that of always answering yes, as in `chosen.csv`.
+    """Return the result of each space under each protocol, and of the constant answer yes, as in `chosen.csv`.
 
-    Under `held_out`, each space is compared with the plain one by McNemar's test; p-values are corrected for the number
-    of spaces (Holm).
-
-    Args:
-        scored: Cosines in every layer and space.
-        rows: Result of `by_layer` for them.
-        train: Labels of the training part.
-        reported: Labels of the part that is reported on.
-        part: Name of that part.
-        seed: Seed of the bootstraps.
+    Under `held_out`, each space is compared with the plain space by McNemar's test; p-values are corrected for the
+    number of spaces (Holm). `rows` is the result of `by_layer`; `part` is the name of the reported part.
     """
     names = list(dict.fromkeys(scores.transform for scores in scored))
     indices = {name: [i for i, scores in enumerate(scored) if scores.transform == name] for name in names}
@@ -333,12 +278,7 @@ def scored_pairs(
 ) -> list[PairCosines]:
     """Return the cosines of all pairs in each layer and space.
 
-    Args:
-        layers: Layer numbers.
-        parts: The training part and the part that is reported on.
-        stores: Stores of the activations of each part.
-        fit_on: Texts that transforms are fitted on.
-        fitting: The transforms and how they are fitted.
+    `parts` are the training part and the reported part, `stores` the activations of each.
     """
     scores = []
     for layer in layers:
@@ -368,7 +308,7 @@ def target_cosines(pairs: WordPairs, store: ActivationStore, layer: int) -> NDAr
 def without_cut_words(
     parts: Mapping[str, WordPairs], stores: Sequence[ActivationStore], say: Callable[[str], None]
 ) -> dict[str, WordPairs]:
-    """Return the pairs of each part whose words were not truncated, and report how many are left out."""
+    """Return the pairs of each part whose words were not truncated, and report the number of omitted pairs."""
     whole = {}
     for (which, pairs), store in zip(parts.items(), stores, strict=True):
         whole[which] = with_both_words(pairs, store.tokens)
@@ -380,14 +320,7 @@ def without_cut_words(
 def unknown_pairs(
     parts: Mapping[str, WordPairs], stores: Sequence[ActivationStore], tokenizer: Any, say: Callable[[str], None]
 ) -> dict[str, int]:
-    """Return how many pairs of each part have a word that the vocabulary does not know, and report them.
-
-    Args:
-        parts: The pairs of each part.
-        stores: Stores of the activations of each part.
-        tokenizer: The model's tokenizer.
-        say: Function that takes one-line messages.
-    """
+    """Return the number of pairs of each part with a word that the vocabulary does not know, and report it."""
     counts = {}
     for (which, pairs), store in zip(parts.items(), stores, strict=True):
         unknown = unknown_words(store.tokens, tokenizer, targets(pairs)).reshape(-1, 2).any(axis=1)
@@ -410,13 +343,7 @@ def evaluate(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the rows of `wic.csv` and of `chosen.csv`.
 
-    Args:
-        parts: The training part and the part that is reported on, by name.
-        stores: Stores of the activations of each part.
-        fit_on: Text that transforms are fitted on.
-        layers: Layer numbers.
-        fitting: The transforms and how they are fitted.
-        seed: Seed of the bootstraps.
+    `parts` are the training part and the reported part, by name; `stores` are the activations of each.
     """
     train, test = parts.values()
     scored = scored_pairs(layers, [train, test], stores, [fit_on], fitting)

@@ -1,1 +1,1 @@
-"""Linear and Gaussian probes, and what trains them."""
+"""Linear and Gaussian probes, and their training."""

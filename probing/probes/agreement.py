@@ -1,24 +1,23 @@
-"""Agreement of two scorings of the same neurons, each number beside its value under chance.
+"""Agreement of two scorings of the same neurons, with its value under chance.
 
-**Chance** permutes one scoring among the neurons at random. P-values are one-sided: the share of permutations,
-including the true order, that agree at least as much. The question is whether two rankings agree more than unrelated
-ones would; opposed rankings do not agree. This assumes that the neurons of a layer are exchangeable; if many of them
-carry the same information, agreement by chance varies more than under permutation, and p-values are too small. Where
-neurons were matched by their activations, even unrelated rankings agree a little. If such rankings are given
-(`unrelated`) and their mean agreement is above that of the permutations, the mean, the upper end and the values behind
-the p-value are raised by the difference; the lower end stays. Chance is never lowered, so p-values only grow.
+**Chance** permutes the scores of the second side among the neurons. P-values are one-sided: the share of permutations,
+the true order included, that agree at least as much; opposed rankings do not agree. This assumes exchangeable neurons.
+If many neurons carry the same information, agreement by chance varies more than under permutation, and p-values are too
+small. Unrelated rankings agree a little if neurons were matched by their activations. If such rankings are given
+(`unrelated`) and agree more in the mean than permutations do, the mean, the upper end and the values behind the p-value
+are raised by the difference; the lower end stays. Chance is never lowered, so p-values only grow.
 
-**The interval** of a value is not the interval of chance. The sampling unit is the sentence: the neurons of a layer are
-not a sample of a larger set, and a bootstrap of neurons would count duplicates as agreement. The interval is therefore
-computed from scorings on resampled sentences (`probing.statistics.chance.resampled_means`), and is NaN if none are
-given. Resampling adds sampling noise a second time, which lowers every agreement. So only the deviations of the
-resampled values from their mean are used, and they are added to the value. The interval covers the mean agreement of
-runs on as many sentences (in trials 88 to 99 times of 100); more sentences would raise that agreement.
+**The confidence interval** of a value is not the interval of chance. The sampling unit is the sentence: the neurons of
+a layer are not a sample, and a bootstrap of neurons would count duplicates as agreement. The interval uses scorings on
+resampled sentences (`probing.statistics.chance.resampled_means`) and is NaN without them. Resampling adds sampling
+noise a second time, which lowers every agreement, so only the deviations of the resampled values from their mean are
+added to the value. The interval covers the mean agreement of runs on as many sentences (in 88 to 99 of 100 trials);
+more sentences would raise that agreement.
 
-**Dead neurons** score exactly 0. A neuron that is dead in both runs says nothing about either ranking, yet at the
-bottom of both it would look like agreement. Spearman and Kendall use the neurons that are live in both. Overlap and
-rank-biased overlap ask which neurons were chosen, so they use those that are live in either, and a dead neuron is in no
-top k, whatever its index. Chance permutes the scores among the same neurons that are compared.
+**Dead neurons** score exactly 0. A neuron that is dead in both runs carries no information about either ranking, but
+would count as agreement at the bottom. Spearman and Kendall use the neurons that are live in both runs. Overlap and
+rank-biased overlap use those that are live in either run, and a dead neuron is in no top k. Chance permutes the scores
+among the compared neurons.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ ROUNDING = 1e-12
 
 
 class Settings(NamedTuple):
-    """Arguments of a statistic and of its null beside the scores; see `probing.probes.agreement.agreement`."""
+    """Arguments of a statistic and of its null, apart from the scores; see `probing.probes.agreement.agreement`."""
 
     k: int
     persistence: float
@@ -61,14 +60,7 @@ class Settings(NamedTuple):
 
 
 class Chance(NamedTuple):
-    """A statistic under chance.
-
-    Args:
-        mean: Mean of the statistic under chance.
-        low: Lower end of the interval that holds 95 of 100 values under chance.
-        high: Upper end of that interval.
-        p_value: Share of the permutations that agree at least as much as the true ranking, itself included.
-    """
+    """A statistic under chance: mean, 95% interval of the null, and one-sided p-value (true ranking included)."""
 
     mean: float
     low: float
@@ -77,19 +69,12 @@ class Chance(NamedTuple):
 
 
 def compared(name: Statistic, a: Array, b: Array) -> NDArray[np.bool_]:
-    """Return which neurons a statistic compares: those live in both, or for `CHOICE` those live in either."""
+    """Return a mask of the compared neurons: live in both scorings, or for `CHOICE` live in either."""
     return (a != 0) | (b != 0) if name in CHOICE else (a != 0) & (b != 0)
 
 
 def similarities(name: Statistic, a: Array, others: Array, settings: Settings) -> Array:
-    """Return a statistic of one scoring with each of several; NaN where one of the two is constant and ranks nothing.
-
-    Args:
-        name: Name of the statistic.
-        a: Scores, shape (n,).
-        others: Scores of the same neurons, shape (n_others, n).
-        settings: Arguments of the statistic.
-    """
+    """Return a statistic of a scoring, (n,), with each of `others`, (n_others, n); NaN if a scoring is constant."""
     values = np.full(len(others), np.nan)
     live = others != 0
     # Nearly always the same neurons are dead in all of them, so that all are compared at once.
@@ -103,14 +88,7 @@ def similarities(name: Statistic, a: Array, others: Array, settings: Settings) -
 
 
 def paired_similarities(name: Statistic, ones: Array, others: Array, settings: Settings) -> Array:
-    """Return a statistic of each scoring with that in the same row of `others`, as `similarities` does.
-
-    Args:
-        name: Name of the statistic.
-        ones: Scores, shape (n_draws, n).
-        others: Scores of the same neurons, shape (n_draws, n).
-        settings: Arguments of the statistic.
-    """
+    """Return a statistic of each row of `ones` with the same row of `others`, both (n_draws, n); see `similarities`."""
     mask = compared(name, ones, others)
     # Nearly always the same neurons are dead in all rows, which are then ranked at once.
     if not mask.any() or (mask != mask[0]).any():
@@ -131,17 +109,11 @@ def chance(
     rotated: Sequence[float],
     settings: Settings,
 ) -> Chance:
-    """Return the null of two scorings of the neurons that are compared.
+    """Return the null of two scorings, each of shape (n,), of the compared neurons.
 
-    Args:
-        name: Name of the statistic.
-        value: Its value for the two scorings.
-        a: Scores, shape (n,).
-        b: Scores that are permuted, shape (n,).
-        group: Neurons of the same group share a score of b in every permutation, shape (n,).
-        rotated: Values of the statistic for unrelated rankings, such as those of random bases. If their mean is above
-            that of the permutations, chance is moved up to it, except for the interval's lower end.
-        settings: Arguments of the statistic and of the permutations.
+    `group`, shape (n,), marks neurons that share a score of `b` in every permutation. `rotated` has values of the
+    statistic for unrelated rankings, such as scorings in random bases. If their mean exceeds the mean of the
+    permutations, chance is raised to it, except for the lower end.
     """
     shared = len(np.unique(group)) < len(group)
     if name == "overlap" and not shared:
@@ -153,17 +125,17 @@ def chance(
 
 
 def excess(rotated: Sequence[float], permuted_mean: float) -> float:
-    """Return by how much the mean of `rotated` exceeds that of the permutations; 0 where it does not."""
+    """Return by how much the mean of `rotated` exceeds the mean of the permutations; 0 if it does not."""
     return max(float(np.mean(rotated)) - permuted_mean, 0.0) if len(rotated) else 0.0
 
 
 def _ranked(name: Statistic, scores: Array) -> NDArray[Any]:
-    """Return the ranks that a statistic uses: distinct ranks for `CHOICE`, else mean ranks of ties; shape (..., n)."""
+    """Return the ranks, shape (..., n): distinct ranks for `CHOICE`, else ties share their mean rank."""
     return neuron_ranks(scores) if name in CHOICE else rankdata(scores, axis=-1)
 
 
 def _compare(name: Statistic, x: NDArray[Any], y: NDArray[Any], settings: Settings) -> Array:
-    """Return a statistic of one ranking, shape (n,), against others, shape (..., n)."""
+    """Return a statistic of a ranking, shape (n,), against others, shape (..., n)."""
     if name == "overlap":
         return top_overlap(x, y, settings.k)
     if name == "rbo":
@@ -172,7 +144,7 @@ def _compare(name: Statistic, x: NDArray[Any], y: NDArray[Any], settings: Settin
 
 
 def _exact_overlap(value: float, a: Array, b: Array, rotated: Sequence[float], k: int) -> Chance:
-    """Return the null over all permutations, in closed form: its mean is k / n where no neuron is dead."""
+    """Return the null over all permutations in closed form: the mean is k / n if no neuron is dead."""
     tops = [min(k, int((scores != 0).sum())) for scores in (a, b)]
     overlap = hypergeom(len(a), *tops)
     mean = tops[0] * tops[1] / len(a) / k
@@ -185,7 +157,7 @@ def _exact_overlap(value: float, a: Array, b: Array, rotated: Sequence[float], k
 def _permuted(name: Statistic, a: Array, b: Array, settings: Settings) -> Array:
     """Return a statistic under permutation, shape (permutations,).
 
-    It depends only on the multiset of ranks, not on their order, so that pairs of layers share the result.
+    It depends only on the multiset of ranks, so pairs of layers share the cached result.
     """
     x, y = np.sort(_ranked(name, a)), np.sort(_ranked(name, b))
     return _permuted_ranks(name, x.dtype.str, x.tobytes(), y.tobytes(), settings)
@@ -200,7 +172,7 @@ def _permuted_ranks(name: Statistic, dtype: str, x: bytes, y: bytes, settings: S
 
 
 def _permuted_blocks(name: Statistic, a: Array, b: Array, group: NDArray[Any], settings: Settings) -> Array:
-    """Return a statistic under permutation where the neurons of a group share a score, shape (permutations,)."""
+    """Return a statistic under permutation, shape (permutations,), if the neurons of a group share a score."""
     _, first, block = np.unique(group, return_index=True, return_inverse=True)
     permuted = _blocks_ranked(name in CHOICE, b[first].tobytes(), block.tobytes(), settings.permutations, settings.seed)
     return _compare(name, _ranked(name, a), permuted, settings)
@@ -223,11 +195,9 @@ BASES = 10
 
 @dataclass(frozen=True)
 class RotationNull:
-    """A run's probes and activations in random bases.
+    """Random bases and the contributions of their neurons, shape (n_bases, n_layers, d_model).
 
-    Args:
-        bases: Rotations, each column a new neuron's weights on the old ones, shape (n_bases, d_model, d_model).
-        scores: Contribution of each new neuron, shape (n_bases, n_layers, d_model).
+    `bases` has shape (n_bases, d_model, d_model); each column has a new neuron's weights on the old neurons.
     """
 
     bases: Tensor
@@ -235,10 +205,7 @@ class RotationNull:
 
 
 def random_bases(d_model: int, n: int, seed: int) -> Tensor:
-    """Draw uniformly distributed (Haar) rotations that keep the mean over neurons.
-
-    Returns:
-        Shape (n, d_model, d_model), float32, each orthogonal, with rows and columns that sum to 1.
+    """Draw uniformly distributed (Haar) rotations that preserve the mean over neurons, shape (n, d_model, d_model).
 
     Raises:
         ValueError: If there are fewer than three neurons, which leave nothing to rotate.
@@ -258,16 +225,9 @@ def random_bases(d_model: int, n: int, seed: int) -> Tensor:
 def rotation_null(weight: Tensor, test: Examples, layers: Sequence[int], seed: int, n: int = BASES) -> RotationNull:
     """Rank the neurons of random bases by their mean contribution; the probes are rotated with the activations.
 
-    A rotated probe gives the same logits. It would be the optimum in the new basis if all neurons had the same sd,
-    because the penalty scales each neuron by its sd. The ranking costs 2 n_bases n_tokens d_model^2 FLOP per layer and
-    one pass over the test tokens.
-
-    Args:
-        weight: Weights of the probes, shape (n_layers, n_classes, d_model).
-        test: Test examples.
-        layers: Layer numbers, in the order of `weight`.
-        seed: Seed of the bases.
-        n: Number of bases.
+    A rotated probe gives the same logits. It would be optimal in the new basis if all neurons had the same sd, because
+    the penalty scales each neuron by its sd. The cost is 2 n_bases n_tokens d_model^2 FLOP per layer and one pass over
+    the test tokens. `weight` has shape (n_layers, n_classes, d_model).
     """
     bases = random_bases(weight.shape[2], n, seed)
     turned = centre_over_classes(weight.float())[None] @ bases[:, None]
@@ -282,13 +242,10 @@ def rotation_null(weight: Tensor, test: Examples, layers: Sequence[int], seed: i
 
 
 def label_chance(value: float, null: Array) -> Chance:
-    """Return chance under shuffled labels, for the side with the largest p-value; if they are equal, the largest mean.
+    """Return chance under shuffled labels, for the side with the largest p-value; for ties, the largest mean.
 
-    Args:
-        value: Agreement of the true rankings.
-        null: Agreement under shuffled labels of each task in turn, shape (n_sides, n_draws). A draw whose ranking is
-            empty is NaN: it says nothing of chance, so it counts as one that agrees as much as the true rankings. It
-            is 0 in the interval, and is left out of the mean.
+    `null` has the agreement under shuffled labels of each task, shape (n_sides, n_draws). A draw with an empty ranking
+    is NaN: it agrees as much as the true rankings in the p-value, is 0 in the interval, and is omitted from the mean.
     """
     p_values = (1 + (~(null < value - ROUNDING)).sum(1)) / (1 + null.shape[1])
     means = [float(np.mean(side[~np.isnan(side)])) if (~np.isnan(side)).any() else 0.0 for side in null]
@@ -298,17 +255,12 @@ def label_chance(value: float, null: Array) -> Chance:
 
 
 def max_p_values(values: Array, null: Array) -> Array:
-    """Return p-values corrected for multiple tests: the probability that any of them is at most alpha is at most alpha.
+    """Return p-values corrected for multiple tests by the maximum over pairs of layers, shape (n_pairs,).
 
-    The values of a pair of layers, its draws and its true value, are standardised together, so that they stay
-    exchangeable.
-
-    Args:
-        values: Agreement of the true rankings in each pair of layers, NaN where there is none, shape (n_pairs,).
-        null: Agreement under shuffled labels of the first task, and of the second, shape (2, n_draws, n_pairs).
-
-    Returns:
-        The larger p-value of the two sides, shape (n_pairs,); NaN where there is no agreement.
+    The family-wise error rate is controlled. The draws of a pair of layers and its true value are standardised
+    together, so that they stay exchangeable. The larger p-value of the two sides is returned. `values` has the
+    agreement of the true rankings, shape (n_pairs,), where NaN gives NaN; `null` the agreement under shuffled labels of
+    the first and of the second task, shape (2, n_draws, n_pairs).
     """
     tested = ~np.isnan(values)
     corrected = np.full(values.shape, np.nan)
@@ -318,7 +270,7 @@ def max_p_values(values: Array, null: Array) -> Array:
 
 
 def _max_p(values: Array, null: Array) -> Array:
-    """Return p-values corrected against one side's draws, shape (n_pairs,)."""
+    """Return p-values corrected against the draws of a side, shape (n_pairs,)."""
     both = np.concatenate([values[None], null])
     spread = np.nanstd(both, axis=0)
     standardised = (both - np.nanmean(both, axis=0)) / np.where(spread > ROUNDING, spread, np.inf)
@@ -338,20 +290,15 @@ PERMUTATIONS = 1999
 
 @dataclass(frozen=True)
 class Agreement:
-    """One statistic of two scorings; NaN where it is undefined or was not measured.
+    """A statistic of two scorings; NaN if it is undefined or was not measured.
 
     Args:
-        statistic: Name of the statistic.
         value: In 0..1 for overlap and rank-biased overlap, in -1..1 for Spearman and Kendall.
-        low: Lower end of the value's interval over resampled sentences.
-        high: Upper end of that interval.
-        chance: Mean of the statistic under chance.
-        chance_low: Lower end of the interval that holds 95 of 100 values under chance.
-        chance_high: Upper end of that interval.
+        low: Lower end of the 95% confidence interval of the value, over resampled sentences.
+        chance: Mean of the statistic under chance; 95% of its values are between `chance_low` and `chance_high`.
         p_value: One-sided p-value, not corrected for multiple tests.
-        n_neurons: Number of neurons compared.
-        null: The statistic under shuffled labels of the first task, and of the second, shape (2, n_draws); None if no
-            rankings under such labels were given.
+        n_neurons: Number of compared neurons.
+        null: The statistic under shuffled labels of the first and of the second task, shape (2, n_draws), if given.
     """
 
     statistic: Statistic
@@ -379,30 +326,26 @@ def agreement(
     permutations: int = PERMUTATIONS,
     seed: int = 0,
 ) -> list[Agreement]:
-    """Return the statistics of two scorings, in the order of `STATISTICS`.
-
-    Where either scoring is constant it ranks nothing, and every statistic is NaN.
+    """Return the statistics of two scorings, in the order of `STATISTICS`; all are NaN if either scoring is constant.
 
     Args:
         scores_a: Scores of the first side, higher is better, 0 is dead, shape (n,).
-        scores_b: Scores of the same neurons in the same order, or of those they were matched with, shape (n,).
+        scores_b: Scores of the same neurons in the same order, or of the neurons matched with them, shape (n,).
         k: Size of the top.
         persistence: p of rank-biased overlap; the higher it is, the more of the ranking counts.
-        groups: The neuron of the other model that each neuron was matched with, shape (n,). Needed if several neurons
-            have the same partner: they then have the same score in every permutation too.
-        draws: Scores of each side on resampled sentences, both of shape (n_draws, n). Row i is compared with row i, so
-            runs on the same corpus should use the same sentences in each row.
-        unrelated: Pairs of scorings that were obtained in the same way and are unrelated, both of a pair of the same
-            length.
-        shuffled: Scores of the same neurons under shuffled labels of the first task, and of the second, both of shape
-            (n_draws, n). They then define chance, and nothing is permuted.
+        groups: Index of the matched neuron of the other model, shape (n,); required if several neurons share a partner,
+            which then share a score in every permutation.
+        draws: Scores of each side on resampled sentences, both of shape (n_draws, n). Rows are paired, so runs on the
+            same corpus should resample the same sentences in each row.
+        unrelated: Pairs of unrelated scorings obtained in the same way, both of a pair of the same length.
+        shuffled: Scores under shuffled labels of the first and of the second task, both of shape (n_draws, n), which
+            then define chance instead of permutations.
         permutations: Number of permutations. The smallest p-value is 1 / (1 + permutations); see `permutations_for`.
-        seed: Seed of the permutations. Comparisons of equally many neurons share them, so that 49 pairs of layers cost
-            little more than one.
+        seed: Seed of the permutations, which comparisons of equally many neurons share.
 
     Raises:
-        ValueError: If the shapes do not fit, a score is not finite, there are fewer than two neurons, k is not in
-            1..n, the persistence not between 0 and 1, or the neurons of a group differ in their score.
+        ValueError: If shapes differ, a score is not finite, `k` or `persistence` is out of range, there are fewer than
+            two neurons, or the neurons of a group differ in score.
     """
     a, b = np.asarray(scores_a, dtype=np.float64), np.asarray(scores_b, dtype=np.float64)
     _check_scores(a, b)
@@ -426,13 +369,10 @@ def permutations_for(n_tests: int) -> int:
 
 
 def holm(p_values: Sequence[float] | Array) -> Array:
-    """Return p-values corrected for multiple tests (Holm 1979), under any dependence between the tests.
+    """Return p-values corrected for multiple tests (Holm 1979), valid under any dependence; NaN stays NaN.
 
-    Correct each statistic by itself over the pairs of layers: the statistics are four views of one question and none
-    is selected for being the best, but pairs of layers are selected.
-
-    Args:
-        p_values: Shape (n,). NaN stands for no test and stays NaN.
+    Correct each statistic separately over the pairs of layers: the statistics are four views of the same question and
+    none is selected for being the best, but pairs of layers are selected.
     """
     p = np.asarray(p_values, dtype=np.float64)
     tested = np.flatnonzero(~np.isnan(p))
@@ -479,7 +419,7 @@ def _value(name: Statistic, a: Array, b: Array, settings: Settings) -> float:
 def _intervals(
     a: Array, b: Array, draws: tuple[Array, Array], settings: Settings
 ) -> dict[Statistic, tuple[float, float]]:
-    """Return each statistic's interval: the spread of its resampled values, laid around its value."""
+    """Return the confidence interval of each statistic: the spread of its resampled values around its value."""
     shapes = [x.shape for x in draws]
     if shapes[0] != shapes[1] or shapes[0][1:] != a.shape or len(draws[0]) < 2:
         raise ValueError(f"draws: expected both of shape (n_draws, {len(a)}), two or more, found {shapes}")

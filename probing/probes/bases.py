@@ -1,11 +1,10 @@
-"""Features of a dictionary beside other units of the same hidden states, at an equal number of units.
+"""Comparison of dictionary features with other units of the same hidden states, at equal numbers of units.
 
-Do features tell more than neurons do? Probes with an intercept read the first k units of each basis: of the features;
-of the neurons themselves; of random features, whose directions are drawn and as many of which are active on a token;
-and of neurons after a random rotation. Sparse probing (Gurnee et al. 2023, arXiv 2305.01610) asks this of neurons.
-Units are ranked by the share of their variance over training tokens that is between classes, the strength of the
-penalty is chosen on validation tokens, and differences on test tokens are paired by sentence, at a level that leaves 5%
-for all of them.
+Probes with an intercept read the first k units of each basis: features; neurons; random features (random directions, as
+many of which are active on a token); and randomly rotated neurons. Sparse probing (Gurnee et al. 2023, arXiv
+2305.01610) does this for neurons. Units are ranked by the between-class share of their variance over training tokens,
+the penalty is chosen on validation tokens, and differences on test tokens are paired by sentence, at a level that
+leaves 5% for all of them.
 """
 
 from __future__ import annotations
@@ -64,21 +63,16 @@ Rows = list[dict[str, Any]]
 
 
 def feature_store(store: HiddenStateSource) -> FeatureStore | None:
-    """Return the store of features that activations come from, if they do."""
+    """Return the store of features behind `store`; None if there is none."""
     while isinstance(store, Changed | SentenceVectors):
         store = store.store if isinstance(store, Changed) else store.base
     return store if isinstance(store, FeatureStore) else None
 
 
 def basis_rows(sides: Sides, layer: int, training: Training, is_given: bool, seed: int) -> Rows:
-    """Return a row per basis and number of units of one layer, as in `bases.csv`.
+    """Return a row per basis and number of units of a layer, as in `bases.csv`; the activations are features.
 
-    Args:
-        sides: Examples whose activations are features, and their classes.
-        layer: Layer number.
-        training: Settings of the run's probes.
-        is_given: Whether the penalty was given, and holds here, too; otherwise it is chosen among `PENALTIES`.
-        seed: Seed of the draws, and of the sample of the training tokens where not all are used.
+    The penalty of `training` is used if `is_given`; otherwise it is chosen among `PENALTIES`.
     """
     few = replace(sides, train=thin(sides.train, MOST_TOKENS, seed))
     dictionary_store = feature_store(sides.train.store)
@@ -114,16 +108,7 @@ def basis_rows(sides: Sides, layer: int, training: Training, is_given: bool, see
 
 @dataclass(frozen=True)
 class _Basis:
-    """What probes of the first units of one basis, or of one draw of it, have told.
-
-    Args:
-        counts: The numbers of units.
-        fits: The probe of each.
-        penalties: The l2 penalty of each.
-        units: The first units, by rank.
-        n_units: Number of all units.
-        n_active: Mean number of units that are not 0 on a test token.
-    """
+    """Probes of the first units of a basis, or of a draw of it."""
 
     counts: Sequence[int]
     fits: Sequence[LayerFit]
@@ -137,16 +122,7 @@ def _measure(
     sides: Sides, layer: int, counts: Sequence[int], training: Training, penalties: Sequence[Penalty],
     numbers: Sequence[int] | None,
 ) -> _Basis:  # fmt: skip
-    """Rank the units of a basis on training tokens, and train and test probes of the first of them.
-
-    Args:
-        sides: Examples with the units of the basis.
-        layer: Layer number.
-        counts: Numbers of units, ascending.
-        training: Settings of the probes.
-        penalties: Penalties to choose from on validation tokens.
-        numbers: Numbers by which units are named; None for their indices.
-    """
+    """Rank the units of a basis on training tokens, and train and test probes of the first `counts` units."""
     score = explained(sides.train, layer, len(sides.classes))
     order = np.lexsort([np.arange(len(score)), -score.numpy()])[: counts[-1]].tolist()
     n_active, n_test = 0, 0
@@ -169,10 +145,7 @@ def _measure(
 
 
 def explained(train: Examples, layer: int, n_classes: int) -> Tensor:
-    """Return the share of each unit's variance over training tokens that is between classes, shape (n_units,).
-
-    It orders units as the F statistic does. A unit that does not vary has 0.
-    """
+    """Return the between-class share of each unit's variance over training tokens, ordered as F; 0 if constant."""
     n_units = train.store.plan.d_model
     counts = torch.zeros(n_classes, dtype=torch.float64)
     sums = torch.zeros(n_classes, n_units, dtype=torch.float64)
@@ -204,16 +177,7 @@ def _cross_entropies(examples: Examples, fits: Sequence[LayerFit]) -> list[float
 def _rows_of(
     sides: Sides, layer: int, name: str, draws: Sequence[_Basis], features: Sequence[_Basis], n_compared: int
 ) -> Rows:
-    """Return the rows of one basis.
-
-    Args:
-        sides: Examples and their classes.
-        layer: Layer number.
-        name: Name of the basis.
-        draws: The basis, or several draws of it.
-        features: The features, which are compared with it.
-        n_compared: Number of all comparisons of the layer; 0 for the features themselves.
-    """
+    """Return the rows of a basis (or of several draws of it), compared with the features unless `n_compared` is 0."""
     test = sides.test
     n_tokens = test.clusters(test.tokens_by_sentence())
     majority = float((test.labels[test.labels >= 0] == int(sides.train.counts(len(sides.classes)).argmax())).mean())
@@ -252,15 +216,9 @@ def _rows_of(
 def _difference(
     correct: NDArray[Any], accuracy: float, others: Sequence[float], test: Examples, n_tokens: NDArray[np.int64], n: int
 ) -> dict[str, Any]:
-    """Return by how much features are more accurate, with its interval, and what may be said of it.
+    """Return the accuracy difference to another basis, with its confidence interval and a verdict.
 
-    Args:
-        correct: Number of tokens that they predict rightly minus that of the other basis, by sentence.
-        accuracy: Their accuracy.
-        others: That of the other basis in each draw; features are better or worse than all of them, or unresolved.
-        test: The test examples.
-        n_tokens: Number of test tokens of each cluster.
-        n: Number of comparisons for which 5% is left together.
+    The verdict `better` or `worse` requires an interval without 0 and an accuracy beyond every draw in `others`.
     """
     low, high = difference_interval(test.clusters(correct), n_tokens, 1 - BY_CHANCE / n)
     verdict = "better" if low > 0 and accuracy > max(others) else "unresolved"
@@ -281,7 +239,7 @@ def _exchanged(sides: Sides, change: Callable[[FeatureStore], HiddenStateSource]
 
 
 class _ChangedOnce:
-    """Changes the store of examples; examples that had the same one have the same one afterwards."""
+    """A change of the store of examples, by which examples that share a store still share it afterwards."""
 
     def __init__(self, change: Callable[[HiddenStateSource], HiddenStateSource]) -> None:
         self.change, self._changed = change, dict[int, tuple[HiddenStateSource, HiddenStateSource]]()
@@ -294,13 +252,7 @@ class _ChangedOnce:
 
 
 class _Columns(Changed):
-    """Behaves like a store, but has some units of one layer alone, which it keeps in memory while there is room.
-
-    Args:
-        store: The store.
-        layer: Layer number.
-        units: The units, in order.
-    """
+    """A store of some units of a single layer, cached in memory up to `KEPT_BYTES`."""
 
     def __init__(self, store: HiddenStateSource, layer: int, units: Sequence[int]) -> None:
         index = torch.tensor(units)
@@ -320,7 +272,7 @@ class _Columns(Changed):
 
 
 def _rotated(train: Examples, layer: int, seeds: np.random.SeedSequence) -> Callable[[FeatureStore], HiddenStateSource]:
-    """Return what rotates hidden states by a matrix that is drawn evenly from all rotations and reflections."""
+    """Return a change of store that applies a uniformly drawn rotation or reflection to the hidden states."""
     store = feature_store(train.store)
     assert store is not None
     d_model = store.states.plan.d_model
@@ -332,7 +284,7 @@ def _rotated(train: Examples, layer: int, seeds: np.random.SeedSequence) -> Call
 def _random_features(
     train: Examples, layer: int, seeds: np.random.SeedSequence
 ) -> Callable[[FeatureStore], HiddenStateSource]:
-    """Return what encodes hidden states by a random dictionary, as many of whose features are active on a token."""
+    """Return a change of store that encodes hidden states by a random dictionary with equally many active features."""
     store = feature_store(train.store)
     assert store is not None
     sample = sample_of(store, layer, train, seeds)
@@ -345,7 +297,7 @@ def _random_features(
 
 
 def sample_of(store: FeatureStore, layer: int, train: Examples, seeds: np.random.SeedSequence) -> Tensor:
-    """Return hidden states of at most `N_THRESHOLD` tokens of training sentences that are not special."""
+    """Return hidden states of at most `N_THRESHOLD` tokens of training sentences, without special tokens."""
     tokens = store.tokens
     candidates = np.flatnonzero(np.isin(tokens.sentences, train.sentences()) & ~tokens.special)
     rows = np.sort(np.random.default_rng(seeds).permutation(candidates)[:N_THRESHOLD])
@@ -358,15 +310,10 @@ def sample_of(store: FeatureStore, layer: int, train: Examples, seeds: np.random
 
 
 def random_dictionary(dictionary: Dictionary, sample: Tensor, generator: np.random.Generator) -> Dictionary:
-    """Return a dictionary of as many random directions, whose features are active as often.
+    """Return a dictionary of as many random directions, whose features are active as often on the sample.
 
-    It reads the same normalised states, around their mean. Of `topk` the k highest stay, as there. Of the others each
-    feature has the threshold that makes it active on as many tokens of the sample as the feature of the same number.
-
-    Args:
-        dictionary: The dictionary.
-        sample: Hidden states of training tokens, shape (n, d_in).
-        generator: Draws the directions.
+    It reads the same normalised states, centred on their mean. A `topk` dictionary keeps the k highest; otherwise
+    thresholds match the number of active tokens of `sample`, shape (n, d_in), feature by feature.
     """
     d_in, n_features = dictionary.weight.shape
     directions = torch.from_numpy(generator.standard_normal((n_features, d_in))).float()
@@ -414,26 +361,19 @@ def _weight(data: LayerData, basis: Tensor) -> Tensor:
 
 
 def _differences(data: LayerData, basis: Tensor) -> Tensor:
-    """Return how far class means are apart in each direction, in its standard deviations, summed over pairs."""
+    """Return the distance of class means along each direction, in its standard deviations, summed over pairs."""
     sd = (sum(_variances(data, basis)) / data.classes.counts.sum()).sqrt()
     return mean_differences(data.classes.mean @ basis) / sd
 
 
 def _anova(data: LayerData, basis: Tensor) -> Tensor:
-    """Return the share of each direction's variance that is between classes: in the order of F, and never infinite."""
+    """Return the between-class share of each direction's variance, which is ordered as F and always finite."""
     between, within = _variances(data, basis)
     return between / (between + within)
 
 
 def _alone(data: LayerData, basis: Tensor, shared: float, tokens: LayerSample) -> Tensor:
-    """Return the bits of the class that a Gaussian probe reads from each direction alone; 0 where it misleads.
-
-    Args:
-        data: The data of a layer.
-        basis: The directions, shape (d_model, n_directions).
-        shared: Weight of the shared covariance in the probe, in tokens.
-        tokens: Validation tokens.
-    """
+    """Return the bits of class information that a Gaussian probe decodes from each direction separately, at least 0."""
     between, within = _variances(data, basis)
     counts, n = data.classes.counts[:, None], data.classes.counts.sum()
     scatter = torch.stack([_squares(class_scatter, basis) for class_scatter in data.classes.scatter])
@@ -459,14 +399,7 @@ SCORES: dict[str, Callable[..., Tensor]] = {
 def rotated_scores(
     data: LayerData, methods: Sequence[str], n_rotations: int, seed: int
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return scores of live neurons, shape (n_live,), and of the directions of rotations, (n_rotations, n_live).
-
-    Args:
-        data: The data of a layer.
-        methods: Names of methods; those that are not in `SCORES` are left out.
-        n_rotations: Number of rotations.
-        seed: Seed of the rotations.
-    """
+    """Return scores of live neurons, shape (n_live,), and of rotations, (n_rotations, n_live), highest first."""
     scores = {name: SCORES[name] for name in methods if name in SCORES}
     if "gaussian" in scores:
         states, labels = data.validation

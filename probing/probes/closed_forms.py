@@ -1,9 +1,9 @@
-"""Ridge probes of numbers without an intercept, in closed form: one decomposition serves every penalty.
+"""Closed-form probes: ridge probes of numbers without an intercept, and Gaussian probes of classes.
 
-The numbers are standardised by the training examples, and activations are scaled as for a probe of classes: divided by
-their standard deviation, not centred. With C the second moment of the scaled neurons and b their mean product with the
-numbers, the probe minimises mean (t - u x)^2 + l2 |u|^2, so that (C + l2) u = b. With scikit-learn's `Ridge`, on
-X / scale and (y - mean) / sd without an intercept, alpha = n l2.
+Ridge: numbers are standardised by the training examples; activations are divided by their standard deviation, not
+centred, as for a probe of classes. With C the second moment of the scaled neurons and b their mean product with the
+numbers, the probe minimises mean (t - u x)^2 + l2 |u|^2, so that (C + l2) u = b; a single decomposition serves every
+penalty. In scikit-learn's `Ridge` on X / scale and (y - mean) / sd without an intercept, alpha = n l2.
 """
 
 from __future__ import annotations
@@ -30,13 +30,9 @@ from probing.statistics.moments import ClassMoments, Moments, PenaltySpace, Scal
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Eigenvalues and eigenvectors of the second moment of a layer's scaled neurons, float64.
+    """Eigendecomposition of the second moment of a layer's scaled neurons, float64.
 
-    Args:
-        scaling: The scaling of the layer's neurons.
-        second_moment: Mean of x x' over the training examples, shape (d_model, d_model).
-        values: Eigenvalues, none below 0, shape (d_model,).
-        vectors: Eigenvectors, as columns.
+    `second_moment` is the mean of x x' over the training examples, shape (d_model, d_model); `vectors` are columns.
     """
 
     scaling: Scaling
@@ -49,12 +45,7 @@ class Spectrum:
         return (self.vectors / (self.values + l2)) @ self.vectors.T
 
     def solve(self, product: Tensor, l2: float) -> Tensor:
-        """Return u with (C + l2) u = b, refined once.
-
-        Args:
-            product: b, shape (d_model,).
-            l2: Strength of the penalty.
-        """
+        """Return u with (C + l2) u = b, where b is `product`, shape (d_model,), refined once."""
 
         def once(b: Tensor) -> Tensor:
             return self.vectors @ ((self.vectors.T @ b) / (self.values + l2))
@@ -65,23 +56,20 @@ class Spectrum:
 
 @dataclass(frozen=True)
 class NumberFit:
-    """The ridge probe of one layer.
+    """The ridge probe of a layer.
 
     Args:
-        layer: Layer number.
-        weight: Weight on raw hidden states, in units of the numbers, shape (1, d_model), float64; a prediction is the
+        weight: Weight on raw hidden states, in units of the numbers, shape (1, d_model), float64. A prediction is the
             mean of the training numbers plus its product with the hidden state.
         scaled: Weight on scaled neurons in standard deviations of the numbers, shape (d_model,).
-        spectrum: Decomposition of the layer.
         product: Mean product of scaled neurons and standardised numbers, shape (d_model,).
-        standard: Mean and standard deviation of the numbers.
         objective: Mean squared error of the standardised training numbers plus penalty.
         train_r2: 1 - mean squared error of the standardised training numbers.
-        relative_gradient: Norm of the objective's gradient at the probe, divided by that at 0.
+        relative_gradient: Norm of the objective's gradient at the probe, divided by the norm at 0.
         optimality_gap: Upper bound on the objective's distance to its minimum, as a share of the numbers' variance.
-        errors: Squared error of the standardised test numbers, summed for each sentence of the test corpus.
-        absolute: Absolute error of the standardised test numbers, summed likewise.
-        deviations: Squared standardised test numbers, the squared errors of the constant answer, summed likewise.
+        errors: Squared error of the standardised test numbers, summed by sentence of the test corpus.
+        absolute: Absolute error, summed likewise.
+        deviations: Squared standardised test numbers (squared errors of the constant answer), summed likewise.
     """
 
     layer: int
@@ -114,14 +102,7 @@ class NumberFit:
 
 
 def spectra(train: Examples, layers: Sequence[int], moments: Sequence[Moments], space: PenaltySpace) -> list[Spectrum]:
-    """Stream the training examples in float64, divided among ranks, and decompose each layer.
-
-    Args:
-        train: Training examples.
-        layers: Layer numbers.
-        moments: Moments of each layer's training examples.
-        space: Scale by which neurons are divided before their weights are penalised.
-    """
+    """Stream the training examples in float64, divided among ranks, and decompose each layer."""
     # Around the mean, because a large mean would cost the precision of what varies.
     sums = [torch.zeros(len(m.mean), len(m.mean), dtype=torch.float64) for m in moments]
     for batch in read_share(train, layers):
@@ -154,13 +135,7 @@ def products(train: Examples, layers: Sequence[int], spectra: Sequence[Spectrum]
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of probes on the examples of one side, summed for each sentence.
-
-    Args:
-        squared: For each layer, shape (n_sentences, n_probes), float64.
-        absolute: Likewise.
-        constant: Squared errors of the constant answer, shape (n_sentences,).
-    """
+    """Errors of probes, summed for each sentence, (n_sentences, n_probes) by layer, and of the constant answer."""
 
     squared: list[NDArray[np.float64]]
     absolute: list[NDArray[np.float64]]
@@ -170,12 +145,7 @@ class Errors:
 def errors_of(examples: Examples, layers: Sequence[int], weights: Sequence[Tensor], standard: Standard) -> Errors:
     """Stream examples, divided among ranks, and return the errors of several probes of each layer.
 
-    Args:
-        examples: The examples.
-        layers: Layer numbers.
-        weights: For each layer, weights on raw hidden states that predict standardised numbers, shape (n_probes,
-            d_model), float64.
-        standard: Standardises the numbers.
+    `weights` on raw hidden states predict standardised numbers, shape (n_probes, d_model), float64, for each layer.
     """
     table, n = standard.table(examples), examples.store.tokens.n_sentences
     squared, absolute = ([torch.zeros(n, len(of_layer), dtype=torch.float64) for of_layer in weights] for _ in range(2))
@@ -193,13 +163,7 @@ def errors_of(examples: Examples, layers: Sequence[int], weights: Sequence[Tenso
 
 @dataclass(frozen=True)
 class RidgePath:
-    """Validation R² of each layer along the grid of penalties.
-
-    Args:
-        layers: Layer numbers.
-        l2: The penalties, descending, half a decade apart.
-        r2: Validation R², shape (n_penalties, n_layers).
-    """
+    """Validation R², shape (n_penalties, n_layers), along the grid of penalties, descending, half a decade apart."""
 
     layers: Sequence[int]
     l2: Sequence[float]
@@ -207,7 +171,7 @@ class RidgePath:
 
     @property
     def chosen(self) -> float:
-        """The penalty with the highest mean over layers, among equals the strongest."""
+        """The penalty with the highest mean over layers; for ties, the strongest."""
         return self.l2[int(self.r2.mean(1).argmax())]
 
     def summary(self) -> dict[str, Any]:
@@ -226,14 +190,7 @@ class RidgePath:
 def choose_ridge_penalty(
     sides: Sides, layers: Sequence[int], decomposed: Sequence[Spectrum], b: Sequence[Tensor]
 ) -> RidgePath:
-    """Return the validation R² under every penalty of the grid that probes of classes are chosen on.
-
-    Args:
-        sides: Examples; the test side is not used.
-        layers: Layer numbers.
-        decomposed: Decomposition of each layer.
-        b: Products of each layer.
-    """
+    """Return the validation R² under every penalty of the grid for probes of classes; the test side is not used."""
     standard = Standard.of(sides.train)
     grid = [strength(index) for index in range(STRONGEST, WEAKEST - 1, -1)]
     weights = [
@@ -248,14 +205,7 @@ def choose_ridge_penalty(
 
 @dataclass(frozen=True)
 class Decomposed:
-    """Examples with the decomposition of their layers, which other numbers of the same examples share.
-
-    Args:
-        sides: Examples and their numbers.
-        layers: Layer numbers.
-        spectra: Decomposition of each layer.
-        products: Products of each layer with the numbers.
-    """
+    """Examples with the decomposition of their layers, which other numbers of the same examples share."""
 
     sides: Sides
     layers: Sequence[int]
@@ -266,12 +216,12 @@ class Decomposed:
     def of(
         cls, sides: Sides, layers: Sequence[int], space: PenaltySpace, known: Sequence[Spectrum] | None = None
     ) -> Decomposed:
-        """Decompose layers, if their decomposition is not already known."""
+        """Decompose layers, unless their decomposition is known."""
         decomposed = known or spectra(sides.train, layers, layer_moments(sides.train, layers), space)
         return cls(sides, layers, decomposed, products(sides.train, layers, decomposed, Standard.of(sides.train)))
 
     def train(self, l2: float) -> list[NumberFit]:
-        """Return the probe of each layer under a penalty, tested."""
+        """Return the tested probe of each layer under a penalty."""
         scaled = [spectrum.solve(b, l2) for spectrum, b in zip(self.spectra, self.products, strict=True)]
         standard = Standard.of(self.sides.train)
         raw = [spectrum.scaling.raw_weight(u)[None] for spectrum, u in zip(self.spectra, scaled, strict=True)]
@@ -321,7 +271,7 @@ def entropy(labels: Tensor) -> float:
 
 
 def information(log_p: Tensor, labels: Tensor) -> float:
-    """Return the mutual information, in bits, given by a probe's log-probabilities of shape (n, n_classes)."""
+    """Return the mutual information, in bits, given by a probe's log-probabilities, shape (n, n_classes)."""
     return entropy(labels) + float(log_p.gather(1, labels[:, None]).double().mean()) / math.log(2)
 
 
@@ -330,19 +280,15 @@ class GaussianProbe:
     """Class-conditional Gaussians, with the covariance at the mode of the posterior.
 
     The prior of a class's covariance in k neurons is inverse Wishart with k + 2 degrees of freedom. Its scale is the
-    diagonal of the class's own covariance (Torroba Hennigen et al. 2020, after Fraley & Raftery 2007). The mode is then
+    diagonal of the class's covariance (Torroba Hennigen et al. 2020, after Fraley & Raftery 2007). The mode is then
     (diagonal + scatter) / (n + 2 k + 4). If classes have few tokens for the number of neurons, or tails heavier than a
     Gaussian's, the probe is far too confident (layer 6 of the built-in model, 65 positions: -1 bit from 10 neurons,
     -160 from 100). `shared` adds the pooled covariance within classes to the scale, as if that many more tokens with
-    this covariance had been seen.
+    this covariance had been observed; 0 gives the published prior.
 
-    k is the number of neurons in use, so that the probe of a subset is the mode in the subset's own space. The
+    k is the number of neurons in use, so that the probe of a subset is the mode in the space of the subset. The
     published code always sets k to the number of all neurons, which divides by far more than n and makes small classes
     too narrow.
-
-    Args:
-        classes: Moments of the classes over the training tokens.
-        shared: Weight of the shared covariance, in tokens; 0 for the published prior.
     """
 
     classes: ClassMoments
@@ -358,7 +304,7 @@ class GaussianProbe:
         return self.classes.counts + (2 * k + 4) + self.shared
 
     def diagonal(self) -> Tensor:
-        """Return each class's own part of the prior's scale, shape (n_classes, d_model)."""
+        """Return the diagonal part of each class's prior scale, shape (n_classes, d_model)."""
         class_variance = self.classes.scatter.diagonal(dim1=1, dim2=2) / self.classes.counts.clamp(min=1)[:, None]
         total = (self.classes.within + self.classes.between) / self.classes.counts.sum()
         return class_variance + FLOOR * total
@@ -370,15 +316,7 @@ class GaussianProbe:
         return scatter + shared + torch.diag_embed(self.diagonal()[:, neurons])
 
     def log_p(self, hidden_states: Tensor, neurons: Sequence[int]) -> Tensor:
-        """Return the log-probability of each class given only these neurons.
-
-        Args:
-            hidden_states: Hidden states of the tokens, shape (n, d_model).
-            neurons: The neurons in use; an empty list gives the prior.
-
-        Returns:
-            Shape (n, n_classes), float64.
-        """
+        """Return the log-probability of each class given only these neurons (the prior if none), (n, n_classes)."""
         chosen, k = torch.tensor(list(neurons), dtype=torch.int64), len(neurons)
         factor, tokens = torch.linalg.cholesky(self.scale(chosen)), self.tokens(k)
         # The part of a class's log-probability that does not depend on the token: prior, determinant and units.
@@ -400,11 +338,7 @@ def choose_shared(
 ) -> GaussianProbe:
     """Return the probe whose weight of the shared covariance gives the most information on held-out tokens.
 
-    Args:
-        classes: Moments of the classes over the training tokens.
-        hidden_states: Hidden states of held-out tokens, shape (n, d_model).
-        labels: Classes of the held-out tokens, shape (n,).
-        neurons: As many neurons as will be used, chosen independently of their information.
+    `neurons` should be as many as will be used, chosen independently of their information.
     """
     probes = [GaussianProbe(classes, shared) for shared in SHARED]
     return max(probes, key=lambda probe: information(probe.log_p(hidden_states, neurons), labels))
@@ -412,13 +346,11 @@ def choose_shared(
 
 @dataclass(frozen=True)
 class Selection:
-    """Neurons in the order in which they were selected.
+    """Neurons in the order of selection.
 
     Args:
-        neurons: The selected ones.
         information: Held-out mutual information of the first 0, 1, 2, ... of them, in bits.
-        with_next: Held-out mutual information of all of them and one more neuron, for each candidate, shape
-            (n_candidates,); minus infinity for candidates that are already selected.
+        with_next: The same of all of them plus each candidate, shape (n_candidates,); -inf for selected candidates.
     """
 
     neurons: list[int]
@@ -427,16 +359,9 @@ class Selection:
 
 
 class _Conditionals:
-    """The density of each candidate given the neurons selected so far, for each class, updated incrementally.
+    """The density of each candidate given the selected neurons, for each class, updated incrementally.
 
-    Each selected neuron adds one column to a Cholesky factor per class (Golub & Van Loan 2013, section 4.2), for all
-    candidates at once. Nothing is refitted.
-
-    Args:
-        probe: The probe.
-        hidden_states: Hidden states of held-out tokens, shape (n, d_model).
-        candidates: Neurons that may be selected, shape (n_candidates,).
-        most: Largest number of neurons to select.
+    Each selected neuron adds a column to a Cholesky factor per class (Golub & Van Loan 2013, section 4.2).
     """
 
     def __init__(self, probe: GaussianProbe, hidden_states: Tensor, candidates: Tensor, most: int) -> None:
@@ -498,15 +423,8 @@ def select(
 ) -> Selection:
     """Select neurons greedily by the information that each adds (Torroba Hennigen et al. 2020, section 4).
 
-    Args:
-        probe: The probe, fitted on the training tokens.
-        hidden_states: Hidden states of held-out tokens, shape (n, d_model).
-        labels: Classes of the held-out tokens, shape (n,).
-        candidates: Neurons that may be selected; neurons that never vary must not be among them.
-        n_neurons: Number of neurons to select, at most the number of candidates.
-
-    Returns:
-        The selection; of two candidates with equal information the lower index is taken.
+    Of two candidates with equal information, the lower index is selected. Candidates must be live. `hidden_states` of
+    held-out tokens have shape (n, d_model), `labels` (n,).
     """
     most = min(n_neurons, len(candidates))
     state = _Conditionals(probe, hidden_states, torch.tensor(list(candidates), dtype=torch.int64), most)

@@ -1,4 +1,4 @@
-"""What both estimators have in common: their options, the rows that are held out, and their neurons, ranked."""
+"""Probes as scikit-learn estimators: options, held-out rows, and ranked neurons."""
 
 from __future__ import annotations
 
@@ -63,16 +63,10 @@ except ImportError as error:
 def hold_out(
     names: Sequence[str], group_of_row: NDArray[np.int64], labels: NDArray[np.int64] | None, share: float, seed: int
 ) -> NDArray[np.bool_]:
-    """Return which rows are held out: those of the groups whose names have the largest hashes.
+    """Return which rows are held out, shape (n_rows,): rows of the groups whose names have the largest hashes.
 
-    A group that has all remaining rows of a class stays, so that every class can be learnt; and so does the last group.
-
-    Args:
-        names: Name of each group.
-        group_of_row: Group of each row, shape (n_rows,).
-        labels: Class of each row, shape (n_rows,); None if numbers are predicted.
-        share: Share of the groups that is held out, at least one.
-        seed: Seed of the hash.
+    A group that has all remaining rows of a class is not held out, so that every class can be learnt; nor is the last
+    group. `labels` is None if numbers are predicted; `share` is of the groups, at least one group.
 
     Raises:
         UserError: If no group can be held out.
@@ -126,17 +120,11 @@ class Fitted:
     """A probe of the columns of an array.
 
     Args:
-        weight: Weight of each class, or of the number that is predicted, on raw columns, shape (n_classes or 1,
-            n_columns), float64.
-        intercept: Logit of each class, or the number, where all columns are 0, shape (n_classes or 1,), float64.
-        contribution: Mean contribution of each column on the rows, shape (n_columns,), float64.
+        weight: Weight of each class, or of the predicted number, on raw columns, shape (n_classes or 1, n_columns).
+        intercept: Logit of each class, or the number, where all columns are 0, shape (n_classes or 1,).
+        contribution: Mean contribution of each column on the rows, shape (n_columns,).
         gap: Upper bound on the objective's distance to its minimum.
-        converged: Whether it is within the tolerance.
-        n_passes: Number of passes over the rows.
-        l2: The penalty.
-        tried: What each penalty of the path gives on the rows held out: cross-entropy in nats, or R²; empty if the
-            penalty was given.
-        compare: Measures neurons beside directions; None without rotations.
+        tried: Cross-entropy in nats, or R², on the held-out rows by penalty; empty if the penalty was given.
     """
 
     weight: NDArray[np.float64]
@@ -152,15 +140,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class ProbeFitConfig:
-    """What a probe is fitted with.
-
-    Args:
-        options: How it is trained.
-        is_validation: Rows on which the penalty is chosen, by probes of the other rows, shape (n_rows,); None if the
-            options have a penalty.
-        n_rotations: Number of random rotations whose directions neurons are compared with.
-        seed: Seed of the rotations.
-    """
+    """Settings of a fit; `is_validation` marks rows for the choice of the penalty, shape (n_rows,), if any."""
 
     options: ProbeOptions
     is_validation: NDArray[np.bool_] | None
@@ -169,7 +149,7 @@ class ProbeFitConfig:
 
 
 class ProbeEstimator(BaseEstimator):
-    """Takes parameters and X as scikit-learn gives them, and ranks what was fitted."""
+    """Base of both estimators: reads parameters and X as scikit-learn passes them, and ranks the columns."""
 
     rotations: int
     _compared: Callable[[], Directions] | Directions | None
@@ -184,7 +164,7 @@ class ProbeEstimator(BaseEstimator):
 
     @property
     def neurons_(self) -> Table:
-        """The columns of X, ranked by contribution, each with its share of the sum; equal ones share a rank."""
+        """The columns of X, ranked by contribution, each with its share of the sum; equal columns share a rank."""
         names = getattr(self, "feature_names_in_", None)
         total, directions = self.contributions_.sum(), self._directions
         beside = {} if directions is None else directions.columns
@@ -205,7 +185,7 @@ class ProbeEstimator(BaseEstimator):
 
     @property
     def basis_(self) -> Table:
-        """Columns of X beside directions of random rotations; empty without them."""
+        """Concentration on columns of X and on directions of random rotations; empty without rotations."""
         rows = [{**row, "n_rows": row["n_test_tokens"]} for row in basis_table([(0, self._directions)])]
         return Table(({name: row[name] for name in BASIS.types} for row in rows), BASIS)
 
@@ -222,7 +202,7 @@ class ProbeEstimator(BaseEstimator):
         return super().__getstate__()
 
     def _read(self, X: Any, **options: Any) -> Any:
-        """Return X, and y where it is given, as scikit-learn checks them, which knows no masks and few tensors."""
+        """Return X, and y if given, as scikit-learn checks them; it does not support masks and most tensors."""
         if np.ma.is_masked(X):
             raise ValueError("`X` has masked values; leave the rows out, or fill them with `X.filled(...)`.")
         if hasattr(X, "detach"):
@@ -242,18 +222,7 @@ class ProbeEstimator(BaseEstimator):
         n_rows: int,
         labels: NDArray[np.int64] | None,
     ) -> Fitted:
-        """Fit the probe, and set all that both estimators have.
-
-        Args:
-            fit: Fits a probe.
-            names: The options, by their names in `ProbeOptions`.
-            groups: Group of each row, or None.
-            n_rows: Number of rows.
-            labels: Class of each row, if classes are predicted.
-
-        Raises:
-            ValueError: If an option is out of range, or X or y cannot be read.
-        """
+        """Fit the probe and set the attributes of both estimators; `names` has the options of `ProbeOptions`."""
         try:
             seed = self._seed()
             options = self._options(names, seed)
@@ -305,7 +274,7 @@ class ProbeEstimator(BaseEstimator):
 
 
 def _in_python(message: str) -> str:
-    """Return a message about options of the command line as one about parameters of an estimator."""
+    """Rewrite a message about options of the command line as a message about parameters of an estimator."""
     message = re.sub(r"--probe\.(\w+) (true|false)\b", lambda match: f"{match[1]}={match[2].title()}", message)
     message = re.sub(r"--(?:probe\.)?(\w+) ", r"\1=", message)
     for option, parameter in _NAMES.items():
@@ -322,14 +291,9 @@ _ONE_AT_A_TIME = Lock()
 
 
 class _Rows:
-    """The rows of an array with the class of each, or the number.
+    """The rows of an array with the class of each, or the index of its number in `values`, shape (n_rows,).
 
-    Args:
-        X: The array, shape (n_rows, n_columns).
-        labels: Class of each row, or the place of its number among the values, shape (n_rows,).
-        n_classes: Number of classes; 0 where numbers are predicted.
-        values: The different numbers, ascending, where they are predicted.
-        is_centred: Whether the probe has an intercept. Columns that float32 rounds are then centred before.
+    If `is_centred` (the probe has an intercept), columns that float32 rounds are centred before rounding.
     """
 
     def __init__(
@@ -351,7 +315,7 @@ class _Rows:
         self.labels, self.n_classes, self.values = labels.astype(np.int32), n_classes, values
 
     def sides(self, is_validation: NDArray[np.bool_] | None = None) -> Sides:
-        """Return the rows as training examples, those that are held out as validation examples."""
+        """Return the rows as training examples, and the held-out rows as validation examples."""
         none = np.full_like(self.labels, -1)
         validation = np.zeros(len(none), dtype=bool) if is_validation is None else is_validation
         parts = [np.where(validation, none, self.labels), np.where(validation, self.labels, none), none]
@@ -360,19 +324,14 @@ class _Rows:
 
 
 class _Read(NamedTuple):
-    """What a probe reads.
-
-    Args:
-        sides: Examples whose neurons are centred on their training mean, if the probe has an intercept.
-        mean: The mean that was subtracted, shape (n_columns,), float64; 0 for a probe without an intercept.
-    """
+    """Inputs of a probe: its sides, and the mean that was subtracted, shape (n_columns,), 0 without an intercept."""
 
     sides: Sides
     mean: Tensor
 
     @classmethod
     def of(cls, rows: _Rows, options: ProbeOptions, is_validation: NDArray[np.bool_] | None = None) -> _Read:
-        """Return the rows as they are read by a probe with these options."""
+        """Return the rows as a probe with these options reads them."""
         sides, origin = rows.sides(is_validation), torch.from_numpy(rows.origin)
         if not options.bias:
             return cls(sides, origin)
@@ -380,7 +339,7 @@ class _Read(NamedTuple):
         return cls(sides, origin + transforms[0].shift)
 
     def with_constant(self, options: ProbeOptions) -> tuple[Sides, list[Moments]]:
-        """Return the sides with the constant beside their neurons, if the probe has an intercept, and the moments."""
+        """Return the sides, with the constant appended to the neurons if the probe has an intercept, and moments."""
         moments = layer_moments(self.sides.train, _LAYERS)
         if not options.bias:
             return self.sides, moments
@@ -395,15 +354,7 @@ class _Read(NamedTuple):
         tried: Mapping[float, float],
         config: ProbeFitConfig,
     ) -> Fitted:
-        """Return a probe of these examples as one of the columns of the array.
-
-        Args:
-            fit: The probe.
-            at_mean: Logits, or the number, where all columns have the mean that was subtracted, shape (n_outputs,).
-            l2: Its penalty.
-            tried: What the penalties of the path gave.
-            config: The rotations, which are left out unless the probe is at its optimum.
-        """
+        """Return a probe of these examples as a probe of the columns; `at_mean` has the logits at the mean."""
         sums = class_magnitudes(self.sides.train, _LAYERS, [fit.moments.mean], len(self.sides.classes) or None)
         weight = fit.weight.double()
         intercept = at_mean.double() - weight @ self.mean
@@ -417,13 +368,7 @@ class _Read(NamedTuple):
 
 
 def fit_classes(X: NDArray[Any], labels: NDArray[np.int64], n_classes: int, config: ProbeFitConfig) -> Fitted:
-    """Fit a probe of classes to all rows.
-
-    Args:
-        X: The array, shape (n_rows, n_columns).
-        labels: Class of each row, shape (n_rows,), from 0.
-        n_classes: Number of classes.
-        config: How the probe is trained, by lbfgs, and what neurons are compared with.
+    """Fit a probe of classes by lbfgs to all rows of X, shape (n_rows, n_columns), with labels from 0.
 
     Raises:
         UserError: If a value is not finite in float32, or all are too large or small.
@@ -449,12 +394,7 @@ def fit_classes(X: NDArray[Any], labels: NDArray[np.int64], n_classes: int, conf
 
 
 def fit_numbers(X: NDArray[Any], numbers: NDArray[np.float64], config: ProbeFitConfig) -> Fitted:
-    """Fit a ridge probe of numbers to all rows.
-
-    Args:
-        X: The array, shape (n_rows, n_columns).
-        numbers: Number of each row, shape (n_rows,).
-        config: The l2 penalty, its space, whether there is an intercept, and what neurons are compared with.
+    """Fit a ridge probe of numbers to all rows of X, shape (n_rows, n_columns).
 
     Raises:
         UserError: As in `fit_classes`, or if the numbers do not vary.
@@ -475,48 +415,48 @@ def fit_numbers(X: NDArray[Any], numbers: NDArray[np.float64], config: ProbeFitC
 
 
 class ProbeClassifier(ClassifierMixin, ProbeEstimator):
-    """Softmax probe of classes, with its neurons ranked and a bound on its distance to the optimum.
+    """Softmax probe of classes, with ranked neurons and a bound on its distance to the optimum.
 
     It minimises the mean cross-entropy of the rows, in nats, plus l1 |U|_1 + l2 |U|^2, where U are the weights on
-    columns that are divided by their standard deviations. A column that does not vary has the weight 0.
+    columns divided by their standard deviations. A column that does not vary has the weight 0.
 
-    With two classes, the probe has weights u and -u, and `coef_` is their difference 2 u in one row, as the classifiers
-    of scikit-learn have it: `decision_function` is the logarithm of the ratio of both probabilities.
+    With two classes, the probe has weights u and -u, and `coef_` is their difference 2 u in a single row, as in
+    scikit-learn: `decision_function` is the logarithm of the ratio of both probabilities.
 
     Args:
-        l2: Strength of the squared l2 penalty, above 0. `auto` chooses it by the cross-entropy of rows that are held
-            out, on a grid of half decades, and then fits the probe to all rows.
+        l2: Strength of the squared l2 penalty, above 0. `auto` chooses it by the cross-entropy of held-out rows, on a
+            grid of half decades, and then fits the probe to all rows.
         l1: Strength of the l1 penalty.
-        fit_intercept: Whether the probe has an intercept; columns are then centred, and their contributions are to the
-            difference from the mean. Without one, a probability depends on where the columns have their 0.
-        penalty_space: What each column is divided by before its weights are penalised: its standard deviation (sd),
-            its root mean square (rms), or 1 (raw).
-        tolerance: Training stops when the bound on the distance to the optimum is at most this, in nats.
-        validation_fraction: Share of the groups that `l2="auto"` holds out, at least one.
+        fit_intercept: Whether the probe has an intercept; columns are then centred, and contributions are relative to
+            the mean. Without an intercept, a probability depends on the origin of the columns.
+        penalty_space: Divisor of each column before its weights are penalised: its standard deviation (sd), its root
+            mean square (rms), or 1 (raw).
+        tolerance: Bound on the distance to the optimum at which training stops, in nats.
+        validation_fraction: Share of the groups that `l2="auto"` holds out, at least one group.
         rotations: Number of random rotations whose directions the columns are compared with, on the training rows; at
-            least 19, or 0 for none. They are measured when first asked for. With `l1`, the probe is the optimum of the
-            basis of columns alone, which favours columns.
-        random_state: Seed of which are held out, and of the rotations: nothing else is random.
+            least 19, or 0 for none. They are measured at the first access. With `l1`, the probe is the optimum in the
+            basis of columns only, which favours columns.
+        random_state: Seed of the held-out groups and of the rotations; nothing else is random.
 
     Attributes:
         classes_: The classes, ascending.
-        coef_: Weights on the columns as they are, shape (n_classes, n_features), or (1, n_features) of two classes.
-        intercept_: Logit of each class where all columns are 0, shape (n_classes,), or (1,) of two classes.
+        coef_: Weights on raw columns, shape (n_classes, n_features), or (1, n_features) for two classes.
+        intercept_: Logit of each class where all columns are 0, shape (n_classes,), or (1,) for two classes.
         contributions_: Mean over the rows of |weight x activation| for the row's class, in logit units, weights centred
             over classes, shape (n_features,).
-        neurons_: The columns ranked by it, with their shares of the sum, with `direction_p`, the share of the rotations
-            whose largest direction contributes as much, and with `above_directions`, whether that is at most .05.
-        basis_: How concentrated contributions are on columns, and on the directions of random rotations: a row for
-            contributions as they are, and one for those without the columns' means, as in `basis.csv`. Empty without
-            rotations, and where the probe is not at its optimum.
+        neurons_: The columns ranked by contribution, with shares of the sum, `direction_p` (share of the rotations
+            whose largest direction contributes as much), and `above_directions` (whether it is at most .05).
+        basis_: Concentration of contributions on columns and on directions of random rotations: a row for raw
+            contributions and a row without the columns' means, as in `basis.csv`. Empty without rotations, or if the
+            probe is not at its optimum.
         gap_: Upper bound on the objective's distance to its minimum, in nats.
-        l2_: The penalty that was used.
-        validation_scores_: Cross-entropy of the rows held out, in nats, by each penalty that was tried; None unless
+        l2_: The penalty used.
+        validation_scores_: Cross-entropy of the held-out rows, in nats, by penalty; None unless `l2="auto"`.
+        split_: Indices of the training rows and of the held-out rows, as `cv=[split_]` takes them; None unless
             `l2="auto"`.
-        split_: Indices of the rows that were kept and held out for it, as `cv=[split_]` takes them; None likewise.
         n_iter_: Number of passes over the rows.
         n_features_in_: Number of columns.
-        feature_names_in_: Their names, where X had names.
+        feature_names_in_: Names of the columns, if X had names.
     """
 
     classes_: NDArray[Any]
@@ -546,13 +486,13 @@ class ProbeClassifier(ClassifierMixin, ProbeEstimator):
         """Fit the probe to the rows of X.
 
         Args:
-            X: Activations, shape (n_rows, n_features); read as float32, as everywhere in this package.
-            y: Label of each row: text, numbers, or true and false.
-            groups: Group of each row, such as its sentence: where `l2="auto"` holds out rows, those of a group are held
-                out together, and otherwise it has no effect. If None, every row is a group of its own.
+            X: Activations, shape (n_rows, n_features), read as float32.
+            y: Label of each row: text, numbers, or booleans.
+            groups: Group of each row, such as its sentence, used only by `l2="auto"`: the rows of a group are held out
+                together. If None, every row is a group.
 
         Raises:
-            ValueError: If there is only one class, a value is not finite in float32, or a parameter is out of range.
+            ValueError: If there is a single class, a value is not finite in float32, or a parameter is out of range.
         """
         X, y = self._read(X, y=y)
         check_classification_targets(y)
@@ -574,10 +514,7 @@ class ProbeClassifier(ClassifierMixin, ProbeEstimator):
         return self
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """Return the logit of each class, shape (n_rows, n_classes); of two classes, the difference, shape (n_rows,).
-
-        The logit of two classes is that of the second class minus that of the first one.
-        """
+        """Return the logit of each class, (n_rows, n_classes); for two classes, second minus first, (n_rows,)."""
         logits = self._outputs(X)
         return logits[:, 0] if logits.shape[1] == 1 else logits
 
@@ -599,40 +536,38 @@ class ProbeClassifier(ClassifierMixin, ProbeEstimator):
 
 
 class ProbeRegressor(RegressorMixin, ProbeEstimator):
-    """Ridge probe of numbers in closed form, with its neurons ranked.
+    """Ridge probe of numbers in closed form, with ranked neurons.
 
     It minimises the mean squared error of the standardised numbers plus l2 |u|^2, where u are the weights on columns
-    that are divided by their standard deviations. A column that does not vary has the weight 0. A prediction is the
-    mean of the numbers plus the weights times the columns, which are centred only with `fit_intercept=True`.
+    divided by their standard deviations. A column that does not vary has the weight 0. A prediction is the mean of the
+    numbers plus the weights times the columns, which are centred only with `fit_intercept=True`.
 
     Args:
-        l2: Strength of the squared l2 penalty, above 0. `auto` chooses it by R² on rows that are held out, on a grid of
-            half decades, and then fits the probe to all rows.
-        fit_intercept: Whether columns are centred; their contributions are then to the difference from the mean.
-        penalty_space: What each column is divided by before its weights are penalised: its standard deviation (sd),
-            its root mean square (rms), or 1 (raw).
-        validation_fraction: Share of the groups that `l2="auto"` holds out, at least one.
+        l2: Strength of the squared l2 penalty, above 0. `auto` chooses it by R² on held-out rows, on a grid of half
+            decades, and then fits the probe to all rows.
+        fit_intercept: Whether columns are centred; contributions are then relative to the mean.
+        penalty_space: Divisor of each column before its weights are penalised: its standard deviation (sd), its root
+            mean square (rms), or 1 (raw).
+        validation_fraction: Share of the groups that `l2="auto"` holds out, at least one group.
         rotations: Number of random rotations whose directions the columns are compared with, on the training rows; at
-            least 19, or 0 for none. They are measured when first asked for.
-        random_state: Seed of which are held out, and of the rotations: nothing else is random.
+            least 19, or 0 for none. They are measured at the first access.
+        random_state: Seed of the held-out groups and of the rotations; nothing else is random.
 
     Attributes:
-        coef_: Weights on the columns as they are, shape (n_features,).
+        coef_: Weights on raw columns, shape (n_features,).
         intercept_: Prediction where all columns are 0; without `fit_intercept`, the mean of the numbers.
         contributions_: Mean over the rows of |weight x activation|, in the unit of the numbers, shape (n_features,).
-        neurons_: The columns ranked by it, with their shares of the sum, with `direction_p`, the share of the rotations
-            whose largest direction contributes as much, and with `above_directions`, whether that is at most .05.
-        basis_: How concentrated contributions are on columns, and on the directions of random rotations: a row for
-            contributions as they are, and one for those without the columns' means, as in `basis.csv`. Empty without
-            rotations, and where the probe is not at its optimum.
+        neurons_: The columns ranked by contribution; see `ProbeClassifier`.
+        basis_: Concentration of contributions; see `ProbeClassifier`.
         gap_: Upper bound on the objective's distance to its minimum, as a share of the numbers' variance.
-        l2_: The penalty that was used.
-        validation_scores_: R² on the rows held out by each penalty, the mean of the other rows as the constant answer;
-            None unless `l2="auto"`.
-        split_: Indices of the rows that were kept and held out for it, as `cv=[split_]` takes them; None likewise.
+        l2_: The penalty used.
+        validation_scores_: R² on the held-out rows by penalty, relative to the mean of the other rows as the constant
+            answer; None unless `l2="auto"`.
+        split_: Indices of the training rows and of the held-out rows, as `cv=[split_]` takes them; None unless
+            `l2="auto"`.
         n_iter_: Number of passes, which is 1.
         n_features_in_: Number of columns.
-        feature_names_in_: Their names, where X had names.
+        feature_names_in_: Names of the columns, if X had names.
     """
 
     def __init__(
@@ -656,7 +591,7 @@ class ProbeRegressor(RegressorMixin, ProbeEstimator):
         """Fit the probe to the rows of X.
 
         Args:
-            X: Activations, shape (n_rows, n_features); read as float32, as everywhere in this package.
+            X: Activations, shape (n_rows, n_features), read as float32.
             y: Number of each row.
             groups: As for `ProbeClassifier`.
 

@@ -1,10 +1,10 @@
-"""How good rankings are, judged by probes of their first, last and of random neurons, and how many are enough.
+"""Evaluation of rankings by probes of their first, last and random neurons, and the smallest sufficient number.
 
-For how many are enough, probes read a ranking's first k neurons alone, and all neurons but these, as k grows. They are
+For the sufficient number, probes read only a ranking's first k neurons, or all other neurons, as k grows. They are
 compared with several draws of k random neurons and with the ranking's last k. The smallest number that does nearly as
-well as all neurons is chosen on validation tokens, because a choice on the test tokens would be biased in its own
-favour. (Dalvi et al. 2020, arXiv 2004.04010, ask the same of a task: how few neurons it needs.) A ranking that is
-itself a mean over the test tokens, such as `contribution`, has nevertheless seen them.
+well as all neurons is chosen on validation tokens, because a choice on the test tokens would be biased
+upwards. (Dalvi et al. 2020, arXiv 2004.04010, measure for a task how few neurons it needs.) A ranking that is a mean
+over the test tokens, such as `contribution`, has nevertheless used them.
 """
 
 from __future__ import annotations
@@ -52,14 +52,7 @@ EVALUATION_KEY = ("layer", "ranking", "probe", "from", "k", "draw")
 
 @dataclass(frozen=True)
 class Chosen:
-    """A choice of neurons, on which a probe is trained or tested alone.
-
-    Args:
-        ranking: Name of the ranking that chose them; `random` if none did.
-        end: `top`, `bottom` or `random`.
-        draw: Number of the random draw, from 1; None if they are not random.
-        neurons: Indices of the neurons.
-    """
+    """A choice of neurons by a ranking; `end` is `top`, `bottom` or `random`, with `draw` counted from 1."""
 
     ranking: str
     end: str
@@ -68,15 +61,9 @@ class Chosen:
 
 
 class Views:
-    """A store that has views in place of layers: choices of neurons of one layer of another store.
+    """A store with views in place of layers: choices of equally many neurons of a single layer of another store.
 
-    Dead neurons read as 0. Constants that the store has beside its neurons are in every view.
-
-    Args:
-        store: Store of the activations.
-        layer: Layer number in that store.
-        views: The neurons of each view, equally many in all.
-        dead: Which neurons of the layer are dead, shape (d_model,), bool.
+    Dead neurons read as 0. Constants of the store are in every view.
     """
 
     def __init__(self, store: HiddenStateSource, layer: int, views: Sequence[Sequence[int]], dead: Tensor) -> None:
@@ -94,14 +81,14 @@ class Views:
         return self.store.shard_tokens(shard)
 
     def read(self, view: int, shard: int) -> Tensor:
-        """Return a shard's activations of one view, shape (n, n_chosen)."""
+        """Return a shard's activations of a view, shape (n, n_chosen)."""
         if self._shard is None or self._shard[0] != shard:
             self._shard = shard, self.store.read(self.layer, shard).masked_fill(self.dead, 0).T.contiguous()
         return self._shard[1][self.views[view]].T
 
 
 def choices(rankings: Mapping[str, Ranking], data: LayerData, k: int, draws: int) -> list[Chosen]:
-    """Return the first and the last k neurons of each ranking except `random`, and `draws` draws of k random ones."""
+    """Return the first and last k neurons of each ranking except `random`, and `draws` draws of k random neurons."""
     ends = {"top": slice(None, k), "bottom": slice(-k, None)}
     chosen = [
         Chosen(name, end, None, ranking.order[where].tolist())
@@ -117,16 +104,10 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """Return a row for each ranking, probe, end and size, as in `evaluation.csv`, measured on the test tokens.
 
-    `above_chance` is `yes` where the lower end of the accuracy's interval exceeds the accuracy of the majority class
-    and that of every draw of k random neurons. Rows of random draws have no such verdict. The interval used is at the
-    level that leaves 5% for all choices of the layer together (Bonferroni), and is wider than the one in the row.
-
-    Args:
-        rankings: Rankings by name.
-        data: Data of the layer.
-        sides: Examples and their classes.
-        sizes: Numbers of neurons, each at least 1 and at most d_model.
-        draws: Number of draws of random neurons for each size.
+    `above_chance` is `yes` if the lower end of the accuracy's confidence interval exceeds the accuracy of the majority
+    class and of every draw of k random neurons. Rows of random draws have no such verdict. The interval used is at the
+    level that leaves 5% for all choices of the layer together (Bonferroni), and is wider than the interval in the row.
+    Each size is in 1..d_model.
     """
     test = sides.test
     labels, n_tokens = torch.from_numpy(test.labels[test.labels >= 0]), test.clusters(test.tokens_by_sentence())
@@ -157,13 +138,7 @@ def evaluate(
 
 
 class Judged(NamedTuple):
-    """The result of one probe on the test tokens.
-
-    Args:
-        cross_entropy: Mean cross-entropy, in nats.
-        correct_by_sentence: Number of correctly predicted tokens in each sentence of the test corpus.
-        n_train_tokens: Number of tokens that the probe was trained on.
-    """
+    """Result of a probe on the test tokens: mean cross-entropy in nats, and correct tokens by sentence."""
 
     cross_entropy: float
     correct_by_sentence: NDArray[np.int64]
@@ -190,7 +165,7 @@ def rough_training(data: LayerData) -> Training:
 
 
 def of_gaussians(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> list[Judged]:
-    """Test a Gaussian probe of each choice of neurons; dead neurons are left out."""
+    """Test a Gaussian probe of each choice of neurons, without dead neurons."""
     live = [[i for i in choice.neurons if not data.moments.dead[i]] for choice in chosen]
     drawn = [i for i in data.draw(len(chosen[0].neurons), 0) if not data.moments.dead[i]]
     probe = closed_forms.choose_shared(data.classes, *data.validation, drawn)
@@ -235,14 +210,8 @@ def curves(
     """Return a row for each ranking, kind, end, number and draw, as in `curves.csv`.
 
     Each ranking has further rows `only` of the `top`: for all d_model neurons, and for the numbers tried by bisection.
-
-    Args:
-        rankings: Rankings by name; `random` is left out, since random neurons are compared with every ranking.
-        data: Data of the layer.
-        sides: Examples and their classes, some of them in validation.
-        sizes: Numbers of neurons, each at least 1 and less than d_model.
-        draws: Number of draws of random neurons for each size.
-        say: Receives one-line progress messages.
+    The ranking `random` is omitted, since random neurons are compared with every ranking. There must be validation
+    tokens; sizes are at least 1 and less than d_model.
     """
     measure = _Measure(data, sides)
     named = {name: ranking for name, ranking in rankings.items() if name != "random"}
@@ -261,19 +230,14 @@ def curves(
 
 
 def _between(tops: Sequence[Row]) -> int | None:
-    """Return the middle of the smallest sufficient number and the next lower one tried; None once they are close."""
+    """Return the middle of the smallest sufficient number and the next lower tried number; None once they are close."""
     high = smallest(tops)["k"]
     low = max((row["k"] for row in tops if row["k"] < high), default=0)
     return (low + high) // 2 if high - low > max(1, high // PRECISION) else None
 
 
 class _Measure:
-    """Trains probes of some neurons of one layer and returns their rows.
-
-    Args:
-        data: Data of the layer.
-        sides: Examples and their classes.
-    """
+    """Trains probes of some neurons of a layer and returns their rows."""
 
     def __init__(self, data: LayerData, sides: Sides) -> None:
         self.data, self.d_model = data, len(data.moments.sd)
@@ -282,7 +246,7 @@ class _Measure:
         (self.of_all,) = train_probes(self.sides, [data.layer], self.training)
 
     def __call__(self, kind: str, chosen: Sequence[Chosen]) -> list[dict[str, Any]]:
-        """Return the rows of choices of neurons; all choices have equally many, fewer than d_model."""
+        """Return the rows of choices of equally many neurons, fewer than d_model."""
         neurons = [list(choice.neurons) for choice in chosen]
         rest = [sorted(set(range(self.d_model)) - set(some)) for some in neurons]
         return self._rows(kind, chosen, self._train(neurons if kind == "only" else rest))
@@ -292,11 +256,10 @@ class _Measure:
         return self._rows("only", [Chosen(ranking, "top", None, range(self.d_model))], [self.of_all])
 
     def _train(self, neuron_sets: Sequence[Sequence[int]]) -> list[LayerFit]:
-        """Train a probe on each set of neurons; the returned weights are those of all neurons, (n_classes, d_model).
+        """Train a probe on each set of neurons; return weights of all neurons, (n_classes, d_model).
 
-        Up to half of the neurons are trained as a narrow problem of their own columns. For more, starting from the
-        probe of all neurons takes a third to a sixth of the time (measured without one, and without ten, neurons of the
-        built-in model's last layer).
+        Up to half of the neurons are trained as a narrow problem. For more, starting from the probe of all neurons
+        takes a third to a sixth of the time (without 1 and without 10 neurons of the built-in model's last layer).
         """
         layer, dead, train_on = self.data.layer, self.data.moments.dead, self.sides
         if len(neuron_sets[0]) <= self.d_model // 2:
@@ -332,7 +295,7 @@ class _Measure:
 
 
 def _accuracies(examples: Examples, fits: Sequence[LayerFit], layer: int) -> NDArray[np.float64]:
-    """Return the accuracy of each probe of one layer, shape (n_fits,); the weights are those of all neurons."""
+    """Return the accuracy of each probe of a layer, shape (n_fits,); weights are of all neurons."""
     weight = torch.stack([fit.weight for fit in fits])
     right = torch.zeros(len(fits), dtype=torch.int64)
     for batch in read(examples, [layer]):
@@ -344,19 +307,13 @@ Rows = list[dict[str, Any]]
 
 
 def heads_of(n_neurons: int, n_heads: int) -> list[range]:
-    """Return the neurons of each head; heads have equally many, in order."""
+    """Return the neurons of each head: equally many, in order."""
     width = n_neurons // n_heads
     return [range(head * width, (head + 1) * width) for head in range(n_heads)]
 
 
 def head_contributions(layer: int, contribution: Tensor, n_heads: int) -> Rows:
-    """Return a row per head with its part of the layer's contributions, as in `heads.csv`; heads are counted from 1.
-
-    Args:
-        layer: Layer number.
-        contribution: Contribution of each neuron, shape (n_neurons,).
-        n_heads: Number of heads.
-    """
+    """Return a row per head, counted from 1, with its part of the layer's contributions, as in `heads.csv`."""
     total = float(contribution.sum())
     rows = []
     for head, neurons in enumerate(heads_of(len(contribution), n_heads), start=1):
@@ -371,16 +328,9 @@ def head_contributions(layer: int, contribution: Tensor, n_heads: int) -> Rows:
 def head_accuracies(sides: Sides, fit: LayerFit, n_heads: int, training: Training, seed: int) -> Rows:
     """Train a probe on each head's slice and on random slices of its width, all in one stack; return a row per head.
 
-    `above_chance` is `yes` where the lower end of the accuracy's interval exceeds the accuracy of the majority class
-    and that of every random slice; that interval is at the level that leaves 5% for all heads of the layer together
-    (Bonferroni) and is wider than the one in the row.
-
-    Args:
-        sides: Examples and their classes.
-        fit: The layer's probe, for its moments.
-        n_heads: Number of heads.
-        training: Settings of the layer's probe; these probes have its penalty.
-        seed: Seed of the random slices, and of the sample of the training tokens where not all are used.
+    `above_chance` is `yes` if the lower end of the accuracy's confidence interval exceeds the accuracy of the majority
+    class and of every random slice. That interval is at the level that leaves 5% for all heads of the layer together
+    (Bonferroni) and is wider than the interval in the row. The probes have the penalty of the layer's probe.
     """
     d_model = fit.weight.shape[1] - n_constants(sides.train.store)
     slices = [list(neurons) for neurons in heads_of(d_model, n_heads)]
@@ -414,16 +364,7 @@ def head_rows(
     training: Training | None,
     seed: int,
 ) -> Rows:
-    """Return a row per layer and head, as in `heads.csv`.
-
-    Args:
-        sides: Examples and their classes.
-        fits: The probe of each layer.
-        contributions: Contribution of each neuron, by layer, each of shape (n_neurons,).
-        n_heads: Number of heads.
-        training: Settings of the probes; None measures no accuracies.
-        seed: Seed of the random slices.
-    """
+    """Return a row per layer and head, as in `heads.csv`; `training` None measures no accuracies."""
     rows = []
     for fit, contribution in zip(fits, contributions, strict=True):
         shares = head_contributions(fit.layer, contribution, n_heads)
@@ -433,7 +374,7 @@ def head_rows(
 
 
 def _drawn(d_model: int, n_neurons: int, layer: int, draw: int, seed: int) -> list[int]:
-    """Return randomly drawn neurons of a layer, ascending; each number `draw` gives an independent draw."""
+    """Return randomly drawn neurons of a layer, ascending; each `draw` gives an independent draw."""
     generator = np.random.default_rng([seed, layer, draw])
     return sorted(generator.permutation(d_model)[:n_neurons].tolist())
 

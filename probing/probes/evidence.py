@@ -1,4 +1,4 @@
-"""The ranked neuron table of a layer, each row with the evidence that lets a reader believe it or not."""
+"""The ranked neuron table of a layer, with the evidence for or against each neuron."""
 
 from __future__ import annotations
 
@@ -62,12 +62,8 @@ ROUNDING = 1e-12
 class Directions:
     """Contributions of a layer's neurons and of the directions of rotations, on the same test tokens.
 
-    The first axis is of `BASIS_KINDS`: contributions as they are, and with the means over training tokens subtracted.
-
-    Args:
-        neurons: Mean contribution of each neuron, 0 for dead ones, shape (2, d_model), float64.
-        directions: Mean contribution of each direction, highest first, shape (2, n_rotations, n_live), float64.
-        n_tokens: Number of test tokens.
+    The first axis is `BASIS_KINDS`: raw contributions, and contributions without the training means. Shapes are (2,
+    d_model), 0 for dead neurons, and (2, n_rotations, n_live), highest first.
     """
 
     neurons: Tensor
@@ -81,23 +77,21 @@ class Directions:
 
     @property
     def p(self) -> Tensor:
-        """Share of the rotations, and of the neurons, whose largest direction contributes as much; (2, d_model)."""
+        """Share of bases whose largest direction contributes as much as each neuron, shape (2, d_model)."""
         return torch.stack([shares_above(*pair) for pair in zip(self.neurons, self.directions, strict=True)])
 
     @property
     def columns(self) -> dict[str, list[Any]]:
-        """Which neurons contribute more than directions, with the share of rotations in which they do not."""
+        """Columns of the neuron table: p-values, and whether the neuron contributes more than directions."""
         plain, centred = self.p.tolist()
         above = ["yes" if p <= ALPHA else "no" for p in plain]
         return {"direction_p": plain, "direction_p_centred": centred, "above_directions": above}
 
 
 def shares_above(neurons: Tensor, directions: Tensor) -> Tensor:
-    """Return the share of the rotations, and of the neurons, whose largest direction scores as much as each neuron.
+    """Return the share of bases whose largest direction scores as much as each neuron, shape (n,).
 
-    Args:
-        neurons: Score of each neuron, shape (n,).
-        directions: Score of each direction, highest first, shape (n_rotations, n_live).
+    The basis of neurons is included. `directions` has shape (n_rotations, n_live), highest first.
     """
     largest = directions[:, :1].sum(-1)  # 0 where no neuron is live
     reached = largest[:, None] >= neurons * (1 - ROUNDING)
@@ -107,17 +101,10 @@ def shares_above(neurons: Tensor, directions: Tensor) -> Tensor:
 def comparison(
     test: Examples, layer: int, weight: Tensor, moments: Moments, space: PenaltySpace, n_rotations: int, seed: int
 ) -> Callable[[], Directions]:
-    """Read some of a layer's test tokens, divided among ranks, and return what measures neurons and directions on them.
+    """Read test tokens of a layer, divided among ranks; return a function that measures neurons and directions on them.
 
-    Args:
-        test: Test examples.
-        layer: Layer number.
-        weight: Weight of the layer's probe on raw hidden states, shape (n_classes, d_model).
-        moments: Moments of the layer's training tokens.
-        space: By what neurons are divided before they are rotated, as before their weights are penalised.
-        n_rotations: Number of rotations.
-        seed: Seed of the rotations, and of the sample of the tokens where not all are used.
-
+    `weight` is on raw hidden states, shape (n_classes, d_model). Neurons are divided by the scale of `space` before
+    they are rotated, as before their weights are penalised.
     """
     scaling, live = Scaling(moments, space), ~moments.dead
     weights = scaling.scaled_weight(centre_over_classes(weight.double()))[:, live]
@@ -129,7 +116,7 @@ def comparison(
 def measure_directions(
     test: Examples, layer: int, weight: Tensor, moments: Moments, space: PenaltySpace, n_rotations: int, seed: int
 ) -> Directions:
-    """Return what neurons and directions contribute, as `comparison` measures it."""
+    """Return the contributions of neurons and directions, as `comparison` measures them."""
     return comparison(test, layer, weight, moments, space, n_rotations, seed)()
 
 
@@ -169,7 +156,7 @@ def _sample(examples: Examples, layer: int, scaling: Scaling, live: Tensor, n_cl
 
 
 def _sums(states: Tensor, labels: Tensor, mean: Tensor, weights: Tensor) -> Tensor:
-    """Return the sums over tokens of |W[y, i] z[i]|, and of the same with z - mean in the place of z, shape (2, n)."""
+    """Return the sums over tokens of |W[y, i] z[i]|, and of the same with z - mean for z, shape (2, n)."""
     if not len(labels):
         return torch.zeros(2, weights.shape[1], dtype=torch.float64)
     classes, counts = labels.unique_consecutive(return_counts=True)
@@ -184,22 +171,14 @@ def _sums(states: Tensor, labels: Tensor, mean: Tensor, weights: Tensor) -> Tens
 def directions_of(
     fits: Sequence[LayerFit | NumberFit], test: Examples, space: PenaltySpace, n_rotations: int, seed: int
 ) -> list[Directions | None]:
-    """Return for each layer what its neurons and the directions of rotations contribute; None without rotations.
-
-    Args:
-        fits: The probe of each layer, at its optimum.
-        test: Test examples.
-        space: By what neurons are divided before their weights are penalised.
-        n_rotations: Number of rotations.
-        seed: Seed of the rotations.
-    """
+    """Return for each layer the contributions of neurons and rotated directions; None without rotations."""
     if not n_rotations:
         return [None] * len(fits)
     return [measure_directions(test, fit.layer, fit.weight, fit.moments, space, n_rotations, seed) for fit in fits]
 
 
 def basis_table(of_layers: Iterable[tuple[int, Directions | None]]) -> list[dict[str, Any]]:
-    """Return for each layer a row of contributions as they are and one of centred ones, as in `basis.csv`."""
+    """Return for each layer a row of raw contributions and a row of centred contributions, as in `basis.csv`."""
     return [
         {
             "layer": layer, "kind": kind, **concentration(directions.neurons[i], directions.directions[i]),
@@ -213,7 +192,7 @@ def basis_table(of_layers: Iterable[tuple[int, Directions | None]]) -> list[dict
 
 
 def concentration(neurons: Tensor, directions: Tensor) -> dict[str, float]:
-    """Return how concentrated scores of neurons are, and beside each number that of the rotations."""
+    """Return the concentration of neuron scores, with the distribution of each statistic over the rotations."""
     row: dict[str, float] = {}
     for name, (of_neurons, *_), of_rotations in zip(
         CONCENTRATION, _statistics(neurons[None]), _statistics(directions), strict=True
@@ -229,7 +208,7 @@ def concentration(neurons: Tensor, directions: Tensor) -> dict[str, float]:
 
 
 def _statistics(contributions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the share of the first, that of the first ten, and the participation ratio, of each row; 0 without sum."""
+    """Return the share of the first, the share of the first ten and the participation ratio of each row."""
     highest = contributions.sort(-1, descending=True).values
     total = highest.sum(-1)
     known = torch.where(total > 0, total, 1.0)
@@ -239,16 +218,7 @@ def _statistics(contributions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def separation_within_covariate(train: Examples, layer: int, n_classes: int) -> Separation | None:
-    """Stream one layer's training examples twice, divided among ranks, and return how its neurons go with the labels.
-
-    Args:
-        train: Training examples.
-        layer: Layer number.
-        n_classes: Number of classes; of no importance where numbers are predicted.
-
-    Returns:
-        None without a covariate.
-    """
+    """Stream a layer's training examples twice; return the separation of labels within covariate values, or None."""
     if train.covariate is None:
         return None
     stratum = strata_with_several(train.covariate, train.labels)
@@ -272,7 +242,7 @@ def separation_within_covariate(train: Examples, layer: int, n_classes: int) -> 
 
 
 def compared_with(train: Examples) -> dict[str, int]:
-    """Return the numbers of training tokens that are compared, and of the values that they have."""
+    """Return the numbers of compared training tokens and of their covariate values."""
     assert train.covariate is not None
     stratum = strata_with_several(train.covariate, train.labels)
     return {"n_tokens": int((stratum >= 0).sum()), "n_values": int(stratum.max(initial=-1)) + 1}
@@ -286,24 +256,18 @@ _OUTCOMES: Mapping[Outcome, str] = {"seen": "", "negligible": f", {NEGLIGIBLE}",
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a layer's neurons beyond the probe's weights.
+    """Evidence on a layer's neurons beyond the probe's weights; None or empty where it was not measured.
 
     Args:
-        moments: Moments of the training tokens.
-        magnitudes: Class magnitudes of the test tokens.
         separation: How the neurons separate the classes, on the training tokens.
-        unique: Estimated loss of the probe without each neuron, shape (d_model,), or None.
-        stability: Stability of the ranking over bootstraps of the training sentences, or None.
-        penalty_stability: Columns of `accuracy.csv`; empty if no other penalty was tried.
-        ablation_effects: Effect of retraining without a neuron, by neuron, for those that were removed.
+        unique: Estimated loss of the probe without each neuron, shape (d_model,).
+        penalty_stability: Columns of `accuracy.csv`.
+        ablation_effects: Effect of retraining without a neuron, by neuron, for the removed neurons.
         matched: Neurons among these that were removed only for comparison.
         contribution_with_intercept: Mean over tokens of |W[y, i] * (v[i] - mean(v[i]))| with the weights of a probe
-            with an intercept, shape (d_model,), or None.
-        within_covariate: How the neurons separate the classes among training tokens with the same value of the
-            covariate; None without one.
-        control_task_share: Share of each neuron in the contributions to probes of the control task, shape (d_model,),
-            or None.
-        directions: What the directions of random rotations contribute, or None.
+            with an intercept, shape (d_model,).
+        within_covariate: As `separation`, among training tokens with the same value of the covariate.
+        control_task_share: Share of each neuron in the contributions to probes of the control task, shape (d_model,).
     """
 
     moments: Moments
@@ -323,14 +287,9 @@ class Evidence:
 def collect_evidence(
     train: Examples, test: Examples, layers: Sequence[int], moments: Sequence[Moments], n_classes: int | None
 ) -> list[Evidence]:
-    """Stream the training and the test tokens, divided among ranks, and return the evidence of each layer.
+    """Stream the training and test tokens, divided among ranks; return each layer's evidence.
 
-    Args:
-        train: Training examples.
-        test: Test examples.
-        layers: Layer numbers.
-        moments: Moments of each layer's training tokens.
-        n_classes: Number of classes; None where numbers are predicted, of which a probe has one logit, the prediction.
+    `n_classes` is None if numbers are predicted: such a probe has a single logit, the prediction.
     """
     magnitudes = class_magnitudes(test, layers, [layer_moments.mean for layer_moments in moments], n_classes)
     parts = zip(layers, moments, magnitudes, strict=True)
@@ -346,15 +305,9 @@ def collect_evidence(
 
 
 def separation_of(train: Examples, layer: int, moments: Moments, n_classes: int) -> Separation:
-    """Stream one layer's training examples, divided among ranks, and return how its neurons go with the labels.
+    """Stream a layer's training examples, divided among ranks, and return how its neurons separate the labels.
 
     With so many classes that the products of all neurons exceed memory, the examples are streamed several times.
-
-    Args:
-        train: Training examples.
-        layer: Layer number.
-        moments: Moments of the layer's training examples.
-        n_classes: Number of classes; of no importance where numbers are predicted.
     """
     codes = train.codes(n_classes)
     between, parts = codes.excess_between(train.labels, train.store.tokens.sentences), []
@@ -378,7 +331,7 @@ ALIKE = 0.99
 
 
 def correlated_groups(moments: Moments) -> NDArray[np.int64]:
-    """Return the lowest neuron of the group of each, chained by correlations of `ALIKE` in size; -1 of one alone."""
+    """Return the lowest neuron of each neuron's group, chained by |correlation| >= `ALIKE`; -1 for single neurons."""
     scale = torch.where(moments.dead, 0.0, 1 / moments.covariance.diagonal().clamp(min=1e-300).sqrt())
     is_alike = (scale[:, None] * moments.covariance * scale).abs() >= ALIKE
     _, group = connected_components(csr_array(is_alike.numpy()), directed=False)
@@ -387,7 +340,7 @@ def correlated_groups(moments: Moments) -> NDArray[np.int64]:
 
 
 def order(statistic: Tensor) -> Tensor:
-    """Return neuron indices from the highest to the lowest value, equal ones by lower index."""
+    """Return neuron indices from the highest to the lowest value, ties by lower index."""
     return torch.tensor([i for _, i in ranked(statistic.double().numpy())])
 
 
@@ -395,23 +348,15 @@ def flags(
     contribution: Tensor, contribution_centred: Tensor, q: Tensor, dead: Tensor,
     q_within_covariate: Tensor | None = None, direction_p: Tensor | None = None,
 ) -> list[str]:  # fmt: skip
-    """Return what a reader must know before believing a neuron's rank.
+    """Return the caveats of each neuron's rank, separated by blanks.
 
-    `dead`: the neuron hardly varies, so its weight and contribution are 0. `offset`: less than half of the
-    contribution remains once the neuron's mean is subtracted: it is large and nearly constant, and replaces
-    the intercept that the probe lacks. `no-signal`: its values differ between classes no more than under
-    chance alone. Among the layer's neurons without this flag, at most a share of
-    `FALSE_DISCOVERIES` is expected to have no signal. `confound`: it has a signal, but is not shown to have
-    one among tokens with the same value of the covariate, at the same rate. `direction`: a direction of a random
-    rotation contributes as much.
-
-    Args:
-        contribution: Contribution of each neuron, shape (d_model,).
-        contribution_centred: Contribution of each neuron without its mean, shape (d_model,).
-        q: Lowest false discovery rate at which each neuron counts as a signal, shape (d_model,).
-        dead: Which neurons are dead, shape (d_model,), bool.
-        q_within_covariate: The rates among tokens that are alike, shape (d_model,); None without a covariate.
-        direction_p: Share of rotations whose largest direction contributes as much, shape (d_model,); None without any.
+    `dead`: the neuron hardly varies, so its weight and contribution are 0. `offset`: less than half of the contribution
+    remains without the neuron's mean: the neuron is large and nearly constant, and replaces the intercept that the
+    probe lacks. `no-signal`: its values differ between classes no more than by chance. Among neurons without this flag,
+    a share of at most `FALSE_DISCOVERIES` is expected to have no signal. `confound`: it has a signal, but none is shown
+    among tokens with the same value of the covariate, at the same rate. `direction`: a direction of a random rotation
+    contributes as much. All arguments have shape (d_model,); `q` is the lowest false discovery rate at which a neuron
+    has a signal.
     """
     offset = contribution_centred < OFFSET_BELOW * contribution
     no_signal = q > FALSE_DISCOVERIES
@@ -432,7 +377,7 @@ def flags(
 
 
 def first_neurons(fits: Sequence[LayerFit | NumberFit], evidence: Sequence[Evidence], n: int) -> dict[int, list[int]]:
-    """Return the first neurons of each layer's ranking, which is by contribution."""
+    """Return the first `n` neurons of each layer, ranked by contribution."""
     pairs = zip(fits, evidence, strict=True)
     return {
         fit.layer: order(mean_contribution(fit.weight, layer_evidence.magnitudes))[:n].tolist()
@@ -443,15 +388,11 @@ def first_neurons(fits: Sequence[LayerFit | NumberFit], evidence: Sequence[Evide
 def neuron_table(
     layer: int, weight: Tensor, evidence: Evidence, is_informative: bool = True, n_heads: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return the ranked table of a layer, one row per neuron, by contribution.
+    """Return the ranked table of a layer, a row per neuron, by contribution.
 
-    Args:
-        layer: Layer number.
-        weight: Weight of the layer's probe on raw hidden states, shape (n_classes, d_model).
-        evidence: Evidence of the layer.
-        is_informative: Whether the layer's probe beats a constant answer; where it does not, every neuron that is not
-            dead has this as its only flag.
-        n_heads: Number of heads that the neurons belong to, equally many to each in order; None if to none.
+    `weight` is on raw hidden states, shape (n_classes, d_model). If the probe does not beat a constant answer
+    (`is_informative`), `UNINFORMATIVE` is the only flag of every live neuron. Heads have equally many neurons, in
+    order.
     """
     contribution = mean_contribution(weight, evidence.magnitudes)
     centred = mean_contribution(weight, evidence.magnitudes, centred=True)
@@ -512,7 +453,7 @@ def neuron_table(
 
 
 def _covariate_columns(evidence: Evidence) -> dict[str, Tensor]:
-    """Return how neurons go with the labels within the covariate; nothing without one."""
+    """Return how neurons separate the labels within the covariate; empty without a covariate."""
     if (within := evidence.within_covariate) is None:
         return {}
     dead = evidence.moments.dead
@@ -527,7 +468,7 @@ def _covariate_columns(evidence: Evidence) -> dict[str, Tensor]:
 
 
 def _removal_columns(effect: AblationEffect | None, is_matched: bool) -> dict[str, Any]:
-    """Return the result of retraining without a neuron; the cells are empty for neurons that were not removed."""
+    """Return the result of retraining without a neuron; cells are empty for neurons that were not removed."""
     if effect is None:
         return dict.fromkeys((*NEURONS["cross_entropy_without"].names, "removed"))
     how = ("matched" if is_matched else "top") + _OUTCOMES[effect.outcome]
@@ -537,11 +478,7 @@ def _removal_columns(effect: AblationEffect | None, is_matched: bool) -> dict[st
 
 @dataclass(frozen=True)
 class NumberEvidence(Evidence):
-    """What is known of a layer's neurons beyond the weights of a ridge probe.
-
-    Args:
-        correlation: Correlation of each neuron with the numbers on training examples, shape (d_model,).
-    """
+    """Evidence on a ridge probe's neurons, with their correlations with the training numbers, shape (d_model,)."""
 
     correlation: Tensor | None = None
 
@@ -566,19 +503,7 @@ def _correlation(fit: NumberFit) -> Tensor:
 def with_number_replicates(
     evidence: Sequence[NumberEvidence], decomposed: Decomposed, fits: Sequence[NumberFit], l2: float, n: int, seed: int
 ) -> tuple[list[NumberEvidence], Tensor]:
-    """Add the stability of each layer's ranking over bootstraps of the training sentences.
-
-    Args:
-        evidence: Evidence of each layer.
-        decomposed: Examples with the decomposition of their layers.
-        fits: The probes.
-        l2: Strength of the penalty.
-        n: Number of bootstraps, at least 2.
-        seed: Seed of the bootstraps.
-
-    Returns:
-        The evidence, and the replicates' weights on raw hidden states, shape (n, n_layers, 1, d_model).
-    """
+    """Add the stability of rankings over `n` >= 2 bootstraps; also return weights (n, n_layers, 1, d_model)."""
     draws = bootstrap(decomposed.sides.train, n, seed).double()
     extended, weights = [], []
     for fit, layer_evidence in zip(fits, evidence, strict=True):
@@ -590,7 +515,7 @@ def with_number_replicates(
 
 
 def _replicates(train: Examples, fit: NumberFit, draws: Tensor, l2: float) -> Tensor:
-    """Return the weights on raw hidden states of one layer's probes on bootstraps, shape (n_replicates, d_model)."""
+    """Return the weights on raw hidden states of a layer's probes on bootstraps, shape (n_replicates, d_model)."""
     table, moments, scaling = fit.standard.table(train), fit.moments, fit.spectrum.scaling
     d_model = len(moments.mean)
     second = torch.zeros(len(draws), d_model, d_model, dtype=torch.float64)
@@ -614,8 +539,8 @@ def with_number_removals(
 ) -> list[NumberEvidence]:
     """Add the loss without each neuron, exact in training for all, and measured on test examples for some.
 
-    Also add the stability of each layer's ranking under more and under less penalty, and the centred contribution by a
-    probe with an intercept in layers with neurons whose mean is far from 0.
+    Also add the stability of rankings under more and less penalty, and the centred contribution by a probe with an
+    intercept in layers with neurons whose mean is far from 0.
     """
     extended = []
     for fit, layer_evidence in zip(fits, evidence, strict=True):
@@ -639,10 +564,7 @@ def with_number_removals(
 
 
 def _with_intercept(fit: NumberFit, evidence: Evidence, l2: float) -> Tensor | None:
-    """Return the centred contributions to a probe with an intercept; None if no mean is far from 0.
-
-    Its intercept is free, so that it is the ridge probe of centred neurons.
-    """
+    """Return centred contributions to the ridge probe with a free intercept; None if no mean is far from 0."""
     if not is_far(fit.moments).any():
         return None
     scaling = fit.spectrum.scaling
@@ -655,7 +577,7 @@ def _with_intercept(fit: NumberFit, evidence: Evidence, l2: float) -> Tensor | N
 def _ablation_effects(
     sides: Sides, fit: NumberFit, evidence: Evidence, inverse: Tensor, seed: int
 ) -> tuple[dict[int, AblationEffect], list[int]]:
-    """Return by how much R² on test examples falls without each of the first neurons and of as many matched ones."""
+    """Return the fall of R² on test examples without each of the first neurons and of as many matched neurons."""
     scores = torch.from_numpy(_scores(fit.weight, evidence))
     live = [n for n in order(scores).tolist() if not evidence.moments.dead[n]]
     top = live[: min(REMOVED, len(live) // 2)]
@@ -673,13 +595,7 @@ def _ablation_effects(
 
 
 def without(scaled: Tensor, neuron: int, inverse: Tensor) -> Tensor:
-    """Return the optimum of the other neurons when one is removed, exactly: its entry is 0.
-
-    Args:
-        scaled: The optimum with all neurons, shape (d_model,).
-        neuron: The neuron that is removed.
-        inverse: Inverse of C + l2, shape (d_model, d_model).
-    """
+    """Return the exact optimum without a neuron, given the optimum with all and the inverse of C + l2."""
     weight = scaled - inverse[neuron] * (scaled[neuron] / inverse[neuron, neuron])
     weight[neuron] = 0
     return weight
@@ -688,18 +604,15 @@ def without(scaled: Tensor, neuron: int, inverse: Tensor) -> Tensor:
 def r2_intervals(
     test: Examples, saved: NDArray[np.float64], deviations: NDArray[np.float64]
 ) -> list[tuple[float, float]]:
-    """Return 95% intervals, over the test sentences, of shares of the constant answer's squared error.
+    """Return 95% confidence intervals, over test sentences, of saved shares of the constant answer's squared error.
 
-    Args:
-        test: Test examples.
-        saved: Squared errors saved, summed for each sentence of the corpus, shape (n_sentences, n).
-        deviations: Squared errors of the constant answer, summed likewise, shape (n_sentences,).
+    `saved`, shape (n_sentences, n), and `deviations` of the constant answer, (n_sentences,), are sums by sentence.
     """
     return [ratio_interval(ratio) for ratio in _ratios(test, saved, deviations)]
 
 
 def r2_p_values(test: Examples, saved: NDArray[np.float64], deviations: NDArray[np.float64]) -> list[float]:
-    """Return the p-values of such shares: are they 0? The arguments are those of `r2_intervals`."""
+    """Return p-values of the hypothesis that such a share is 0; arguments as for `r2_intervals`."""
     return [ratio_p_value(ratio) for ratio in _ratios(test, saved, deviations)]
 
 

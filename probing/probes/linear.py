@@ -1,4 +1,4 @@
-"""The linear probe without an intercept: all layers and penalties stacked in one parameter, trained under Lightning."""
+"""The linear probe without an intercept: layers and penalties stacked in one parameter, trained under Lightning."""
 
 from __future__ import annotations
 
@@ -50,13 +50,9 @@ FEW = 10
 
 
 class SolverSteps(torch.optim.Optimizer):
-    """One step a pass, in which every unsolved problem moves to the point that its solver requests.
+    """An optimiser whose step moves every unsolved problem to the point that its solver requests.
 
-    Because this is an optimiser, Lightning counts the passes as its steps; checkpoints and loggers rely on this count.
-
-    Args:
-        weight: The stacked parameter.
-        advance: Moves every unsolved problem in `weight` to its next point.
+    Lightning counts the passes as its steps; checkpoints and loggers rely on this count.
     """
 
     def __init__(self, weight: Tensor, advance: Callable[[], None]) -> None:
@@ -71,13 +67,9 @@ class SolverSteps(torch.optim.Optimizer):
 
 
 class FullPasses:
-    """Trains a stack by solvers that use all training tokens at every step.
+    """Trains a stack by solvers that use all training tokens at every step; a Lightning epoch is a pass.
 
-    One Lightning epoch is one pass over the data. Solved problems cause no further computation.
-
-    Args:
-        probe: The stack.
-        tolerance: Optimality gap, in nats, at which a problem is solved.
+    Solved problems, with an optimality gap of at most `tolerance` nats, cause no further computation.
     """
 
     def __init__(self, probe: LinearProbe, tolerance: float) -> None:
@@ -97,11 +89,11 @@ class FullPasses:
         self.requested: dict[int, Tensor] = {}
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Return the optimiser that lets each problem's own solver step."""
+        """Return the optimiser that lets the solver of each problem step."""
         return SolverSteps(self.probe.scaled_weight, self._advance)
 
     def begin(self) -> None:
-        """Set up a solver for each problem, preconditioned by its layer's second moment."""
+        """Set up a solver for each problem, preconditioned by the problem's curvature or its layer's second moment."""
         probe = self.probe
         self.solvers, self.solutions, self.requested, self.constant = {}, {}, {}, {}
         self.midway = MidwayCurvature(len(probe.problems), self.tolerance)
@@ -149,10 +141,7 @@ class FullPasses:
 
     @torch.no_grad()
     def step(self, batches: Sequence[Batch]) -> None:
-        """Add the share of batches in value, gradient and curvature; the last ones end the pass.
-
-        A pass that `max_time` ends early does not count, since an evaluation on a part of the tokens is not valid.
-        """
+        """Add batches to value, gradient and curvature; a pass that `max_time` ends early does not count."""
         weight = self.probe.weight
         for batch in batches:
             self._add(batch, weight)
@@ -189,7 +178,7 @@ class FullPasses:
         return torch.stack([once if p.draws is None else p.draws.to(once)[batch.sentences] for p in problems])
 
     def _labels(self, batch: Batch, group: Sequence[int]) -> Tensor:
-        """Return each token's class in some problems; if none has labels of its own, the batch's, shape (n_tokens,)."""
+        """Return each token's class in each problem; shape (n_tokens,) if all problems use the batch's labels."""
         problems = [self.probe.problems[i] for i in group]
         if all(problem.labels is None for problem in problems):
             return batch.labels
@@ -221,7 +210,7 @@ class FullPasses:
         cast(LightningOptimizer, probe.optimizers()).step()
 
     def _preconditioned(self, gradients: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """Return what constant preconditioners make of the objective's gradients, all at once."""
+        """Apply constant preconditioners to the gradients of the objective, all at once."""
         constant = {i: self.constant[i] for i in gradients if i in self.constant}
         points, problems = self.probe.scaled_weight.data, self.probe.problems
         smooth = [problems[i].penalty.subgradient(points[i], gradients[i]) for i in constant]
@@ -235,14 +224,13 @@ class FullPasses:
         return self.midway.end(i, reduced, scaling, self._n_tokens(i), problem.penalty.l2)
 
     def _n_tokens(self, i: int) -> int:
-        """Return the number of training tokens of a problem."""
         return self.probe.moments[self.probe.problems[i].layer_index].n_tokens
 
     def _wants_curvature(self, i: int, evaluation: Evaluation, gap: float, n_passes: int) -> bool:
-        """Return whether a problem's curvature is measured at its point, and prepare for that.
+        """Return whether to measure a problem's curvature at its point, and prepare the measurement.
 
-        It is not measured on accelerators, which speed up passes more than inverses, so it would not save time there.
-        With an l1 penalty it is not measured either, because weights become zero or nonzero from step to step.
+        On accelerators it would not save time: they speed up passes more than inverses. With an l1 penalty, weights
+        become zero or nonzero from step to step.
         """
         probe, problem = self.probe, self.probe.problems[i]
         is_plain = problem.curvature is None and problem.neurons is None and problem.draws is None
@@ -292,14 +280,7 @@ def _of_all(scaling: Scaling, like: Tensor) -> Preconditioner:
 def _preconditioner(
     neurons: Tensor | None, scaling: Scaling, of_all: Callable[[], Preconditioner], like: Tensor
 ) -> Preconditioner:
-    """Return a preconditioner for some neurons: the layer's restricted to them, or a new one if many are excluded.
-
-    Args:
-        neurons: Which neurons are in use, shape (d_model,), bool; all if None.
-        scaling: The scaling of the layer's neurons.
-        of_all: Returns the layer's preconditioner.
-        like: A tensor of the dtype and on the device of the gradients.
-    """
+    """Return the layer's preconditioner restricted to some neurons, or a new preconditioner if many are excluded."""
     if neurons is None:
         return of_all()
     used = neurons.double().cpu()
@@ -318,14 +299,9 @@ def _preconditioner(
 class Descent:
     """Trains a stack by Adam on mini-batches.
 
-    Adam treats each weight separately and the loss is a sum over problems, so training problems together or alone gives
-    the same weights. Each problem keeps its weights of the epoch with the lowest validation cross-entropy, and stops
-    after `patience` epochs without a lower one.
-
-    Args:
-        probe: The stack.
-        learning_rate: Learning rate of Adam, on the scaled weights.
-        patience: Number of epochs without a lower validation cross-entropy before a problem stops.
+    Adam treats each weight separately and the loss is a sum over problems, so training problems together or separately
+    gives the same weights. Each problem keeps its weights of the epoch with the lowest validation cross-entropy, and
+    stops after `patience` epochs without a lower value.
     """
 
     def __init__(self, probe: LinearProbe, learning_rate: float, patience: int) -> None:
@@ -412,12 +388,7 @@ class Descent:
 
 
 class SumBy(Metric):
-    """Sums a value of each test token, such as being right, by its class or by its sentence of the corpus.
-
-    Args:
-        n_groups: Number of classes or of sentences.
-        dtype: Dtype of the sums.
-    """
+    """Sums a value of each test token, such as correctness, by class or by sentence of the corpus."""
 
     total: Tensor
     higher_is_better = None
@@ -437,19 +408,16 @@ class SumBy(Metric):
         return self.total
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> nn.Module:
-        """Move to a device, but leave sums in float64 on the processor if the device has no float64."""
+        """Move to a device, but leave float64 sums on the CPU if the device has no float64."""
         device = fn(torch.zeros(0)).device
         stays = self.total.dtype == torch.float64 and float64_device(device) != device
         return super()._apply(fn, ("total",) if stays else exclude_state)
 
 
 class ProbeMetrics(nn.Module):
-    """The metrics of one probe.
+    """Metrics of a probe; sums by sentence only if `n_sentences` of the test corpus is given.
 
-    Args:
-        classes: The label of each class.
-        ordinal: Whether labels are numbers, so that distances between labels are meaningful.
-        n_sentences: Number of sentences of the test corpus, for the sums by sentence; None for none.
+    If `ordinal`, labels are numbers with meaningful distances.
     """
 
     def __init__(self, classes: Tensor, ordinal: bool, n_sentences: int | None) -> None:
@@ -486,7 +454,7 @@ class ProbeMetrics(nn.Module):
             self.mean_absolute_error.update(values[predicted], values[labels])
 
     def by_sentence(self, name: Literal["correct", "cross_entropy"]) -> NDArray[Any]:
-        """Return the number of tokens predicted rightly, or the cross-entropy in nats, summed by sentence."""
+        """Return the number of correct tokens, or the cross-entropy in nats, summed by sentence."""
         sums = getattr(self, f"{name}_by_sentence").compute()
         values: NDArray[Any] = sums.cpu().numpy().reshape(-1)  # `compute()` squeezes a single sum to a scalar
         return values
@@ -494,8 +462,8 @@ class ProbeMetrics(nn.Module):
     def compute(self) -> dict[str, float]:
         """Return each metric by name: accuracies as fractions, cross-entropy in nats.
 
-        `macro_accuracy` is the mean over the classes that have test tokens. `macro_f1` is the mean of
-        F1 = 2 n_right / (n_tokens + n_predicted) over these and those that are predicted, as in scikit-learn.
+        `macro_accuracy` is the mean over the classes with test tokens, `macro_f1` the mean of 2 n_right / (n_tokens +
+        n_predicted) over classes with test tokens or predictions, as in scikit-learn.
         """
         counts = self.correct_by_class, self.tokens_by_class, self.predicted_by_class
         correct, n_tokens, n_predicted = (to_float64(sums.compute()).reshape(-1) for sums in counts)
@@ -513,20 +481,20 @@ Stage = Literal["train", "val", "test"]
 
 
 class LinearProbe(pl.LightningModule):
-    """Softmax probes without an intercept, one for each layer or several, trained on activations.
+    """Softmax probes without an intercept, one or several per layer, trained on activations.
 
-    logits = hidden_states @ weight.T. The parameter holds the scaled weights U, on which the penalty acts; `weight` has
-    the weights on raw hidden states.
+    logits = hidden_states @ weight.T. The parameter contains the scaled weights U, on which the penalty acts; `weight`
+    has the weights on raw hidden states.
 
-    With the solver `lbfgs`, an epoch is one pass over the training tokens, and training stops at the optimum. A trainer
-    needs no more than `max_epochs`. With `adam`, the data module should give mini-batches, and training stops
-    after `patience` epochs without a lower validation cross-entropy.
+    With the solver `lbfgs`, an epoch is a pass over the training tokens, and training stops at the optimum; a trainer
+    requires only `max_epochs`. With `adam`, the data module should give mini-batches, and training stops after
+    `patience` epochs without a lower validation cross-entropy.
 
-    Logged are `train/layer_06/objective` and, for lbfgs, `train/layer_06/optimality_gap` in nats; and for the parts
-    `val` and `test` `val/layer_06/cross_entropy`, `val/layer_06/accuracy` and the other metrics. The same names without
-    the layer are means over the layers, for callbacks such as `ModelCheckpoint(monitor="val/cross_entropy")`.
+    Logged are `train/layer_06/objective`, for lbfgs `train/layer_06/optimality_gap` in nats, and for the parts `val`
+    and `test` `val/layer_06/cross_entropy`, `val/layer_06/accuracy` and the other metrics. The same names without the
+    layer are means over the layers, for callbacks such as `ModelCheckpoint(monitor="val/cross_entropy")`.
 
-    Batches are those of `ActivationDataModule`, or pairs (hidden_states, labels) of shapes (n, d_model) and (n,), as a
+    Batches come from `ActivationDataModule`, or are pairs (hidden_states, labels) of shapes (n, d_model) and (n,), as a
     `DataLoader` of a `TensorDataset` yields them; labels are then class indices.
 
     Args:
@@ -536,13 +504,13 @@ class LinearProbe(pl.LightningModule):
         ordinal: Whether labels are numbers, so that distances between labels are meaningful.
         l1: Strength of the l1 penalty on the scaled weights.
         l2: Strength of the squared l2 penalty on the scaled weights, above 0.
-        penalty_space: What each neuron is divided by before its weights are penalised: its standard deviation (sd), its
-            root mean square (rms), or 1 (raw).
+        penalty_space: Divisor of each neuron before its weights are penalised: its standard deviation (sd), its root
+            mean square (rms), or 1 (raw).
         solver: `lbfgs` trains by full passes, `adam` on mini-batches.
-        tolerance: lbfgs stops when the bound on the distance to the optimum is at most this, in nats.
+        tolerance: Bound on the distance to the optimum at which lbfgs stops, in nats.
         learning_rate: Learning rate of adam, on the scaled weights.
-        patience: With adam, a layer stops after this many epochs without a lower validation cross-entropy.
-        problems: The problems to train in place of one for each layer. They are no hyperparameters.
+        patience: Number of epochs without a lower validation cross-entropy after which adam stops a layer.
+        problems: Problems to train instead of a problem per layer; not saved as hyperparameters.
         moments: Moments of each layer's training tokens, measured on the training batches if None.
     """
 
@@ -585,7 +553,7 @@ class LinearProbe(pl.LightningModule):
         self.automatic_optimization = solver == "adam"  # the solvers of full passes update the weights themselves
 
     def _scale_by(self, moments: Sequence[Moments]) -> None:
-        """Take over the layers' moments, and set the scale of each problem's neurons and its initial weights."""
+        """Set the layers' moments, the scale of each problem's neurons and its initial weights."""
         weight, self.moments = self.weight, list(moments)
         by_layer = [Scaling(layer_moments, self.penalty_space).inverse for layer_moments in self.moments]
         for i, problem in enumerate(self.problems):
@@ -602,18 +570,14 @@ class LinearProbe(pl.LightningModule):
         return (self.scaled_weight * self.inverse_scale[:, None]).detach()
 
     def by_layer(self, active: Iterable[int] | None = None) -> dict[int, list[int]]:
-        """Return the indices of each layer's problems; with `active`, only those among it."""
+        """Return the indices of each layer's problems, or only those in `active`."""
         groups: dict[int, list[int]] = {}
         for i in range(len(self.problems)) if active is None else active:
             groups.setdefault(self.problems[i].layer_index, []).append(i)
         return groups
 
     def forward(self, hidden_states: Tensor | Sequence[Tensor]) -> list[Tensor]:
-        """Return the logits of each problem, shape (n, n_classes).
-
-        Args:
-            hidden_states: Hidden states of each layer, shape (n, d_model); a single tensor stands for all layers.
-        """
+        """Return the logits of each problem, (n, n_classes), given states by layer, or for all layers, (n, d_model)."""
         states = [hidden_states] * len(self.layers) if isinstance(hidden_states, Tensor) else hidden_states
         weight = self.scaled_weight * self.inverse_scale[:, None]
         return [states[p.layer_index] @ w.T for p, w in zip(self.problems, weight, strict=True)]
@@ -621,11 +585,11 @@ class LinearProbe(pl.LightningModule):
     # --- training ---
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return Adam over the stacked parameter, or the steps of lbfgs, one a pass."""
+        """Return Adam over the stacked parameter, or the steps of lbfgs, one per pass."""
         return self.rule.optimizer()
 
     def on_train_start(self) -> None:
-        """Measure the moments of the training tokens, unless they are known, choose the dtype, and begin."""
+        """Measure the moments of the training tokens unless they are known, choose the dtype, and begin."""
         if not self.moments:
             self._scale_by(self._training_moments())
         if isinstance(self.rule, FullPasses):
@@ -633,7 +597,7 @@ class LinearProbe(pl.LightningModule):
         self.rule.begin()
 
     def _use_the_dtype_that_solves(self) -> None:
-        """Continue in float64 where a layer needs it and the device has it; in place, as optimisers know the tensor."""
+        """Continue in float64 if a layer requires it and the device has it; in place, for the optimisers' sake."""
         weakest = min(problem.penalty.l2 for problem in self.problems)
         dtype = dtype_that_solves(self.moments, weakest, cast(FullPasses, self.rule).tolerance)
         if dtype == torch.float64 and float64_device(self.device) == self.device:

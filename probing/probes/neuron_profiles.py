@@ -1,4 +1,4 @@
-"""What neurons are over the examples: their means by position, shares of the mean cosine, and those they vary with."""
+"""Profiles of neurons over the examples: means by position, correlations, cosine shares, extremes and confusions."""
 
 from __future__ import annotations
 
@@ -27,12 +27,7 @@ N_OTHERS = 5
 def profile_rows(examples: Examples, neurons: Mapping[int, Sequence[int]], n_others: int = N_OTHERS) -> list[Row]:
     """Stream the examples once for each layer, divided among ranks, and return the rows of `profiles.csv`.
 
-    Sums are of float64 numbers. Intervals are over sentences, or documents if these are what is independent.
-
-    Args:
-        examples: The examples, such as the test tokens of a run.
-        neurons: Neurons by layer.
-        n_others: Number of other neurons that are named, those of the strongest correlations.
+    Confidence intervals are over sentences, or over documents if these are the independent units.
     """
     rows: list[Row] = []
     for layer, layer_neurons in neurons.items():
@@ -51,12 +46,7 @@ def profile_rows(examples: Examples, neurons: Mapping[int, Sequence[int]], n_oth
 
 
 class _Sums:
-    """Sums of one layer.
-
-    Args:
-        examples: The examples.
-        neurons: The neurons.
-    """
+    """Sums of a layer."""
 
     def __init__(self, examples: Examples, neurons: list[int]) -> None:
         d_model = examples.store.plan.d_model
@@ -82,7 +72,7 @@ class _Sums:
         self.products += deviations[:, self.neurons].T @ deviations
 
     def all_reduce(self) -> None:
-        """All-reduce the sums of all processes."""
+        """All-reduce the sums over processes."""
         self.values = sum_over_ranks(self.values)
         self._add(self.mean.all_reduce(sum_over_ranks))
         self.mean.limits = most_over_ranks(self.mean.limits)
@@ -90,7 +80,7 @@ class _Sums:
         self.unit_sums.all_reduce(sum_over_ranks)
 
     def means(self) -> Iterator[list[Row]]:
-        """Yield each neuron's mean over all examples, and over those at each position where examples are tokens."""
+        """Yield each neuron's mean over all examples, and by position if examples are tokens."""
         tokens = self.examples.store.tokens
         sentences = tokens.sentences[self.rows]
         clusters = self.examples.cluster_of_sentence()[sentences]
@@ -105,7 +95,7 @@ class _Sums:
             yield [{**about, **_mean(values[at], clusters[at])} for about, at in groups]
 
     def correlations(self, n: int) -> Iterator[list[Row]]:
-        """Yield for each neuron the others of the strongest correlations, the strongest first; of dead ones none."""
+        """Yield for each neuron the most strongly correlated others, strongest first; none for dead neurons."""
         sd = (self.squares / max(self.mean.n, 1)).sqrt()
         dead = hardly_vary(sd, self.mean.mean.abs(), self.mean.constant)
         for neuron, products in zip(self.neurons, self.products, strict=True):
@@ -122,7 +112,7 @@ class _Sums:
             ]
 
     def cosines(self) -> Iterator[list[Row]]:
-        """Yield what each neuron contributes to the mean cosine of the examples, and its share where there is one."""
+        """Yield each neuron's contribution to the mean cosine of the examples, and its share if defined."""
         by_neuron = self.unit_sums.by_neuron()
         shares = shares_of(by_neuron, float(by_neuron.sum()))
         for neuron in self.neurons:
@@ -143,7 +133,7 @@ def _grouped(positions: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int
 
 
 def _mean(values: NDArray[np.float64], clusters: NDArray[np.int64]) -> dict[str, float]:
-    """Return the mean of values with its interval over clusters."""
+    """Return the mean of values with its confidence interval over clusters."""
     _, cluster = np.unique(clusters, return_inverse=True)
     low, high = mean_interval(np.bincount(cluster, values), np.bincount(cluster))
     return {"value": float(values.mean()), "value_low": low, "value_high": high, "n_test_tokens": len(values)}
@@ -156,10 +146,8 @@ ENDS = {"highest": 1, "lowest": -1}
 class Extremes:
     """The most extreme activations of some neurons.
 
-    Args:
-        neurons: The neurons, by layer.
-        by_end: By layer and end, the activations and the rows of their tokens in the store, both of shape (n_extremes,
-            n_neurons), the most extreme one first and of equal ones the first row.
+    `by_end` has, by layer and end, the activations and the rows of their tokens in the store, both of shape
+    (n_extremes, n_neurons), the most extreme first and for ties the first row.
     """
 
     neurons: Mapping[int, Sequence[int]]
@@ -167,13 +155,7 @@ class Extremes:
 
 
 def extremes(examples: Examples, neurons: Mapping[int, Sequence[int]], n: int) -> Extremes:
-    """Stream the examples once, divided among ranks, and return the `n` most extreme activations at each end.
-
-    Args:
-        examples: The examples.
-        neurons: Neurons by layer.
-        n: Number of examples at each end; of fewer, all are returned.
-    """
+    """Stream the examples once, divided among ranks; return the (at most) `n` most extreme activations at each end."""
     layers = list(neurons)
     empty = {
         layer: (torch.empty(0, len(numbers)), torch.empty(0, len(numbers), dtype=torch.int64))
@@ -192,13 +174,13 @@ def extremes(examples: Examples, neurons: Mapping[int, Sequence[int]], n: int) -
 
 
 def _first(values: Tensor, rows: Tensor, sign: int, n: int) -> tuple[Tensor, Tensor]:
-    """Return the first values of each column, and their rows; of equal values, the one that is given first."""
+    """Return the first values of each column, and their rows; of equal values, the first."""
     first = (sign * values).sort(dim=0, descending=True, stable=True).indices[:n]
     return values.gather(0, first), rows.gather(0, first)
 
 
 def _of_all_ranks(values: Tensor, rows: Tensor, sign: int, n: int, n_rows: int) -> tuple[Tensor, Tensor]:
-    """Return the first values that any rank has found."""
+    """Merge the first values of all ranks."""
     rank, n_ranks = rank_and_world_size()
     all_values, all_rows = values.new_zeros(n_ranks, n, values.shape[1]), rows.new_zeros(n_ranks, n, rows.shape[1])
     all_values[rank], all_rows[rank] = -sign * torch.inf, torch.iinfo(torch.int64).max  # those of no token come last
@@ -215,16 +197,7 @@ Classes = NDArray[np.int32]
 
 
 def predicted_classes(test: Examples, layers: Sequence[int], weights: Sequence[Tensor]) -> list[Classes]:
-    """Stream the test tokens once, divided among ranks, and return what each layer's probe predicts.
-
-    Args:
-        test: Test examples.
-        layers: Layer numbers.
-        weights: Weight of each layer's probe on raw hidden states, shape (n_classes, d_model).
-
-    Returns:
-        For each layer the index of the predicted class of each token, -1 where it is no example, shape (n_tokens,).
-    """
+    """Stream test tokens, divided among ranks; return each layer's predicted class indices, (n_tokens,), -1 if none."""
     classes = torch.zeros(len(layers), len(test.labels), dtype=torch.int32)
     for batch in read_share(test, layers):
         for of_layer, states, weight in zip(classes, batch.hidden_states, weights, strict=True):
@@ -233,13 +206,7 @@ def predicted_classes(test: Examples, layers: Sequence[int], weights: Sequence[T
 
 
 def class_scores(sides: Sides, layer: int, predicted: Classes) -> list[dict[str, Any]]:
-    """Return a row per class, as in `class_scores.csv`; NaN where there is nothing to measure.
-
-    Args:
-        sides: Examples and their classes; test tokens of other classes are left out.
-        layer: The layer.
-        predicted: Index of the predicted class of each test token, shape (n_tokens,).
-    """
+    """Return a row per class of `sides`, as in `class_scores.csv`; NaN where there is nothing to measure."""
     test, labels = sides.test, sides.classes.tolist()
     labelled = np.flatnonzero(test.labels >= 0)
     true, taken_for = test.labels[labelled], predicted[labelled]
@@ -271,7 +238,7 @@ def _groups(of: Classes, n_classes: int) -> list[NDArray[np.int64]]:
 
 
 def _share(name: str, right: NDArray[np.bool_], clusters: NDArray[np.int64]) -> dict[str, float]:
-    """Return the share of some tokens that are right, and its interval over their clusters."""
+    """Return the share of correct tokens, with its confidence interval over their clusters."""
     _, cluster, n_tokens = np.unique(clusters, return_inverse=True, return_counts=True)
     correct = np.bincount(cluster[right], minlength=len(n_tokens))
     low, high = accuracy_interval(correct, n_tokens) if len(right) else NO_INTERVAL
@@ -279,13 +246,7 @@ def _share(name: str, right: NDArray[np.bool_], clusters: NDArray[np.int64]) -> 
 
 
 def confusions(sides: Sides, layer: int, predicted: Classes) -> list[dict[str, Any]]:
-    """Return a row per class and predicted class that occur together, as in `confusions.csv`.
-
-    Args:
-        sides: Examples and their classes.
-        layer: The layer.
-        predicted: Index of the predicted class of each test token, shape (n_tokens,).
-    """
+    """Return a row per class and predicted class that occur together, as in `confusions.csv`."""
     labels, labelled = sides.classes.tolist(), sides.test.labels >= 0
     pairs, counts = np.unique(
         np.stack([sides.test.labels[labelled], predicted[labelled]], 1), axis=0, return_counts=True
@@ -297,7 +258,7 @@ def confusions(sides: Sides, layer: int, predicted: Classes) -> list[dict[str, A
 
 
 def positions_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return rows of `class_scores.csv` as those of `positions.csv`: the accuracy at a position is its recall."""
+    """Return rows of `class_scores.csv` as rows of `positions.csv`: the accuracy at a position is its recall."""
     names = {
         "layer": "layer", "class": "position", "recall": "accuracy", "recall_low": "accuracy_low",
         "recall_high": "accuracy_high", "n_train_tokens": "n_train_tokens", "n_test_tokens": "n_test_tokens",
@@ -306,11 +267,7 @@ def positions_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def position_line(rows: Sequence[Row]) -> str:
-    """Return a sentence with the accuracy of a layer's probe in each third of the positions, "" for too few positions.
-
-    Args:
-        rows: Rows of one layer, ordered by position.
-    """
+    """Return a sentence with a layer's accuracy in each third of the positions, "" for too few positions."""
     occupied = [row for row in rows if row["n_test_tokens"]]
     if len(occupied) < PARTS:
         return ""

@@ -1,4 +1,4 @@
-"""Compare two runs: match their neurons and measure the agreement of their rankings layer by layer."""
+"""Comparison of two runs: matched neurons, and the agreement of their rankings by layer."""
 
 from __future__ import annotations
 
@@ -41,19 +41,11 @@ PERMUTATIONS = 1999
 
 
 def match(correlation: Array, method: Method) -> NDArray[np.int64]:
-    """Return for each neuron of the first model its partner in the second, by |correlation|.
+    """Return for each neuron of the first model its partner in the second, by |correlation|, shape (d_a,); -1 for none.
 
-    `many_to_one` takes the strongest correlation (several neurons may share a partner; ties go to the lower index);
+    `many_to_one` takes the strongest correlation (several neurons may share a partner; ties go to the lower index).
     `one_to_one` takes the assignment with the highest sum (Jonker & Volgenant 1987): 0.02 s for 768 neurons, 0.06 s for
-    1024.
-
-    Args:
-        correlation: Correlations of the neurons, shape (d_a, d_b).
-        method: How partners are assigned.
-
-    Returns:
-        Shape (d_a,); -1 for neurons without a partner: dead neurons, whose correlations are 0, and in `one_to_one`
-        those that remain where the second model has fewer neurons.
+    1024. Dead neurons, whose correlations are 0, have no partner, nor have surplus neurons in `one_to_one`.
 
     Raises:
         ValueError: If a correlation is not finite.
@@ -74,18 +66,15 @@ def match(correlation: Array, method: Method) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class MatchQuality:
-    """Mean correlation of matched neurons; NaN where no neuron is matched.
+    """Mean correlation of matched neurons; NaN if no neuron is matched.
 
     Args:
         fit: Mean |correlation| on the sentences used for matching: high by selection alone.
-        test: Mean correlation on the other sentences, times its sign in the matching, so that an accidental match
-            is near 0 rather than above it.
-        chance: Mean of `test` when partners are permuted among the matched neurons; it is above 0 where all neurons
-            correlate. Where the rotation null is higher, its mean replaces it.
-        chance_low: Lower end of the interval that holds 95 of 100 such permutations.
-        chance_high: Upper end of that interval.
-        p_value: One-sided p-value: share of permutations with as large a `test`, the true one included.
-        n_matched: Number of neurons with a partner.
+        test: Mean correlation on the other sentences, times its sign in the matching, so that an accidental match is
+            near 0 rather than above it.
+        chance: Mean of `test` if partners are permuted among the matched neurons, above 0 if all neurons correlate,
+            with 95% between `chance_low` and `chance_high`. If the rotation null is higher, its mean replaces it.
+        p_value: One-sided: share of permutations, the true order included, with as large a `test`.
     """
 
     fit: float
@@ -100,10 +89,7 @@ class MatchQuality:
 def holds(partner: NDArray[np.int64], fit: Array, test: Array) -> float:
     """Return the mean correlation of matched neurons on held-out sentences, times its sign on the matching sentences.
 
-    Args:
-        partner: Result of `match`, shape (d_a,); some neurons must be matched.
-        fit: Correlations it was fitted on, shape (d_a, d_b).
-        test: Correlations on the other sentences, shape (d_a, d_b).
+    `partner` is the result of `match`, with at least one match; correlations have shape (d_a, d_b).
     """
     rows = np.flatnonzero(partner >= 0)
     columns = partner[rows]
@@ -118,16 +104,7 @@ def judge(
     permutations: int = PERMUTATIONS,
     seed: int = 0,
 ) -> MatchQuality:
-    """Return how well a match holds on sentences that were not used for it.
-
-    Args:
-        partner: Result of `match`, shape (d_a,).
-        fit: Correlations it was fitted on, shape (d_a, d_b).
-        test: Correlations on the other sentences, shape (d_a, d_b).
-        rotated: Values of `holds` for the second model in random bases (see `random_bases`).
-        permutations: Number of permutations.
-        seed: Seed of the permutations.
-    """
+    """Return the quality of a match on held-out sentences; `rotated` has values of `holds` in random bases."""
     rows = np.flatnonzero(partner >= 0)
     columns = partner[rows]
     if not len(rows):
@@ -150,12 +127,10 @@ class CrossMoments:
     """Covariances of the neurons of two models, several layers each, over the same words.
 
     Args:
-        n_words: Number of words seen.
-        within_a: Covariance of each layer of the first model, shape (n_layers_a, d_a, d_a), float64.
-        within_b: Covariance of each layer of the second model, shape (n_layers_b, d_b, d_b), float64.
+        within_a: Covariance of each layer of the first model, shape (n_layers_a, d_a, d_a), float64; `within_b`
+            likewise.
         cross: Covariance between the models, shape (n_layers_a, d_a, n_layers_b, d_b), float32.
-        mean_a: Mean of each layer of the first model, shape (n_layers_a, d_a), float64.
-        mean_b: Mean of each layer of the second model, shape (n_layers_b, d_b), float64.
+        mean_a: Mean of each layer of the first model, shape (n_layers_a, d_a), float64; `mean_b` likewise.
     """
 
     n_words: int
@@ -166,13 +141,9 @@ class CrossMoments:
     mean_b: Tensor
 
     def correlation(self, a: int, b: int, basis: Tensor | None = None) -> NDArray[np.float64]:
-        """Return the correlations of the a-th layer's neurons with the b-th's, shape (d_a, d_b); 0 for dead neurons.
+        """Return the correlations of two layers, given by index, shape (d_a, d_b); 0 for dead neurons.
 
-        Args:
-            a: Index of the layer of the first model.
-            b: Index of the layer of the second model.
-            basis: Replacement neurons of the second model, each a column of weights on its own neurons, shape
-                (d_b, n_neurons).
+        `basis`, shape (d_b, n_neurons), replaces the neurons of the second model by combinations, its columns.
         """
         cross, variance, mean = self.cross[a, :, b], self.within_b[b].diagonal(), self.mean_b[b]
         if basis is not None:
@@ -182,10 +153,10 @@ class CrossMoments:
         return (scale[0] * cross * scale[1]).clamp(-1, 1).double().numpy()
 
     def cka(self, a: int, b: int) -> float:
-        """Return the linear CKA of two layers (Kornblith et al. 2019, section 3), NaN where a layer is constant.
+        """Return the linear CKA of two layers (Kornblith et al. 2019, section 3), NaN if a layer is constant.
 
-        |C_ab|^2 / (|C_aa| |C_bb|), Frobenius norms, equals the form with centred Gram matrices of words. This
-        estimator is biased upwards: see `cka_chance`.
+        |C_ab|^2 / (|C_aa| |C_bb|), Frobenius norms, equals the form with centred Gram matrices of words. This estimator
+        is biased upwards: see `cka_chance`.
         """
         return float(
             self.cross[a, :, b].square().sum(dtype=torch.float64) / (self.within_a[a].norm() * self.within_b[b].norm())
@@ -194,23 +165,18 @@ class CrossMoments:
     def cka_chance(self, a: int, b: int) -> float:
         """Return the CKA of unrelated layers with these spectra: tr C_aa tr C_bb / ((n - 1) |C_aa| |C_bb|).
 
-        This is the mean over permutations of the words: the bias of the estimator and nothing else. Models that read
-        the same words are similar by that alone (layer 0 of the built-in model and its randomly initialised model: .44,
-        where chance is .003), so training accounts for what exceeds the randomly initialised model.
+        This is the mean over permutations of the words: only the bias of the estimator. Models that read the same words
+        are similar for that reason alone (layer 0 of the built-in model and its randomly initialised model: .44, where
+        chance is .003), so training accounts for the excess over the randomly initialised model.
         """
         traces = self.within_a[a].trace() * self.within_b[b].trace()
         return float(traces / ((self.n_words - 1) * self.within_a[a].norm() * self.within_b[b].norm()))
 
 
 class CrossMomentsAccumulator:
-    """Accumulates the covariances of two models over the same words, batch by batch.
+    """Accumulates the covariances of two models over the same words, from float32 products of `ROWS` words.
 
-    Products of `ROWS` words at a time are taken in float32. Their sum is float64 within each model, and float32 between
-    the models, where it is the largest part of the memory.
-
-    Args:
-        n_layers: Number of layers of each model.
-        d_model: Width of each model.
+    Their sum is float64 within each model, and float32 between the models, where it is the largest part of the memory.
     """
 
     def __init__(self, n_layers: tuple[int, int], d_model: tuple[int, int]) -> None:
@@ -222,7 +188,7 @@ class CrossMomentsAccumulator:
 
     @property
     def n_words(self) -> int:
-        """Number of words seen."""
+        """Number of words added."""
         return self.means[0].n
 
     def update(self, batch_a: Sequence[Tensor], batch_b: Sequence[Tensor]) -> None:
@@ -238,11 +204,7 @@ class CrossMomentsAccumulator:
             self._add(*(mean.update(words).float() for mean, words in zip(self.means, some, strict=True)))
 
     def result(self) -> CrossMoments:
-        """Return the covariances of the added words; none can be added afterwards.
-
-        Raises:
-            ValueError: If no words were added.
-        """
+        """Return the covariances of the added words, at least one; none can be added afterwards."""
         if not self.n_words:
             raise ValueError("no words to take moments of")
         n, (within_a, within_b) = self.n_words, self.within
@@ -284,17 +246,15 @@ BLOCK, BLOCK_BYTES = 256, 64 * 2**20
 
 @dataclass(frozen=True)
 class Ranked:
-    """A run's rankings, with what shows how far they depend on its test sentences.
+    """Rankings of a run, with data on their dependence on the test sentences.
 
     Args:
         label: Name in tables and figures, different for each run.
-        layers: Layer numbers.
         scores: Contribution of each neuron, shape (n_layers, d_model).
-        draws: Contributions on resampled test sentences, or documents, shape (n_layers, n_draws, d_model); None where
+        draws: Contributions on resampled test sentences, or documents, shape (n_layers, n_draws, d_model); None if
             there are too few.
-        no_signal: Which neurons are flagged `no-signal`, shape (n_layers, d_model); None if not known.
-        shuffled: Contributions by probes of shuffled labels (`probing.probes.rankings`), needed only where
-            neurons are compared by index; shape (n_layers, n_draws, d_model).
+        no_signal: Which neurons are flagged `no-signal`, shape (n_layers, d_model); None if unknown.
+        shuffled: Contributions by probes of shuffled labels, of the shape of `draws`, if neurons are compared by index.
         n_blocks: Number of blocks of the model; None if the last of `layers` is the model's last.
     """
 
@@ -320,14 +280,8 @@ class Ranked:
 def rank_on_clusters(label: str, weight: Tensor, test: Examples, layers: Sequence[int], seed: int) -> Ranked:
     """Score the neurons of each layer by their mean contribution, on the test part and on resampled parts of it.
 
-    Resampled are sentences, or documents where the run's intervals are over these.
-
-    Args:
-        label: Name of the run.
-        weight: Weights of the probes, shape (n_layers, n_classes, d_model).
-        test: Test examples.
-        layers: Layer numbers, in the order of `weight`.
-        seed: Seed of the resampling; runs with equally many test sentences, or documents, resample the same ones.
+    Sentences are resampled, or documents if the run's confidence intervals are over documents; runs with equally many
+    and the same seed resample the same ones. `weight` has shape (n_layers, n_classes, d_model).
     """
     cluster = test.cluster_of_sentence()
     clusters = np.unique(cluster[test.sentences()])
@@ -346,13 +300,7 @@ def rank_on_clusters(label: str, weight: Tensor, test: Examples, layers: Sequenc
 
 @dataclass(frozen=True)
 class Readings:
-    """A model's activations on the sentences that neurons are matched on.
-
-    Args:
-        store: The activations.
-        tokens: Token table of the same sentences, with words that do not depend on the tokenizer.
-        layers: Layer numbers.
-    """
+    """Activations of a model on the sentences for matching, and tokens with words independent of the tokenizer."""
 
     store: ActivationStore
     tokens: Tokens
@@ -378,7 +326,7 @@ class Readings:
 
 
 def cross_moments(a: Readings, b: Readings) -> tuple[CrossMoments, CrossMoments]:
-    """Return the covariances of the neurons of two models over words of the even sentences, and of the odd ones.
+    """Return the covariances of the neurons of two models over words of the even sentences, and of the odd sentences.
 
     Raises:
         UserError: If one half of the sentences has no word in common, or the covariances do not fit in memory.
@@ -413,13 +361,11 @@ def _shared_words(a: Readings, b: Readings) -> Iterator[tuple[NDArray[np.int64],
 
 @dataclass(frozen=True)
 class RunPair:
-    """What two runs have in common.
+    """Rows of `agreement.csv` for two runs.
 
     Args:
-        rows: Rows of `agreement.csv`.
-        partners: Partner of each neuron, for each pair of layers, -1 for none, shape (n_layers_a, n_layers_b, d_a).
-        related: Whether neurons of the same index correlate more than by chance in some layer; None where the models
-            differ in width.
+        partners: Partner of each neuron, by pair of layers, shape (n_layers_a, n_layers_b, d_a), -1 for none.
+        related: Whether neurons of the same index correlate more than by chance in some layer; None if widths differ.
     """
 
     rows: list[dict[str, Any]]
@@ -439,15 +385,8 @@ def compare_pair(
 ) -> RunPair:
     """Match the neurons of every pair of layers on one half of the sentences, and compare their rankings.
 
-    Args:
-        a: One run.
-        b: The other.
-        moments: Covariances over words of the sentences used for matching, and of those used to judge the match.
-        matching: By index, for models that share a lineage, or by correlation.
-        assignment: One to one, or many to one.
-        k: Size of the top.
-        seed: Seed of the permutations.
-        rotation_null: The second run in random bases: chance agreement of neurons matched by correlation.
+    `moments` are of the sentences for matching, and of the sentences for judging the match. Neurons are matched by
+    index if the models share a lineage, or by correlation; the second run in random bases then gives chance agreement.
     """
     fit, test = moments
     shape = (len(a.layers), len(b.layers))
@@ -490,7 +429,7 @@ def _by_chance(
     assignment: Method,
     rotation_null: RotationNull | None,
 ) -> tuple[list[tuple[Array, Array]], list[float]]:
-    """Match a layer's neurons with those of each random basis; return the pairs of scorings and the match qualities."""
+    """Match a layer's neurons with each random basis; return the pairs of scorings and the match qualities."""
     scorings: list[tuple[Array, Array]] = []
     qualities: list[float] = []
     if rotation_null is None:
@@ -549,7 +488,7 @@ def _row(statistic: Agreement) -> dict[str, Any]:
 
 
 def _no_signal(a: Ranked, b: Ranked, layer_indices: tuple[int, int], partner: NDArray[np.int64]) -> dict[str, int]:
-    """Return how many matched neurons have no signal in at least one run, if that is known of both."""
+    """Return the number of matched neurons without signal in at least one run; empty if unknown for a run."""
     if a.no_signal is None or b.no_signal is None:
         return {}
     matched = np.flatnonzero(partner >= 0)
@@ -558,13 +497,7 @@ def _no_signal(a: Ranked, b: Ranked, layer_indices: tuple[int, int], partner: ND
 
 
 def _correct(rows: Sequence[dict[str, Any]], nulls: Mapping[str, Array]) -> None:
-    """Add p-values corrected over the pairs of layers, each statistic by itself.
-
-    Args:
-        rows: Rows of all pairs of layers.
-        nulls: Values under shuffled labels by statistic, in the order of its rows, shape (2, n_draws, n_rows); other
-            statistics are corrected by Holm's method.
-    """
+    """Add p-values corrected over the pairs of layers by statistic: by `nulls`, (2, n_draws, n_rows), or Holm."""
     for statistic in {row["statistic"] for row in rows}:
         statistic_rows = [row for row in rows if row["statistic"] == statistic and "p_uncorrected" in row]
         if statistic in nulls:
@@ -576,7 +509,7 @@ def _correct(rows: Sequence[dict[str, Any]], nulls: Mapping[str, Array]) -> None
 
 
 def _related(a: Ranked, b: Ranked, moments: tuple[CrossMoments, CrossMoments], seed: int) -> bool:
-    """Whether the models share a lineage: neurons of the same index correlate in some pair of layers."""
+    """Return whether the models share a lineage: neurons of the same index correlate in some pair of layers."""
     fit, test = moments
     index = np.arange(a.d_model)
     for i, j in np.ndindex(len(a.layers), len(b.layers)):

@@ -1,4 +1,4 @@
-"""Ways to rank the neurons of a layer: each is a function from the data of a layer to a ranking."""
+"""Methods that rank the neurons of a layer: functions from the data of a layer to a ranking."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ from probing.statistics.moments import ClassMoments, ClassMomentsAccumulator, Mo
 
 
 def neuron_contributions(weight: Tensor, hidden_states: Tensor) -> Tensor:
-    """Split each logit of a probe without an intercept into one signed term per neuron.
+    """Split each logit of a probe without an intercept into a signed term per neuron, in logit units.
+
+    The sum over the last axis is the logit of the weight centred over classes.
 
     Args:
         weight: Probe weight, shape (n_classes, d_model).
-        hidden_states: Activations of one layer, shape (n_tokens, d_model).
+        hidden_states: Activations of a layer, shape (n_tokens, d_model).
 
     Returns:
-        Shape (n_tokens, n_classes, d_model), in logit units; the sum over the last axis is the
-        logit of the weight centred over classes.
+        Shape (n_tokens, n_classes, d_model).
 
     Raises:
-        ValueError: If the two disagree about d_model; the message shows both shapes.
+        ValueError: If the arguments differ in d_model.
     """
     if weight.shape[-1] != hidden_states.shape[-1]:
         raise ValueError(
@@ -54,13 +55,12 @@ def neuron_contributions(weight: Tensor, hidden_states: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ClassMagnitudes:
-    """How large each neuron is on the tokens of each class; mean contributions need no other statistic.
+    """Sums of neuron magnitudes by class, which suffice for mean contributions.
 
     Args:
         counts: Tokens of each class, shape (n_classes,), float64.
         magnitude: Sum over the class's tokens of |v|, shape (n_classes, d_model), float64.
-        deviation: Sum over the class's tokens of |v - mean|, where the mean is taken over the training tokens; shape
-            (n_classes, d_model), float64.
+        deviation: Sum over the class's tokens of |v - mean|, with the mean over the training tokens, of the same shape.
     """
 
     counts: Tensor
@@ -69,12 +69,7 @@ class ClassMagnitudes:
 
 
 class MagnitudeAccumulator:
-    """Accumulate class magnitudes from batches of one layer; no tensor of (n_tokens, n_classes, d_model) is made.
-
-    Args:
-        mean: Mean of each neuron over the training tokens, shape (d_model,).
-        n_classes: Number of classes.
-    """
+    """Accumulates class magnitudes without a tensor of (n_tokens, n_classes, d_model), given the training mean."""
 
     def __init__(self, mean: Tensor, n_classes: int) -> None:
         self.mean = mean
@@ -91,11 +86,7 @@ class MagnitudeAccumulator:
         self.deviation.index_add_(0, classes, (states - self.mean).abs_())
 
     def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
-        """All-reduce the sums over processes.
-
-        Args:
-            sum_over_ranks: Returns the sum of a tensor over all processes.
-        """
+        """All-reduce the sums; `sum_over_ranks` returns the sum of a tensor over processes."""
         self.counts = sum_over_ranks(self.counts)
         self.magnitude, self.deviation = sum_over_ranks(self.magnitude), sum_over_ranks(self.deviation)
 
@@ -109,11 +100,8 @@ def class_magnitudes(
 ) -> list[ClassMagnitudes]:
     """Stream examples, divided among ranks, and return the class magnitudes of each layer.
 
-    Args:
-        examples: The examples.
-        layers: Layer numbers.
-        means: Mean of each layer's neurons over the training tokens, shape (d_model,).
-        n_classes: Number of classes; None where numbers are predicted, of which a probe has one logit, the prediction.
+    `means` are over the training tokens. `n_classes` None means numbers, whose probe has a single logit, the
+    prediction.
     """
     accumulators = [MagnitudeAccumulator(mean, n_classes or 1) for mean in means]
     for batch in read_share(examples, layers):
@@ -126,14 +114,9 @@ def class_magnitudes(
 
 
 def class_contributions(weight: Tensor, sums: ClassMagnitudes) -> Tensor:
-    """Return the mean of |W[c, i] * v[i]| over the tokens of each class c; it is 0 for a class without tokens.
+    """Return the mean of |W[c, i] * v[i]| over the tokens of each class c; 0 for a class without tokens.
 
-    Args:
-        weight: Probe weight, shape (n_classes, d_model).
-        sums: Class magnitudes of the same layer.
-
-    Returns:
-        Shape (n_classes, d_model), in logit units, float64.
+    Weight and result have shape (n_classes, d_model); the result is in logit units, float64.
     """
     return centre_over_classes(weight.double()).abs() * sums.magnitude / sums.counts.clamp(min=1)[:, None]
 
@@ -141,27 +124,22 @@ def class_contributions(weight: Tensor, sums: ClassMagnitudes) -> Tensor:
 def mean_contribution(weight: Tensor, sums: ClassMagnitudes, centred: bool = False) -> Tensor:
     """Return the mean over tokens of |W[y, i] * v[i]|, y the token's true class (Luo et al. 2021, section 3.3).
 
+    The result has shape (d_model,), in logit units, float64.
+
     Args:
         weight: Probe weight, shape (n_classes, d_model).
         sums: Class magnitudes of the same layer.
         centred: Use v[i] - mean(v[i]) instead of v[i].
-
-    Returns:
-        Shape (d_model,), in logit units, float64.
     """
     size = sums.deviation if centred else sums.magnitude
     return (centre_over_classes(weight.double()).abs() * size).sum(0) / sums.counts.sum().clamp(min=1)
 
 
 def sentence_contributions(weight: Tensor, hidden_states: Tensor, labels: Tensor, rows: Tensor, out: Tensor) -> None:
-    """Add to each sentence's row the sum over its tokens of |W[y, i] * v[i]|.
+    """Add to each sentence's row of `out`, (n_sentences, d_model), the sum over its tokens of |W[y, i] * v[i]|.
 
-    Args:
-        weight: Probe weight, shape (n_classes, d_model).
-        hidden_states: Activations of the tokens, shape (n, d_model).
-        labels: Class of each token, shape (n,).
-        rows: Row of `out` that belongs to each token's sentence, shape (n,).
-        out: The sums, shape (n_sentences, d_model), float64; changed in place.
+    `weight` has shape (n_classes, d_model), `hidden_states` (n, d_model), `labels` and `rows` (each token's row of
+    `out`) (n,). `out` is float64.
     """
     sizes = centre_over_classes(weight.double()).abs()
     out.index_add_(0, rows, sizes[labels] * hidden_states.double().abs())
@@ -172,14 +150,7 @@ MOST = 20
 
 
 def class_rows(layer: int, weight: Tensor, sums: ClassMagnitudes, classes: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return a row per class and neuron among its first `MOST`, as in `classes.csv`; classes without tokens have none.
-
-    Args:
-        layer: Layer number.
-        weight: Probe weight on raw hidden states, shape (n_classes, d_model).
-        sums: Class magnitudes of the test tokens.
-        classes: The label of each class.
-    """
+    """Return a row per class with tokens and neuron among its first `MOST`, as in `classes.csv`."""
     contribution, centred = class_contributions(weight, sums), centre_over_classes(weight.double())
     totals, n_tokens = contribution.sum(1).tolist(), sums.counts.int().tolist()
     return [
@@ -196,17 +167,11 @@ def class_rows(layer: int, weight: Tensor, sums: ClassMagnitudes, classes: Seque
 
 
 def control_task_shares(draws: Sequence[Sides], fits: Sequence[Sequence[LayerFit]]) -> list[Tensor]:
-    """Return each neuron's share of the contributions to probes of a control task, the mean over its draws.
+    """Return each neuron's share of the contributions to probes of a control task, averaged over draws, by layer.
 
-    A neuron whose share is as large there as in the probe of the task itself tells words apart rather than classes: of
-    accuracy, that is the selectivity of Hewitt & Liang (2019).
-
-    Args:
-        draws: Examples with the labels of each draw, of the same tokens.
-        fits: The probe of each layer, for each draw.
-
-    Returns:
-        For each layer a tensor of shape (d_model,), float64.
+    Shares have shape (d_model,), float64. A neuron whose share is as large there as in the probe of the task
+    distinguishes words rather than classes: for accuracy, this is the selectivity of Hewitt & Liang (2019). Draws have
+    the same tokens.
     """
     labels = [torch.from_numpy(sides.test.labels).long() for sides in draws]
     by_layer = []
@@ -236,12 +201,7 @@ TOLERANCE, MAX_PASSES = 1e-2, 20
 
 @dataclass(frozen=True)
 class Entries:
-    """The step of the path at which each neuron enters.
-
-    Args:
-        l1: The strongest penalty at which some weight of the neuron is not 0, or 0 if there is none, shape (d_model,).
-        norm: Norm over classes of the neuron's weights at that step, shape (d_model,).
-    """
+    """Strongest l1 at which some weight of each neuron is not 0 (0 if none), and the norm of the weights there."""
 
     l1: Tensor
     norm: Tensor
@@ -250,15 +210,7 @@ class Entries:
 def minimise(
     states: Tensor, labels: Tensor, start: Tensor, penalty: Penalty, preconditioner: Preconditioner
 ) -> Solution:
-    """Train a probe on tokens held in memory.
-
-    Args:
-        states: Activations in the space where weights are penalised, shape (n, d_model).
-        labels: Class of each token, shape (n,).
-        start: Initial weights, shape (n_classes, d_model).
-        penalty: Penalty of the weights.
-        preconditioner: Preconditioner made from the states.
-    """
+    """Train a probe on tokens in memory; states (n, d_model) are scaled, and the preconditioner belongs to them."""
     solver, n = lbfgs(start, penalty, preconditioner, TOLERANCE), len(labels)
     point = next(solver)
     for n_passes in range(MAX_PASSES + 1):
@@ -275,14 +227,8 @@ def minimise(
 def entries(states: Tensor, labels: Tensor, n_classes: int, l2: float) -> Entries:
     """Follow the elastic-net path (Zou & Hastie 2005; for neurons Dalvi et al. 2019) from no neurons upwards.
 
-    Each step starts from the weights of the step before. A neuron enters as soon as it has a weight
-    for any class, and keeps its place in the order even if its weights return to 0 later.
-
-    Args:
-        states: Activations in the space where weights are penalised, shape (n, d_model), float32.
-        labels: Class of each token, shape (n,).
-        n_classes: Number of classes.
-        l2: Strength of the squared l2 penalty, the same along the whole path.
+    Each step starts from the weights of the previous step. A neuron enters as soon as it has a weight for any class,
+    and does not lose its place if its weights return to 0 later. States, (n, d_model), are scaled as for the penalty.
     """
     n, d_model = states.shape
     preconditioner = Preconditioner((states.T @ states).double() / n)
@@ -307,19 +253,13 @@ MOST_TRAIN, MOST_VALIDATION = 50_000, 8_192
 
 @dataclass(frozen=True)
 class LayerData:
-    """Everything that the methods use of a layer.
+    """Inputs of the ranking methods for a layer.
 
     Args:
-        layer: Layer number.
         weight: Weight of the layer's probe on raw hidden states, shape (n_classes, d_model).
-        penalty: Penalty of that probe.
-        scaling: The scaling of the layer's neurons under that penalty.
         classes: Moments of the training tokens by class.
-        magnitudes: Class magnitudes of the test tokens, by their true class.
-        predicted: Class magnitudes of the test tokens, by the class that the probe predicts.
-        train: Training tokens, or a sample of them.
-        validation: Validation tokens, or a sample of them.
-        seed: Seed of every random draw.
+        magnitudes: Class magnitudes of the test tokens, by true class; `predicted` by predicted class.
+        train: Training tokens, or a sample of them; `validation` likewise.
     """
 
     layer: int
@@ -340,12 +280,12 @@ class LayerData:
 
     @property
     def live(self) -> list[int]:
-        """Indices of the neurons that are not dead, ascending; every method but `random` ranks dead neurons last."""
+        """Indices of live neurons, ascending; every method but `random` ranks dead neurons last."""
         return (~self.moments.dead).nonzero().squeeze(1).tolist()
 
     @property
     def standardised_weight(self) -> Tensor:
-        """Weight of each neuron once it is divided by its sd, centred over classes, shape (n_classes, d_model)."""
+        """Weight on neurons divided by their sd, centred over classes, shape (n_classes, d_model)."""
         return centre_over_classes(self.weight.double()) * self.moments.sd
 
     def standardise(self, values: Tensor) -> Tensor:
@@ -353,7 +293,7 @@ class LayerData:
         return torch.where(self.moments.dead, 0.0, values / self.moments.sd)
 
     def draw(self, n_neurons: int, draw: int) -> list[int]:
-        """Return randomly drawn neurons, ascending; each number `draw` gives an independent draw."""
+        """Return randomly drawn neurons, ascending; each `draw` gives an independent draw."""
         generator = np.random.default_rng([self.seed, self.layer, draw])
         return sorted(generator.permutation(len(self.moments.sd))[:n_neurons].tolist())
 
@@ -361,16 +301,7 @@ class LayerData:
 def read_layer(
     layer: int, weight: Tensor, penalty: Penalty, penalty_space: PenaltySpace, sides: Sides, seed: int
 ) -> LayerData:
-    """Stream a layer's training tokens twice and its test tokens once, and return the layer's data.
-
-    Args:
-        layer: Layer number.
-        weight: Weight of the layer's probe on raw hidden states, shape (n_classes, d_model).
-        penalty: Penalty of that probe.
-        penalty_space: Space in which that probe's weights are penalised.
-        sides: Examples and their classes.
-        seed: Seed of every random draw.
-    """
+    """Stream a layer's training, validation and test tokens, and return the layer's data."""
     (moments,) = layer_moments(sides.train, [layer])
     classes = ClassMomentsAccumulator(weight.shape[1], len(weight))
     for batch in read(sides.train, [layer]):
@@ -390,12 +321,7 @@ def read_layer(
 
 @dataclass(frozen=True)
 class Ranking:
-    """A ranking of all neurons of a layer.
-
-    Args:
-        order: Neuron indices from the first to the last, shape (d_model,).
-        score: Score of each neuron, by which it is ranked, shape (d_model,).
-    """
+    """Neuron indices in the order of a ranking, shape (d_model,), and the score of each neuron."""
 
     order: Tensor
     score: Tensor
@@ -436,10 +362,9 @@ def weight(data: LayerData) -> Ranking:
 def weight_mass(data: LayerData) -> Ranking:
     """Rank by the share of the weights' mass at which a neuron enters (Dalvi et al. 2019, as in NeuroX).
 
-    For each class, the top neurons at p percent are the fewest that hold p percent of the sum of the
-    class's absolute weights. As p goes from 1 to 100, a neuron enters with the first class that has it
-    in its top. Neurons that enter together are ordered by their mean weight. The score is the share of
-    the mass that is not yet reached, 1 - p / 100.
+    For each class, the top neurons at p percent are the fewest with p percent of the sum of the class's absolute
+    weights. As p goes from 1 to 100, a neuron enters with the first class that has it in its top. Neurons that enter
+    together are ordered by their mean weight. The score is the remaining share of the mass, 1 - p / 100.
     """
     sizes = data.standardised_weight.abs()
     largest_first = sizes.sort(dim=1, descending=True, stable=True)
@@ -451,10 +376,7 @@ def weight_mass(data: LayerData) -> Ranking:
 
 
 def elastic_net_path(data: LayerData) -> Ranking:
-    """Rank by the l1 penalty at which a neuron enters; those of one step by the norm of their weights.
-
-    The score is that penalty; it is 0 for neurons that never enter.
-    """
+    """Rank by the l1 penalty at which a neuron enters (0 if it never does), ties by the norm of its weights."""
     states = data.scaling.features(data.train.hidden_states)
     entered = entries(states, data.train.labels, len(data.weight), data.penalty.l2)
     return by_score(entered.l1, ties=torch.where(data.moments.dead, -1.0, entered.norm))
@@ -488,8 +410,8 @@ def anova(data: LayerData) -> Ranking:
 def gaussian_selection(data: LayerData) -> Ranking:
     """Rank by greedy selection with a Gaussian probe on validation tokens (Torroba Hennigen et al. 2020).
 
-    The first 50 neurons stand in the order of their selection, the others by the information that they would
-    add to these. The score is the information in bits that a neuron adds at its step.
+    The first 50 neurons are in the order of their selection, the others by the information that they would add to
+    these. The score is the information in bits that a neuron adds at its step.
     """
     states, labels = data.validation
     # The covariance's shrinkage is chosen for probes of this size, on random neurons so that no ranking is favoured.
@@ -537,9 +459,9 @@ NULL_GAIN_SHARE = 0.03
 
 
 def shuffled_among_types(sides: Sides, n_draws: int, seed: int) -> list[Sides]:
-    """Give the labels of each word type to another type of similar frequency; return the sides of each of `n_draws`.
+    """Assign the labels of each word type to another type of similar frequency; return the sides of each of `n_draws`.
 
-    A type has the same labels on all sides, so a probe that memorises words is also right about those of the test side.
+    A type has the same labels on all sides, so a probe that memorises words also predicts the test side.
     """
     parts = (sides.train, sides.validation, sides.test)
     rows = [np.flatnonzero(part.labels >= 0) for part in parts]
@@ -568,18 +490,7 @@ def null_rankings(
     n_draws: int,
     seed: int,
 ) -> NDArray[np.float64]:
-    """Rank the neurons of each layer by probes of shuffled labels, trained and tested like the run's own probes.
-
-    Args:
-        sides: Examples of the run, with their true labels.
-        layers: Layer numbers.
-        training: How the run's probes were trained.
-        n_draws: Number of times the labels are shuffled; a draw is the same for all layers.
-        seed: Seed of all draws.
-
-    Returns:
-        Mean contribution of each neuron, shape (n_layers, n_draws, d_model).
-    """
+    """Return contributions by probes of shuffled labels, trained as the run's, (n_layers, n_draws, d_model)."""
     draws = shuffled_among_types(sides, n_draws, seed)
     scores = np.zeros((len(layers), n_draws, sides.train.store.plan.d_model))
     for layer_scores, layer in zip(scores, layers, strict=True):
@@ -589,7 +500,7 @@ def null_rankings(
 
 
 def _fits(sides: Sides, draws: Sequence[Sides], layer: int, training: Training) -> list[LayerFit]:
-    """Return a probe for each draw: all trained in one stack, except for Adam, which trains one after the other."""
+    """Return a probe for each draw: all trained in one stack, except for Adam, which trains them in sequence."""
     what = f"layer {layer} under shuffled labels"
     if isinstance(training.solver, Adam):  # Adam stops short of the optimum, so null rankings must too
         fits = (train_probes(draw, [layer], training.for_controls(), what) for draw in draws)

@@ -1,4 +1,4 @@
-"""What a probe loses without neurons: without one (estimated for all, measured for some), and without many."""
+"""Losses of a probe without neurons: without a single neuron (estimated or measured), and without many."""
 
 from __future__ import annotations
 
@@ -47,20 +47,12 @@ def _inverse_curvature(scaling: Scaling, l2: float, n_classes: int) -> Tensor:
 
 
 def unique(weight: Tensor, scaling: Scaling, l2: float) -> Tensor:
-    """Estimate, up to a factor, how much the objective increases without each neuron, from the curvature alone.
+    """Estimate the increase of the objective without each neuron from the curvature, up to a factor, shape (d_model,).
 
     |U_i|^2 / (2 K [(C + 2 l2 K)^-1]_ii), where U is the scaled weight centred over the K classes: the second-order
-    estimate of LeCun et al. (1990) and Hassibi & Stork (1993) in which every class has the curvature 1 / K of a
+    estimate of LeCun et al. (1990) and Hassibi & Stork (1993), in which every class has the curvature 1 / K of a
     uniform guess. It orders neurons nearly as retraining does but is several times too large: use its rank, not its
-    size.
-
-    Args:
-        weight: Probe weight on raw hidden states, shape (n_classes, d_model).
-        scaling: The scaling of the layer's neurons.
-        l2: Strength of the squared l2 penalty.
-
-    Returns:
-        Shape (d_model,), float64; 0 for dead neurons.
+    size. Dead neurons have 0. `weight` is on raw hidden states, shape (n_classes, d_model).
     """
     inverse = _inverse_curvature(scaling, l2, len(weight))
     scaled = scaling.scaled_weight(centre_over_classes(weight.double()))
@@ -68,19 +60,11 @@ def unique(weight: Tensor, scaling: Scaling, l2: float) -> Tensor:
 
 
 def weights_without(weight: Tensor, neurons: Sequence[int], scaling: Scaling, l2: float) -> list[Tensor]:
-    """Return for each removed neuron an initial weight of the other neurons, close to their optimum.
+    """Return for each removed neuron an initial weight of the others, (n_classes, d_model), close to their optimum.
 
-    The other neurons take over what they predict linearly of the removed one: where v_i is about the sum of b_j v_j,
-    their weights grow by W_i b_j. This is only a start for the training, which it shortens by a third.
-
-    Args:
-        weight: Probe weight on raw hidden states, shape (n_classes, d_model).
-        neurons: Neurons that are removed, one at a time.
-        scaling: The scaling of the layer's neurons.
-        l2: Strength of the squared l2 penalty.
-
-    Returns:
-        A tensor for each removed neuron, shape (n_classes, d_model), float32; its column of that neuron is 0.
+    The other neurons take over the part of the removed neuron that they predict linearly: if v_i is about the sum of
+    b_j v_j, their weights grow by W_i b_j. The column of v_i is 0. This is only a start for the training, which it
+    shortens by a third. Neurons are removed one at a time.
     """
     inverse = _inverse_curvature(scaling, l2, len(weight))
     scaled = scaling.scaled_weight(weight.double())
@@ -95,30 +79,13 @@ def weights_without(weight: Tensor, neurons: Sequence[int], scaling: Scaling, l2
 def without_by_class(
     weight: Tensor, neurons: Sequence[int], scaling: Scaling, curvature: ClassCurvature
 ) -> list[Tensor]:
-    """Return initial weights as `without` does, closer to the optimum: each class is adjusted by its own curvature.
-
-    Args:
-        weight: Probe weight on raw hidden states, shape (n_classes, d_model).
-        neurons: Neurons that are removed, one at a time.
-        scaling: The scaling of the layer's neurons.
-        curvature: Curvature of the objective at the finished probe.
-
-    Returns:
-        A tensor for each removed neuron, shape (n_classes, d_model), float32; its column of that neuron is 0.
-    """
+    """Return initial weights as `weights_without`, closer to the optimum: by the curvature of each class."""
     scaled, others = scaling.scaled_weight(weight.to(curvature.inverse)), torch.arange(weight.shape[1])
     return [scaling.raw_weight(curvature.within(others != i).without(scaled)).float() for i in neurons]
 
 
 def matched(top: Sequence[int], others: Sequence[int], sd: Tensor, seed: int) -> list[int]:
-    """Return for each top neuron another neuron of similar sd, drawn from the ten that are nearest in sd.
-
-    Args:
-        top: Neurons at the top.
-        others: Neurons to draw from; each is drawn at most once.
-        sd: Standard deviations of all neurons, shape (d_model,).
-        seed: Seed of the draw.
-    """
+    """Return for each top neuron another neuron, drawn at most once from the ten nearest in sd."""
     generator, remaining, drawn = np.random.default_rng(seed), list(others), []
     for neuron in top[: len(remaining)]:
         near = sorted(remaining, key=lambda i: (abs(float(sd[i] - sd[neuron])), i))[:10]
@@ -132,14 +99,13 @@ Outcome = Literal["seen", "negligible", "unresolved"]
 
 @dataclass(frozen=True)
 class AblationEffect:
-    """How much the test cross-entropy increases when the probe is retrained without a neuron.
+    """Increase of the test cross-entropy if the probe is retrained without a neuron, negative if it improves.
 
     Args:
-        value: Increase of the mean test cross-entropy, in nats; negative where the probe improves without the neuron.
-        low: Lower end of its 95% interval, from differences paired by test sentence, and widened by the distance that
-            both probes may have from their optima; NaN where there are too few sentences.
-        high: Upper end of that interval.
-        p: Two-sided p-value of no effect: 1 minus the highest level at which the interval leaves out 0; NaN without it.
+        value: Increase of the mean test cross-entropy, in nats.
+        low: Lower end of its 95% confidence interval, from differences paired by test sentence, widened by the possible
+            distance of both probes from their optima; NaN if there are too few sentences.
+        p: Two-sided p-value of no effect: 1 minus the highest level at which the interval excludes 0.
     """
 
     value: float
@@ -158,14 +124,13 @@ class AblationEffect:
 def ablation_effect(
     with_it: NDArray[np.float64], without_it: NDArray[np.float64], n_tokens: NDArray[np.int64], shift: float
 ) -> AblationEffect:
-    """Return the increase of the test cross-entropy without a neuron, paired by sentence.
+    """Return the increase of the test cross-entropy without a neuron, paired by sentence or document.
 
     Args:
-        with_it: Cross-entropy of each test sentence or document under the probe with the neuron, summed over its
-            tokens, in nats, shape (n,).
-        without_it: The same under the probe without the neuron.
-        n_tokens: Number of test tokens of each, shape (n,); those with none are ignored.
-        shift: Bound on the error of the difference that comes from both probes' distances to their optima, in nats.
+        with_it: Cross-entropy of each sentence under the probe with the neuron, summed over its tokens, in nats, shape
+            (n,).
+        n_tokens: Number of test tokens of each, shape (n,); those without tokens are ignored.
+        shift: Bound on the error of the difference due to both probes' distances to their optima, in nats.
     """
     difference = without_it - with_it
     low, high = mean_interval(difference, n_tokens)
@@ -177,17 +142,12 @@ def ablation_effect(
 
 
 def corrected(effects: Mapping[int, AblationEffect]) -> dict[int, float]:
-    """Return the p-value of each removed neuron, corrected for all that were removed in the layer."""
+    """Return the p-value of each removed neuron, corrected (Holm) for all removed neurons of the layer."""
     return dict(zip(effects, holm([effect.p for effect in effects.values()]), strict=True))
 
 
 def with_corrected(rows: Sequence[dict[str, Any]], effects: Mapping[int, AblationEffect]) -> list[dict[str, Any]]:
-    """Add the column `removed_p` to the table of a layer; it is empty for neurons that were not removed.
-
-    Args:
-        rows: Rows of the table.
-        effects: Effect of removing a neuron, by neuron.
-    """
+    """Add the column `removed_p` to the table of a layer; it is empty for neurons that were not removed."""
     p = corrected(effects)
     return [{**row, "removed_p": p.get(row["neuron"])} if effects else row for row in rows]
 
@@ -205,18 +165,10 @@ def usable_information(
 ) -> list[dict[str, Any]]:
     """Train probes under each condition and return a row per layer and condition.
 
-    Args:
-        sides: Examples and their classes.
-        rankings: All neurons of each layer, the first of the ranking in front, by layer number.
-        n_top: Number of first neurons that are kept or removed.
-        training: Training options.
-        seed: Seed of the random neurons and of the shuffled labels.
-
-    Returns:
-        Rows with `INFORMATION_COLUMNS`. `n_removed` counts neurons, or directions where labels are erased;
-        `constant_cross_entropy` is that of predicting the classes' shares in training; `information` is what the
-        probe saves over it, with its interval over test sentences; `share` is its ratio to the information of all
-        neurons (NaN where these have none).
+    `n_removed` counts neurons, or directions if labels are erased; `constant_cross_entropy` belongs to the prediction
+    of the classes' shares in training; `information` is the saving of the probe over it, with its confidence interval
+    over test sentences; `share` is its ratio to the information of all neurons (NaN if these have none). `rankings` has
+    all neurons of each layer, the best first.
 
     Raises:
         ValueError: If `n_top` is not between 1 and half the neurons: as many random ones are drawn from the others.
@@ -260,14 +212,9 @@ def _rest(neurons: Mapping[int, Sequence[int]], d_model: int) -> dict[int, list[
 
 
 def cross_entropy_by_sentence(test: Examples, fits: Sequence[LayerFit]) -> NDArray[np.float64]:
-    """Return for each probe the sum of its cross-entropy over the examples of each sentence, in nats.
+    """Return the cross-entropy of each probe, summed over examples by sentence of the corpus, in nats.
 
-    Args:
-        test: Examples with the activations that the probes read, of any side.
-        fits: Probes of different layers.
-
-    Returns:
-        Shape (n_fits, n_sentences), for all sentences of the corpus.
+    The shape is (n_fits, n_sentences). The probes are of different layers.
     """
     sums = torch.zeros(len(fits), test.store.tokens.n_sentences, dtype=torch.float64)
     for batch in read(test, [fit.layer for fit in fits]):
@@ -278,13 +225,7 @@ def cross_entropy_by_sentence(test: Examples, fits: Sequence[LayerFit]) -> NDArr
 
 
 def _information(sides: Sides, fit: LayerFit, loss: NDArray[np.float64]) -> dict[str, Any]:
-    """Return accuracy and information with their intervals over test sentences.
-
-    Args:
-        sides: Examples and their classes.
-        fit: The probe.
-        loss: Sum of its cross-entropy over each sentence, shape (n_sentences,).
-    """
+    """Return accuracy and information with their confidence intervals, given the cross-entropy of each sentence."""
     test, counts = sides.test, sides.train.counts(len(sides.classes))
     labelled = test.labels >= 0
     labels, n_tokens = test.labels[labelled], test.clusters(test.tokens_by_sentence())
@@ -313,8 +254,8 @@ PENALTIES = {"more": 1, "less": -1}
 def bootstrap(train: Examples, n_replicates: int, seed: int) -> Tensor:
     """Return how often each sentence of the corpus is drawn in each replicate, shape (n_replicates, n_sentences).
 
-    As many training sentences are drawn as there are, with replacement (Efron 1979); whole sentences, or documents if
-    intervals are over these, since the tokens of one are not independent.
+    As many training sentences are drawn as there are, with replacement (Efron 1979), or documents if confidence
+    intervals are over documents, since the tokens of a unit are not independent.
     """
     of_sentence = train.cluster_of_sentence()
     clusters = np.unique(of_sentence[train.sentences()])
@@ -334,13 +275,7 @@ def replicate_problems(n_layers: int, penalty: Penalty, draws: Tensor) -> list[P
 def penalty_problems(
     n_layers: int, penalty: Penalty, starts: Mapping[str, Sequence[Tensor] | None] | None = None
 ) -> list[Problem]:
-    """Return a problem for each layer and each other penalty; the problems of a layer are consecutive.
-
-    Args:
-        n_layers: Number of layers.
-        penalty: The penalty of the finished probes.
-        starts: Initial weights of each layer's probe under each of `PENALTIES`, where they are known.
-    """
+    """Return a problem for each layer and each other penalty, by layer, with initial weights if known."""
     known = starts or {}
     others = {name: Penalty(penalty.l1 * 10.0**n, penalty.l2 * 10.0**n) for name, n in PENALTIES.items()}
     pairs = itertools.product(range(n_layers), others.items())
@@ -352,12 +287,11 @@ def penalty_problems(
 
 @dataclass(frozen=True)
 class Stability:
-    """How stable a layer's ranking is over bootstraps.
+    """Stability of a layer's ranking over bootstraps.
 
-    Args:
-        rank_low: Best rank of each neuron over the probe itself and its replicates, shape (d_model,).
-        rank_high: Worst rank of each neuron over the same; the two are a range of stability, not a confidence interval.
-        bootstrap_overlap: Share of the first 20 neurons that two replicates have in common, averaged over all pairs.
+    `rank_low` and `rank_high` are the best and worst rank of each neuron over the probe and its replicates, shape
+    (d_model,), a range and not a confidence interval; `bootstrap_overlap` is the mean share of the first 20 neurons
+    that two replicates have in common.
     """
 
     rank_low: NDArray[np.int64]
@@ -366,15 +300,11 @@ class Stability:
 
 
 def stability_of(scores: NDArray[np.float64], replicates: NDArray[np.float64]) -> Stability:
-    """Return how stable a ranking is over bootstraps of the training sentences.
+    """Return the stability of a ranking, (d_model,), over two or more bootstraps, (n_replicates, d_model).
 
     The range of ranks includes the ranking itself. A replicate is trained on about 63% of the sentences, some of them
     several times, so it does not scatter around the full probe: it fits noisier data, which moves some neurons up and
     others down in every replicate. The range of the replicates alone often excludes the rank that it describes.
-
-    Args:
-        scores: Scores of the probe's own ranking, shape (d_model,).
-        replicates: Scores in each of two or more replicates, shape (n_replicates, d_model).
     """
     ranks = shared_ranks(np.concatenate([scores[None], replicates]))
     replicate_ranks, k = neuron_ranks(replicates), min(TOP_OF_BOOTSTRAPS, len(scores))
@@ -383,12 +313,7 @@ def stability_of(scores: NDArray[np.float64], replicates: NDArray[np.float64]) -
 
 
 def penalty_stability(scores: NDArray[np.float64], others: NDArray[np.float64]) -> dict[str, float]:
-    """Return how far a ranking agrees with those under more and under less penalty, as columns of `accuracy.csv`.
-
-    Args:
-        scores: Scores of the probe's own ranking, shape (d_model,).
-        others: Scores under each of `PENALTIES`, in their order, shape (2, d_model).
-    """
+    """Return the agreement with rankings under more and less penalty (in this order), as columns of `accuracy.csv`."""
     columns: dict[str, float] = {}
     k = min(TOP_OF_PENALTIES, len(scores))
     for name, other in zip(PENALTIES, others, strict=True):

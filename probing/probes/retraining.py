@@ -1,4 +1,4 @@
-"""Evidence that needs further training: how stable a ranking is, and what removing its first neurons costs."""
+"""Evidence from further training: stability of a ranking, and losses without its first neurons."""
 
 from __future__ import annotations
 
@@ -71,15 +71,7 @@ SAMPLES = 16
 class Retraining:
     """Retrains finished probes with small changes.
 
-    Where the probes have an intercept, all of this is of neurons and a constant; evidence is of the neurons alone.
-
-    Args:
-        sides: Examples and their classes.
-        layers: Layer numbers.
-        fits: The finished probes.
-        training: The training options of the finished probes.
-        seed: Seed of the bootstraps and of the matched neurons.
-        starts: Initial weights of each layer's probe under each of `PENALTIES`, where they are known.
+    If the probes have an intercept, all of this is about neurons and a constant; evidence is about the neurons only.
     """
 
     sides: Sides
@@ -95,19 +87,17 @@ class Retraining:
         return train_variants(self.sides, self.layers, self.fits, problems, roughly, what, test)
 
     def of_layer(self, layer_index: int) -> Retraining:
-        """Return the retraining of one layer, given its index, so that no other layer is read."""
+        """Return the retraining of a layer, given its index, so that no other layer is read."""
         starts = {name: [weights[layer_index]] for name, weights in self.starts.items() if weights}
         return replace(self, layers=[self.layers[layer_index]], fits=[self.fits[layer_index]], starts=starts)
 
 
 @dataclass(frozen=True)
 class LocalCurvature:
-    """What is known near the optimum of one layer's finished probe.
+    """Local models near the optimum of a layer's finished probe.
 
-    Args:
-        readout: A local model of the mean test cross-entropy as a function of the weight on raw hidden states.
-        curvature: The objective's curvature in the space where weights are penalised; None where the blocks of so many
-            classes would be too large.
+    `readout` models the mean test cross-entropy as a function of the raw weight; `curvature` of the objective is in the
+    space of the penalty, or None if the blocks of so many classes would be too large.
     """
 
     readout: OptimumValue
@@ -117,7 +107,7 @@ class LocalCurvature:
 def add_retraining_evidence(
     evidence: Sequence[Evidence], retraining: Retraining, n_replicates: int, removals: bool
 ) -> tuple[list[Evidence], Tensor | None]:
-    """Add to each layer's evidence what was asked for; return it with the replicates' weights, None without them."""
+    """Add the requested evidence to each layer; return it with the replicates' weights, None without replicates."""
     extended, weights = list(evidence), []
     for i, layer_evidence in enumerate(evidence if n_replicates or removals else ()):
         # One layer after the other, since the curvature of a single layer may take a gigabyte.
@@ -137,16 +127,9 @@ def add_retraining_evidence(
 def with_replicates(
     evidence: Sequence[Evidence], retraining: Retraining, n_replicates: int
 ) -> tuple[list[Evidence], Tensor]:
-    """Add the stability of each layer's ranking over bootstraps of the training sentences.
+    """Add the stability of rankings over at least 2 bootstraps; also return the replicates' raw weights.
 
-    Args:
-        evidence: Evidence of each layer.
-        retraining: Retraining of the finished probes.
-        n_replicates: Number of bootstraps, at least 2.
-
-    Returns:
-        The evidence, and the replicates' weights on raw hidden states, shape (n_replicates, n_layers, n_classes,
-        d_model).
+    Weights have shape (n_replicates, n_layers, n_classes, d_model).
     """
     extended, weight = add_retraining_evidence(evidence, retraining, n_replicates, removals=False)
     assert weight is not None
@@ -154,10 +137,7 @@ def with_replicates(
 
 
 def with_removals(evidence: Sequence[Evidence], retraining: Retraining) -> list[Evidence]:
-    """Add the loss without each neuron: estimated for all, measured for the first and for matched neurons.
-
-    Also add the stability of each layer's ranking under more and under less penalty.
-    """
+    """Add losses without each neuron, estimated for all and measured for some, and stability under other penalties."""
     layers = (retraining.of_layer(i) for i in range(len(evidence)))
     return [
         _with_removals(layer_evidence, layer_retraining, local_curvature(layer_retraining))
@@ -168,7 +148,7 @@ def with_removals(evidence: Sequence[Evidence], retraining: Retraining) -> list[
 def _with_replicates(
     evidence: Evidence, retraining: Retraining, n_replicates: int, near: LocalCurvature
 ) -> tuple[Evidence, Tensor]:
-    """Do for one layer what `with_replicates` does; its weights have the shape (n_replicates, n_classes, d_model)."""
+    """Add replicates for a layer, as `with_replicates`; weights have shape (n_replicates, n_classes, d_model)."""
     (fit,), (layer,) = retraining.fits, retraining.layers
     draws = bootstrap(retraining.sides.train, n_replicates, retraining.seed)
     problems = _preconditioned(replicate_problems(1, retraining.training.penalty, draws), near)
@@ -178,7 +158,7 @@ def _with_replicates(
 
 
 def _with_removals(evidence: Evidence, retraining: Retraining, near: LocalCurvature) -> Evidence:
-    """Do for one layer what `with_removals` does."""
+    """Add removals for a layer, as `with_removals`."""
     (fit,), (layer,), penalty = retraining.fits, retraining.layers, retraining.training.penalty
     others = _preconditioned(penalty_problems(1, penalty, retraining.starts), near)
     changed = _scores_of(retraining.train(f"layer {layer}: other penalties", others), evidence)
@@ -196,8 +176,8 @@ def _with_removals(evidence: Evidence, retraining: Retraining, near: LocalCurvat
 def _preconditioned(problems: Sequence[Problem], near: LocalCurvature) -> list[Problem]:
     """Return the problems with the curvature near the layer's finished probe, which reduces their passes to a third.
 
-    The curvature includes the penalty of the finished probe, also for problems with another penalty. This costs them
-    some passes, but less time than another inverse.
+    It includes the penalty of the finished probe, also for problems with another penalty: this costs them some passes,
+    but less time than another inverse.
     """
     # With an l1 penalty, most weights leave or enter zero on the way, and the curvature is restricted to the others.
     return [problem if problem.penalty.l1 else replace(problem, curvature=near.curvature) for problem in problems]
@@ -234,16 +214,9 @@ def with_intercept_probes(evidence: Sequence[Evidence], retraining: Retraining) 
 
 
 def _start_with_intercept(weight: Tensor, scaling: Scaling) -> Tensor:
-    """Return an initial weight of the probe with an intercept, with the logits of the probe without one.
+    """Return an initial weight on scaled neurons and the constant, (n_classes, d_model + 1), with the same logits.
 
     Only neurons with a mean far from 0 differ: they start at 0, and their means go into the intercept.
-
-    Args:
-        weight: Weight of the probe without intercept on raw hidden states, shape (n_classes, d_model).
-        scaling: The scaling of the layer's neurons.
-
-    Returns:
-        Weight on scaled neurons and the constant, shape (n_classes, d_model + 1).
     """
     intercept = weight.double() @ scaling.moments.mean / CONSTANT
     scaled = torch.where(is_far(scaling.moments), 0.0, scaling.scaled_weight(weight.double()))
@@ -253,7 +226,7 @@ def _start_with_intercept(weight: Tensor, scaling: Scaling) -> Tensor:
 def _ablation_effects(
     retraining: Retraining, evidence: Evidence, scores: Tensor, near: LocalCurvature
 ) -> tuple[dict[int, AblationEffect], list[int]]:
-    """Retrain one layer's probe without each of its first neurons and without each of as many matched neurons."""
+    """Retrain a layer's probe without each of its first neurons and without each of as many matched neurons."""
     (fit,), training, sides = retraining.fits, retraining.training, retraining.sides
     live = [n for n in order(scores).tolist() if not evidence.moments.dead[n]]
     top = live[: min(REMOVED, len(live) // 2)]
@@ -286,12 +259,7 @@ def _ablation_effects(
 
 
 def _resolutions(retraining: Retraining, starts: Sequence[Tensor]) -> list[float]:
-    """Return how near each probe without a neuron must come to its test cross-entropy at the optimum, in nats.
-
-    Args:
-        retraining: Retraining of one layer.
-        starts: Initial weights of each such probe; the interval of the effect at these is about that at the optimum.
-    """
+    """Return the required precision in nats of test cross-entropies without a neuron, from the effects at `starts`."""
     (fit,), (layer,), test = retraining.fits, retraining.layers, retraining.sides.test
     with_all, *others = _test_losses(test, layer, [fit.weight, *starts])
     n_tokens = test.clusters(test.tokens_by_sentence())
@@ -315,13 +283,13 @@ def _test_losses(test: Examples, layer: int, weights: Sequence[Tensor]) -> NDArr
 
 
 def _pays(retraining: Retraining, n_replicates: int) -> bool:
-    """Return whether curvature that only bootstraps use takes less time than the passes that it saves them."""
+    """Return whether computing the curvature only for bootstraps takes less time than the passes that it saves."""
     (fit,) = retraining.fits
     return cost_in_passes(retraining.sides.train.n_tokens, fit.weight.shape[1]) < SAVED * n_replicates
 
 
 def local_curvature(retraining: Retraining, with_curvature: bool = True) -> LocalCurvature:
-    """Stream one layer's tokens, divided among ranks, and return test cross-entropy and curvature near its probe."""
+    """Stream a layer's tokens, divided among ranks, and return test cross-entropy and curvature near its probe."""
     (fit,), (layer,), sides, training = retraining.fits, retraining.layers, retraining.sides, retraining.training
     weight = fit.weight.to(dtype_that_solves([fit.moments], training.penalty.l2, training.solver.tolerance))
     n_classes, d_model = weight.shape

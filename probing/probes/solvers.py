@@ -1,4 +1,4 @@
-"""Softmax probes without an intercept: objective, gradient and curvature, and solvers of a stack of problems."""
+"""Softmax probes without an intercept: objective, gradient, curvature, and solvers of a stack of problems."""
 
 from __future__ import annotations
 
@@ -30,12 +30,10 @@ LEAST_LOG_P = -40.0
 
 
 def centre_over_classes(weight: Tensor) -> Tensor:
-    """Subtract from each neuron's weights their mean over classes: the softmax stays and the weight is identifiable.
+    """Subtract from each neuron's weights, shape (..., n_classes, d_model), their mean over classes.
 
-    A single row is the weight of a probe of numbers, which is identifiable as it is.
-
-    Args:
-        weight: Probe weight, shape (..., n_classes, d_model).
+    The softmax stays the same and the weight becomes identifiable. A single row, the weight of a probe of numbers, is
+    identifiable and stays unchanged.
     """
     if weight.shape[-2] == 1:
         return weight
@@ -46,10 +44,10 @@ class Sums(NamedTuple):
     """Sums over the examples of a batch, for each stacked problem.
 
     Args:
-        cross_entropy: Cross-entropy in nats, shape (n_problems,), float64, on the device that holds float64.
+        cross_entropy: In nats, shape (n_problems,), float64, on the device that supports float64.
         gradient: Gradient with respect to the weight, shape (n_problems, n_classes, d_model).
         class_covariance: Sum of diag(p) - p p', shape (n_problems, n_classes, n_classes), estimated on the first
-            examples of each block; shape (n_problems, 0, 0) without curvature.
+            examples of each block; (n_problems, 0, 0) without curvature.
     """
 
     cross_entropy: Tensor
@@ -64,13 +62,7 @@ class Workspace:
         self.buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Return a tensor of a shape, whose values are those that it was last left with.
-
-        Args:
-            name: What it is for; a tensor is valid until its name is taken again.
-            shape: Its shape.
-            like: A tensor of the same dtype on the same device.
-        """
+        """Return a tensor of a shape with arbitrary values, like `like`, valid until its name is taken again."""
         size, buffer = math.prod(shape), self.buffers.get(name)
         if buffer is None or buffer.numel() < size or buffer.dtype != like.dtype or buffer.device != like.device:
             buffer = self.buffers[name] = like.new_empty(size)
@@ -90,11 +82,10 @@ def cross_entropy_sums(
     Args:
         weight: Weights of each problem, shape (n_problems, n_classes, d_model).
         hidden_states: Hidden states of the tokens, shape (n_tokens, d_model).
-        labels: Class of each token, -1 for tokens to ignore, shape (n_tokens,); or classes for each problem, shape
-            (n_problems, n_tokens), where -1 must be at the same tokens in all problems.
+        labels: Class of each token, -1 for tokens to ignore, shape (n_tokens,); or for each problem, shape (n_problems,
+            n_tokens), where -1 must be at the same tokens in all problems.
         counts: How often each token counts in each problem, shape (n_problems, n_tokens); once if None.
-        with_curvature: Whether the class covariance is computed; it is empty otherwise.
-        workspace: Memory that is used again where many batches are summed.
+        workspace: Memory to reuse if many batches are summed.
     """
     n_problems, n_classes, d_model = weight.shape
     rows = ((labels if labels.dim() == 1 else labels[0]) >= 0).nonzero().squeeze(1)
@@ -149,7 +140,7 @@ def _add_block(
 
 
 def _n_sampled(n_tokens: int, n_classes: int, d_model: int) -> int:
-    """Return from how many of a block's tokens the class covariance is estimated."""
+    """Return the number of a block's tokens from which the class covariance is estimated."""
     affordable = int(QUARTER * n_tokens * d_model / n_classes)
     return min(n_tokens, SAMPLED, max(affordable, LEAST_SAMPLED))
 
@@ -160,19 +151,13 @@ FLOAT32_NOISE = 5e-18
 
 
 def dtype_that_solves(moments: Sequence[Moments], l2: float, tolerance: float) -> torch.dtype:
-    """Return the dtype in which probes reach a tolerance: float64 where the mean of their neurons is too far from 0.
-
-    Args:
-        moments: Moments of the training tokens of each layer.
-        l2: The weakest penalty of the probes, in units of standard deviations.
-        tolerance: Distance to the optimum that is to be reached, in nats.
-    """
+    """Return float64 if the mean of neurons is too far from 0 to reach a tolerance (nats) in float32, else float32."""
     reached = max((FLOAT32_NOISE * distance(layer_moments) ** 4 / l2 for layer_moments in moments), default=0.0)
     return torch.float64 if reached > tolerance else torch.float32
 
 
 def distance(moments: Moments) -> float:
-    """Return the distance between the mean of a layer's live neurons and 0, each in its standard deviations."""
+    """Return the distance of the mean of a layer's live neurons from 0, in units of their standard deviations."""
     return float(torch.where(moments.dead, 0.0, moments.mean / moments.sd).norm())
 
 
@@ -189,21 +174,19 @@ COST = 5.0
 
 
 def cost_in_passes(n_tokens: int, d_model: int) -> float:
-    """Return how many passes of one problem over the tokens take as long as to measure and to invert the blocks."""
+    """Return the time to measure and invert the blocks, in passes of a single problem over the tokens."""
     return COST * d_model**2 / n_tokens
 
 
 def fits(n_classes: int, d_model: int) -> bool:
-    """Return whether the blocks of all classes need at most `MOST_BYTES`."""
+    """Return whether the blocks of all classes require at most `MOST_BYTES`."""
     return 4 * n_classes * d_model**2 <= MOST_BYTES
 
 
 class ClassCurvature:
-    """The inverse of the objective's block-diagonal Hessian, with one block per class; a preconditioner.
+    """The inverse of the objective's block-diagonal Hessian, (n_classes, d_model, d_model); a preconditioner.
 
-    Args:
-        inverse: Inverse of each class's block, shape (n_classes, d_model, d_model).
-        removed: Neurons that the probe does not use, left out of every block; shape (n_removed,).
+    `removed` neurons, which the probe does not use, are left out of every block.
     """
 
     # Whether it is the same at every point.
@@ -222,14 +205,11 @@ class ClassCurvature:
         return ClassCurvature(self.inverse, (neurons == 0).nonzero().squeeze(1))
 
     def without(self, weight: Tensor) -> Tensor:
-        """Return the nearest weights, in the metric of the curvature, that do not use the removed neurons.
+        """Return the nearest scaled weights, in the metric of the curvature, that do not use the removed neurons.
 
         This is the second-order step of LeCun et al. (1990) and Hassibi & Stork (1993): the other neurons take over the
         part of the removed neurons that they predict. Softmax ignores a vector added to all classes, so weights are
         centred over classes.
-
-        Args:
-            weight: Scaled weights, shape (n_classes, d_model).
         """
         if len(self.removed):
             share = torch.linalg.solve(self.columns[:, self.removed], weight[:, self.removed, None])
@@ -247,15 +227,7 @@ class ClassCurvature:
 
 
 def steps(curvatures: Sequence[ClassCurvature], gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Apply each curvature to its gradient; blocks that several share are read from memory once.
-
-    Args:
-        curvatures: The curvature of each problem.
-        gradients: The gradient of each, shape (n_classes, d_model).
-
-    Returns:
-        What `ClassCurvature.at` makes of each, shape (n_classes, d_model).
-    """
+    """Apply each curvature to its gradient, shape (n_classes, d_model); shared blocks are read from memory once."""
     shared: dict[int, list[int]] = {}
     for i, curvature in enumerate(curvatures):
         shared.setdefault(curvature.inverse.data_ptr(), []).append(i)
@@ -269,14 +241,9 @@ def steps(curvatures: Sequence[ClassCurvature], gradients: Sequence[Tensor]) -> 
 class ClassCurvatureAccumulator:
     """Estimates the sum over tokens of p_k (1 - p_k) h h' for each class k by sampling tokens.
 
-    A token with a weight p_k (1 - p_k) of at least the threshold is always taken. A token with a smaller weight is
-    drawn with probability weight / threshold, and then gets the weight of the threshold, so that the estimate is
-    unbiased (threshold sampling: Duffield, Lund & Thorup 2005).
-
-    Args:
-        weight: Weights of the probe on raw hidden states, shape (n_classes, d_model).
-        thresholds: Threshold of each class, shape (n_classes,); 0 takes all tokens.
-        seed: Seed of the draws.
+    A token with a weight p_k (1 - p_k) of at least the threshold of the class is always taken. A token with a smaller
+    weight is drawn with probability weight / threshold, and then gets the weight of the threshold, so that the estimate
+    is unbiased (threshold sampling: Duffield, Lund & Thorup 2005). A threshold of 0 takes all tokens.
     """
 
     def __init__(self, weight: Tensor, thresholds: Tensor, seed: int) -> None:
@@ -297,24 +264,18 @@ class ClassCurvatureAccumulator:
             add_product(block, (states * times.index_select(0, rows)[:, None]).T, states)
 
     def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
-        """All-reduce the sums of all ranks."""
+        """All-reduce the sums over ranks."""
         self.blocks = sum_over_ranks(self.blocks)
 
     def result(self, scaling: Scaling, n_tokens: int, l2: float) -> ClassCurvature:
-        """Return the curvature in the space of the penalty, which takes the place of the sums in memory.
-
-        Args:
-            scaling: The scaling of the layer's neurons.
-            n_tokens: Number of tokens added.
-            l2: Strength of the penalty.
-        """
+        """Return the curvature in the space of the penalty, which overwrites the sums in memory."""
         for block in self.blocks:
             block.copy_(_inverse(scaling.products(block / n_tokens), l2))
         return ClassCurvature(self.blocks)
 
 
 def _inverse(block: Tensor, l2: float) -> Tensor:
-    """Return the inverse of a class's block and the penalty's 2 l2, computed in float64, in the block's dtype."""
+    """Return the inverse of a class's block plus the penalty's 2 l2, computed in float64, in the block's dtype."""
     wide = block.double() + 2 * l2 * torch.eye(len(block), dtype=torch.float64)
     factor, failed = torch.linalg.cholesky_ex(wide)
     # The penalty may be less than the rounding error of a block that few tokens are in.
@@ -348,13 +309,9 @@ ROWS = 4096
 
 
 class Visited(NamedTuple):
-    """A point on a solver's way.
+    """A point on the path of a solver: its optimality gap in nats, its number of passes, and its Gini impurity.
 
-    Args:
-        gap: Optimality gap there, in nats.
-        n_passes: Number of passes that it took to get there.
-        impurity: Gini impurity of what is predicted there, the mean over tokens of 1 - sum of p_k^2: the trace of the
-            class covariance.
+    The impurity is the mean over tokens of 1 - sum of p_k^2: the trace of the class covariance.
     """
 
     gap: float
@@ -363,15 +320,7 @@ class Visited(NamedTuple):
 
 
 def remaining_passes(points: Sequence[Visited], tolerance: float) -> float:
-    """Return how many passes are left to the tolerance, if the gap goes on falling as it did at the last points.
-
-    Args:
-        points: The points on the way.
-        tolerance: The gap at which the problem is solved, in nats.
-
-    Returns:
-        Infinite where the gap did not fall; NaN where there are too few points to judge by.
-    """
+    """Return the passes left at the last rate; infinite if the gap did not fall, NaN for too few points."""
     if len(points) <= JUDGED_BY or not math.isfinite(points[-1 - JUDGED_BY].gap):
         return math.nan
     before, last = points[-1 - JUDGED_BY], points[-1]
@@ -380,7 +329,7 @@ def remaining_passes(points: Sequence[Visited], tolerance: float) -> float:
 
 
 def is_near(points: Sequence[Visited]) -> bool:
-    """Return whether the curvature at the last of some points is about that at the optimum."""
+    """Return whether the curvature at the last of some points is about the curvature at the optimum."""
     last = points[-1]
     if last.gap <= NEAR or len(points) <= JUDGED_BY:
         return last.gap <= NEAR
@@ -390,12 +339,7 @@ def is_near(points: Sequence[Visited]) -> bool:
 
 
 class MidwayCurvature:
-    """Decides which problems' curvature is measured, and measures it.
-
-    Args:
-        n_problems: Number of problems of the stack.
-        tolerance: Optimality gap at which they are solved, in nats.
-    """
+    """Decides which problems' curvature is measured, and measures it."""
 
     def __init__(self, n_problems: int, tolerance: float) -> None:
         self.tolerance = tolerance
@@ -405,14 +349,7 @@ class MidwayCurvature:
         self.known: set[int] = set()
 
     def asks(self, problem: int, point: Visited, shape: torch.Size, n_tokens: int) -> bool:
-        """Record a point on a problem's way, and return whether measuring the curvature there would save time.
-
-        Args:
-            problem: Index of the problem.
-            point: The point.
-            shape: Shape of its weights, (n_classes, d_model).
-            n_tokens: Number of training tokens.
-        """
+        """Record a point of a problem, and return whether measuring the curvature there would save time."""
         points = self.visited[problem]
         points.append(point)
         if problem in self.known or point.gap <= FAR * self.tolerance or not is_near(points) or n_tokens < LEAST_TOKENS:
@@ -423,40 +360,19 @@ class MidwayCurvature:
         return remaining_passes(points, self.tolerance) > AFTER + cost_in_passes(n_tokens, shape[1])
 
     def begin(self, problem: int, weight: Tensor, class_covariance: Tensor, n_tokens: int) -> None:
-        """Prepare the sums of a problem, which the next pass takes.
-
-        Args:
-            problem: Index of the problem.
-            weight: Its weights on raw hidden states, shape (n_classes, d_model).
-            class_covariance: Mean over tokens of diag(p) - p p' there, shape (n_classes, n_classes).
-            n_tokens: Number of training tokens.
-        """
+        """Prepare the sums of a problem at raw weights (n_classes, d_model) for the next pass."""
         thresholds = class_covariance.diagonal().float() * (n_tokens / (SAMPLES * weight.shape[1]))
         self.sums[problem] = ClassCurvatureAccumulator(weight, thresholds, seed=0)
 
     def update(self, problem: int, hidden_states: Tensor, labels: Tensor) -> None:
-        """Add a batch's examples to a problem's sums.
-
-        Args:
-            problem: Index of the problem.
-            hidden_states: Hidden states of its layer, shape (n, d_model).
-            labels: Class of each row, -1 for rows that are not examples, shape (n,).
-        """
+        """Add a batch of hidden states, shape (n, d_model), to a problem's sums; rows labelled -1 are ignored."""
         for rows in (labels >= 0).nonzero().squeeze(1).split(ROWS):
             self.sums[problem].update(hidden_states.index_select(0, rows))
 
     def end(
         self, problem: int, sum_over_ranks: Callable[[Tensor], Tensor], scaling: Scaling, n_tokens: int, l2: float
     ) -> ClassCurvature:
-        """End the pass and return a problem's curvature.
-
-        Args:
-            problem: Index of the problem.
-            sum_over_ranks: All-reduces a tensor.
-            scaling: The scaling of the layer's neurons.
-            n_tokens: Number of training tokens.
-            l2: Strength of the problem's penalty.
-        """
+        """End the pass and return a problem's curvature."""
         sums = self.sums.pop(problem)
         sums.all_reduce(sum_over_ranks)
         self.known.add(problem)
@@ -472,7 +388,7 @@ LONGEST = 20  # pairs; 10 cost up to 15% more passes on the built-in model, 30 s
 
 
 class _Visit(NamedTuple):
-    """A point, the gradient there, and the gradient preconditioned, if the preconditioner is the same everywhere."""
+    """A point, its gradient, and the preconditioned gradient if the preconditioner is constant."""
 
     point: Tensor
     gradient: Tensor
@@ -480,13 +396,7 @@ class _Visit(NamedTuple):
 
 
 class _Pairs(NamedTuple):
-    """Steps s, changes y of the gradient along them, and their products.
-
-    Args:
-        steps: Shape (n, n_weights), in any order.
-        changes: Shape (n, n_weights).
-        products: s_i'y_j, shape (n, n), float64, on the processor.
-    """
+    """Steps s and changes y of the gradient along them, both (n, n_weights), and products s_i'y_j, (n, n)."""
 
     steps: Tensor
     changes: Tensor
@@ -494,11 +404,10 @@ class _Pairs(NamedTuple):
 
 
 class History:
-    """The last pairs of a step and the change of the gradient along it, and the inverse Hessian that they give.
+    """The last pairs of a step and the change of the gradient along it, and the resulting inverse Hessian.
 
-    A preconditioner that is the same at every point is linear and fixed, so it is applied only once to each gradient,
-    and the results are stored. The preconditioned difference of a gradient and some changes is then the difference of
-    stored results.
+    A constant preconditioner is linear and fixed, so it is applied only once to each gradient, and the results are
+    stored: the preconditioned difference of a gradient and some changes is the difference of stored results.
     """
 
     def __init__(self) -> None:
@@ -509,12 +418,10 @@ class History:
         self.last: _Visit | None = None
 
     def visit(self, point: Tensor, gradient: Tensor, preconditioned: Tensor | None) -> None:
-        """Add the pair of the last point and this one, unless rounding left no curvature between them.
+        """Add the pair of the last point and this point, unless rounding left no curvature between them.
 
-        Args:
-            point: The point, shape (n_classes, d_model).
-            gradient: Gradient of the smooth part of the objective there.
-            preconditioned: What the preconditioner makes of it, if it is the same at every point; else None.
+        `gradient` is of the smooth part of the objective; it is also given preconditioned if the preconditioner is
+        constant.
         """
         last, self.last = self.last, _Visit(point, gradient, preconditioned)
         if last is None:
@@ -535,11 +442,7 @@ class History:
         self.products[row, row] = curvature
 
     def precondition(self, precondition: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None) -> None:
-        """Exchange the preconditioner for one that is the same at every point; None if it is not to be remembered.
-
-        Args:
-            precondition: Applies it to several gradients at once, so that large blocks are read from memory once.
-        """
+        """Replace the constant preconditioner, which is applied to several gradients at once; None if it varies."""
         if self.last is None:
             return
         if precondition is None:
@@ -554,12 +457,9 @@ class History:
     def inverse_hessian(
         self, gradient: Tensor, initial: Callable[[Tensor], Tensor], free: Tensor | None = None
     ) -> Tensor:
-        """Apply the inverse Hessian given by the pairs and the preconditioner, within the subspace of some weights.
+        """Apply the inverse Hessian given by the pairs and the preconditioner `initial` to a subgradient.
 
-        Args:
-            gradient: The objective's subgradient at the last point, shape (n_classes, d_model).
-            initial: Applies the preconditioner.
-            free: 1 for the weights of the subspace and 0 for others, shape (n_classes, d_model); all weights if None.
+        `free` is 1 for the weights of a subspace and 0 for others, shape (n_classes, d_model); all weights if None.
         """
         preconditioned = None if self.last is None or free is not None else self.last.preconditioned
         rows, pairs = self._curved(free)
@@ -583,11 +483,7 @@ class History:
         return (result + _sum(weights, rows, pairs.steps)).view_as(gradient)
 
     def _curved(self, free: Tensor | None) -> tuple[list[int], _Pairs]:
-        """Return the rows of the pairs, the oldest first, and the pairs; their products are in the order of the rows.
-
-        Args:
-            free: As of `inverse_hessian`; pairs without curvature in that subspace are left out.
-        """
+        """Return the rows of the pairs with curvature in the subspace, oldest first, and the pairs."""
         n, rows = len(self.rows), self.rows
         steps, changes, products = self.steps[:n], self.changes[:n], self.products
         if rows and free is not None:
@@ -598,13 +494,7 @@ class History:
 
 
 def _sum(weights: Tensor, rows: list[int], vectors: Tensor) -> Tensor:
-    """Return the sum of weighted vectors.
-
-    Args:
-        weights: Weight of some vectors, shape (n_rows,), float64.
-        rows: Their rows.
-        vectors: Shape (n, n_weights).
-    """
+    """Return the sum of the vectors of some rows, weighted by float64 weights, shape (n_weights,)."""
     of_all = torch.zeros(len(vectors), dtype=torch.float64)
     of_all[rows] = weights
     return of_all.to(vectors.dtype).to(vectors.device) @ vectors
@@ -630,15 +520,13 @@ VALUE_NOISE = 1e-7
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The mean cross-entropy over the training tokens at one point, and its derivatives.
+    """The mean cross-entropy over the training tokens at a point, in nats, and its derivatives.
 
     Args:
-        value: Mean cross-entropy in nats.
         gradient: Gradient with respect to the scaled weights, shape (n_classes, d_model).
         class_covariance: Mean over tokens of diag(p) - p p', the curvature in the logits, shape (n_classes, n_classes).
-        curvature: Curvature at this point, which replaces the preconditioner from here on; None to keep it.
-        preconditioned: What the preconditioner makes of the objective's subgradient, where that is known already, shape
-            (n_classes, d_model).
+        curvature: Curvature at this point, which replaces the preconditioner from here on; None for no replacement.
+        preconditioned: The preconditioned subgradient of the objective, shape (n_classes, d_model), if already known.
     """
 
     value: float
@@ -650,13 +538,11 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Solution:
-    """The point at which a solver stopped.
+    """The point at which a solver stopped: scaled weights, shape (n_classes, d_model).
 
     Args:
-        point: Scaled weights, shape (n_classes, d_model).
         objective: Cross-entropy plus penalty, in nats.
         optimality_gap: Upper bound on the objective's distance to its minimum, in nats.
-        n_passes: Number of evaluations used.
         converged: Whether the gap is within the tolerance, or the readout is near enough to its value at the optimum.
         shift: Estimated distance of the readout from its value at the optimum, in its unit; NaN without a readout.
     """
@@ -686,7 +572,7 @@ class Penalty:
         return squares + self.l1 * float(wide.abs().sum()) if self.l1 else squares
 
     def of(self, point: Tensor) -> Tensor:
-        """Return the penalty in nats as a scalar tensor through which gradients flow."""
+        """Return the penalty in nats as a differentiable scalar tensor."""
         return self.l1 * point.abs().sum() + self.l2 * point.square().sum()
 
     def subgradient(self, point: Tensor, gradient: Tensor) -> Tensor:
@@ -703,10 +589,9 @@ class Penalty:
     def optimality_gap(self, point: Tensor, gradient: Tensor) -> float:
         """Bound the objective's distance to its minimum by the Fenchel duality gap, in nats.
 
-        With the data term's gradient G at U as the dual point, the gap is the sum over weights of
-        G U + l1 |U| + l2 U^2 + max(|G| - l1, 0)^2 / (4 l2), in which every term is at least 0.
-        Without l1 it is |G + 2 l2 U|^2 / (4 l2), the bound from strong convexity. The bound holds
-        at every point, and needs no further pass over the data.
+        With the data term's gradient G at U as the dual point, the gap is the sum over weights of G U + l1 |U| + l2 U^2
+        + max(|G| - l1, 0)^2 / (4 l2), in which every term is at least 0. Without l1 it is |G + 2 l2 U|^2 / (4 l2), the
+        bound from strong convexity. The bound is valid at every point without a further pass.
         """
         u, g = to_float64(point), to_float64(gradient)
         if not self.l1:
@@ -717,14 +602,14 @@ class Penalty:
 
 @dataclass(frozen=True)
 class OptimumValue:
-    """A function of the weights, such as the test cross-entropy, whose value at the optimum is wanted.
+    """A function of the weights, such as the test cross-entropy, whose value at the optimum is required.
 
-    Near the optimum, a gap of D in the objective shifts the function by c sqrt(2 D). Because of the root, the function
-    can still be far from its final value when the objective is not. By the Cauchy-Schwarz inequality, c is at most the
-    length of the function's gradient t in the metric of the inverse Hessian B. That bound is 60 to 100 times too large,
-    because t is nearly orthogonal to the remaining steps B g. So c is measured: it is the largest
-    |t' B g| / sqrt(g' B g) of all points visited, where D = g' B g / 2 is the Newton decrement, and at least three
-    times the value for a random direction in as many dimensions.
+    Near the optimum, a gap of D in the objective shifts the function by c sqrt(2 D), so the function can still be far
+    from its final value when the objective is not. By the Cauchy-Schwarz inequality, c is at most the length of the
+    function's gradient t in the metric of the inverse Hessian B. That bound is 60 to 100 times too large, because t is
+    nearly orthogonal to the remaining steps B g. So c is measured: it is the largest |t' B g| / sqrt(g' B g) of all
+    points visited, where D = g' B g / 2 is the Newton decrement, and at least three times the value for a random
+    direction in as many dimensions.
 
     Args:
         gradient: Gradient of the function at a nearby point, with respect to scaled weights, shape (n_classes,
@@ -745,19 +630,13 @@ class OptimumValue:
 
 
 class _Shift:
-    """Estimates, at each point, how far a readout is from its value at the optimum."""
+    """Estimates, at each point, the distance of a readout from its value at the optimum."""
 
     def __init__(self, readout: OptimumValue) -> None:
         self.readout, self.sensitivity = readout, 0.0
 
     def at(self, gradient: Tensor, step: Tensor, precondition: Callable[[Tensor], Tensor]) -> float:
-        """Return the estimate at the next point, given the objective's gradient; the decrement is its second order.
-
-        Args:
-            gradient: The gradient, shape (n_classes, d_model).
-            step: What `precondition` makes of it.
-            precondition: Applies the inverse Hessian.
-        """
+        """Return the estimate at the next point, given the objective's gradient and its preconditioned `step`."""
         t = self.readout.gradient
         length = math.sqrt(max(_dot(gradient, step), 0.0))
         if not self.sensitivity:
@@ -770,14 +649,9 @@ class _Shift:
 class Preconditioner:
     """The inverse of (class covariance) x (second moment) + 2 l2, a Kronecker model of the Hessian.
 
-    The second moment of the features is the same for all classes and passes, so its principal axes are computed once
-    per layer. The class covariance is small and is updated at every accepted point, with many classes at ever fewer.
-    The preconditioner changes the path to the minimum, never the minimum.
-
-    Args:
-        second_moment: Uncentred second moment of the scaled features, shape (d_model, d_model), or its principal axes.
-        device: Device of the gradients; that of the second moment if None.
-        dtype: Dtype of the steps.
+    The second moment of the scaled features, (d_model, d_model) and uncentred, is the same for all classes and passes,
+    so its principal axes are computed once per layer. The class covariance is small and is updated at every accepted
+    point, with many classes at ever fewer. The preconditioner changes the path to the minimum, never the minimum.
     """
 
     # Whether it is the same at every point.
@@ -800,15 +674,14 @@ class Preconditioner:
     def within(self, neurons: Tensor) -> Preconditioner:
         """Return a preconditioner with steps along some neurons only: 1 for those, 0 for others, shape (d_model,).
 
-        It is the inverse for all neurons, restricted to these. This is not the inverse for these neurons, but it is
-        positive definite.
+        It is the restricted inverse for all neurons: not the inverse for these neurons, but positive definite.
         """
         narrowed = copy(self)
         narrowed.neurons = neurons.to(self.feature_vectors)
         return narrowed
 
     def at(self, class_covariance: Tensor, l2: float) -> Callable[[Tensor], Tensor]:
-        """Return the map from gradients to steps for the curvature at one point."""
+        """Return the map from gradients to steps for the curvature at a point."""
         # So small that the processor is faster than an accelerator.
         values, vectors = torch.linalg.eigh(class_covariance.cpu().double())
         class_values, rotation = values.clamp(min=0).to(self.feature_values), vectors.to(self.feature_vectors)
@@ -831,7 +704,7 @@ def lbfgs(
     wants_curvature: Callable[[Evaluation, float, int], bool] = lambda evaluation, gap, n_passes: False,
     gain_share: float = math.inf,
 ) -> Solver:
-    """Minimise cross-entropy plus penalty by preconditioned L-BFGS, orthant-wise where l1 > 0.
+    """Minimise cross-entropy plus penalty by preconditioned L-BFGS, orthant-wise if l1 > 0.
 
     With l1, the history and the preconditioner are restricted at every step to the free weights (not zero, or leaving
     zero), as in a projected Newton method. With 384 neurons and 65 classes, 47 to 74 passes reach a gap of 1e-4 nats;
@@ -840,13 +713,12 @@ def lbfgs(
     Args:
         start: Initial scaled weights, shape (n_classes, d_model).
         penalty: The penalty; l2 must be positive, because otherwise the gap has no bound.
-        preconditioner: An approximation of the inverse Hessian.
-        tolerance: Stop when the optimality gap is at most this many nats.
+        tolerance: Optimality gap at which to stop, in nats.
         readout: If given, stop instead when the readout is near enough to its value at the optimum.
-        wants_curvature: Told the evaluation, the optimality gap and the number of passes at each point on the way, says
-            whether that point is to be evaluated once more, with the curvature there.
-        gain_share: Stop only when the gap is also at most this share of what the objective has fallen below that of
-            weight 0, which is the logarithm of the number of classes.
+        wants_curvature: Receives the evaluation, the optimality gap and the number of passes at each point; returns
+            whether the point is to be evaluated again, with the curvature.
+        gain_share: Stop only if the gap is also at most this share of the fall of the objective from weight 0, where it
+            is the logarithm of the number of classes.
     """
     point, history, n_passes, step, n_points = start, History(), 1, 1.0, 0
     is_linear = preconditioner.is_constant and not penalty.l1
@@ -903,10 +775,7 @@ def lbfgs(
 
 
 def _is_due(n_points: int, n_classes: int) -> bool:
-    """Return whether the preconditioner follows the class covariance at a point, by the point's number since a change.
-
-    With more than `MANY` classes, it stays what it was, except at the first, second, fourth, eighth ... point.
-    """
+    """Return whether the preconditioner is updated: with more than `MANY` classes, at points 1, 2, 4, 8 ... only."""
     return n_classes <= MANY or n_points.bit_count() == 1
 
 
@@ -924,7 +793,7 @@ def _direction(
 
 
 def _within_orthant(trial: Tensor, point: Tensor, subgradient: Tensor) -> Tensor:
-    """Set weights to zero that have left the orthant: that of `point`, or of the descent direction at zero."""
+    """Set weights to zero that have left the orthant of `point`, or of the descent direction at zero."""
     orthant = torch.where(point == 0, -subgradient.sign(), point.sign())
     return torch.where(trial * orthant > 0, trial, torch.zeros_like(trial))
 
@@ -936,21 +805,19 @@ def _dot(a: Tensor, b: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Problem:
-    """One probe of the stack.
+    """A probe of the stack.
 
     Args:
         name: For training curves, such as `layer_06`.
         layer_index: Index of its layer in `Batch.hidden_states`.
-        penalty: Penalty on its scaled weights.
         start: Initial weights on raw hidden states, shape (n_classes, d_model); 0 if None.
         neurons: Which neurons it may use, shape (d_model,), bool; all if None.
         draws: How often each sentence of the training corpus counts, shape (n_sentences,); once if None.
-        labels: Classes that replace those of the training corpus's tokens, shape (n_tokens,), for the same examples.
+        labels: Classes that replace the classes in the training corpus, shape (n_tokens,), for the same examples.
         curvature: Curvature of a similar probe, used as preconditioner; if None, the layer's second moment is used.
-        readout: A function of the weights that decides when to stop, in place of the tolerance; its gradient is with
+        readout: Function of the weights that decides when to stop, instead of the tolerance; its gradient is with
             respect to weights on raw hidden states.
-        gain_share: Largest optimality gap as a share of what the objective has fallen below that of weight 0, where
-            this is less than the tolerance.
+        gain_share: As for `lbfgs`.
     """
 
     name: str
@@ -966,12 +833,5 @@ class Problem:
 
 
 def problem_of_layer(layer: int, layer_index: int, penalty: Penalty, start: Tensor | None = None) -> Problem:
-    """Return the probe of a layer, named after its number.
-
-    Args:
-        layer: Layer number.
-        layer_index: Index of the layer in `Batch.hidden_states`.
-        penalty: Penalty on its scaled weights.
-        start: Initial weights on raw hidden states, shape (n_classes, d_model); 0 if None.
-    """
+    """Return the probe of a layer, named after its number; arguments as for `Problem`."""
     return Problem(f"layer_{layer:02d}", layer_index, penalty, start)

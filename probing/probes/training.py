@@ -1,4 +1,4 @@
-"""Trains and tests the probes of many layers together: data, Trainer and results."""
+"""Training and tests of the probes of many layers together: data, Trainer and results."""
 
 from __future__ import annotations
 
@@ -50,11 +50,7 @@ def no_callbacks(what: str) -> Sequence[pl.Callback]:
 
 @dataclass(frozen=True)
 class Lbfgs:
-    """L-BFGS: full passes over the training tokens until a bound on the distance to the optimum is reached.
-
-    Args:
-        tolerance: The bound on the distance to the optimum, in nats.
-    """
+    """L-BFGS: full passes over the training tokens until a bound on the distance to the optimum, in nats."""
 
     tolerance: float
 
@@ -63,13 +59,8 @@ class Lbfgs:
 class Adam:
     """Adam on shuffled mini-batches with early stopping, as published probes are trained.
 
-    Args:
-        learning_rate: Learning rate.
-        batch_size: Number of tokens in a mini-batch.
-        patience: Number of epochs without a lower validation cross-entropy before a layer stops.
-        seed: Seed of the order of the tokens.
-        tolerance: Tolerance, in nats, to which L-BFGS continues from Adam's last point, to measure its distance from
-            the optimum; infinite if that is not measured.
+    A layer stops after `patience` epochs without a lower validation cross-entropy. L-BFGS continues from Adam's last
+    point to `tolerance`, in nats, to measure its distance from the optimum, unless it is infinite.
     """
 
     learning_rate: float
@@ -83,12 +74,8 @@ class Adam:
 class Training:
     """Settings of the training.
 
-    Args:
-        penalty: Penalty on the scaled weights.
-        solver: The solver that minimises the objective.
-        penalty_space: Scale by which neurons are divided before their weights are penalised.
-        trainer: Arguments of Lightning's Trainer, checked by `check_trainer_options`.
-        callbacks: Returns Lightning callbacks for the training of the named probes.
+    `penalty_space` is the scale by which neurons are divided before their weights are penalised; `trainer` has
+    arguments of Lightning's Trainer; `callbacks` returns Lightning callbacks for the training of the named probes.
     """
 
     penalty: Penalty
@@ -108,14 +95,14 @@ class Training:
     def for_controls(self) -> Training:
         """Return the settings for controls, whose accuracy needs only three digits.
 
-        For Adam the distance to the optimum is not measured, and nothing is checkpointed.
+        Adam's distance to the optimum is not measured, and nothing is checkpointed.
         """
         trainer = {name: value for name, value in self.trainer.items() if name != "enable_checkpointing"}
         tolerance = CONTROL_TOLERANCE if isinstance(self.solver, Lbfgs) else math.inf
         return replace(self.loosened(tolerance), trainer=trainer)
 
     def for_measuring(self) -> Training:
-        """Return the settings for probes other than the one requested; limits on passes do not apply to them."""
+        """Return the settings for probes other than the requested probes; limits on passes do not apply to them."""
         trainer = {name: value for name, value in self.trainer.items() if name in _FOR_MEASURING}
         return replace(self, trainer=trainer)
 
@@ -128,21 +115,19 @@ MAX_EPOCHS = 100
 
 @dataclass(frozen=True)
 class LayerFit:
-    """The probe of one layer.
+    """The probe of a layer.
 
     Args:
         layer: Layer number, or the index of a view of a layer.
         weight: Weights on raw hidden states, shape (n_classes, d_model), float32.
-        moments: Moments of the layer's training tokens.
         objective: Cross-entropy plus penalty on the training tokens, in nats.
         train_cross_entropy: Cross-entropy on the training tokens, in nats.
         optimality_gap: Upper bound on the objective's distance to its minimum, in nats.
-        converged: Whether the gap is within the tolerance, which it seldom is with Adam, or the problem's readout is
-            near enough to its value at the optimum.
+        converged: Whether the gap is within the tolerance (rarely with Adam), or the problem's readout is near enough
+            to its value at the optimum.
         n_passes: Number of passes over the training tokens.
         metrics: Metrics on the test tokens, by name.
-        correct_by_sentence: Number of test tokens predicted rightly, for each sentence of the test corpus; empty if the
-            probe was not tested.
+        correct_by_sentence: Number of correct test tokens in each sentence of the test corpus; empty if not tested.
         cross_entropy_by_sentence: Cross-entropy summed over the test tokens of each sentence, in nats; empty likewise.
         shift: Estimated distance of the problem's readout from its value at the optimum; NaN without a readout.
         intercept: Logit of each class where all neurons have their mean, shape (n_classes,); None for a probe without
@@ -174,18 +159,11 @@ def train_probes(
     moments: Sequence[Moments] | None = None,
     starts: Sequence[Tensor] | None = None,
 ) -> list[LayerFit]:
-    """Train one probe per layer, all in one stack, and test them.
+    """Train a probe per layer, all in one stack, and test them.
 
-    Args:
-        sides: Examples and their classes.
-        layers: Layer numbers.
-        training: Settings of the training.
-        what: Name of these probes, which is shown.
-        logger: Lightning logger for the training curves.
-        folder: Folder for Lightning's files, such as checkpoints if they are enabled.
-        moments: Moments of each layer's training tokens, if already known.
-        starts: Initial weights of L-BFGS on raw hidden states, for each layer. Adam always starts from 0, as published
-            probes do.
+    `what` names the probes for display; `folder` is for Lightning's files, such as checkpoints. `moments` of each
+    layer's training tokens are measured if None. `starts` are initial weights of L-BFGS on raw hidden states, by layer;
+    Adam always starts from 0, as published probes do.
     """
     moments = moments or layer_moments(sides.train, layers)
     begins = starts if starts and isinstance(training.solver, Lbfgs) else [None] * len(layers)
@@ -217,10 +195,7 @@ def train_variants(
     what: str = "probes",
     test: bool = False,
 ) -> list[LayerFit]:
-    """Train variants of finished probes by `train_problems`: on other sentences, with another penalty or fewer neurons.
-
-    A problem without a start of its own begins from the finished probe of its layer in `fits`.
-    """
+    """Train variants of finished probes (`fits`), from which problems without initial weights start."""
     started = [p if p.start is not None else replace(p, start=fits[p.layer_index].weight) for p in problems]
     moments = [fit.moments for fit in fits]
     return train_problems(sides, layers, moments, started, training.for_measuring(), what, test)
@@ -235,20 +210,7 @@ def train_problems(
     what: str = "probes",
     test: bool = False,
 ) -> list[LayerFit]:
-    """Train problems in one stack, by full passes.
-
-    Args:
-        sides: Examples and their classes.
-        layers: Layer numbers.
-        moments: Moments of each layer's training tokens.
-        problems: The problems, each with its layer, penalty and start.
-        training: Settings of the training; these problems are always solved by full passes, to its tolerance.
-        what: Name of these probes, which is shown.
-        test: Whether to test the probes; otherwise their metrics are empty.
-
-    Returns:
-        The probe of each problem.
-    """
+    """Train problems in one stack, by full passes to the tolerance of `training`; without `test`, no metrics."""
     data = ActivationDataModule(sides, layers)
     probe, trainer = _solve(problems, data, moments, training, what)
     if test:
@@ -261,10 +223,10 @@ def train_problems(
 
 
 class ValidatedIfLogged(pl.Callback):
-    """Leaves out validation where nobody sees its curve: the optimum does not depend on it."""
+    """Omits validation if no logger records its curve: the optimum does not depend on it."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Ask the first rank, the only one with a logger, so that all ranks do the same."""
+        """Decide by the rank-zero process, the only rank with a logger, so that all ranks do the same."""
         if stage == "fit" and not trainer.strategy.broadcast(bool(trainer.loggers)):
             trainer.limit_val_batches = 0
 
@@ -278,11 +240,7 @@ def _solve(
     logger: Any = None,
     folder: str | None = None,
 ) -> tuple[LinearProbe, pl.Trainer]:
-    """Train a stack of problems to their tolerance by full passes.
-
-    Raises:
-        UserError: If training ended before the first pass over the tokens.
-    """
+    """Train a stack of problems to their tolerance by full passes."""
     stack = _stack(data, problems, moments, training)
     probe = LinearProbe(**stack, tolerance=training.solver.tolerance)
     options = {"max_epochs": MAX_PASSES, **training.trainer}
@@ -311,11 +269,7 @@ def _descend(
     logger: Any,
     folder: str | None,
 ) -> tuple[LinearProbe, pl.Trainer]:
-    """Train a stack of problems by Adam.
-
-    Raises:
-        UserError: If the weights became infinite.
-    """
+    """Train a stack of problems by Adam."""
     stack = _stack(data, problems, moments, training)
     probe = LinearProbe(**stack, solver="adam", learning_rate=adam.learning_rate, patience=adam.patience)
     callbacks = [solutions_counted(what), *training.callbacks(what)]
@@ -351,17 +305,10 @@ def train_controls(
     train: Examples | None = None,
     known: Sequence[Moments] | None = None,
 ) -> dict[str, list[list[LayerFit]]]:
-    """Train the same probes on the examples of controls; the control `token` has a single probe for all layers.
+    """Train the same probes on the examples of controls; return the probes of every draw, by control.
 
-    Args:
-        controls: Examples of each control, for the same tokens; several if there are several draws of labels.
-        layers: Layer numbers.
-        training: Settings with which the probes were trained.
-        train: Training examples of these probes, if their moments are known.
-        known: Moments of each layer's training examples; they are those of a control that reads the same activations.
-
-    Returns:
-        For each control, the probes of every draw.
+    The control `token` has a single probe for all layers. `known` moments of `train` are reused by controls that read
+    the same activations; draws of a control share activations.
     """
     by_control: dict[str, list[list[LayerFit]]] = {}
     for name, draws in controls.items():
@@ -386,16 +333,7 @@ def _diverged(training: Training) -> UserError:
 def _layer_fit(
     layer: int, i: int, probe: LinearProbe, solved: LinearProbe, moments: Moments, n_epochs: int
 ) -> LayerFit:
-    """Return the probe of one problem.
-
-    Args:
-        layer: Layer number.
-        i: Index of the problem.
-        probe: The stack, tested or not.
-        solved: The stack, continued to its optimum if it was trained by adam.
-        moments: Moments of the layer's training tokens.
-        n_epochs: Number of epochs of adam.
-    """
+    """Return the probe of a problem; `solved` is the stack `probe`, continued to its optimum after adam."""
     passes = cast(FullPasses, solved.rule)
     solution, metrics = passes.solutions[i], cast(ProbeMetrics, probe.metrics[i]) if len(probe.metrics) else None
     is_adam = probe is not solved
@@ -419,10 +357,10 @@ def _layer_fit(
 
 
 def _rounding(weight: Tensor, moments: Moments) -> float:
-    """Return the most, in nats, by which rounding a weight of float64 to float32 raises the objective at its optimum.
+    """Bound the increase of the objective at its optimum, in nats, due to rounding a float64 weight to float32.
 
-    The curvature of the cross-entropy in the logits is at most 1/2, so that it is a quarter of the mean square of what
-    the logits change by.
+    The curvature of the cross-entropy in the logits is at most 1/2, so the increase is at most a quarter of the mean
+    square of the changes of the logits.
     """
     lost = (weight - weight.float()).double().cpu()
     return float(((lost @ moments.second_moment) * lost).sum()) / 4
@@ -447,13 +385,7 @@ FIRST, WEAKEST, STRONGEST = -1, -8, 2
 
 @dataclass(frozen=True)
 class CodeLength:
-    """Code length of the training labels, given one layer's activations.
-
-    Args:
-        layer: Layer number.
-        online: Length of the online code, in bits.
-        uniform: Length of the uniform code, n_tokens log2 n_classes, in bits.
-    """
+    """Code length of the training labels given a layer's activations, in bits; uniform is n_tokens log2 n_classes."""
 
     layer: int
     online: float
@@ -461,7 +393,7 @@ class CodeLength:
 
     @property
     def compression(self) -> float:
-        """Length of the uniform code divided by that of the online code."""
+        """Length of the uniform code divided by the length of the online code."""
         return self.uniform / self.online
 
 
@@ -471,7 +403,7 @@ def prefix_sizes(n_sentences: int) -> list[int]:
 
 
 def sentence_order(train: Examples, seed: int) -> NDArray[np.int32]:
-    """Return the sentences with examples, in the random order in which they are sent."""
+    """Return the sentences with examples, in the random order of transmission."""
     return np.random.default_rng(seed).permutation(train.sentences())
 
 
@@ -481,14 +413,9 @@ def online_code(
     training: Training,
     seed: int,
 ) -> list[CodeLength]:
-    """Encode the training labels with each layer's activations; the test side is not used.
+    """Encode the training labels with each layer's activations, with the tolerance of controls.
 
-    Args:
-        sides: Examples and their classes.
-        layers: Layer numbers.
-        training: Settings of the training. Its l1 penalty is used for all blocks, its l2 penalty is not used, and the
-            tolerance is that of controls.
-        seed: Seed of the order of the sentences.
+    The l1 penalty of `training` is used for all blocks; its l2 penalty and the test side are not used.
     """
     order = sentence_order(sides.train, seed)
     ends = prefix_sizes(len(order))
@@ -518,8 +445,7 @@ def online_code(
 class _Coder:
     """Chooses the penalty of a layer's next block, and the initial weights of its probes.
 
-    On every block, the current penalty is tried beside the next weaker and the next stronger one. The best of the three
-    becomes the current penalty of the following block.
+    The current penalty and its neighbours are tried on every block; the best is the current penalty of the next block.
     """
 
     def __init__(self) -> None:
@@ -528,7 +454,7 @@ class _Coder:
 
     @property
     def tried(self) -> list[int]:
-        """Exponents of the penalties to try, including the current one, strongest first."""
+        """Exponents of the penalties to try, including the current penalty, strongest first."""
         return [e for e in range(self.exponent + 1, self.exponent - 2, -1) if WEAKEST <= e <= STRONGEST]
 
     def problems(self, name: str, layer_index: int, l1: float) -> list[Problem]:
@@ -540,7 +466,7 @@ class _Coder:
         ]
 
     def encode(self, fits: Sequence[LayerFit]) -> float:
-        """Return the block's nats per token under the current penalty, then make the best penalty the current one."""
+        """Return the block's nats per token under the current penalty, then make the best penalty current."""
         nats = {e: fit.metrics["cross_entropy"] for e, fit in zip(self.tried, fits, strict=True)}
         self.weights = {e: fit.weight for e, fit in zip(self.tried, fits, strict=True)}
         spent = nats[self.exponent]
@@ -549,7 +475,6 @@ class _Coder:
 
 
 def _of_sentences(examples: Examples, sentences: NDArray[np.int32]) -> Examples:
-    """Return the examples of these sentences only."""
     is_selected = np.zeros(examples.store.tokens.n_sentences, dtype=bool)
     is_selected[sentences] = True
     return replace(examples, labels=np.where(is_selected[examples.store.tokens.sentences], examples.labels, -1))
@@ -579,14 +504,11 @@ def strength(index: int) -> float:
 
 @dataclass(frozen=True)
 class PenaltyPath:
-    """Validation cross-entropy along a grid of penalties.
+    """Validation cross-entropy along a grid of penalties, descending, half a decade apart.
 
-    Args:
-        layers: Layer numbers.
-        l2: The penalties tried, descending, half a decade apart.
-        cross_entropy: Mean over validation tokens in nats, shape (n_penalties, n_layers).
-        around: Weights of each layer's probe at penalties up to a decade from the chosen one, by the number of half
-            decades from it, on raw hidden states, within `TOLERANCE` of the optimum.
+    `cross_entropy` is the mean over validation tokens in nats, shape (n_penalties, n_layers). `around` has weights of
+    each layer's probe on raw hidden states, within `TOLERANCE` of the optimum, at penalties up to a decade from the
+    chosen one, by the number of half decades from it.
     """
 
     layers: Sequence[int]
@@ -596,7 +518,7 @@ class PenaltyPath:
 
     @property
     def best(self) -> int:
-        """The index of the chosen penalty: that with the lowest mean over layers, among equals the strongest."""
+        """The index of the penalty with the lowest mean over layers; for ties, the strongest."""
         return int(self.cross_entropy.mean(1).argmin())
 
     @property
@@ -610,9 +532,9 @@ class PenaltyPath:
         return self.around[0]
 
     def starts(self, decades: int) -> Sequence[Tensor] | None:
-        """Return initial weights for a penalty a decade stronger (1) or weaker (-1), for each layer.
+        """Return each layer's initial weights for a penalty a decade stronger (1) or weaker (-1).
 
-        They are those of the path, or extrapolated where that ended half a decade away; None where it ended at once.
+        They come from the path, extrapolated if it ended half a decade away; None if it ended at once.
         """
         if 2 * decades in self.around:
             return self.around[2 * decades]
@@ -621,7 +543,7 @@ class PenaltyPath:
 
     @property
     def alone(self) -> list[float]:
-        """The best penalty of each layer by itself, among those tried."""
+        """The best tried penalty of each layer separately."""
         return [self.l2[i] for i in self.cross_entropy.argmin(0)]
 
     @property
@@ -651,11 +573,7 @@ def choose_penalty(
 ) -> PenaltyPath:
     """Return the penalty under which probes predict validation tokens best, on average over layers.
 
-    Args:
-        sides: Examples and their classes; the test side is not used.
-        layers: Layer numbers.
-        moments: Moments of the training tokens, for each layer.
-        training: Settings of the training; its l1 penalty is used along the path, its l2 penalty is not used.
+    The l1 penalty of `training` is used along the path; its l2 penalty and the test side are not used.
 
     Raises:
         ValueError: If there are no validation tokens.
@@ -683,13 +601,9 @@ def walk(train: Callable[[float, Sequence[Tensor | None]], list[LayerFit]], n_la
     """Train on the grid until a step no longer improves the mean, and return the probes by grid index.
 
     The walk goes towards weaker penalties first. Each probe starts from a linear extrapolation of the two previous
-    ones, which takes half the passes of starting from the previous one. If the first penalty is the best, the walk then
-    goes towards stronger ones. A step towards weaker penalties whose probes do not converge is discarded, and ends the
-    walk.
-
-    Args:
-        train: Trains the probes of all layers at a penalty, from the given weights, or from 0 where these are None.
-        n_layers: Number of probes.
+    probes, which takes half the passes of starting from the previous probe. If the first penalty is the best, the walk
+    then goes towards stronger penalties. A step towards weaker penalties whose probes do not converge is discarded and
+    ends the walk.
     """
     by_index: dict[int, list[LayerFit]] = {}
 
@@ -734,15 +648,7 @@ def training_of(
     trainer: Mapping[str, Any] | None = None,
     callbacks: Callbacks = no_callbacks,
 ) -> Training:
-    """Return the training settings.
-
-    Args:
-        probe: The options.
-        l2: Strength of the squared l2 penalty, which replaces the value in the options.
-        seed: Seed of Adam's mini-batches.
-        trainer: Arguments of Lightning's Trainer.
-        callbacks: Returns Lightning callbacks for the training of the named probes.
-    """
+    """Return the training settings; `l2` replaces the value in the options, `seed` is for Adam's mini-batches."""
     solver: Lbfgs | Adam = Lbfgs(probe.tolerance)
     if probe.solver == "adam":
         solver = Adam(probe.learning_rate, probe.batch_size, probe.patience, seed, probe.tolerance)

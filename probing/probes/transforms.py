@@ -1,9 +1,9 @@
-"""Affine maps of one layer's hidden states, fitted on some tokens and applied to any tokens.
+"""Affine maps of a layer's hidden states, fitted on some tokens and applied to any tokens.
 
 Each follows the definition of a published post-processing: clipping (Luo, Kulmizev & Mao 2021), whitening (Su et al.
 2021), standardisation and mean removal (Timkey & van Schijndel 2021), all-but-the-top (Mu & Viswanath 2018). They
-change hidden states after the forward pass, never the forward pass itself. Linear erasure
-(`probing.probes.transforms`) is another such map; it depends on labels and has a low-rank form of its own.
+change hidden states after the forward pass, never the forward pass. Linear erasure (`Eraser`) is another such map; it
+depends on labels and has a low-rank form.
 """
 
 from __future__ import annotations
@@ -50,11 +50,10 @@ class Transform:
     """The map x -> linear(x - shift) + offset.
 
     Args:
-        kind: Kind of the map, such as `clip`.
         shift: Subtracted first, shape (d_model,), float64.
-        linear: One factor per neuron, shape (d_model,), or a matrix to multiply by from the right, shape
-            (d_model, n_out); float64.
-        offset: Added last, shape (n_out,), float64; n_out is d_model if `linear` has one factor per neuron.
+        linear: A factor per neuron, shape (d_model,), or a matrix to multiply by from the right, shape (d_model,
+            n_out); float64.
+        offset: Added last, shape (n_out,), float64; n_out is d_model if `linear` has a factor per neuron.
         rank: Dimension of the space of images.
     """
 
@@ -79,7 +78,7 @@ class Transform:
 
     @property
     def clipped(self) -> list[int]:
-        """Neurons whose images are constant, if `linear` has one factor per neuron; empty if it is a matrix."""
+        """Neurons whose images are constant, if `linear` has a factor per neuron; empty if it is a matrix."""
         return (self.linear == 0).nonzero().squeeze(1).tolist() if self.linear.ndim == 1 else []
 
     def moments(self, before: Covariance) -> Covariance:
@@ -107,14 +106,10 @@ def identity(d_model: int) -> Transform:
 def clip(moments: Covariance, neurons: Sequence[int], to: ClipTo = "zero") -> Transform:
     """Set some neurons to 0 (Luo, Kulmizev & Mao 2021, section 5), or to their mean as a control.
 
-    Only the hidden states that were read are changed; the forward pass has used the neurons. Zeroing their LayerNorm
-    parameters (Kovaleva et al. 2021) is another experiment, with the opposite result. Clipping to the mean leaves the
-    common direction of all vectors, and therefore their cosines, nearly unchanged; clipping to zero does not.
-
-    Args:
-        moments: Moments of the tokens that the map is fitted on; `zero` does not use them.
-        neurons: The neurons to set. Detect them on other text than the text the map is evaluated on.
-        to: Whether they are set to zero or to their mean.
+    Only the hidden states after the forward pass are changed. Zeroing the LayerNorm parameters of neurons (Kovaleva et
+    al. 2021) is another experiment, with the opposite result. Clipping to the mean leaves the common direction of all
+    vectors, and therefore their cosines, nearly unchanged; clipping to zero does not. Detect the neurons on other text
+    than the evaluation text. `zero` does not use the moments.
     """
     d_model = len(moments.mean)
     keep = torch.ones(d_model, dtype=torch.float64)
@@ -124,7 +119,7 @@ def clip(moments: Covariance, neurons: Sequence[int], to: ClipTo = "zero") -> Tr
 
 
 def random_neurons(d_model: int, n_neurons: int, excluded: Sequence[int], generator: np.random.Generator) -> list[int]:
-    """Draw neurons other than the excluded ones, as a control for clipping; ascending.
+    """Draw neurons other than the excluded neurons, as a control for clipping; ascending.
 
     Raises:
         ValueError: If there are fewer other neurons.
@@ -136,12 +131,12 @@ def random_neurons(d_model: int, n_neurons: int, excluded: Sequence[int], genera
 
 
 def center(moments: Covariance) -> Transform:
-    """Subtract the mean; dead neurons are mapped to 0, because only rounding errors would remain of them."""
+    """Subtract the mean; dead neurons give 0, because only rounding errors would remain of them."""
     return _map("center", moments.mean, (~moments.dead).double())
 
 
 def standardise(moments: Covariance) -> Transform:
-    """Subtract each neuron's mean and divide by its standard deviation (Timkey & van Schijndel 2021, section 5).
+    """Subtract each neuron's mean and divide by its sd (Timkey & van Schijndel 2021, section 5).
 
     Dead neurons are mapped to 0, because only rounding errors would remain of them.
     """
@@ -158,21 +153,19 @@ def whiten(
     """Make the covariance the identity on the retained subspace (Su et al. 2021, arXiv 2103.15316).
 
     With Sigma = U diag(lambda) U', `pca` maps x to (x - mean) U diag(lambda)^(-1/2), the published form, and `zca`
-    rotates the result back: (x - mean) U diag(lambda)^(-1/2) U', the whitened vectors nearest to the original ones.
+    rotates the result back: (x - mean) U diag(lambda)^(-1/2) U', the whitened vectors nearest to the original vectors.
     Both have the same inner products and cosines, with or without omitted components, because U' U is the identity on
     the retained components.
 
-    The rank is below d_model if a LayerNorm comes last: sum_k (h_k - beta_k) / gamma_k is 0 for all vectors, so that
-    they do not vary along one direction. On the tokens that it was fitted on, whitening maximises an isotropy score by
-    construction, so a mean cosine near 0 is not a finding. Fit it on other text than the text it is evaluated on.
+    The rank is below d_model if a LayerNorm comes last: sum_k (h_k - beta_k) / gamma_k is 0 for all vectors. On the
+    tokens it was fitted on, whitening maximises an isotropy score by construction, so a mean cosine near 0 is not a
+    finding. Fit it on other text than the evaluation text.
 
     Args:
         moments: Moments of the tokens that the map is fitted on; without shrinkage, many more tokens than d_model.
-        method: pca or zca.
-        n_components: Number of directions to keep, those that vary most; None keeps all.
-        shrinkage: Weight of the isotropic part in Sigma <- (1 - shrinkage) Sigma + shrinkage tr(Sigma) / d_model I,
-            from 0 to 1.
-        floor: Share of the largest eigenvalue below which a direction is left out.
+        n_components: Number of directions to retain, by variance; None retains all.
+        shrinkage: Weight, 0 to 1, of the isotropic part: (1 - shrinkage) Sigma + shrinkage tr(Sigma) / d_model I.
+        floor: Share of the largest eigenvalue below which a direction is omitted.
 
     Raises:
         ValueError: If no neuron varies, or `n_components` or `shrinkage` are out of range.
@@ -196,11 +189,8 @@ def whiten(
 def all_but_the_top(moments: Covariance, n_components: int | None = None) -> Transform:
     """Subtract the mean and the projection on the first principal components (Mu & Viswanath 2018, algorithm 1).
 
-    x -> (I - U_D U_D') (x - mean), where U_D are the D directions that vary most.
-
-    Args:
-        moments: Moments of the tokens that the map is fitted on.
-        n_components: D; by default d_model / 100 rounded down, but at least 1, as the authors advise.
+    x -> (I - U_D U_D') (x - mean), where U_D are the D directions that vary most. By default D (`n_components`) is
+    d_model / 100 rounded down, but at least 1, as the authors advise.
 
     Raises:
         ValueError: If D is not below d_model.
@@ -217,15 +207,7 @@ def all_but_the_top(moments: Covariance, n_components: int | None = None) -> Tra
 
 @dataclass(frozen=True)
 class Fitting:
-    """Parameters of the transforms.
-
-    Args:
-        clip_to: `to` of `clip`.
-        whitening: `method` of `whiten`.
-        n_components: `n_components` of `whiten`.
-        shrinkage: `shrinkage` of `whiten`.
-        n_top: `n_components` of `all_but_the_top`.
-    """
+    """Parameters of `clip` (`clip_to`), `whiten`, and `all_but_the_top` (`n_top`)."""
 
     clip_to: ClipTo = "zero"
     whitening: Whitening = "pca"
@@ -235,14 +217,7 @@ class Fitting:
 
 
 def fit_transform(kind: Kind, moments: Covariance, outliers: Sequence[int], how: Fitting = Fitting()) -> Transform:
-    """Fit one kind of transform.
-
-    Args:
-        kind: Kind of the transform.
-        moments: Moments of the tokens that it is fitted on.
-        outliers: Neurons that `clip` sets; other kinds do not use them. An empty list clips nothing.
-        how: Parameters of the transforms.
-    """
+    """Fit a transform; `outliers` are the neurons that `clip` sets, and other kinds ignore them."""
     if kind == "clip":
         return clip(moments, outliers, how.clip_to)
     if kind == "whiten":
@@ -253,15 +228,10 @@ def fit_transform(kind: Kind, moments: Covariance, outliers: Sequence[int], how:
 
 
 def save(path: Path, transforms: Mapping[int, Transform]) -> None:
-    """Write the transforms of some layers, all of one kind, as safetensors.
+    """Write the transforms of some layers, of the same kind, as safetensors.
 
-    Args:
-        path: Path of the file. For layer 6, for example, it holds `06.shift`, `06.linear` and `06.offset` in float64;
-            its metadata holds the kind and the rank of each layer.
-        transforms: The transform of each layer.
-
-    Raises:
-        OSError: If the file cannot be written.
+    For layer 6, for example, the file contains `06.shift`, `06.linear` and `06.offset` in float64; its metadata
+    contains the kind and the rank of each layer.
     """
     tensors = {
         f"{layer:02d}.{name}": getattr(transform, name).contiguous().clone()
@@ -302,12 +272,10 @@ CORRELATION_CUT = 1e-10
 
 @dataclass(frozen=True)
 class Eraser:
-    """The map r(x) = x - W^+ P W (x - mean), with W^+ P W = left @ right of rank at most n_classes - 1.
+    """The map r(x) = x - W^+ P W (x - mean), with W^+ P W = left @ right of rank at most n_classes - 1 (LEACE).
 
-    Args:
-        mean: Mean of the tokens that it was fitted on, which the map preserves, shape (d_model,), float64.
-        left: First factor, shape (d_model, rank), float64.
-        right: Second factor, shape (rank, d_model), float64; right @ left is the identity.
+    `mean`, of the tokens it was fitted on, is preserved. `left` has shape (d_model, rank), `right` (rank, d_model), all
+    float64; right @ left is the identity.
     """
 
     mean: Tensor
@@ -320,25 +288,13 @@ class Eraser:
         return self.left.shape[1]
 
     def apply(self, hidden_states: Tensor) -> Tensor:
-        """Return the states without the linear information about the class.
-
-        Args:
-            hidden_states: The states, shape (..., d_model).
-
-        Returns:
-            Of the same shape and dtype; computed in float64.
-        """
+        """Return the states, of the same shape (..., d_model) and dtype, without linear information about the class."""
         centred = hidden_states.double() - self.mean
         return (hidden_states.double() - (centred @ self.right.T) @ self.left.T).to(hidden_states.dtype)
 
 
 class ErasureAccumulator:
-    """Takes batches of one layer and returns their eraser; sums are taken in float64.
-
-    Args:
-        d_model: Number of neurons.
-        n_classes: Number of classes.
-    """
+    """Accumulates batches of a layer in float64 and returns their eraser."""
 
     def __init__(self, d_model: int, n_classes: int) -> None:
         self.moments = CovarianceAccumulator(d_model)
@@ -362,14 +318,11 @@ class ErasureAccumulator:
             self.class_sums.index_add_(0, part_labels, rows.double() - self.origin)
 
     def result(self) -> Eraser:
-        """Return the eraser fitted on all tokens added.
+        """Return the eraser fitted on all tokens added, at least one.
 
-        Neurons are divided by their standard deviations before the eigenvectors are computed. This only changes the
-        scale of the threshold for small eigenvalues. Directions below the threshold, and neurons that do not vary, are
-        left unchanged.
-
-        Raises:
-            ValueError: If nothing was added.
+        Neurons are divided by their standard deviations before the eigenvectors are computed. This changes only the
+        scale of the threshold for small eigenvalues. Directions below the threshold, and neurons that do not vary, stay
+        unchanged.
         """
         moments = self.moments.result()
         mean, n_tokens, sd = moments.mean, moments.n_tokens, moments.sd
@@ -390,13 +343,7 @@ class ErasureAccumulator:
 
 
 def fit_erasers(train: Examples, layers: Sequence[int], n_classes: int) -> dict[int, Eraser]:
-    """Return an eraser for each layer, fitted in one streamed pass.
-
-    Args:
-        train: Training examples.
-        layers: Layer numbers.
-        n_classes: Number of classes.
-    """
+    """Return an eraser for each layer, fitted in one streamed pass."""
     accumulators = {layer: ErasureAccumulator(train.store.plan.d_model, n_classes) for layer in layers}
     for batch in read(train, layers):
         for accumulator, states in zip(accumulators.values(), batch.hidden_states, strict=True):
@@ -405,15 +352,9 @@ def fit_erasers(train: Examples, layers: Sequence[int], n_classes: int) -> dict[
 
 
 class Changed:
-    """Behaves like a store, but maps each layer's hidden states by a function.
+    """A store that maps the hidden states of each layer by a function, (n, d_model of the store) to (n, d_model).
 
-    If the task averages the pieces of a word, it does so after the map. All maps used here are affine, so the order
-    makes no difference.
-
-    Args:
-        store: The store to read.
-        changes: Function of each layer, from shape (n, d_model of the store) to (n, d_model).
-        d_model: Number of neurons after the map; None if unchanged.
+    If the task averages the pieces of a word, it does so after the map; for affine maps the order makes no difference.
     """
 
     n_constants = 0
@@ -435,14 +376,7 @@ class Changed:
 
 
 def erased(sides: Sides, layers: Sequence[int], fitted_on: Examples | None = None) -> Sides:
-    """Return the sides with activations from which the class is linearly erased.
-
-    Args:
-        sides: The sides with the original activations.
-        layers: Layer numbers that will be read.
-        fitted_on: Examples that the erasers are fitted on, such as the same tokens with other labels; `sides.train` if
-            None.
-    """
+    """Return the sides with the class linearly erased, by erasers fitted on `fitted_on`, or on `sides.train`."""
     return without(sides, fit_erasers(fitted_on or sides.train, layers, len(sides.classes)))
 
 
@@ -498,13 +432,7 @@ def fit_each(kind: Kind, moments: Mapping[int, Covariance]) -> dict[int, Transfo
 def clip_others(
     moments: Mapping[int, Covariance], transforms: Mapping[int, Transform], seed: int
 ) -> dict[int, Transform]:
-    """Return for each layer a clip of the same number of other neurons, drawn at random, or of all others if too few.
-
-    Args:
-        moments: Moments of each layer.
-        transforms: The transforms that clip the outliers, by layer.
-        seed: Seed of the draws; the draw of a layer does not depend on the other layers.
-    """
+    """Return for each layer a clip of as many other random neurons as possible, independent between layers."""
     clips = {}
     for layer, transform in transforms.items():
         outliers = transform.clipped
@@ -524,15 +452,7 @@ def transform_all(
     """Return sides and controls transformed, and the transforms of the sides.
 
     Two controls are added: the untransformed sides, and for `clip` the same number of other neurons clipped. Controls
-    with other activations have their own transforms, fitted on their training examples; the control `token` is not
-    transformed.
-
-    Args:
-        kind: Kind of the transform.
-        sides: The sides of the run.
-        controls: One or several draws of each control; those with the sides' activations have the same transforms.
-        layers: Layer numbers.
-        seed: Seed of the draw of other neurons.
+    with other activations have transforms fitted on their training examples. The control `token` is not transformed.
     """
     moments = moments_of(sides.train, layers)
     fitted = fit_each(kind, moments)
@@ -560,12 +480,7 @@ CONSTANT = 100.0
 
 
 class WithConstant(Changed):
-    """Behaves like a store, but maps hidden states by a transform that centres them, and appends the constant.
-
-    Args:
-        store: The store to read.
-        transforms: The transform of each layer, without offset.
-    """
+    """A store that maps hidden states by a centring transform without offset, and appends the constant."""
 
     n_constants = 1
 
@@ -593,14 +508,10 @@ def _and_constant(transform: Transform) -> Callable[[Tensor], Tensor]:
 def centred(
     sides: Sides, controls: Mapping[str, Sequence[Sides]], layers: Sequence[int]
 ) -> tuple[Sides, dict[str, list[Sides]], dict[int, Transform]]:
-    """Return sides and controls whose neurons have the mean 0 on training examples, and the transforms of the sides.
+    """Return sides and controls whose neurons have mean 0 on training examples, and the transforms of the sides.
 
-    Activations that are transformed already are centred by one transform of the original ones.
-
-    Args:
-        sides: The sides of the run.
-        controls: One or several draws of each control; those with other activations have their own means.
-        layers: Layer numbers; the control `token` has only one.
+    Transformed activations are centred by a single transform of the original ones. Controls with other activations have
+    separate means. The control `token` has only the first layer.
     """
     fitted: dict[int, dict[int, Transform]] = {}
     stores = ChangedOnce()
@@ -620,7 +531,7 @@ def centred(
 
 
 def with_constant(sides: Sides, controls: Mapping[str, Sequence[Sides]]) -> tuple[Sides, dict[str, list[Sides]]]:
-    """Return sides and controls that `centred` returned, with the constant beside their neurons."""
+    """Return sides and controls from `centred`, with the constant appended to their neurons."""
     stores = ChangedOnce()
 
     def add(centred_sides: Sides) -> Sides:
@@ -630,16 +541,13 @@ def with_constant(sides: Sides, controls: Mapping[str, Sequence[Sides]]) -> tupl
 
 
 class ChangedOnce:
-    """Changes the activations of sides; those that had the same ones have the same ones afterwards.
-
-    The sides must live as long as this object.
-    """
+    """A change of activations, by which sides that share activations still share them; it must not outlive them."""
 
     def __init__(self) -> None:
         self._changed: dict[int, Changed] = {}
 
     def change(self, sides: Sides, change: Callable[[HiddenStateSource], Changed]) -> Sides:
-        """Return the sides with each store changed, by `change` where it has not been changed before."""
+        """Return the sides with each store changed, by `change` unless it has been changed before."""
 
         def of(examples: Examples) -> Examples:
             key = id(examples.store)
@@ -671,12 +579,7 @@ def _original(store: HiddenStateSource) -> HiddenStateSource:
 
 
 def moments_with_constant(moments: Moments, scaling: Scaling | None = None) -> Moments:
-    """Return the moments of centred neurons and the constant, which is given sd 1, so that it counts as live.
-
-    Args:
-        moments: Moments of the neurons.
-        scaling: How the neurons are scaled, if they are.
-    """
+    """Return the moments of centred (and scaled) neurons and the constant, whose sd is set to 1 to count as live."""
     covariance, sd = moments.covariance, moments.sd
     if scaling is not None:
         covariance, sd = scaling.products(covariance), scaling.features(sd)
@@ -696,7 +599,7 @@ def scaled_transform(scaling: Scaling) -> Transform:
 
 
 def of_neurons(fit: LayerFit) -> LayerFit:
-    """Return a probe of neurons and the constant, weights (n_classes, d_model + 1), as one of neurons and intercept."""
+    """Return a probe of neurons and the constant, (n_classes, d_model + 1), as a probe of neurons and intercept."""
     moments = fit.moments
     return replace(
         fit,

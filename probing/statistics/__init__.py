@@ -1,16 +1,16 @@
-"""Intervals over clusters of tokens, the number of vectors that a covariance needs, and the similarity of rankings.
+"""Confidence intervals over clusters of tokens, sample sizes of covariances, and the similarity of rankings.
 
-The tokens of a sentence are not independent, so the sampling unit is the sentence, or another cluster of tokens such as
-a document. Each function takes the sums over the tokens of every cluster and the numbers of its tokens. It estimates a
-ratio of sums. The variance comes from the jackknife that leaves out one cluster at a time (Bell & McCaffrey 2002), the
+The tokens of a sentence are not independent, so the sampling unit is the sentence, or another cluster such as a
+document. Each function estimates a ratio of sums from the sums over the tokens of every cluster and the numbers of
+tokens. The variance comes from the jackknife that leaves out one cluster at a time (Bell & McCaffrey 2002), the
 quantile from Student's t with one degree of freedom less than there are clusters. `docs/notes/intervals.md` has the
 formulas and their simulated coverage.
 
-Whitening d directions by the covariance of n independent Gaussian vectors gives new vectors an average variance of
-n / (n - d - 2) instead of 1 (the mean of an inverse Wishart matrix). The ratio of the largest variance to the smallest
-is about ((1 + sqrt(d / n)) / (1 - sqrt(d / n)))^2 (Marchenko & Pastur 1967). They are 1.1 and 4 with ten vectors per
-dimension, 2 and 34 with two, and unbounded as n approaches d. Tokens of one sentence are not independent and count for
-less; `docs/notes/whitening.md` has the measurements.
+Whitening d directions by the covariance of n independent Gaussian vectors gives new vectors an average variance of n /
+(n - d - 2) instead of 1 (mean of an inverse Wishart matrix). The ratio of the largest variance to the smallest is about
+((1 + sqrt(d / n)) / (1 - sqrt(d / n)))^2 (Marchenko & Pastur 1967). With ten vectors per dimension they are 1.1 and 4,
+with two 2 and 34, and as n approaches d they are unbounded. Dependent tokens count for less; `docs/notes/whitening.md`
+has the measurements.
 """
 
 from __future__ import annotations
@@ -34,11 +34,7 @@ TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES = 20, 10
 
 
 def neuron_ranks(scores: Array) -> Ranks:
-    """Return each neuron's rank, from 1, ties by lower index; n + 1, unranked, where the score is 0 or undefined (NaN).
-
-    Args:
-        scores: Higher is better, shape (..., n).
-    """
+    """Return ranks from 1, shape (..., n), best score first, ties by lower index; n + 1 for scores of 0 or NaN."""
     n, dead = scores.shape[-1], (scores == 0) | np.isnan(scores)
     order = np.argsort(np.where(dead, np.inf, -scores), axis=-1, kind="stable")
     rank = np.empty(scores.shape, dtype=np.int64)
@@ -52,11 +48,7 @@ EQUAL, ROUNDING = 1e-5, 2e-6
 
 
 def shared_ranks(scores: Array) -> Ranks:
-    """Return ranks from 1, in which equal scores share the best rank of theirs, and the next rank is skipped.
-
-    Args:
-        scores: Higher is better, none NaN, shape (..., n).
-    """
+    """Return ranks from 1, shape (..., n), best score first; equal scores share the best rank (1, 1, 3); no NaN."""
     order = np.argsort(-scores, axis=-1, kind="stable")
     descending = np.take_along_axis(scores, order, axis=-1)
     is_new = np.ones(scores.shape, dtype=bool)
@@ -69,18 +61,12 @@ def shared_ranks(scores: Array) -> Ranks:
 
 
 def ranked(scores: Array) -> list[tuple[int, int]]:
-    """Return the rank and the index of each score of shape (n,), the best first; equal ones share a rank, by index."""
+    """Return the rank and index of each score, shape (n,), best first; equal scores share a rank, ordered by index."""
     return sorted(zip(shared_ranks(scores).tolist(), range(len(scores)), strict=True))
 
 
 def top_overlap(ranks_a: Ranks, ranks_b: Ranks, k: int) -> Array:
-    """Return the number of neurons that are in the top k of both rankings, as a share of k.
-
-    Args:
-        ranks_a: Ranks from `neuron_ranks`, shape (n,).
-        ranks_b: Ranks of one or more other rankings, shape (..., n).
-        k: Number of neurons at the top.
-    """
+    """Return the share of the top k that ranks (n,) have in common with each of (..., n); see `neuron_ranks`."""
     # If there are fewer than k neurons, rank n + 1 must not count as being in the top, since it means unranked.
     return (np.maximum(ranks_a, ranks_b) <= min(k, len(ranks_a))).sum(-1) / k
 
@@ -88,18 +74,15 @@ def top_overlap(ranks_a: Ranks, ranks_b: Ranks, k: int) -> Array:
 def rank_biased_overlap(ranks_a: Ranks, ranks_b: Ranks, p: float) -> Array:
     """Return the extrapolated rank-biased overlap of two lists (Webber, Moffat & Zobel 2010, RBO_ext, equation 32).
 
-    X_d, the overlap at depth d, counts the neurons whose larger rank is at most d. The measure is linear in X: it is a
-    sum over neurons of a value that depends on the larger rank alone. Two complete rankings share all neurons at depth
-    n. So, unless n is much larger than 1 / (1 - p), even unrelated rankings have a value near 1: compare it with the
-    value under chance.
+    X_d, the overlap at depth d, counts the neurons whose larger rank is at most d. The measure is linear in X: a sum
+    over neurons of a value that depends only on the larger rank. Two complete rankings share all neurons at depth n, so
+    unless n is much larger than 1 / (1 - p), even unrelated rankings have a value near 1: compare it with the value
+    under chance. It is NaN if a list is empty.
 
     Args:
         ranks_a: Ranks from `neuron_ranks`, shape (n,). The ranked neurons are the list, so lists may differ in length.
         ranks_b: Ranks of one or more other lists, shape (..., n), with equally many ranked neurons in each row.
         p: Persistence, between 0 and 1, both excluded.
-
-    Returns:
-        Shape (...); NaN where a list is empty.
     """
     n = ranks_a.shape[-1]
     short, long = sorted((int((ranks_a <= n).sum()), int((ranks_b.reshape(-1, n)[0] <= n).sum())))
@@ -117,28 +100,15 @@ def rank_biased_overlap(ranks_a: Ranks, ranks_b: Ranks, p: float) -> Array:
 
 
 def spearman(ranks_a: Array, ranks_b: Array) -> Array:
-    """Return Spearman's rank correlation.
-
-    Args:
-        ranks_a: Ranks in which tied neurons have their mean rank, shape (n,).
-        ranks_b: Ranks of one or more other rankings, shape (..., n).
-
-    Returns:
-        Shape (...); NaN where all neurons are tied.
-    """
+    """Return Spearman's correlation of (mean) ranks (n,) with each of (..., n); NaN if all neurons are tied."""
     x, y = ranks_a - ranks_a.mean(), ranks_b - ranks_b.mean(-1, keepdims=True)
     return _ratio(y @ x, np.sqrt(np.square(x).sum() * np.square(y).sum(-1)))
 
 
 def kendall(ranks_a: Array, ranks_b: Array) -> Array:
-    """Return Kendall's tau-b (1945): concordant minus discordant pairs of neurons, normalised by the untied pairs.
+    """Return Kendall's tau-b (1945) of (mean) ranks (n,) with each of (..., n); NaN if a rank is, or all are tied.
 
-    Args:
-        ranks_a: Ranks in which tied neurons have their mean rank, shape (n,).
-        ranks_b: Ranks of one or more other rankings, shape (..., n).
-
-    Returns:
-        Shape (...); NaN where all neurons are tied, or a rank is NaN.
+    It is concordant minus discordant pairs of neurons, normalised by the untied pairs.
     """
     undefined = np.isnan(ranks_b).any(-1) | np.isnan(ranks_a).any()
     ranks_a, ranks_b = np.nan_to_num(ranks_a), np.nan_to_num(ranks_b)
@@ -157,7 +127,7 @@ def kendall(ranks_a: Array, ranks_b: Array) -> Array:
 
 
 def _tied_pairs(columns: NDArray[Any]) -> Array:
-    """Return how many pairs are equal in each column of an array of shape (n, m)."""
+    """Return the number of equal pairs in each column of an array of shape (n, m)."""
     ordered, index = np.sort(columns, axis=0, kind="stable"), np.arange(len(columns))[:, None]
     new = np.ones(columns.shape, dtype=bool)
     new[1:] = ordered[1:] != ordered[:-1]
@@ -182,13 +152,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, order=True)
 class SampleSize:
-    """The sample that a covariance was fitted on.
-
-    Args:
-        n_vectors: Number of vectors, of tokens or of whole sentences.
-        n_sentences: Number of sentences that the vectors come from.
-        n_dimensions: Number of directions of the covariance that are used.
-    """
+    """The sample that a covariance was fitted on: numbers of vectors, of their sentences, and of used directions."""
 
     n_vectors: int
     n_sentences: int
@@ -201,7 +165,7 @@ class SampleSize:
 
     @property
     def unit(self) -> str:
-        """The unit that a vector represents; a sentence, if there is one vector per sentence."""
+        """The unit of a vector: a sentence if there is a vector per sentence, else a token."""
         return "sentences" if self.n_vectors == self.n_sentences else "tokens"
 
     def __str__(self) -> str:
@@ -217,15 +181,7 @@ class SampleSize:
 def size_columns(
     transform: str, n_vectors: int, n_sentences: int, d_model: int, components: int | None = None
 ) -> dict[str, int | float]:
-    """Return the columns about the text that a transform was fitted on; empty if it uses no covariance.
-
-    Args:
-        transform: Name of the transform.
-        n_vectors: Number of vectors it was fitted on, of tokens or of whole sentences.
-        n_sentences: Number of sentences that the vectors come from.
-        d_model: Width of the vectors.
-        components: Number of directions that whitening keeps; None keeps all.
-    """
+    """Return the columns on the text that a transform was fitted on; empty if it uses no covariance."""
     if transform not in OF_COVARIANCE:
         return {}
     # All-but-the-top finds the first directions from the whole covariance.
@@ -241,12 +197,7 @@ def size_of(row: Row) -> SampleSize | None:
 
 
 def label(words: str, rows: Iterable[Row]) -> str:
-    """Return a label for a transform, which adds the sample size where that is too small.
-
-    Args:
-        words: The label without the sample size.
-        rows: Rows of that transform; where it was fitted several times, the smallest sample counts.
-    """
+    """Return the label `words` of a transform, with the smallest sample size of its rows if that is too small."""
     smallest = min((size for row in rows if (size := size_of(row))), default=None)
     if smallest is None or not smallest.is_small:
         return words
@@ -254,12 +205,7 @@ def label(words: str, rows: Iterable[Row]) -> str:
 
 
 def size_lines(rows: Iterable[Row], remedy: str) -> list[str]:
-    """Return a sentence for each transform that uses a covariance, which warns if it was fitted on too little.
-
-    Args:
-        rows: Rows of any transforms; where one was fitted several times, the smallest sample counts.
-        remedy: A sentence that says what the user can do.
-    """
+    """Return a sentence on the smallest sample of each covariance transform, with a warning and `remedy` if small."""
     return [_line(name, n_dimensions, sizes, remedy) for (name, n_dimensions), sizes in _by_transform(rows).items()]
 
 
@@ -314,20 +260,13 @@ Sums = NDArray[np.float64] | NDArray[np.int64]
 
 
 def accuracy_interval(correct: Sums, n_tokens: NDArray[np.int64], level: float = LEVEL) -> tuple[float, float]:
-    """Return the interval of an accuracy, by default of 95%: Wilson's interval (1927) at the effective sample size.
+    """Return the confidence interval of an accuracy: Wilson's interval (1927) at the effective sample size.
 
     The effective sample size is the number of tokens over the design effect (Korn & Graubard 1998; Franco et al. 2019).
-    Wilson's interval is equivalent to adding t^2 tokens, half of them right. Here, the added tokens have the design
-    effect that `INTRA_SENTENCE_CORRELATION` implies. So the interval has a positive width even if the accuracy is 0 or
-    1, where the data show no variance.
-
-    Args:
-        correct: Number of tokens predicted rightly in each sentence, shape (n_sentences,).
-        n_tokens: Number of tokens of each sentence, shape (n_sentences,); sentences without tokens do not count.
-        level: Confidence level of the interval.
-
-    Returns:
-        Both ends, within 0 to 1; NaN below `MIN_SENTENCES` sentences.
+    Wilson's interval is equivalent to adding t^2 tokens, half of them correct. Here, the added tokens have the design
+    effect that `INTRA_SENTENCE_CORRELATION` implies, so the interval has a positive width even if the accuracy is 0 or
+    1. `correct` and `n_tokens` have shape (n_sentences,); sentences without tokens do not count. Both ends are within 0
+    to 1; NaN below `MIN_SENTENCES` sentences.
     """
     if (ratio := _Ratio.of(correct, n_tokens)) is None:
         return NO_INTERVAL
@@ -343,16 +282,7 @@ def accuracy_interval(correct: Sums, n_tokens: NDArray[np.int64], level: float =
 
 
 def binomial_interval(n_right: int, n: int, level: float = LEVEL) -> tuple[float, float]:
-    """Return the exact interval of a share of independent items (Clopper & Pearson 1934), however few they are.
-
-    Args:
-        n_right: Number of items that count.
-        n: Number of all items.
-        level: Confidence level of the interval.
-
-    Returns:
-        Both ends, within 0 to 1; NaN without items.
-    """
+    """Return the exact interval of a share of independent items (Clopper & Pearson 1934); NaN without items."""
     if not n:
         return NO_INTERVAL
     tail = (1 - level) / 2
@@ -362,19 +292,13 @@ def binomial_interval(n_right: int, n: int, level: float = LEVEL) -> tuple[float
 
 
 def difference_interval(difference: Sums, n_tokens: NDArray[np.int64], level: float = LEVEL) -> tuple[float, float]:
-    """Return the interval, by default of 95%, of the difference of two accuracies on the same tokens, by sentence.
+    """Return the confidence interval of the difference of two accuracies on the same tokens, paired by sentence.
 
     It is `mean_interval` with a lower bound on the variance, in the manner of Bonett & Price (2012): the variance if
-    the first probe alone were right on one effective token, and the second probe alone on another. The bound is needed
-    because two probes that agree on every test token may disagree on other tokens.
-
-    Args:
-        difference: Number of tokens that the first predicts rightly minus that of the second, shape (n_sentences,).
-        n_tokens: Number of tokens of each sentence, shape (n_sentences,); sentences without tokens do not count.
-        level: Confidence level of the interval.
-
-    Returns:
-        Both ends, within -1 to 1; NaN below `MIN_SENTENCES` sentences.
+    only the first probe were correct on one effective token, and only the second on another. The bound is required
+    because two probes that agree on every test token may disagree on other tokens. `difference` is the number of
+    correct tokens of the first minus that of the second, shape (n_sentences,). Both ends are within -1 to 1; NaN below
+    `MIN_SENTENCES` sentences.
     """
     if (ratio := _Ratio.of(difference, n_tokens)) is None:
         return NO_INTERVAL
@@ -383,33 +307,18 @@ def difference_interval(difference: Sums, n_tokens: NDArray[np.int64], level: fl
 
 
 def difference_p_value(difference: Sums, n_tokens: NDArray[np.int64]) -> float:
-    """Return the two-sided p-value of the difference of two accuracies on the same tokens, paired by sentence.
+    """Return the two-sided p-value of a difference of accuracies; NaN below `MIN_SENTENCES` sentences.
 
-    It is 1 minus the highest confidence level at which the interval of `difference_interval` leaves out 0, so that the
-    two never contradict each other.
-
-    Args:
-        difference: Number of tokens that the first predicts rightly minus that of the second, shape (n_sentences,).
-        n_tokens: Number of tokens of each sentence, shape (n_sentences,); sentences without tokens do not count.
-
-    Returns:
-        The p-value; NaN below `MIN_SENTENCES` sentences.
+    It is 1 minus the highest level at which `difference_interval` excludes 0, so the two never contradict each other.
     """
     ratio = _Ratio.of(difference, n_tokens)
     return math.nan if ratio is None else _p_value(ratio, ratio.least_error)
 
 
 def mean_p_value(sums: Sums, n_tokens: NDArray[np.int64]) -> float:
-    """Return the two-sided p-value of a mean over tokens, such as a paired difference: is it 0?
+    """Return the two-sided p-value of a mean over tokens being 0; NaN below `MIN_SENTENCES` sentences.
 
-    It is 1 minus the highest confidence level at which the interval of `mean_interval` leaves out 0.
-
-    Args:
-        sums: Sum over the tokens of each sentence, shape (n_sentences,).
-        n_tokens: Number of tokens of each sentence, shape (n_sentences,); sentences without tokens do not count.
-
-    Returns:
-        The p-value; NaN below `MIN_SENTENCES` sentences.
+    It is 1 minus the highest confidence level at which the interval of `mean_interval` excludes 0.
     """
     ratio = _Ratio.of(sums, n_tokens)
     return math.nan if ratio is None else _p_value(ratio, 0.0)
@@ -434,48 +343,32 @@ def _holds_0(estimate: _Estimate, least: float, t: float) -> bool:
 
 
 def mean_interval(sums: Sums, n_tokens: NDArray[np.int64]) -> tuple[float, float]:
-    """Return the 95% interval of a mean over tokens, such as a cross-entropy or the paired difference of two.
+    """Return the 95% confidence interval of a mean over tokens; NaN below `MIN_SENTENCES` sentences.
 
     It is Student's t interval. If the skewness over sentences requires it, an end is moved outwards (the cubic
-    transformation of Hall 1992). No end is moved inwards, because the skewness of few sentences is itself uncertain.
-
-    Args:
-        sums: Sum over the tokens of each sentence, shape (n_sentences,); for a paired difference, the difference of
-            sums.
-        n_tokens: Number of tokens of each sentence, shape (n_sentences,); sentences without tokens do not count.
-
-    Returns:
-        Both ends; NaN below `MIN_SENTENCES` sentences.
+    transformation of Hall 1992). No end is moved inwards, because the skewness of few sentences is uncertain.
+    `sums` has the sum over the tokens of each sentence (for a paired difference, the difference of sums), shape
+    (n_sentences,); sentences without tokens do not count.
     """
     ratio = _Ratio.of(sums, n_tokens)
     return NO_INTERVAL if ratio is None else ratio.interval()
 
 
 def ratio_interval(*ratios: tuple[Sums, Sums]) -> tuple[float, float]:
-    """Return the 95% interval of a ratio of sums over sentences, such as R², or of the first of two less the second.
+    """Return the 95% confidence interval of a ratio of sums over sentences, such as R², or of two ratios' difference.
 
-    It is that of `mean_interval`, with the jackknife of the ratio, or of the difference of the ratios.
-
-    Args:
-        ratios: One or two, each as what its numerator and its denominator have of each sentence, shape (n_sentences,).
-
-    Returns:
-        Both ends; NaN below `MIN_SENTENCES` sentences, or where a denominator is 0 without one of them.
+    It is as `mean_interval`, with the jackknife of the ratio, or of the difference. Each ratio is given by the
+    numerators and denominators of the sentences, shape (n_sentences,). Both ends are NaN below `MIN_SENTENCES`
+    sentences, or if a denominator is 0 without a sentence.
     """
     estimate = _ratios(*ratios)
     return NO_INTERVAL if estimate is None else estimate.interval()
 
 
 def ratio_p_value(*ratios: tuple[Sums, Sums]) -> float:
-    """Return the two-sided p-value of a ratio of sums, or of the difference of two: is it 0?
+    """Return the two-sided p-value of a ratio of sums, or of a difference of two ratios, being 0.
 
-    It is 1 minus the highest confidence level at which the interval of `ratio_interval` leaves out 0.
-
-    Args:
-        ratios: As of `ratio_interval`.
-
-    Returns:
-        The p-value; NaN where there is no interval.
+    It is 1 minus the highest confidence level at which `ratio_interval` excludes 0; NaN if there is no interval.
     """
     estimate = _ratios(*ratios)
     return math.nan if estimate is None else _p_value(estimate, 0.0)
@@ -507,14 +400,10 @@ def _moments(pseudo: NDArray[np.float64]) -> tuple[float, float, float, int]:
 
 @dataclass(frozen=True)
 class _Estimate:
-    """A function of sums over clusters, and how it varies.
+    """A function of sums over clusters: value, mean of the jackknife pseudo-values, standard error, skewness, number.
 
-    Args:
-        value: What is estimated.
-        unbiased: Mean of the jackknife pseudo-values.
-        standard_error: Standard deviation of the pseudo-values over the root of their number.
-        skewness: Skewness of the pseudo-values, as the adjusted Fisher-Pearson coefficient.
-        n_clusters: Number of clusters with tokens.
+    The standard error is their standard deviation over the root of their number, the skewness the adjusted
+    Fisher-Pearson coefficient.
     """
 
     value: float
@@ -528,12 +417,7 @@ class _Estimate:
         return float(stdtrit(self.n_clusters - 1, (1 + level) / 2))
 
     def interval(self, least: float = 0.0, t: float | None = None) -> tuple[float, float]:
-        """Return Student's interval, widened for skewness, with a standard error of at least `least`.
-
-        Args:
-            least: The least standard error.
-            t: Quantile of Student's t at the upper end; that of a 95% interval if None.
-        """
+        """Return Student's interval (95% if `t` is None), widened for skewness, with a standard error >= `least`."""
         t = self.t() if t is None else t
         reach = t * max(self.standard_error, least)
         low = self.unbiased - self._studentised(t) * self.standard_error
@@ -556,10 +440,7 @@ class _Estimate:
 class _Ratio(_Estimate):
     """The ratio of a sum over clusters to their number of tokens.
 
-    Args:
-        n_tokens: Number of tokens of all clusters.
-        assumed_design_effect: 1 + (m - 1) `INTRA_SENTENCE_CORRELATION`, where m is the mean over tokens of their
-            cluster's size.
+    `assumed_design_effect` is 1 + (m - 1) `INTRA_SENTENCE_CORRELATION`, m the mean over tokens of their cluster's size.
     """
 
     n_tokens: int
@@ -583,12 +464,7 @@ class _Ratio(_Estimate):
 
 
 def few_sentences(n: int, what: str = "test sentence") -> str | None:
-    """Return a sentence that tells the reader why there is no interval; None where there is one.
-
-    Args:
-        n: Number of sentences, or of other clusters of tokens.
-        what: Name of one of them.
-    """
+    """Return a sentence that explains the missing interval for `n` clusters (`what`); None if there is an interval."""
     if n >= MIN_SENTENCES:
         return None
     n_in_words = f"1 {what} is" if n == 1 else f"{n} {what}s are"
@@ -596,15 +472,11 @@ def few_sentences(n: int, what: str = "test sentence") -> str | None:
 
 
 def widened(value: float, interval: tuple[float, float], draws: Sequence[float]) -> tuple[float, float]:
-    """Widen an interval that holds for the given draws only, so that it also covers the variation between draws.
+    """Widen a confidence interval conditional on the given draws, so that it also covers the variation between draws.
 
-    At each end, the distances of two intervals from the value are combined as the root of their sum of squares (Zou &
-    Donner 2008): the distance of the given interval, and that of Student's t interval for the mean over draws.
-
-    Args:
-        value: The estimate that the interval belongs to.
-        interval: Lower and upper end.
-        draws: Estimate of each draw. A single draw does not show how much draws vary, and leaves the interval as it is.
+    At each end, two distances from `value` are combined as the root of their sum of squares (Zou & Donner 2008): the
+    distance of the given interval, and of Student's t interval for the mean over draws. A single draw leaves the
+    interval unchanged.
     """
     if len(draws) < 2:
         return interval
@@ -618,14 +490,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class GroupDifference:
-    """The mean of one group less that of another, or over it.
+    """The mean of a group minus, or divided by, the mean of another group, with its 95% confidence interval.
 
-    Args:
-        value: The difference, or the ratio.
-        low: Lower end of its 95% interval; NaN if a group has fewer than two draws.
-        high: Its upper end.
-        p: p-value of no difference, or of one that is not above 0; NaN if a group has fewer than two draws. It is 1 if
-            neither group varies, because such groups do not tell how far draws differ.
+    `p` is the p-value of no difference, or of a difference not above 0. Interval and p are NaN if a group has fewer
+    than two draws. p is 1 if neither group varies, because such groups do not show the variation between draws.
     """
 
     value: float
@@ -635,13 +503,7 @@ class GroupDifference:
 
 
 def welch(first: Sequence[float], second: Sequence[float], *, is_above: bool) -> GroupDifference:
-    """Compare two independent groups of draws whose variances may differ (Welch 1947).
-
-    Args:
-        first: Draws of the one group.
-        second: Draws of the other.
-        is_above: Whether the first is asked to be above the second, and not only to differ.
-    """
+    """Compare two independent groups of draws whose variances may differ (Welch 1947), one-sided if `is_above`."""
     a, b = (np.asarray(group, dtype=np.float64) for group in (first, second))
     value = float(a.mean() - b.mean())
     if min(len(a), len(b)) < 2:
@@ -659,15 +521,12 @@ def welch(first: Sequence[float], second: Sequence[float], *, is_above: bool) ->
 
 
 def times(first: Sequence[float], second: Sequence[float]) -> GroupDifference:
-    """Return how many times as large the draws of one group are as those of another, by the means of their logarithms.
+    """Return the ratio of the draws of two groups, by the means of their logarithms.
 
-    Distances vary in proportion to their size, so that logarithms of two groups vary alike where the groups do not, and
-    seeds tell more (Welch's test has more degrees of freedom, and the larger group does not hide the difference). Where
-    a draw is 0, there is no ratio, and the p-value is that of the difference.
-
-    Args:
-        first: Draws of the group that is asked to be the larger one, at least 0.
-        second: Draws of the other.
+    Distances vary in proportion to their size, so logarithms of two groups vary alike where the groups do not, and
+    seeds are more informative (Welch's test has more degrees of freedom, and the larger group does not hide the
+    difference). The test is one-sided: whether `first` is larger. Draws must be at least 0; if a draw is 0, there is no
+    ratio, and the p-value is that of the difference.
     """
     if min(*first, *second) > 0:
         log_difference = welch(np.log(first).tolist(), np.log(second).tolist(), is_above=True)
@@ -681,17 +540,14 @@ def times(first: Sequence[float], second: Sequence[float]) -> GroupDifference:
 
 
 def common_share(from_start: Sequence[float], between: Sequence[float]) -> float:
-    """Return which share of their squared distance from a common start trainings have in common; NaN if they are there.
+    """Return the share of their squared distance from a common start that trainings have in common.
 
-    If training (i) moves the start by c + e_i, where all e_i are independent of c and of each other, and have mean 0,
-    its squared distance from the start is |c|^2 + |e|^2 in the mean, and that of two trainings 2 |e|^2. The share of c
-    is 1 less half the ratio of the second to the first. One less the cosine is half the squared distance of unit
-    vectors, so that it may stand for it; so may one less linear CKA (of centred Gram matrices with norm 1), and the
-    Jensen-Shannon divergence, which is the square of a distance in a Hilbert space (Fuglede & Topsoe 2004).
-
-    Args:
-        from_start: Squared distance of each training from the start.
-        between: Squared distance of pairs of trainings; NaN is returned without any.
+    If training (i) moves the start by c + e_i, where all e_i are independent of c and of each other with mean 0, its
+    expected squared distance from the start is |c|^2 + |e|^2, and that between two trainings 2 |e|^2. The share of c is
+    1 minus half the ratio of the second (`between`) to the first (`from_start`). 1 - cosine is half the squared
+    distance of unit vectors, so it may replace the squared distance; so may 1 - linear CKA (of centred Gram matrices
+    with norm 1), and the Jensen-Shannon divergence, the square of a distance in a Hilbert space (Fuglede & Topsoe
+    2004). The share is NaN without pairs, or if the trainings have not moved.
     """
     moved = float(np.mean(from_start))
     return math.nan if not len(between) or not moved > 0 else 1 - float(np.mean(between)) / (2 * moved)
@@ -699,17 +555,15 @@ def common_share(from_start: Sequence[float], between: Sequence[float]) -> float
 
 @dataclass(frozen=True)
 class Spread:
-    """The mean score of trainings, and the variance of a single one by its sources.
+    """The mean score of trainings, and the variance of a single training's score by source.
 
     Args:
-        mean: Mean score of all trainings.
-        low: Lower end of the interval of the mean, over other seeds, orders and test clusters; NaN if there are
-            fewer than two trainings or too few clusters.
-        high: Its upper end.
-        variances: Variance that each source gives to the score of a single training: `seed` and `order` alone, and
-            `rest`, what they do together beyond the sum of both, each on a test part without end; and `test`, the
-            choice of test clusters. A source that was not varied is NaN.
-        ends: Ends of the interval of each of these variances; few trainings leave it wide.
+        low: Lower end of the confidence interval of the mean, over other seeds, orders and test clusters; NaN if there
+            are fewer than two trainings or too few clusters.
+        variances: Variance of a single training's score due to `seed`, to `order`, and to `rest`, their joint effect
+            beyond the sum of both, each on an infinite test part; and due to `test`, the choice of test clusters. A
+            source that was not varied is NaN.
+        ends: Confidence interval of each of these variances, wide for few trainings.
     """
 
     mean: float
@@ -720,18 +574,18 @@ class Spread:
 
     @property
     def sds(self) -> dict[str, float]:
-        """Standard deviation that each source gives to the score of a single training."""
+        """Standard deviation of a single training's score due to each source."""
         return {name: math.sqrt(value) for name, value in self.variances.items()}
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of each source in the sum of their variances; NaN where the sum is 0."""
+        """Share of each source in the sum of the variances; NaN if the sum is 0."""
         total = sum(value for value in self.variances.values() if value == value)
         return {name: value / total if total else math.nan for name, value in self.variances.items()}
 
     @property
     def share_ends(self) -> dict[str, tuple[float, float]]:
-        """Interval of each share: the least of a source beside the most of the others, and the other way round."""
+        """Interval of each share: the least of a source with the most of the others, and vice versa."""
         known = {name: ends for name, ends in self.ends.items() if not math.isnan(ends[0])}
         intervals = dict.fromkeys(self.ends, (math.nan, math.nan))
         for name, source_ends in known.items():
@@ -745,15 +599,11 @@ class Spread:
 
 
 def spread(numerators: Floats, denominators: Floats, level: float = LEVEL) -> Spread:
-    """Return the mean score and what its variance consists of, by analysis of variance with random effects.
+    """Return the mean score and its variance components, by analysis of variance with random effects.
 
-    With one order, what seed and order do together belongs to the seed; with one seed, to the order.
-
-    Args:
-        numerators: What each training has in each cluster, such as tokens that are right; of a comparison, the
-            difference of two. Shape (n_seeds, n_orders, n_clusters).
-        denominators: What a score is a share of, such as tokens, shape (n_clusters,).
-        level: Confidence level of the interval.
+    With one order, the joint effect of seed and order belongs to the seed; with one seed, to the order. `numerators`,
+    such as correct tokens or a difference of two, have shape (n_seeds, n_orders, n_clusters), `denominators`
+    (n_clusters,).
     """
     n, total = numerators.shape[2], denominators.sum()
     scores = numerators.sum(2) / total
@@ -773,9 +623,9 @@ def spread(numerators: Floats, denominators: Floats, level: float = LEVEL) -> Sp
 def _ends_of_variances(
     scores: Floats, of_clusters: Mapping[str, float], n: int, level: float
 ) -> dict[str, tuple[float, float]]:
-    """Return the interval of Williams (1962) and Tukey (1951) of each source's variance; NaN where it did not vary.
+    """Return the interval of Williams (1962) and Tukey (1951) of each source's variance; NaN if it did not vary.
 
-    What else is in a source's mean square, of the residual and of the test clusters, is its noise.
+    The other parts of a source's mean square, of the residual and of the test clusters, are its noise.
     """
     n_seeds, n_orders = scores.shape
     rows, columns, rest = _mean_squares(scores)
@@ -806,7 +656,7 @@ def _ends_of_variance(
 
 
 def _mean_squares(scores: Floats) -> tuple[float, float, float]:
-    """Return the mean squares of rows, of columns and of the residual; NaN for one of a single level."""
+    """Return the mean squares of rows, of columns and of the residual; NaN for a single level."""
     n_seeds, n_orders = scores.shape
     mean, rows, columns = scores.mean(), scores.mean(1, keepdims=True), scores.mean(0, keepdims=True)
     rest = scores - rows - columns + mean
@@ -820,19 +670,17 @@ def _mean_squares(scores: Floats) -> tuple[float, float, float]:
 
 
 def _of_trainings(rows: float, columns: float, rest: float, n_seeds: int, n_orders: int) -> dict[str, float]:
-    """Return the variances of seed, of order and of both together, given their mean squares; none is cut off at 0."""
+    """Return the variances of seed, of order and of both together, given their mean squares, not truncated at 0."""
     if n_orders == 1 or n_seeds == 1:
         return {"seed": rows, "order": columns, "rest": math.nan}
     return {"seed": (rows - rest) / n_orders, "order": (columns - rest) / n_seeds, "rest": rest}
 
 
 def _of_clusters(pseudo: Floats) -> dict[str, float]:
-    """Return the variances over clusters: of what all trainings share, and of what they differ by.
+    """Return the variances over clusters of the common part of all trainings, and of their differences.
 
-    `trainings` is what the latter give to the variance of the mean of all of them.
-
-    Args:
-        pseudo: How far each cluster moves each score, with mean 0 over clusters, shape (n_seeds, n_orders, n_clusters).
+    `trainings` is the contribution of the latter to the variance of the mean. `pseudo` has the effect of each cluster
+    on each score, with mean 0 over clusters, shape (n_seeds, n_orders, n_clusters).
     """
     n_seeds, n_orders, n = pseudo.shape
     free = max(n - 1, 1)
@@ -858,7 +706,7 @@ Part = tuple[float, int]
 
 
 def _interval(scores: Floats, of_clusters: Mapping[str, float], n: int, level: float) -> tuple[float, float]:
-    """Return the interval of the mean: Student's t with the degrees of freedom of Satterthwaite (1946)."""
+    """Return the confidence interval of the mean: Student's t with the degrees of freedom of Satterthwaite (1946)."""
     if scores.size < 2 or n < MIN_SENTENCES:
         return math.nan, math.nan
     parts = [(max(of_clusters["mean"], 0.0) / n, n - 1), *_parts_of_trainings(scores, of_clusters["trainings"], n)]
@@ -866,15 +714,10 @@ def _interval(scores: Floats, of_clusters: Mapping[str, float], n: int, level: f
 
 
 def _parts_of_trainings(scores: Floats, of_clusters: float, n: int) -> list[Part]:
-    """Return what the trainings give to the variance of their mean score; there are at least two.
+    """Return the contributions of the trainings, at least two, to the variance of their mean score.
 
-    Few trainings may happen to have nearly the same score though they are right on other clusters. What that gives to
-    the variance is known from the clusters, and the variance is not taken to be smaller.
-
-    Args:
-        scores: The score of each training, shape (n_seeds, n_orders).
-        of_clusters: What trainings differ by on each cluster, as `trainings` of `_of_clusters`.
-        n: Number of clusters.
+    Few trainings may have nearly the same score by chance though they are correct on other clusters. The contribution
+    of that to the variance is known from the clusters (`of_clusters`), and is a lower bound.
     """
     n_seeds, n_orders = scores.shape
     rows, columns, rest = _mean_squares(scores)
@@ -904,12 +747,9 @@ def _around(mean: float, parts: Sequence[Part], level: float) -> tuple[float, fl
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean score of some trainings less that of others, on the same test clusters.
+    """The mean score of some trainings minus the mean score of others, on the same test clusters.
 
-    Args:
-        mean: The difference.
-        low: Lower end of its interval over other seeds, orders and test clusters; NaN if there are too few of them.
-        high: Its upper end.
+    The interval is over other seeds, orders and test clusters; NaN if there are too few of them.
     """
 
     mean: float
@@ -918,29 +758,17 @@ class Difference:
 
 
 def paired_difference(a: Floats, b: Floats, denominators: Floats, level: float = LEVEL) -> Difference:
-    """Return the difference of trainings at the same seeds and orders: the spread of what each pair differs by.
-
-    Args:
-        a: What each training has in each cluster, shape (n_seeds, n_orders, n_clusters).
-        b: What the other one of the same seed and order has, of the same shape.
-        denominators: What a score is a share of, shape (n_clusters,).
-        level: Confidence level of the interval.
-    """
+    """Return the difference of trainings at the same seeds and orders; arguments have shapes as for `spread`."""
     difference = spread(a - b, denominators, level)
     return Difference(difference.mean, difference.low, difference.high)
 
 
 def independent_difference(a: Floats, b: Floats, denominators: Floats, level: float = LEVEL) -> Difference:
-    """Return the difference of trainings whose seeds and orders have nothing to do with each other.
+    """Return the difference of trainings with unrelated seeds and orders.
 
-    The variances of both means by their trainings are added up, as by Welch (1938); of the test clusters, which both
-    share, it is that of the difference.
-
-    Args:
-        a: What each training has in each cluster, shape (n_seeds, n_orders, n_clusters).
-        b: What the others have, shape (n_seeds, n_orders, n_clusters) with other numbers of seeds and orders.
-        denominators: What a score is a share of, shape (n_clusters,).
-        level: Confidence level of the interval.
+    The variances of both means due to their trainings are added, as by Welch (1938); the variance due to the shared
+    test clusters is that of the difference. Arguments are as for `paired_difference`; numbers of seeds and orders may
+    differ.
     """
     n, total = len(denominators), denominators.sum()
     scores = [of_group.sum(2) / total for of_group in (a, b)]

@@ -1,4 +1,4 @@
-"""What chance gives: values among random draws, permuted labels, units that are not independent, and many p-values."""
+"""Null distributions: ranks among random draws, permuted labels, the bootstrap, and multiple tests."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ Drawn = Sequence[float] | NDArray[np.float64]
 
 
 def rank_p(value: float, drawn: Drawn) -> float:
-    """Return the share of values, this one among them, that are at least as large: a one-sided p-value by rank.
-
-    It is NaN if the value or one of the others is.
-    """
+    """Return the one-sided p-value by rank: the share of all values at least as large; NaN if a value is NaN."""
     others = np.asarray(drawn, dtype=np.float64)
     if math.isnan(value) or np.isnan(others).any():
         return math.nan
@@ -31,7 +28,7 @@ def rank_p(value: float, drawn: Drawn) -> float:
 
 
 def percentile_of(value: float, drawn: Drawn) -> float:
-    """Return the percentage of the others that are below a value; NaN without others, or where one of all is NaN."""
+    """Return the percentage of the drawn values below a value; NaN without draws, or if any value is NaN."""
     others = np.asarray(drawn, dtype=np.float64)
     if not len(others) or math.isnan(value) or np.isnan(others).any():
         return math.nan
@@ -42,12 +39,9 @@ def discovery_rates(p: Tensor, candidates: Tensor) -> Tensor:
     """Return for each p-value the lowest false discovery rate at which it is a discovery (Benjamini & Hochberg 1995).
 
     If every p-value with a rate of at most q is called a discovery, the expected share of false discoveries is at most
-    q; where all null hypotheses are true, q bounds the probability of any discovery. This holds for independent
-    p-values and under positive regression dependency (Benjamini & Yekutieli 2001), but not under every dependency.
-
-    Args:
-        p: The p-values, shape (n,), float64.
-        candidates: Whether each is tested, shape (n,), bool; those that are not have a rate of 1.
+    q; if all null hypotheses are true, q bounds the probability of any discovery. This applies to independent p-values
+    and under positive regression dependency (Benjamini & Yekutieli 2001), but not under every dependency. p-values
+    outside `candidates`, shape (n,), bool, are not tested and have a rate of 1.
     """
     from scipy.stats import false_discovery_control
 
@@ -58,13 +52,10 @@ def discovery_rates(p: Tensor, candidates: Tensor) -> Tensor:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Return p-values that are corrected for their number by Holm (1979).
+    """Return p-values corrected by Holm (1979), under any dependence; NaN was not tested and stays NaN.
 
     If every null hypothesis whose corrected p-value is at most a level is rejected, the probability of rejecting any
-    true one is at most that level, however the p-values depend on one another.
-
-    Args:
-        p: The p-values; one that is NaN was not tested, and stays so.
+    true hypothesis is at most that level.
     """
     corrected, least = list(p), 0.0
     tested = sorted((value, i) for i, value in enumerate(p) if not math.isnan(value))
@@ -80,20 +71,11 @@ _Label = TypeVar("_Label", np.int32, np.int64)
 def permute_within_sentences(
     labels: NDArray[_Label], sentences: NDArray[np.int32], input_ids: NDArray[np.int32], n_draws: int, seed: int
 ) -> NDArray[_Label]:
-    """Return draws of the labels in which each sentence's labels are permuted among its tokens.
+    """Return draws in which each sentence's labels are permuted among its tokens, shape (n_draws, n_tokens).
 
-    Such labels tell a sentence's length and topic, but not where a token is. The permutation of a sentence depends on
-    its tokens and the seed, but not on the sentence's index in the corpus.
-
-    Args:
-        labels: Class of each token, shape (n_tokens,); tokens labelled -1 take no part and keep -1.
-        sentences: Sentence of each token, ascending, shape (n_tokens,).
-        input_ids: Token ids, shape (n_tokens,).
-        n_draws: Number of draws.
-        seed: Seed of all draws.
-
-    Returns:
-        Shape (n_draws, n_tokens), with the dtype of the labels.
+    Such labels are informative about a sentence's length and topic, but not about the position of a token. The
+    permutation of a sentence depends on its tokens and the seed, but not on the sentence's index in the corpus. Tokens
+    labelled -1 keep -1; `sentences` must ascend.
     """
     examples = np.flatnonzero(labels >= 0)
     keys, sentence_of_example = _token_keys(sentences, input_ids)[examples], sentences[examples]
@@ -129,15 +111,11 @@ MOSTLY_BETWEEN = 0.5
 
 
 def correlation_of_neighbours(labels: NDArray[np.int32], units: NDArray[np.int32], codes: LabelCodes) -> float | None:
-    """Return the correlation of the labels of neighbouring units, where it is no chance; None elsewhere.
+    """Return the correlation of the labels of neighbouring units, if it exceeds chance; else None.
 
-    It is the sum of v_i'v_(i+1) over the sum of |v_i|^2, with v the vector of a unit's label less the mean of all. In a
-    random order it has a variance of at most 1 / n. A unit's label is that of its first token.
-
-    Args:
-        labels: Label of each token, shape (n_tokens,); tokens labelled -1 are ignored.
-        units: Sentence of each token, or row, in their order, shape (n_tokens,).
-        codes: The vectors of the labels.
+    It is the sum of v_i'v_(i+1) over the sum of |v_i|^2, with v the vector of a unit's label minus the mean of all. In
+    a random order its variance is at most 1 / n. A unit (sentence or row) has the label of its first token; -1 is
+    ignored.
     """
     if codes.excess_between(labels, units) < MOSTLY_BETWEEN:
         return None
@@ -164,35 +142,22 @@ def resampled_means(
 ) -> NDArray[np.float64]:
     """Return means over tokens in bootstrap draws of the sentences, shape (n_draws, n).
 
-    Args:
-        sums: Sums over the tokens of each sentence, shape (n_sentences, n).
-        n_tokens: Number of tokens of each sentence, or whatever else sums are divided by, shape (n_sentences,).
-        seed: Seed of the generator; equal seeds and numbers of sentences give the same draws.
-        n_draws: Number of bootstrap draws.
+    `sums` have shape (n_sentences, n), `n_tokens`, or any other divisor, (n_sentences,). See `sentence_counts` for
+    seeds.
     """
     times = sentence_counts(len(n_tokens), seed, n_draws)
     return (times @ sums) / (times @ n_tokens)[:, None]
 
 
 def sentence_counts(n_sentences: int, seed: int, n_draws: int = DRAWS) -> NDArray[np.int64]:
-    """Return how often each sentence is in each bootstrap draw, shape (n_draws, n_sentences).
-
-    Args:
-        n_sentences: Number of sentences.
-        seed: Seed of the generator; equal seeds and numbers of sentences give the same draws.
-        n_draws: Number of bootstrap draws.
-    """
+    """Return how often each sentence is in each draw, (n_draws, n_sentences), the same for equal seeds and numbers."""
     generator = np.random.default_rng(seed)
     draws = (generator.integers(n_sentences, size=n_sentences) for _ in range(n_draws))
     return np.stack([np.bincount(draw, minlength=n_sentences) for draw in draws])
 
 
 def percentiles(draws: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the 2.5% and 97.5% quantiles of the draws that are finite; NaN if none is finite.
-
-    Args:
-        draws: The statistic of each draw, shape (n_draws,).
-    """
+    """Return the 2.5% and 97.5% quantiles of the finite draws, shape (n_draws,); NaN if none is finite."""
     finite = draws[np.isfinite(draws)]
     if not len(finite):
         return NO_INTERVAL
@@ -201,12 +166,7 @@ def percentiles(draws: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def percentile_interval(draws: NDArray[np.float64], n_clusters: int) -> tuple[float, float]:
-    """Return the percentile interval (Efron 1979) of a bootstrapped statistic; NaN below `MIN_SENTENCES` clusters.
-
-    Args:
-        draws: The statistic of each draw, shape (n_draws,).
-        n_clusters: Number of sentences, or of pairs of sentences, that were resampled.
-    """
+    """Return the percentile interval (Efron 1979) of bootstrap draws; NaN below `MIN_SENTENCES` resampled clusters."""
     return percentiles(draws) if n_clusters >= MIN_SENTENCES else NO_INTERVAL
 
 
@@ -217,14 +177,7 @@ N_DRAWS = 400
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval.
-
-    Args:
-        value: The number; NaN where it is not defined.
-        low: Lower end of the 95% percentile interval over resampled sentences; NaN where there is none.
-        high: Upper end.
-        n: Number of tokens, sentences or words that the number is taken over.
-    """
+    """A number (NaN if undefined) over `n` tokens, sentences or words, with its 95% percentile interval."""
 
     value: float
     low: float
@@ -238,37 +191,24 @@ def undefined(n: int) -> Estimate:
 
 
 def estimate(value: float, draws: Tensor, n: int, n_clusters: int) -> Estimate:
-    """Return a number with the percentile interval of its draws; draws that are not finite are left out.
-
-    Args:
-        value: The number.
-        draws: The number in each bootstrap draw, shape (n_draws,).
-        n: Number of tokens, sentences or words that the number is taken over.
-        n_clusters: Number of sentences or words that are resampled.
-    """
+    """Return a number with the percentile interval of its finite bootstrap draws, shape (n_draws,)."""
     return Estimate(value, *percentile_interval(draws.double().numpy(), n_clusters), n)
 
 
 def weights(first_sentence: int, n_sentences: int, seed: int, n_draws: int = N_DRAWS) -> Tensor:
-    """Return how often each of some consecutive sentences counts in each draw, shape (n_draws, n_sentences), float32.
+    """Return the bootstrap weights of consecutive sentences, shape (n_draws, n_sentences), float32.
 
     Poisson numbers of mean 1 replace drawing with replacement, so that a sentence's weight does not depend on the other
-    sentences (the Poisson bootstrap: Chamandy et al. 2012). The weights are the same for every layer and transform, so
-    that these can be compared.
-
-    Args:
-        first_sentence: Index of the first sentence in the corpus. The weights depend on it, so a corpus must always be
-            read in the same blocks.
-        n_sentences: Number of sentences.
-        seed: Seed of all draws.
-        n_draws: Number of draws.
+    sentences (Poisson bootstrap: Chamandy et al. 2012). The weights are the same for every layer and transform, which
+    are therefore comparable. They depend on `first_sentence`, the index in the corpus, so a corpus must always be read
+    in the same blocks.
     """
     generator = np.random.default_rng([seed, first_sentence])
     return torch.from_numpy(generator.poisson(1.0, (n_draws, n_sentences)).astype(np.float32))
 
 
 class MeanOverSentences:
-    """Takes one number per sentence and returns their mean with its interval; NaN is ignored."""
+    """Accumulates a number per sentence and returns the mean with its interval; NaN is ignored."""
 
     def __init__(self, n_draws: int = N_DRAWS) -> None:
         self.n = 0
@@ -276,7 +216,7 @@ class MeanOverSentences:
         self.drawn = torch.zeros(2, n_draws, dtype=torch.float64)
 
     def update(self, values: Tensor, weights: Tensor) -> None:
-        """Add sentences: their numbers, shape (n,), NaN where undefined, and their weights, shape (n_draws, n)."""
+        """Add sentences: their numbers, shape (n,), NaN if undefined, and their weights, shape (n_draws, n)."""
         defined = ~values.isnan()
         selected = values[defined].double()
         self.n += len(selected)
@@ -305,14 +245,11 @@ def normalise(vectors: Tensor) -> Tensor:
 
 
 class CosineSums:
-    """Takes unit vectors and returns what each neuron contributes to the mean cosine of two different ones.
+    """Accumulates unit vectors and returns each neuron's contribution to the mean cosine of two different vectors.
 
-    With u_i = x_i / |x_i|, the mean cosine is (|sum_i u_i|^2 - N) / (N (N - 1)), so that no pairs need be drawn. The
-    contribution of neuron k is cc_k = ((sum_i u_ik)^2 - sum_i u_ik^2) / (N (N - 1)), the closed form of Timkey & van
-    Schijndel's (2021).
-
-    Args:
-        d: Width of the vectors.
+    With u_i = x_i / |x_i|, the mean cosine is (|sum_i u_i|^2 - N) / (N (N - 1)), so no pairs are drawn. The
+    contribution of neuron k is cc_k = ((sum_i u_ik)^2 - sum_i u_ik^2) / (N (N - 1)), the closed form of the
+    contribution of Timkey & van Schijndel (2021).
     """
 
     def __init__(self, d: int) -> None:
@@ -321,7 +258,7 @@ class CosineSums:
         self.squares = torch.zeros(d, dtype=torch.float64)
 
     def update(self, units: Tensor, sums: Tensor) -> None:
-        """Add unit vectors, shape (n, d), and sums of them, shape (m, d), such as those of sentences or themselves."""
+        """Add unit vectors, shape (n, d), and sums of them, shape (m, d), such as sums by sentence or the vectors."""
         self.n += len(units)
         self.total += sums.double().sum(0)
         rows = units.numpy()
@@ -329,11 +266,7 @@ class CosineSums:
         self.squares += torch.from_numpy(np.einsum("nd,nd->d", rows, rows)).double()
 
     def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
-        """All-reduce the sums of all processes.
-
-        Args:
-            sum_over_ranks: Returns the sum of a tensor over all processes.
-        """
+        """All-reduce the sums; `sum_over_ranks` returns the sum of a tensor over processes."""
         self.n = int(sum_over_ranks(torch.tensor(self.n)))
         self.total, self.squares = sum_over_ranks(self.total), sum_over_ranks(self.squares)
 
@@ -344,9 +277,9 @@ class CosineSums:
 
 
 def shares_of(by_neuron: Tensor, mean_cosine: float) -> Tensor:
-    """Return the share of each neuron, shape (d,); it can be above 1 or below 0, as contributions have both signs.
+    """Return each neuron's share of the mean cosine, shape (d,); NaN if the mean cosine is within `NO_COSINE` of 0.
 
-    NaN where the mean cosine is within `NO_COSINE` of 0, so that a share of it has no meaning.
+    A share can be above 1 or below 0, as contributions have both signs.
     """
     return by_neuron / mean_cosine if abs(mean_cosine) > NO_COSINE else by_neuron * torch.nan
 
@@ -363,18 +296,11 @@ TRANSFORMS = 3
 
 
 def random_rotation(n: int, *seeds: int) -> Callable[[Tensor], Tensor]:
-    """Draw a rotation or reflection, and return what expresses rows by its directions.
+    """Draw a rotation or reflection; return a function that expresses rows, (n_rows, n), float64, in its directions.
 
-    Of up to `MOST_DRAWN` neurons it is uniform (Haar): the orthogonal factor of a matrix of normal numbers, with the
-    signs that make the triangular factor's diagonal positive. Of more it is the product of random sign changes and
-    cosine transforms, which are orthogonal, too (Yu et al. 2016, arXiv 1610.09072).
-
-    Args:
-        n: Number of neurons.
-        seeds: Numbers that the draw depends on, and on nothing else.
-
-    Returns:
-        Takes rows of shape (n_rows, n), float64, and returns their products with each direction, of the same shape.
+    Up to `MOST_DRAWN` neurons it is uniform (Haar): the orthogonal factor of a matrix of normal numbers, with the signs
+    that make the triangular factor's diagonal positive. Above, it is the product of random sign changes and cosine
+    transforms, which are orthogonal, too (Yu et al. 2016, arXiv 1610.09072). It depends only on `n` and `seeds`.
     """
     generator = np.random.default_rng(seeds)
     if n > MOST_DRAWN:

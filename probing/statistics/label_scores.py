@@ -1,4 +1,4 @@
-"""Labels as vectors, and scores of clusters: what a neuron's deviations and the labels have in common in them."""
+"""Labels as vectors, and scores of clusters: the association of a neuron's deviations with the labels."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class LabelCodes:
-    """A vector for each label: 0 but for one entry.
+    """A vector for each label, with a single nonzero entry.
 
-    With X the deviations of a neuron from its mean, |sum over tokens of code * x|^2 is the between-class sum of squares
+    With x the deviations of a neuron from its mean, |sum over tokens of code * x|^2 is the between-class sum of squares
     for classes, and the squared correlation times the sum of squares for numbers.
 
     Args:
-        columns: The entry of each label that is not 0, shape (n_labels,), int64.
+        columns: The nonzero entry of each label, shape (n_labels,), int64.
         values: Its value, shape (n_labels,), float64.
         mean: Mean of the vectors over the tokens, shape (n_columns,), float64.
     """
@@ -34,22 +34,13 @@ class LabelCodes:
 
     @classmethod
     def of_classes(cls, sizes: Tensor) -> LabelCodes:
-        """Return 1 over the root of the class's size, in a column for each class.
-
-        Args:
-            sizes: Number of tokens of each class, shape (n_classes,). Of a size of 0 there is no token.
-        """
+        """Return 1 over the root of the class's size, in a column for each class; sizes may be 0."""
         values = sizes.double().clamp(min=1).rsqrt()
         return cls(torch.arange(len(sizes)), values, sizes * values / sizes.sum().clamp(min=1))
 
     @classmethod
     def of_numbers(cls, numbers: Tensor, n_tokens: int) -> LabelCodes:
-        """Return the number over the root of the number of tokens, in a single column.
-
-        Args:
-            numbers: The number of each label, with the mean 0 and the variance 1 over the tokens, shape (n_labels,).
-            n_tokens: Number of tokens.
-        """
+        """Return standardised numbers over the root of the number of tokens, in a single column."""
         columns = torch.zeros(len(numbers), dtype=torch.int64)
         return cls(columns, numbers.double() / n_tokens**0.5, torch.zeros(1, dtype=torch.float64))
 
@@ -60,24 +51,11 @@ class LabelCodes:
         return (self.values - mean).square() + self.mean.square().sum() - mean.square()
 
     def sums(self, weights: Tensor) -> Tensor:
-        """Return sums of the labels' vectors less their mean, each with a weight.
-
-        Args:
-            weights: Weights of each label, in each of n sums, shape (n_labels, n).
-
-        Returns:
-            Shape (n_columns, n).
-        """
+        """Return n weighted sums of the centred label vectors, shape (n_columns, n), for weights (n_labels, n)."""
         return self._by_column(weights * self.values[:, None]) - self.mean[:, None] * weights.sum(0)
 
     def sums_of_products(self, weights: Tensor) -> Tensor:
-        """Return sums of the outer products of these vectors with themselves, shape (n, n_columns, n_columns).
-
-        As each vector has one entry besides the mean, this takes as long as writing the result.
-
-        Args:
-            weights: Weights of each label, in each of n sums, shape (n_labels, n).
-        """
+        """Return n weighted sums of outer products, (n, n_columns, n_columns), in the time of writing the result."""
         entries = self._by_column(weights * self.values[:, None]).T
         across = entries[:, :, None] * self.mean
         total = weights.sum(0)[:, None, None] * (self.mean[:, None] * self.mean) - across - across.mT
@@ -88,15 +66,12 @@ class LabelCodes:
         return values.new_zeros(len(self.mean), values.shape[1]).index_add_(0, self.columns, values)
 
     def excess_between(self, labels: NDArray[np.int32], sentences: NDArray[np.int32]) -> float:
-        """Return how much of the differences between sentences' mean labels is more than chance makes, from 0 to 1.
+        """Return the share of the differences between sentences' mean labels that exceeds chance, from 0 to 1.
 
         With the mean squares of the one-way analysis of variance, (between - within) / between: the reliability of the
-        sentences' means (Shrout & Fleiss 1979, ICC(1, k)). It is 1 where every sentence has one label, and 0 where
-        labels differ within sentences as much as among all tokens, or more, as positions do.
-
-        Args:
-            labels: Label of each token, shape (n_tokens,); tokens labelled -1 are ignored.
-            sentences: Sentence of each token, shape (n_tokens,).
+        sentences' means (Shrout & Fleiss 1979, ICC(1, k)). It is 1 if every sentence has a single label, and 0 if
+        labels differ within sentences at least as much as among all tokens, as positions do. `labels` and `sentences`
+        have shape (n_tokens,); tokens labelled -1 are ignored.
         """
         is_example = labels >= 0
         value, column = self.values.numpy()[labels[is_example]], self.columns.numpy()[labels[is_example]]
@@ -120,13 +95,9 @@ class LabelCodes:
 
 @dataclass(frozen=True)
 class Divided:
-    """The division of tokens into sentences, and of these into clusters; each adjacent, numbered from 0.
+    """The division of tokens into sentences, and of sentences into clusters; each adjacent, numbered from 0.
 
-    Args:
-        labels: Label of each token, shape (n,).
-        sentence: Sentence of each token, shape (n,).
-        cluster: Cluster of each sentence, shape (n_sentences,).
-        lengths: Number of tokens of each sentence, shape (n_sentences,), float64.
+    `labels` and `sentence` have shape (n,), `cluster` and `lengths` (numbers of tokens, float64) (n_sentences,).
     """
 
     labels: Tensor
@@ -136,7 +107,7 @@ class Divided:
 
     @classmethod
     def of(cls, labels: Tensor, sentences: Tensor, clusters: Tensor) -> Divided:
-        """Number the sentences and clusters of tokens, given in any ascending numbers, each of shape (n,)."""
+        """Number the sentences and clusters of tokens, given as any ascending numbers, each of shape (n,)."""
         _, sentence, lengths = sentences.unique_consecutive(return_inverse=True, return_counts=True)
         _, cluster = clusters[lengths.cumsum(0) - 1].unique_consecutive(return_inverse=True)
         return cls(labels, sentence, cluster, lengths.double())
@@ -146,10 +117,7 @@ class Divided:
         return values.new_zeros(len(self.lengths), values.shape[1]).index_add_(0, self.sentence, values)
 
     def by_cluster(self, values: Tensor) -> Tensor:
-        """Return the sums over each cluster's sentences of values of shape (n_sentences, ...).
-
-        Where each cluster is one sentence, they are the values themselves.
-        """
+        """Return the sums over each cluster's sentences of values of shape (n_sentences, ...)."""
         n_clusters = int(self.cluster[-1]) + 1
         if n_clusters == len(values):
             return values
@@ -174,12 +142,8 @@ class MomentsOfSigns(NamedTuple):
 class ScoreSums:
     """Sums over clusters of their scores u and of products of these.
 
-    Args:
-        scores: Sum of u, shape (n_columns, d_model), float64.
-        products: Sum of u u', shape (d_model, n_columns, n_columns).
-        weighted: Sum of |u|^2 u u', of the same shape.
-        fourths: Sum of |u|^4, shape (d_model,).
-        sixths: Sum of |u|^6, shape (d_model,).
+    They are of u, (n_columns, d_model), float64; of u u' and |u|^2 u u', (d_model, n_columns, n_columns); and of |u|^4
+    and |u|^6, (d_model,).
     """
 
     scores: Tensor
@@ -208,11 +172,8 @@ class ScoreSums:
     def with_multiples(self, codes: LabelCodes, share: float, powers: Tensor) -> ScoreSums:
         """Return the sums after adding clusters with one label each, whose scores are multiples of that label's vector.
 
-        Args:
-            codes: The vectors of the labels; of each, a share of what differs from their mean counts.
-            share: That share.
-            powers: Sums over the clusters of each label of their factors, and of the second, fourth and sixth powers
-                of these, shape (4, n_labels, d_model).
+        `share` is the weight of the centred label vectors. `powers` has sums over the clusters of each label of their
+        factors, and of the second, fourth and sixth powers of these, shape (4, n_labels, d_model).
         """
         first, second, fourth, sixth = powers
         length = share**2 * codes.squared_lengths
@@ -240,17 +201,13 @@ class ScoreSums:
 
 @dataclass
 class ExchangedSums:
-    """What the mean of the statistic would be if labels were exchangeable within sentences, and among them.
+    """Mean of the statistic if labels were exchangeable within sentences, and among sentences.
 
-    Among sentences, the variance of a neuron's sum over a sentence is taken to be a line in the sentence's length, plus
-    a parabola, whatever its label: a n + b n^2, for independent tokens and for sentences that differ.
-
-    Args:
-        within: Mean of the squared length of the part within sentences, shape (d_model,), float64.
-        per_length: Sum over sentences of (sum of deviations)^2 / n, shape (d_model,).
-        squares: Sum over sentences of (sum of deviations)^2, shape (d_model,).
-        of_sentences: Sums over sentences of 1, n, n^2, D n and D n^2, with D the squared distance of their mean label's
-            vector from that of all tokens, shape (5,).
+    Among sentences, the variance of a neuron's sum over a sentence of n tokens is modelled as a n + b n^2, whatever its
+    label: a for independent tokens and b for sentences that differ. Sums over sentences, of shape (d_model,), are of
+    (sum of deviations)^2 / n (`per_length`) and of (sum of deviations)^2; `within` is the mean of the squared length of
+    the part within sentences. `of_sentences` has sums of 1, n, n^2, D n and D n^2, with D the squared distance of their
+    mean label's vector from that of all tokens, shape (5,).
     """
 
     within: Tensor
@@ -264,14 +221,7 @@ class ExchangedSums:
         return cls(*(torch.zeros(n, dtype=torch.float64) for n in (d_model, d_model, d_model, 5)))
 
     def add(self, states: Tensor, sums: Tensor, tokens: Divided, codes: LabelCodes) -> None:
-        """Add whole sentences.
-
-        Args:
-            states: Deviations of the tokens from the mean, shape (n, d_model), float64.
-            sums: Their sums over each sentence, shape (n_sentences, d_model).
-            tokens: The division into sentences.
-            codes: The vectors of the labels.
-        """
+        """Add whole sentences: deviations of the tokens from the mean, (n, d_model), and their sums by sentence."""
         n, of_labels = tokens.lengths, tokens.codes_by_sentence(codes)
         squares = tokens.by_sentence(states.square()) - sums.square() / n[:, None]
         values = tokens.by_sentence(codes.values[tokens.labels].square()[:, None])[:, 0]
@@ -311,14 +261,7 @@ PRODUCTS, SCORES = 2**23, 2**21
 
 @dataclass(frozen=True)
 class Separation:
-    """Share of a neuron's variance explained by the label, beyond chance.
-
-    Args:
-        eta_squared: The share minus the share expected by chance, shape (d_model,).
-        z: By how much the arrangement of the labels explains more than chance does, in standard deviations, shape
-            (d_model,).
-        p: Probability that chance explains as much, shape (d_model,).
-    """
+    """Share of a neuron's variance explained by the label minus chance, its z, and its p, of shape (d_model,)."""
 
     eta_squared: Tensor
     z: Tensor
@@ -336,23 +279,19 @@ def neurons_at_a_time(n_columns: int) -> int:
 
 
 class SeparationAccumulator:
-    """Takes batches of whole clusters (sentences or documents) of one layer; says how its neurons go with the labels.
+    """Accumulates batches of whole clusters (sentences or documents) of a layer; returns the separation of its neurons.
 
     A token's label is a vector. Subtracted from it is a mixture of the mean vector of all tokens and that of its
-    sentence: the latter where sentences' means differ no more than by chance, so that such labels are compared within
-    sentences. The product with the neuron's deviation from its mean, summed over a cluster, is the
-    cluster's score, and the statistic the squared length of the sum of scores. If labels say nothing of the neuron,
-    scores have the mean 0, whatever the dependence within clusters, and their signs are as good as random. Mean,
-    variance and skewness over all signs are exact; the tail is that of the Pearson type III distribution (a shifted
-    gamma) with these moments. Where exchangeable labels would give a larger mean, mean and standard deviation are
-    multiplied accordingly. `docs/notes/eta_squared.md` derives this and says how well it holds.
+    sentence: the latter if sentences' means differ no more than by chance, so that such labels are compared within
+    sentences. The product with the neuron's deviation from its mean, summed over a cluster, is the cluster's score, and
+    the statistic is the squared length of the sum of scores. If labels are unrelated to the neuron, scores have mean 0,
+    whatever the dependence within clusters, and their signs are as good as random. Mean, variance and skewness over all
+    signs are exact; the tail is that of the Pearson type III distribution (a shifted gamma) with these moments. If
+    exchangeable labels would give a larger mean, mean and standard deviation are multiplied accordingly.
+    `docs/notes/eta_squared.md` derives this and measures its accuracy.
 
-    Args:
-        mean: Mean of the training tokens, shape (d_model,), float64.
-        sd: Standard deviation of the training tokens, shape (d_model,), float64.
-        codes: The vectors of the labels.
-        between: How much of the differences between sentences' mean labels is no chance; see
-            `LabelCodes.excess_between`. It is the weight of the mean of all tokens.
+    `mean` and `sd` are of the training tokens, shape (d_model,), float64. `between`, the weight of the mean of all
+    tokens, is `LabelCodes.excess_between`.
     """
 
     def __init__(self, mean: Tensor, sd: Tensor, codes: LabelCodes, between: float) -> None:
@@ -367,13 +306,10 @@ class SeparationAccumulator:
         self.counts = torch.zeros(3, dtype=torch.float64)
 
     def update(self, hidden_states: Tensor, labels: Tensor, sentences: Tensor, clusters: Tensor | None = None) -> None:
-        """Add tokens. Those of a cluster, and in it those of a sentence, must be adjacent and in one batch.
+        """Add tokens; the tokens of a cluster, and in it those of a sentence, must be adjacent and in one batch.
 
-        Args:
-            hidden_states: Hidden states of the tokens, shape (n, d_model).
-            labels: Label of each token, shape (n,); tokens labelled -1 are ignored.
-            sentences: Sentence of each token, shape (n,).
-            clusters: Cluster of each token, shape (n,); None if sentences are the clusters.
+        `hidden_states` has shape (n, d_model), the others (n,). Tokens labelled -1 are ignored; `clusters` None means
+        sentences.
         """
         rows = (labels >= 0).nonzero().squeeze(1)
         for part in self._parts((sentences if clusters is None else clusters)[rows]):
@@ -424,11 +360,7 @@ class SeparationAccumulator:
         self.counts += torch.tensor([len(states), len(factors), 0])
 
     def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
-        """All-reduce the sums of all processes.
-
-        Args:
-            sum_over_ranks: Returns the sum of a tensor over all processes.
-        """
+        """All-reduce the sums; `sum_over_ranks` returns the sum of a tensor over processes."""
         for part in (self, self.sums, self.exchanged):
             for name, value in list(vars(part).items()):
                 if isinstance(value, Tensor) and name not in ("mean", "sd"):
@@ -437,8 +369,8 @@ class SeparationAccumulator:
     def result(self) -> Separation:
         """Return eta squared, its z and its p-value for all tokens added.
 
-        A neuron that does not vary, or whose score is 0 in every cluster, such as one that is constant within each
-        sentence where labels are compared within these, has a z of 0 and a p-value of 1.
+        A neuron that does not vary, or whose score is 0 in every cluster (such as a neuron that is constant within each
+        sentence if labels are compared within sentences), has a z of 0 and a p-value of 1.
         """
         sums = self.sums.with_multiples(self.codes, self.between, self.powers)
         n_clusters = self.counts[2] + (self.counts[1] if self.between else 0)
@@ -455,13 +387,9 @@ def beyond_chance(
 ) -> Separation:
     """Return eta squared, its z and its p-value, given the scores of clusters.
 
-    Args:
-        sums: Sums over the clusters' scores.
-        whole: What the labels explain of each neuron's sum of squares, with what they explain by chance, shape
-            (d_model,).
-        squares: That sum of squares, 0 where it is rounding error, shape (d_model,).
-        n_clusters: Number of clusters with a score.
-        exchanged: Mean of the statistic if labels were exchangeable, shape (d_model,): random signs give at least that.
+    `whole` is the part of each neuron's sum of squares (`squares`, 0 if rounding error) that the labels explain, chance
+    included, shape (d_model,). `exchanged`, the mean of the statistic if labels were exchangeable, bounds the mean from
+    below.
     """
     signs = sums.under_random_signs()
     spread = signs.variance.sqrt()
@@ -479,22 +407,15 @@ def beyond_chance(
 
 
 def upper_tail(z: Tensor, skewness: Tensor) -> Tensor:
-    """Return the probability that a standardised Pearson type III variable is at least z.
-
-    Args:
-        z: Value of the standardised variable, float64.
-        skewness: Skewness of the distribution, positive, of the same shape as z.
-    """
+    """Return the probability that a standardised Pearson type III variable is at least z; the skewness is positive."""
     shape = 4 / skewness.square()
     return torch.special.gammaincc(shape, (shape + z * shape.sqrt()).clamp(min=0))
 
 
 def strata_with_several(values: NDArray[np.int64], labels: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-    """Return the stratum of each token, numbered from 0; -1 where its stratum has a single label, shape (n_tokens,).
+    """Return the stratum of each token, numbered from 0, shape (n_tokens,); -1 if its stratum has a single label.
 
-    Args:
-        values: Number of each token's value of the confound, -1 without one, shape (n_tokens,).
-        labels: Label of each token, -1 without one, shape (n_tokens,).
+    `values` (of the covariate) and `labels` have shape (n_tokens,), -1 where missing.
     """
     strata = np.full(len(values), -1)
     both = (values >= 0) & (labels >= 0)
@@ -508,16 +429,11 @@ def strata_with_several(values: NDArray[np.int64], labels: NDArray[np.integer[An
 
 @dataclass(frozen=True)
 class WithinStrata:
-    """Labels as vectors, less the mean vector of the token's stratum.
+    """Labels as vectors, (n_labels, n_columns), minus the mean vector of the token's stratum, (n_strata, n_columns).
 
     They are rotated and scaled so that the sum over all tokens of their outer products is the identity. The squared
-    length of the sum of vector times deviation is then what the labels explain of a neuron's sum of squares within
-    strata: the numerator of the partial eta squared.
-
-    Args:
-        labels: Vector of each label, shape (n_labels, n_columns), float64.
-        means: Mean vector of each stratum, shape (n_strata, n_columns), float64.
-        sizes: Number of tokens of each stratum, shape (n_strata,), float64.
+    length of the sum of vector times deviation is then the part of a neuron's sum of squares within strata that the
+    labels explain: the numerator of the partial eta squared. `sizes` are numbers of tokens.
     """
 
     labels: Tensor
@@ -526,13 +442,7 @@ class WithinStrata:
 
     @classmethod
     def of(cls, codes: LabelCodes, labels: Tensor, strata: Tensor) -> WithinStrata:
-        """Return the vectors.
-
-        Args:
-            codes: The labels as vectors.
-            labels: Label of each token, shape (n_tokens,).
-            strata: Stratum of each token, shape (n_tokens,).
-        """
+        """Return the vectors, given the label and the stratum of each token, shape (n_tokens,)."""
         vectors = torch.zeros(len(codes.values), len(codes.mean), dtype=torch.float64)
         vectors[torch.arange(len(vectors)), codes.columns] = codes.values
         sizes = strata.bincount().double()
@@ -548,11 +458,9 @@ class WithinStrata:
 
 @dataclass
 class StratumMeans:
-    """Means of each stratum, by sums over the tokens of whole sentences.
+    """Means of each stratum, by sums over the tokens of whole sentences, shape (n_strata, d_model), float64.
 
-    Args:
-        states: Sum of the tokens' hidden states, later their mean, shape (n_strata, d_model), float64.
-        of_sentences: The same of the mean hidden states of their sentences.
+    `states` has the sums, later the means, of the tokens' hidden states, `of_sentences` of their sentences' means.
     """
 
     states: Tensor
@@ -574,27 +482,21 @@ class StratumMeans:
 
 
 def sentence_means(values: Tensor, sentences: Tensor) -> Tensor:
-    """Return the mean of each token's sentence, shape (n, d) as the values; the tokens of a sentence are adjacent."""
+    """Return the mean over each token's sentence of values, shape (n, d); the tokens of a sentence are adjacent."""
     _, sentence, lengths = sentences.unique_consecutive(return_inverse=True, return_counts=True)
     sums = values.new_zeros(len(lengths), values.shape[1]).index_add_(0, sentence, values)
     return (sums / lengths[:, None])[sentence]
 
 
 class ConditionalAccumulator:
-    """Takes batches of whole clusters of one layer; says how its neurons go with the labels within strata.
+    """Accumulates batches of whole clusters of a layer; returns the separation of its neurons within strata.
 
-    As `SeparationAccumulator`, with deviations from the mean of the stratum in the place of deviations from that of all
-    tokens, for vectors and neurons alike; so far as sentences are not to be compared with each other, these are
-    deviations within sentences, too. Tokens that share a stratum's mean make the scores of their clusters smaller, and
-    dependent. So, for the moments under random signs, a cluster's part of a stratum is divided by the root of 1 less
-    its share of the stratum's tokens (MacKinnon & White 1985, HC2): by no less than the root of 1/2, as a cluster with
-    most of a stratum is mainly compared within itself, and by 1 if it has all.
-
-    Args:
-        means: Means of each stratum.
-        vectors: The labels as vectors.
-        between: How much of the differences between sentences' mean labels is no chance; see
-            `LabelCodes.excess_between`.
+    As `SeparationAccumulator`, with deviations from the mean of the stratum instead of the mean of all tokens, for
+    vectors and neurons; insofar as sentences are not compared with each other, they are also deviations within
+    sentences. Tokens that share a stratum's mean make the scores of their clusters smaller, and dependent. So, for the
+    moments under random signs, a cluster's part of a stratum is divided by the root of 1 minus its share of the
+    stratum's tokens (MacKinnon & White 1985, HC2): by no less than the root of 1/2, as a cluster with most of a stratum
+    is mainly compared internally, and by 1 if it has all. `between` is `LabelCodes.excess_between`.
     """
 
     def __init__(self, means: StratumMeans, vectors: WithinStrata, between: float) -> None:
@@ -609,14 +511,9 @@ class ConditionalAccumulator:
     def update(
         self, hidden_states: Tensor, strata: Tensor, labels: Tensor, sentences: Tensor, clusters: Tensor
     ) -> None:
-        """Add tokens. Those of a cluster, and in it those of a sentence, must be adjacent and in one batch.
+        """Add tokens; the tokens of a cluster, and in it those of a sentence, must be adjacent and in one batch.
 
-        Args:
-            hidden_states: Hidden states of the tokens, shape (n, d_model).
-            strata: Stratum of each token, shape (n,).
-            labels: Label of each token, shape (n,).
-            sentences: Sentence of each token, shape (n,).
-            clusters: Cluster of each token, shape (n,).
+        `hidden_states` has shape (n, d_model), the others (n,).
         """
         lengths = clusters.unique_consecutive(return_counts=True)[1]
         start = 0
@@ -651,18 +548,14 @@ class ConditionalAccumulator:
         self.n_clusters += len(lengths)
 
     def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
-        """All-reduce the sums of all processes.
-
-        Args:
-            sum_over_ranks: Returns the sum of a tensor over all processes.
-        """
+        """All-reduce the sums; `sum_over_ranks` returns the sum of a tensor over processes."""
         for part in (self, self.raised):
             for name, value in list(vars(part).items()):
                 if isinstance(value, Tensor):
                     setattr(part, name, sum_over_ranks(value))
 
     def result(self) -> Separation:
-        """Return the partial eta squared less that by chance, its z and its p-value, for all tokens added."""
+        """Return the partial eta squared minus that by chance, its z and its p-value, for all tokens added."""
         whole = self.products.square().sum(0) - (1 - self.between**2) * self.of_means.square().sum(0)
         size = self.vectors.sizes @ self.means.states.square()
         squares = torch.where(self.squares > ROUNDING**2 * size, self.squares, 0.0)

@@ -1,4 +1,4 @@
-"""Moments of a layer's neurons, streamed: of all tokens and of classes, and the scaled space that they define."""
+"""Streamed moments of a layer's neurons, over all tokens and by class, and the scaled space that they define."""
 
 from __future__ import annotations
 
@@ -18,17 +18,14 @@ ROWS = 2048
 
 
 class RunningMean:
-    """Takes batches of vectors and returns rows whose outer products add up to the scatter matrix of all vectors.
+    """Accumulates vectors and returns rows whose outer products add up to the scatter matrix of all vectors.
 
-    Two sets of vectors, of n and m members, together have the scatter S + T + n m / (n + m) d d', where S and T are
-    their scatters and d is the difference of their means (Chan, Golub & LeVeque 1979, equation 1.5). The last term is
-    the outer product of one more row. A scatter is thus a sum of outer products, and nothing is ever subtracted from
-    it. So no sum of squares is negative, a neuron that never varies has exactly 0 if its value is a float32 number, and
-    a neuron that hardly varies around a large mean keeps its precision.
-
-    Args:
-        shape: Shape of the mean, such as (d_model,) or (n_layers, d_model).
-        columns: Whether these are columns of an array; `limits` then has -minimum and maximum of each.
+    Two sets of n and m vectors together have the scatter S + T + n m / (n + m) d d', where S and T are their scatters
+    and d is the difference of their means (Chan, Golub & LeVeque 1979, equation 1.5). The last term is the outer
+    product of one more row. A scatter is thus a sum of outer products, from which nothing is subtracted. So no sum of
+    squares is negative, a neuron that never varies has exactly 0 if its value is a float32 number, and a neuron that
+    hardly varies around a large mean retains its precision. The mean has shape (d_model,) or, for example, (n_layers,
+    d_model). For `columns` of an array, `limits` has -minimum and maximum of each.
     """
 
     def __init__(self, *shape: int, columns: bool = False) -> None:
@@ -37,14 +34,10 @@ class RunningMean:
         self.limits = torch.full((2, *shape), -torch.inf, dtype=torch.float64) if columns else None
 
     def update(self, vectors: Tensor) -> Tensor:
-        """Add vectors and return their deviations.
+        """Add vectors, shape (..., n, d_model), and return deviations, shape (..., n + 1, d_model), of the same dtype.
 
-        Args:
-            vectors: Shape (..., n, d_model), float32 or float64; n may be 0.
-
-        Returns:
-            Shape (..., n + 1, d_model), of the same dtype: each vector minus the mean of the batch, and one row for the
-            distance of that mean from the mean of all earlier batches. Without vectors there are no rows.
+        The rows are the vectors minus the mean of the batch, and a row for the distance of that mean from the mean of
+        earlier batches. Vectors are float32 or float64; without vectors (n = 0) there are no rows.
         """
         n = vectors.shape[-2]
         if n == 0:
@@ -61,14 +54,10 @@ class RunningMean:
         return deviations
 
     def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
-        """All-reduce number and mean of the vectors of all processes.
+        """All-reduce number and mean of the vectors; return a row, shape (..., 1, d_model), float64.
 
-        Args:
-            sum_over_ranks: Returns the sum of a tensor over all processes.
-
-        Returns:
-            A row, shape (..., 1, d_model), float64. Each process adds its outer product to its own scatter before the
-            scatters of all processes are summed.
+        Each process adds the outer product of its row to its scatter before the scatters of all processes are summed.
+        `sum_over_ranks` returns the sum of a tensor over processes.
         """
         n, rank_mean = self.n, self.mean
         self.n = int(sum_over_ranks(torch.tensor(n)))
@@ -88,7 +77,7 @@ class RunningMean:
 
 
 def subtract_(vectors: Tensor, mean: Tensor) -> Tensor:
-    """Subtract a mean of float64 from vectors in place, as exactly as their dtype allows."""
+    """Subtract a float64 mean from vectors in place, as exactly as their dtype allows."""
     rounded = mean.to(vectors)
     # The first step is exact where a neuron hardly varies, the second corrects the rounding of the mean.
     return vectors.sub_(rounded).sub_((mean - rounded).to(vectors))
@@ -108,38 +97,33 @@ def limits_of(vectors: Tensor) -> Tensor:
 
 
 def is_constant(limits: Tensor, times: float = 1) -> Tensor:
-    """Return whether columns of these limits vary by at most so many times the rounding of their values."""
+    """Return whether columns of these limits vary by at most `times` times the rounding of their values."""
     return limits.sum(0) <= (times * OWN_ROUNDING * limits.abs().amax(0)).clamp(min=VANISHES)
 
 
 class PrincipalAxes(NamedTuple):
-    """Eigenvalues, ascending, shape (d_model,), and eigenvectors, shape (d_model, d_model), of a symmetric matrix."""
+    """Eigenvalues, ascending, (d_model,), and eigenvectors, (d_model, d_model), of a symmetric matrix."""
 
     values: Tensor
     vectors: Tensor
 
     @classmethod
     def of(cls, matrix: Tensor) -> PrincipalAxes:
-        """Return those of a matrix without negative eigenvalues, in float64 on the processor.
-
-        Rounding makes small negative eigenvalues of zeros; they are set to 0.
-        """
+        """Return the axes of a positive semidefinite matrix, in float64 on the CPU; eigenvalues are at least 0."""
         values, vectors = torch.linalg.eigh(matrix.cpu().double())
         return cls(values.clamp(min=0), vectors)
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Moments of the neurons of one layer over its training tokens.
+    """Moments of the neurons of a layer over its training tokens, float64.
 
     Args:
-        n_tokens: Number of tokens.
-        mean: Mean of each neuron, shape (d_model,), float64.
-        sd: Population standard deviation of each neuron, shape (d_model,), float64.
-        covariance: Sum of products divided by `n_tokens`, shape (d_model, d_model), float64; the products are float32.
+        sd: Population standard deviation of each neuron, shape (d_model,).
+        covariance: Sum of float32 products divided by `n_tokens`, shape (d_model, d_model).
         constant: Which columns of an array are constant, shape (d_model,), bool; None for neurons of a model.
-        axes: Principal axes of the second moment of scaled neurons, by the name of the scale, once they were asked for:
-            with thousands of neurons they take longer than the training, and many probes share them.
+        axes: Cached principal axes of the second moment of scaled neurons, by the name of the scale: with thousands of
+            neurons they take longer than the training, and many probes share them.
     """
 
     n_tokens: int
@@ -166,12 +150,7 @@ class Moments:
 
 
 class MomentsAccumulator:
-    """Takes batches of hidden states and returns their moments. Products are float32, everything else is float64.
-
-    Args:
-        d_model: Number of neurons.
-        columns: Whether these are columns of an array.
-    """
+    """Accumulates batches of hidden states and returns their moments; products are float32, everything else float64."""
 
     def __init__(self, d_model: int, columns: bool = False) -> None:
         self.mean = RunningMean(d_model, columns=columns)
@@ -186,11 +165,7 @@ class MomentsAccumulator:
             self.products += deviations.T @ deviations
 
     def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
-        """All-reduce the sums of all processes.
-
-        Args:
-            sum_over_ranks: Returns the sum of a tensor over all processes.
-        """
+        """All-reduce the sums; `sum_over_ranks` returns the sum of a tensor over processes."""
         apart = self.mean.all_reduce(sum_over_ranks)
         self.squares = sum_over_ranks(self.squares + apart.square().sum(0))
         self.products = sum_over_ranks(self.products + apart.T @ apart)
@@ -203,14 +178,7 @@ class MomentsAccumulator:
 
 @dataclass(frozen=True)
 class Covariance:
-    """Mean and covariance of the neurons of one layer, in float64 throughout.
-
-    Args:
-        n_tokens: Number of tokens.
-        mean: Mean of each neuron, shape (d_model,).
-        covariance: Sum of products divided by `n_tokens`, shape (d_model, d_model).
-        constant: As in `Moments`.
-    """
+    """Mean, (d_model,), and population covariance, (d_model, d_model), of the neurons of a layer, in float64."""
 
     n_tokens: int
     mean: Tensor
@@ -234,12 +202,7 @@ class Covariance:
 
 
 class CovarianceAccumulator:
-    """Takes batches of hidden states and returns their mean and covariance; everything is summed in float64.
-
-    Args:
-        d_model: Number of neurons.
-        columns: Whether these are columns of an array.
-    """
+    """Accumulates batches of hidden states in float64 and returns their mean and covariance."""
 
     def __init__(self, d_model: int, columns: bool = False) -> None:
         self.mean = RunningMean(d_model, columns=columns)
@@ -252,11 +215,7 @@ class CovarianceAccumulator:
             self.products.addmm_(deviations.T, deviations)
 
     def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
-        """All-reduce the sums of all processes.
-
-        Args:
-            sum_over_ranks: Returns the sum of a tensor over all processes.
-        """
+        """All-reduce the sums; `sum_over_ranks` returns the sum of a tensor over processes."""
         apart = self.mean.all_reduce(sum_over_ranks)
         self.products = sum_over_ranks(self.products.addmm(apart.T, apart))
 
@@ -267,24 +226,22 @@ class CovarianceAccumulator:
 
 
 def hardly_vary(sd: Tensor, size: Tensor, constant: Tensor | None = None) -> Tensor:
-    """Return whether each neuron varies by no more than rounding errors, of its own or of most neurons.
+    """Return whether each neuron, shape (d_model,), varies by no more than rounding errors.
 
-    Args:
-        sd: Standard deviation of each neuron, shape (d_model,).
-        size: Its root mean square or absolute mean, shape (d_model,).
-        constant: Which columns are constant, if these are columns of an array: that alone then decides.
+    Rounding errors are relative to `size`, the neuron's root mean square or absolute mean, and to the median sd. For
+    columns of an array, `constant` alone decides.
     """
     return constant if constant is not None else sd <= ROUNDING * torch.maximum(sd.median(), size)
 
 
 @dataclass(frozen=True)
 class ClassMoments:
-    """Mean and scatter matrix of the tokens of each class.
+    """Moments of the tokens of each class, float64.
 
     Args:
-        counts: Number of tokens of each class, shape (n_classes,), float64.
-        mean: Mean of each class, shape (n_classes, d_model), float64; 0 for a class without tokens.
-        scatter: Sum over the class's tokens of (v - mean)(v - mean)', shape (n_classes, d_model, d_model), float64.
+        counts: Number of tokens of each class, shape (n_classes,).
+        mean: Mean of each class, shape (n_classes, d_model); 0 for a class without tokens.
+        scatter: Sum over the class's tokens of (v - mean)(v - mean)', shape (n_classes, d_model, d_model).
     """
 
     counts: Tensor
@@ -309,14 +266,10 @@ class ClassMoments:
 
 
 class ClassMomentsAccumulator:
-    """Takes batches of one layer and returns the moments of its classes; holds n_classes x d_model^2 numbers.
+    """Accumulates batches of a layer and returns the moments of its classes: n_classes x d_model^2 numbers.
 
-    Everything is summed in float64 because scatter matrices are inverted: where neurons nearly repeat each other,
-    rounding to float32 can leave a matrix that is singular or not positive definite.
-
-    Args:
-        d_model: Number of neurons.
-        n_classes: Number of classes.
+    Everything is summed in float64 because scatter matrices are inverted: if neurons nearly repeat each other, rounding
+    to float32 can leave a matrix that is singular or not positive definite.
     """
 
     def __init__(self, d_model: int, n_classes: int) -> None:
@@ -346,11 +299,8 @@ class Scaling:
     """Divides each neuron of a layer by its scale; a dead neuron becomes 0.
 
     With u the scaled weight and s the scale, the weight on raw hidden states is w = u / s, so that both give the same
-    logits: u . (v / s) = w . v.
-
-    Args:
-        moments: Moments of the layer's training tokens.
-        space: `sd` divides by the standard deviation, `rms` by the root mean square, `raw` by nothing.
+    logits: u . (v / s) = w . v. The space `sd` divides by the standard deviation, `rms` by the root mean square, `raw`
+    by nothing.
     """
 
     moments: Moments
@@ -368,11 +318,7 @@ class Scaling:
         return hidden_states * self.inverse.to(hidden_states)
 
     def products(self, products: Tensor) -> Tensor:
-        """Return second moments or covariances of scaled neurons.
-
-        Args:
-            products: The same of raw hidden states, shape (..., d_model, d_model).
-        """
+        """Return second moments or covariances of scaled neurons, (..., d_model, d_model), given the raw products."""
         inverse = self.inverse.to(products)
         return inverse[:, None] * products * inverse
 
@@ -385,20 +331,12 @@ class Scaling:
         return cache[self.space]
 
     def scaled_weight(self, weight: Tensor) -> Tensor:
-        """Return the weight on scaled neurons, 0 for dead ones.
-
-        Args:
-            weight: Weight on raw hidden states, shape (..., d_model).
-        """
+        """Return the weight on scaled neurons, shape (..., d_model), 0 if dead, given the weight on raw neurons."""
         inverse = self.inverse.to(weight)
         return torch.where(inverse > 0, weight / inverse, 0.0)
 
     def raw_weight(self, scaled_weight: Tensor) -> Tensor:
-        """Return the weight on raw hidden states, 0 for dead neurons.
-
-        Args:
-            scaled_weight: Weight on scaled neurons, shape (..., d_model).
-        """
+        """Return the weight on raw hidden states, shape (..., d_model), 0 for dead neurons, given the scaled weight."""
         return scaled_weight * self.inverse.to(scaled_weight)
 
 
@@ -427,11 +365,7 @@ Array = NDArray[np.float64]
 class Outlier:
     """A neuron that is an outlier by a definition.
 
-    Args:
-        definition: The definition.
-        neuron: Index of the neuron, from 0.
-        value: What the definition measures: a share, a deviation in sd (with its sign), a multiple of the mean
-            variance, or a number of layers.
+    `value` is a share, a deviation in sd (with its sign), a multiple of the mean variance, or a number of layers.
     """
 
     definition: Definition
@@ -443,13 +377,8 @@ class Outlier:
 class Profile:
     """Statistics of a layer's tokens that the definitions use; arrays have shape (d_model,), float64.
 
-    Args:
-        n_tokens: Number of tokens.
-        mean: Mean of each neuron.
-        variance: Population variance of each neuron.
-        argmin_share: Share of the tokens in which the neuron is the smallest.
-        argmax_share: Share of the tokens in which the neuron is the largest.
-        beyond_share: Share of the tokens in which the neuron is more than 3 sd from the mean of that token's neurons.
+    `argmin_share` and `argmax_share` are the shares of tokens in which the neuron is the smallest or the largest,
+    `beyond_share` that in which it is more than 3 sd from the mean of that token's neurons.
     """
 
     n_tokens: int
@@ -461,11 +390,7 @@ class Profile:
 
 
 class ProfileAccumulator:
-    """Takes batches of tokens and returns their profile; sums are in float64.
-
-    Args:
-        d_model: Number of neurons.
-    """
+    """Accumulates batches of tokens in float64 and returns their profile."""
 
     def __init__(self, d_model: int) -> None:
         self.mean = RunningMean(d_model)
@@ -477,7 +402,7 @@ class ProfileAccumulator:
         return self.mean.n
 
     def update(self, hidden_states: Tensor) -> None:
-        """Add tokens, shape (n, d_model), float32 or wider; n may be 0. Among equal neurons the first counts."""
+        """Add tokens, shape (n, d_model), float32 or wider; n may be 0. Of equal neurons, the first counts."""
         for states in hidden_states.split(ROWS):
             deviations = self.mean.update(states.double()).numpy()
             self.squares += np.einsum("nd,nd->d", deviations, deviations)
@@ -488,11 +413,7 @@ class ProfileAccumulator:
         self.largest += np.bincount(states.argmax(1), minlength=d_model)
 
     def result(self) -> Profile:
-        """Return the profile of all tokens added.
-
-        Raises:
-            ValueError: If no tokens were added.
-        """
+        """Return the profile of all tokens added; there must be some."""
         if not self.n_tokens:
             raise ValueError("no tokens to take a profile of")
         n = self.n_tokens
@@ -520,14 +441,9 @@ def by_share(
 ) -> list[Outlier]:
     """Return neurons that are the smallest, or the largest, in most tokens (Luo, Kulmizev & Mao 2021, section 3).
 
-    The share is 1 / n sum over tokens of 1[argmin_j h_j = k]. Special tokens and full stops have extreme neurons of
-    their own, so that the share over all tokens may be below the share over the other tokens. The authors pool all
-    layers except the embeddings; `pooled` does this.
-
-    Args:
-        definition: Whether to look at the smallest or the largest neuron.
-        profile: Profile of the tokens.
-        least: Least share of an outlier.
+    The share is 1 / n sum over tokens of 1[argmin_j h_j = k]; an outlier has at least `least`. Special tokens and full
+    stops have other extreme neurons, so the share over all tokens may be below the share over the other tokens. The
+    authors pool all layers except the embeddings; `pooled` does this.
     """
     return _named(definition, getattr(profile, definition), getattr(profile, definition) >= least)
 
@@ -536,24 +452,15 @@ def by_mean_profile(mean: Array, deviations: float = MEAN_DEVIATIONS) -> list[Ou
     """Return neurons whose mean is far from the mean neuron's: |m_k - mean(m)| > 5 sd(m), over the neurons of a layer.
 
     The value is the number of sd, with its sign. (Luo, Kulmizev & Mao 2021, figures 1 and 2, choose from the profile by
-    eye.) The sd includes the outlier itself, so that one of d neurons never deviates by more than sqrt(d - 1) sd: a
+    eye.) The sd includes the outlier, so that one of d neurons never deviates by more than sqrt(d - 1) sd: a
     model with fewer than 27 neurons cannot have an outlier.
-
-    Args:
-        mean: Mean of each neuron, shape (d_model,).
-        deviations: Number of sd that an outlier exceeds.
     """
     z = deviations_of(mean)
     return _named("mean_profile", z, np.abs(z) > deviations)
 
 
 def by_variance(variance: Array, times: float = VARIANCES) -> list[Outlier]:
-    """Return neurons that vary at least 5 times as much as the mean neuron (Rudman, Chen & Eickhoff 2023).
-
-    Args:
-        variance: Variance of each neuron, shape (d_model,).
-        times: Least variance of an outlier, in multiples of the mean variance.
-    """
+    """Return neurons that vary at least 5 times as much as the mean neuron (Rudman, Chen & Eickhoff 2023)."""
     ratio = variance / variance.mean() if variance.any() else np.zeros_like(variance)
     return _named("variance", ratio, ratio >= times)
 
@@ -561,15 +468,12 @@ def by_variance(variance: Array, times: float = VARIANCES) -> list[Outlier]:
 def by_layer_norm(gains: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Outlier]:
     """Return neurons whose parameters deviate in the output LayerNorm of more than 3 layers (Puccetti et al. 2022).
 
-    This follows the authors' code. Neurons are flagged where |p_k - mean(p)| > 3 sd(p), over the neurons, in the gain
-    of each layer and, separately, in the bias. Those flagged in more than 3 layers are ordered by the number of layers.
-    The list of gains and the list of biases are interleaved, and the first 6 entries are taken, each neuron once. The
-    LayerNorms after attention and after the embeddings do not count. The value is the number of layers, the larger one
-    of gain and bias. A model with three blocks cannot have an outlier.
-
-    Args:
-        gains: Gain of each layer, shape (d_model,).
-        biases: Bias of each layer that has one, shape (d_model,).
+    This follows the authors' code. Neurons are flagged if |p_k - mean(p)| > 3 sd(p), over the neurons, in the gain of
+    each layer and, separately, in the bias. Neurons flagged in more than 3 layers are ordered by the number of layers.
+    The lists of gains and biases are interleaved, and the first 6 entries are taken, each neuron once. LayerNorms after
+    attention and after the embeddings do not count. The value is the number of layers, the larger of gain and bias. A
+    model with three blocks cannot have an outlier. `gains` has a vector per layer, shape (d_model,), `biases` a vector
+    per layer with a bias.
     """
     lists = [_flagged_often(vectors) for vectors in (gains, biases)]
     interleaved = [
@@ -583,7 +487,7 @@ def by_layer_norm(gains: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Out
 
 
 def _flagged_often(vectors: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """Return neurons that deviate in more than 3 of the vectors, with that number; most first, ties by lower index."""
+    """Return neurons that deviate in more than 3 vectors, with that number; most first, ties by lower index."""
     if not vectors:
         return []
     wide = [vector.detach().double().numpy() for vector in vectors]
@@ -593,10 +497,7 @@ def _flagged_often(vectors: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 
 def deviations_of(values: Array) -> Array:
-    """Return how far each value is from the mean of them all, in sd, with its sign; 0 where they do not vary.
-
-    If one is NaN, all are.
-    """
+    """Return the deviation of each value from the mean, in sd, signed; 0 if all are equal, NaN if any is NaN."""
     sd = values.std()
     return np.zeros_like(values) if sd == 0 else (values - values.mean()) / sd
 

@@ -1,22 +1,22 @@
-"""The split of hidden states into mean + position + context + rest: an unbalanced two-way analysis of variance.
+"""Decomposition of hidden states into mean + position + context + rest: an unbalanced two-way analysis of variance.
 
 Song & Zhong (2023), equation 1, take the mean over sentences of equal length as the position part, and the mean over
-positions as the context part. Where sentences differ in length, these means mix the two: only long sentences have late
-positions. Here both are fitted together by least squares, and the total sum of squares is
+positions as the context part. If sentences differ in length, these means mix the two: only long sentences have late
+positions. Here both are fitted jointly by least squares, and the total sum of squares is
 
     total = position + context + shared + rest,
 
-where `position` is what positions add to the sentences, `context` what the sentences add to the positions, and `shared`
-what either of them explains (it may be negative, and is 0 where all sentences have the same positions: both definitions
-then agree). Means of few tokens vary by chance. What position explains by chance is known exactly: it is the mean over
-all orders of the tokens within each sentence, tr(A^+ B) with B the sum of the sentences' own A, each times its own
-variance. It is taken off as in the adjusted R^2. Intervals come from the jackknife over groups of sentences, since a
-bootstrap would add the noise of the means a second time.
+where `position` is the addition of positions to the sentences, `context` that of the sentences to the positions, and
+`shared` is explained by either (it may be negative, and is 0 if all sentences have the same positions: both definitions
+then agree). Means of few tokens vary by chance. The part that position explains by chance is known exactly: the mean
+over all orders of the tokens within each sentence, tr(A^+ B) with B the sum of the sentences' A, each times the
+sentence's variance. It is subtracted as in the adjusted R^2. Intervals come from the jackknife over groups of
+sentences, since a bootstrap would add the noise of the means a second time.
 
-Every token i of position t(i) and sentence c(i) is modelled as h = mean + p[t] + s[c] + rest, by least squares. With
-sentences centred, the normal equations of p are A p = b, with A = diag(n) - sum over sentences of 1_c 1_c' / m_c, where
-1_c marks the positions of sentence c and m_c is their number. A depends on the positions alone, and sentences with the
-same positions are counted together, so that its size is the number of positions however many sentences there are.
+Every token i of position t(i) and sentence c(i) is modelled as h = mean + p[t] + s[c] + rest. With sentences centred,
+the normal equations of p are A p = b, with A = diag(n) - sum over sentences of 1_c 1_c' / m_c, where 1_c marks the
+positions of sentence c and m_c is their number. A depends only on the positions, and sentences with the same positions
+are counted together, so that its size is the number of positions however many sentences there are.
 """
 
 from __future__ import annotations
@@ -51,14 +51,11 @@ class PositionSolution:
 
     Args:
         n: Number of tokens at each position, shape (n_positions,).
-        gram: The matrix A, shape (n_positions, n_positions).
-        inverse: Its pseudoinverse, of the same shape.
-        rank: Its rank: the degrees of freedom of the position part.
-        n_sentences: Number of sentences.
-        noise: What each sentence adds to the sum of squares of the position part, per unit of the variance within the
-            sentence, if its tokens are in random order; shape (n_sentences of the design,), 0 for sentences that are
-            left out.
-        noise_alone: The same of the position means, where the variance within a sentence is divided by its number of
+        gram: The matrix A, shape (n_positions, n_positions); `inverse` is its pseudoinverse.
+        rank: Rank of A: the degrees of freedom of the position part.
+        noise: Contribution of each sentence to the sum of squares of the position part, per unit of its variance, if
+            its tokens are in random order; shape (n_sentences of the design,), 0 for excluded sentences.
+        noise_alone: The same for the position means, with the variance within a sentence divided by its number of
             tokens.
     """
 
@@ -72,20 +69,15 @@ class PositionSolution:
 
 
 class Design:
-    """Which token is at which position of which sentence.
+    """The sentence and the position of each token, shape (n_tokens,).
 
-    Args:
-        sentences: Sentence of each token, ascending, shape (n_tokens,).
-        positions: Position of each token; no two tokens of a sentence have the same; shape (n_tokens,).
-        seed: Seed of the draw of groups.
+    Sentences must ascend, and positions must be distinct within a sentence.
 
     Attributes:
-        values: The positions that there are, ascending, shape (n_positions,).
-        index: Index of each token's position among these, shape (n_tokens,).
-        of_token: Index of each token's sentence among those that have tokens, shape (n_tokens,).
+        values: The occurring positions, ascending, shape (n_positions,); `index` is each token's index among them.
+        of_token: Index of each token's sentence among the sentences with tokens, shape (n_tokens,).
         sizes: Number of tokens of each sentence, shape (n_sentences,).
         groups: Group of each sentence, shape (n_sentences,).
-        n_groups: Number of groups.
     """
 
     def __init__(self, sentences: NDArray[np.int32], positions: NDArray[np.int32], seed: int = 0) -> None:
@@ -110,7 +102,7 @@ class Design:
 
     @cached_property
     def _patterns(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """The sets of positions that sentences have, shape (n_patterns, n_positions), and that of each sentence."""
+        """The distinct sets of positions, shape (n_patterns, n_positions), and the index of each sentence's set."""
         starts = np.concatenate([[0], np.cumsum(self.sizes)])
         pattern_numbers: dict[bytes, int] = {}
         of_sentence = np.empty(self.n_sentences, dtype=np.int64)
@@ -166,12 +158,10 @@ BLOCK = 4096
 
 @dataclass(frozen=True)
 class VarianceShares:
-    """Shares of variance by part, of one layer.
+    """Shares of variance by part, of each neuron of a layer, shape (d_model,), or of all together, shape ().
 
-    Args:
-        observed: Share of the sum of squares, by part, of each neuron, shape (d_model,), or of all together, shape ().
-        chance: Share that the part has by chance; 0 for the shared part.
-        excess: Share without what is by chance; of `rest` with all that was taken off the others.
+    `chance` is the share of the part by chance; `excess` is without chance, and for `rest` with all of the others'
+    chance.
     """
 
     observed: Mapping[str, Array]
@@ -180,16 +170,9 @@ class VarianceShares:
 
 
 class TwoWaySums:
-    """Sums over the tokens of one layer, from which everything else is computed; they do not grow with the corpus.
+    """Sums over the tokens of a layer, which suffice for all statistics and do not grow with the corpus.
 
-    Args:
-        design: The tokens' positions and sentences.
-        d_model: Number of neurons.
-        with_covariance: Whether the covariances of context and rest are wanted, too.
-
-    Attributes:
-        by_position: Sum of the tokens at each position of each group, shape (n_groups, n_positions, d_model).
-        means_by_position: The same of the means of these tokens' sentences.
+    `with_covariance` also accumulates the covariances of context and rest.
     """
 
     def __init__(self, design: Design, d_model: int, with_covariance: bool = False) -> None:
@@ -273,11 +256,9 @@ class TwoWaySums:
         return np.maximum(squares / n - np.square(total / n), 0)
 
     def position_part(self, solution: PositionSolution, groups: list[int] | None = None) -> Array:
-        """Return p, the position part, of zero mean over the tokens; shape (n_positions, d_model).
+        """Return p, the position part, of zero mean over the tokens, shape (n_positions, d_model).
 
-        Args:
-            solution: The solved normal equations of some groups.
-            groups: These groups; all by default.
+        `solution` must be of the same `groups`; all groups by default.
         """
         of_groups = slice(None) if groups is None else groups
         right = (self.by_position[of_groups] - self.means_by_position[of_groups]).sum(0)
@@ -285,10 +266,7 @@ class TwoWaySums:
         return np.asarray(part - solution.n @ part / solution.n.sum())
 
     def eta_squared(self, groups: list[int], solution: PositionSolution) -> Array:
-        """Return the share of each neuron's variance between the positions of some groups, shape (d_model,).
-
-        It is 0 where a neuron does not vary.
-        """
+        """Return the share of each neuron's variance between positions of some groups, (d_model,), 0 if constant."""
         total, squares = self._total[groups].sum(0).numpy(), self._squares[groups].sum(0).numpy()
         of_mean = total**2 / solution.n.sum()
         inverse_counts = np.divide(1.0, solution.n, out=np.zeros_like(solution.n), where=solution.n > 0)
@@ -296,11 +274,9 @@ class TwoWaySums:
         return np.divide(between, varied, out=np.zeros_like(varied), where=varied > 0)
 
     def shares(self, standardised: bool = False, by_neuron: bool = False) -> list[VarianceShares]:
-        """Return the shares of variance of all sentences, and without each group.
+        """Return the shares of variance of all sentences, and without each group (not if `by_neuron`).
 
-        Args:
-            standardised: Whether every neuron that varies counts alike, as if it had variance 1.
-            by_neuron: Whether to return the share of each neuron; only of all sentences then.
+        If `standardised`, every varying neuron counts equally, as if it had variance 1.
         """
         design = self.design
         by_position, means = self.by_position.sum(0), self.means_by_position.sum(0)
@@ -320,10 +296,10 @@ class TwoWaySums:
         return all_shares
 
     def covariances(self) -> tuple[Array, Array]:
-        """Return the sums of squares and products of the context part, less its noise, and of the rest.
+        """Return the sums of squares and products, (d_model, d_model), of context (minus its noise) and rest.
 
-        Both have shape (d_model, d_model). The noise of the context part is that of means of tokens that are
-        independent: the covariance of the rest times the degrees of freedom.
+        The noise of the context part is that of means of independent tokens: the covariance of the rest times the
+        degrees of freedom.
         """
         assert self.second is not None
         assert self.between_second is not None
@@ -345,16 +321,11 @@ class TwoWaySums:
 
 @dataclass(frozen=True)
 class _Squares:
-    """Sums of squares of some sentences, of each neuron, shape (d_model,).
+    """Sums of squares of some sentences, of each neuron, shape (d_model,), about the mean (`total`).
 
-    Args:
-        total: About the mean.
-        context_alone: Between sentences.
-        position_alone: Between positions.
-        position: Added by positions to sentences.
-        noise: What is added by chance.
-        position_alone_chance: Between positions by chance.
-        noise_alone: That part of it which the variance within sentences makes.
+    `context_alone` is between sentences, `position_alone` between positions (with its part by chance, of which
+    `noise_alone` is due to the variance within sentences), and `position` the addition of positions to sentences, with
+    `noise` by chance.
     """
 
     total: Array
@@ -421,13 +392,9 @@ class _Squares:
 
 
 def _adjusted(squares: Array, chance: Array, within: Array, together: bool) -> Array:
-    """Return sums of squares without what is by chance, as in the adjusted R^2: (R^2 - E) / (1 - E) of the variance.
+    """Return sums of squares minus chance, as in the adjusted R^2: (R^2 - E) / (1 - E) of the variance.
 
-    Args:
-        squares: What is explained, of each neuron, shape (d_model,).
-        chance: What is explained by chance.
-        within: What there is to explain.
-        together: Whether the sums over all neurons are what is adjusted; the correction is then spread over neurons.
+    With `together`, the sums over all neurons are adjusted, and the correction is spread over neurons.
     """
     if together:
         unexplained = within.sum() - chance.sum()
@@ -438,11 +405,10 @@ def _adjusted(squares: Array, chance: Array, within: Array, together: bool) -> A
 
 
 def jackknife_interval(values: Array, n_sentences: int) -> tuple[float, float]:
-    """Return the 95% interval of a statistic by the delete-a-group jackknife (Kott 2001), with Student's t.
+    """Return the 95% confidence interval of a statistic by the delete-a-group jackknife (Kott 2001), with Student's t.
 
-    Args:
-        values: The statistic of all sentences, and without each group, shape (1 + n_groups,).
-        n_sentences: Number of sentences; there is no interval below `MIN_SENTENCES`.
+    `values` has the statistic of all sentences, and without each group, shape (1 + n_groups,). There is no interval
+    below `MIN_SENTENCES` sentences.
     """
     without = np.asarray(values[1:], dtype=np.float64)
     if n_sentences < MIN_SENTENCES or not np.isfinite(values).all():
