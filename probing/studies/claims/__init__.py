@@ -1,4 +1,4 @@
-"""The study `reproduce`: claims of papers, what is measured of each, and the verdict."""
+"""The study `reproduce`: claims of papers, their measurements, and the verdicts."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ NOT_TESTABLE = "not testable here"
 
 
 def short_number(value: float) -> str:
-    """Return a number with as many decimals as tell something."""
+    """Format a number with as many decimals as are informative."""
     if float(value).is_integer() and abs(value) < 1e6:
         return f"{int(value)}"
     return f"{value:.3f}" if abs(value) >= 0.01 else f"{value:.2g}"
 
 
 def value_text(row: Row) -> str:
-    """Return what was measured with its interval, if it has one."""
+    """Format the measured value with its interval, if it has one."""
     if "measured" not in row:
         return ""
     between = ends(row)
@@ -52,13 +52,13 @@ def value_text(row: Row) -> str:
 
 
 def control(row: Row) -> str:
-    """Return the control with its range, where there are these."""
+    """Format the control with its range, if there are any."""
     value = short_number(row["control"]) if "control" in row else ""
     return value + (f" ({row['control_criterion']})" if "control_criterion" in row else "")
 
 
 def expected(criterion: str) -> tuple[float, float]:
-    """Return both ends of the range that a criterion stands for, infinite where it has none."""
+    """Return both ends of a criterion's range, infinite where it has none."""
     sign, _, end = criterion.partition(" ")
     if " to " in criterion:
         low, high = criterion.split(" to ")
@@ -67,13 +67,13 @@ def expected(criterion: str) -> tuple[float, float]:
 
 
 def outcome(row: Row) -> str:
-    """Return the verdict; of an analogue, also whether the criterion is met."""
+    """Return the verdict; for an analogue, also whether the criterion is met."""
     met_texts = {"yes": "criterion met", "no": "criterion not met", "unclear": "unclear"}
     return row["verdict"] + (f": {met_texts[row['met']]}" if row["verdict"] == "analogue" else "")
 
 
 def tables(rows: Sequence[Row]) -> list[Any]:
-    """Return the tables of the terminal: the claims that were measured, and the others by what they need."""
+    """Return the tables of the terminal: the measured claims, and the other claims by their needs."""
     from probing.runtime.terminal import plain_table
 
     claim_tables = [_claims_table(model, rows) for model in dict.fromkeys(row["model"] for row in rows)]
@@ -86,7 +86,6 @@ def tables(rows: Sequence[Row]) -> list[Any]:
 
 
 def _claims_table(model: str, rows: Sequence[Row]) -> Any:
-    """Return what was measured of a model."""
     from probing.runtime.terminal import plain_table
 
     model_rows = [row for row in rows if row["model"] == model and "measured" in row]
@@ -102,11 +101,7 @@ def _claims_table(model: str, rows: Sequence[Row]) -> Any:
 
 
 def plan_tables(planned: Any) -> list[Any]:
-    """Return what is to be run as rich tables: the runs of each model, and the models of which nothing can be run.
-
-    Args:
-        planned: The `probing.studies.claims.session.ClaimsPlan`.
-    """
+    """Return the planned runs of each model, and the models without runs, of a `ClaimsPlan`, as rich tables."""
     from probing.runtime.terminal import plain_table
 
     to_run = planned.to_run
@@ -134,7 +129,7 @@ def _minutes(seconds: float) -> str:
 
 
 def conclusions(rows: Sequence[Row], title: str) -> list[str]:
-    """Return how many claims have each verdict, in a sentence for each kind of models."""
+    """Return the number of claims with each verdict, in a sentence for each kind of models."""
     verdict_rows = [row for row in rows if row["verdict"] != "analogue"]
     lines = []
     if verdict_rows:
@@ -158,7 +153,7 @@ def conclusions(rows: Sequence[Row], title: str) -> list[str]:
 
 
 def markdown(rows: Sequence[Row], title: str) -> str:
-    """Return the table to paste into a page."""
+    """Return the table as Markdown."""
     head = (
         "id",
         "claim",
@@ -188,7 +183,7 @@ def _plain(text: str) -> str:
 
 
 def by_lack(rows: Sequence[Row]) -> dict[str, tuple[list[str], list[int]]]:
-    """Return what claims that are not testable need, with the models and the numbers of the claims."""
+    """Return the models and numbers of claims that are not testable, by the missing requirement."""
     lacks: dict[str, tuple[list[str], list[int]]] = {}
     for row in rows:
         if row["verdict"] == NOT_TESTABLE:
@@ -199,7 +194,7 @@ def by_lack(rows: Sequence[Row]) -> dict[str, tuple[list[str], list[int]]]:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Return numbers as `--claims` takes them, such as 1-3, 5."""
+    """Format numbers in the form of `--claims`, such as 1-3, 5."""
     intervals: list[list[int]] = []
     for claim_id in sorted(numbers):
         if intervals and claim_id == intervals[-1][1] + 1:
@@ -241,12 +236,7 @@ def range_axis(
 ) -> Html:  # fmt: skip
     """Return the axis: a band for the expected range, a bar and a dot for the value, a tick for the other value.
 
-    Args:
-        value: The value.
-        interval: Both ends of its interval.
-        expected: Both ends of the range in which it is expected; infinite where it has none.
-        other: The other value, if there is one.
-        title: Description for readers who do not see it.
+    `expected` has infinite ends where the range has none; `title` describes the axis to readers who do not see it.
     """
     finite = [end for end in expected if math.isfinite(end)]
     points = [value, *interval, *finite, *([other] if other is not None else [])]
@@ -273,12 +263,7 @@ def range_axis(
 
 
 def claims_section(result: Result, anchor: str) -> Html:
-    """Return the sentences, a table of each model's claims, and what the others need.
-
-    Args:
-        result: The results of `reproduce`.
-        anchor: What the section is linked by.
-    """
+    """Return the sentences, a table of each model's claims, and the needs of the others."""
     rows = result.claims
     tested = [row for row in rows if row["verdict"] != NOT_TESTABLE]
     models = dict.fromkeys(row["model"] for row in tested)
@@ -334,13 +319,7 @@ def _missing(rows: Sequence[Row]) -> Html | None:
 
 
 def claims_output(rows: Sequence[Mapping[str, Any]], paper: Paper, used: Mapping[str, Any]) -> Measured:
-    """Return what is written of the claims.
-
-    Args:
-        rows: The table of claims.
-        paper: The paper.
-        used: Of each model, the folders of the runs that were read, by their names.
-    """
+    """Return the output of the claims; `used` has the folders of the runs that were read, by model and name."""
 
     def write(folder: Path) -> list[Path]:
         path = folder / "claims.md"
@@ -442,7 +421,7 @@ def _checked(paper: str | None, *texts: str | None) -> str:
 
 @contextlib.contextmanager
 def _continuable(place: Path) -> Iterator[None]:
-    """Say after an interrupt how to go on."""
+    """Add to an interrupt a message on how to continue."""
     try:
         yield
     except BaseException as error:
@@ -453,7 +432,7 @@ def _continuable(place: Path) -> Iterator[None]:
 
 
 def _make(common: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> Path:
-    """Make a run of a command and return its folder; its tables are on disk and not shown."""
+    """Run a command without printing its tables, and return the folder of the run."""
     function = study_of(name).command
     known_options = defaults(function)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -465,7 +444,7 @@ def _make(common: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> P
 
 
 class Reproduce(Study):
-    """What a paper claims, measured on the models at hand."""
+    """The study of a paper's claims, measured on the models at hand."""
 
     name, kind, title = "reproduce", "reproduction of a paper", "Claims of a paper"
     function = "probing.studies.claims:reproduce"
@@ -481,7 +460,7 @@ class Reproduce(Study):
         return tables(result.claims)
 
     def conclusions(self, result: Result) -> list[str]:
-        """Return how many claims have each verdict."""
+        """Return the number of claims with each verdict."""
         return conclusions(result.claims, result.results["title"])
 
     def about(self, result: Result) -> str:

@@ -1,4 +1,4 @@
-"""A paper's claims as data: one YAML file a paper under `conf/claims/`, checked when it is read."""
+"""A paper's claims as data: one YAML file a paper under `conf/claims/`, checked on reading."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _OTHER_RUN = re.compile(r"(?:(?<=^)|(?<==))@(?P<name>\w+)")
 
 
 def runs_named(described: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the other runs that the options of a run name."""
+    """Return the names of other runs in the options of a run."""
     match = (match["name"] for value in values_of(described) for match in _OTHER_RUN.finditer(value))
     return tuple(dict.fromkeys(match))
 
 
 def values_of(described: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the values of the options of a run, also those in groups and those that may stand in place of others."""
+    """Yield the values of the options of a run, also in groups and in alternatives to other options."""
     for value in described.values():
         yield from values_of(value) if isinstance(value, Mapping) else (str(value),)
 
 
 def with_folders(value: Any, folders: Mapping[str, Path]) -> Any:
-    """Return the value of an option with the folders of runs in the place of their names."""
+    """Replace the names of runs in an option's value by their folders."""
     return _OTHER_RUN.sub(lambda match: str(folders[match["name"]]), value) if isinstance(value, str) else value
 
 
@@ -51,12 +51,10 @@ _ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of model.
+    """A kind of model, with `words` that describe it as the object of a sentence.
 
-    Args:
-        words: What a model of this kind is, as the object of a sentence.
-        has: Returns whether a model is of this kind; it may load the model. None where the files do not tell.
-        datum: The data by which the user says that a model is of this kind; empty where the files tell.
+    `has` checks for it, and may load the model; None where the files are not informative. Then the user declares the
+    kind by the data named `datum`.
     """
 
     words: str
@@ -65,11 +63,7 @@ class Kind:
 
 
 def is_decoder(source: ModelSource) -> bool:
-    """Return whether no token attends to a later one: with another last token, all states before it are the same.
-
-    Raises:
-        UserError: If the model cannot be loaded.
-    """
+    """Check that no token attends to a later one: with another last token, all states before it are the same."""
     import torch
 
     encoder, tokenizer = load_encoder(source), load_tokenizer(source)
@@ -83,16 +77,12 @@ def is_decoder(source: ModelSource) -> bool:
 
 
 def has_mask_head(source: ModelSource) -> bool:
-    """Return whether a model has a mask token and a masked-language-model head with trained weights.
-
-    Raises:
-        UserError: If the model cannot be loaded.
-    """
+    """Check for a mask token and a masked-language-model head with trained weights."""
     return load_tokenizer(source).mask_token_id is not None and load_masked_lm(source) is not None
 
 
 def is_large(source: ModelSource) -> bool:
-    """Return whether a model has as many blocks as BERT-large."""
+    """Check that a model has at least as many blocks as BERT-large."""
     return bool(load_config(source).num_hidden_layers >= LARGE)
 
 
@@ -105,12 +95,10 @@ KINDS_OF_MODELS: Mapping[str, Kind] = {
 
 
 def kinds_of(source: ModelSource, names: Collection[str], data: Collection[str] = ()) -> frozenset[str]:
-    """Return those of the asked kinds that a model is of; a model that cannot be read whole is of none.
+    """Return the model's kinds among `names`; a model that cannot be read completely is of none.
 
-    Args:
-        source: The model's files.
-        names: Names of kinds; only these are looked for, because that may load the model.
-        data: Names of the data that the user gave.
+    Only the kinds in `names` are checked, because that may load the model. `data` are the names of the data that the
+    user supplies.
     """
     return frozenset(name for name in sorted(names) if _has(KINDS_OF_MODELS[name], source, data))
 
@@ -129,14 +117,10 @@ _LONGEST = 120
 
 @dataclass(frozen=True)
 class ClaimTest:
-    """How a claim is measured and judged.
+    """Measure of a claim with its arguments, and the criterion: the range of the value if the claim is right.
 
-    Args:
-        measure: Name of the measure.
-        criterion: The range in which the value lies if the claim is right.
-        control: The range in which the control must lie; None if the measure has no control.
-        arguments: Arguments of the measure.
-        criterion_of: Criteria of single models about which the paper makes a different statement, by model.
+    `control` is the required range of the control, None without one. `criterion_of` has the criteria of models about
+    which the paper makes a different statement.
     """
 
     measure: str
@@ -146,18 +130,13 @@ class ClaimTest:
     criterion_of: Mapping[str, NumberRange] = field(default_factory=dict)
 
     def of(self, model: str) -> ClaimTest:
-        """Return how the claim is measured and judged on a model."""
+        """Return the test of the claim on a model."""
         return replace(self, criterion=self.criterion_of.get(model, self.criterion))
 
 
 @dataclass(frozen=True)
 class Analogue:
-    """How a claim is measured on models that are none of the paper's.
-
-    Args:
-        reading: How it is measured.
-        kind: The kind of models that are measured in this way; empty for all.
-    """
+    """The test of a claim on models that are none of the paper's; an empty kind is for all."""
 
     reading: ClaimTest
     kind: str = ""
@@ -165,17 +144,16 @@ class Analogue:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, and how that is measured.
+    """A paper's statement, and its test.
 
     Args:
-        id: Its number.
-        says: What it says, at most one line.
-        where: Where it stands in the paper.
+        says: The statement, at most one line.
+        where: Its place in the paper.
         published: The published value, in words.
         models: Models that it is about, by the names that `--model` takes.
-        reading: How the claim is measured on these models; None if this is not implemented.
-        analogues: How it is measured on other models: the first that is for a model's kind; empty if there is none.
-        lacking: What would be needed to measure the claim, or to measure an analogue of it.
+        reading: The test on these models; None if this is not implemented.
+        analogues: The tests on other models: the first for a model's kind is used; empty if there is none.
+        lacking: Requirements for measuring the claim, or an analogue of it.
         values: The published value of each model, if it is on the same scale as the measured value.
     """
 
@@ -190,11 +168,7 @@ class Claim:
     values: Mapping[str, float] = field(default_factory=dict)
 
     def analogue(self, kinds: Collection[str] = ()) -> ClaimTest | None:
-        """Return how the claim is measured on another model; None if it is not.
-
-        Args:
-            kinds: The kinds that the model is of.
-        """
+        """Return the test of the claim on another model of some kinds; None without one."""
         return next(
             (analogue.reading for analogue in self.analogues if not analogue.kind or analogue.kind in kinds), None
         )
@@ -207,14 +181,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper with its claims.
+    """A paper with its claims, in their order; `name` is the name that `reproduce` takes.
 
-    Args:
-        name: The name that `reproduce` takes.
-        title: Authors, year and title.
-        outliers: The published outliers of each model of the paper: `minimum`, `maximum`, or both.
-        runs: The command and the options of each run that measures read, by the run's name.
-        claims: The claims, in their order.
+    `outliers` has the published outliers of each model: `minimum`, `maximum`, or both. `runs` has the command and the
+    options of each run that measures read, by the run's name.
     """
 
     name: str
@@ -225,7 +195,7 @@ class Paper:
 
     @property
     def models(self) -> list[str]:
-        """The models that claims are about, in the order in which they come."""
+        """The models that claims are about, in the order of their occurrence."""
         return list(dict.fromkeys(model for claim in self.claims for model in claim.models))
 
 
@@ -235,14 +205,10 @@ def papers() -> list[str]:
 
 
 def read_paper(name: str, measures: Mapping[str, Any]) -> Paper:
-    """Read the claims of a paper.
-
-    Args:
-        name: The paper's name.
-        measures: The known measures.
+    """Read the claims of a paper, with the known measures.
 
     Raises:
-        UserError: If there is no such paper, or its file is not as it should be; all problems are named.
+        UserError: If there is no such paper, or its file is invalid; all problems are named.
     """
     if name not in (known := papers()):
         raise UserError(f"`reproduce {name}`: papers are {', '.join(known)}{did_you_mean(name, known)}.")
@@ -252,11 +218,7 @@ def read_paper(name: str, measures: Mapping[str, Any]) -> Paper:
 
 
 def _folder() -> Path:
-    """Return the folder of the files: in a checkout `conf/claims`, otherwise the one that is installed in the package.
-
-    Raises:
-        UserError: If neither is there.
-    """
+    """Return the folder of the files: `conf/claims` in a checkout, otherwise the installed one."""
     package = Path(__file__).parents[2]
     if (package.parent / "setup.cfg").is_file():
         return package.parent / "conf" / "claims"
@@ -268,13 +230,8 @@ def _folder() -> Path:
 def paper_of(name: str, content: Any, measures: Mapping[str, Any]) -> Paper:
     """Return the paper that the content of its file describes.
 
-    Args:
-        name: The paper's name.
-        content: The content.
-        measures: The known measures.
-
     Raises:
-        UserError: If the content is not as it should be; all problems are named.
+        UserError: If the content is invalid; all problems are named.
     """
     keys = ("title", "outliers", "runs", "claims")
     refuse([f"conf/claims/{name}.yaml: it {problem}" for problem in _unknown(content, keys, keys)])
@@ -295,13 +252,7 @@ def paper_of(name: str, content: Any, measures: Mapping[str, Any]) -> Paper:
 
 
 class _Checked:
-    """A claim as its file describes it, with the problems that there are.
-
-    Args:
-        described: The claim in the file.
-        runs: Runs that the file names.
-        measures: The known measures.
-    """
+    """A claim as its file describes it, with its problems."""
 
     _KEYS = ("id", "says", "where", "published", "models", "value", "measure", "with", "criterion", "criterion_of",
              "control", "analogue", "lacking")  # fmt: skip
@@ -339,13 +290,7 @@ class _Checked:
         )  # fmt: skip
 
     def _analogue(self, other: Any, described: Mapping[str, Any], has_reading: bool) -> Analogue | None:
-        """Return how other models are measured; None where the paper's own are not, or where it is not as it should be.
-
-        Args:
-            other: What the file says of it; what it leaves out is as on the paper's own models.
-            described: The claim in the file.
-            has_reading: Whether the claim is measured on the paper's own models.
-        """
+        """Return the test on other models; None if it is invalid, or neither it nor the claim names a measure."""
         if not isinstance(other, Mapping):
             self._say("`analogue` is neither `none` nor how it is measured")
             return None

@@ -1,4 +1,4 @@
-"""Which runs claims need, as the command lines a user would type, and which of them are there already."""
+"""The runs that claims need, as the command lines a user would type, and the existing ones among them."""
 
 from __future__ import annotations
 
@@ -58,15 +58,11 @@ _WORDS = ("folder", "folders", "file")
 
 @dataclass(frozen=True)
 class Need:
-    """A run that measures read.
+    """A run that measures read, by the name under which they request it.
 
-    Args:
-        name: The name by which measures ask for it.
-        command: The command that makes it.
-        options: The options that are not the defaults, with the model and the corpus.
-        lacking: What it would need that was not given, as a clause; empty if it can be made.
-        has_separate_corpus: Whether the paper's file gives this run a corpus of its own, not that of all runs.
-        reads: Names of the other runs whose folders its options name.
+    `options` are those that are not the defaults, with the model and the corpus. `lacking` is the missing requirement,
+    as a clause; empty if the run is possible. `has_separate_corpus` means that the paper's file gives this run another
+    corpus than all runs have. `reads` are the names of the other runs whose folders its options name.
     """
 
     name: str
@@ -93,43 +89,31 @@ class Need:
 
     @property
     def model_of_run(self) -> str:
-        """The folder of a checkpoint of another run, if it is the model that this one reads; otherwise empty."""
+        """The folder of a checkpoint of another run, if it is the model that this run reads; otherwise empty."""
         if not self.reads:
             return ""
         return str(self.options[_OF_RUN]).partition("=")[2] if self.is_of_run else str(self.options["model"])
 
     @property
     def is_of_run(self) -> bool:
-        """Whether the text, too, is that of another run."""
+        """Whether the text, too, comes from another run."""
         return bool(self.reads) and _OF_RUN in self.options
 
     def in_folders(self, folders: Mapping[str, Path]) -> Need:
-        """Return the run with the folders of other runs in place of their names."""
+        """Replace the names of other runs by their folders."""
         return replace(self, options={option: with_folders(value, folders) for option, value in self.options.items()})
 
 
 @dataclass(frozen=True)
 class UserInputs:
-    """What the user gave for all runs.
-
-    Args:
-        corpus: The text that models read.
-        data: Further data by name, such as `other_corpus`; None where it was not given.
-    """
+    """The user's inputs for all runs: the text, and further data by name, None where absent."""
 
     corpus: str
     data: Mapping[str, str | None]
 
 
 def reading_of(claim: Claim, model: str, paper: Paper, kinds: Collection[str] = ()) -> ClaimTest | None:
-    """Return how a claim is measured on a model: as on the paper's own ones, or as an analogue; None if it is not.
-
-    Args:
-        claim: The claim.
-        model: The model's name.
-        paper: The paper.
-        kinds: The kinds that the model is of, where it is none of the paper's.
-    """
+    """Return the test of a claim on a model: as on the paper's models, or as an analogue by kind; None without one."""
     reading = claim.reading if model in paper.models else claim.analogue(kinds)
     return reading and reading.of(model)
 
@@ -148,12 +132,12 @@ def runs_of(claims: Sequence[Claim], model: str, paper: Paper, kinds: Collection
 
 
 def is_pretrained_locally(model: str) -> bool:
-    """Return whether a name stands for all encoders of one size that are pretrained here, not for a single model."""
+    """Check for a name that means all encoders of one size that are pretrained here, not a single model."""
     return model.startswith(PRETRAINED_PREFIX)
 
 
 def concerns(claim: Claim, model: str, paper: Paper) -> bool:
-    """Return whether a claim has a row for a model: if it is about the model, or if the paper is not about the model.
+    """Check whether a claim has a row for a model: the claim is about the model, or the paper is not.
 
     Encoders that are pretrained here have rows only for claims that are measured on runs of `pretrain`.
     """
@@ -171,15 +155,7 @@ def _runs(reading: ClaimTest) -> tuple[str, ...]:
 def needs_of(
     names: Sequence[str], paper: Paper, model: str, inputs: UserInputs, defaults: Mapping[str, Mapping[str, Any]]
 ) -> list[Need]:
-    """Return runs of a model.
-
-    Args:
-        names: Their names in the paper's file.
-        paper: The paper.
-        model: The model, as `--model` takes it.
-        inputs: What the user gave for all runs.
-        defaults: The defaults of the options of each command.
-    """
+    """Return a model's runs with these names in the paper's file, given the user's inputs and command defaults."""
     return [_need(name, paper.runs[name], model, inputs, defaults) for name in names]
 
 
@@ -208,19 +184,14 @@ def _need(
 
 
 def _absent(value: Any, data: Mapping[str, Any]) -> re.Match[str] | None:
-    """Return the datum that an option's value stands for if the user did not give it."""
+    """Return the datum in an option's value if the user did not supply it."""
     datum = _DATUM.fullmatch(str(value))
     return datum if datum and data[datum["name"]] is None else None
 
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """What a run was made of.
-
-    Args:
-        model: Fingerprint of the model.
-        corpus: Fingerprint of the text that the run reads.
-    """
+    """Fingerprints of the model of a run, and of its text."""
 
     model: str
     corpus: str
@@ -231,13 +202,8 @@ def existing(
 ) -> Path | None:
     """Return the newest finished run with the same settings, of the same model and text; None if there is none.
 
-    Args:
-        need: The run that is needed.
-        places: The folders of finished runs.
-        defaults: The defaults of the command's options. An option that is missing in a run's configuration had its
-            default.
-        fingerprints: Fingerprints of the model and the text. Where a run records fingerprints, these are compared
-            instead of the options that name the model and the text.
+    An option that is missing in a run's configuration had its default. Where a run records fingerprints, these are
+    compared instead of the options that name the model and the text.
     """
     plain_defaults = {option: asdict(value) if is_dataclass(value) else value for option, value in defaults.items()}  # type: ignore[arg-type]
     settings = {
@@ -267,7 +233,7 @@ def existing(
 
 
 def _serves(option: str, available: Any, needed: Any) -> bool:
-    """Return whether a run with the value `available` of an option has all that `needed` asks for; it may have more."""
+    """Check that a run with the value `available` of an option covers `needed`; more is allowed."""
     if option == _OF_RUN and isinstance(available, str) and isinstance(needed, str):
         return _in_full(available) == _in_full(needed)
     if option not in OF_WHICH_MORE_SERVES or available == needed:
@@ -279,13 +245,13 @@ def _serves(option: str, available: Any, needed: Any) -> bool:
 
 
 def _over(defaults: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with the defaults of those that are not there, also in groups."""
+    """Add the defaults of missing options, also in groups."""
     groups = {name: value for name, value in options.items() if isinstance(value, Mapping) and name in defaults}
     return {**defaults, **options, **{name: {**defaults[name], **value} for name, value in groups.items()}}
 
 
 def _in_full(readout: str) -> str:
-    """Return what names a run, as in task=FOLDER, with the whole path of its folder."""
+    """Return the name of a run, as in task=FOLDER, with the whole path of its folder."""
     name, sign, folder = readout.partition("=")
     return f"{name}{sign}{os.path.realpath(folder)}"
 
@@ -313,7 +279,7 @@ def input_names(paper: Paper) -> list[str]:
 
 
 def split_models(flag_value: str | Sequence[str]) -> dict[str, str]:
-    """Return where each model that `--models` names is found, by its name: BERT in a folder is named bert=FOLDER.
+    """Return the location of each model in `--models`, by name: BERT in a folder is named bert=FOLDER.
 
     Raises:
         UserError: If none is named, or one twice.
@@ -330,20 +296,20 @@ def split_models(flag_value: str | Sequence[str]) -> dict[str, str]:
 
 
 def _others(reading: ClaimTest, model: str) -> list[int]:
-    """Return the numbers of other claims that a measure asks for."""
+    """Return the numbers of other claims that a measure refers to."""
     numbers: list[int] = reading.arguments.get("instead", {}).get(model, reading.arguments.get("claims", []))
     return numbers
 
 
 def _named(results: Mapping[str, Any], *names: str) -> set[str]:
-    """Return the fingerprints that the results of a run without a cache give of its model or its texts."""
+    """Return the fingerprints of model or texts in the results of a run without a cache."""
     entries = (results.get(name) for name in names)
     named = {entry["fingerprint"] for entry in entries if isinstance(entry, Mapping) and "fingerprint" in entry}
     return named | {results[key] for name in names if (key := f"{name}_fingerprint") in results}
 
 
 def _keys(results: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the keys of the cache that results name, however deep they are."""
+    """Yield the keys of the cache in nested results."""
     if isinstance(results, Mapping):
         if "key" in results:
             yield results["key"]
@@ -362,14 +328,10 @@ _MET: Mapping[Verdict, str] = {"confirmed": "yes", "not confirmed": "no", "uncle
 
 @dataclass(frozen=True)
 class Model:
-    """A model with what could be run of it.
+    """A model, by its name as typed, with its runs and their command lines, by the names that measures request.
 
-    Args:
-        name: Its name, as typed.
-        runs: Its finished runs, by the names by which measures ask for them.
-        commands: The command line of each run.
-        lacking: Why a run is missing, by its name; the empty name stands for all runs of the model.
-        kinds: The kinds of models that it is of, as far as claims ask for them.
+    `lacking` has the reasons for missing runs; the empty name means all runs of the model. `kinds` are its kinds among
+    those that claims need.
     """
 
     name: str
@@ -380,16 +342,7 @@ class Model:
 
 
 def rows_of(claims: Sequence[Claim], models: Sequence[Model], paper: Paper) -> list[dict[str, Any]]:
-    """Return a row for each claim and each model that it is measured on.
-
-    If the claim is about the model, the row has a verdict; if the paper is not about the model, the row says
-    `analogue`.
-
-    Args:
-        claims: The claims.
-        models: The models.
-        paper: Their paper.
-    """
+    """Return a row for each claim and model, with a verdict, or `analogue` if the paper is not about the model."""
     runs = {model.name: model.runs for model in models}
     judged = [_Judged(model, paper, runs) for model in models]
     return [
@@ -401,13 +354,7 @@ def rows_of(claims: Sequence[Claim], models: Sequence[Model], paper: Paper) -> l
 
 
 class _Judged:
-    """Measures claims on a model, each once.
-
-    Args:
-        model: The model.
-        paper: The paper.
-        others: The runs of all models.
-    """
+    """Measurements of claims on a model, each once; `others` are the runs of all models."""
 
     def __init__(self, model: Model, paper: Paper, others: Mapping[str, Mapping[str, Any]]) -> None:
         self.model, self.paper = model, paper
@@ -456,7 +403,7 @@ class _Judged:
         return None if estimate is None or reading is None else _is_met(estimate, reading.criterion, reading.control)
 
     def _estimate(self, claim: Claim) -> tuple[ClaimEstimate | None, str]:
-        """Return what was measured, or why nothing was."""
+        """Return the measured value, or the reason for its absence."""
         if claim.id not in self._estimates:
             self._estimates[claim.id] = self._measure(claim)
         return self._estimates[claim.id]
@@ -475,7 +422,7 @@ class _Judged:
             return None, str(error)
 
     def _unread(self, claim: Claim) -> str:
-        """Return why nothing is said of how a claim is measured on the model."""
+        """Return the reason why a claim has no test on the model."""
         if not self.is_of_paper and claim.kinds:
             kinds = " or ".join(KINDS_OF_MODELS[kind].words for kind in claim.kinds)
             return f"{kinds}; {self.model.name} is none"

@@ -1,4 +1,4 @@
-"""The runs that claims need: found among finished ones, or made one after the other."""
+"""The runs that claims need: existing ones are reused, the others carried out one after the other."""
 
 from __future__ import annotations
 
@@ -61,20 +61,13 @@ _TRAINING_S = {"tiny": 100.0, "base": 4 * 35 * 3600.0}
 
 
 def training_seconds(need: Need) -> float:
-    """Return about how many processor seconds a training of encoders takes."""
+    """Estimate the processor seconds of a training of encoders."""
     options: Mapping[str, Any] = need.options
     return _TRAINING_S[options["size"]] * options["seeds"] * len(str(options["arms"]).split(","))
 
 
 def seconds(need: Need, defaults: Mapping[str, Any], reading: PendingRequest, speed: Speed) -> float:
-    """Estimate how many seconds a run takes, apart from reading the text into the cache.
-
-    Args:
-        need: The run.
-        defaults: The defaults of the command's options.
-        reading: The text that it reads.
-        speed: This machine's rates.
-    """
+    """Estimate the seconds of a run on this machine, apart from reading the text into the cache."""
     options, size = {**defaults, **need.options}, reading.size
     n_tokens = _OWN_TOKENS.get(need.command, min(size.n_tokens, _MOST_TOKENS.get(need.command, size.n_tokens)))
     share = n_tokens / max(size.n_tokens, 1)
@@ -93,10 +86,10 @@ def seconds(need: Need, defaults: Mapping[str, Any], reading: PendingRequest, sp
 
 
 def _passes(options: Mapping[str, Any], n_blocks: int, n_heads: int) -> float:
-    """Return how many passes through all blocks a run of `ablate` makes.
+    """Return the number of passes through all blocks of a run of `ablate`.
 
-    A head, or a layer, is ablated in a pass through the later blocks, which are half of them on average. What is
-    pruned together is in every block, and in half of the sentences.
+    A head, or a layer, is ablated in a pass through the later blocks, which are half of them on average. Joint pruning
+    is in every block, and in half of the sentences.
     """
     pruned = "" if options["prune"] is False else str(options["prune"])
     of_units, of_weights = (pruned in ("True", "all") or name in pruned for name in ("units", "weights"))
@@ -108,10 +101,10 @@ def _passes(options: Mapping[str, Any], n_blocks: int, n_heads: int) -> float:
 
 
 def _tunings(options: Mapping[str, Any], n_blocks: int) -> float:
-    """Return how many passes over the text take as long as the trainings of a run of `finetune`.
+    """Return the number of passes over the text that take as long as the trainings of a run of `finetune`.
 
-    A step takes three times as long as its forward pass, and the training part is four fifths of the text. What is
-    tested after each epoch, and the baselines, take as long as another epoch together.
+    A step takes three times as long as its forward pass, and the training part is four fifths of the text. Tests after
+    each epoch, and the baselines, take as long as another epoch together.
     """
     tuning: Mapping[str, Any] = {**asdict(TuningOptions()), **_as_mapping(options["tuning"])}
     starts = len(STARTS) if options["starts"] == "all" else len(str(options["starts"]).split(","))
@@ -125,7 +118,7 @@ def _as_mapping(group: Any) -> Mapping[str, Any]:
 
 
 def _probes(options: Mapping[str, Any], reading: PendingRequest) -> tuple[ProbeCosts, int]:
-    """Return the probes of a run of `fit`, and how many more readings its controls take."""
+    """Return the probes of a run of `fit`, and the number of additional readings for its controls."""
     corpus, tokens = reading.request.corpus, reading.tokens
     task = load_task(options["task"], options["task_args"])
     splits = splits_of(corpus, options["seed"], options["group_by"])
@@ -162,13 +155,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Planned:
-    """A run of a model that claims need.
+    """A run of a model that claims need, with its folder if it exists already.
 
-    Args:
-        need: The run.
-        folder: Its folder if the run exists already; otherwise None.
-        seconds: About how many seconds it will take; 0 if it exists already, or if this is not estimated.
-        n_bytes: About how many bytes of activations it adds to the cache; 0 in the same cases.
+    Seconds and bytes added to the cache are estimates; 0 for an existing run, or without estimates.
     """
 
     need: Need
@@ -179,15 +168,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class ClaimsPlan:
-    """What is to be run.
-
-    Args:
-        paper: The paper.
-        models: The runs of each model, by its name.
-        lacking: Why nothing of a model can be run, by its name.
-        kinds: The kinds that a model is of, as far as claims ask for them, by its name; of models that are none of the
-            paper's.
-    """
+    """The runs of each model, the reasons why models have none, and the kinds of models that are not the paper's."""
 
     paper: Paper
     models: Mapping[str, Sequence[Planned]]
@@ -196,12 +177,12 @@ class ClaimsPlan:
 
     @property
     def to_run(self) -> list[Planned]:
-        """The runs that are to be made."""
+        """The runs that are neither finished nor impossible."""
         return [run for runs in self.models.values() for run in runs if not run.folder and not run.need.lacking]
 
     @property
     def n_bytes(self) -> int:
-        """About how many bytes of activations are added to the cache."""
+        """Estimated bytes of activations added to the cache."""
         return sum(run.n_bytes for run in self.to_run)
 
 
@@ -209,20 +190,13 @@ def plan(
     paper: Paper, claims: Sequence[Claim], named: Mapping[str, str] | None, inputs: UserInputs, corpus: Corpus,
     defaults: Mapping[str, Mapping[str, Any]], place: Path, cache: Path | None = None,
 ) -> ClaimsPlan:  # fmt: skip
-    """Return the runs that claims need, and which of them exist already.
+    """Return the runs that claims need, and the existing ones among them.
 
-    Args:
-        paper: The paper.
-        claims: The claims.
-        named: Where each model that the user named is found; None stands for the models on this machine.
-        inputs: What the user gave for all runs.
-        corpus: The text.
-        defaults: The defaults of the options of each command.
-        place: The folder of runs.
-        cache: The folder of the cache, to estimate what the runs take; None leaves that out.
+    `named` has the location of each model that the user named; None for the models on this machine. `place` is the
+    folder of runs. Without `cache`, the folder of the cache, the costs of runs are not estimated.
 
     Raises:
-        UserError: If a model that is none of the paper's is not found, or a file of pairs cannot be read.
+        UserError: If a model that is none of the paper's does not exist, or a file of pairs cannot be read.
     """
     chosen = named if named is not None else {name: name for name in _at_hand(paper)}
     about = [model for model in paper.models if any(model in claim.models for claim in claims)]
@@ -256,28 +230,20 @@ def plan(
 
 
 def _possible_runs(claims: Sequence[Claim], model: str, paper: Paper, kinds: Mapping[str, frozenset[str]]) -> list[str]:
-    """Return the names of the runs of a model that it can have: trainings, or runs of a single model."""
+    """Return the names of the runs that a model can have: trainings, or runs of a single model."""
     names = runs_of(claims, model, paper, kinds.get(model, ()))
     return [name for name in names if (paper.runs[name]["command"] == "pretrain") == is_pretrained_locally(model)]
 
 
 def _with_columns(need: Need, corpus: Corpus) -> Need:
-    """Return a run, which lacks a treebank if its task reads a column that the corpus does not have."""
+    """Mark a run as lacking a treebank if its task reads a column that the corpus does not have."""
     task = need.options.get("task")
     has_column = task not in OF_TREEBANKS or task in corpus.columns
     return need if has_column else replace(need, lacking="a treebank as `--corpus`")
 
 
 def _text_of(need: Need, corpus: Corpus) -> tuple[Corpus, str]:
-    """Return the text that a run reads, with its fingerprint.
-
-    Args:
-        need: The run.
-        corpus: The text of all runs, which a run of pairs does not read.
-
-    Raises:
-        UserError: If a file of pairs cannot be read.
-    """
+    """Return the text that a run reads, with its fingerprint; a run of pairs does not read `corpus`."""
     if "pairs" in need.options:
         pairs = read_pairs(need.options["pairs"])
         return pairs, pairs.fingerprint
@@ -290,16 +256,7 @@ def _text_of(need: Need, corpus: Corpus) -> tuple[Corpus, str]:
 
 @dataclass
 class _Planning:
-    """Plans the runs of a model, some of which read the folders of others.
-
-    Args:
-        source: The model.
-        corpus: The text of all runs.
-        defaults: The defaults of the options of each command.
-        finished: The folders of finished runs.
-        place: The folder of runs.
-        costs: Estimates what runs take; None leaves that out.
-    """
+    """Plan of a model's runs, some of which read the folders of others; without `costs`, nothing is estimated."""
 
     source: ModelSource
     corpus: Corpus
@@ -312,11 +269,7 @@ class _Planning:
     lacking: dict[str, str] = field(default_factory=dict)
 
     def of(self, needs: Sequence[Need]) -> list[Planned]:
-        """Return the runs, each with its folder if it is there.
-
-        Raises:
-            UserError: If a text that the user gave cannot be read.
-        """
+        """Return the runs, each with its folder if it exists."""
         return [self._planned(need) for need in needs]
 
     def _planned(self, stated: Need) -> Planned:
@@ -351,7 +304,7 @@ class _Planning:
         return replace(need, options=options)
 
     def _existing_folder(self, need: Need, fingerprint: str) -> Path | None:
-        """Return the folder of a run if it exists; one that reads a run exists only if that does."""
+        """Return the folder of an existing run; a run that reads another exists only if that run does."""
         source = self.source
         if need.model_of_run:
             if not Path(need.model_of_run).is_dir():
@@ -362,13 +315,7 @@ class _Planning:
 
 
 class _Costs:
-    """Estimates what the runs of a model take; reading a text counts once, for the first run that reads it.
-
-    Args:
-        source: The model.
-        cache: The folder of the cache.
-        defaults: The defaults of the options of each command.
-    """
+    """Estimates of a model's runs; reading a text counts once, for the first run that reads it."""
 
     def __init__(self, source: ModelSource, cache: Path, defaults: Mapping[str, Mapping[str, Any]]) -> None:
         layers = range(load_config(source).num_hidden_layers + 1)
@@ -377,7 +324,7 @@ class _Costs:
         self.speed: Speed | None = None
 
     def of(self, need: Need, text: Corpus) -> tuple[float, int]:
-        """Return about how many seconds a run takes, and how many bytes it adds to the cache."""
+        """Return the estimated seconds of a run, and the bytes that it adds to the cache."""
         key = text.fingerprint, need.options.get("corpus") if need.has_separate_corpus else None, need.model_of_run
         reading = self.readings.get(key) or PendingRequest.of(self.source.request(text), self.source.cache)
         self.speed = self.speed or Speed.measure(reading.request)
@@ -392,11 +339,7 @@ def _trainings(
     names: Sequence[str], model: str, paper: Paper, inputs: UserInputs, corpus: Corpus,
     defaults: Mapping[str, Mapping[str, Any]], finished: Sequence[Path],
 ) -> list[Planned]:  # fmt: skip
-    """Return the runs of `pretrain` for encoders of a size; each has a fixed name, by which a killed run is continued.
-
-    Raises:
-        UserError: If there is no such size.
-    """
+    """Return the runs of `pretrain` for a size of encoders; by their fixed names, killed runs are continued."""
     size = model.removeprefix(PRETRAINED_PREFIX)
     if size not in get_args(Size):
         sizes = ", ".join(f"{PRETRAINED_PREFIX}{name}" for name in get_args(Size))
@@ -412,23 +355,17 @@ def _trainings(
 
 
 def _digest(*parts: str) -> str:
-    """Return eight hexadecimal digits that stand for what a run is made of."""
+    """Return eight hexadecimal digits that identify the inputs of a run."""
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:8]
 
 
 def carry_out(
     planned: ClaimsPlan, make: Maker, load: Callable[[Path], Any], say: Say
 ) -> tuple[list[Model], dict[str, Any]]:
-    """Make the runs that are not there, one after the other, and return the models with all runs and their folders.
+    """Carry out missing runs one after the other; return the models with all runs, and the folders.
 
     A run can be impossible for a model, such as a measurement of norms in blocks without norms; its claims then have no
-    value.
-
-    Args:
-        planned: What is to be run.
-        make: Makes a run.
-        load: Reads a run from its folder.
-        say: Receives one-line messages.
+    value. `make` executes a run, `load` reads a run from its folder, and `say` receives one-line messages.
     """
     models, folders, n = [], {}, 0
     for name, runs in planned.models.items():
@@ -466,12 +403,12 @@ def carry_out(
 
 
 def _compares(claim: Claim, model: str) -> bool:
-    """Return whether a claim compares its models with this one."""
+    """Check whether a claim compares its models with this one."""
     return claim.reading is not None and claim.reading.arguments.get("over") == model
 
 
 def _at_hand(paper: Paper) -> list[str]:
-    """Return the built-in model, and those of the paper that are on this machine."""
+    """Return the built-in model, and the paper's models on this machine."""
     return [BUILTIN, *(model for model in paper.models if model in ALIASES and is_downloaded(model))]
 
 

@@ -1,4 +1,4 @@
-"""What a measured value says of a claim: a pure function of the value, its interval, the criterion and the control."""
+"""The verdict on a claim: a pure function of the value, its interval, the criterion and the control."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ _FORMS = re.compile(rf"(?P<sign><=|>=|<|>|=) (?P<end>{_NUMBER})|(?P<low>{_NUMBER
 
 @dataclass(frozen=True)
 class NumberRange:
-    """A range of numbers.
-
-    Args:
-        low: Its lower end; minus infinity if it has none.
-        high: Its upper end; infinity if it has none.
-        strict: Whether its ends are not part of it.
-    """
+    """A range of numbers, infinite where it has no end; `strict` excludes the ends."""
 
     low: float
     high: float
@@ -30,7 +24,7 @@ class NumberRange:
 
     @classmethod
     def parse(cls, text: str) -> NumberRange:
-        """Return the range that a text such as `> 0.5`, `>= 0.5`, `< 0.5`, `<= 0.5`, `= 2` or `0.3 to 0.5` stands for.
+        """Parse a range such as `> 0.5`, `>= 0.5`, `< 0.5`, `<= 0.5`, `= 2` or `0.3 to 0.5`.
 
         Raises:
             ValueError: If it is none of these forms, or its ends are the wrong way round.
@@ -51,11 +45,11 @@ class NumberRange:
         )
 
     def holds(self, low: float, high: float) -> bool:
-        """Whether an interval is within the range."""
+        """Check that an interval is within the range."""
         return self.low < low and high < self.high if self.strict else self.low <= low and high <= self.high
 
     def excludes(self, low: float, high: float) -> bool:
-        """Whether an interval has no point in common with the range."""
+        """Check that an interval has no point in common with the range."""
         return high <= self.low or self.high <= low if self.strict else high < self.low or self.high < low
 
     def __str__(self) -> str:
@@ -71,14 +65,10 @@ class NumberRange:
 
 @dataclass(frozen=True)
 class ClaimEstimate:
-    """A value that a measure found in finished runs.
+    """A value that a measure returns from finished runs, with its 95% interval, and the neurons that it is about.
 
-    Args:
-        value: The value.
-        low: Lower end of its 95% interval; the value itself where it is exact, such as a count of parameters.
-        high: Upper end.
-        control: The value of the control; None if the measure has none.
-        neurons: The neurons that it is about, if any.
+    The interval is the value itself where it is exact, such as a count of parameters. `control` is None without a
+    control.
     """
 
     value: float
@@ -98,17 +88,11 @@ class ClaimEstimate:
 
 
 def judge(estimate: ClaimEstimate | None, criterion: NumberRange, control: NumberRange | None = None) -> Verdict:
-    """Return the verdict on a claim.
+    """Return the verdict on a claim: whether the value and the control are in their ranges.
 
-    Args:
-        estimate: What was found; None if nothing could be measured.
-        criterion: The range in which the value is by the claim.
-        control: The range in which the control is if the value means what it seems to; None without a control.
-
-    Returns:
-        `not confirmed` if the whole interval is outside of the criterion; `confirmed` if the whole interval is within
-        it and the control is within its range; `unclear` if the interval has points on both sides, or if the control
-        alone fails; `not testable here` without a value.
+    It is `not confirmed` if the whole interval is outside the criterion; `confirmed` if the whole interval is within it
+    and the control is within its range; `unclear` if the interval has points on both sides, or if the control alone
+    fails; `not testable here` without a value.
     """
     if estimate is None:
         return "not testable here"

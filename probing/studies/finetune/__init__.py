@@ -1,4 +1,4 @@
-"""The study `finetune`: tunes a model on a task with several seeds and orders, and says how much each matters."""
+"""The study `finetune`: tuning of a model on a task with several seeds and orders, and the importance of each."""
 
 from __future__ import annotations
 
@@ -117,19 +117,7 @@ def _read(
     config: dict[str, Any], corpus: Any, test_corpus: Any, task: str | TokenTask, task_args: dict[str, Any] | None,
     say: Callable[[str], None],
 ) -> tuple[TokenTask, tuple[Sequence[Corpus], Sequence[Sequence[Split]]], int | None]:  # fmt: skip
-    """Return the task, the corpora with the sides of sentences or pairs, and how many test pairs share a sentence.
-
-    Args:
-        config: The resolved options, in which the task's options are noted that pairs decide.
-        corpus: The text, as given.
-        test_corpus: The test text, as given.
-        task: The task, as given.
-        task_args: Its options.
-        say: Takes messages.
-
-    Raises:
-        UserError: If both sentences and pairs are given, or they cannot be read, or have no such label.
-    """
+    """Return the task, the corpora with their sides, and the number of test pairs that share a training sentence."""
     if config["pairs"] is None:
         if config["test_pairs"] is not None:
             raise UserError(f"`--test_pairs {config['test_pairs']}`: there are no --pairs to train on; give both.")
@@ -154,7 +142,7 @@ def _read(
 
 
 class Finetune(Study):
-    """Models tuned on a task from several starts, with several seeds and orders."""
+    """The study of models tuned on a task from several starts, with several seeds and orders."""
 
     name, kind = "finetune", "fine-tuning"
     title = "Fine-tuning"
@@ -182,7 +170,7 @@ class Finetune(Study):
         return tables.more_tables(result.by_name)
 
     def answer(self, result: Result) -> list[str]:
-        """Return how well each start does, and whether pretraining helps."""
+        """Return the score of each start, and the effect of pretraining."""
         layer = result.config["tuning"]["layer"]
         on = "" if layer == LAST else f" with its head on layer {layer}"
         return tables.answer(result.by_name, f"{result.config['model']}{on}", result.results)
@@ -192,11 +180,11 @@ class Finetune(Study):
         return finetuning_section(result, place.anchor)
 
     def terms(self, result: Result) -> Mapping[str, Terms]:
-        """Return the meanings of the headings, and of what charts show."""
+        """Return the meanings of the headings, and of the contents of charts."""
         return {self.title: TERMS}
 
     def conclusions(self, result: Result) -> list[str]:
-        """Return what tunings are held against, and what varies their scores."""
+        """Return the comparison with baselines, and the sources of variance of the scores."""
         return tables.conclusions(result.by_name, result.results)
 
 

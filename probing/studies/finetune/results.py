@@ -1,4 +1,4 @@
-"""Results of `finetune`: its tables, and what each tuned model has right of each test sentence."""
+"""Results of `finetune`: its tables, and each tuned model's score on each test sentence."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TunedAnswers:
-    """What tuned models have right, by test sentence with something to predict; every array is of shape (n_sentences,).
+    """Scores of tuned models by test sentence with a target; every array is of shape (n_sentences,).
 
     Args:
         sentence: Hash of the text of each sentence, or of both sentences of a pair.
-        labels: Hash of what is to be predicted of it, in order; of words, each with the number of its word.
-        cluster: Number of its document, or of the sentence itself: what intervals are over.
-        of: What a score is a share of: the number of targets, or the squared errors of the constant answer.
-        right: By the name of a tuning, as of its checkpoint, the targets whose class is predicted, or the squared error
-            that the constant answer makes and the model does not.
+        labels: Hash of its targets, in order; of words, each with the number of its word.
+        cluster: Number of its document, or of the sentence itself: the unit of intervals.
+        of: Denominator of the score: the number of targets, or the squared errors of the constant answer.
+        right: By the name of a tuning, as of its checkpoint, the number of correct targets, or the squared error of the
+            constant answer minus the model's.
     """
 
     sentence: Ids
@@ -88,14 +88,9 @@ class TunedAnswers:
     def on(
         cls, corpus: Corpus, test: Examples, classes: Sequence[Any], of: Sums, right: Mapping[str, Sums]
     ) -> TunedAnswers:
-        """Return the answers of tuned models on a test part.
+        """Return the answers of tuned models on a test part; without `classes`, numbers are predicted.
 
-        Args:
-            corpus: The test corpus.
-            test: The examples of the test part.
-            classes: The label of each class; none for numbers.
-            of: What a score is a share of, shape (n_sentences of the corpus,).
-            right: What each tuning has right, likewise.
+        The denominator `of` and the numerators `right` of a score have shape (n_sentences of the corpus,).
         """
         sentences = test.sentences().astype(np.int64)
         has_target = test.labels >= 0
@@ -124,7 +119,7 @@ class TunedAnswers:
 
 
 def _text(corpus: Corpus, i: int) -> list[str]:
-    """Return what tells a sentence or a pair from all others of its corpus: its words, where they are divided."""
+    """Return the text that identifies a sentence or a pair in its corpus: its words, where they are divided."""
     if corpus.seconds is not None:
         at = corpus.seconds[i]
         return [corpus.sentences[i][: at - 1], corpus.sentences[i][at:]]
@@ -132,17 +127,16 @@ def _text(corpus: Corpus, i: int) -> list[str]:
 
 
 def _hashes(parts: Any) -> Ids:
-    """Return a hash of 64 bits of each list of texts."""
     digests = (blake2b("\x1f".join(texts).encode("utf-8"), digest_size=8).digest() for texts in parts)
     return np.array([int.from_bytes(texts, "big", signed=True) for texts in digests], dtype=np.int64)
 
 
 def read_answers_of(run: Result) -> TunedAnswers:
-    """Read what the tuned models of a finished run have right.
+    """Read the scores by test sentence of a finished run's tuned models.
 
     Raises:
         UserError: If the run has no such file.
-        ValueError: If it is damaged: not all tunings are in it, or their scores are others than in `tunings.csv`.
+        ValueError: If it is damaged: tunings are missing, or their scores differ from `tunings.csv`.
     """
     from safetensors.numpy import load_file
 
@@ -181,15 +175,7 @@ def write_figures(
     is_number: bool,
     formats: Sequence[str] = USUAL,
 ) -> list[Path]:
-    """Draw a run's figures, each in some formats, and return the paths of the files.
-
-    Args:
-        folder: Folder of the figures.
-        tables: The run's tables by name.
-        model: Model name for the titles.
-        is_number: Whether numbers are predicted.
-        formats: Formats of the files.
-    """
+    """Draw a run's figures from its tables by name, each in some formats, and return the paths of the files."""
     drawings = {"scores": partial(scores, tables=tables, model=model, is_number=is_number)}
     if tables["tuning_curves"]:
         drawings["losses"] = partial(losses, rows=tables["tuning_curves"], model=model, is_number=is_number)
@@ -252,12 +238,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class TuningScores:
-    """Scores of trainings and baselines on the same test part, as sums over its clusters.
+    """Scores of tunings and baselines on the same test part, as sums over its clusters.
 
-    Args:
-        task: What models were tuned on.
-        right: What each tuning or baseline has of each sentence of the test corpus, by its job or name.
-        predicted: Of numbers of sentences, what each tuning or baseline that reads the text predicts, by the same.
+    `right` has the numerator for each sentence of the test corpus; `predicted`, for numbers of sentences, the
+    predictions.
     """
 
     task: TuningTask
@@ -271,11 +255,11 @@ class TuningScores:
 
     @property
     def denominators(self) -> Sums:
-        """What a score is a share of in each cluster: targets, or squared errors of the constant answer."""
+        """Denominator of the score in each cluster: targets, or squared errors of the constant answer."""
         return self._of_clusters(self.of_sentences())
 
     def of_sentences(self) -> Sums:
-        """Return the same of each sentence of the test corpus, 0 without targets, shape (n_sentences,)."""
+        """Return the denominator for each sentence of the test corpus, 0 without targets, shape (n_sentences,)."""
         examples = self.task.sides.test
         if self.task.standard is None:
             return examples.tokens_by_sentence().astype(np.float64)
@@ -286,13 +270,12 @@ class TuningScores:
         return sums
 
     def _of_clusters(self, sums: Sums) -> Sums:
-        """Return the sums of clusters that have targets."""
         test = self.task.sides.test
         tested = test.clusters(test.tokens_by_sentence()) > 0
         return np.asarray(test.clusters(sums), dtype=np.float64)[tested]
 
     def numerators(self, of: Any) -> Sums:
-        """Return what a tuning or baseline has of each cluster."""
+        """Return the numerator of a tuning's or baseline's score in each cluster."""
         return self._of_clusters(self.right[of])
 
     def score(self, of: Any) -> float:
@@ -306,7 +289,7 @@ class TuningScores:
         return accuracy_interval(numerators, self.denominators.astype(np.int64))
 
     def correlations(self, *of: Any) -> Row:
-        """Return the mean correlations of true numbers with those that are predicted; none of classes and of tokens."""
+        """Return the mean correlations of true and predicted numbers; empty for classes and for tokens."""
         if not self.numbers or self.task.of != "sentences" or any(name not in self.predicted for name in of):
             return {}
         true = self.task.sides.test.targets
@@ -328,15 +311,7 @@ def tables_of(
     others: Mapping[str, Baseline],
     curve: Sequence[Row],
 ) -> dict[str, list[Row]]:  # fmt: skip
-    """Return the rows of every table by its name.
-
-    Args:
-        jobs: The tunings.
-        task: What models were tuned on.
-        answers: What each tuned model answers on the test part.
-        others: What baselines have right, by name.
-        curve: Rows of the curves.
-    """
+    """Return the rows of every table by its name; `others` are the baselines by name."""
     right: dict[Any, Sums] = {job: answers[job].right for job in jobs}
     right |= {name: baseline.right for name, baseline in others.items()}
     tested = task.sides.test.sentences()
@@ -358,13 +333,7 @@ def tables_of(
 
 
 def saved_answers(task: TuningTask, corpus: Corpus, answers: Mapping[TuningJob, TestAnswers]) -> TunedAnswers:
-    """Return what each tuning has right of each test sentence, as the run keeps it.
-
-    Args:
-        task: What models were tuned on.
-        corpus: The test corpus.
-        answers: What each tuned model answers on the test part.
-    """
+    """Return each tuning's score on each test sentence, for the file of the run."""
     of = TuningScores(task, {}, {}).of_sentences()
     right = {job.name: answer.right for job, answer in answers.items()}
     return TunedAnswers.on(corpus, task.sides.test, task.classes, of, right)
@@ -391,11 +360,7 @@ def pearson(a: Sums, b: Sums) -> float:
 
 
 def macro_f1(confusion: NDArray[np.int64]) -> float:
-    """Return the mean F1 over the classes that have targets.
-
-    Args:
-        confusion: Number of targets of each class that are taken for each class, shape (n_classes, n_classes).
-    """
+    """Return the mean F1 over the classes that have targets, from a confusion matrix of true by predicted classes."""
     right, of, taken = np.diag(confusion), confusion.sum(1), confusion.sum(0)
     has_targets = of > 0
     return float((2 * right[has_targets] / (of[has_targets] + taken[has_targets])).mean())
@@ -429,7 +394,7 @@ def _differences(
 ) -> list[Row]:
     """Return a row for each pair of starts, and of a start and a baseline, over seeds, orders and clusters.
 
-    Of pairs, the second sentence alone is also compared with the constant answer, the first of the baselines.
+    For pairs, the second sentence alone is also compared with the constant answer, the first of the baselines.
     """
     pairs = [(a, b) for i, a in enumerate(starts) for b in starts[i + 1 :]] + [(a, b) for a in starts for b in others]
     rows = []
@@ -458,15 +423,9 @@ def study_output(
     config: Mapping[str, Any],
     model: ModelSource, n_sharing: int | None = None,
 ) -> Measured:  # fmt: skip
-    """Return what is written of a run; what only a continued run needs is removed then.
+    """Return the output of a run; it removes files that only a continued run needs.
 
-    Args:
-        tables: Rows by the name of their table.
-        task: What models were tuned on.
-        corpora: The texts by the option that names them.
-        config: The resolved options.
-        model: The model.
-        n_sharing: Of pairs, number of test pairs with a sentence that training pairs have, too.
+    `n_sharing` is the number of test pairs with a sentence that also occurs in training pairs.
     """
     test = task.sides.test
     n_clusters = int((test.clusters(test.tokens_by_sentence()) > 0).sum())
@@ -508,7 +467,7 @@ def study_output(
 
 
 def _unit(task: TuningTask, n_clusters: int) -> str:
-    """Return what intervals are over; a group is of pairs that share a sentence."""
+    """Return the unit of intervals; a group is of pairs that share a sentence."""
     test = task.sides.test
     if task.are_pairs:
         return "group" if test.documents is not None and n_clusters < test.n_tokens else "pair"
@@ -516,24 +475,13 @@ def _unit(task: TuningTask, n_clusters: int) -> str:
 
 
 def _saved_text(path: Path, text: Corpus) -> Path:
-    """Write sentences that were given as a list."""
     path.write_text("".join(f"{sentence}\n" for sentence in text.sentences), encoding="utf-8")
     return path
 
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """What is asked.
-
-    Args:
-        jobs: The tunings.
-        task: The task, which gives the labels.
-        group_by: The option's value: what is independent, sentences or documents.
-        max_length: Number of tokens at which sentences are cut; None for the model's own limit.
-        recipe: How models are tuned.
-        trainer: Arguments of Lightning's Trainer.
-        seed: Seed of what baselines draw.
-    """
+    """Settings of a run of `finetune`; `max_length`, at which sentences are cut, is None for the model's limit."""
 
     jobs: Sequence[TuningJob]
     task: TokenTask
@@ -554,16 +502,7 @@ def carry_out(
     source: ModelSource, text: tuple[Sequence[Corpus], Sequence[Sequence[Split]]], config: FinetuneConfig,
     places: Places, logger: Any, say: Callable[[str], None],
 ) -> tuple[dict[str, list[Row]], TuningTask]:  # fmt: skip
-    """Tune what is not tuned yet, and return the rows of every table, and what was tuned on.
-
-    Args:
-        source: The model.
-        text: The corpora, and the side of the split of each of their sentences.
-        config: What is asked.
-        places: Where to write.
-        logger: Lightning logger of the curves, if any.
-        say: Takes messages.
-    """
+    """Tune unfinished jobs on the corpora, with sides of sentences; return the rows of every table, and the task."""
     with stage("tokens and labels of the text"):
         task = labelled(source, *text, config.task, config.group_by, config.max_length, say)
     curve: list[Row] = []

@@ -181,32 +181,22 @@ def starts_of(rows: Sequence[Row]) -> list[str]:
 
 
 def score_words(is_number: bool) -> str:
-    """Return what a score is."""
+    """Return the name of the score."""
     return "R²" if is_number else "accuracy"
 
 
 def losses_in(is_number: bool) -> str:
-    """Return what losses are, and in which unit."""
+    """Return the name and the unit of the losses."""
     return "squared error, in sd" if is_number else "cross-entropy, nats"
 
 
 def examples_of(results: Mapping[str, Any]) -> str:
-    """Return what a model is tested on: sentences, or pairs.
-
-    Args:
-        results: The content of `results.json`.
-    """
+    """Return the name of the test examples: sentences, or pairs; `results` is the content of `results.json`."""
     return "pairs" if "pairs" in results["corpora"] else "sentences"
 
 
 def answer(by_name: Tables, model: str, results: Mapping[str, Any]) -> list[str]:
-    """Return how well each start does, and whether pretraining helps.
-
-    Args:
-        by_name: The tables.
-        model: The model's name.
-        results: The content of `results.json`.
-    """
+    """Return the score of each start, and the effect of pretraining; `results` is the content of `results.json`."""
     is_number = results["numbers"]
     what = score_words(is_number)
     lines = []
@@ -222,7 +212,7 @@ def answer(by_name: Tables, model: str, results: Mapping[str, Any]) -> list[str]
 
 
 def pretraining_verdict(rows: Sequence[Row], what: str) -> str:
-    """Return whether the pretrained model does better than the randomly initialised one; empty if one is missing."""
+    """Return a sentence on the pretrained against the randomly initialised model; empty if one is missing."""
     for row in rows:
         if (row["answer"], row["against"]) == (PRETRAINED, RANDOM):
             apart = ends(row)
@@ -238,18 +228,13 @@ def pretraining_verdict(rows: Sequence[Row], what: str) -> str:
 
 
 def known(row: Row, column: str) -> bool:
-    """Return whether a row has a number in a column."""
+    """Check whether a row has a number in a column."""
     value = row.get(column)
     return isinstance(value, float) and value == value
 
 
 def conclusions(by_name: Tables, results: Mapping[str, Any]) -> list[str]:
-    """Return what tunings are held against, what varies their scores, and what intervals hold for.
-
-    Args:
-        by_name: The tables.
-        results: The content of `results.json`.
-    """
+    """Return the comparison with baselines, the sources of variance of the scores, and the validity of intervals."""
     lines = [_compare_with_baselines(by_name["differences"], start) for start in starts_of(by_name["scores"])]
     lines.append(_of_second(by_name["differences"]))
     lines += [_variance(row, examples_of(results)) for row in by_name["scores"] if row.get("n_tunings")]
@@ -269,7 +254,7 @@ def conclusions(by_name: Tables, results: Mapping[str, Any]) -> list[str]:
 
 
 def _of_second(rows: Sequence[Row]) -> str:
-    """Return what the second sentence tells without the first; empty where sentences are single."""
+    """Return a sentence on the second sentence without the first; empty where sentences are single."""
     for row in rows:
         if row["answer"] == SECOND and (apart := ends(row)):
             between = f"({row['difference']:+.3f}, {apart[0]:+.3f} to {apart[1]:+.3f})"
@@ -283,7 +268,7 @@ def _of_second(rows: Sequence[Row]) -> str:
 
 
 def _compare_with_baselines(rows: Sequence[Row], start: str) -> str:
-    """Return on which side of each baseline, and of the model that learnt shuffled labels, a start is."""
+    """Compare a start with each baseline and with the model tuned on shuffled labels, in a sentence."""
     sides: dict[str, list[str]] = {}
     for row in rows:
         if row["answer"] == start and row["against"] not in (PRETRAINED, RANDOM) and (apart := ends(row)):
@@ -295,7 +280,7 @@ def _compare_with_baselines(rows: Sequence[Row], start: str) -> str:
 
 
 def _variance(row: Row, examples: str) -> str:
-    """Return what the variance of a single tuning's score consists of; empty with one tuning."""
+    """Return a sentence on the parts of the variance of a single tuning's score; empty with one tuning."""
     shares = {name: row.get(f"share_{name}") for name in SOURCES}
     known_shares = {name: share for name, share in shares.items() if isinstance(share, float) and share == share}
     if len(known_shares) < 2:
@@ -359,12 +344,7 @@ _POINTS, _CHARACTERS = 12, 68
 
 
 def finetuning_section(result: Result, anchor: str) -> Html:
-    """Return what tuning gains in sentences, as charts, and in the tables of the terminal; further ones are folded.
-
-    Args:
-        result: The results of `finetune`.
-        anchor: What the section is linked by.
-    """
+    """Return the conclusions, charts of scores and losses, and the tables of the terminal; further ones are folded."""
     return section_of(
         result,
         anchor,
@@ -397,7 +377,7 @@ def _scores(result: Result) -> Html:
 
 
 def _by_tuning(rows: Sequence[Row]) -> Across:
-    """Return an axis of tunings, each labelled by its seed and order; where there is no room, every other one or so."""
+    """Return an axis of tunings, labelled by seed and order; without room, labels are left out."""
     labels = [f"{row['seed']}, {row['order_seed']}" for row in rows]
     every = -(-sum(len(label) + 1 for label in labels) // _CHARACTERS)
     shown = [label if i % every == 0 else "" for i, label in enumerate(labels)]
@@ -405,7 +385,7 @@ def _by_tuning(rows: Sequence[Row]) -> Across:
 
 
 def _losses(result: Result) -> Html | None:
-    """Return the losses of each tuning by step; None where no step was made."""
+    """Return the losses of each tuning by step; None without any step."""
     lines: list[Line] = []
     of_tuning = groupby(result.tuning_curves, lambda row: (row["start"], row["seed"], row["order_seed"]))
     for (start, seed, order), rows in of_tuning:
@@ -427,7 +407,7 @@ def _losses(result: Result) -> Html | None:
 
 
 def _thinned(curve: Sequence[Row]) -> tuple[list[int], list[float]]:
-    """Return steps and mean training losses since the step before, for at most so many points."""
+    """Return steps and mean training losses since the step before, for at most `_POINTS` points."""
     steps, losses, every, before = [], [], -(-len(curve) // _POINTS), 0
     for i in range(0, len(curve), every):
         total, first = 0.0, before

@@ -1,4 +1,4 @@
-"""Tunes a model once with Lightning: its examples, its curve, its answers on the test part."""
+"""A tuning of a model with Lightning: its examples, its curve, its answers on the test part."""
 
 from __future__ import annotations
 
@@ -56,11 +56,7 @@ from probing.text.tokens import SET_ASIDE, Tokens
 
 @dataclass(frozen=True)
 class TokenTable:
-    """Behaves like a store whose tokens no model has read.
-
-    Args:
-        tokens: The table of tokens.
-    """
+    """A store of tokens without hidden states."""
 
     tokens: Tokens
 
@@ -74,18 +70,18 @@ class TokenTable:
         return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
 
     def read(self, layer: int, shard: int) -> Tensor:
-        """There are no hidden states."""
+        """Raise an error, because there are no hidden states."""
         raise NotImplementedError
 
 
 @dataclass
 class TuningBatch:
-    """Padded sentences, or none, and what is to be predicted.
+    """Padded sentences, or none, and their targets.
 
     Args:
-        inputs: What the model is given by name, shape (n_sentences, n_positions) each.
-        targets: Of token tasks the class or number of each token, shape (n_sentences, n_positions); of sentence tasks
-            of each sentence, shape (n_sentences,). A class is `IGNORED`, and a number NaN, where nothing is predicted.
+        inputs: Inputs of the model by name, shape (n_sentences, n_positions) each.
+        targets: For token tasks the class or number of each token, shape (n_sentences, n_positions); for sentence tasks
+            of each sentence, shape (n_sentences,). A class is `IGNORED`, and a number NaN, without a target.
         n: Number of targets in all parts of a step: of all processes, and of all parts whose gradients accumulate.
         sentences: Index of each sentence in its corpus, shape (n_sentences,).
     """
@@ -103,15 +99,10 @@ class TuningBatch:
 
 @dataclass(frozen=True)
 class Side:
-    """The labelled sentences of one side of the split.
+    """The labelled sentences or tokens of one side of the split, with their corpus.
 
-    Args:
-        tokens: Tokens of the side's corpus.
-        examples: The examples of the side.
-        targets: The class of each token or sentence, or its standardised number, and `IGNORED` or NaN without one.
-        of: What is labelled.
-        given: What the model is given of each token, by name, shape (n_tokens,).
-        pad_token_id: Id of the padding token.
+    `targets` are classes or standardised numbers, `IGNORED` or NaN without one. `given` has the inputs of the model for
+    each token, by name, shape (n_tokens,).
     """
 
     tokens: Tokens
@@ -127,22 +118,13 @@ class Side:
         return self.examples.sentences().astype(np.int64)
 
     def with_shuffled_targets(self, seed: int) -> Side:
-        """Return the side with its targets exchanged at random among the tokens or sentences that have one.
-
-        Args:
-            seed: Seed of the draw.
-        """
+        """Permute the targets at random among the tokens or sentences that have one."""
         target_rows = is_target(self.targets).nonzero()[:, 0]
         drawn = torch.randperm(len(target_rows), generator=generator_of(seed, "labels"))
         return replace(self, targets=self.targets.index_copy(0, target_rows, self.targets[target_rows[drawn]]))
 
     def batch(self, sentences: NDArray[np.int64], n: int | None = None) -> TuningBatch:
-        """Return some sentences as a batch, in this order.
-
-        Args:
-            sentences: Indices in the corpus.
-            n: Number of targets that the loss is a mean over; those of the batch by default.
-        """
+        """Return sentences, by index, as a batch in this order; its loss is a mean over n targets, by default all."""
         index, mask = padded_index(self.tokens.lengths, sentences)
         inputs = {
             name: torch.where(mask, values[index], self.pad_token_id if name == "input_ids" else 0)
@@ -159,19 +141,10 @@ class Side:
 
 @dataclass(frozen=True)
 class TuningTask:
-    """All that a model is tuned and tested on.
+    """The data that a model is tuned and tested on, and the same examples (`sides`) for baselines.
 
-    Args:
-        train: Sentences that are trained on.
-        validation: Sentences whose loss is shown while the model is tuned; possibly none.
-        test: Sentences that it is tested on.
-        sides: The same examples, for baselines.
-        classes: The label of each class; none for numbers.
-        standard: Mean and deviation of training numbers; None for classes.
-        tokenizer: The model's tokenizer.
-        of: What is labelled.
-        n_truncated: Number of training and test sentences, or pairs, that were cut.
-        are_pairs: Whether a sentence is a pair of two.
+    The loss of `validation`, possibly empty, is logged during the tuning. `classes` are empty for numbers, whose
+    training mean and deviation are `standard`, None for classes. `n_truncated` sentences, or pairs, were cut.
     """
 
     train: Side
@@ -195,16 +168,10 @@ def labelled(
     source: ModelSource, corpora: Sequence[Corpus], splits: Sequence[Sequence[Split]], task: TokenTask,
     group_by: GroupBy, max_length: int | None, say: Callable[[str], None],
 ) -> TuningTask:  # fmt: skip
-    """Tokenise the corpora and label them, and say what was left out.
+    """Tokenise the corpora and label them, and report dropped text.
 
-    Args:
-        source: The model, whose tokenizer is used.
-        corpora: The corpora; with two, the second is the test side.
-        splits: Side of each sentence of each corpus.
-        task: The task, which gives the labels.
-        group_by: The option's value: what is independent, sentences or documents.
-        max_length: Number of tokens at which sentences are cut; None for the model's own limit.
-        say: Takes messages.
+    With two corpora, the second is the test side; `splits` has the side of each sentence. `max_length`, at which
+    sentences are cut, is None for the model's limit.
 
     Raises:
         UserError: If training or test part have no examples, or fewer than two classes.
@@ -235,19 +202,15 @@ def labelled(
 
 
 def _separates(tokenizer: Any) -> bool:
-    """Return whether a tokenizer adds more tokens to a pair than to a sentence."""
+    """Check whether a tokenizer adds more tokens to a pair than to a sentence."""
     return bool(tokenizer.num_special_tokens_to_add(pair=True) > tokenizer.num_special_tokens_to_add(pair=False))
 
 
 def padding_id(config: Any, tokenizer: Any, tables: Sequence[Tokens]) -> int:
-    """Return the id of the padding token; of a model without one, that of a token that no sentence has.
+    """Return the id of the padding token; for a model without one, the id of a token that no sentence has.
 
-    Heads of decoders take the last token that is not padding for the end of a sentence.
-
-    Args:
-        config: The model's configuration, whose ids may be of another vocabulary.
-        tokenizer: The tokenizer.
-        tables: The tokens of each corpus.
+    Heads of decoders take the last token that is not padding for the end of a sentence. Ids may be of another
+    vocabulary.
     """
     n_tokens = int(config.vocab_size)
     known = [getattr(config, "pad_token_id", None), tokenizer.pad_token_id]
@@ -265,12 +228,7 @@ def _given(tokens: Tokens, config: Any) -> dict[str, Tensor]:
 
 
 class PairVectors:
-    """Behaves like a store with one token for each pair: [u, v, |u - v|, u * v] of its sentences' vectors u and v.
-
-    Args:
-        first: The vectors of first sentences.
-        second: Those of second sentences.
-    """
+    """A store with one token for each pair: [u, v, |u - v|, u * v] of its sentences' vectors u and v."""
 
     def __init__(self, first: SentenceVectors, second: SentenceVectors) -> None:
         self.first, self.second = first, second
@@ -288,13 +246,7 @@ class PairVectors:
 
 
 def static_pairs(sides: Sides, encoder: nn.Module, second_alone: bool) -> Sides:
-    """Return the sides with static vectors of their pairs as activations, from the model's input embeddings.
-
-    Args:
-        sides: The sides; each pair has one vector.
-        encoder: The model.
-        second_alone: Whether to give the mean of the second sentence alone, and not the features of `PairVectors`.
-    """
+    """Replace the activations of pairs by `PairVectors` of static vectors, or by the second sentence's mean alone."""
     words: nn.Embedding = word_table(encoder)  # type: ignore[assignment]
     table = words.weight.detach().float()
     stores: dict[int, HiddenStateSource] = {}
@@ -314,12 +266,7 @@ def static_pairs(sides: Sides, encoder: nn.Module, second_alone: bool) -> Sides:
 
 
 def of_sentence(tokens: Tokens, segment: int) -> Tokens:
-    """Return the table with the tokens of the other sentence of each pair set aside.
-
-    Args:
-        tokens: The table of tokens of pairs.
-        segment: 0 for the first sentence, 1 for the second.
-    """
+    """Return the table of pairs with only the tokens of one sentence: segment 0 is the first, 1 the second."""
     assert tokens.segments is not None
     return replace(tokens, words=np.where(tokens.segments == segment, tokens.words, SET_ASIDE).astype(np.int16))
 
@@ -332,12 +279,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Baseline:
-    """What an answer without a tuned model has right.
+    """Score of an answer without a tuned model; `right` is as in `TestAnswers`, shape (n_sentences of the corpus,).
 
-    Args:
-        right: As of `TestAnswers`, shape (n_sentences of the test corpus,).
-        predicted: Of numbers, what is predicted of each test example, up to a constant, shape (n_examples,); None of
-            classes, and of the constant answer.
+    `predicted` has the predicted number of each test example, up to a constant, shape (n_examples,); None for classes,
+    and for the constant answer.
     """
 
     right: Floats
@@ -345,16 +290,10 @@ class Baseline:
 
 
 def baselines(task: TuningTask, source: ModelSource, seed: int, trainer: Mapping[str, Any]) -> dict[str, Baseline]:
-    """Return the constant answer, and linear probes with an intercept of the model's own input embeddings.
+    """Return the constant answer, and linear probes with an intercept of the model's input embeddings.
 
-    These are of the token, or of their mean over the sentence. Of pairs, the features of the means u and v of both
+    These are of the token, or of their mean over the sentence. For pairs, the features of the means u and v of both
     sentences are [u, v, |u - v|, u * v] (Conneau et al. 2017), and a further probe reads the second sentence alone.
-
-    Args:
-        task: What models are tuned on.
-        source: The model.
-        seed: Seed of the probe's draws.
-        trainer: Arguments of Lightning's Trainer.
     """
     test = task.sides.test
     constant = np.zeros(test.store.tokens.n_sentences)
@@ -373,7 +312,7 @@ def baselines(task: TuningTask, source: ModelSource, seed: int, trainer: Mapping
 
 
 def _of_probe(sides: Sides, seed: int, trainer: Mapping[str, Any]) -> Baseline:
-    """Return what a linear probe with an intercept has right of each test sentence."""
+    """Return the score by test sentence of a linear probe with an intercept."""
     # Without validation examples, no penalty can be chosen.
     probe = ProbeOptions(bias=True) if sides.validation.n_tokens else ProbeOptions(bias=True, l2=1e-4)
     process_options = {name: value for name, value in trainer.items() if name in _OF_PROCESSES}
@@ -390,16 +329,15 @@ def _of_probe(sides: Sides, seed: int, trainer: Mapping[str, Any]) -> Baseline:
 
 @dataclass(frozen=True)
 class TestAnswers:
-    """What a model answers on the sentences of a side, as sums over the targets of each sentence.
+    """Answers of a model on the sentences of a side, as sums over the targets of each sentence.
 
     Args:
-        right: Targets whose class is predicted; of numbers, the squared error that the constant answer makes and the
-            model does not. Shape (n_sentences of the corpus,).
-        loss: Cross-entropy in nats; of numbers, the squared error in standard deviations.
-        confusion: Number of targets of each class that are taken for each class, shape (n_classes, n_classes); of
-            numbers (0, 0).
-        predicted: Of a task of sentences whose numbers are predicted, the standardised number that is predicted of each
-            sentence, NaN where none is; shape (n_sentences of the corpus,). Of other tasks NaN throughout.
+        right: Number of correct targets; for numbers, the squared error of the constant answer minus the model's. Shape
+            (n_sentences of the corpus,).
+        loss: Cross-entropy in nats; for numbers, the squared error in standard deviations.
+        confusion: Number of targets by true and predicted class, shape (n_classes, n_classes); for numbers (0, 0).
+        predicted: For numbers of sentences, the standardised prediction for each sentence, NaN without one; shape
+            (n_sentences of the corpus,). For other tasks NaN throughout.
     """
 
     right: NDArray[np.float64]
@@ -411,12 +349,8 @@ class TestAnswers:
 class TunedModel(ContinuedModule):
     """A model with a head of `transformers` that learns to predict classes, or a standardised number.
 
-    Args:
-        model: The model with its head.
-        recipe: How it is tuned.
-        steps: Number of steps.
-        order: Seed of dropout. A draw depends only on this seed, the step, the batch and the process, so that a
-            continued training draws the same.
+    A draw of dropout depends only on the seed `order`, the step, the batch and the process, so that a continued
+    training draws the same.
     """
 
     def __init__(self, model: Any, recipe: TuningOptions, steps: int, order: int) -> None:
@@ -442,13 +376,7 @@ class TunedModel(ContinuedModule):
 
     @torch.no_grad()
     def answers(self, batches: Iterable[TuningBatch], n_sentences: int, n_classes: int) -> TestAnswers:
-        """Return what the model answers, without dropout.
-
-        Args:
-            batches: Batches of a side.
-            n_sentences: Number of sentences of its corpus.
-            n_classes: Number of classes; 0 for numbers.
-        """
+        """Return the model's answers by sentence, without dropout; `n_classes` is 0 for numbers."""
         was_training = self.model.training
         self.model.eval()
         right, loss, predicted = np.zeros(n_sentences), np.zeros(n_sentences), np.full(n_sentences, np.nan)
@@ -481,8 +409,8 @@ def losses(outputs: Tensor, targets: Tensor) -> Tensor:
 def layer_of_parameters(model: Any) -> dict[str, int]:
     """Return the layer of each parameter: 0 for the embeddings, k for block k, and one more for the head.
 
-    What stands before the blocks, in the order of the model's modules, is embeddings, and what stands behind them is
-    head. Blocks that share their parameters, as those of ALBERT, are block 1.
+    Parameters before the blocks, in the order of the model's modules, are embeddings, and parameters after the blocks
+    are head. Blocks that share their parameters (ALBERT) are block 1.
     """
     base = model.base_model
     anatomy = examine(base, int(getattr(model.config, "pad_token_id", None) or 0))
@@ -501,7 +429,7 @@ def layer_of_parameters(model: Any) -> dict[str, int]:
 
 
 def parameter_groups(model: Any, recipe: TuningOptions) -> list[dict[str, Any]]:
-    """Return the parameters in groups of the same learning rate and weight decay, and freeze what is not tuned.
+    """Group the parameters by learning rate and weight decay, and freeze the layers that are not tuned.
 
     Raises:
         UserError: If more layers are to be frozen than there are.
@@ -536,14 +464,7 @@ _POOL = 32
 
 
 def epoch_of(lengths: NDArray[np.int32], batch_tokens: int, order: int, epoch: int) -> list[NDArray[np.int64]]:
-    """Return the batches of an epoch: each sentence once, in at most `batch_tokens` padded tokens or by itself.
-
-    Args:
-        lengths: Number of tokens of each sentence, shape (n_sentences,).
-        batch_tokens: Most tokens of a batch, padding included.
-        order: Seed of the order.
-        epoch: Number of the epoch, from 0.
-    """
+    """Return an epoch's shuffled batches: each sentence once, in at most `batch_tokens` padded tokens or alone."""
     drawn = generator_of(order, "order", epoch)
     shuffled = torch.randperm(len(lengths), generator=drawn).numpy()
     pool = np.cumsum(lengths[shuffled], dtype=np.int64) // (_POOL * batch_tokens)
@@ -557,15 +478,9 @@ def epoch_of(lengths: NDArray[np.int32], batch_tokens: int, order: int, epoch: i
 class TuningData(pl.LightningDataModule):
     """The training sentences in batches; the order depends on its seed alone, also in a continued training.
 
-    The processes share the sentences of each batch. If gradients are accumulated over n batches, these are the parts of
-    one batch of n times as many tokens. The state is the number of steps that were made.
-
-    Args:
-        train: The training side.
-        batch_tokens: Most tokens of a batch, padding included, over all processes.
-        epochs: Number of times that the text is read.
-        order: Seed of the order.
-        n_accumulated: Number of batches whose gradients are accumulated.
+    The processes share the sentences of each batch, of at most `batch_tokens`, padding included. If gradients are
+    accumulated over n batches, these are the parts of one batch of n times as many tokens. The state is the number of
+    completed steps.
     """
 
     def __init__(self, train: Side, batch_tokens: int, epochs: int, order: int, n_accumulated: int = 1) -> None:
@@ -578,13 +493,7 @@ class TuningData(pl.LightningDataModule):
         self.ends = np.cumsum([len(batches) for batches in per_epoch], dtype=np.int64).tolist()
 
     def batches(self, first: int, rank: int = 0, n_ranks: int = 1) -> Iterator[TuningBatch]:
-        """Yield the batches of a process.
-
-        Args:
-            first: Step of the optimiser to begin with, from 0.
-            rank: Number of the process.
-            n_ranks: Number of processes.
-        """
+        """Yield the batches of a process, from optimiser step `first` (from 0) on."""
         n_parts = n_ranks * self.n_accumulated
         for sentences in self.steps[first:]:
             whole = self.train.batch(sentences)
@@ -592,7 +501,7 @@ class TuningData(pl.LightningDataModule):
                 yield whole if n_parts == 1 else self._part(sentences, part, n_parts, whole.n)
 
     def _part(self, sentences: NDArray[np.int64], part: int, n_parts: int, n: int) -> TuningBatch:
-        """Return every `n_parts`-th sentence; of too few, one without targets, so that all processes take each step."""
+        """Return every `n_parts`-th sentence; without any, a batch without targets, so that each process steps."""
         if len(selected := sentences[part::n_parts]):
             return self.train.batch(selected, n)
         batch = self.train.batch(sentences[:1], n)
@@ -604,11 +513,11 @@ class TuningData(pl.LightningDataModule):
         return DataLoader(_Steps(self, self.first, trainer.global_rank, trainer.world_size), batch_size=None)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the number of steps that were made."""
+        """Return the number of completed steps."""
         return {"first": cast(pl.Trainer, self.trainer).global_step}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Begin with the first step that was not made."""
+        """Set the first step to the first incomplete one."""
         self.first = state_dict["first"]
 
 
@@ -634,12 +543,9 @@ _POINTS = 100
 
 @dataclass(frozen=True)
 class TuningJob:
-    """One tuning.
+    """One tuning from one of `STARTS`.
 
-    Args:
-        start: One of `STARTS`.
-        seed: Seed of the head, of all weights that are random, and of the draw of shuffled labels.
-        order: Seed of the order of the text and of dropout.
+    `seed` is for the head, all random initialisation and shuffled labels; `order` is for the text's order and dropout.
     """
 
     start: str
@@ -648,12 +554,12 @@ class TuningJob:
 
     @property
     def name(self) -> str:
-        """Its name, in folders and curves."""
+        """Name of the tuning in folders and curves."""
         return checkpoint_name(self.row)
 
     @property
     def row(self) -> Row:
-        """The columns that say which tuning a row is of."""
+        """The columns that identify the tuning of a row."""
         return {"start": self.start, "seed": self.seed, "order_seed": self.order}
 
 
@@ -662,17 +568,7 @@ def tune(
     places: Places,
     logger: Any,
 ) -> list[Row]:  # fmt: skip
-    """Tune a model from its start or from its last state, unless that is finished; return its curve.
-
-    Args:
-        job: Which tuning.
-        source: The model.
-        task: What it is tuned on.
-        recipe: How.
-        options: Arguments of Lightning's Trainer.
-        places: Where to write.
-        logger: Lightning logger of the curves, if any.
-    """
+    """Tune a model from its start or from its last state, unless that is finished; return its curve."""
     train = task.train.with_shuffled_targets(job.seed) if job.start == SHUFFLED else task.train
     data = TuningData(
         train, recipe.batch_tokens, recipe.epochs, job.order, int(options.get("accumulate_grad_batches", 1))
@@ -700,7 +596,7 @@ def tune(
 
 
 def _name_outputs(model: Any, task: TuningTask) -> None:
-    """Note what the outputs of the head are, and the padding token, in the configuration that is saved."""
+    """Set the names of the head's outputs, and the padding token, in the configuration that is saved."""
     names = [str(label) for label in task.classes] or ["number"]
     model.config.id2label = dict(enumerate(names))
     model.config.label2id = {name: i for i, name in enumerate(names)}
@@ -709,16 +605,7 @@ def _name_outputs(model: Any, task: TuningTask) -> None:
 
 
 class TuningWriter(RecordedTraining):
-    """Writes the states, the curve, the answers and the model of a tuning, and logs the curve.
-
-    Args:
-        job: Which tuning.
-        task: What it is tuned on.
-        recipe: How.
-        data: The training batches.
-        places: Where to write.
-        logger: Lightning logger of the curves, if any.
-    """
+    """Writer of the states, the curve, the answers and the model of a tuning; the curve is also logged."""
 
     def __init__(
         self, job: TuningJob, task: TuningTask, recipe: TuningOptions, data: TuningData, places: Places, logger: Any
@@ -733,7 +620,7 @@ class TuningWriter(RecordedTraining):
             self.finish(cast(TunedModel, pl_module))
 
     def finish(self, module: TunedModel) -> None:
-        """Test the model, and write it with its answers and its curve, which says that the tuning is finished."""
+        """Test the model, and write it with its answers and its curve, which marks the tuning as finished."""
         if not self.places.writes:
             return
         tested = answers_of(module, self.task.test, self.task, self.recipe.batch_tokens)
@@ -752,13 +639,13 @@ class TuningWriter(RecordedTraining):
 
 
 def answers_of(module: TunedModel, side: Side, task: TuningTask, batch_tokens: int) -> TestAnswers:
-    """Return what a model answers on a side."""
+    """Return a model's answers on a side."""
     batches = in_batches(side, batch_tokens)
     return module.answers(batches, side.tokens.n_sentences, len(task.classes) if task.standard is None else 0)
 
 
 def write_answers(places: Places, job: TuningJob, answers: TestAnswers) -> None:
-    """Write what a tuned model answers on the test part."""
+    """Write a tuned model's answers on the test part."""
     path = places.curve(job.name).with_suffix(".npz")
     path.parent.mkdir(exist_ok=True)
     with replacing(path) as partial, partial.open("wb") as file:
@@ -766,7 +653,7 @@ def write_answers(places: Places, job: TuningJob, answers: TestAnswers) -> None:
 
 
 def read_answers(places: Places, job: TuningJob) -> TestAnswers:
-    """Read what `write_answers` wrote."""
+    """Read the answers written by `write_answers`."""
     with np.load(regular(places.curve(job.name).with_suffix(".npz"), places.folder), allow_pickle=False) as content:
         arrays: dict[str, NDArray[Any]] = {field.name: content[field.name] for field in fields(TestAnswers)}
     return TestAnswers(**arrays)

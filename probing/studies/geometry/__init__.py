@@ -1,4 +1,4 @@
-"""The study `geometry`: outlier dimensions, anisotropy, over-smoothing and their sources."""
+"""The study `geometry`: outlier dimensions, anisotropy, over-smoothing and the sources of outliers."""
 
 from __future__ import annotations
 
@@ -69,15 +69,11 @@ TOP = 10
 
 @dataclass(frozen=True)
 class Stream:
-    """Neurons of the stream that are to be changed.
+    """Neurons of the residual stream that are changed.
 
-    Args:
-        neurons: Their numbers, in the order typed; none for all of the layer; None if they come from a run.
-        run: The run whose ranking they come from.
-        flag_text: The option that names them, with its value, for messages.
-        top: Number of neurons from the run; None for the default.
-        kinds: What stands in their place.
-        readouts: What is read, by the name of the option, with its data; None where there is none.
+    `neurons` are in the order typed: empty for all neurons of the layer, None if a run's ranking supplies them. `top`
+    is their number, None for the default. `readouts` has None for a readout without data. `flag_text` is the option
+    that names the neurons, with its value, for messages.
     """
 
     neurons: Sequence[int] | None
@@ -89,24 +85,19 @@ class Stream:
 
     @property
     def task_name(self) -> str | None:
-        """Name of the run's task, where it is another than position, whose default options are no others."""
+        """Short name of the run's task; None for position with its default options, or without a run."""
         return None if self.run is None or _is_of_positions(self.run) else short_name(self.run.config)
 
     def split_seed(self, seed: int) -> int:
-        """Return the seed of the split of sentences."""
+        """Return the seed of the sentence split: the run's seed, or `seed` without a run."""
         return seed if self.run is None else int(self.run.config["seed"])
 
     def ranked(self, layers: Sequence[int], is_all: bool, n_layers: int, d_model: int) -> dict[int, list[int]]:
-        """Return the neurons that are changed, by layer.
-
-        Args:
-            layers: The layers that `--layer` names.
-            is_all: Whether it names all, because nothing else was typed.
-            n_layers: Number of blocks of the model.
-            d_model: Number of neurons of a layer.
+        """Return the neurons that are changed, by layer; `is_all` means that `--layer` names all layers by default.
 
         Raises:
-            UserError: If nothing reads one of the layers, the run does not have it, or there are no such neurons.
+            UserError: If no later layer reads one of the layers, the run has no ranking of it, a neuron number is out
+                of range, or the neurons are more than half of the layer.
         """
         is_ranked = self.neurons is None
         ranked_layers = self.run.layers if is_ranked and self.run is not None else list(range(n_layers))
@@ -139,11 +130,7 @@ class Stream:
 
 
 def stream_of(config: dict[str, Any], default_values: Mapping[str, Any]) -> Stream | None:
-    """Return the neurons that are to be changed, and note in the configuration what is read because of a run.
-
-    Args:
-        config: The resolved configuration, which is changed.
-        default_values: The defaults of the options.
+    """Return the neurons that are changed, and set the options that a run determines in `config`.
 
     Raises:
         UserError: If options contradict each other, or the run is not one whose neurons can be changed.
@@ -197,15 +184,10 @@ def stream_of(config: dict[str, Any], default_values: Mapping[str, Any]) -> Stre
 
 
 def compared_run(config: dict[str, Any], default_values: Mapping[str, Any], stream: Stream | None) -> Run | None:
-    """Return the run of `fit` whose ranking is compared with the position part; None if there is none.
-
-    Args:
-        config: The resolved configuration, which is changed to that of the run.
-        default_values: The defaults of the options.
-        stream: The neurons that are changed, if there are any.
+    """Return the run whose ranking is compared with the position part, if any, and set its options in `config`.
 
     Raises:
-        UserError: If the run's neurons are not those of hidden states, or an option contradicts it.
+        UserError: If the run does not rank neurons of hidden states, or an option contradicts it.
     """
     if not config["position"] or config["from_run"] is None:
         return None
@@ -213,11 +195,7 @@ def compared_run(config: dict[str, Any], default_values: Mapping[str, Any], stre
 
 
 def _kinds(config: Mapping[str, Any], default_values: Mapping[str, Any]) -> list[Kind]:
-    """Return what stands in the place of neurons: values of other sentences of pairs alone, where there are pairs.
-
-    Raises:
-        UserError: If there is no such kind, there are no pairs for `interchange`, or pairs with something else.
-    """
+    """Return the replacements of neurons; with `--pairs`, `interchange` alone."""
     kind_text, pairs = _flag_value(config["kind"]), config["pairs"]
     if pairs is None:
         if INTERCHANGE in kind_text.split(","):
@@ -245,20 +223,12 @@ def _kinds(config: Mapping[str, Any], default_values: Mapping[str, Any]) -> list
 
 
 def _read_of_pairs(pairs: str) -> str:
-    """Return what is read of a file of pairs: classes of a run in whole sentences, two words at masks.
-
-    Raises:
-        UserError: If the file holds no pairs.
-    """
+    """Return the readout of a file of pairs: the run's task for whole sentences, words for texts with masks."""
     return TASK if read_couples(pairs)[0].words is None else WORDS
 
 
 def _readouts(config: dict[str, Any], kinds: Sequence[Kind], run: Run | None) -> dict[str, str | None]:
-    """Return what is read, by default the run's own task, and note it in the configuration.
-
-    Raises:
-        UserError: If there is no such readout, or it cannot be read under one of the kinds.
-    """
+    """Return the readouts with their data, by default the run's task, and set them in the configuration."""
     is_of_positions = run is None or _is_of_positions(run)
     if INTERCHANGE in kinds and (readout := _read_of_pairs(config["pairs"])) == WORDS:
         config["readouts"] = readout
@@ -293,11 +263,7 @@ def _flag_value(value: Any) -> str:
 
 
 def _numbers(neurons_text: Any) -> list[int]:
-    """Return the numbers of neurons.
-
-    Raises:
-        UserError: If one is not a whole number, or is there twice.
-    """
+    """Parse `--neurons` into neuron numbers; refuse duplicates."""
     words = _flag_value(neurons_text)
     try:
         numbers = [int(word) for word in words.split(",")]
@@ -410,11 +376,7 @@ def geometry(
 
 
 def _neurons_of(config: dict[str, Any]) -> tuple[Stream | None, Any]:
-    """Return the neurons that are changed, and the run whose ranking is compared; None where there are none.
-
-    Args:
-        config: The resolved configuration, which is changed to that of a run.
-    """
+    """Return the changed neurons and the run whose ranking is compared; set the run's options in `config`."""
     _check_corpora(config["corpus"], config["fit_corpus"])
     stream = stream_of(config, defaults(geometry))
     if config["extremes"] and config["first_token"] == "exclude":
@@ -431,14 +393,7 @@ def _neurons_of(config: dict[str, Any]) -> tuple[Stream | None, Any]:
 
 
 def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Result | None:
-    """Measure what the options ask for.
-
-    Args:
-        call: The call of the command.
-        stream: The neurons that are changed, if there are any.
-        compared: The run of `fit` whose ranking is compared with the position part, if there is one.
-        tokenizer: Tokenizer of a model that is an object.
-    """
+    """Measure the quantities that the options select."""
     config, seed = call.config, call.config["seed"]
     with quiet_libraries():
         from probing.studies.geometry.figures import study_output
@@ -485,7 +440,7 @@ def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Re
 
 
 def _of_position(store: Any, config: Mapping[str, Any], layers: Sequence[int], compared: Any) -> Mapping[str, Any]:
-    """Return the rows of the tables of the position part."""
+    """Return the tables of the position part, as rows by name."""
     from probing.studies.geometry.layers import Sampled
     from probing.studies.geometry.position.survey import PositionSample, survey_position
 
@@ -499,7 +454,6 @@ def _of_position(store: Any, config: Mapping[str, Any], layers: Sequence[int], c
 
 
 def _plan(config: Mapping[str, Any], stream: Stream | None) -> Any:
-    """Return the `probing.studies.geometry.survey.GeometryPlan` of what is surveyed."""
     from probing.probes.transforms import KINDS, Fitting
     from probing.studies.geometry.layers import ESTIMATORS
     from probing.studies.geometry.survey import GeometryPlan
@@ -513,7 +467,7 @@ def _plan(config: Mapping[str, Any], stream: Stream | None) -> Any:
 
 
 def _task_of_stream(stream: Stream) -> Any:
-    """Return the `probing.text.tasks.TokenTask` of the run; None if it is position, or there is no run."""
+    """Return the `probing.text.tasks.TokenTask` of the run; None for position, or without a run."""
     from probing.interventions.probed_task import task_of_run
 
     if stream.run is None or stream.task_name is None:
@@ -525,17 +479,7 @@ def _changing(
     config: Mapping[str, Any], stream: Stream, ranked: Any, reads: tuple[Mapping[str, Any], Any], source: Any,
     corpus: Any, split_seed: int,
 ) -> Callable[[], Any]:  # fmt: skip
-    """Read what is needed to change neurons, and return what measures what is lost.
-
-    Args:
-        config: The resolved options.
-        stream: The neurons.
-        ranked: The same by layer.
-        reads: The data of what is read, by name, and the run's task if it is another than position.
-        source: The model.
-        corpus: The text.
-        split_seed: Seed of the split.
-    """
+    """Read the inputs of the interventions, and return a function that measures their effects."""
     from probing.interventions.probed_task import frozen_of_run
     from probing.interventions.subject import InterventionSetup
     from probing.runs.places import texts_of
@@ -573,7 +517,7 @@ def _changing(
 
 
 def _extremes(source: Any, corpus: Any, store: Any, seed: int) -> Callable[[Any], Any]:
-    """Read the attention of a sample, and return what measures large values and sinks, given the survey."""
+    """Read the attention of a sample, and return a function of the survey that measures large values and sinks."""
     from probing.studies.geometry.extremes.survey import measure_extremes, read_attention
 
     attentions = read_attention(source, corpus, store, seed)
@@ -581,7 +525,6 @@ def _extremes(source: Any, corpus: Any, store: Any, seed: int) -> Callable[[Any]
 
 
 def _problems(draws: int | None, components: int | None, shrinkage: float) -> list[str]:
-    """Return the problems with these numbers that are known without the model."""
     return [
         *out_of_range("draws", draws, 0, 1000),
         *out_of_range("components", components, 1),
@@ -602,12 +545,11 @@ def _check_inside(source: Any, inside: Mapping[str, bool]) -> None:
 
 
 def _size_problems(components: int | None, top: int | None, d_model: int) -> list[str]:
-    """Return the problems with numbers of directions in a space of this width."""
     return out_of_range("components", components, 1, d_model) + out_of_range("top", top, 0, d_model - 1)
 
 
 def _read(source: Any, config: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    """Return the corpus that is measured, and the activations of each corpus, that of `--fit_corpus` last."""
+    """Return the corpus that is measured, and the activations of each corpus, `--fit_corpus` last."""
     from probing.activations.source import report_dropped_text
     from probing.studies.geometry.position.survey import check_position
     from probing.studies.geometry.survey import check_tokens
@@ -630,17 +572,7 @@ def _survey_model(
     folder: Path, source: Any, corpus: Any, stores: Any, plan: Any, inside: Mapping[str, bool],
     changing: Callable[[], Any] | None,
 ) -> Any:  # fmt: skip
-    """Survey the model, inside too if requested; return `probing.studies.geometry.figures.GeometryTables`.
-
-    Args:
-        folder: The run's folder.
-        source: The `probing.activations.source.ActivationSource`; types that need torch are not imported here.
-        corpus: The corpus that is measured.
-        stores: Activations that are measured, and those that transforms are fitted on.
-        plan: What is surveyed and how.
-        inside: What is measured inside the model, by name.
-        changing: Measures what is lost without neurons of the stream, if some are to be changed.
-    """
+    """Survey `stores`, measured first and fitted on last, and the inside of the model; return `GeometryTables`."""
     from probing.studies.geometry.figures import GeometryTables
     from probing.studies.geometry.inside.stream import StreamInputs, measure_inside
     from probing.studies.geometry.survey import survey
@@ -669,7 +601,7 @@ _INSIDE = ("smoothing", "interventions", "norms", "norm_changes", "path", "first
 
 
 class Geometry(Study):
-    """Outlier dimensions, anisotropy, the similarity of tokens, and what the model does with its neurons."""
+    """The study of outlier dimensions, anisotropy, similarity of tokens, and neurons inside the model."""
 
     name, kind, title = "geometry", "geometry", "Geometry"
     function = "probing.studies.geometry:geometry"
@@ -695,7 +627,7 @@ class Geometry(Study):
         ]
 
     def conclusions(self, result: Result) -> list[str]:
-        """Return what the measurements say, a sentence for each question."""
+        """Return the conclusions, a sentence for each question."""
         from probing.studies.geometry.inside import inside_conclusions
 
         clipped = {int(layer): neurons for layer, neurons in result.results["clipped"].items()}

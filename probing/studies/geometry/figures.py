@@ -60,14 +60,7 @@ LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
 def write_figures(
     folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
 ) -> list[Path]:
-    """Draw a run's figures, each in some formats, and return the paths of the files.
-
-    Args:
-        folder: Folder of the figures.
-        tables: The run's tables by name.
-        model: Model name for the titles.
-        formats: Formats of the files.
-    """
+    """Draw a run's figures from its tables by name, each in some formats, and return the paths of the files."""
     drawings = {
         "outliers": lambda figure: mean_profile(figure, tables["dimensions"], tables["outliers"], model),
         "anisotropy": lambda figure: anisotropy_by_layer(figure, tables["geometry"], model),
@@ -113,7 +106,7 @@ def mean_profile(figure: Figure, dimensions: Sequence[Row], outliers: Sequence[R
 
 
 def anisotropy_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> None:
-    """Draw mean cosines on the left, and measures of where they come from on the right."""
+    """Draw mean cosines on the left, and measures of their sources on the right."""
     figure.set_size_inches(8.6, 4.2)
     cosine_axes, source_axes = figure.subplots(1, 2)
     _lines(
@@ -159,7 +152,7 @@ def transforms_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> 
 
 
 def smoothing_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> None:
-    """Draw how similar the tokens of one sentence are, by layer."""
+    """Draw the similarity of the tokens of a sentence by layer."""
     figure.set_size_inches(8.6, 3.1)
     similarity_axes, distance_axes = figure.subplots(1, 2)
     _by_transform(similarity_axes, geometry, "token_similarity", ("none", "clip", "center"))
@@ -175,7 +168,7 @@ def smoothing_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> N
 
 
 def explained_bars(figure: Figure, explained: Sequence[Row], outliers: Sequence[Row], model: str) -> None:
-    """Draw what each source explains beyond the others, for the most frequent outliers, in layers that have them."""
+    """Draw the partial R² of each source, for the most frequent outliers, in the layers that have them."""
     neurons = most_named([row for row in outliers if row["neuron"] in {r["neuron"] for r in explained}], 4)
     which = "include" if any(row["special_tokens"] == "include" for row in explained) else "exclude"
     shown_rows = [row for row in explained if row["special_tokens"] == which]
@@ -237,7 +230,7 @@ def _by_transform(axes: Axes, geometry: Sequence[Row], measure: str, only: Seque
 
 
 def _draw_lines(axes: Axes, lines: Sequence[tuple[Sequence[Row], str, dict[str, Any]]], layers: Sequence[int]) -> None:
-    """Draw lines over the measured layers; each line consists of its rows, its label and its look."""
+    """Draw lines, each given by its rows, label and look, over the measured layers."""
     drawn_lines = [line for line in lines if line[0]]
     for (rows, words, look), shift in zip(drawn_lines, side_by_side(len(drawn_lines), layers), strict=True):
         _line(axes, rows, layers, shift, words, look)
@@ -255,14 +248,7 @@ def _line(
 
 
 def write_neuron_figures(folder: Path, rows: Sequence[Row], model: str, formats: Sequence[str] = USUAL) -> list[Path]:
-    """Draw the dose curves of each changed layer, in some formats, and return the paths of the files.
-
-    Args:
-        folder: Folder of the figures.
-        rows: Rows of `neuron_interventions.csv`.
-        model: Model name for the titles.
-        formats: Formats of the files.
-    """
+    """Draw the dose curves of each changed layer from `neuron_interventions.csv`, and return the paths of the files."""
     drawings: dict[str, Callable[[Figure], None]] = {}
     for layer in dict.fromkeys(row["changed_layer"] for row in rows):
         layer_rows = [row for row in rows if row["changed_layer"] == layer]
@@ -274,13 +260,7 @@ def write_neuron_figures(folder: Path, rows: Sequence[Row], model: str, formats:
 
 
 def dose_curves(figure: Figure, rows: Sequence[Row], title: str) -> None:
-    """Draw effects by the number of neurons, a row of panels for each kind, a panel for each readout.
-
-    Args:
-        figure: The figure.
-        rows: Rows of one changed layer.
-        title: Title of the figure.
-    """
+    """Draw the effects at one changed layer by number of neurons, a row of panels per kind, a panel per readout."""
     groups = [readouts_of(group) for group in groups_of(rows)]
     n_columns = max(len(curves) for curves in groups)
     figure.set_size_inches(0.8 + 2.7 * n_columns, 0.7 + 2.5 * len(groups))
@@ -344,13 +324,7 @@ _OPTIONAL = (
 
 @dataclass(frozen=True)
 class GeometryTables:
-    """A survey, and what was measured inside the model.
-
-    Args:
-        survey: The survey.
-        inside: Rows of the tables that are made on request, by name; without rows if not applicable.
-        neurons: How neurons of the stream were changed and read, for `results.json`; None if none were.
-    """
+    """A survey, the optional tables by name, empty if not applicable, and the settings of changed neurons, if any."""
 
     survey: LayerSurvey
     inside: dict[str, Rows]
@@ -358,19 +332,13 @@ class GeometryTables:
 
 
 def tables_of(geometry_tables: GeometryTables) -> dict[str, Rows]:
-    """Return the tables by name; those made only on request are left out if they are empty."""
+    """Return the tables by name; optional ones are left out if they are empty."""
     tables = {**geometry_tables.survey.tables(), **geometry_tables.inside}
     return {name: rows for name, rows in tables.items() if rows or name not in _OPTIONAL}
 
 
 def study_output(geometry_tables: GeometryTables, stores: Sequence[ActivationStore], model_name: str) -> Measured:
-    """Return the tables with what belongs to them; a table without rows is still written, with its columns.
-
-    Args:
-        geometry_tables: What was measured.
-        stores: The activations that were measured first, those that transforms were fitted on last.
-        model_name: The model's short name, for titles.
-    """
+    """Return tables, also empty ones, figures, transforms and results; `stores` are measured first, fitted on last."""
     tables = tables_of(geometry_tables)
 
     def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
@@ -398,10 +366,7 @@ def study_output(geometry_tables: GeometryTables, stores: Sequence[ActivationSto
 
 
 def _curves(tables: Mapping[str, Rows]) -> list[dict[str, Any]]:
-    """Return a row per layer with a column for each measure and its interval, for W&B's curves.
-
-    Of the transforms, which are many, only the mean cosine is logged, and of position its share of the variance.
-    """
+    """Return a row per layer for W&B's curves; of the many transforms and of position, one measure each."""
     by_layer: dict[int, dict[str, Any]] = {}
     for row in tables["geometry"]:
         transform, measure = row["transform"], row["measure"]

@@ -1,8 +1,8 @@
-"""Measure one layer: one pass over its cached states fits transforms and finds outliers, a second pass measures them.
+"""Measures of a layer: a first pass over its states fits transforms and detects outliers, a second measures them.
 
 The mean cosine after a transform needs the sum of its normalised images, which need the transform, hence two passes.
-The first takes 2 n d^2 FLOP for the covariance, the second as much for each transform that is a matrix. One layer is
-read at a time, shard by shard, so memory does not grow with the corpus, except for the token table and one number per
+The first takes 2 n d^2 FLOP for the covariance, the second as much for each transform that is a matrix. Layers are read
+one at a time, shard by shard, so memory does not grow with the corpus, except for the token table and one number per
 sentence.
 """
 
@@ -58,12 +58,7 @@ def sum_by_sentence(rows: Tensor, lengths: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MeanCosine:
-    """The mean cosine over all pairs of vectors.
-
-    Args:
-        estimate: The mean cosine with its interval over sentences.
-        by_neuron: Contribution of each neuron, shape (d,), float64; their sum is the mean cosine.
-    """
+    """The mean cosine with its interval over sentences, and each neuron's contribution to it, shape (d,), float64."""
 
     estimate: Estimate
     by_neuron: Tensor
@@ -75,7 +70,7 @@ class MeanCosine:
 
 
 class MeanCosineAccumulator:
-    """Accumulates unit vectors sentence by sentence and gives the mean cosine over all pairs of two different vectors.
+    """Accumulator of the mean cosine over all pairs of two different unit vectors, added by sentence.
 
     `CosineSums` has the closed form; no pairs are drawn (Ethayarajh 2019 and later papers draw a thousand, whose
     standard error is about .003).
@@ -83,12 +78,8 @@ class MeanCosineAccumulator:
     Over all tokens, long sentences have a larger weight, and some pairs are from one sentence. The published quantity
     avoids both by taking one token per sentence; to compute it, pass one row per sentence.
 
-    If a draw contains a sentence twice, tokens of the two copies are not paired, because a token and its copy have a
-    cosine of 1.
-
-    Args:
-        d: Width of the vectors.
-        n_draws: Number of draws behind the interval.
+    If one of the `n_draws` behind the interval contains a sentence twice, tokens of the two copies are not paired,
+    because a token and its copy have a cosine of 1.
     """
 
     def __init__(self, d: int, n_draws: int = N_DRAWS) -> None:
@@ -107,7 +98,7 @@ class MeanCosineAccumulator:
             units: Unit vectors of all tokens, shape (n, d).
             sums: Sums of the unit vectors over each sentence, shape (n_sentences, d).
             lengths: Number of tokens of each sentence, shape (n_sentences,); it may be 0.
-            weights: How often each sentence occurs in each draw, shape (n_draws, n_sentences).
+            weights: Frequency of each sentence in each draw, shape (n_draws, n_sentences).
         """
         self.all.update(units, sums)
         self.n_sentences += int((lengths > 0).sum())
@@ -128,14 +119,10 @@ class MeanCosineAccumulator:
 
 
 class ClippedCosines:
-    """The mean cosine with some neurons set to 0, for several choices of neurons at once.
+    """The mean cosine with some neurons set to 0, for several choices at once, shape (n_choices, n_neurons).
 
-    Only the lengths change, so all choices together take two products instead of a pass each: (n, d) with
-    (d, n_choices) for the squared lengths, and (n_choices, n) with (n, d).
-
-    Args:
-        choices: Neurons of each choice, equally many in all, shape (n_choices, n_neurons).
-        d: Width of the vectors.
+    Only the lengths change, so all choices together take two products instead of a pass each: (n, d) with (d,
+    n_choices) for the squared lengths, and (n_choices, n) with (n, d).
     """
 
     def __init__(self, choices: Tensor, d: int) -> None:
@@ -163,16 +150,11 @@ def isoscore(covariance: Tensor) -> float:
 
     The published steps (principal components, their variances scaled to length sqrt(d), distance from all ones, share
     of dimensions used, rescaled) reduce to (PR - 1) / (d - 1), where PR = (sum lambda)^2 / sum lambda^2 is the
-    participation ratio. No eigenvalue is needed: sum lambda is the trace, sum lambda^2 the squared Frobenius norm.
+    participation ratio. No eigenvalue is needed: sum lambda is the trace of the covariance (d, d), sum lambda^2 its
+    squared Frobenius norm.
 
     The score ignores the mean, and therefore an outlier dimension that is large and constant. With fewer tokens than
-    several times d the estimated spectrum is too spread, and the score too low.
-
-    Args:
-        covariance: Covariance of the vectors, shape (d, d).
-
-    Returns:
-        A score from 0 to 1; NaN where nothing varies or d is 1.
+    several times d the estimated spectrum is too spread, and the score too low. It is NaN if nothing varies or d is 1.
     """
     d = len(covariance)
     squares = float(covariance.square().sum())
@@ -195,15 +177,10 @@ def mean_energy_share(mean: Tensor, covariance: Tensor) -> float:
 def partition_isotropy(vectors: Tensor) -> float:
     """Return min Z(c) / max Z(c), Z(c) = sum over vectors of exp(c'x), c the eigenvectors of X'X and their negatives.
 
-    The measure of Mu & Viswanath (2018, section 2), after Arora et al. (2016); it is 1 where Z is equal in all
-    directions. It depends on the scale of x, so x is first divided by the root of its mean squared length. A widely
-    copied implementation iterates over the rows of the matrix of eigenvectors instead of its columns.
-
-    Args:
-        vectors: The vectors X, shape (n, d).
-
-    Returns:
-        A ratio from 0 to 1; NaN where all vectors are 0.
+    The measure of Mu & Viswanath (2018, section 2), after Arora et al. (2016), for vectors X of shape (n, d). It is
+    from 0 to 1, 1 if Z is equal in all directions, and NaN if all vectors are 0. It depends on the scale of x, so x is
+    first divided by the root of its mean squared length. A widely copied implementation iterates over the rows of the
+    matrix of eigenvectors instead of its columns.
     """
     size = vectors.double().square().sum(1).mean().sqrt()
     if not size > 0:
@@ -228,11 +205,8 @@ def ethayarajh(sentence_vectors: Tensor, generator: np.random.Generator) -> floa
     """Return the mean cosine of 1,000 pairs of one random token each of 1,000 sentences (Ethayarajh 2019, his code).
 
     Pairs are drawn with replacement, and a vector may be paired with itself. With n sentences and a mean cosine A of
-    different vectors, this raises the expected result by (1 - A) / n.
-
-    Args:
-        sentence_vectors: One token of each sentence, shape (n_sentences, d); at most 1,000 of them are used.
-        generator: Generator that draws sentences and pairs.
+    different vectors, this raises the expected result by (1 - A) / n. `sentence_vectors` has a token of each sentence,
+    shape (n_sentences, d); at most 1,000 are used.
     """
     n = min(1000, len(sentence_vectors))
     rows = generator.choice(len(sentence_vectors), n, replace=False)
@@ -242,9 +216,7 @@ def ethayarajh(sentence_vectors: Tensor, generator: np.random.Generator) -> floa
 def luo_kulmizev_mao(sentence_vectors: Tensor, generator: np.random.Generator) -> float:
     """Return the mean cosine of 1,000 disjoint pairs of sentences, a random token of each (Luo, Kulmizev & Mao 2021).
 
-    Args:
-        sentence_vectors: One token of each sentence, shape (n_sentences, d); fewer than 2,000 give fewer pairs.
-        generator: Generator that draws the pairs.
+    `sentence_vectors` has a token of each sentence, shape (n_sentences, d); fewer than 2,000 give fewer pairs.
     """
     n = min(1000, len(sentence_vectors) // 2)
     rows = generator.permutation(len(sentence_vectors))
@@ -252,15 +224,10 @@ def luo_kulmizev_mao(sentence_vectors: Tensor, generator: np.random.Generator) -
 
 
 def timkey_van_schijndel(pool: Tensor, generator: np.random.Generator, n_pairs: int = 500_000) -> float:
-    """Return the mean cosine of 500,000 random pairs of a pool of tokens (Timkey & van Schijndel 2021, their notebook).
+    """Return the mean cosine of random pairs of tokens, shape (n, d) (Timkey & van Schijndel 2021, their notebook).
 
     The two tokens of a pair may be from one sentence. The authors' model reads no special tokens at all; here the model
-    reads them but they are not drawn.
-
-    Args:
-        pool: Vectors of the tokens, shape (n, d).
-        generator: Generator that draws the pairs.
-        n_pairs: Number of pairs.
+    reads special tokens, but they are not drawn.
     """
     first, second = generator.integers(len(pool), size=(2, n_pairs))
     return cosines_of_pairs(pool, first, second)
@@ -272,7 +239,7 @@ MIN_SENTENCES, MAX_WORDS = 10, 1000
 
 @dataclass(frozen=True)
 class Occurrences:
-    """Which words are compared, and where they occur.
+    """Occurrences of the words that are compared.
 
     Args:
         types: For each word of the corpus, in order, the index of its type among those compared, shape (n_words,); -1
@@ -289,14 +256,7 @@ class Occurrences:
 def choose_words(
     tokens: Tokens, seed: int, min_sentences: int = MIN_SENTENCES, max_words: int = MAX_WORDS
 ) -> Occurrences:
-    """Choose words that occur in enough sentences; two words are the same if their token ids are.
-
-    Args:
-        tokens: The token table.
-        seed: Seed of the choice among words that occur often enough, if these are too many.
-        min_sentences: Least number of sentences that a word must occur in.
-        max_words: Most words that are chosen.
-    """
+    """Choose the words in at least `min_sentences`, a random `max_words` if they are more; a word is its token ids."""
     begins = np.flatnonzero(tokens.first_pieces)
     ends = np.flatnonzero(tokens.last_pieces) + 1
     ids = tokens.input_ids.astype("<i4").tobytes()
@@ -317,16 +277,12 @@ def choose_words(
 
 
 class SelfSimilarityAccumulator:
-    """Accumulates occurrences of words and gives the mean over words of the mean cosine of their occurrences.
+    """Accumulator of the self-similarity of words: the mean over words of the mean cosine of their occurrences.
 
     SelfSim(w) = 1 / (n (n - 1)) sum_{i != j} cos = (|sum_i u_i|^2 - n) / (n (n - 1)), where n counts its occurrences in
     different sentences. (Luo, Kulmizev & Mao 2021 print the sum over i < j with the same normaliser, half of this;
     their figures are of the whole.) In an anisotropic space any two vectors are similar: subtract the mean cosine of
     unrelated tokens.
-
-    Args:
-        n_types: Number of word types.
-        d: Width of the vectors.
     """
 
     def __init__(self, n_types: int, d: int) -> None:
@@ -343,7 +299,7 @@ class SelfSimilarityAccumulator:
         return (self.totals.square().sum(1) - self.counts) / (self.counts * (self.counts - 1))
 
     def result(self, seed: int, n_draws: int = N_DRAWS) -> Estimate:
-        """Return the mean over words; its interval resamples words, each of which brings its own sentences."""
+        """Return the mean over words; the interval resamples words with their sentences."""
         values = self.by_word()
         if not len(values):
             return undefined(0)
@@ -375,7 +331,7 @@ class Smoothness:
 
 
 def smoothness(vectors: Tensor, units: Tensor, unit_sums: Tensor, lengths: Tensor) -> Smoothness:
-    """Return how similar the tokens of each sentence are.
+    """Return the similarity of the tokens of each sentence.
 
     Token similarity is 1 / (n (n - 1)) sum_{i != j} cos(h_i, h_j) = (|sum_i u_i|^2 - n) / (n (n - 1)) (Shi et al.
     section 3). It is near 1 also where all tokens share one large neuron, so compare it with its value after clipping;
@@ -417,12 +373,7 @@ NORM, ENERGY, COSINE, FARTHEST = "rms_norm", "mean_energy_share", "mean_cosine",
 
 @dataclass(frozen=True)
 class Group:
-    """Some of a layer's tokens.
-
-    Args:
-        profile: Their profile.
-        units: Sum of their unit vectors, shape (d_model,), float64.
-    """
+    """A group of a layer's tokens: its profile, and the sum of its unit vectors, shape (d_model,), float64."""
 
     profile: Profile
     units: NDArray[np.float64]
@@ -437,9 +388,7 @@ class Group:
 def first_token_rows(layer: int, groups: Mapping[str, Group]) -> list[dict[str, Any]]:
     """Return the rows of a layer in `first_token.csv`: norms, mean cosine, the farthest neuron, and every outlier.
 
-    Args:
-        layer: Layer number.
-        groups: The tokens without first ones (`exclude`), with them (`include`), and these alone (`only`).
+    `groups` are the tokens without first ones (`exclude`), with them (`include`), and the first ones alone (`only`).
     """
     return [
         {"layer": layer, "first_token": which, **row, "n_tokens": group.profile.n_tokens}
@@ -484,13 +433,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Sampled:
-    """Which tokens of a corpus count, and which are sampled; the same for all layers and transforms.
-
-    Args:
-        tokens: The token table.
-        special_tokens: Whether special tokens count.
-        seed: Seed of every random draw.
-    """
+    """Selection of the tokens that are measured or sampled, the same for all layers and transforms."""
 
     tokens: Tokens
     special_tokens: SpecialTokens
@@ -498,12 +441,12 @@ class Sampled:
 
     @cached_property
     def counts(self) -> NDArray[np.bool_]:
-        """Whether each token counts, shape (n_tokens,)."""
+        """Mask of the tokens that are measured, shape (n_tokens,)."""
         return self.tokens.included if self.special_tokens == "include" else ~self.tokens.special
 
     @cached_property
     def is_sentence_token(self) -> NDArray[np.bool_]:
-        """Whether each token is the one sampled from its sentence, among those that count; shape (n_tokens,)."""
+        """Mask of the measured tokens sampled from their sentence, one each, shape (n_tokens,)."""
         rows = np.flatnonzero(self.counts)
         sentences, first, n = np.unique(self.tokens.sentences[rows], return_index=True, return_counts=True)
         offset = (np.random.default_rng([self.seed, 1]).random(len(sentences)) * n).astype(np.int64)
@@ -511,12 +454,12 @@ class Sampled:
 
     @cached_property
     def of_sentences(self) -> NDArray[np.bool_]:
-        """Whether each token is sampled as one of at most `POOL_SENTENCES`, each from another sentence; (n_tokens,)."""
+        """Mask of at most `POOL_SENTENCES` sampled tokens, each from another sentence, shape (n_tokens,)."""
         return self._marked(self._draw(np.flatnonzero(self.is_sentence_token), POOL_SENTENCES, 2))
 
     @cached_property
     def pool(self) -> NDArray[np.bool_]:
-        """Whether each token is sampled as one of at most `POOL`; shape (n_tokens,)."""
+        """Mask of at most `POOL` sampled tokens, shape (n_tokens,)."""
         return self._marked(self._draw(np.flatnonzero(self.counts), POOL, 3))
 
     @cached_property
@@ -538,13 +481,9 @@ class Sampled:
 class Look:
     """Results of the first pass over a layer.
 
-    Args:
-        layer: Layer number.
-        moments: Moments of the tokens that count.
-        profiles: Profiles without special tokens (`exclude`) and with them (`include`); the former is missing if all
-            tokens are special.
-        of_first: The tokens that count without the first one of each sentence (`exclude`), with it (`include`), and the
-            first ones alone (`only`); none unless first tokens are set aside.
+    `profiles` are without special tokens (`exclude`), unless all are special, and with them (`include`). `of_first` has
+    the measured tokens without the first one of each sentence (`exclude`), with it (`include`), and the first ones
+    alone (`only`); it is empty unless first tokens are excluded.
     """
 
     layer: int
@@ -591,10 +530,9 @@ def look(store: HiddenStateSource, layer: int, sampled: Sampled) -> Look:
 
 @dataclass(frozen=True)
 class LayerMeasures:
-    """Results of the second pass over a layer.
+    """Results of the second pass over a layer, with rows of `geometry.csv`.
 
     Args:
-        rows: Rows of `geometry.csv`.
         cosine_shares: Share of each neuron in the mean cosine without a transform, shape (d_model,).
         distances: Distance of each sentence to the nearest matrix with equal rows, without a transform, shape
             (n_sentences,); NaN for sentences without tokens.
@@ -615,16 +553,12 @@ def measure(
     estimators: Sequence[Estimator] = (),
     distances_before: NDArray[np.float64] | None = None,
 ) -> LayerMeasures:
-    """Measure a layer under each transform, in one pass.
+    """Measure a layer of a store under each transform by name, `none` included, in one pass over the `sampled` tokens.
 
     Args:
-        store: Store of the activations.
-        layer: Layer number.
-        sampled: Which tokens count and which are drawn.
-        moments: Moments of the tokens of this store that count.
-        transforms: Transforms by name, `none` included.
-        random_choices: Choices of random neurons, equally many in each, that are clipped for comparison. Their rows
-            are called `clip_random`, and the interval is the range over the choices.
+        moments: Moments of the measured tokens of this store.
+        random_choices: Equally large choices of random neurons that are clipped for comparison; in their `clip_random`
+            rows, the interval is the range over the choices.
         estimators: Published estimators of the mean cosine to add, for `none` and `clip`.
         distances_before: `distances` of the layer before, for their ratio; None if it was not measured.
     """
@@ -669,16 +603,11 @@ def _shards(store: HiddenStateSource, layer: int) -> Iterator[tuple[slice, Tenso
 
 @dataclass(frozen=True)
 class _Block:
-    """Whole sentences of a layer.
+    """Whole sentences of a layer, with the vectors of the measured tokens, shape (n, d_model).
 
-    Args:
-        vectors: Vectors of the tokens that count, shape (n, d_model).
-        lengths: Number of these tokens in each sentence, at least 1, shape (n_sentences,).
-        sentences: Numbers of the sentences, shape (n_sentences,).
-        weights: How often each sentence occurs in each draw, shape (n_draws, n_sentences).
-        drawn: Indices of the vectors that are sampled from their sentences, shape (n_sentences,).
-        words: Vectors of the words that are compared between sentences, shape (n_words, d_model).
-        types: Word type of each, shape (n_words,).
+    `lengths` (at least 1), `sentences` and `drawn`, the indices of the sampled vectors, have shape (n_sentences,);
+    `weights`, the frequency of each sentence in each draw, (n_draws, n_sentences). `words`, (n_words, d_model), of
+    `types`, (n_words,), are compared between sentences.
     """
 
     vectors: Tensor
@@ -733,7 +662,6 @@ class _Measures:
         self.is_centred = bool(self.image_of_mean.norm() <= 1e-9 * self.moments.mean.norm())
 
     def update(self, block: _Block) -> None:
-        """Add whole sentences."""
         images = self.transform(block.vectors)
         units = normalise(images)
         sums = sum_by_sentence(units, block.lengths)
@@ -784,7 +712,6 @@ class _Measures:
 
 
 def _exact(value: float, n: int) -> Estimate:
-    """Return a number without an interval."""
     return Estimate(value, float("nan"), float("nan"), n)
 
 
@@ -797,7 +724,6 @@ def _less(similarity: Estimate, baseline: Estimate) -> Estimate:
 def _estimates(
     names: Sequence[Estimator], transform: Transform, pool: Tensor, of_sentences: Tensor, seed: Sequence[int]
 ) -> dict[str, _Result]:
-    """Return the published estimates of the mean cosine."""
     images, ones = transform(pool), transform(of_sentences)
     estimates: dict[Estimator, _Result] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""The geometry of a model's layers, and the measurements inside the model where there are some."""
+"""The section of a page on the geometry of a model's layers, with the measurements inside the model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def geometry_section(geometry: Result, anchor: str) -> Html:
 
 
 def _first_token(geometry: Result) -> list[Html]:
-    """Return the terminal's results on the first token of each sentence, where it is left out of all others."""
+    """Return the results on the first token of each sentence, where it is excluded from all others."""
     if not geometry.first_token:
         return []
     excluded_note = "The measures above are those of all tokens but the first one of each sentence."
@@ -56,13 +56,11 @@ def _first_token(geometry: Result) -> list[Html]:
 
 
 def _position(geometry: Result) -> list[Html]:
-    """Return the terminal's results on the position part, where it was measured."""
     tables = position_tables(geometry.by_name)
     return _terminal_section("Position", tables, position_conclusions(geometry.by_name)) if tables else []
 
 
 def _extremes(geometry: Result) -> list[Html]:
-    """Return the terminal's results on large values and attention sinks."""
     tables = extremes.tables(geometry.by_name)
     return (
         _terminal_section("Massive activations and attention sinks", tables, extremes.conclusions(geometry.by_name))
@@ -72,7 +70,7 @@ def _extremes(geometry: Result) -> list[Html]:
 
 
 def _inside(geometry: Result) -> list[Html]:
-    """Return the terminal's results on what was measured by running the model itself."""
+    """Return the results that were measured by running the model."""
     measurements = (
         geometry.smoothing, geometry.interventions, geometry.norms, geometry.norm_changes, geometry.path,
         geometry.first_row,

@@ -1,4 +1,4 @@
-"""Survey all layers of a model: find outliers, fit and measure transforms, and explain the outliers."""
+"""The survey of all layers: detect outliers, fit and measure transforms, and explain the outliers."""
 
 from __future__ import annotations
 
@@ -57,14 +57,10 @@ class Regressors:
     """The regressors of a neuron, for each token.
 
     Position has a column for each position. Frequency has a column for the logarithm of the token's count in the corpus
-    and one for each octave of the count, so that its effect may have any shape, as that of position may. The
-    `COMMONEST` tokens have a column each. Special tokens have a column each too; in the columns of frequency and of the
-    most frequent tokens they have the mean of the other tokens, so that these columns do not distinguish them. Sources
-    may overlap: [CLS] is always at position 0.
-
-    Args:
-        tokens: The token table.
-        punctuation: Whether each token is punctuation, shape (n_tokens,), bool.
+    and one for each octave of the count, so that its effect may have any shape, like the effect of position. The
+    `COMMONEST` tokens and the special tokens have a column each. In the columns of frequency and of the most frequent
+    tokens, special tokens have the mean of the other tokens, so that these columns do not distinguish special tokens.
+    Sources may overlap: [CLS] is always at position 0. `punctuation` is a mask of shape (n_tokens,).
     """
 
     tokens: Tokens
@@ -139,7 +135,7 @@ class Regressors:
 
 
 def is_punctuation(texts: Sequence[str]) -> NDArray[np.bool_]:
-    """Return which tokens consist of punctuation and symbols alone, ignoring the tokenizer's markers; shape (n,)."""
+    """Return a mask of the tokens of punctuation and symbols alone, ignoring the tokenizer's markers; shape (n,)."""
 
     def bare(text: str) -> str:
         for mark in ("Ġ", "▁", "</w>"):
@@ -152,12 +148,10 @@ def is_punctuation(texts: Sequence[str]) -> NDArray[np.bool_]:
 
 
 class ExplainedAccumulator:
-    """Accumulates regressors and neurons token by token and gives shares of variance, by least squares from the sums.
+    """Accumulator of the shares of variance that regressors explain, by least squares from sums over tokens.
 
-    Args:
-        columns: Columns of the regressors by source; column 0 is the intercept, and columns after the last source are
-            ignored.
-        n_neurons: Number of neurons that are explained.
+    `columns` are the regressors' columns by source; column 0 is the intercept, and columns after the last source are
+    ignored.
     """
 
     def __init__(self, columns: Mapping[str, slice], n_neurons: int) -> None:
@@ -183,8 +177,9 @@ class ExplainedAccumulator:
         """Return the share of each neuron's variance explained by each source, and by `all` sources together.
 
         The first array is R^2 of the source alone. The second is the partial R^2, (SSE without - SSE) / SSE without:
-        the share that this source explains of what the other sources leave. For `all` both are the joint R^2. Each is
-        biased upwards by about the number of columns over the number of tokens. NaN for a neuron that does not vary.
+        the share that this source explains of the variance that the other sources leave. For `all` both are the joint
+        R^2. Each is biased upwards by about the number of columns over the number of tokens. NaN for a neuron that does
+        not vary.
 
         Raises:
             ValueError: If no tokens were added.
@@ -222,16 +217,7 @@ def explained_rows(
     shares: Mapping[str, tuple[Array, Array]],
     n_tokens: int,
 ) -> list[dict[str, Any]]:
-    """Return a row for each neuron and source, as in `explained.csv`.
-
-    Args:
-        layer: Layer number.
-        neurons: Neurons, in the order of the shares.
-        kinds: Kind of each neuron, `outlier` or `random`.
-        special_tokens: Whether special tokens were used, `exclude` or `include`.
-        shares: Result of `ExplainedAccumulator.result`.
-        n_tokens: Number of tokens used.
-    """
+    """Return the rows of `explained.csv` from `ExplainedAccumulator.result`; kinds are `outlier` or `random`."""
     return [
         {
             "layer": layer, "neuron": neuron, "kind": kind, "special_tokens": special_tokens, "source": source,
@@ -251,17 +237,7 @@ RANDOM = 10
 
 @dataclass(frozen=True)
 class GeometryPlan:
-    """What is surveyed and how.
-
-    Args:
-        special_tokens: Whether special tokens count.
-        kinds: Transforms that are fitted and measured.
-        definition: Definition of the outliers that are clipped.
-        fitting: How transforms are fitted.
-        n_draws: Number of draws of random neurons that are clipped for comparison.
-        estimators: Published estimators of the mean cosine to add.
-        seed: Seed of every random draw.
-    """
+    """Settings of a survey; `n_draws` is the number of draws of random neurons that are clipped for comparison."""
 
     special_tokens: SpecialTokens
     kinds: Sequence[Kind]
@@ -274,18 +250,10 @@ class GeometryPlan:
 
 @dataclass(frozen=True)
 class LayerSurvey:
-    """What was found in all layers.
+    """Results of all layers: rows of the files of the same names, and transforms by kind and layer.
 
-    Args:
-        geometry: Rows of `geometry.csv`.
-        outliers: Rows of `outliers.csv`.
-        dimensions: Rows of `dimensions.csv`.
-        parameters: Rows of `parameters.csv`.
-        explained: Rows of `explained.csv`.
-        first_token: Rows of `first_token.csv`; none unless first tokens are set aside.
-        transforms: Transforms by kind and layer.
-        clipped: Neurons of each layer that are outliers by the definition of the plan.
-        not_applicable: Kinds of parameters that the model does not have.
+    `first_token` is empty unless first tokens are excluded. `clipped` has the neurons of each layer that are outliers
+    by the plan's definition, and `not_applicable` the kinds of parameters that the model does not have.
     """
 
     geometry: Rows
@@ -308,15 +276,7 @@ class LayerSurvey:
 
 @dataclass(frozen=True)
 class _Corpora:
-    """The activations that a survey reads: those measured, and those on which outliers and transforms are found.
-
-    Args:
-        store: Activations whose geometry is measured.
-        fitted_on: Activations used to find outliers and fit transforms.
-        sampled: The tokens of the first that count.
-        fitted: The tokens of the second that count.
-        regressors: What explains the outliers of the first.
-    """
+    """Activations that are measured, activations for fitting, selected tokens of both, and regressors of the former."""
 
     store: HiddenStateSource
     fitted_on: HiddenStateSource
@@ -327,18 +287,7 @@ class _Corpora:
 
 @dataclass(frozen=True)
 class _LayerSurvey:
-    """What was found in one layer.
-
-    Args:
-        look: Moments and profiles of the tokens on which outliers and transforms are found.
-        outliers: Rows of `outliers.csv`.
-        clipped: Neurons that are outliers by the definition of the plan.
-        transforms: Transforms by kind.
-        geometry: Rows of `geometry.csv`.
-        dimensions: Rows of `dimensions.csv`.
-        explained: Rows of `explained.csv`.
-        distances: Distances between tokens, for the next layer.
-    """
+    """Results of one layer; `look` describes the fitted tokens, and `distances` serve the next layer."""
 
     look: Look
     outliers: Rows
@@ -351,11 +300,7 @@ class _LayerSurvey:
 
 
 def check_tokens(tokens: Tokens, special_tokens: SpecialTokens) -> None:
-    """Refuse a corpus that leaves fewer than two vectors to compare.
-
-    Raises:
-        UserError: If fewer than two tokens are measured.
-    """
+    """Raise a `UserError` for a corpus with fewer than two tokens to compare."""
     n = int((tokens.included if special_tokens == "include" else ~tokens.special).sum())
     if n < 2:
         first = "" if tokens.included.all() else " and the first ones"
@@ -370,15 +315,10 @@ def survey(
     tokenizer: Any,
     plan: GeometryPlan,
 ) -> LayerSurvey:
-    """Survey a model, a layer at a time.
+    """Survey a model, in ascending layers, one at a time.
 
-    Args:
-        store: Activations whose geometry is measured.
-        fitted_on: Activations used to find outliers and fit transforms; they may be the same.
-        layers: Ascending layer numbers.
-        encoder: The model, whose parameters are read.
-        tokenizer: Its tokenizer, which tells which tokens are punctuation.
-        plan: What is surveyed and how.
+    `store` has the activations that are measured; outliers are detected and transforms fitted on `fitted_on`, which may
+    be the same. The encoder is read for its parameters, and the tokenizer identifies punctuation.
     """
     parameters = find_parameters(encoder, examine(encoder, tokenizer.pad_token_id or 0))
     norms = parameters.output_norms
@@ -424,15 +364,7 @@ def survey(
 def _of_layer(
     layer: int, corpora: _Corpora, by_norm: Sequence[Outlier], plan: GeometryPlan, below: NDArray[np.float64] | None
 ) -> _LayerSurvey:
-    """Survey one layer.
-
-    Args:
-        layer: Layer number.
-        corpora: The activations.
-        by_norm: Outliers by the parameters of LayerNorms, which are those of all layers.
-        plan: What is surveyed and how.
-        below: Distances between tokens in the layer below; None if it is not surveyed.
-    """
+    """Survey one layer; `by_norm` has outliers of all layers, `below` the distances of the layer below if surveyed."""
     store, sampled, fitted = corpora.store, corpora.sampled, corpora.fitted
     seen = look(corpora.fitted_on, layer, fitted)
     layer_look = look(store, layer, sampled) if fitted is not sampled else seen
@@ -464,7 +396,6 @@ def _dead(seen: Look) -> list[int]:
 def _clipped(
     plan: GeometryPlan, named: Mapping[SpecialTokens, Sequence[Outlier]], by_norm: Sequence[Outlier]
 ) -> list[int]:
-    """Return the neurons of a layer that are outliers by the definition of the plan, ascending."""
     outliers = by_norm if plan.definition == "layer_norm" else named.get(plan.special_tokens, ())
     return sorted(outlier.neuron for outlier in outliers if outlier.definition == plan.definition)
 
@@ -510,7 +441,6 @@ def _pooled(looks: Sequence[Look], which: SpecialTokens) -> list[Outlier]:
 
 
 def _dimension_rows(seen: Look, special_tokens: SpecialTokens, result: LayerMeasures) -> list[dict[str, Any]]:
-    """Return a row for each neuron, as in `dimensions.csv`."""
     profile = seen.profiles[special_tokens]
     columns = {
         "mean": profile.mean, "sd": np.sqrt(profile.variance), "cosine_share": result.cosine_shares.numpy(),
@@ -531,7 +461,7 @@ def _regressors(store: HiddenStateSource, tokenizer: Any) -> Regressors:
 def _explained(
     store: HiddenStateSource, layer: int, regressors: Regressors, named: Sequence[int], dead: Sequence[int], seed: int
 ) -> list[dict[str, Any]]:
-    """Return what explains the outliers of a layer, and for comparison up to ten other neurons.
+    """Return the variance explained of a layer's outliers, and for comparison of up to ten other neurons.
 
     Dead neurons, which may be outliers by their LayerNorm, are left out: their variance is only rounding.
     """

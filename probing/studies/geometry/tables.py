@@ -183,7 +183,7 @@ SMOOTHING_SENTENCES = Schema("smoothing_sentences", "with `--smoothing_bound`, a
 
 
 def _beside(kind: str) -> tuple[Column, ...]:
-    """Return the columns of what drawn sets of neurons do."""
+    """Return the columns of the effects of drawn sets of neurons."""
     return (
         number(kind, f"Mean effect of the {kind} sets.", form="+.3f"),
         number(f"{kind}_lowest", "The lowest of these effects.", form="+.3f"),
@@ -300,7 +300,7 @@ def layers_of(geometry: Sequence[Row]) -> list[int]:
 
 
 def tables(geometry_tables: Tables) -> list[Any]:
-    """Return all tables as rich ones; those without rows are left out."""
+    """Return all tables that have rows, as rich tables."""
     return [
         table
         for table in (
@@ -316,12 +316,7 @@ def tables(geometry_tables: Tables) -> list[Any]:
 
 
 def conclusions(geometry_tables: Tables, clipped: Mapping[int, Sequence[int]]) -> list[str]:
-    """Return the conclusions from the tables, a sentence for each question.
-
-    Args:
-        geometry_tables: The tables.
-        clipped: Neurons that were clipped in each layer.
-    """
+    """Return the conclusions from the tables and the clipped neurons of each layer, a sentence for each question."""
     by_measure, layers = values_of(geometry_tables.geometry), layers_of(geometry_tables.geometry)
     return [
         _which(clipped),
@@ -401,7 +396,7 @@ def _table(title: str, *headings: str) -> Any:
 
 
 def _outliers_table(geometry_tables: Tables) -> Any:
-    """Layers by definitions; a star marks neurons found only with special tokens, a ring only without them."""
+    """Tabulate layers by definitions; a star marks neurons detected only with special tokens, a ring only without."""
     table = _table("Outlier dimensions by five definitions (* only with special tokens, ° only without them)", "layer")
     for heading in DEFINITIONS.values():
         table.add_column(heading)
@@ -507,7 +502,7 @@ def most_named(outliers: Sequence[Row], n: int = SHOWN) -> list[int]:
 
 
 def _parameters_table(geometry_tables: Tables) -> Any:
-    """Each outlier's rank by magnitude in the parameters that have a value for each neuron."""
+    """Tabulate each outlier's rank by magnitude in the parameters that have a value for each neuron."""
     table = _table(
         "Outliers in the parameters: rank by magnitude (1 is the farthest from 0)", "neuron", "position 0",
         "median position", "first in", "mean token", "best gain", "in first 3", "best bias", "in first 3",
@@ -530,13 +525,13 @@ def _parameters_table(geometry_tables: Tables) -> Any:
 
 
 def _best(rows: Sequence[Row]) -> tuple[str, str]:
-    """Return the best rank over LayerNorms, and in how many of them the rank is among the first three."""
+    """Return the best rank over LayerNorms, and the number of LayerNorms with a rank among the first three."""
     ranks = [row["absolute_rank"] for row in rows]
     return (str(min(ranks)), f"{sum(rank <= 3 for rank in ranks)} of {len(ranks)}") if ranks else ("n/a", "n/a")
 
 
 def _explained_table(geometry_tables: Tables) -> Any:
-    """Partial R^2 of each source with its R^2 alone in parentheses, and the joint R^2; other neurons as a mean."""
+    """Tabulate partial R^2 by source with R^2 alone in parentheses, and the joint R^2; other neurons as a mean."""
     table = _table(
         f"What explains a layer's first {N_EXPLAINED} outliers: partial R squared (R squared alone)",
         "layer",
@@ -560,7 +555,7 @@ def _explained_table(geometry_tables: Tables) -> Any:
 
 
 def _shares(rows: Sequence[Row], source: str, neuron: int | None = None) -> str:
-    """Return the mean shares of a source over neurons, or those of one."""
+    """Return the mean shares of a source over neurons, or the shares of one neuron."""
     source_rows = [row for row in rows if row["source"] == source and neuron in (None, row["neuron"])]
     if not source_rows:
         return ""

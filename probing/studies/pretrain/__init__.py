@@ -163,12 +163,7 @@ PRETRAINING: Terms = {
 
 
 def pretraining_section(result: Result, anchor: str) -> Html:
-    """Return what the experiment found, its losses, and outliers and positions by layer after the last step.
-
-    Args:
-        result: The results of `pretrain`.
-        anchor: What the section is linked by.
-    """
+    """Return the losses of the experiment, and outliers and positions by layer after the last step."""
     end = last_rows(result.arms)
     return section_of(
         result,
@@ -181,7 +176,7 @@ def pretraining_section(result: Result, anchor: str) -> Html:
 
 
 def _losses(result: Result) -> Html:
-    """Return the held-out loss over the steps, drawn and as numbers, beside that of the frequencies of tokens."""
+    """Return the held-out loss over the steps as a chart and numbers, with the loss of the frequencies of tokens."""
     lines, body, unigrams = [], [], {}
     for (arm, seed), rows in trainings_of(result.arms).items():
         losses = {row["step"]: row["loss"] for row in rows}
@@ -220,7 +215,7 @@ def _charts(
 
 
 def _means(end: Sequence[Row]) -> Html:
-    """Return the farthest mean by layer, beside the distance beyond which it is an outlier."""
+    """Return the farthest mean by layer, with the distance beyond which it is an outlier."""
     layers = sorted({row["layer"] for row in end})
     lines, limit = _by_layer(end, "max_mean_sd"), Line("an outlier is beyond", layers, [OUTLIER] * len(layers))
     title = "Farthest mean of a neuron after the last step, in sd, by layer"
@@ -229,7 +224,7 @@ def _means(end: Sequence[Row]) -> Html:
 
 
 def _positions(end: Sequence[Row]) -> Html:
-    """Return how well positions are read off by layer."""
+    """Return the accuracy of position by layer."""
     title = "Accuracy of position by a linear probe after the last step, by layer"
     return element("figure", element("figcaption", title), *_charts(_by_layer(end, "position_accuracy"), [], title))
 
@@ -243,7 +238,6 @@ def _by_layer(end: Sequence[Row], column: str) -> list[Line]:
 
 
 def _every_layer(end: Sequence[Row]) -> Html:
-    """Return a table of outliers, positions and equivariance."""
     head = [
         "arm", "seed", "layer", "farthest mean, sd", "outlier", "largest in", "smallest in", "position accuracy",
         "by the token alone", "equivariance",
@@ -262,7 +256,7 @@ def _every_layer(end: Sequence[Row]) -> Html:
 
 
 class Pretrain(Study):
-    """Encoders that differ only in what tells them positions."""
+    """The study of encoders that differ only in their information on positions."""
 
     name, kind = "pretrain", "pretraining with and without positions"
     title = "Encoders with and without positions"
@@ -280,7 +274,7 @@ class Pretrain(Study):
         return tables.tables(result.by_name)
 
     def conclusions(self, result: Result) -> list[str]:
-        """Return what the experiment says of each arm, and the verdict."""
+        """Return the conclusions on each arm, and the verdict."""
         return tables.conclusions(result.by_name, result.results["growth"])
 
     def about(self, result: Result) -> str:

@@ -49,15 +49,9 @@ _HEAD = {
 
 
 def build(arm: str, shape: Encoder, tokenizer: Any, seed: int) -> Any:
-    """Return a model with its language-model head, in training mode.
+    """Return an arm's model with its language-model head, in training mode.
 
     The parameters that arms have in common are drawn once for a seed, and are the same in all of them.
-
-    Args:
-        arm: Name of the arm.
-        shape: The encoder's shape.
-        tokenizer: The tokenizer, whose vocabulary and padding token are the model's.
-        seed: Seed of the initial weights.
     """
     from transformers import BertForMaskedLM
 
@@ -87,12 +81,10 @@ def build(arm: str, shape: Encoder, tokenizer: Any, seed: int) -> Any:
 
 
 def fill_table(arm: str, table: nn.Parameter, initial_sd: float) -> None:
-    """Write what the arm tells into its table of positions, and say whether it is trained.
+    """Fill a table of positions by the rule of the arm, and set whether it is trained.
 
-    Args:
-        arm: Name of the arm, whose table follows a rule.
-        table: The table, whose first row is kept where all are the same.
-        initial_sd: Standard deviation of the initial token embeddings.
+    The first row remains where all rows are the same. `initial_sd` is the standard deviation of the initial token
+    embeddings.
     """
     with torch.no_grad():
         if arm in _ONE_ROW:
@@ -110,12 +102,12 @@ def position_table(model: Any) -> nn.Parameter:
 
 
 def head_of(model: Any) -> Any:
-    """Return the head, which turns hidden states into logits."""
+    """Return the head, which maps hidden states to logits."""
     return model.cls if hasattr(model, "cls") else model.lm_head
 
 
 def model_inputs(arm: str, input_ids: Tensor) -> dict[str, Tensor]:
-    """Return what the model is given to read tokens: their ids, and in some arms that all are at place 0.
+    """Return the inputs of a model: token ids, and in some arms place 0 for all tokens.
 
     A saved checkpoint needs no positions, since all rows of its table are the same.
     """
@@ -125,7 +117,7 @@ def model_inputs(arm: str, input_ids: Tensor) -> dict[str, Tensor]:
 
 
 def make_ordinary(arm: str, model: Any) -> None:
-    """Change a model in place so that it needs nothing but token ids; its outputs stay the same."""
+    """Change a model in place so that it needs only token ids; its outputs stay the same."""
     if arm in _ONE_ROW:
         table = position_table(model)
         with torch.no_grad():
@@ -175,7 +167,7 @@ def _config(arm: str, shape: Encoder, tokenizer: Any) -> Any:
 
 
 def _copy_common(source: nn.Module, target: nn.Module) -> None:
-    """Copy all parameters of the same shape that both have, by the names that BERT has for them."""
+    """Copy all parameters of the same shape that both models have, by their names in BERT."""
     values = {_as_in_bert(name): value for name, value in source.state_dict().items()}
     with torch.no_grad():
         for name, value in target.state_dict().items():
@@ -185,7 +177,7 @@ def _copy_common(source: nn.Module, target: nn.Module) -> None:
 
 
 def _as_in_bert(name: str) -> str:
-    """Return the name that a parameter has in BERT, without that of the family."""
+    """Return the name of a parameter in BERT, without the prefix of the family."""
     family, _, rest = name.partition(".")
     renamed = rest if family in _FAMILIES else name
     for theirs, ours in {**_FAMILIES.get(family, {}), **_HEAD}.items():
@@ -194,7 +186,7 @@ def _as_in_bert(name: str) -> str:
 
 
 def common_parameters(models: Mapping[str, nn.Module]) -> dict[str, dict[str, Tensor]]:
-    """Return for each model its parameters that all of them have, by the names that BERT has for them."""
+    """Return for each model the parameters common to all, by their names in BERT."""
     named = {
         arm: {_as_in_bert(name): value.detach() for name, value in model.named_parameters()}
         for arm, model in models.items()
@@ -224,15 +216,7 @@ def checkpoint_steps(steps: int, factor: float) -> list[int]:
 
 
 def checkpoint_folder(folder: Path, arm: str, seed: int, step: int, steps: int) -> Path:
-    """Return the folder of a checkpoint; names sort as steps do.
-
-    Args:
-        folder: The folder of all checkpoints.
-        arm: Name of the arm.
-        seed: Seed of the training.
-        step: Step after which the checkpoint is written.
-        steps: The last step.
-    """
+    """Return the folder of a checkpoint; names sort as steps do, of which `steps` is the last."""
     return folder / f"{arm}-seed{seed}" / f"step{step:0{len(str(steps))}d}"
 
 
@@ -260,14 +244,10 @@ _TRAINED_ON = 1_000_000
 
 @dataclass(frozen=True)
 class PackedText:
-    """Packed text of both parts.
+    """Packed text of both parts, in rows of shape (n_rows, row_length), int32, and the held-out sentences.
 
-    Args:
-        tokenizer: The fast tokenizer, whose word pieces were trained on the training part.
-        train: Rows of the training part, shape (n_rows, row_length), int32.
-        validation: Rows of the held-out part, shape (n_rows, row_length), int32.
-        validation_corpus: The sentences of the held-out part.
-        log_unigram: Log probability of each token by its frequency in the training part, shape (n_vocabulary,).
+    The word pieces of the tokenizer were trained on the training part. `log_unigram` has the log probability of each
+    token by its frequency in the training part, shape (n_vocabulary,).
     """
 
     tokenizer: Any
@@ -282,7 +262,7 @@ class PackedText:
 
 
 def validation_flags(corpus: Corpus, seed: int) -> list[bool]:
-    """Return for each sentence whether it is held out: a tenth of the documents, or without these of the sentences."""
+    """Return for each sentence whether it is held out: a tenth of the documents, or of sentences if those are few."""
     if corpus.documents is not None and len(set(corpus.documents)) >= DOCUMENTS:
         sides = {document: side_of(f"document {document}", seed) for document in set(corpus.documents)}
         return [sides[document] == "test" for document in corpus.documents]
@@ -293,16 +273,7 @@ def prepare(
     corpus: Corpus, vocabulary: int, lowercase: bool, row_length: int, held_out_rows: int, seed: int,
     tokenizer: Any = None,
 ) -> PackedText:  # fmt: skip
-    """Divide the corpus, train the tokenizer and pack the tokens of both parts into rows.
-
-    Args:
-        corpus: The corpus.
-        vocabulary: Number of word pieces, special tokens included.
-        lowercase: Whether the text is lowercased.
-        row_length: Number of tokens in a row.
-        held_out_rows: Most rows of the held-out part.
-        seed: Seed of the division.
-        tokenizer: A tokenizer that was trained on the same part before; None to train one.
+    """Split the corpus, train the tokenizer unless given, and pack the tokens of both parts into rows.
 
     Raises:
         UserError: If a part has not enough text for one row.
@@ -354,7 +325,7 @@ def train_tokenizer(sentences: Sequence[str], vocabulary: int, lowercase: bool, 
 
 
 def as_fast(backend: Any, row_length: int) -> Any:
-    """Return the fast tokenizer of transformers that has this tokenizer of `tokenizers` inside."""
+    """Wrap a tokenizer of `tokenizers` in a fast tokenizer of transformers."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
@@ -364,7 +335,7 @@ def as_fast(backend: Any, row_length: int) -> Any:
 
 
 def _characters(sentences: Sequence[str], tokenizer: Any, most: int) -> tuple[list[str], list[str]]:
-    """Return the most frequent characters, and those of them that are found inside of words, in their own order."""
+    """Return the most frequent characters, and those among them that occur inside words, both sorted."""
     normalise, divide = tokenizer.normalizer.normalize_str, tokenizer.pre_tokenizer.pre_tokenize_str
     words = Counter(word for sentence in sentences for word, _ in divide(normalise(sentence)))
     counts: Counter[str] = Counter()
@@ -378,9 +349,9 @@ def _characters(sentences: Sequence[str], tokenizer: Any, most: int) -> tuple[li
 
 
 def packed(sentences: Sequence[str], tokenizer: Any, row_length: int) -> Tensor:
-    """Return the tokens of sentences as rows of equal length, int32; what does not fill the last row is left out.
+    """Return the tokens of sentences as rows of equal length, int32; an incomplete last row is left out.
 
-    A row is [CLS] and the next tokens of the text, in which [SEP] stands after every sentence.
+    A row is [CLS] and the next tokens of the text, in which [SEP] follows every sentence.
     """
     ids, remaining = array("i"), iter(sentences)
     while chunk := list(islice(remaining, _CHUNK)):
@@ -410,7 +381,7 @@ def _too_small(corpus: Corpus, row_length: int) -> UserError:
 def order_of_rows(n_rows: int, batch_size: int, first: int, seed: int) -> Iterator[Tensor]:
     """Yield the row numbers of each batch, without end, beginning with batch `first`.
 
-    Rows are shuffled anew each time that all of them were read; a batch may reach from one order into the next.
+    Rows are reshuffled after each pass over all of them; a batch may reach from one order into the next.
     """
     epoch, order = -1, torch.empty(0, dtype=torch.long)
     batch = first
@@ -435,13 +406,10 @@ _HELD_OUT_BATCH = 64
 
 @dataclass
 class MaskedBatch:
-    """Rows in which some tokens are to be predicted.
+    """Rows in which some tokens are predicted; inputs and labels, -100 elsewhere, have shape (n_rows, row_length).
 
-    Args:
-        input_ids: What the model reads, shape (n_rows, row_length).
-        labels: The tokens that are to be predicted, -100 elsewhere, in the same shape.
-        n_predicted: Number of tokens to predict in all rows of a step: of all processes, and of all parts whose
-            gradients are accumulated.
+    `n_predicted` is the number of predicted tokens in all rows of a step: of all processes, and of all parts whose
+    gradients are accumulated.
     """
 
     input_ids: Tensor
@@ -454,12 +422,7 @@ class MaskedBatch:
 
 
 class Masking:
-    """Chooses the tokens to predict, by transformers' data collator: 80% are masked, 10% replaced by random tokens.
-
-    Args:
-        tokenizer: The tokenizer; its special tokens are never predicted.
-        share: Share of the tokens that are predicted.
-    """
+    """Choice of a share of ordinary tokens to predict, by transformers' collator: 80% masked, 10% random tokens."""
 
     def __init__(self, tokenizer: Any, share: float) -> None:
         from transformers import DataCollatorForLanguageModeling
@@ -468,7 +431,7 @@ class Masking:
         self._special = torch.tensor(tokenizer.all_special_ids)
 
     def __call__(self, rows: Tensor, *seed: int | str) -> tuple[Tensor, Tensor]:
-        """Return what the model reads and the labels; the draws depend on the seed alone."""
+        """Return the inputs and the labels; the draws depend on the seed alone."""
         self._collator.generator = generator_of(*seed)
         rows = rows.long()
         inputs, labels = self._collator.torch_mask_tokens(rows.clone(), torch.isin(rows, self._special))
@@ -476,17 +439,13 @@ class Masking:
 
 
 class NextTokens:
-    """Chooses the tokens to predict where each is predicted from the one before it and earlier ones: all but the first.
-
-    Args:
-        tokenizer: The tokenizer; its special tokens are never predicted.
-    """
+    """Choice of the tokens to predict from earlier tokens: all but the first and special ones."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._special = torch.tensor(tokenizer.all_special_ids)
 
     def __call__(self, rows: Tensor, *seed: int | str) -> tuple[Tensor, Tensor]:
-        """Return the rows and, in the place of each token, the next one as its label; nothing is drawn."""
+        """Return the rows and, at each token, the next one as its label; nothing is drawn."""
         rows = rows.long()
         following = torch.full_like(rows, -100)
         following[:, :-1] = rows[:, 1:]
@@ -496,16 +455,11 @@ class NextTokens:
 class PackedRows(pl.LightningDataModule):
     """Packed rows in a shuffled order, with tokens to predict.
 
-    Order and masks depend on the seed and the number of the batch alone. The processes share the rows of each batch, so
-    that their number changes neither order nor masks. If gradients are accumulated over n batches, these are the parts
-    of one batch that is n times as large. The state is the number of steps that were trained, from which a killed run
-    is continued.
-
-    Args:
-        text: The packed text.
-        batch_size: Number of rows in a batch, over all processes.
-        masked: Share of the tokens that are masked and predicted; None where next tokens are predicted.
-        seed: Seed of order and masks of the training part; the masks of the held-out part are the same for all seeds.
+    Order and masks depend on the seed and the number of the batch alone; the masks of the held-out part are the same
+    for all seeds. The processes share the rows of each batch, of size `batch_size`, so that their number changes
+    neither order nor masks. If gradients are accumulated over n batches, these are the parts of one batch that is n
+    times as large. The state is the number of completed steps, from which a killed run is continued. The share of
+    tokens `masked` is None where next tokens are predicted.
     """
 
     def __init__(self, text: PackedText, batch_size: int, masked: float | None, seed: int) -> None:
@@ -515,14 +469,7 @@ class PackedRows(pl.LightningDataModule):
         self.first = 0
 
     def batches(self, first: int, rank: int = 0, n_ranks: int = 1, n_accumulated: int = 1) -> Iterator[MaskedBatch]:
-        """Yield the batches of a process, without end.
-
-        Args:
-            first: Step of the optimiser to begin with, from 0.
-            rank: Number of the process.
-            n_ranks: Number of processes.
-            n_accumulated: Number of batches in a step.
-        """
+        """Yield the batches of a process, without end, from optimiser step `first` (from 0) on."""
         order = order_of_rows(len(self.text.train), self.batch_size * n_accumulated, first, self.seed)
         n_parts = n_ranks * n_accumulated
         for step, chosen in enumerate(order, start=first):
@@ -538,7 +485,7 @@ class PackedRows(pl.LightningDataModule):
             yield MaskedBatch(*some, int((some[1] >= 0).sum()))
 
     def unigram_loss(self) -> float:
-        """Return the loss of a model that knows the frequencies of tokens alone, on the held-out tokens, in nats."""
+        """Return the loss of the frequencies of tokens on the held-out tokens, in nats."""
         _, labels = self.choose(self.text.validation, "held out")
         return self.text.unigram_loss(labels[labels >= 0])
 
@@ -553,11 +500,11 @@ class PackedRows(pl.LightningDataModule):
         return DataLoader(cast(Any, list(self.validation_batches())), batch_size=None)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the number of steps that were trained."""
+        """Return the number of completed steps."""
         return {"first": cast(pl.Trainer, self.trainer).global_step}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Begin with the first step that was not trained."""
+        """Set the first step to the first incomplete one."""
         self.first = state_dict["first"]
 
 

@@ -1,4 +1,4 @@
-"""Writes what `pretrain` found, and how the farthest mean of an arm grows with the steps."""
+"""The output of `pretrain`, and the growth of an arm's farthest mean with the steps."""
 
 from __future__ import annotations
 
@@ -70,13 +70,7 @@ _BESIDE = 4
 
 
 def write_figures(folder: Path, tables: Mapping[str, Sequence[Row]], formats: Sequence[str] = USUAL) -> list[Path]:
-    """Draw a run's figures, each in some formats, and return the paths of the files.
-
-    Args:
-        folder: Folder of the figures.
-        tables: The run's tables by name.
-        formats: Formats of the files.
-    """
+    """Draw a run's figures from its tables by name, each in some formats, and return the paths of the files."""
     drawings: dict[str, Callable[[Figure], None]] = {
         "loss": lambda figure: loss_by_step(figure, tables["arms"]),
         "outliers": lambda figure: outliers_by_layer(figure, tables["arms"]),
@@ -124,7 +118,7 @@ def outliers_by_layer(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def position_by_layer(figure: Figure, rows: Sequence[Row]) -> None:
-    """Draw how well positions are read off each arm and seed by layer, after the last step."""
+    """Draw the accuracy of position of each arm and seed by layer, after the last step."""
     panels = _by_layer(
         figure, rows, "position_accuracy", "After the last step: positions read off by a linear probe",
         "position accuracy",
@@ -134,7 +128,7 @@ def position_by_layer(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def loss_by_length(figure: Figure, rows: Sequence[Row]) -> None:
-    """Draw the held-out loss of each arm and seed by the length of the rows, where it can read them."""
+    """Draw the held-out loss of each arm and seed by the length of the rows, for readable lengths."""
     read = [row for row in rows if row.get("loss") is not None]
     lengths = sorted({row["length"] for row in rows})
 
@@ -170,18 +164,10 @@ def _drawn(
     figure: Figure, rows: Sequence[Row], draw: Callable[..., None], title: str, size: tuple[float, float],
     of_loss: bool = False, line: str = "",
 ) -> list[tuple[list[str], Axes]]:  # fmt: skip
-    """Draw each training, and return the panels with the arms that are in them.
+    """Draw each training, and return the panels with their arms; `line` describes a reference line in the title.
 
-    So many arms as can be told apart share a panel. Of more, each has a panel, in which the others are grey.
-
-    Args:
-        figure: The figure.
-        rows: Rows of some checkpoints, with their arms and seeds.
-        draw: Draws the rows of a training on axes.
-        title: Title of the figure.
-        size: Width and height with one panel, in inches.
-        of_loss: Whether losses are drawn, which are compared between arms that predict the same tokens alone.
-        line: What a line across is, for the title of several panels, where no legend says it.
+    Arms share a panel if their lines can be distinguished. Otherwise each has a panel, in which the others are grey.
+    `of_loss` excludes comparisons between arms that predict different tokens.
     """
     arms, trainings = arms_of(rows), trainings_of(rows)
     if len(arms) <= MOST_ARMS:
@@ -211,14 +197,7 @@ def _drawn(
 
 
 def _name(figure: Figure, panels: Sequence[tuple[list[str], Axes]], across: str | None, upward: str) -> None:
-    """Write what the axes are, once for all panels, and a legend beside a single one.
-
-    Args:
-        figure: The figure.
-        panels: Its panels.
-        across: What stands below; None if it stands there.
-        upward: What stands at the left.
-    """
+    """Label the axes, once for all panels, and add a legend to a single panel; `across` is None if the label exists."""
     if len(panels) == 1:
         ((_, axes),) = panels
         axes.set_xlabel(across or axes.get_xlabel())
@@ -238,16 +217,12 @@ DOUBLINGS = 30
 
 
 def growth_of(rows: Sequence[Mapping[str, Any]], arm: str = "learned") -> dict[str, float | None] | None:
-    """Return the growth of the farthest mean above the embeddings with log2 of the steps, and what follows from it.
+    """Return the growth of an arm's farthest mean above the embeddings with log2 of the steps, and an extrapolation.
 
     For each seed, a line is fitted to the checkpoints after a sixteenth of the steps, by least squares. The slope is
-    the mean over seeds, with Student's t interval. The number of steps after which the
-    farthest mean would be an outlier is extrapolated from its mean over seeds after the last step. The ends of its
-    interval follow from the ends of the slope's interval; it has no upper end if the lower slope is 0 or less.
-
-    Args:
-        rows: Rows of `arms.csv`.
-        arm: Name of the arm.
+    the mean over seeds, with Student's t interval. The number of steps after which the farthest mean would be an
+    outlier is extrapolated from its mean over seeds after the last step. The ends of its interval follow from the ends
+    of the slope's interval; it has no upper end if the lower slope is 0 or less.
 
     Returns:
         `first_step` of the fit; `slope`, in sd for each doubling of the steps; `now`, the farthest mean after the last
@@ -282,7 +257,7 @@ def growth_of(rows: Sequence[Mapping[str, Any]], arm: str = "learned") -> dict[s
 
 
 def _steps(last: int, now: float, slope: float | None) -> float | None:
-    """Return after how many steps there is an outlier; None if never, or beyond what can be extrapolated to."""
+    """Return the number of steps to an outlier; None if never, or beyond the limit of extrapolation."""
     if slope is None or slope <= 0:
         return None
     doublings = max(0.0, (OUTLIER - now) / slope)
@@ -290,14 +265,7 @@ def _steps(last: int, now: float, slope: float | None) -> float | None:
 
 
 def study_output(tables: Mapping[str, Sequence[Row]], corpus: Corpus, name: str, text: PackedText) -> Measured:
-    """Return what is written of a run; what only a continued run needs is removed then.
-
-    Args:
-        tables: Rows by the name of their table.
-        corpus: The corpus.
-        name: Its name in the run's configuration.
-        text: The packed text.
-    """
+    """Return the output of a run on a corpus of this name; it removes files that only a continued run needs."""
     judgement = judge(tables["arms"])
     results = {
         "corpus": {"name": name, "fingerprint": corpus.fingerprint, "n_sentences": len(corpus.sentences)},

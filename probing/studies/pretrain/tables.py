@@ -139,7 +139,7 @@ else:
 
 
 def chosen_recipe(size: Size, encoder: EncoderGroup, training: TrainingGroup) -> tuple[Encoder, Recipe]:
-    """Return the shape and the training of a size, with what the user gives in place of it."""
+    """Return the shape and the training of a size, with the user's changes."""
     shape, recipe = _SIZES[size]
     groups = as_options(EncoderOptions, encoder, "encoder"), as_options(TrainingOptions, training, "training")
     given = [{name: value for name, value in asdict(some).items() if value is not None} for some in groups]
@@ -147,7 +147,7 @@ def chosen_recipe(size: Size, encoder: EncoderGroup, training: TrainingGroup) ->
 
 
 def row_multiples(lengths: int | list[int] | str | None) -> tuple[list[int], list[str]]:
-    """Return the lengths that `--lengths` names, ascending, in lengths of the training's rows, and problems with it."""
+    """Return the lengths in `--lengths`, ascending, in lengths of the training's rows, and problems with the option."""
     if lengths is None:
         return [], []
     parts = lengths.split(",") if isinstance(lengths, str) else [lengths] if isinstance(lengths, int) else lengths
@@ -208,12 +208,7 @@ NEXT_FREQUENCIES = f"{FREQUENCIES}, {CAUSAL_LM}"
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the experiment says on the claim that position embeddings cause outliers.
-
-    Args:
-        verdict: The verdict.
-        reason: Why, as a clause.
-    """
+    """The verdict on the claim that position embeddings cause outliers, with its reason as a clause."""
 
     verdict: Verdict
     reason: str
@@ -235,9 +230,6 @@ def judge(rows: Sequence[Row]) -> Judgement:
     the frequencies of tokens by one. It is refuted if `none` or `constant` has an outlier above the embeddings for some
     seed, and confirmed if `learned` has one for every seed, of at least three. It is not testable if `learned` has none
     for any seed, and unclear otherwise.
-
-    Args:
-        rows: Rows of `arms.csv`.
     """
     end = last_rows(rows)
     loss = {arm: {row["seed"]: row["loss"] for row in end if row["arm"] == arm} for arm in ("learned", "none")}
@@ -275,7 +267,7 @@ def seeds_with_outlier(rows: Iterable[Row], arm: str) -> list[int]:
 
 
 def is_outlier(row: Row) -> bool:
-    """Return whether a layer has an outlier of the mean."""
+    """Check whether a layer has an outlier of the mean."""
     return row["max_mean_sd"] > OUTLIER
 
 
@@ -297,12 +289,12 @@ def arms_of(rows: Iterable[Row]) -> list[str]:
 
 
 def frequencies_of(arm: str) -> str:
-    """Return the name of what an arm's loss is compared with: masked and next tokens are not quite equally frequent."""
+    """Return the name of an arm's reference loss: masked and next tokens are not quite equally frequent."""
     return NEXT_FREQUENCIES if arm == CAUSAL_LM else FREQUENCIES
 
 
 def predicted_in(rows: Iterable[Row]) -> str:
-    """Return which tokens the arms predict."""
+    """Return the kind of tokens that the arms predict."""
     return f"masked tokens ({CAUSAL_LM}: of the next)" if CAUSAL_LM in arms_of(rows) else "masked tokens"
 
 
@@ -327,7 +319,7 @@ def tables(by_name: Tables) -> list[Any]:
 
 
 def _of_lengths(rows: Sequence[Row]) -> Any:
-    """Return the table of rows longer than those of the training, by the last layer."""
+    """Tabulate the last layer on rows longer than in the training."""
     from probing.runtime.terminal import plain_table
 
     table = plain_table("Rows longer than those of the training, after the last step, in the last layer")
@@ -350,10 +342,7 @@ def _of_lengths(rows: Sequence[Row]) -> Any:
 
 
 def lengths_read(rows: Sequence[Row]) -> list[tuple[str, int, list[Row]]]:
-    """Return each arm and length with the rows of the last layer, one for each seed; none where it is not read.
-
-    Where only the loss was measured, a row has no layer.
-    """
+    """Return each arm and length with a row per seed of the last layer, or without layer if only the loss exists."""
     by_length: dict[tuple[str, int], list[Row]] = {(row["arm"], row["length"]): [] for row in rows}
     last = max((row["layer"] for row in rows if row.get("layer") is not None), default=None)
     for row in rows:
@@ -369,12 +358,7 @@ def _range(rows: Sequence[Row], column: str) -> str:
 
 
 def conclusions(by_name: Tables, growth: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the conclusions, a sentence for each question.
-
-    Args:
-        by_name: The tables.
-        growth: How the largest mean of `learned` grows, as in `results.json`; None where it was not measured.
-    """
+    """Return the conclusions, a sentence for each question, with `growth` as in `results.json` if it was measured."""
     rows = by_name["arms"]
     end = last_rows(rows)
     lines = []
@@ -396,7 +380,7 @@ def conclusions(by_name: Tables, growth: Mapping[str, Any] | None = None) -> lis
 
 
 def _outliers(rows: Sequence[Row], arm: str) -> str:
-    """Return what to say of an arm's outliers above the embeddings."""
+    """Return a clause on an arm's outliers above the embeddings."""
     above = [row for row in rows if row["layer"] > 0]
     if seeds := seeds_with_outlier(above, arm):
         layers = sorted({row["layer"] for row in above if is_outlier(row)})
@@ -406,7 +390,7 @@ def _outliers(rows: Sequence[Row], arm: str) -> str:
 
 
 def _not_read(rows: Sequence[Row]) -> list[str]:
-    """Return which arms were not measured at which lengths, a sentence for each reason."""
+    """Return a sentence for each reason why arms were not measured at some lengths."""
     without = [row for row in rows if row.get("reason")]
     lines = []
     for reason in dict.fromkeys(row["reason"] for row in without):
@@ -417,7 +401,7 @@ def _not_read(rows: Sequence[Row]) -> list[str]:
 
 
 def growth_line(growth: Mapping[str, Any]) -> str:
-    """Return how many steps an outlier would take, by the growth so far."""
+    """Return a sentence on the number of steps to an outlier at the measured growth."""
     slope, low, high = growth["slope"], growth["slope_low"], growth["slope_high"]
     sentence = (
         f"From step {growth['first_step']} on, the farthest mean of learned grows by {slope:.2f} sd each time the "

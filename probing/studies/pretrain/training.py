@@ -1,4 +1,4 @@
-"""Trains one encoder of one arm with Lightning: its curve, its checkpoints, and states to continue from."""
+"""Training of the arms' encoders with Lightning, and measurements of their checkpoints."""
 
 from __future__ import annotations
 
@@ -66,16 +66,10 @@ from probing.text.tasks import load_task
 
 
 class LanguageModel(ContinuedModule):
-    """A model that learns to predict the tokens that a batch says, masked ones or the next.
+    """A model that learns to predict the labelled tokens of a batch, masked or next ones.
 
-    Logits are computed where a token is to be predicted alone; of masked ones, these are a seventh of all.
-
-    Args:
-        model: The encoder of transformers with its language-model head.
-        arm: Name of its arm, which says what it is told of positions.
-        recipe: How it is trained.
-        seed: Seed of dropout. A draw depends only on the seed, the step, the batch and the process, so that a continued
-            run draws the same.
+    Logits are computed only where a token is predicted; for masked tokens, this is a seventh of all. A draw of dropout
+    depends only on the seed, the step, the batch and the process, so that a continued run draws the same.
     """
 
     def __init__(self, model: Any, arm: str, recipe: Recipe, seed: int) -> None:
@@ -83,23 +77,23 @@ class LanguageModel(ContinuedModule):
         self.model, self.arm, self.recipe = model, arm, recipe
 
     def loss_sum(self, batch: MaskedBatch) -> Tensor:
-        """Return the cross-entropy of the tokens to predict in a batch, summed, in nats."""
+        """Return the cross-entropy of the predicted tokens in a batch, summed, in nats."""
         chosen = batch.labels >= 0
         states = self.model.base_model(**model_inputs(self.arm, batch.input_ids)).last_hidden_state
         logits = head_of(self.model)(states[chosen])
         return functional.cross_entropy(logits.float(), batch.labels[chosen], reduction="sum")
 
     def training_step(self, batch: MaskedBatch, batch_index: int) -> Tensor:
-        """Return the loss whose mean over processes and accumulated batches is the mean over all tokens to predict."""
+        """Return the loss whose mean over processes and accumulated batches is the mean over all predicted tokens."""
         return self.loss_of_step(self.loss_sum(batch), batch.n_predicted)
 
     def validation_step(self, batch: MaskedBatch, batch_index: int) -> None:
-        """Log the mean cross-entropy of the tokens to predict in the held-out rows."""
+        """Log the mean cross-entropy of the predicted tokens in the held-out rows."""
         self.log("loss", self.loss_sum(batch) / max(batch.n_predicted, 1), batch_size=batch.n_predicted)
 
     @torch.no_grad()
     def validation_loss(self, batches: Iterable[MaskedBatch]) -> float:
-        """Return the mean cross-entropy of the tokens to predict in some batches, without dropout, in float32."""
+        """Return the mean cross-entropy of the predicted tokens in some batches, without dropout, in float32."""
         was_training = self.model.training
         self.model.eval()
         total, n = 0.0, 0
@@ -127,19 +121,14 @@ CLIP = 0.5
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """One training.
-
-    Args:
-        arm: Name of the arm.
-        seed: Seed of the initial weights, of the order of the rows and of the masks.
-    """
+    """One training of an arm; the seed is for the initial weights, the order of the rows and the masks."""
 
     arm: str
     seed: int
 
     @property
     def name(self) -> str:
-        """Its name, in folders and curves."""
+        """Name of the training in folders and curves."""
         return f"{self.arm}-seed{self.seed}"
 
 
@@ -147,18 +136,7 @@ def train(
     job: TrainingJob, text: PackedText, shape: Encoder, recipe: Recipe, options: Mapping[str, Any], places: Places,
     logger: Any, callbacks: Sequence[pl.Callback] = (),
 ) -> list[Row]:  # fmt: skip
-    """Train an encoder from its beginning or from its last state, unless it is finished; return its curve.
-
-    Args:
-        job: The arm and the seed.
-        text: The packed text.
-        shape: The encoder's shape.
-        recipe: How it is trained.
-        options: Arguments of Lightning's Trainer.
-        places: Where to write.
-        logger: Lightning logger of the curves, if any.
-        callbacks: Further callbacks of Lightning.
-    """
+    """Train an encoder from its beginning or from its last state, unless it is finished; return its curve."""
     rows = PackedRows(text, recipe.batch_size, None if job.arm == CAUSAL_LM else recipe.masked, job.seed)
     keeper = TrainingWriter(job, rows, recipe, places, logger)
     if (curve := places.finished(job.name)) is not None:
@@ -176,15 +154,7 @@ def train(
 
 
 class TrainingWriter(RecordedTraining):
-    """Writes checkpoints, states and the curve of a training, and logs the curve.
-
-    Args:
-        job: The arm and the seed.
-        rows: The packed rows, whose held-out part is measured at every checkpoint.
-        recipe: How it is trained.
-        places: Where to write.
-        logger: Lightning logger of the curves, if any.
-    """
+    """Writer of a training's checkpoints, with the held-out loss of each, states and curve, which is also logged."""
 
     def __init__(self, job: TrainingJob, rows: PackedRows, recipe: Recipe, places: Places, logger: Any) -> None:
         self.job, self.rows, self.recipe = job, rows, recipe
@@ -194,13 +164,13 @@ class TrainingWriter(RecordedTraining):
         self.unigram_loss = rows.unigram_loss()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the first checkpoint; of a continued training, log the curve so far."""
+        """Write the first checkpoint; in a continued training, log the previous curve."""
         super().on_train_start(trainer, pl_module)
         if trainer.global_step == 0:
             self.note(trainer, pl_module, 0)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the curve, which says that the training is finished, and remove its state."""
+        """Write the curve, which marks the training as finished, and remove its state."""
         if trainer.global_step >= self.steps:
             self.places.finish(self.job.name, self.curve)
 
@@ -233,15 +203,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class CheckpointInputs:
-    """What is read by every checkpoint.
+    """Inputs of the measurements of every checkpoint: held-out sentences, with their sides for the probes.
 
-    Args:
-        corpus: Sentences that were held out of the training.
-        splits: For the probes, the side of each sentence.
-        rows: Packed rows whose tokens are permuted, shape (n_rows, row_length).
-        seed: Seed of the split and of the permutations.
-        cache: Folder in which activations are kept while a checkpoint is measured.
-        trainer: Arguments of Lightning's Trainer that say where to compute.
+    The tokens of packed `rows`, shape (n_rows, row_length), are permuted. The cache has activations only during the
+    measurement of a checkpoint. `trainer` has Lightning's arguments for the devices.
     """
 
     corpus: Corpus
@@ -255,7 +220,7 @@ class CheckpointInputs:
     def of(
         cls, corpus: Corpus, rows: Tensor, n_sentences: int, seed: int, cache: Path, trainer: Mapping[str, Any]
     ) -> CheckpointInputs:
-        """Return the subject, with at most `n_sentences` of the held-out sentences, evenly spread over the text."""
+        """Select at most `n_sentences` of the held-out sentences, evenly spread over the text."""
         step = max(1, -(-len(corpus.sentences) // n_sentences))
         read = corpus.subset(range(0, len(corpus.sentences), step))
         # The hash needs another salt than that of the division of the text, which puts all these sentences on one side.
@@ -267,13 +232,7 @@ class CheckpointInputs:
 
 
 def measure(checkpoint: Path, inputs: CheckpointInputs, say: Callable[[str], None]) -> list[Row]:
-    """Return a row for each layer of a checkpoint.
-
-    Args:
-        checkpoint: Folder of the checkpoint.
-        inputs: What it reads.
-        say: Takes messages.
-    """
+    """Return a row for each layer of a checkpoint."""
     cache = inputs.cache / f"{checkpoint.parent.name}-{checkpoint.name}"
     source = ActivationSource.of(str(checkpoint), None, "all", inputs.trainer, cache=cache, say=say)
     try:
@@ -316,8 +275,8 @@ def _profile(store: Any, layer: int) -> Profile:
 def outlier_row(profile: Profile) -> Row:
     """Return the columns on the neuron whose mean is farthest from the mean neuron's.
 
-    `outlier_neuron` is None where that neuron is no outlier: it then deviates by 5 sd or less. The shares are those of
-    the tokens in which this neuron is the largest, or the smallest.
+    `outlier_neuron` is None where that neuron is no outlier: it then deviates by 5 sd or less. The shares are of the
+    tokens in which this neuron is the largest, or the smallest.
     """
     (farthest, *_) = by_mean_profile(profile.mean, deviations=-1.0)
     k = farthest.neuron
@@ -328,16 +287,11 @@ def outlier_row(profile: Profile) -> Row:
 
 @torch.no_grad()
 def equivariance(encoder: nn.Module, rows: Tensor, seed: int) -> list[float]:
-    """Return for each layer how far it is from commuting with permutations of the tokens.
+    """Return for each layer the deviation from commuting with permutations of the tokens.
 
-    Every row is read as it is and with all of its tokens in a random order. The value is the largest difference between
-    the states of a token in the two orders, divided by the root mean square of the states of the layer. It is
-    0 but for rounding where nothing tells the model the positions of tokens.
-
-    Args:
-        encoder: The encoder, in evaluation mode.
-        rows: Token ids, shape (n_rows, row_length).
-        seed: Seed of the permutations.
+    Every row of token ids, shape (n_rows, row_length), is read as it is and with all of its tokens in a random order.
+    The value is the largest difference between the states of a token in the two orders, divided by the root mean square
+    of the states of the layer. It is 0 but for rounding if the model has no information on positions.
     """
     noise = torch.rand(rows.shape, generator=generator_of(seed, "permutation"))
     order = noise.argsort(dim=1)
@@ -360,15 +314,9 @@ def equivariance(encoder: nn.Module, rows: Tensor, seed: int) -> list[float]:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What is asked.
+    """The trainings of a run, and the settings of the measurements, on at most `n_sentences` held-out sentences.
 
-    Args:
-        jobs: The trainings.
-        shape: The encoder's shape.
-        recipe: How it is trained.
-        n_sentences: Most held-out sentences by which checkpoints are measured.
-        seed: Seed of the division of the text, and of what is drawn to measure.
-        trainer: Arguments of Lightning's Trainer.
+    `seed` is for the division of the text, and for random draws of the measurements.
     """
 
     jobs: Sequence[TrainingJob]
@@ -380,7 +328,7 @@ class RunPlan:
 
 
 def packed_text(corpus: Corpus, config: RunPlan, places: Places) -> PackedText:
-    """Return the packed text; its tokenizer is trained once and kept in the run's folder, for a continued run."""
+    """Return the packed text; its tokenizer is trained once and saved in the run's folder, for a continued run."""
     from tokenizers import Tokenizer
 
     file, shape = places.folder / "state" / "tokenizer.json", config.shape
@@ -399,15 +347,7 @@ def packed_text(corpus: Corpus, config: RunPlan, places: Places) -> PackedText:
 def train_all(
     text: PackedText, config: RunPlan, places: Places, logger: Any, callbacks: Sequence[pl.Callback] = ()
 ) -> list[Row]:
-    """Train what is not trained yet, and return the rows of `losses.csv`.
-
-    Args:
-        text: The packed text.
-        config: What is asked.
-        places: Where to write.
-        logger: Lightning logger of the curves, if any.
-        callbacks: Further callbacks of Lightning.
-    """
+    """Train unfinished jobs, and return the rows of `losses.csv`."""
     rows: list[Row] = []
     for job in config.jobs:
         if not places.curve(job.name).is_file():
@@ -422,16 +362,7 @@ def measure_all(
     text: PackedText, config: RunPlan, places: Places, cache: Path, losses: Sequence[Row],
     say: Callable[[str], None],
 ) -> list[Row]:  # fmt: skip
-    """Measure the checkpoints that are not measured yet, and return the rows of `arms.csv`.
-
-    Args:
-        text: The packed text.
-        config: What is asked.
-        places: Where to write.
-        cache: Folder of cached activations, which are kept while a checkpoint is measured.
-        losses: Rows of `losses.csv`.
-        say: Takes messages.
-    """
+    """Measure the checkpoints that are not measured yet, and return the rows of `arms.csv`."""
     inputs = CheckpointInputs.of(
         text.validation_corpus,
         text.validation,
@@ -471,16 +402,11 @@ _MEASURES = ("layer", "outlier_neuron", "max_mean_sd", "position_accuracy", "tok
 
 
 def stretched(arm: str, model: Any, n_more: int, initial_sd: float) -> Any:
-    """Return a copy of a model that reads rows of more tokens than those of its training.
+    """Return a copy of a trained model that reads rows of `n_more` more tokens than in its training.
 
-    Only what follows a rule becomes longer: tables of zeros, of equal rows and of sines, and rotations. Biases and
-    embeddings of distances are the trained ones.
-
-    Args:
-        arm: Name of its arm, which has no learned table of positions.
-        model: The model after its training.
-        n_more: How many tokens more.
-        initial_sd: Standard deviation of the initial token embeddings.
+    The arm has no learned table of positions. Only tables that follow a rule become longer: tables of zeros, of equal
+    rows and of sines, and rotations. Biases and embeddings of distances are the trained ones. `initial_sd` is the
+    standard deviation of the initial token embeddings.
     """
     config = deepcopy(model.config)
     config.max_position_embeddings += n_more
@@ -498,7 +424,7 @@ def stretched(arm: str, model: Any, n_more: int, initial_sd: float) -> Any:
 
 
 def passages(sentences: Sequence[str], tokenizer: Any, length: int) -> Iterator[str]:
-    """Yield consecutive sentences as one text of at least so many tokens; the last ones do not fill one."""
+    """Yield consecutive sentences as one text of at least `length` tokens; the last ones do not fill one."""
     text: list[str] = []
     n_tokens = tokenizer.num_special_tokens_to_add()
     for sentence in sentences:
@@ -512,15 +438,7 @@ def passages(sentences: Sequence[str], tokenizer: Any, length: int) -> Iterator[
 def measure_lengths(
     text: PackedText, config: RunPlan, multiples: Sequence[int], places: Places, cache: Path,
 ) -> list[Row]:  # fmt: skip
-    """Measure each arm and seed after the last step on rows of several lengths; return the rows of `lengths.csv`.
-
-    Args:
-        text: The packed text.
-        config: What is asked.
-        multiples: The lengths, in lengths of the rows of the training.
-        places: Where to write.
-        cache: Folder of cached activations, which are kept while a model is measured.
-    """
+    """Measure all jobs on rows of multiples of the trained length; return the rows of `lengths.csv`."""
     due = [(multiple, job) for multiple in multiples for job in config.jobs]
     rows: list[Row] = []
     with stage(f"rows of {count(len(multiples), 'length')}", len(due)) as advance:
@@ -543,15 +461,7 @@ def measure_lengths(
 
 
 class _HeldOutReader:
-    """Reads held-out text in rows of one length.
-
-    Args:
-        text: The packed text.
-        config: What is asked.
-        multiple: The length, in lengths of the rows of the training.
-        places: Where to write.
-        cache: Folder of cached activations.
-    """
+    """Reader of held-out text in rows of one length, in multiples of the rows of the training."""
 
     def __init__(self, text: PackedText, config: RunPlan, multiple: int, places: Places, cache: Path) -> None:
         trained = config.shape.row_length
@@ -575,7 +485,7 @@ class _HeldOutReader:
             )  # fmt: skip
 
     def read(self, job: TrainingJob) -> list[Row]:
-        """Return a row for each layer, or a row with the reason why there is none."""
+        """Return a row for each layer, or a row with the reason for its absence."""
         if self.n_more and job.arm in LEARNED_TABLES:
             trained = self.config.shape.row_length
             return [{"reason": f"the table has {trained} positions, and none was learned for later tokens"}]

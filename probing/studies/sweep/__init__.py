@@ -56,14 +56,7 @@ BEST = 10
 
 
 def best_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str], metric: str | None, goal: str) -> Any:
-    """Return the best rows, one for each trial and layer, as a rich table.
-
-    Args:
-        rows: A row for each trial and layer.
-        varied: Names of the options that differ between trials.
-        metric: Metric by which trials are ranked, as W&B names it.
-        goal: `minimize` or `maximize` the metric.
-    """
+    """Return the best rows by `metric`, as named by W&B, or by accuracy, one per trial and layer, as a rich table."""
     column = (column_of(metric) if metric else None) or "accuracy"
     column = column if rows and column != "layer" and column in rows[0] else "accuracy"
     sign = 1 if column != "accuracy" and goal == "minimize" else -1
@@ -96,13 +89,7 @@ DECIDED = ("name", "runs", "cache", "quiet", "verbose", "wandb")
 
 
 class TrialOptions:
-    """Turns points into keyword arguments of `fit`; a value that occurs in many points is checked once.
-
-    Args:
-        command: The function `fit`, which does one trial.
-        sweep: The sweep that is searched.
-        file: Name of the sweep file, for messages.
-        over: Options of `fit` that hold for all trials and override the file.
+    """Conversion of points to keyword arguments of `fit`; options in `over` override the file, and are not varied.
 
     Raises:
         UserError: If options do not exist, or values are of the wrong type; the message names them all.
@@ -186,7 +173,7 @@ def _is_range(parameter: Parameter) -> bool:
 
 
 def _put(options: Any, inner: str, given: Any) -> Any:
-    """Return a group of options with one option replaced by that of another such group."""
+    """Replace one option of a group by its value in another such group."""
     if is_dataclass(options) and not isinstance(options, type):
         return replace(options, **{inner: getattr(given, inner)})
     return {**(options or {}), inner: given[inner]}
@@ -195,13 +182,10 @@ def _put(options: Any, inner: str, given: Any) -> Any:
 class SweepFolder(ResumableFolder):
     """The folder of a sweep that is new or continued.
 
-    Args:
-        runs: The folder of runs.
-        name: Name of the sweep.
-        definition: Everything that decides which trials there are; a sweep with another definition is another sweep.
+    `definition` is everything that determines the trials; a sweep with another definition is another sweep.
 
     Raises:
-        UserError: If the name is taken by something else, or the folder cannot be made.
+        UserError: If the name is taken by something else, or the folder cannot be created.
     """
 
     what, other = "sweep", "another sweep, or to another version of this file"
@@ -217,7 +201,7 @@ class SweepFolder(ResumableFolder):
         """Lock the folder against other processes, and yield the names of the finished trials.
 
         Raises:
-            UserError: If another process is running the sweep, or the folder cannot be made.
+            UserError: If another process is running the sweep, or the folder cannot be created.
         """
         with self.locked():
             for torn in self.trials.glob(f"*{PARTIAL}"):
@@ -300,14 +284,14 @@ def sweep(
 
 
 def _command_line(file: str, options: Mapping[str, Any]) -> str:
-    """Return the command that was typed, with every option that is not at its default."""
+    """Return the typed command, with every option that is not at its default."""
     default_options = {**defaults(sweep), "fit": {}, "wandb": asdict(WandbOptions())}
     words = [word for name, value in options.items() for word in option_words(name, value, default_options.get(name))]
     return shlex.join([*started_as().split(), "sweep", file, *words])
 
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options by their dotted names; groups of options, as Python gives them, are flattened."""
+    """Return options by their dotted names; groups of options, as in Python, are flattened."""
     groups = {name: value for name, value in options.items() if isinstance(value, Mapping)}
     inner = {f"{name}.{key}": value for name, group in groups.items() for key, value in group.items()}
     return {**{name: value for name, value in options.items() if name not in groups}, **inner}
@@ -316,7 +300,7 @@ def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
 def _with_file_defaults(
     file_options: Mapping[str, Any], definition: Sweep, runs: str, cache: str | None, quiet: bool, wandb: WandbOptions
 ) -> tuple[str, str | None, bool, WandbOptions]:
-    """Return the sweep's own options: those of the command line, or else what the file says for all trials."""
+    """Return the sweep's options: from the command line, or else the file's for all trials."""
     default = WandbOptions()
     file_values: dict[str, Any] = {"project": definition.project, "entity": definition.entity}
     file_values |= {
@@ -333,11 +317,7 @@ def _with_file_defaults(
 
 
 def _number_of_trials(definition: Sweep, trials: int | None, file: str) -> int:
-    """Return the number of trials.
-
-    Raises:
-        UserError: If nothing limits their number, or the search cannot be done here.
-    """
+    """Return the number of trials; refuse a search without a limit, or one that is not possible here."""
     from probing.studies.sweep.search import check_installed, n_points
 
     refuse([problem] if (problem := check_metric(definition.metric)) else [])
@@ -352,19 +332,7 @@ def _number_of_trials(definition: Sweep, trials: int | None, file: str) -> int:
 
 
 class _Runner:
-    """Runs the trials that are not finished yet.
-
-    Args:
-        definition: The sweep that is searched.
-        options: Turns points of the search into the options of trials.
-        folder: Folder of the sweep.
-        whole: Names of the trials that are finished.
-        n_trials: Number of trials of the sweep.
-        seed: Seed of random and Bayesian search.
-        cache: Folder of cached activations.
-        wandb: Where and how trials are tracked.
-        say: Function that takes one-line messages.
-    """
+    """Runner of the unfinished trials; `whole` are the names of the finished ones, and `n_trials` counts all."""
 
     def __init__(
         self, definition: Sweep, options: TrialOptions, folder: SweepFolder, whole: Sequence[str], n_trials: int,
@@ -376,7 +344,7 @@ class _Runner:
         self.wandb = replace(wandb, group=wandb.group or folder.final.name, name=None)  # the name is the sweep's
 
     def run(self) -> list[Trial]:
-        """Run what is left and return all trials."""
+        """Run the unfinished trials and return all trials."""
         if self.whole:
             remark(f"{len(self.whole)} of {self.n_trials} trials are finished already")
         if self.definition.program:
@@ -399,7 +367,7 @@ class _Runner:
         return (draw(self.definition, number, self.seed) for number in range(self.n_trials))
 
     def _search(self) -> list[Trial]:
-        """Run a Bayesian search: each trial's point is suggested by the metrics of the trials before it."""
+        """Run a Bayesian search: each trial's point is suggested from the metrics of the trials before it."""
         from probing.studies.sweep.search import metric_of, missing_metric, outcome, suggest
 
         trials: list[Trial] = []
@@ -421,7 +389,7 @@ class _Runner:
         return Trial(trial_name(number, self.n_trials, varied), varied, options)
 
     def _check(self, trials: Sequence[Trial]) -> None:
-        """Refuse what the model or the training cannot do, before any work."""
+        """Refuse impossible settings of the model or the training, before any work."""
         from probing.runtime.trainer import check_trainer_options
 
         for same in {alike(trial): trial for trial in trials}.values():
@@ -458,7 +426,7 @@ class _Runner:
         run_stack(todo, done, context)
 
     def _fit(self, trial: Trial) -> None:
-        """Run a trial that asks for more than a probe as a `fit` of its own."""
+        """Run a trial that needs more than a probe as a separate `fit`."""
         import yaml
 
         with contextlib.redirect_stdout(io.StringIO()):  # its tables are on disk
@@ -483,7 +451,7 @@ def _conclude(
     folder: Path, definition: Sweep, options: TrialOptions, trials: Sequence[Trial], wandb: WandbOptions, name: str,
     say: Any, start: float, formats: Sequence[str],
 ) -> None:  # fmt: skip
-    """Write the results of all trials, with what the terminal says of them, and log them."""
+    """Write the results of all trials, with the lines for the terminal, and log them."""
     import yaml
 
     from probing.studies.sweep import search as table
@@ -516,7 +484,7 @@ def _conclude(
 
 
 class SweepStudy(Study):
-    """Many runs of `fit`. Its trials, in `folder / "trials"`, are runs of their own."""
+    """The study of many runs of `fit`, whose trials are runs in `folder / "trials"`."""
 
     name, kind, title = "sweep", "sweep", "Sweep"
     function = "probing.studies.sweep:sweep"
@@ -535,11 +503,11 @@ class SweepStudy(Study):
         return [best_table(result.sweep, varied, metric.get("name"), metric.get("goal", "minimize"))]
 
     def conclusions(self, result: Result) -> list[str]:
-        """Return which trial is best, and how rankings depend on each option."""
+        """Return the best trial, and the dependence of rankings on each option."""
         return list(result.results["said"])
 
     def read(self, folder: Path) -> Result:
-        """Read a sweep, whose configuration is what decides which trials there are."""
+        """Read a sweep, whose configuration is the definition of its trials."""
         rows = read_trials(folder / "sweep.csv", SWEEP)
         config, results = read_json(folder / "definition.json"), read_json(folder / "results.json")
         return Result(self, folder, config, results, {"sweep": rows})

@@ -44,13 +44,7 @@ _COUNTED = ("constant", "categorical", "categorical_w_probabilities", "int_unifo
 
 @dataclass(frozen=True)
 class Parameter:
-    """The distribution from which an option of the trials is drawn.
-
-    Args:
-        name: Name of the option, with dots.
-        distribution: One of `DISTRIBUTIONS`.
-        settings: Settings of the distribution, as in the file.
-    """
+    """The distribution of an option, one of `DISTRIBUTIONS` with its settings in the file."""
 
     name: str
     distribution: str
@@ -76,19 +70,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep file.
+    """A sweep file, with None for optional keys that it does not have.
 
-    Args:
-        method: How trials are chosen: `grid`, `random` or `bayes`.
-        parameters: Options of the trials, constant ones among them, in the file's order.
-        metric: Metric by which trials are ranked, as W&B names it; None if the file names none.
-        goal: `minimize` or `maximize` the metric.
-        run_cap: Maximum number of trials; None if the file gives none.
-        command: Options in the file's command rather than among the parameters, as they are typed.
-        stops_early: Whether W&B would end trials early.
-        project: Project on W&B; None if the file names none.
-        entity: Entity on W&B; None if the file names none.
-        program: Another program that the file names; None if there is none.
+    Parameters include constant ones, in the file's order. `metric` ranks trials, and is as named by W&B. `command` has
+    options in the file's command rather than among the parameters, as they are typed. `stops_early` means that W&B
+    would end trials early. `program` is another program than this package.
     """
 
     method: str
@@ -113,11 +99,7 @@ class Sweep:
 
 
 def parse_sweep(content: Mapping[Any, Any], file: str) -> Sweep:
-    """Read the content of a sweep file.
-
-    Args:
-        content: Content of the file, as YAML gives it.
-        file: Name of the file, for messages.
+    """Parse the content of a sweep file, whose name is for messages.
 
     Raises:
         UserError: If keys are missing, unknown or contradictory; the message names them all.
@@ -172,7 +154,7 @@ def _flat(parameters: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str
 
 
 def _parameter(name: str, settings: Any, method: Any, file: str) -> tuple[list[Parameter], list[str]]:
-    """Return a parameter in a list, and what is wrong with it."""
+    """Return a parameter in a list, and its problems."""
     where = f"`parameters.{name}` in {file}"
     if not isinstance(settings, Mapping):
         return [], [f"{where}: expected `value: {settings}`, `values: [...]` or a distribution"]
@@ -210,7 +192,7 @@ def _distribution_of(settings: Mapping[str, Any]) -> str | None:
 
 
 def _out_of_bounds(distribution: str, settings: Mapping[str, Any], where: str) -> list[str]:
-    """Return what is wrong with settings that are complete and of the right types."""
+    """Return the problems of settings that are complete and of the right types."""
     problems = []
     if distribution.startswith("categorical"):
         values, shares = settings["values"], settings.get("probabilities")
@@ -239,7 +221,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _fixed_in_command(command: Any, file: str) -> tuple[tuple[str, ...], list[str]]:
-    """Return the options of `fit` in the file's command, and what is wrong if it does not run `fit`."""
+    """Return the options of `fit` in the file's command, and the problems if it does not run `fit`."""
     if command is None:
         return (), []
     words = [str(word) for word in command] if isinstance(command, Sequence) and not isinstance(command, str) else []
@@ -274,7 +256,7 @@ _THERE_ARE = (
 
 
 def column_of(metric: str) -> str | None:
-    """Return the column of `accuracy.csv`, or `objective`, that holds a metric; None if no trial has such a metric."""
+    """Return the column of `accuracy.csv`, or `objective`, with a metric; None if no trial has such a metric."""
     if metric in _OF_THE_BEST:
         return _OF_THE_BEST[metric]
     if not (form := _FORM.fullmatch(metric)):
@@ -292,7 +274,7 @@ def layer_of(metric: str) -> int | None:
 
 
 def check_metric(metric: str | None) -> str | None:
-    """Return what is wrong with the name of a metric, if anything."""
+    """Return the problem of a metric's name, if any."""
     if metric is None or column_of(metric):
         return None
     before, slash, name = metric.rpartition("/")
@@ -301,7 +283,7 @@ def check_metric(metric: str | None) -> str | None:
 
 
 def check_layer(metric: str | None, layers: Sequence[int]) -> str | None:
-    """Return what is wrong with the layer in a metric's name, given the layers of all trials."""
+    """Return the problem of the layer in a metric's name, if any, given the layers of all trials."""
     layer = layer_of(metric) if metric else None
     if layer is None or layer in layers:
         return None
@@ -312,9 +294,8 @@ def check_layer(metric: str | None, layers: Sequence[int]) -> str | None:
 def value_of(rows: Sequence[Mapping[str, Any]], metric: str | None) -> float:
     """Return a trial's metric, NaN where it has none; under `by_layer/`, the last layer's.
 
-    Args:
-        rows: A row per layer, as in `accuracy.csv`, with the training's `objective`.
-        metric: Name of the metric; the best accuracy if None.
+    `rows` are by layer, as in `accuracy.csv`, with the training's `objective`. Without a metric, it is the best
+    accuracy.
     """
     metric = metric or BEST_ACCURACY
     if metric in _OF_THE_BEST:
@@ -324,12 +305,7 @@ def value_of(rows: Sequence[Mapping[str, Any]], metric: str | None) -> float:
 
 
 def rows_of(rows: Sequence[Mapping[str, Any]], metric: str | None) -> list[Mapping[str, Any]]:
-    """Return the rows of the layer that a metric is of, or of all layers with the best accuracy.
-
-    Args:
-        rows: A row per layer, as in `accuracy.csv`.
-        metric: Name of the metric; the best accuracy if None.
-    """
+    """Return the rows of the metric's layer, or without a metric the rows of all layers with the best accuracy."""
     if metric is None or metric in _OF_THE_BEST:
         best = summary_of(rows)[BEST_ACCURACY]
         return [row for row in rows if row["accuracy"] == best]
@@ -351,13 +327,7 @@ LIGHT: dict[str, Any] = {"replicates": 0, "controls": "none", "evidence": "none"
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial of a sweep.
-
-    Args:
-        name: Name of the trial's folder.
-        point: Options that vary between trials, by dotted name.
-        options: All keyword arguments of `fit`, with values of the right types.
-    """
+    """One trial of a sweep: the name of its folder, the options that vary, and all keyword arguments of `fit`."""
 
     name: str
     point: Mapping[str, Any]
@@ -365,7 +335,7 @@ class Trial:
 
     @property
     def probe(self) -> ProbeOptions:
-        """How the trial's probes are trained."""
+        """Options of the trial's probes."""
         probe: ProbeOptions = self.options["probe"]
         return probe
 
@@ -373,10 +343,7 @@ class Trial:
 def trial_name(number: int, n_trials: int, point: Mapping[str, Any]) -> str:
     """Return a name for a trial's folder: the number, which makes it unique, and the options that vary.
 
-    Args:
-        number: Number of the trial, from 0.
-        n_trials: Number of trials of the whole sweep, so that names sort in the order of the trials.
-        point: Options that vary, by dotted name.
+    Numbers, from 0, are padded to the width of `n_trials`, so that names sort in the order of the trials.
     """
     words = [f"{name.rpartition('.')[2]}={value}" for name, value in point.items()]
     plain = re.sub(r"[^\w.+=@-]+", "_", "-".join(words), flags=re.ASCII)
@@ -384,9 +351,9 @@ def trial_name(number: int, n_trials: int, point: Mapping[str, Any]) -> str:
 
 
 def stacks(trials: Iterable[Trial]) -> list[list[Trial]]:
-    """Return the trials in groups that can be trained together, in the order of their first trials.
+    """Group the trials that can be trained together, in the order of their first trials.
 
-    The trials of a group differ only in layer, seed and penalty, and ask for nothing but the probe itself.
+    The trials of a group differ only in layer, seed and penalty, and request only the probe itself.
     """
     groups: dict[Any, list[Trial]] = {}
     for trial in trials:
@@ -395,7 +362,7 @@ def stacks(trials: Iterable[Trial]) -> list[list[Trial]]:
 
 
 def is_stacked(trial: Trial) -> bool:
-    """Whether a trial is trained in a stack; others, such as those that choose their penalty, are separate fits."""
+    """Check whether a trial is trained in a stack; others, such as trials that choose a penalty, are separate fits."""
     options = trial.options
     has_more = (
         options["mdl"]

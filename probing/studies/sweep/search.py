@@ -1,4 +1,4 @@
-"""Points of a search: all points of a grid, points drawn at random, or Bayesian search with the package `sweeps`."""
+"""Points of a search (grid, random, or Bayesian with the package `sweeps`), and the results of a sweep."""
 
 from __future__ import annotations
 
@@ -42,12 +42,7 @@ def n_points(sweep: Sweep) -> int:
 
 
 def draw(sweep: Sweep, number: int, seed: int) -> Point:
-    """Return a point drawn at random, the same for the same number and seed.
-
-    Args:
-        sweep: The sweep that is searched.
-        number: Number of the trial, from 0.
-        seed: Seed of the search.
+    """Return a random point, the same for the same trial number (from 0) and seed.
 
     Raises:
         UserError: If a distribution has no finite numbers.
@@ -102,11 +97,7 @@ def _real(kind: str, settings: Mapping[str, Any], generator: np.random.Generator
 
 
 def check_installed() -> None:
-    """Refuse a Bayesian sweep where the package is missing.
-
-    Raises:
-        UserError: If it cannot be imported.
-    """
+    """Raise a `UserError` if the package of Bayesian sweeps cannot be imported."""
     try:
         with warnings.catch_warnings():  # the package warns about its own use of pydantic
             warnings.simplefilter("ignore")
@@ -120,13 +111,7 @@ def check_installed() -> None:
 
 
 def suggest(sweep: Sweep, finished: Sequence[tuple[Point, float]], seed: int) -> Point:
-    """Return the point to try next; the same trials and the same seed give the same point.
-
-    Args:
-        sweep: The sweep that is searched.
-        finished: Points that were tried, each with its metric.
-        seed: Seed of the search.
-    """
+    """Return the next point, given the previous points with their metrics; the result is reproducible by the seed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import sweeps
@@ -171,14 +156,10 @@ TOP = 10
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished trial.
+    """A finished trial, with accuracy rows by layer, as in `accuracy.csv`.
 
-    Args:
-        name: Name of the trial's folder.
-        point: Options that vary between trials, by dotted name.
-        accuracy: A row per layer, as in `accuracy.csv`.
-        contributions: For each layer, the contribution of each neuron, shape (d_model,).
-        objectives: For each layer, the objective that training reached, in nats.
+    `contributions` are of each neuron in each layer, shape (d_model,), and `objectives` the final objective of
+    each layer's training, in nats.
     """
 
     name: str
@@ -189,7 +170,7 @@ class Outcome:
 
 
 def outcome(name: str, point: Mapping[str, Any], run: Run) -> Outcome:
-    """Return the outcome that a trial's run folder holds."""
+    """Return the outcome of a trial from its run."""
     contributions = {}
     for row in run.accuracy:
         neurons = [neuron for neuron in run.neurons if neuron["layer"] == row["layer"]]
@@ -203,12 +184,8 @@ def outcome(name: str, point: Mapping[str, Any], run: Run) -> Outcome:
 def rows(outcomes: Sequence[Outcome], varied: Sequence[str]) -> list[dict[str, Any]]:
     """Return the rows of `sweep.csv`, one for each trial and layer.
 
-    `OPTION_spearman` and `OPTION_overlap` compare a ranking with those of the trials that differ from this one only in
-    that option: the mean correlation of ranks, and the mean share of the first 10 neurons.
-
-    Args:
-        outcomes: Finished trials.
-        varied: Names of the options that differ between trials.
+    `OPTION_spearman` and `OPTION_overlap` compare a ranking with the rankings of the trials that differ from this one
+    only in that option, one of `varied`: the mean correlation of ranks, and the mean share of the first 10 neurons.
     """
     compared = [name for name in varied if name not in OTHER_NEURONS]
     groups = {name: _neighbours(outcomes, name) for name in compared}
@@ -236,7 +213,7 @@ def metric_of(trial: Outcome, metric: str | None) -> float:
 
 
 def missing_metric(outcomes: Sequence[Outcome], metric: str | None) -> str | None:
-    """Return that no trial has the metric, with what there is; None if some trial has it."""
+    """Return a message on a metric that no trial has; None if some trial has it."""
     if metric is None or any(not math.isnan(metric_of(trial, metric)) for trial in outcomes):
         return None
     columns = dict.fromkeys(key.partition("/")[2] for trial in outcomes for key in summary_of(trial.accuracy))
@@ -245,9 +222,9 @@ def missing_metric(outcomes: Sequence[Outcome], metric: str | None) -> str | Non
 
 
 def best(outcomes: Sequence[Outcome], metric: str | None, goal: str) -> Outcome:
-    """Return the trial with the best metric, the lowest cross-entropy of equals, and the first if that is equal, too.
+    """Return the trial with the best metric, or the highest accuracy without a metric.
 
-    Without a metric, it is the highest accuracy.
+    In a tie, it is the trial with the lowest cross-entropy, and then the first.
     """
     sign = -1 if metric is not None and goal == "minimize" else 1
     known = [trial for trial in outcomes if not math.isnan(metric_of(trial, metric))]
@@ -255,28 +232,20 @@ def best(outcomes: Sequence[Outcome], metric: str | None, goal: str) -> Outcome:
 
 
 def cross_entropy_of(trial: Outcome, metric: str | None) -> float:
-    """Return the cross-entropy of the layer that a trial's metric is of, infinity where there is none."""
+    """Return the cross-entropy of the layer of a trial's metric, infinity without one."""
     values = [row.get("cross_entropy", math.nan) for row in rows_of(trial.accuracy, metric)]
     return min((value for value in values if not math.isnan(value)), default=math.inf)
 
 
 def _is_above_constant(trial: Outcome, metric: str | None) -> bool:
-    """Whether the probe of the layer that a metric is of is shown to predict better than a constant answer."""
+    """Check whether the probe of the metric's layer is shown to predict better than a constant answer."""
     return any(UNINFORMATIVE not in row.get("flag", "") for row in rows_of(trial.accuracy, metric) or trial.accuracy)
 
 
 def conclusion(
     rows: Sequence[Mapping[str, Any]], outcomes: Sequence[Outcome], varied: Sequence[str], metric: str | None, goal: str
 ) -> list[str]:
-    """Return sentences on how far rankings agree between trials, and on which trial is best.
-
-    Args:
-        rows: A row for each trial and layer.
-        outcomes: Finished trials.
-        varied: Names of the options that differ between trials.
-        metric: Metric by which it is the best.
-        goal: Whether the metric was to be low (`minimize`) or high (`maximize`).
-    """
+    """Return sentences on the agreement of rankings between trials, by varied option, and on the best trial."""
     lines = []
     for name in varied:
         values = [row[f"{name}_spearman"] for row in rows if f"{name}_spearman" in row]
@@ -348,14 +317,7 @@ PENALTIES = ("probe.l2", "probe.l1")
 def write_sweep_figure(
     path: Path, rows: Sequence[Row], varied: Sequence[str], formats: Sequence[str] = USUAL
 ) -> list[Path]:
-    """Draw a sweep, in some formats, and return the paths of the files.
-
-    Args:
-        path: Path of the figure, whose suffix is replaced by that of each format.
-        rows: A row for each trial and layer.
-        varied: Names of the options that differ between trials.
-        formats: Formats of the files.
-    """
+    """Draw a sweep, in some formats that replace the suffix of `path`, and return the paths of the files."""
     axis_names = ["layer", *(name for name in varied if name != "layer")]
     accuracy = [name for name in axis_names if len({str(row[name]) for row in rows}) > 1] or ["layer"]
     penalties = [name for name in PENALTIES if name in varied]
@@ -413,7 +375,7 @@ def _stability(axes: Axes, rows: Sequence[Row], penalty: str, other: str) -> Non
 
 
 def _coordinates(axes: Axes, values: Sequence[Any]) -> NDArray[np.float64]:
-    """Return the coordinate of each value, numbers as such and others side by side, and set the scale of the axis."""
+    """Return the coordinate of each value, numbers as such and others in order, and set the scale of the axis."""
     from matplotlib.ticker import MaxNLocator
 
     distinct = list(dict.fromkeys(values))

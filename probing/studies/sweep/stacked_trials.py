@@ -43,12 +43,9 @@ EVERY_S = 5.0
 
 
 class Progress:
-    """A file with the weights of a stack in training.
+    """A file with the weights of a stack in training, one stack at a time, by the names of its problems.
 
-    Args:
-        path: Path of the file, which holds one stack at a time.
-        stack: Identifier of the stack and its data: weights of another stack are not used as a start.
-        names: Names of the problems in the stack.
+    `stack` identifies the stack and its data: weights of another stack are not used as a start.
     """
 
     def __init__(self, path: Path, stack: str, names: Sequence[str]) -> None:
@@ -76,17 +73,13 @@ class Progress:
 
 
 class SavedProgress(pl.Callback):
-    """Saves a stack's progress every few seconds.
-
-    Args:
-        progress: The file of the stack's progress.
-    """
+    """Callback that saves a stack's progress every few seconds."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress, self.last = progress, time.monotonic()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save the points that the solvers have reached, if the last saving is long enough ago."""
+        """Save the current points of the solvers, unless the last saving is recent."""
         if time.monotonic() - self.last < EVERY_S:
             return
         weight = cast(LinearProbe, pl_module).weight
@@ -104,15 +97,7 @@ Key = tuple[int, Penalty]
 
 @dataclass
 class StackContext:
-    """Folders that trials are written to, and functions that are told about them.
-
-    Args:
-        trials: Folder of the trials' runs.
-        cache: Folder of cached activations.
-        wandb: Where and how trials are tracked.
-        say: Function that takes one-line messages.
-        finished: Function that is called with each finished trial.
-    """
+    """Folders of the trials and the cache, and functions for messages and for each finished trial."""
 
     trials: Path
     cache: Path
@@ -124,10 +109,7 @@ class StackContext:
 def run_stack(trials: Sequence[Trial], done: Sequence[Trial], context: StackContext) -> None:
     """Train trials that differ only in layer, seed and penalty, and write a run folder for each.
 
-    Args:
-        trials: Trials that are still to be run.
-        done: Trials of the stack that are finished; probes start from their weights.
-        context: Folders and functions that the trials use.
+    Probes start from the weights of the finished trials in `done`.
     """
     data = _Data(trials, context)
     solved = _Solved(context.trials, data.layers_of, done)
@@ -169,18 +151,7 @@ def _train(
     solved: _Solved,
     context: StackContext,
 ) -> dict[Key, LayerFit]:
-    """Train some of a seed's probes in one stack, saving their progress.
-
-    Args:
-        keys: Layer and penalty of each probe.
-        sides: Examples and their classes.
-        moments: Moments of the training tokens, by layer.
-        trial: One of the trials, which have the same solver.
-        seed: Seed of the split and of the training.
-        stack: Identifier of the stack and its data, for the saved progress.
-        solved: Known optima, near which probes start.
-        context: Folders and functions that the trials use.
-    """
+    """Train some of a seed's probes in one stack from near optima in `solved`, saving their progress."""
     layers = sorted({layer for layer, _ in keys})
     names = [f"layer_{layer:02d}/l1_{penalty.l1}_l2_{penalty.l2}" for layer, penalty in keys]
     saved = Progress(context.trials.parent / "progress.safetensors", stack, names)
@@ -198,7 +169,7 @@ def _train(
 
 
 class _Data:
-    """Data of a stack's trials; whatever does not depend on the seed is opened once."""
+    """Data of a stack's trials; data that do not depend on the seed are opened once."""
 
     def __init__(self, trials: Sequence[Trial], context: StackContext) -> None:
         self.options, self.probe = trials[0].options, trials[0].probe
@@ -214,7 +185,6 @@ class _Data:
         self.stores: list[ActivationStore] = []
 
     def layers_of(self, trial: Trial) -> Sequence[int]:
-        """Return the layers of a trial."""
         return parse_layers(trial.options["layer"], self.n_layers, self.options["model"], self.options["site"])
 
     def keys(self, trial: Trial) -> list[Key]:
@@ -222,7 +192,7 @@ class _Data:
         return [(layer, _penalty(trial)) for layer in self.layers_of(trial)]
 
     def of_seed(self, seed: int) -> tuple[Sides, list[ActivationStore]]:
-        """Return the sides of the split that a seed makes, and the activations."""
+        """Return the sides of the split by a seed, and the activations."""
         source = self.source if not self.stores else replace(self.source, say=silence)  # said of the first seed
         if self.options["random_weights"]:
             source = replace(source, random_weights_seed=seed)
@@ -240,7 +210,7 @@ class _Data:
 
 
 class _Solved:
-    """Known optima of this seed or of others, from which the next problems start because theirs are near."""
+    """Known optima of this seed or of others, near the optima of the next problems."""
 
     def __init__(self, trials: Path, layers_of: Callable[[Trial], Sequence[int]], done: Sequence[Trial]) -> None:
         from safetensors import safe_open
@@ -253,7 +223,6 @@ class _Solved:
                     self.weights[layer, _penalty(trial)] = weight, classes
 
     def add(self, fits: dict[Key, LayerFit], classes: Labels) -> None:
-        """Add the probes of a seed."""
         self.weights |= {key: (fit.weight, classes) for key, fit in fits.items()}
 
     def start(self, key: Key, classes: Labels) -> Tensor | None:

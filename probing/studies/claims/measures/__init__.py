@@ -1,4 +1,8 @@
-"""What is measured of claims: functions of finished runs that return one number each."""
+"""The measures of claims: functions of finished runs that return one number each.
+
+Intervals of differences are the widest that the two intervals allow, and wider than for paired differences, because
+covariances are not known: see `difference`.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +42,7 @@ Rows = Mapping[int, Mapping[str, Any]]
 
 @measure("geometry")
 def growth(model_runs: ModelRuns, of: str) -> ClaimEstimate:
-    """Return Spearman's correlation of a measure with the number of the layer.
-
-    Args:
-        model_runs: The model.
-        of: The measure, such as `mean_cosine`.
-    """
+    """Return Spearman's correlation of a measure, such as `mean_cosine`, with the number of the layer."""
     rows = by_layer(model_runs.run("geometry"), of)
     if len({row["value"] for row in rows.values()}) < 3:
         raise NotMeasurable(f"fewer than three layers have a {of.replace('_', ' ')} of their own")
@@ -81,10 +80,10 @@ def least_clipped_mean_cosine(model_runs: ModelRuns) -> ClaimEstimate:
 
 @measure("geometry")
 def share_removed_by_clipping(model_runs: ModelRuns) -> ClaimEstimate:
-    """Return the share of the mean cosine that clipping takes away: the median over the layers above the embeddings.
+    """Return the share of the mean cosine that clipping removes: the median over the layers above the embeddings.
 
-    A layer without an outlier counts as 0. The interval of a layer's share follows from that of the clipped mean
-    cosine. The control is the median of the shares that clipping random neurons takes away.
+    A layer without an outlier counts as 0. The interval of a layer's share follows from the interval of the clipped
+    mean cosine. The control is the median of the shares that clipping random neurons removes.
     """
     geometry: Result = model_runs.run("geometry")
     plain = _from(by_layer(geometry, "mean_cosine"), 1)
@@ -107,11 +106,7 @@ def share_removed_by_clipping(model_runs: ModelRuns) -> ClaimEstimate:
 
 @measure("geometry")
 def least_removed_by_clipping(model_runs: ModelRuns, first_layer: int = 1) -> ClaimEstimate:
-    """Return by how much clipping lowers the mean cosine: the least over the layers from `first_layer` on.
-
-    A layer without an outlier counts as 0. The covariance of the two means is not known, so that the interval is wider
-    than one of paired differences.
-    """
+    """Return the decrease of the mean cosine by clipping, 0 without an outlier: the least from `first_layer` on."""
     geometry: Result = model_runs.run("geometry")
     plain, clipped = by_layer(geometry, "mean_cosine"), _clipped(geometry, "mean_cosine")
     return _least([
@@ -122,11 +117,7 @@ def least_removed_by_clipping(model_runs: ModelRuns, first_layer: int = 1) -> Cl
 
 @measure("geometry")
 def least_gain_of_self_similarity(model_runs: ModelRuns) -> ClaimEstimate:
-    """Return how much clipping adds to the adjusted self-similarity: the least over the layers above the embeddings.
-
-    A layer without an outlier counts as 0. The covariance of the two means is not known, so that the interval is wider
-    than one of paired differences.
-    """
+    """Return the gain in adjusted self-similarity by clipping, 0 without an outlier: the least above the embeddings."""
     geometry: Result = model_runs.run("geometry")
     plain = _from(by_layer(geometry, "self_similarity_adjusted"), 1)
     clipped = _clipped(geometry, "self_similarity_adjusted")
@@ -171,10 +162,7 @@ def variation_of_outlier(model_runs: ModelRuns, roles: list[Role] | None = None)
 
 @measure("held_out")
 def largest_whitened_mean_cosine(model_runs: ModelRuns) -> ClaimEstimate:
-    """Return the largest magnitude of the mean cosine of whitened states over the layers above the embeddings.
-
-    Whitening was fitted on a different corpus from the one that is measured.
-    """
+    """Return the largest magnitude of the mean cosine above the embeddings, with whitening fitted on another corpus."""
     rows = _from(by_layer(model_runs.run("held_out"), "mean_cosine", "whiten"), 1)
     return max((magnitude(from_row(row)) for row in rows.values()), key=lambda estimate: estimate.value)
 
@@ -193,11 +181,7 @@ def _from(rows: Rows, first_layer: int) -> dict[int, Mapping[str, Any]]:
 
 
 def _clipped(geometry: Result, name: str) -> dict[int, Mapping[str, Any]]:
-    """Return the rows of clipped states above the embeddings.
-
-    Raises:
-        NotMeasurable: If there are none.
-    """
+    """Return the rows of clipped states above the embeddings."""
     rows = {layer: row for layer, row in by_layer(geometry, name, "clip").items() if layer}
     if not rows:
         raise NotMeasurable("no layer above the embeddings has an outlier that could be clipped")
@@ -207,7 +191,7 @@ def _clipped(geometry: Result, name: str) -> dict[int, Mapping[str, Any]]:
 def _least(
     estimates: list[ClaimEstimate], key: Callable[[ClaimEstimate], float] = lambda estimate: estimate.value
 ) -> ClaimEstimate:
-    """Return the least value, with the interval of the layer that has it."""
+    """Return the least value, with the interval of its layer."""
     if not estimates:
         raise NotMeasurable("nothing was measured in these layers")
     return min(estimates, key=key)
@@ -215,13 +199,10 @@ def _least(
 
 @measure("attention")
 def least_similarity_of_maps(model_runs: ModelRuns, from_depth: float) -> ClaimEstimate:
-    """Return the cosine of the maps of two consecutive layers: the least in the layers from a depth of the model on.
+    """Return the least cosine of the maps of two consecutive layers, in the layers from a depth on.
 
-    The control is the same without special tokens, whose columns make any two maps alike.
-
-    Args:
-        model_runs: The model.
-        from_depth: The least depth of the first of the two layers, as a share of the number of blocks.
+    `from_depth` is the least depth of the first of the two layers, as a share of the number of blocks. The control is
+    the same without special tokens, whose columns make any two maps alike.
     """
     run: Result = model_runs.run("attention")
     lowest = []
@@ -238,15 +219,11 @@ def least_similarity_of_maps(model_runs: ModelRuns, from_depth: float) -> ClaimE
 
 @measure("change")
 def lead_of_change_in_last_layers(model_runs: ModelRuns, n_layers: int) -> ClaimEstimate:
-    """Return by how much less alike the maps of two checkpoints are in each of the last layers than in any lower one.
+    """Return the lead in change of the maps of two checkpoints in each of the last `n_layers` over any lower one.
 
     The value is the least cosine of the maps (mean over heads) in the lower layers minus the largest in the last ones.
     The control is the least Jensen-Shannon divergence of the maps' rows in the last layers minus the largest in the
     lower ones; unlike the cosine, the divergence does not make any two maps look alike.
-
-    Args:
-        model_runs: The model.
-        n_layers: Number of last layers.
     """
     by_cosine, by_divergence = (lead_of_last(model_runs.run("change"), n_layers, name) for name in _LIKENESS)
     return ClaimEstimate(by_cosine.value, by_cosine.low, by_cosine.high, by_divergence.value)
@@ -257,12 +234,9 @@ _LIKENESS: Mapping[str, int] = MappingProxyType({"cosine": 1, "jensen_shannon": 
 
 
 def lead_of_last(run: Result, n_layers: int, name: str = "cosine") -> ClaimEstimate:
-    """Return by how much more the maps of each of the last layers change than those of any lower one.
+    """Return the lead in change of the maps of each of the last layers over any lower one.
 
-    Args:
-        run: A survey of a model beside another checkpoint.
-        n_layers: Number of last layers.
-        name: By which measure: `cosine` or `jensen_shannon`.
+    `run` is a survey of a model and another checkpoint; `name` is the measure, `cosine` or `jensen_shannon`.
     """
     sign = _LIKENESS[name]
     rows = [row for row in run.change if (row["measure"], row["of"]) == (name, "same") and not row.get("head")]
@@ -276,14 +250,10 @@ def lead_of_last(run: Result, n_layers: int, name: str = "cosine") -> ClaimEstim
 
 @measure("fusion")
 def least_gain_by_fusion(model_runs: ModelRuns, fusion: str) -> ClaimEstimate:
-    """Return what a fusion of layers adds to the accuracy of a probe on the last layer, the least over tasks.
+    """Return the gain in accuracy of a fusion of layers, such as `gate`, over the last layer: the least over tasks.
 
-    The control is what it adds to the layer that is best on validation sentences: if the last layer is not the best
-    one, choosing a better layer is a gain, too.
-
-    Args:
-        model_runs: The model.
-        fusion: The fusion, such as `gate`.
+    The control is the gain over the layer that is best on validation sentences: if the last layer is not the best one,
+    choosing a better layer is a gain, too.
     """
     rows = [row for row in _fused(model_runs, fusion) if row["measure"] == "difference"]
     least = {
@@ -295,14 +265,9 @@ def least_gain_by_fusion(model_runs: ModelRuns, fusion: str) -> ClaimEstimate:
 
 @measure("fusion")
 def similarity_after_fusion(model_runs: ModelRuns, fusion: str) -> ClaimEstimate:
-    """Return how much more alike the tokens of a sentence are in a fusion than in the last layer: largest over tasks.
+    """Return the gain in similarity of a sentence's tokens by a fusion, over the last layer: the largest over tasks.
 
-    The covariance of the two means is not known, so that the interval is the widest that their intervals allow. The
-    control is the same difference for the plain mean of the layers, which has no learned weights.
-
-    Args:
-        model_runs: The model.
-        fusion: The fusion, such as `gate`.
+    The control is the same difference for the plain mean of the layers, which has no learned weights.
     """
     run: Result = model_runs.run("fusion")
     fused = [from_row(row) for row in _fused(model_runs, fusion) if row["measure"] == "cosine"]
@@ -345,7 +310,7 @@ def growth_of_token_similarity(model_runs: ModelRuns) -> ClaimEstimate:
     """Return Spearman's correlation of the mean cosine of two tokens of a sentence with the number of the layer.
 
     The control is the same with outliers clipped, in the layers that have any: tokens that share one large neuron are
-    alike whatever else they have.
+    alike in spite of other differences.
     """
     geometry: Result = model_runs.run("geometry")
     plain, clipped = (by_layer(geometry, SIMILARITY, transform) for transform in ("none", "clip"))
@@ -357,11 +322,8 @@ def growth_of_token_similarity(model_runs: ModelRuns) -> ClaimEstimate:
 def least_share_within_bound(model_runs: ModelRuns, bound: str) -> ClaimEstimate:
     """Return the share of sentences whose distance to equal rows is within a bound, the least over blocks.
 
-    The control is the largest share of the bound that any sentence reaches: far below 1, the bound says little.
-
-    Args:
-        model_runs: The model.
-        bound: The bound, such as `bound_per_matrix`, as a column of `smoothing_sentences.csv`.
+    `bound` is a column of `smoothing_sentences.csv`, such as `bound_per_matrix`. The control is the largest share of
+    the bound that any sentence reaches: far below 1, the bound is not informative.
     """
     geometry: Result = model_runs.run("geometry")
     shares = [from_row(row) for row in geometry.smoothing if row["measure"] == f"share_within_{bound}"]
@@ -380,7 +342,7 @@ def least_share_within_bound(model_runs: ModelRuns, bound: str) -> ClaimEstimate
 def largest_reach_of_attention(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the largest share of its bound in Lemma 1 that the attention of a head reaches, over blocks and sentences.
 
-    Above 1, the lemma would not hold; six decimals are kept, because the model computes in float32.
+    Above 1, the lemma would not hold; it is rounded to six decimals, because the model computes in float32.
     """
     reaches = [row.get("attention_reach") for row in model_runs.run("geometry").smoothing_sentences]
     if not reaches:
@@ -395,9 +357,9 @@ def norms_and_smoothing(model_runs: ModelRuns) -> ClaimEstimate:
     """Return Spearman's correlation over sentences of the last block's norm divisors with the distance that it leaves.
 
     The divisors are the product of the least standard deviations of tokens that enter the block's two LayerNorms. The
-    distance that it leaves is the distance to equal rows after the block, divided by that before it. The interval is
-    that of Bonett & Wright (2000). The control is the partial correlation given the length of sentences: in a longer
-    sentence, the minimum over more tokens is lower.
+    distance is to equal rows, after the block divided by before it. The interval is by Bonett & Wright (2000). The
+    control is the partial correlation given the length of sentences: in a longer sentence, the minimum over more tokens
+    is lower.
     """
     rows = [row for row in model_runs.run("geometry").smoothing_sentences if row["distance_before"] > 0]
     n_blocks = max((row["layer"] for row in rows), default=0)
@@ -452,11 +414,11 @@ _MORE_SENTENCES = "a labelled text with more sentences"
 
 @measure("tuned")
 def least_gain_by_tuning(model_runs: ModelRuns) -> ClaimEstimate:
-    """Return what tuning adds to the constant answer, or pretraining to a tuned random start: the lesser of the two.
+    """Return the lesser of two gains: tuning over the constant answer, and pretraining over a tuned random start.
 
-    The constant answer is the most frequent class, or the mean of numbers, which is what a head tells that was never
-    trained. Intervals are over seeds, orders and test sentences. The control is what tuning on shuffled labels adds to
-    the constant answer, as a share of what tuning on the true ones adds.
+    The constant answer is the most frequent class, or the mean of numbers, as an untrained head gives. Intervals are
+    over seeds, orders and test sentences. The control is the gain of tuning on shuffled labels over the constant
+    answer, as a share of the gain on the true ones.
     """
     run: Result = model_runs.run("tuned")
     rows = {(row["answer"], row["against"]): row for row in run.differences}
@@ -471,31 +433,27 @@ def least_gain_by_tuning(model_runs: ModelRuns) -> ClaimEstimate:
 
 @measure("tuned_change", "shuffled_change")
 def lead_of_change_by_tuning(model_runs: ModelRuns, n_layers: int) -> ClaimEstimate:
-    """Return by how much less alike tuning leaves the maps in each of the last layers than in any lower one.
+    """Return the lead in change of the maps by tuning in each of the last `n_layers` over any lower one.
 
     A tuned model is compared with its start, by the least cosine of the maps (mean over heads) in the lower layers
     minus the largest in the last ones. The control is the same lead of a model that was tuned on shuffled labels, as a
-    share of this one: what they cause too is not the task's.
-
-    Args:
-        model_runs: The model.
-        n_layers: Number of last layers.
+    share of this one: an effect of shuffled labels is not due to the task.
     """
     tuned, shuffled = (lead_of_last(model_runs.run(name), n_layers) for name in ("tuned_change", "shuffled_change"))
     return replace(tuned, control=_share(shuffled.value, tuned.value))
 
 
 def _share(part: float, whole: float) -> float | None:
-    """Return what a part that is above 0 is of a whole; None if there is no such whole."""
+    """Return the part, at least 0, divided by the whole; None if the whole is not positive."""
     return max(part, 0.0) / whole if whole > 0 else None
 
 
 @measure("ablated_task")
 def gain_for_task(model_runs: ModelRuns) -> ClaimEstimate:
-    """Return how much better a tuned model is without some head.
+    """Return the gain of a tuned model without one head.
 
     The head is the one whose removal gains most on one half of the test sentences; the gain is measured on the other
-    half. The control is by how much this is above the mean gain of all heads: what a random head gives.
+    half. The control is the difference from the mean gain of all heads, the gain of a random head.
     """
     run: Result = model_runs.run("ablated_task")
     rows = [row for row in run.better_without if row["readout"] in (TUNED, TUNED_R2) and row["units"] == "heads"]
@@ -508,14 +466,7 @@ def gain_for_task(model_runs: ModelRuns) -> ClaimEstimate:
 
 @measure("ablated_task")
 def gain_without_layer(model_runs: ModelRuns, layer: int) -> ClaimEstimate:
-    """Return how much better a tuned model is without the heads of a layer.
-
-    The control is by how much this is above the mean gain of the other layers: what a random layer gives.
-
-    Args:
-        model_runs: The model.
-        layer: The layer.
-    """
+    """Return the gain of a tuned model without a layer's heads; the control is its excess over other layers' mean."""
     rows = _without(model_runs.run("ablated_task"))
     gains = {row["unit"]: gained(row, row["readout"]) for row in rows if not is_head(row)}
     layer_gain = gains.pop(str(layer), None)
@@ -525,15 +476,15 @@ def gain_without_layer(model_runs: ModelRuns, layer: int) -> ClaimEstimate:
 
 
 def _without(run: Result) -> list[Mapping[str, Any]]:
-    """Return what a tuned model's task loses without each unit."""
+    """Return the rows of a tuned model's task without each unit."""
     return [row for name in (TUNED, TUNED_R2) for row in at_last_layer(run.by_name, name)]
 
 
 @measure("pruned_task")
 def heads_pruned_together(model_runs: ModelRuns, at_most: float) -> ClaimEstimate:
-    """Return the share of heads that a tuned model can do without together, the least important first: see `_pruned`.
+    """Return the share of heads that a tuned model can lose together, the least important first: see `_pruned`.
 
-    The order is estimated on one half of the test sentences, and the loss is that of the other half.
+    The order is estimated on one half of the test sentences, and the loss on the other half.
     """
     run: Result = model_runs.run("pruned_task")
     rows = [row for row in run.pruning if row["units"] == "heads" and row["readout"] in (TUNED, TUNED_R2)]
@@ -542,24 +493,18 @@ def heads_pruned_together(model_runs: ModelRuns, at_most: float) -> ClaimEstimat
 
 @measure("pruned_task")
 def weights_pruned(model_runs: ModelRuns, at_most: float) -> ClaimEstimate:
-    """Return the share of the weights that a tuned model can do without, the smallest first: see `_pruned`."""
+    """Return the share of the weights that a tuned model can lose, the smallest first: see `_pruned`."""
     run: Result = model_runs.run("pruned_task")
     rows = [row for row in run.weight_pruning if row["readout"] in (TUNED, TUNED_R2)]
     return _pruned(rows, MAGNITUDE, MEAN, at_most)
 
 
 def _pruned(rows: Sequence[Mapping[str, Any]], order: str, random: str, at_most: float) -> ClaimEstimate:
-    """Return the largest share that can be pruned so that neither it nor any smaller one costs more than a little.
+    """Return the largest share such that pruning it or any less loses at most `at_most`, in units of the readout.
 
     The lower end of the interval is the share up to which the whole interval of the loss is within `at_most`, the upper
-    end that up to which a part of it is: up to there, no larger loss is resolved. The control is by how much the share
-    is larger than that of random pruning, by the mean loss of its draws.
-
-    Args:
-        rows: Rows of `pruning.csv` or of `weight_pruning.csv`.
-        order: The order that is measured.
-        random: The order of the control.
-        at_most: The largest loss that counts as little, in units of the readout.
+    end the share up to which a part of it is: up to there, no larger loss is resolved. The control is the difference
+    from the share of random pruning, by the mean loss of its draws.
     """
     ordered, drawn = ([row for row in rows if row["order"] == name and row["share"] > 0] for name in (order, random))
     if not ordered or not drawn:
@@ -594,15 +539,10 @@ _RUNS = [f"{what}_{on}" for what in ("head", "similarity") for on in (_LAST, *_L
 
 @measure(*_RUNS)
 def lead_of_lower_head(model_runs: ModelRuns, n_below: int) -> ClaimEstimate:
-    """Return how much better a tuned model is with its head some layers below the last one than on any other layer.
+    """Return the lead of a tuned model with its head `n_below` layers below the last one over any other layer.
 
-    The other layers are the last one and the three below it. Intervals are over seeds, orders and test sentences; the
-    covariance of two runs is not known, so that the interval of a difference is the widest that both allow. The control
-    is by how much less alike the tokens of a sentence are in the layer under this head than under any other one.
-
-    Args:
-        model_runs: The model.
-        n_below: How many layers below the last one.
+    The other layers are the last one and the three below it. Intervals are over seeds, orders and test sentences. The
+    control is the lead in dissimilarity of a sentence's tokens, in the layer under this head over any other one.
     """
     scores = {on: _score(model_runs.run(f"head_{on}")) for on in (_LAST, *_LOWER)}
     alike = {on: _similarity(model_runs.run(f"similarity_{on}")) for on in scores}
@@ -622,6 +562,6 @@ def _score(run: Result) -> ClaimEstimate:
 
 
 def _similarity(run: Result) -> float:
-    """Return how alike the tokens of a sentence are in the last layer."""
+    """Return the similarity of the tokens of a sentence in the last layer."""
     rows = by_layer(run, SIMILARITY)
     return float(rows[max(rows)]["value"])

@@ -1,4 +1,7 @@
-"""Heads that find dependency relations, trees or neighbours, and how alike the heads of a layer are."""
+"""Measures of heads: relations, trees and neighbours, similarity within layers, ablation, tokens and readouts.
+
+Intervals of differences and ratios are the widest that the two intervals allow, because covariances are not known.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,10 @@ MOST = 0.5
 
 @measure("attention")
 def least_lead_over_offset(model_runs: ModelRuns, relations: Sequence[str]) -> ClaimEstimate:
-    """Return how much more often the best head finds a relation than the best fixed offset does: least over relations.
+    """Return the lead of the best head over the best fixed offset in recovering a relation: the least over relations.
 
     The head and the offset are chosen on other sentences. The control is the largest such lead of a head of a randomly
-    initialised model over the same offsets.
-
-    Args:
-        model_runs: The model.
-        relations: The relations, such as `det`.
+    initialised model over the same offsets. Relations are, for example, `det`.
     """
     run: Result = model_runs.run("attention")
     rows = {row["relation"]: row for row in run.relations if row["relation"] in relations}
@@ -53,7 +52,7 @@ def least_lead_over_offset(model_runs: ModelRuns, relations: Sequence[str]) -> C
 def edges_of_best_head(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the share of a treebank's edges that are in the trees of the best head, chosen on other sentences.
 
-    The control is by how much this share is larger than that of a chain of neighbouring words.
+    The control is the difference from the share of a chain of neighbouring words.
     """
     run: Result = model_runs.run("attention")
     best = next((row for row in run.trees if row["measure"] == "uuas" and row.get("chosen") == "yes"), None)
@@ -64,14 +63,10 @@ def edges_of_best_head(model_runs: ModelRuns) -> ClaimEstimate:
 
 @measure("attention")
 def heads_at_neighbour(model_runs: ModelRuns, side: Literal["previous", "next"]) -> ClaimEstimate:
-    """Return the number of heads that on average give more than half of their attention to a token's neighbour.
+    """Return the number of heads with a mean attention of more than half to the previous or the next token.
 
     The lower end of the interval counts the heads whose whole interval is above a half, the upper end those whose
     interval reaches above a half. The control is the largest attention of any head to this neighbour.
-
-    Args:
-        model_runs: The model.
-        side: The previous or the next token.
     """
     run: Result = model_runs.run("attention")
     heads = [from_row(row) for row in of_measure(run.heads, side)]
@@ -83,10 +78,10 @@ def heads_at_neighbour(model_runs: ModelRuns, side: Literal["previous", "next"])
 
 @measure("attention")
 def likeness_within_layers(model_runs: ModelRuns) -> ClaimEstimate:
-    """Return by how many nats heads of different layers diverge more than heads of one layer (mean Jensen-Shannon).
+    """Return the excess of the divergence of heads of different layers over heads of one layer (Jensen-Shannon, nats).
 
     The interval is the widest that the intervals of the pairs of heads allow. The control is the share of heads whose
-    most similar head is in their own layer, divided by the share that is expected by chance.
+    most similar head is in the same layer, divided by the share that is expected by chance.
     """
     run: Result = model_runs.run("attention")
     rows = of_measure(run.similarity, "jensen_shannon")
@@ -104,7 +99,7 @@ def likeness_within_layers(model_runs: ModelRuns) -> ClaimEstimate:
 
 
 def _nearest_in_layer(rows: Sequence[Any]) -> float:
-    """Return the share of heads whose nearest head is in their own layer, divided by the share expected by chance."""
+    """Return the share of heads whose nearest head is in the same layer, divided by the share expected by chance."""
     divergence: dict[tuple[int, int], dict[tuple[int, int], float]] = {}
     for row in rows:
         first, second = (row["layer"], row["head"]), (row["other_layer"], row["other_head"])
@@ -125,15 +120,11 @@ _ALL_ROLES = "all"
 
 @measure("attention")
 def least_role_excess(model_runs: ModelRuns, heads: Sequence[str] | None = None, n_heads: int = 2) -> ClaimEstimate:
-    """Return how much more heads attend along role links than along similar pairs without a link: the least over heads.
+    """Return the excess attention along role links over similar unlinked pairs: the least over heads.
 
-    For each head, the direction with the higher score counts. The interval is that of the score of the links alone. The
-    control is the largest p-value of these heads; p-values are corrected for the choice among all heads.
-
-    Args:
-        model_runs: The model.
-        heads: The heads, such as 7-6; without any, those with the highest scores.
-        n_heads: The number of heads that are taken if `heads` names none.
+    For each head, the direction with the higher score counts. The interval is of the score of the links alone. The
+    control is the largest p-value of these heads; p-values are corrected for the choice among all heads. Without
+    `heads`, such as 7-6, the `n_heads` with the highest scores are taken.
     """
     run: Result = model_runs.run("attention")
     by_head: dict[str, Mapping[str, Any]] = {}
@@ -153,10 +144,10 @@ def least_role_excess(model_runs: ModelRuns, heads: Sequence[str] | None = None,
 
 @measure("attention")
 def nearness_of_subject_head(model_runs: ModelRuns) -> ClaimEstimate:
-    """Return the attention to one neighbour, the previous or the next token, of the head that finds subjects best.
+    """Return the attention to one neighbour, the previous or the next token, of the head that recovers subjects best.
 
-    The head is chosen on other sentences. The control is by how much it finds subjects more often than the best fixed
-    offset does: a head that only attends to a neighbour has no such lead.
+    The head is chosen on other sentences. The control is its lead in recovering subjects over the best fixed offset: a
+    head that only attends to a neighbour has no such lead.
     """
     run: Result = model_runs.run("attention")
     best = next((row for row in run.relations if row["relation"] == SUBJECT), None)
@@ -174,7 +165,7 @@ def nearness_of_subject_head(model_runs: ModelRuns) -> ClaimEstimate:
 
 @measure("ablated")
 def spare_heads_of_positions(model_runs: ModelRuns, at_most: float) -> ClaimEstimate:
-    """Return the share of heads without which positions are read as well, one head at a time: see `_spare`."""
+    """Return the share of heads without which positions are decoded as well, one head at a time: see `_spare`."""
     return _spare(model_runs.run("ablated"), POSITION, at_most)
 
 
@@ -186,27 +177,22 @@ def spare_heads_of_words(model_runs: ModelRuns, at_most: float) -> ClaimEstimate
 
 @measure("ablated")
 def gain_for_positions(model_runs: ModelRuns) -> ClaimEstimate:
-    """Return how much better positions are read without some head or layer: see `_gain`."""
+    """Return the gain in decoding positions without one head or layer: see `_gain`."""
     return _gain(model_runs.run("ablated"), POSITION)
 
 
 @measure("ablated_words")
 def gain_for_words(model_runs: ModelRuns) -> ClaimEstimate:
-    """Return how much better words are predicted without some head or layer: see `_gain`."""
+    """Return the gain in predicting words without one head or layer: see `_gain`."""
     return _gain(model_runs.run("ablated_words"), MLM)
 
 
 def _spare(run: Result, readout: str, at_most: float) -> ClaimEstimate:
-    """Return the share of heads without which little is lost, one head at a time.
+    """Return the share of heads, one at a time, whose ablation loses at most `at_most`, in units of the readout.
 
     The lower end of the interval counts the heads whose whole interval of the loss is within `at_most`, the upper end
-    those for which a part of it is. The control is the share of layers whose heads can all be ablated together at
-    such a loss, one layer at a time: at 1, this readout needs the heads of no single layer.
-
-    Args:
-        run: The run.
-        readout: What is read.
-        at_most: The largest loss that counts as little, in units of the readout.
+    those for which a part of it is. The control is the share of layers whose heads can all be ablated together at such
+    a loss, one layer at a time: at 1, this readout needs the heads of no single layer.
     """
     rows = at_last_layer(run.by_name, readout)
     heads, layers = ([gained(row, readout) for row in rows if is_head(row) is of_heads] for of_heads in (True, False))
@@ -220,14 +206,10 @@ def _spare(run: Result, readout: str, at_most: float) -> ClaimEstimate:
 
 
 def _gain(run: Result, readout: str) -> ClaimEstimate:
-    """Return the gain in the last layer without some head or without some layer: the larger of the two.
+    """Return the gain in the last layer without one head or without one layer: the larger of the two.
 
     The head and the layer are those whose removal gains most on one half of the sentences; the gain is measured on the
     other half. The control is its p-value, corrected for the number of comparisons.
-
-    Args:
-        run: The run.
-        readout: What is read.
     """
     rows = [row for row in run.better_without if row["readout"] == readout]
     last = max((row["layer"] for row in rows), default=0)
@@ -259,8 +241,8 @@ def rarest_class(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the share of maps that have the rarest of the five classes, over single sentences and pairs of them.
 
     Maps of single sentences cannot be of the class `block`. The control is the share of maps of pairs that would be of
-    this class if the boundary of each pair were moved, divided by the share that is: below 1, some heads depend on
-    where the boundary is.
+    this class if the boundary of each pair were moved, divided by the measured share: below 1, some heads depend on the
+    place of the boundary.
     """
     of_pairs, of_sentences = (_shares(model_runs.run(name)) for name in ("pairs", "attention"))
     rows = [*of_pairs.values(), *(row for name, row in of_sentences.items() if name != "block")]
@@ -284,17 +266,12 @@ def heterogeneous_share(model_runs: ModelRuns) -> ClaimEstimate:
 
 @measure("attention")
 def words_in_stripes(model_runs: ModelRuns, types: Sequence[str]) -> ClaimEstimate:
-    """Return the share of some types of words in the excess attention that they and special tokens get together.
+    """Return the share of some types of words in the excess attention of these words and special tokens together.
 
-    The value is x / (x + s). A token of the type that gets most attention gets 1 + x times the attention to a mean
-    word, and a special token 1 + s times; a negative x or s counts as 0. All of these are means over all heads, and
-    words are all tokens that are not special. The covariance of the two means is not known, so the interval is the
-    widest that their intervals allow. The control is the lift of special tokens (1 under uniform attention) when
-    weights are multiplied by the norms of the vectors that heads read.
-
-    Args:
-        model_runs: The model.
-        types: The types of words, such as `NOUN` and `subject`.
+    The value is x / (x + s). A token of the type, such as `NOUN` or `subject`, that gets most attention gets 1 + x
+    times the attention to a mean word, and a special token 1 + s times; a negative x or s counts as 0. All of these are
+    means over all heads, and words are all tokens that are not special. The control is the lift of special tokens (1
+    under uniform attention) when weights are multiplied by the norms of the vectors that heads read.
     """
     run: Result = model_runs.run("attention")
     if missing := [word_type for word_type in types if not of_measure(run.attention_layers, "lift", word_type)]:
@@ -314,10 +291,10 @@ def words_in_stripes(model_runs: ModelRuns, types: Sequence[str]) -> ClaimEstima
 
 @measure("attention")
 def layers_from_first_to_last(model_runs: ModelRuns) -> ClaimEstimate:
-    """Return by how many layers attention to the last special token comes later than attention to the first one.
+    """Return the number of layers from attention to the first special token to attention to the last one.
 
-    Both are mean layers, weighted by the attention to `[CLS]` and to `[SEP]`, or to what a tokenizer has in their
-    place. The interval is the widest that the intervals of the attention in each layer allow.
+    Both are mean layers, weighted by the attention to `[CLS]` and to `[SEP]`, or to a tokenizer's equivalents. The
+    interval is the widest that the intervals of the attention in each layer allow.
     """
     run: Result = model_runs.run("attention")
     first, last = (_mean_layer(run, names) for names in (FIRST, LAST))
@@ -326,9 +303,9 @@ def layers_from_first_to_last(model_runs: ModelRuns) -> ClaimEstimate:
 
 @measure("attention")
 def layers_from_last_to_punctuation(model_runs: ModelRuns) -> ClaimEstimate:
-    """Return by how many layers attention to punctuation comes later than that to the last special token.
+    """Return the number of layers from attention to the last special token to attention to punctuation.
 
-    The mean layers and their interval are those of `layers_from_first_to_last`.
+    The mean layers and their interval are computed as in `layers_from_first_to_last`.
     """
     run: Result = model_runs.run("attention")
     last, punctuation = (_mean_layer(run, names) for names in (LAST, ("punctuation",)))
@@ -336,7 +313,6 @@ def layers_from_last_to_punctuation(model_runs: ModelRuns) -> ClaimEstimate:
 
 
 def _shares(run: Result) -> dict[str, Mapping[str, Any]]:
-    """Return the row of each class over all maps."""
     shares = of_all_maps(run.by_name)
     if not shares:
         raise NotMeasurable("the run sorted no maps into classes")
@@ -380,9 +356,9 @@ def heads_idle_at_first_token(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the share of heads that attend much to the first token and read their shortest vectors there.
 
     A head attends much to a token that gets more attention than its share of the tokens (`lift` above 1). The norm of
-    the vectors that are read from a type of tokens is its mass by norm divided by its mass by weight; that of the first
-    token is the least if words and every other type of tokens have a larger one. The control is the share of heads for
-    which both are true of the last special token.
+    the vectors that are read from a type of tokens is its mass by norm divided by its mass by weight; the first token
+    has the least if words and every other type of tokens have a larger one. The control is the share of heads for which
+    both are true of the last special token.
     """
     by_head: dict[tuple[int, int], dict[str, dict[str, float]]] = {}
     for row in model_runs.run("heads").heads:
@@ -415,14 +391,9 @@ def _ratio(by_norm: float, by_weight: float) -> float:
 
 @measure("attention")
 def attention_to_last_token(model_runs: ModelRuns, from_depth: float, to_depth: float) -> ClaimEstimate:
-    """Return the attention to the last special token, such as `[SEP]`, in the layer of a range where it is least.
+    """Return the least attention to the last special token, such as `[SEP]`, over the layers of a range.
 
-    The control is the largest such attention in any layer.
-
-    Args:
-        model_runs: The model.
-        from_depth: The share of the blocks at which the range begins.
-        to_depth: The share at which it ends.
+    The range is given in shares of the number of blocks. The control is the largest such attention in any layer.
     """
     rows = _of_last(model_runs, "mass")
     depth = max(row["layer"] for row in rows)
@@ -435,14 +406,10 @@ def attention_to_last_token(model_runs: ModelRuns, from_depth: float, to_depth: 
 
 @measure("attention")
 def rise_at_last_token(model_runs: ModelRuns, from_depth: float) -> ClaimEstimate:
-    """Return how much more attention the last special token gets in upper layers than in lower ones: means of layers.
+    """Return the rise in mean attention to the last special token from lower to upper layers.
 
-    The covariance of the two means is not known, so that the interval is the widest that their intervals allow. The
-    control is the same when weights are multiplied by the norms of the vectors that heads read there.
-
-    Args:
-        model_runs: The model.
-        from_depth: The least depth of an upper layer, as a share of the number of blocks.
+    The control is the same when weights are multiplied by the norms of the vectors that heads read there. `from_depth`
+    is the least depth of an upper layer, as a share of the number of blocks.
     """
     by_weight, by_norm = (_rise(_of_last(model_runs, name), from_depth) for name in ("mass", "norm_mass"))
     return ClaimEstimate(by_weight.value, by_weight.low, by_weight.high, by_norm.value)
@@ -450,11 +417,10 @@ def rise_at_last_token(model_runs: ModelRuns, from_depth: float) -> ClaimEstimat
 
 @measure("attention")
 def norm_over_weight(model_runs: ModelRuns) -> ClaimEstimate:
-    """Return the attention to special tokens by the norms of what is read, over that by weight: the most over layers.
+    """Return the ratio of attention to special tokens by norms of the values to that by weight: the most over layers.
 
-    The covariance of the two means is not known, so that the interval is the widest that their intervals allow. The
-    control is the least lift of special tokens by weight over the layers: above 1, they get more attention than under
-    uniform attention in every layer.
+    The control is the least lift of special tokens by weight over the layers: above 1, they get more attention than
+    under uniform attention in every layer.
     """
     run: Result = model_runs.run("attention")
     by_layer: dict[int, dict[str, Mapping[str, Any]]] = {}
@@ -511,15 +477,10 @@ _NO_LEADS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 def gain_on_senses(
     model_runs: ModelRuns, transform: str, published: Mapping[str, Sequence[float]] = _NOTHING
 ) -> ClaimEstimate:  # fmt: skip
-    """Return what a transform adds to the accuracy on WiC, on pairs on which neither layer nor threshold was chosen.
+    """Return the gain in accuracy on WiC by a transform, on pairs on which neither layer nor threshold was chosen.
 
-    The interval is that of paired answers. The control is the largest difference from the published accuracies when
-    accuracies are computed as published, with layer and threshold chosen on the pairs on which they are reported.
-
-    Args:
-        model_runs: The model.
-        transform: The transform.
-        published: Of each model, the published accuracies: plain and transformed.
+    The interval is of paired answers. The control is the largest difference from the published accuracies, plain and
+    transformed, when accuracies are computed as published, with layer and threshold chosen on the reported pairs.
     """
     rows = model_runs.run("senses").chosen
     control = None
@@ -531,10 +492,7 @@ def gain_on_senses(
 
 @measure("senses")
 def lead_on_senses(model_runs: ModelRuns, transform: str, over: str) -> ClaimEstimate:
-    """Return how much higher the accuracy on WiC is under one transform than another, on held-out pairs.
-
-    The covariance of the two gains is not known, so that the interval is wider than one of paired differences.
-    """
+    """Return the lead in accuracy on WiC of one transform over another, on held-out pairs."""
     rows = model_runs.run("senses").chosen
     gain, other_gain = (from_row(_of_senses(rows, "held_out", space), "gain", "gain") for space in (transform, over))
     return difference(gain, other_gain)
@@ -542,7 +500,7 @@ def lead_on_senses(model_runs: ModelRuns, transform: str, over: str) -> ClaimEst
 
 @measure("senses")
 def change_of_threshold(model_runs: ModelRuns, transform: str) -> ClaimEstimate:
-    """Return how much higher the best of the nine thresholds is under a transform, chosen in the published way."""
+    """Return the change of the best of the nine thresholds by a transform, chosen in the published way."""
     rows = model_runs.run("senses").chosen
     plain, changed = (_of_senses(rows, "published", space)["threshold"] for space in ("none", transform))
     return ClaimEstimate.exact(round(changed - plain, 9))  # of tenths
@@ -552,18 +510,13 @@ def change_of_threshold(model_runs: ModelRuns, transform: str) -> ClaimEstimate:
 def least_gain_on_sets(
     model_runs: ModelRuns, transform: str, sets: Sequence[str], leads: Mapping[str, Mapping[str, Any]] = _NO_LEADS
 ) -> ClaimEstimate:  # fmt: skip
-    """Return what a transform adds to Spearman's correlation at layers chosen on other pairs: the least over sets.
+    """Return the gain in Spearman's correlation by a transform, at layers chosen on other pairs: the least over sets.
 
-    All pairs of a set are taken together; the interval is that of pairs. The control is the number of sets that are
-    missing.
+    All pairs of a set are taken together; the interval is over pairs. The control is the number of missing sets.
 
-    Args:
-        model_runs: The model.
-        transform: The transform.
-        sets: The sets.
-        leads: For single models, a lead of the transform that the paper also claims: `over` which other transform, `by`
-            how much, and on which `sets`. The measured lead minus the claimed one counts as a further gain; its
-            interval is the widest that the intervals of both transforms allow.
+    For some models, by name, `leads` has a lead of the transform that the paper also claims: `over` which other
+    transform, `by` how much, and on which `sets`. The measured lead minus the claimed one counts as a further gain; its
+    interval is the widest that the intervals of both transforms allow.
     """
     gains = _gains(model_runs, transform, sets)
     least = _least([*gains.values()], len(sets))
@@ -585,10 +538,7 @@ def _gains(model_runs: ModelRuns, transform: str, sets: Sequence[str]) -> dict[s
 
 @measure("similarity")
 def least_lead_of_static(model_runs: ModelRuns, transform: str, sets: Sequence[str]) -> ClaimEstimate:
-    """Return by how much static vectors are better than a transform: the least over sets; see `least_gain_on_sets`.
-
-    The covariance of the two correlations is not known, so that the interval is the widest that their intervals allow.
-    """
+    """Return the lead of static vectors over a transform: the least over sets; see `least_gain_on_sets`."""
     return _least(
         [difference(static, transformed) for transformed, static in _beside_static(model_runs, transform, sets)],
         len(sets),
@@ -597,7 +547,7 @@ def least_lead_of_static(model_runs: ModelRuns, transform: str, sets: Sequence[s
 
 @measure("similarity")
 def least_lead_over_static(model_runs: ModelRuns, transform: str, sets: Sequence[str]) -> ClaimEstimate:
-    """Return by how much a transform is better than static vectors: the least over sets; see `least_gain_on_sets`."""
+    """Return the lead of a transform over static vectors: the least over sets; see `least_gain_on_sets`."""
     return _least(
         [difference(transformed, static) for transformed, static in _beside_static(model_runs, transform, sets)],
         len(sets),
@@ -606,12 +556,12 @@ def least_lead_over_static(model_runs: ModelRuns, transform: str, sets: Sequence
 
 @measure("labels")
 def change_of_accuracy_on_labels(model_runs: ModelRuns) -> ClaimEstimate:
-    """Return by how much clipping changes the accuracy on labels of sentences: the most over layers with outliers.
+    """Return the change of the accuracy on labels of sentences by clipping: the most over layers with outliers.
 
     Probes read the mean of a sentence's tokens (Luo, Kulmizev & Mao 2021, table 3): one reads the unchanged states, the
-    other the states with the outliers clipped. The interval is that of paired answers. The control is how much better
-    the probe of the unchanged states is than the most frequent label, the least over layers: where this probe has
-    learned nothing, clipping can take nothing away.
+    other the states with the outliers clipped. The interval is of paired answers. The control is the lead of the probe
+    of the unchanged states over the most frequent label, the least over layers: where this probe has learned nothing,
+    clipping can remove nothing.
     """
     rows = [row for row in above_embeddings(model_runs.run("labels").accuracy) if row["n_clipped"]]
     if not rows:
@@ -635,7 +585,7 @@ def _of_senses(rows: Sequence[Mapping[str, Any]], protocol: str, transform: str)
 
 
 def _of_sets(model_runs: ModelRuns, pooling: str, transform: str, sets: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    """Return the row of each set that is there, in all its pairs and at a layer chosen on other pairs.
+    """Return the row of each available set, over all its pairs and at a layer chosen on other pairs.
 
     If a set has several parts, such as `STS-B dev` and `STS-B test`, its test part counts.
     """
@@ -664,7 +614,7 @@ def _beside_static(
 
 
 def _least(estimates: Sequence[ClaimEstimate], n_sets: int) -> ClaimEstimate:
-    """Return the least value; the control is the number of sets that are missing."""
+    """Return the least value; the control is the number of missing sets."""
     least = min(estimates, key=lambda estimate: estimate.value)
     return ClaimEstimate(least.value, least.low, least.high, control=n_sets - len(estimates))
 
@@ -678,10 +628,10 @@ _DRAWS = 2000
 
 @measure("parts_of_speech", "relations")
 def layers_from_speech_to_syntax(model_runs: ModelRuns) -> ClaimEstimate:
-    """Return by how many layers relations are read later than parts of speech: the difference of expected layers.
+    """Return the number of layers from parts of speech to relations: the difference of expected layers.
 
-    The expected layer is sum_l l d_l / sum_l d_l (Tenney et al. 2019, section 2), where d_l is what layer l adds to the
-    best accuracy of the layers below it, those of the embeddings included. Tenney et al. mix all layers up to l.
+    The expected layer is sum_l l d_l / sum_l d_l (Tenney et al. 2019, section 2), where d_l is the gain of layer l over
+    the best accuracy of the layers below it, the embeddings included. Tenney et al. mix all layers up to l.
 
     The ends of the interval are the quantiles 2.5% and 97.5% of the difference over 2,000 draws, in which each accuracy
     is drawn from a normal distribution as wide as its interval. Layers are drawn independently, although all are tested
@@ -702,15 +652,10 @@ def layers_from_speech_to_syntax(model_runs: ModelRuns) -> ClaimEstimate:
 
 @measure("parts_of_speech", "relations")
 def lead_of_middle_layers(model_runs: ModelRuns, task: Task) -> ClaimEstimate:
-    """Return by how much the accuracy of the best middle layer is above that of the best other layer.
+    """Return the lead in accuracy of the best middle layer over the best other layer.
 
-    Middle layers are the second third of the blocks; the other layers include the embeddings. The covariance of the two
-    accuracies is not known, so that the interval is the widest that their intervals allow. The control is the same
+    Middle layers are the second third of the blocks; the other layers include the embeddings. The control is the same
     difference for a randomly initialised model.
-
-    Args:
-        model_runs: The model.
-        task: What is read.
     """
     rows = _rows(model_runs, task)
     if "untrained_accuracy" not in rows[0]:
@@ -725,14 +670,7 @@ def lead_of_middle_layers(model_runs: ModelRuns, task: Task) -> ClaimEstimate:
 
 
 def expected_layer(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the expected layer, 0 where no layer adds anything to the embeddings.
-
-    Args:
-        accuracies: Accuracies of layers 0, 1, ..., shape (..., n_layers).
-
-    Returns:
-        The expected layers, shape (...,).
-    """
+    """Return the expected layer, (...,), from accuracies, (..., n_layers); 0 if no layer improves on the embeddings."""
     best = np.maximum.accumulate(accuracies, axis=-1)
     added = np.diff(best, axis=-1)
     total = added.sum(-1)
@@ -761,16 +699,10 @@ def _thirds(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]],
 
 @measure("pooling")
 def least_lead_of_pooling(model_runs: ModelRuns, pooling: str, over: str) -> ClaimEstimate:
-    """Return how much higher Spearman's correlation is with one pooling than another, the least over the sets.
+    """Return the lead in Spearman's correlation of one pooling over another, the least over the sets.
 
-    Both are of the last layer, over all pairs of a set together. The covariance of the two correlations is not known,
-    so that the interval is the widest that their intervals allow. The control is the least lead when the layer of each
+    Both are of the last layer, over all pairs of a set together. The control is the least lead when the layer of each
     pooling is chosen on other pairs; None if the run chose no layers.
-
-    Args:
-        model_runs: The model.
-        pooling: The pooling.
-        over: The other pooling.
     """
     run: Result = model_runs.run("pooling")
     last = max(row["layer"] for row in run.sts if "layer" in row)
@@ -783,7 +715,6 @@ def least_lead_of_pooling(model_runs: ModelRuns, pooling: str, over: str) -> Cla
 
 
 def _leads(rows: Iterable[Mapping[str, Any]], pooling: str, over: str) -> list[ClaimEstimate]:
-    """Return the lead of each set."""
     set_rows: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         if (row.get("transform"), row["aggregation"]) == ("none", "all"):

@@ -1,4 +1,7 @@
-"""What linear probes read of positions, and which neurons their logits are made of."""
+"""Measures of outlier neurons, of position probes and their neurons, of pretraining, and of outliers in parameters.
+
+Intervals of differences are the widest that the two intervals allow, because covariances are not known.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def extreme_share(model_runs: ModelRuns, role: Role) -> ClaimEstimate:
 
 @measure("geometry")
 def least_share_beyond(model_runs: ModelRuns, role: Role) -> ClaimEstimate:
-    """Return the share of tokens in which an outlier is beyond 3 sd of the token's own neurons: the least over layers.
+    """Return the share of tokens in which an outlier is beyond 3 sd of the token's neurons: the least over layers.
 
     The interval is Wilson's with as many trials as sentences. The control is the largest such share of another neuron
     in that layer.
@@ -71,11 +74,11 @@ def least_share_beyond(model_runs: ModelRuns, role: Role) -> ClaimEstimate:
 
 @measure("geometry", "elsewhere", "third")
 def change_over_texts(model_runs: ModelRuns, roles: list[Role] | None = None) -> ClaimEstimate:
-    """Return how much the share of tokens in which an outlier is the extreme neuron differs between three texts.
+    """Return the difference between three texts in the share of tokens in which an outlier is the extreme neuron.
 
     The share on the first text is compared with the shares on the two others; the value is the largest difference over
-    texts and outliers. The interval is the widest that the intervals of the two shares allow. The control is the number
-    of pairs of an outlier and a text in which another neuron has a larger share.
+    texts and outliers. The control is the number of pairs of an outlier and a text in which another neuron has a larger
+    share.
     """
     changes: list[ClaimEstimate] = []
     others = 0
@@ -93,11 +96,11 @@ def change_over_texts(model_runs: ModelRuns, roles: list[Role] | None = None) ->
 
 @measure("geometry")
 def least_deviation(model_runs: ModelRuns, roles: list[Role] | None = None) -> ClaimEstimate:
-    """Return how far the means of outliers are from the other neurons' means, in sd: the least over the layers.
+    """Return the distance of outliers' means from the other neurons' means, in sd: the least over the layers.
 
     A deviation is positive in the direction of the outlier's role; if there are several outliers, the least deviation
-    counts. The interval is that of the neuron's mean, from its sd and the number of sentences. The control is the
-    largest deviation of another neuron in that layer, in either direction.
+    counts. The interval is of the neuron's mean, from its sd and the number of sentences. The control is the largest
+    deviation of another neuron in that layer, in either direction.
     """
     geometry: Result = model_runs.run("geometry")
     chosen = model_runs.outliers(roles)
@@ -117,12 +120,7 @@ def least_deviation(model_runs: ModelRuns, roles: list[Role] | None = None) -> C
 
 @measure("geometry")
 def layers_of_outliers(model_runs: ModelRuns, published: Mapping[str, Mapping[int, str]]) -> ClaimEstimate:
-    """Return how well the layers in which neurons are outliers match the published layers: the least Jaccard index.
-
-    Args:
-        model_runs: The model.
-        published: Of each model, the layers of each outlier, such as `1-10`.
-    """
+    """Return the least Jaccard index of outliers' layers and the `published` ones, such as `1-10`, of a model."""
     geometry: Result = model_runs.run("geometry")
     if model_runs.model not in published:
         raise NotMeasurable(f"no layers of outliers of {model_runs.model} are published")
@@ -137,10 +135,7 @@ def layers_of_outliers(model_runs: ModelRuns, published: Mapping[str, Mapping[in
 
 @measure("geometry")
 def outliers_of_some_layers(model_runs: ModelRuns) -> ClaimEstimate:
-    """Return the number of neurons that are outliers in some layers above the embeddings, and not in all of these.
-
-    The control is the number of those that are outliers in all of them.
-    """
+    """Return the number of outliers in some, not all, layers above the embeddings; the control is the number in all."""
     geometry: Result = model_runs.run("geometry")
     above = {row["layer"] for row in above_embeddings(geometry.dimensions)}
     outlier_layers = {neuron: layers & above for neuron, layers in _flagged(geometry).items() if layers & above}
@@ -149,7 +144,7 @@ def outliers_of_some_layers(model_runs: ModelRuns) -> ClaimEstimate:
 
 
 def layers_of(text: str | int, last: int) -> range:
-    """Return the layers that `3`, `1-10` or `all` stands for, up to the model's last one."""
+    """Return the layers of a text such as `3`, `1-10` or `all`, up to the model's last one."""
     if text == "all":
         return range(1, last + 1)
     first, _, end = str(text).partition("-")
@@ -157,12 +152,12 @@ def layers_of(text: str | int, last: int) -> range:
 
 
 def above_embeddings(rows: Sequence[Mapping[str, object]]) -> list[Mapping[str, Any]]:
-    """Return the rows of the layers above the embeddings, without those of all layers together."""
+    """Return the rows of the layers above the embeddings, without the rows of all layers together."""
     return [row for row in rows if isinstance(row.get("layer"), int) and row["layer"] != 0]
 
 
 def n_sentences(geometry: Result) -> int:
-    """Return the number of sentences that were measured: one token of each is sampled for one of the measures."""
+    """Return the number of measured sentences: one token of each is sampled for one of the measures."""
     rows = [row for row in geometry.geometry if row["measure"] == "mean_cosine_one_per_sentence"]
     if not rows:
         raise NotMeasurable("the run measured no sentences")
@@ -206,7 +201,6 @@ def _flagged(geometry: Result) -> dict[int, set[int]]:
 
 
 def _wilson(share: float, n: int) -> tuple[float, float]:
-    """Return Wilson's interval of a share of n trials."""
     centre, spread = share + _Z**2 / (2 * n), _Z * math.sqrt(share * (1 - share) / n + (_Z / (2 * n)) ** 2)
     low, high = ((centre + sign * spread) / (1 + _Z**2 / n) for sign in (-1, 1))
     return max(0.0, min(low, share)), min(1.0, max(high, share))  # only rounding could put an end outside
@@ -218,13 +212,9 @@ SIGNAL = 4.0
 
 @measure("positions")
 def least_accuracy(model_runs: ModelRuns, layers: str) -> ClaimEstimate:
-    """Return the least accuracy over some layers.
+    """Return the least accuracy over some layers, such as `1-3`.
 
     The control is the largest accuracy in these layers when the model reads each sentence with its tokens permuted.
-
-    Args:
-        model_runs: The model.
-        layers: The layers, such as `1-3`.
     """
     rows = _accuracies(model_runs, layers)
     control = max((row.get("permuted_positions_accuracy", float("nan")) for row in rows), default=None)
@@ -234,12 +224,7 @@ def least_accuracy(model_runs: ModelRuns, layers: str) -> ClaimEstimate:
 
 @measure("positions")
 def distance_from_curve(model_runs: ModelRuns, published: Mapping[str, Sequence[float]]) -> ClaimEstimate:
-    """Return how far accuracies are from those published, the most over the layers above the embeddings.
-
-    Args:
-        model_runs: The model.
-        published: Of each model, the accuracies of layers 1, 2, ...
-    """
+    """Return the largest distance of accuracies from a model's `published` ones of layers 1, 2, ..."""
     if model_runs.model not in published:
         raise NotMeasurable(f"no accuracies of {model_runs.model} are published")
     curve, rows = published[model_runs.model], _accuracies(model_runs, "all")
@@ -253,14 +238,7 @@ def distance_from_curve(model_runs: ModelRuns, published: Mapping[str, Sequence[
 
 @measure("positions")
 def accuracy_lost(model_runs: ModelRuns, layers: str) -> ClaimEstimate:
-    """Return how much lower the accuracy of the last layer is than the least of some lower layers.
-
-    The covariance of the two accuracies is not known, so that the interval is the widest that their intervals allow.
-
-    Args:
-        model_runs: The model.
-        layers: The lower layers, such as `1-3`.
-    """
+    """Return the decrease of the accuracy from the least of some lower layers, such as `1-3`, to the last layer."""
     every = _accuracies(model_runs, "all")
     lower = [row for row in _accuracies(model_runs, layers) if row["layer"] != every[-1]["layer"]]
     if not lower:
@@ -270,15 +248,7 @@ def accuracy_lost(model_runs: ModelRuns, layers: str) -> ClaimEstimate:
 
 @measure("positions")
 def least_lead_in_accuracy(model_runs: ModelRuns, over: str, layers: str) -> ClaimEstimate:
-    """Return how much higher accuracies are than those of another model, the least over some layers.
-
-    The covariance of the two accuracies is not known, so that the interval is the widest that their intervals allow.
-
-    Args:
-        model_runs: The model.
-        over: The other model.
-        layers: The layers.
-    """
+    """Return the lead in accuracy over another model, the least over some layers."""
     if "positions" not in model_runs.others.get(over, {}):
         raise NotMeasurable(f"the same run of {over}, with which it is compared: `--models {model_runs.model},{over}`")
     other = ModelRuns(over, model_runs.others[over])
@@ -298,10 +268,7 @@ def least_ratio(model_runs: ModelRuns, roles: list[Role] | None = None) -> Claim
 
 @measure("geometry", "positions")
 def lowest_rank(model_runs: ModelRuns, roles: list[Role] | None = None) -> ClaimEstimate:
-    """Return the rank of an outlier by its contribution: the worst over layers and outliers.
-
-    The interval is the range of that rank over probes trained on bootstrap samples.
-    """
+    """Return the worst rank of an outlier by its contribution, with the range over probes of bootstrap samples."""
     rows = _of_outliers(model_runs, roles)
     row = max(rows, key=lambda row: row["rank"])
     low, high = row.get("rank_low", row["rank"]), row.get("rank_high", row["rank"])
@@ -310,12 +277,12 @@ def lowest_rank(model_runs: ModelRuns, roles: list[Role] | None = None) -> Claim
 
 @measure("geometry", "positions")
 def evidence_beside_rank(model_runs: ModelRuns, roles: list[Role] | None = None) -> ClaimEstimate:
-    """Return the share of four kinds of evidence that say that an outlier encodes position: the least over layers.
+    """Return the share of four kinds of evidence that an outlier encodes position: the least over layers.
 
-    They are: its centred contribution is above the mean neuron's; its eta squared is above that of permuted positions;
-    the loss rises without it, by its whole interval; and position explains more of its variance than frequency does,
-    each beyond all other sources. Only layers in which all four were measured of the neuron count. The control is the
-    best rank in these layers: a neuron that only replaces the probe's intercept can rank high, too.
+    They are: its centred contribution is above the mean neuron's; its eta squared has a z of at least `SIGNAL` against
+    permuted positions; the loss rises without it, by its whole interval; and position explains more of its variance
+    than frequency does, each beyond all other sources. Only layers in which all four were measured of the neuron count.
+    The control is the best rank in these layers: a neuron that only replaces the probe's intercept can rank high, too.
     """
     rows, run = _of_outliers(model_runs, roles), _run(model_runs)
     shares: list[tuple[float, int]] = []
@@ -349,7 +316,7 @@ def evidence_beside_rank(model_runs: ModelRuns, roles: list[Role] | None = None)
 
 @measure("positions")
 def loss_without_first(model_runs: ModelRuns) -> ClaimEstimate:
-    """Return by how many nats the loss rises without the neuron that ranks first, the least over layers.
+    """Return the rise in nats of the loss without the neuron that ranks first, the least over layers.
 
     The control is the largest difference between the rise without a matched neuron and the rise without the first
     neuron of the same layer: above 0, a neuron that does not rank first matters more.
@@ -377,7 +344,6 @@ def _run(model_runs: ModelRuns) -> Run:
 
 
 def _accuracies(model_runs: ModelRuns, layers: str) -> list[Mapping[str, Any]]:
-    """Return the rows of some layers above the embeddings."""
     rows = above_embeddings(_run(model_runs).accuracy)
     selected_layers = layers_of(layers, max((row["layer"] for row in rows), default=0))
     selected_rows = [row for row in rows if row["layer"] in selected_layers]
@@ -391,11 +357,7 @@ def _accuracy(row: Mapping[str, Any], control: float | None = None) -> ClaimEsti
 
 
 def _of_outliers(model_runs: ModelRuns, roles: list[Role] | None) -> list[Mapping[str, Any]]:
-    """Return the rows of outliers in the ranked tables of the layers above the embeddings.
-
-    Raises:
-        NotMeasurable: If they are not there.
-    """
+    """Return the rows of outliers in the ranked tables of the layers above the embeddings."""
     chosen = set(model_runs.outliers(roles).values())
     rows = [row for row in above_embeddings(_run(model_runs).neurons) if row["neuron"] in chosen]
     if {row["neuron"] for row in rows} != chosen:
@@ -415,12 +377,8 @@ _WITH, _WITHOUT = "learned", "none"
 def distance_from_perplexities(model_runs: ModelRuns, without: float, with_: float) -> ClaimEstimate:
     """Return the relative difference of held-out perplexities from the published ones: the larger of both arms.
 
-    The interval is the range over seeds.
-
-    Args:
-        model_runs: The encoders.
-        without: The published perplexity without position embeddings.
-        with_: The published perplexity with position embeddings.
+    The interval is the range over seeds. `without` and `with_` are the published perplexities without and with position
+    embeddings.
     """
     distances = [
         _over_seeds([abs(math.exp(loss) / perplexity - 1) for loss in _losses(model_runs, arm).values()])
@@ -431,16 +389,13 @@ def distance_from_perplexities(model_runs: ModelRuns, without: float, with_: flo
 
 @measure("pretraining")
 def loss_without_positions(model_runs: ModelRuns) -> ClaimEstimate:
-    """Return by how many nats the held-out loss is higher without position embeddings than with them.
-
-    The value is the mean over seeds, and the interval the range over seeds.
-    """
+    """Return the rise in nats of the held-out loss without position embeddings: the mean and range over seeds."""
     return _over_seeds(_margins(model_runs))
 
 
 @measure("pretraining")
 def largest_equivariance(model_runs: ModelRuns) -> ClaimEstimate:
-    """Return how far the encoders without position embeddings are from ignoring the order of tokens: the largest value.
+    """Return the largest deviation from order invariance of the encoders without position embeddings.
 
     The control is the largest lead of a position probe of one of their layers over a probe of the token alone.
     """
@@ -453,9 +408,9 @@ def largest_equivariance(model_runs: ModelRuns) -> ClaimEstimate:
 def share_of_largest(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the share of tokens in which the neuron with the farthest mean is extreme, with position embeddings.
 
-    For each seed, the share is that of being the smallest or the largest neuron, in the layer above the embeddings
-    where it is highest; the value is the least over seeds. The control is by how many nats position embeddings lower
-    the loss, the least over seeds.
+    For each seed, the share is of tokens with the neuron as the smallest or the largest, in the layer above the
+    embeddings where it is highest; the value is the least over seeds. The control is the decrease in nats of the loss
+    by position embeddings, the least over seeds.
     """
     shares = [
         max(max(row["argmin_share"], row["argmax_share"]) for row in rows)
@@ -468,8 +423,8 @@ def share_of_largest(model_runs: ModelRuns) -> ClaimEstimate:
 def farthest_without_positions(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the farthest mean without position embeddings, in sd from the others': the largest over layers and seeds.
 
-    The control is the least over seeds of the same with position embeddings. Only if the encoders with position
-    embeddings have outliers does it mean anything that those without have none.
+    The control is the least over seeds of the same with position embeddings: only if the encoders with position
+    embeddings have outliers is their absence in the others meaningful.
     """
     without, with_ = (
         [max(row["max_mean_sd"] for row in rows) for rows in _by_seed(model_runs, arm).values()]
@@ -495,11 +450,7 @@ def seeds_with_other_outliers(model_runs: ModelRuns) -> ClaimEstimate:
 
 
 def _last(model_runs: ModelRuns, arm: str) -> list[Mapping[str, Any]]:
-    """Return the rows of the layers above the embeddings of an arm's last checkpoints.
-
-    Raises:
-        NotMeasurable: If there are none.
-    """
+    """Return the rows of the layers above the embeddings of an arm's last checkpoints."""
     rows = [row for row in model_runs.run("pretraining").arms if row["arm"] == arm]
     steps = {
         row["seed"]: max(other_row["step"] for other_row in rows if other_row["seed"] == row["seed"]) for row in rows
@@ -518,12 +469,11 @@ def _by_seed(model_runs: ModelRuns, arm: str) -> dict[int, list[Mapping[str, Any
 
 
 def _losses(model_runs: ModelRuns, arm: str) -> dict[int, float]:
-    """Return the held-out loss of each seed."""
     return {seed: rows[0]["loss"] for seed, rows in _by_seed(model_runs, arm).items()}
 
 
 def _margins(model_runs: ModelRuns) -> list[float]:
-    """Return by how many nats each seed's loss is better with position embeddings."""
+    """Return the gain in nats of each seed's loss by position embeddings."""
     without, with_ = (_losses(model_runs, arm) for arm in (_WITHOUT, _WITH))
     return [without[seed] - with_[seed] for seed in without if seed in with_]
 
@@ -541,9 +491,9 @@ Rows = Sequence[Mapping[str, Any]]
 
 @measure("geometry", "stream")
 def outliers_of_first_position(model_runs: ModelRuns, role: Role) -> ClaimEstimate:
-    """Return how many neurons of the first position's row are beyond 5 sd of the others.
+    """Return the number of neurons of the first position's row that are beyond 5 sd of the others.
 
-    The control is the rank of the model's own outlier in that row, 1 where it is its most extreme neuron.
+    The control is the rank of the model's outlier in that row, 1 where it is its most extreme neuron.
     """
     neuron = model_runs.neuron(role)
     (row,) = _of(neuron, [row for row in _position_rows(model_runs) if row.get("position") == 0])
@@ -553,10 +503,10 @@ def outliers_of_first_position(model_runs: ModelRuns, role: Role) -> ClaimEstima
 
 @measure("geometry")
 def other_rows_with_outlier(model_runs: ModelRuns, role: Role) -> ClaimEstimate:
-    """Return in how many rows other than the first position's an outlier is beyond 5 sd of the other neurons.
+    """Return the number of rows other than the first position's in which an outlier is beyond 5 sd of other neurons.
 
-    These are the rows of the other positions, those of segments, and the mean row of the token embeddings. The control
-    is its deviation, in the direction of its role, in the row of the first position.
+    These are rows of other positions, rows of segments, and the mean row of the token embeddings. The control is its
+    deviation, in the direction of its role, in the row of the first position.
     """
     neuron = model_runs.neuron(role)
     rows = _of(neuron, _position_rows(model_runs))
@@ -571,15 +521,10 @@ def other_rows_with_outlier(model_runs: ModelRuns, role: Role) -> ClaimEstimate:
 
 @measure("geometry")
 def deviation_in_rows(model_runs: ModelRuns, roles: list[Role], rows: list[int]) -> ClaimEstimate:
-    """Return how far outliers are from the other neurons in a row of the table of positions: the least of them, in sd.
+    """Return the least deviation of outliers in a row of the position table, in sd.
 
-    If there are several rows, the one with the largest value counts. The control is the number of neurons of that row
-    that are beyond 5 sd.
-
-    Args:
-        model_runs: The model.
-        roles: Roles of the outliers.
-        rows: Rows of the table, from 0.
+    If there are several rows, numbered from 0, the row with the largest value counts. The control is the number of
+    neurons of that row that are beyond 5 sd.
     """
     chosen = model_runs.outliers(roles)
     table = _position_rows(model_runs)
@@ -597,13 +542,7 @@ def deviation_in_rows(model_runs: ModelRuns, roles: list[Role], rows: list[int])
 
 @measure("geometry")
 def share_of_rows(model_runs: ModelRuns, role: Role, first_row: int) -> ClaimEstimate:
-    """Return the share of the rows of the table of positions in which an outlier is the most extreme neuron.
-
-    Args:
-        model_runs: The model.
-        role: Role of the outlier.
-        first_row: The first row that counts, from 0.
-    """
+    """Return the share of the position table's rows, from `first_row` on, in which an outlier is the most extreme."""
     neuron = model_runs.neuron(role)
     rows = [row for row in _of(neuron, _position_rows(model_runs)) if row["row"] >= first_row]
     if not rows:
@@ -621,15 +560,9 @@ def ranks_in_norms(
 ) -> ClaimEstimate:
     """Return the share of the statements on an outlier's rank in the norms of blocks that are true of the model.
 
-    A rank is that of the signed value, 1 for the largest. Layers that the model does not have are left out. Where all
-    blocks share their norms (ALBERT), a rank is that of every layer.
-
-    Args:
-        model_runs: The model.
-        role: Role of the outlier.
-        norm: 1 for the first norm of each block, after attention, or 2 for the second.
-        parameter: The parameter.
-        at_most: The highest rank in some layers, such as 6 in `1-10`.
+    A rank is of the signed value, 1 for the largest. Layers that the model does not have are left out. Where all blocks
+    share their norms (ALBERT), a rank applies to every layer. `norm` is 1 for the first norm of each block, after
+    attention, or 2 for the second; `at_most` has the highest rank in some layers, such as 6 in `1-10`.
     """
     geometry: Result = model_runs.run("geometry")
     neuron = model_runs.neuron(role)
@@ -653,7 +586,7 @@ def ranks_in_norms(
 
 @measure("geometry", "stream")
 def deviation_with_ordinary_norms(model_runs: ModelRuns, role: Role) -> ClaimEstimate:
-    """Return how far an outlier still is from the other neurons when all norms give it their mean gain and bias.
+    """Return the remaining deviation of an outlier when all norms give it the other neurons' mean gain and bias.
 
     The value is in sd, the largest over the layers in which the neuron is an outlier of the intact model. The control
     is the neuron's least deviation, over draws and these layers, when random neurons are changed instead.
@@ -668,11 +601,9 @@ def deviation_with_ordinary_norms(model_runs: ModelRuns, role: Role) -> ClaimEst
 
 @measure("geometry", "stream")
 def deviation_without_first_row(model_runs: ModelRuns, role: Role) -> ClaimEstimate:
-    """Return how far an outlier of words still is from the other neurons without its entry in the first position's row.
+    """Return the remaining deviation of an outlier of words without its entry in the first position's row.
 
-    The value is in sd, the largest over the layers in which the neuron is an outlier of the intact model. The control
-    is the neuron's least deviation, over draws and these layers, when the entries of random neurons are changed
-    instead.
+    Value and control are as in `deviation_with_ordinary_norms`, with changes of entries instead of gains and biases.
     """
     neuron = model_runs.neuron(role)
     every = model_runs.run("stream").first_row
@@ -683,12 +614,9 @@ def deviation_without_first_row(model_runs: ModelRuns, role: Role) -> ClaimEstim
 
 
 def _remaining_deviation(rows: Rows, role: Role, neuron: int, lacking: str) -> ClaimEstimate:
-    """Return how far a changed outlier is from other neurons: the largest over the layers where it was an outlier.
+    """Return the largest deviation of a changed outlier over the layers where it was an outlier.
 
     The control is the neuron's least deviation when random neurons are changed instead.
-
-    Raises:
-        NotMeasurable: If it was not changed in any such layer; the message is `lacking`.
     """
     layers = {row["layer"] for row in rows if row["kind"] == "intact" and row["outlier"] == "yes"}
     outlier_rows = [row for row in rows if row["layer"] in layers]
@@ -708,11 +636,7 @@ def _position_rows(model_runs: ModelRuns) -> list[Mapping[str, Any]]:
 
 
 def _of(neuron: int, rows: Rows) -> list[Mapping[str, Any]]:
-    """Return the rows of a neuron.
-
-    Raises:
-        NotMeasurable: If there is none: parameters are listed of neurons that some definition names as outliers.
-    """
+    """Return the rows of a neuron; parameters are listed only of neurons that some definition names as outliers."""
     neuron_rows = [row for row in rows if row["neuron"] == neuron]
     if not neuron_rows:
         raise NotMeasurable(f"neuron {neuron} is no outlier by any definition, so that its parameters are not listed")

@@ -1,4 +1,4 @@
-"""The measures by name, and the object that they measure: a model with its finished runs."""
+"""The measures by name, and their subject: a model with its finished runs."""
 
 from __future__ import annotations
 
@@ -25,19 +25,15 @@ _Function = TypeVar("_Function", bound=Callable[..., ClaimEstimate])
 
 
 class NotMeasurable(Exception):
-    """A measure cannot be computed from a model's runs; the message is a clause that says what is missing or wrong."""
+    """Exception for a measure that a model's runs do not allow; the message is a clause that gives the reason."""
 
 
 @dataclass(frozen=True)
 class ModelRuns:
-    """A model and its finished runs.
+    """A model and its finished runs, by the names that measures request; `others` are the runs of other models.
 
-    Args:
-        model: Its name.
-        runs: Its runs, by the names that measures ask for.
-        published: Its outliers as published, by role; empty for models that the paper is not about.
-        holds: Returns whether another claim's criterion is met by this model; None where that cannot be said.
-        others: The runs of other models, by model.
+    `published` has its outliers by role, empty for models that the paper is not about. `holds` returns whether this
+    model meets another claim's criterion, None if unknown.
     """
 
     model: str
@@ -51,10 +47,10 @@ class ModelRuns:
         return self.runs[name]
 
     def neuron(self, role: Role) -> int:
-        """Return the outlier of this role: as published, or else the model's own.
+        """Return the outlier of this role: as published, or else as measured.
 
-        The model's own outlier is the neuron whose mean is more than 5 sd below (`minimum`) or above (`maximum`) the
-        other neurons' means in the largest number of layers above the embeddings; on a tie, the one that is farther on
+        The measured outlier is the neuron whose mean is more than 5 sd below (`minimum`) or above (`maximum`) the other
+        neurons' means in the largest number of layers above the embeddings; on a tie, the neuron that is farther on
         average.
 
         Raises:
@@ -77,7 +73,7 @@ class ModelRuns:
         return max(sorted(beyond), key=lambda neuron: (len(beyond[neuron]), sum(beyond[neuron])))
 
     def outliers(self, roles: list[Role] | None = None) -> dict[Role, int]:
-        """Return the outliers of these roles; if `roles` is None, all published ones, or else all of the model's own.
+        """Return the outliers of these roles; if `roles` is None, all published ones, or else all measured ones.
 
         Raises:
             NotMeasurable: If the model has none.
@@ -93,13 +89,10 @@ class ModelRuns:
 
 @dataclass(frozen=True)
 class ClaimMeasure:
-    """A measure.
+    """A measure, with its name in files of claims and the names of the runs that it reads.
 
-    Args:
-        name: Its name in files of claims.
-        function: Takes the runs of a model and the arguments of a claim; raises `NotMeasurable` where the runs have
-            nothing to measure.
-        runs: Names of the runs that it reads.
+    `function` takes the runs of a model and the arguments of a claim, and raises `NotMeasurable` where the runs have no
+    data for it.
     """
 
     name: str
@@ -107,7 +100,7 @@ class ClaimMeasure:
     runs: tuple[str, ...]
 
     def problem_with(self, arguments: Any) -> str | None:
-        """Return what is wrong with the arguments of a claim, as the end of a sentence; None if nothing is."""
+        """Return the problem of a claim's arguments, as the end of a sentence; None if they are valid."""
         if not isinstance(arguments, Mapping):
             return "takes a mapping of arguments as `with`"
         try:
@@ -121,14 +114,7 @@ def from_row(
     row: Mapping[str, Any], value: str = "value", interval: str = "", control: float | None = None,
     neurons: tuple[int, ...] = (),
 ) -> ClaimEstimate:  # fmt: skip
-    """Return a value of a table with its interval.
-
-    Args:
-        row: The row.
-        value: Column of the value.
-        interval: What the columns of the interval begin with, as for `probing.tables.ends`.
-        control: The value of the control.
-        neurons: The neurons that it is about.
+    """Return a value of a table with its interval; `interval` is as for `probing.tables.ends`.
 
     Raises:
         NotMeasurable: If the row has no interval, as where there are too few sentences.
@@ -140,12 +126,12 @@ def from_row(
 
 
 def difference(a: ClaimEstimate, b: ClaimEstimate) -> ClaimEstimate:
-    """Return a - b; their covariance is not known, so that its interval is the widest that both intervals allow."""
+    """Return a - b with the widest interval that both intervals allow, as their covariance is not known."""
     return ClaimEstimate(a.value - b.value, a.low - b.high, a.high - b.low)
 
 
 def magnitude(estimate: ClaimEstimate) -> ClaimEstimate:
-    """Return the magnitude of a value; its interval begins at 0 where that of the value has 0 in it."""
+    """Return the magnitude of a value; its interval begins at 0 where the interval of the value includes 0."""
     nearest = 0.0 if estimate.low <= 0 <= estimate.high else min(abs(estimate.low), abs(estimate.high))
     return ClaimEstimate(
         abs(estimate.value), nearest, max(abs(estimate.low), abs(estimate.high)), estimate.control, estimate.neurons
@@ -156,11 +142,7 @@ MEASURES: dict[str, ClaimMeasure] = {}
 
 
 def measure(*runs: str) -> Callable[[_Function], _Function]:
-    """Register a function as the measure of its name.
-
-    Args:
-        runs: Names of the runs that it reads.
-    """
+    """Register a function as the measure of its name, which reads these runs."""
 
     def register(function: _Function) -> _Function:
         name = function.__name__
@@ -175,13 +157,7 @@ def measure(*runs: str) -> Callable[[_Function], _Function]:
 def claims_that_hold(
     model_runs: ModelRuns, claims: list[int], instead: Mapping[str, list[int]] = MappingProxyType({})
 ) -> ClaimEstimate:
-    """Return the share of some other claims whose criterion this model meets.
-
-    Args:
-        model_runs: The model.
-        claims: Their numbers.
-        instead: The numbers for models for which other claims count, by model.
-    """
+    """Return the share of other claims whose criterion this model meets; `instead` has other claims for some models."""
     verdicts = {number: model_runs.holds(number) for number in instead.get(model_runs.model, claims)}
     if missing := [str(number) for number, holds in verdicts.items() if holds is None]:
         raise NotMeasurable(f"of claim {', '.join(missing)} nothing could be measured")
@@ -195,13 +171,7 @@ def claims_that_hold(
 
 @measure("minimal_pairs")
 def share_of_pairs(model_runs: ModelRuns, group: str, beside: str | None = None) -> ClaimEstimate:
-    """Return the share of pairs in a group in which the model finds the right word more likely than the wrong one.
-
-    Args:
-        model_runs: The model.
-        group: The group.
-        beside: A group whose share is the control.
-    """
+    """Return the share of a group's pairs whose right word is more probable; the control is the share in `beside`."""
     run: Result = model_runs.run("minimal_pairs")
     rows = {row["group"]: row for row in run.groups}
     if missing := [name for name in (group, beside) if name is not None and name not in rows]:
@@ -211,14 +181,10 @@ def share_of_pairs(model_runs: ModelRuns, group: str, beside: str | None = None)
 
 @measure("changed_text")
 def loss_in_changed_text(model_runs: ModelRuns, condition: str, against: str = INTACT) -> ClaimEstimate:
-    """Return by how many nats the loss of masked words is higher in changed text than in the text to compare with.
+    """Return the rise in nats of the loss of masked words in changed text, such as `words_shuffled`.
 
-    If that text is changed, too, the control is the difference from the unchanged text.
-
-    Args:
-        model_runs: The model.
-        condition: The change, such as `words_shuffled`.
-        against: What it is compared with: the text as it is, or another change.
+    It is the difference from the loss in the text `against`: the intact text, or another change. If that is a change,
+    the control is the difference from the intact text.
     """
     run: Result = model_runs.run("changed_text")
     rows = {row["against"]: row for row in run.changes if row["condition"] == condition and row.get("against")}
@@ -235,11 +201,8 @@ _UNTRAINED = "untrained"
 def linear_answers_in_first_layer(model_runs: ModelRuns, task: str) -> ClaimEstimate:
     """Return the share of sentences in which the probe of layer 1 gives the wrong answer that linear order implies.
 
-    The control is the probe's accuracy on test sentences of the kind that it was trained on.
-
-    Args:
-        model_runs: The model.
-        task: The task, such as `main_auxiliary`.
+    The control is the probe's accuracy on test sentences of the kind that it was trained on. A task is, for example,
+    `main_auxiliary`.
     """
     (first, *_), linear = _above_embeddings(model_runs, task, ITSELF), LINEAR[task]
     return from_row(first, linear, linear, first["test"])
@@ -247,14 +210,10 @@ def linear_answers_in_first_layer(model_runs: ModelRuns, task: str) -> ClaimEsti
 
 @measure("hierarchy")
 def preference_for_hierarchy(model_runs: ModelRuns, task: str, from_depth: float) -> ClaimEstimate:
-    """Return by how much right answers are more frequent than those of linear order: the least over the upper layers.
+    """Return the difference in frequency of right and linear-order answers: the least over the upper layers.
 
-    The control is the largest such difference of a randomly initialised model in these layers.
-
-    Args:
-        model_runs: The model.
-        task: The task, such as `main_auxiliary`.
-        from_depth: The least depth of an upper layer, as a share of the number of blocks.
+    The control is the largest such difference of a randomly initialised model in these layers. `from_depth` is the
+    least depth of an upper layer, as a share of the number of blocks.
     """
     trained, untrained = (
         _upper(_above_embeddings(model_runs, task, condition), from_depth) for condition in (ITSELF, _UNTRAINED)
@@ -272,6 +231,5 @@ def _above_embeddings(model_runs: ModelRuns, task: str, condition: str) -> list[
 
 
 def _upper(rows: Sequence[Mapping[str, Any]], from_depth: float) -> list[Mapping[str, Any]]:
-    """Return the rows of upper layers."""
     depth = max(row["layer"] for row in rows)
     return [row for row in rows if row["layer"] >= from_depth * depth]

@@ -1,4 +1,4 @@
-"""Tables and sentences of `geometry --extremes`, and what the figures show of them."""
+"""Tables, sentences and figures of `geometry --extremes`."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ _FIXED_COLUMNS = (
 
 
 def tables(rows_by_table: Tables) -> list[Any]:
-    """Return large values, where neurons are large, sinks, and heads without outliers, as rich tables."""
+    """Return large values, the course of large neurons, sinks, and heads without outliers, as rich tables."""
     massive, course, sinks, fixed_rows = (
         _rows(rows_by_table, name) for name in ("massive", "massive_course", "sinks", "held_outliers")
     )
@@ -210,7 +210,7 @@ def tables(rows_by_table: Tables) -> list[Any]:
 
 
 def quoted(token: str) -> str:
-    """Return a kind of token as it stands in a sentence: the text of a frequent token in quotes."""
+    """Return a kind of token for use in a sentence: the text of a frequent token in quotes."""
     is_named = token in (ALL, FIRST, OTHER, "punctuation") or (
         len(token) > 2 and token[0] + token[-1] in ("[]", "<>", "''")
     )
@@ -218,7 +218,7 @@ def quoted(token: str) -> str:
 
 
 def conclusions(rows_by_table: Tables) -> list[str]:
-    """Return what was found, a sentence or two for each question."""
+    """Return the conclusions, a sentence or two for each question."""
     massive, sinks, fixed_rows = (_rows(rows_by_table, name) for name in ("massive", "sinks", "held_outliers"))
     lines = []
     if massive:
@@ -260,7 +260,7 @@ def _large_table(massive: Sequence[Row]) -> Any:
 
 
 def where_largest(massive: Sequence[Row], of_layer: Row) -> str:
-    """Return the kind of token that the largest value of a layer is on; empty if no definition calls it large."""
+    """Return the kind of token with a layer's largest value; empty if no definition calls the value large."""
     largest_of_layer = of_layer["layer"], of_layer["largest_magnitude"]
     largest_rows = (
         row for row in massive if (row["layer"], row["largest_magnitude"]) == largest_of_layer and row["token"] != ALL
@@ -269,12 +269,10 @@ def where_largest(massive: Sequence[Row], of_layer: Row) -> str:
 
 
 def _times(row: Row) -> str:
-    """Return how many times the median the largest value is."""
     return f"{row['largest_magnitude'] / row['median']:,.0f}" if row["median"] else ""
 
 
 def _massive_sentence(massive: Sequence[Row], course: Sequence[Row]) -> str:
-    """Return a sentence on massive activations as Sun et al. define them."""
     layers = of_all(massive, "massive")
     what = f"above {ABSOLUTE:g} and {RELATIVE:,.0f} times the median magnitude of the layer (Sun et al. 2024)"
     large_layers = [row for row in layers if row["count"]]
@@ -300,7 +298,6 @@ def _massive_sentence(massive: Sequence[Row], course: Sequence[Row]) -> str:
 
 
 def _deviation_sentences(massive: Sequence[Row], course: Sequence[Row]) -> list[str]:
-    """Return a sentence for each of the two definitions by standard deviations."""
     of = {"token_sd": "the mean of their token's neurons", "neuron_sd": "the mean of their neuron over tokens"}
     lines = []
     for name, mean in of.items():
@@ -321,7 +318,7 @@ def _deviation_sentences(massive: Sequence[Row], course: Sequence[Row]) -> list[
 
 
 def _course(row: Row) -> str:
-    """Return where a neuron is large as a clause."""
+    """Return the layers in which a neuron is large as a clause."""
     first, last = row["first_layer"], row["last_layer"]
     where = f"in layer {first}" if first == last else f"from layer {first} to {last}"
     gone = row.get("gone_layer")
@@ -336,7 +333,7 @@ def strongest_sink(sinks: Sequence[Row]) -> Row:
 
 
 def _sink_sentence(sinks: Sequence[Row]) -> str:
-    """Return a sentence on the strongest sink, and on all blocks together."""
+    """Return a sentence on the strongest sink."""
     top = strongest_sink(sinks)
     sentence = (
         f"The strongest sink is {top['token']} in block {top['layer']}: {top['share']:.1%} of the tokens get "
@@ -354,7 +351,7 @@ def _sink_sentence(sinks: Sequence[Row]) -> str:
 
 
 def _fixed_outliers_sentence(fixed_rows: Sequence[Row]) -> str:
-    """Return what heads attend to without outliers, beside matched neurons."""
+    """Return a sentence on the attention of heads without outliers, compared with matched neurons."""
     heads, row = [row for row in fixed_rows if _head(row)], fixed_rows[0]
     where = "all blocks that outliers enter" if row["layer"] == ALL_LAYERS else f"block {row['layer']}"
     parts = []
@@ -387,14 +384,7 @@ _LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"))
 def write_extremes_figures(
     folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
 ) -> list[Path]:
-    """Draw what was measured, each figure in some formats, and return the paths of the files.
-
-    Args:
-        folder: Folder of the figures.
-        tables: The run's tables by name; those that were not measured may be empty or absent.
-        model: Model name for the titles.
-        formats: Formats of the files.
-    """
+    """Draw the figures of the tables that have rows, each in some formats, and return the paths of the files."""
     drawings = {}
     if massive := tables.get("massive"):
         drawings["massive"] = partial(_draw_massive, massive, model)
@@ -404,7 +394,7 @@ def write_extremes_figures(
 
 
 def _draw_massive(massive: Sequence[Row], model: str, figure: Figure) -> None:
-    """Draw the largest value of each layer by kind of token, and the share of values that are large, if some are."""
+    """Draw the largest value of each layer by kind of token, and the share of large values, if there are any."""
     layers = [row["layer"] for row in of_all(massive, "massive")]
     shares = {name: np.array([row["value_share"] for row in of_all(massive, name)]) for name in DEFINITIONS}
     shares = {name: np.where(of > 0, of, np.nan) for name, of in shares.items() if of.any()}
@@ -444,7 +434,7 @@ def _draw_largest(axes: Axes, massive: Sequence[Row], layers: Sequence[int]) -> 
 
 
 def _draw_sinks(sinks: Sequence[Row], fixed_rows: Sequence[Row], model: str, figure: Figure) -> None:
-    """Draw what each kind of token gets and adds, by block, and the attention of heads without outliers."""
+    """Draw the attention to each kind of token and its contribution, by block, and heads without outliers."""
     blocks = [row for row in sinks if not row.get("head") and row["token"] != OTHER]
     layers = list(dict.fromkeys(row["layer"] for row in sinks))
     of_blocks = [row for row in fixed_rows if not row.get("head") and row["layer"] != "all"]

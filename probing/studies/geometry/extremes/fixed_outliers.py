@@ -1,11 +1,10 @@
-"""What attention loses when outlier neurons are held at their mean in the queries and keys of a single head.
+"""The effect of fixing outlier neurons at their mean in the queries and keys of a single head.
 
-This is open question 5 of Luo et al. (2021). A neuron that is held at its mean differs no more between tokens, in what
-the head reads: its mean stays, so that only what it tells apart is taken away. Each head is compared with itself under
-sets of as many other neurons, each drawn among those with the nearest standard deviations that no definition calls
-outliers. (Their means are not matched: that no other neuron has such a mean is what makes an outlier, and the mean is
-not taken away.) As outliers often vary more than any other neuron, the deviations that are taken away from each set are
-also scaled to the variance of those of the outliers.
+This is open question 5 of Luo et al. (2021). A fixed neuron no longer distinguishes tokens for the head; its mean
+remains, so only the differences are removed. Each head is compared with itself under sets of as many other neurons,
+drawn among those with the nearest standard deviations that no definition calls outliers. (Their means are not matched:
+that no other neuron has such a mean is what makes an outlier, and the mean is not removed.) As outliers often vary more
+than any other neuron, the deviations removed from each set are also scaled to the variance of the outliers.
 """
 
 from __future__ import annotations
@@ -45,13 +44,12 @@ _ROUNDING = 0.01
 
 @dataclass(frozen=True)
 class AttentionSample:
-    """Sentences whose attention is computed again.
+    """Sentences whose attention is recomputed.
 
     Args:
-        rows: Index of each of their tokens in the corpus's table, ascending, shape (n,).
-        sentences: Index of each token's sentence among them, shape (n,).
-        special: Whether the tokenizer added the token, or it is the first one of a causal model, likewise.
-        is_causal: Whether no token sees a later one.
+        rows: Index of each token in the corpus's table, ascending, shape (n,).
+        sentences: Index of each token's sentence in the sample, shape (n,).
+        special: Mask of tokens added by the tokenizer, and of the first tokens of a causal model, shape (n,).
     """
 
     rows: NDArray[np.int64]
@@ -72,13 +70,7 @@ class AttentionSample:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the attention of a block reads.
-
-    Args:
-        states: Its input at the tokens of the sample, shape (n, d_model), float64.
-        mean: Mean of each neuron over all tokens of the corpus, shape (d_model,).
-        sd: Their standard deviation, likewise.
-    """
+    """Attention inputs of a block: sampled states, (n, d_model), float64, and mean and sd of all tokens, (d_model,)."""
 
     states: Tensor
     mean: Tensor
@@ -86,14 +78,7 @@ class Inputs:
 
     @classmethod
     def of(cls, store: HiddenStateSource, layer: int, heads: QueryKey, sample: AttentionSample) -> Inputs:
-        """Read the hidden states of a layer, which enter the block, shard by shard.
-
-        Args:
-            store: Hidden states of the corpus.
-            layer: Number of the layer.
-            heads: Queries and keys of the block that reads it.
-            sample: The sentences.
-        """
+        """Read the hidden states of a layer, which enter the block with these queries and keys, shard by shard."""
         profile, some = ProfileAccumulator(store.plan.d_model), []
         for shard in store.plan.shards:
             rows = store.shard_tokens(shard)
@@ -107,13 +92,11 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Effects:
-    """What sets of neurons do in each head when they are held: outliers, matched sets, and these scaled.
+    """Effects of fixing sets of neurons in each head: outliers, matched sets, and the same sets scaled.
 
-    Args:
-        divergence: Mean over queries of the Jensen-Shannon divergence from the whole head's attention, in nats, shape
-            (n_heads, n_sets).
-        special: Attention to special tokens, a mean over queries, likewise.
-        whole: The same of the whole head, shape (n_heads,).
+    `divergence` is the mean over queries of the Jensen-Shannon divergence from the intact head's attention, in nats,
+    and `special` the mean attention to special tokens, both of shape (n_heads, n_sets); `whole` is the intact head's
+    mean attention to special tokens, shape (n_heads,).
     """
 
     divergence: Array
@@ -124,14 +107,9 @@ class Effects:
 def effects(
     inputs: Inputs, heads: QueryKey, sample: AttentionSample, sets: NDArray[np.int64], factors: Array
 ) -> Effects:
-    """Compute the attention of each head of a block with each set of neurons held in this head alone.
+    """Recompute the attention of each head of a block with each set of neurons, (n_sets, k), fixed in this head alone.
 
-    Args:
-        inputs: What the block's attention reads.
-        heads: Its queries and keys.
-        sample: The sentences.
-        sets: Shape (n_sets, k).
-        factors: By what the deviations that are taken away are multiplied, shape (n_sets,).
+    `factors`, shape (n_sets,), multiply the deviations that are removed.
     """
     n_heads, n = len(heads.query), len(sample.rows)
     divergence, special = (torch.zeros(n_heads, len(sets), dtype=torch.float64) for _ in range(2))
@@ -161,16 +139,9 @@ def effects(
 def distinct_sets(
     sd: Array, neurons: Sequence[int], n: int, generator: np.random.Generator, without: Collection[int] = ()
 ) -> NDArray[np.int64]:
-    """Draw distinct sets of neurons that match others in sd and hold none of them, shape (at most n, k).
+    """Draw distinct sets that match neurons in sd and contain none of them or of `without`, shape (at most n, k).
 
-    A set that were drawn twice would count twice in a p-value by rank, and there are few sets of one neuron.
-
-    Args:
-        sd: Standard deviation of each neuron, shape (d_model,).
-        neurons: The neurons to be matched, k of them.
-        n: Most sets.
-        generator: Source of the draws.
-        without: Further neurons that are not drawn.
+    A repeated set would count twice in a p-value by rank, and there are few sets of one neuron.
     """
     drawn = matched_sets(sd, np.array(neurons), generator, 5 * n, sorted({*neurons, *without}))
     _, first = np.unique(drawn, axis=0, return_index=True)
@@ -179,13 +150,9 @@ def distinct_sets(
 
 @dataclass(frozen=True)
 class Compared:
-    """Effects of outliers beside those of matched sets.
+    """Effects of the outliers that enter a block: of themselves, of matched sets, and of the same sets scaled.
 
-    Args:
-        layer: Number of the block.
-        neurons: The outliers of the layer that enters it.
-        effects: The effects: of the outliers, of the matched sets, and of the same sets scaled.
-        sd_ratio: Root of the variance of the outliers divided by that of the matched neurons, a mean over sets.
+    `sd_ratio` is the root of the ratio of the outliers' variance to the matched neurons', a mean over sets.
     """
 
     layer: int
@@ -203,17 +170,7 @@ def compare(
     layer: int, neurons: Sequence[int], inputs: Inputs, heads: QueryKey, sample: AttentionSample, seed: int,
     without: Collection[int] = (),
 ) -> Compared:  # fmt: skip
-    """Hold the outliers that enter a block in each of its heads, and matched sets.
-
-    Args:
-        layer: Number of the block.
-        neurons: The outliers, at most half of the neurons.
-        inputs: What the block's attention reads.
-        heads: Its queries and keys.
-        sample: The sentences.
-        seed: Seed of the sets.
-        without: Further neurons that are not drawn, because they are outliers by another definition.
-    """
+    """Fix the outliers that enter a block, at most half of the neurons, and matched sets that exclude `without`."""
     sets = distinct_sets(inputs.sd, neurons, DRAWS, np.random.default_rng([seed, layer, 5]), without)
     variance = np.square(inputs.sd)
     ratios = np.sqrt(variance[list(neurons)].sum() / np.maximum(variance[sets].sum(1), np.finfo(float).tiny))
@@ -224,23 +181,15 @@ def compare(
 
 
 def agrees(computed: Effects, mass: Array) -> bool:
-    """Return whether attention that is computed from queries and keys is that of the model.
-
-    Args:
-        computed: What was computed.
-        mass: The attention to special tokens that was read in the model, of each head, shape (n_heads,).
-    """
+    """Check that attention computed from queries and keys matches the model's to special tokens, `mass` (n_heads,)."""
     return bool(np.abs(computed.whole - mass).max() <= _ROUNDING)
 
 
 def fixed_outlier_rows(compared: Sequence[Compared], seed: int) -> Rows:
-    """Return the rows of `held_outliers.csv`: of each head, of the mean over each block's heads, and over all heads.
+    """Return the rows of `held_outliers.csv`: for each head, for the mean over each block's heads, and over all heads.
 
-    P-values are by rank among matched sets, of the heads and of the blocks also corrected for their number (Holm).
-
-    Args:
-        compared: The blocks that outliers enter.
-        seed: Seed of which sets of different blocks are taken together.
+    P-values are by rank among matched sets; for heads and blocks they are also corrected for their number (Holm).
+    `seed` determines which sets of different blocks are combined.
     """
     blocks, heads = Rows(), Rows()
     for block in compared:
@@ -278,13 +227,7 @@ def _of_all(compared: Sequence[Compared], seed: int) -> Rows:
 
 
 def _row(head_effects: Effects, n: int, head: int | slice) -> dict[str, float]:
-    """Return the columns of one head, or of the mean over heads.
-
-    Args:
-        head_effects: The effects.
-        n: Number of matched sets.
-        head: Index of the head, or all of them.
-    """
+    """Return the columns of one head, or of the mean over heads, for n matched sets."""
     divergence, special = (
         of[head].reshape(-1, of.shape[1]).mean(0) for of in (head_effects.divergence, head_effects.special)
     )
@@ -314,23 +257,14 @@ FREQUENT = 10
 
 @dataclass(frozen=True)
 class Kinds:
-    """The kind of each token.
-
-    Args:
-        names: Names of the kinds that occur.
-        of_tokens: Index of each token's kind, shape (n_tokens,).
-    """
+    """Names of the kinds of tokens, and the index of each token's kind, shape (n_tokens,)."""
 
     names: list[str]
     of_tokens: NDArray[np.int64]
 
     @classmethod
     def of(cls, names: NDArray[Any]) -> Kinds:
-        """Number the kinds in the order of the text; the rest comes last.
-
-        Args:
-            names: The name of each token's kind, shape (n_tokens,), objects.
-        """
+        """Number the kinds, given as a name for each token, in the order of the text; the rest comes last."""
         ordered = sorted(dict.fromkeys(names.tolist()), key=lambda name: name == OTHER)
         index = {name: i for i, name in enumerate(ordered)}
         return cls(ordered, np.array([index[name] for name in names.tolist()], dtype=np.int64))
@@ -342,12 +276,12 @@ class Kinds:
 
     @property
     def members(self) -> dict[str, NDArray[np.bool_]]:
-        """Whether each token is of each kind, by name, each of shape (n_tokens,)."""
+        """Mask of the tokens of each kind, by name, each of shape (n_tokens,)."""
         return {name: self.of_tokens == i for i, name in enumerate(self.names)}
 
 
 def by_text(tokens: Tokens, tokenizer: Any) -> Kinds:
-    """Tell tokens by their texts: special ones, first ones of a sentence, the most frequent ones, and the others."""
+    """Classify tokens by their texts: special ones, first ones, the most frequent ones, and the others."""
     texts = _texts(tokens, tokenizer)
     names = np.full(tokens.n_tokens, OTHER, dtype=object)
     inside = ~tokens.added & (tokens.positions > 0)
@@ -358,7 +292,7 @@ def by_text(tokens: Tokens, tokenizer: Any) -> Kinds:
 
 
 def as_sinks(tokens: Tokens, corpus: Corpus, tokenizer: Any) -> Kinds:
-    """Tell tokens by what may draw attention: special ones, first ones of a sentence, punctuation, and the others."""
+    """Classify tokens by what may draw attention: special ones, first ones, punctuation, and the others."""
     names = np.full(tokens.n_tokens, OTHER, dtype=object)
     if (marks := types_of(tokens, corpus, {}).get(PUNCTUATION)) is not None:
         names[marks] = PUNCTUATION
@@ -366,13 +300,13 @@ def as_sinks(tokens: Tokens, corpus: Corpus, tokenizer: Any) -> Kinds:
 
 
 def _with_special(names: NDArray[Any], texts: NDArray[Any], tokens: Tokens) -> NDArray[Any]:
-    """Return the names of kinds with those of special tokens by their text, and of first tokens that are not."""
+    """Return the names with special tokens named by their text, and first tokens as such."""
     names[tokens.positions == 0] = FIRST
     return np.where(tokens.added, texts, names)
 
 
 def _texts(tokens: Tokens, tokenizer: Any) -> NDArray[Any]:
-    """Return the text of each token without blanks around it, shape (n_tokens,), objects."""
+    """Return the text of each token without surrounding blanks, shape (n_tokens,), objects."""
     ids, of_token = np.unique(tokens.input_ids, return_inverse=True)
     texts: Mapping[int, str] = {i: tokenizer.decode([i]) for i in ids.tolist()}
     return np.array([text.strip() or repr(text) for text in texts.values()], dtype=object)[of_token.reshape(-1)]

@@ -1,4 +1,4 @@
-"""What `geometry --extremes` measures: large values of all layers, attention sinks, and heads without outliers."""
+"""The measurements of `geometry --extremes`: large values, attention sinks, and heads without outliers."""
 
 from __future__ import annotations
 
@@ -69,14 +69,11 @@ _DEAD = 1e-6
 
 @dataclass(frozen=True)
 class Large:
-    """The large values of a layer.
+    """The large values of a layer, with the median magnitude of all values.
 
-    Args:
-        layer: Number of the layer.
-        median: Median magnitude of all values.
-        largest: Largest magnitude of each neuron on each kind of token, shape (n_kinds, d_model).
-        counts: For each definition, the number of large values of each neuron on each kind, likewise.
-        tokens: For each definition, the number of tokens of each kind that have a large value, shape (n_kinds,).
+    `largest` has the largest magnitude of each neuron on each kind of token and `counts`, by definition, the number of
+    large values, both of shape (n_kinds, d_model); `tokens` has, by definition, the number of tokens of each kind with
+    a large value, shape (n_kinds,).
     """
 
     layer: int
@@ -87,7 +84,7 @@ class Large:
 
 
 def large_values(store: HiddenStateSource, layer: int, kinds: Kinds) -> Large:
-    """Find the large values of a layer in a few passes over its shards; memory is that of one shard."""
+    """Detect the large values of a layer in a few passes over its shards, with the memory of one shard."""
     d_model, n_kinds = store.plan.d_model, len(kinds.names)
 
     def shards() -> Iterator[tuple[slice, Tensor]]:
@@ -114,7 +111,7 @@ def large_values(store: HiddenStateSource, layer: int, kinds: Kinds) -> Large:
 
 
 def _large(values: Tensor, median: float, mean: Tensor, sd: Tensor) -> dict[Definition, Tensor]:
-    """Return whether each value is large by each definition, shape (n, d_model)."""
+    """Return the mask of large values by each definition, shape (n, d_model)."""
     magnitude = values.abs()
     of_token = (values - values.mean(1, keepdim=True)).abs()
     return {
@@ -125,11 +122,7 @@ def _large(values: Tensor, median: float, mean: Tensor, sd: Tensor) -> dict[Defi
 
 
 def median_magnitude(shards: Shards) -> float:
-    """Return the exact median of the magnitudes of float32 numbers, in two passes and with 2^16 counters in memory.
-
-    Args:
-        shards: Gives the numbers in parts, the same ones each time.
-    """
+    """Return the exact median magnitude of float32 numbers, from repeatable parts, in two passes with 2^16 counters."""
 
     def halves() -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         for _, states in shards():
@@ -154,7 +147,7 @@ def median_magnitude(shards: Shards) -> float:
 
 
 def _moments(shards: Shards, d_model: int) -> tuple[Tensor, Tensor]:
-    """Return the mean and the sd of each neuron over tokens; that of a neuron that does not vary is infinite."""
+    """Return the mean and the sd of each neuron over tokens; the sd of a neuron that does not vary is infinite."""
     n, sums, squares = 0, torch.zeros(d_model, dtype=torch.float64), torch.zeros(d_model, dtype=torch.float64)
     for _, states in shards():
         n, sums = n + len(states), sums + states.sum(0, dtype=torch.float64)
@@ -197,7 +190,7 @@ def _row(token: str, count: int, n: int) -> dict[str, Any]:
 def _over_neurons(
     counts: NDArray[np.int64], largest: NDArray[np.float64], n_of: NDArray[np.int64]
 ) -> dict[str, int | float]:
-    """Return the columns of rows over all neurons of some kinds of tokens, each argument with these kinds in rows."""
+    """Return the columns of rows over all neurons of some kinds of tokens, the rows of each argument."""
     n_values = int(n_of.sum()) * counts.shape[1]
     return {
         "n_neurons": int(counts.any(0).sum()), "largest_magnitude": float(largest.max()),
@@ -206,12 +199,7 @@ def _over_neurons(
 
 
 def course_rows(layers: Sequence[Large], kinds: Kinds) -> Rows:
-    """Return the rows of `massive_course.csv`: where each neuron is large on most tokens of a kind, and until where.
-
-    Args:
-        layers: The layers that were measured, ascending.
-        kinds: The kinds of tokens.
-    """
+    """Return the rows of `massive_course.csv`: the ascending layers with a neuron large on most tokens of a kind."""
     layers_of_neuron: dict[tuple[Definition, int, int], list[int]] = {}
     for i, large in enumerate(layers):
         for name in DEFINITIONS:
@@ -236,7 +224,7 @@ def course_rows(layers: Sequence[Large], kinds: Kinds) -> Rows:
 
 
 def _longest(at: Sequence[int]) -> tuple[int, int]:
-    """Return the ends of the longest run of numbers without a gap among ascending ones; the first of equal ones."""
+    """Return the ends of the longest run of consecutive numbers among ascending ones; the first in a tie."""
     runs: list[list[int]] = []
     for i in at:
         if runs and runs[-1][-1] == i - 1:
@@ -253,21 +241,18 @@ def _longest(at: Sequence[int]) -> tuple[int, int]:
 
 
 def added(attention: BlockAttention, batch: SentenceBatch, types: Tensor) -> dict[str, Tensor]:
-    """Return norms of what heads add to the residual stream, by query or summed over the queries of each sentence.
+    """Return norms of the heads' contributions to the residual stream, by query or summed over a sentence's queries.
 
     A head adds sum_j alpha_j f(x_j), with f(x) = (x W_V + b_V) W_O of the head (Kobayashi et al. 2020). The vectors of
-    the tokens of a type are added up before the norm is taken, and those of all heads for the norms of a block.
-
-    Args:
-        attention: The attention of one block, whose output projection is known.
-        batch: The sentences.
-        types: Whether a token is of a type, shape (batch, sequence, types); False for padding.
+    the tokens of a type are summed before the norm is taken, and for norms of a block also the vectors of all heads.
+    `attention` has a known output projection; `types` has the type membership of each token, shape (batch, sequence,
+    types), False for padding.
 
     Returns:
-        added: Norm of what a head adds from the tokens of the type, shape (batch, heads, types).
-        by_query: Norm of what all heads together add from them to each query, shape (batch, sequence, types).
+        added: Norm of a head's contribution from the tokens of the type, shape (batch, heads, types).
+        by_query: Norm of the contribution of all heads to each query, shape (batch, sequence, types).
         added_of_block: The same summed, shape (batch, 1, types).
-        output: Norm of all that a head adds, shape (batch, heads, 1).
+        output: Norm of a head's whole contribution, shape (batch, heads, 1).
         output_of_block: Norm of the output of the attention, with b_O, shape (batch, 1, 1).
         value_norm: Sum of |f(x)| over the tokens of the type, shape (batch, heads, types).
     """
@@ -299,11 +284,7 @@ def added(attention: BlockAttention, batch: SentenceBatch, types: Tensor) -> dic
 
 @dataclass(frozen=True)
 class Added:
-    """The measure: what tokens of each type add.
-
-    Args:
-        types: For each type, whether a token is of it, shape (n_tokens,).
-    """
+    """The measure of the contributions of tokens of each type, given as masks of shape (n_tokens,)."""
 
     types: Mapping[str, NDArray[np.bool_]]
     name: str = "added"
@@ -314,13 +295,13 @@ class Added:
         object.__setattr__(self, "settings", {"version": 2, "types": [*self.types], "of": of})
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Return what makes an accumulator for each batch."""
+        """Return a function that creates an accumulator for a batch."""
         table = torch.from_numpy(np.stack(list(self.types.values()), axis=1))
         return lambda batch: _Added(batch, members_of(table, batch))
 
 
 class _Added:
-    """Stacks what is added by each block."""
+    """Accumulator of the contributions, stacked over blocks."""
 
     def __init__(self, batch: SentenceBatch, types: Tensor) -> None:
         self.batch, self.types = batch, types
@@ -338,13 +319,7 @@ class _Added:
 
 
 def stream_norms(store: HiddenStateSource, layer: int, sentences: Sequence[int]) -> NDArray[np.float64]:
-    """Return the norms of the hidden states of some sentences, shape (n_tokens of these,).
-
-    Args:
-        store: Hidden states of the corpus.
-        layer: Number of the layer.
-        sentences: Indices of the sentences in the corpus, ascending.
-    """
+    """Return the norms of the hidden states of some sentences, in ascending order, shape (n_tokens of these,)."""
     chosen, norms = np.isin(store.tokens.sentences, list(sentences)), []
     for shard in store.plan.shards:
         states = store.read(layer, shard.index)[torch.from_numpy(chosen[store.shard_tokens(shard)])]
@@ -354,13 +329,10 @@ def stream_norms(store: HiddenStateSource, layer: int, sentences: Sequence[int])
 
 @dataclass(frozen=True)
 class AttentionSums:
-    """What was read of the attention.
+    """Sums of the attention over sentences, of the measures `AttentionByType` and `Added`.
 
-    Args:
-        attended: The sums of the measure `AttentionByType`.
-        added: Those of `Added`; None if the model's output projection cannot be told.
-        kinds: The kinds of tokens, in the order of both.
-        stream: Norms of the hidden states of each token that enter some of the blocks, by block.
+    `added` is None if the model's output projection cannot be identified. The kinds of tokens are in the order of both
+    sums. `stream` has norms of the hidden states of each token that enter a block, for some of the blocks.
     """
 
     attended: SumsStore
@@ -369,12 +341,7 @@ class AttentionSums:
     stream: Mapping[int, NDArray[np.float64]]
 
     def rows(self, blocks: Sequence[int], seed: int) -> Rows:
-        """Return the rows of `sinks.csv`: for each block and kind of token, of all heads together and of each head.
-
-        Args:
-            blocks: The blocks to report.
-            seed: Seed of the bootstrap over sentences.
-        """
+        """Return the rows of `sinks.csv`: for each block and kind of token, of all heads together and of each head."""
         tokens = self.attended.tokens
         sentences, lengths = SentenceDraws(tokens.n_sentences, seed), tokens.lengths
         # The first of the types that `AttentionByType` sums is that of all special tokens.
@@ -409,9 +376,9 @@ class AttentionSums:
         return rows
 
     def _shares(self, block: int) -> NDArray[np.float64]:
-        """Return what each kind adds as a share of the query's hidden state, summed by sentence, (n_sentences, 1, k).
+        """Return each kind's contribution as a share of the query's state, summed by sentence, (n_sentences, 1, k).
 
-        It is divided query by query: the norms of a few tokens may be as large as those of all others together.
+        The division is query by query: the norms of a few tokens may be as large as the norms of all others together.
         """
         assert self.added is not None
         tokens, norms = self.attended.tokens, self.stream[block][:, None]
@@ -421,7 +388,7 @@ class AttentionSums:
         return sums
 
     def _value(self, norms: NDArray[np.float64] | None, head: int, kind: int) -> dict[str, float]:
-        """Return the mean norm of f(x) on a kind of token, and its ratio to that on tokens that are no sinks."""
+        """Return the mean norm of f(x) on a kind of token, and its ratio to the norm on tokens that are no sinks."""
         if norms is None:
             return {}
         columns = {"value_norm": float(norms[head, kind])}
@@ -437,7 +404,7 @@ class AttentionSums:
 def _of_norms(
     sentences: SentenceDraws, norms: Mapping[str, NDArray[np.float64]], at: int, end: str, lengths: NDArray[Any]
 ) -> dict[str, Means]:
-    """Return what is added by each kind, a mean over queries, and its share of the whole output, by head or block."""
+    """Return each kind's contribution, a mean over queries, and its share of the whole output, by head or block."""
     sums, output = norms[f"added{end}"][:, at], norms[f"output{end}"][:, at, :, 0]
     return {"added": sentences.means(sums, lengths), "of_output": sentences.means(sums, output)}
 
@@ -457,15 +424,7 @@ MOST_TOKENS = 20_000
 
 @dataclass(frozen=True)
 class Attentions:
-    """The attention of a sample of the corpus.
-
-    Args:
-        request: Model and sample.
-        sentences: Indices of its sentences in the corpus, ascending.
-        reader: The structure of the model.
-        kinds: The kind of each of its tokens.
-        stores: The sums of each measure.
-    """
+    """The attention of a sample of the corpus, whose `sentences` are ascending indices in the corpus."""
 
     request: Request
     sentences: Sequence[int]
@@ -475,14 +434,7 @@ class Attentions:
 
 
 def read_attention(source: ActivationSource, corpus: Corpus, store: HiddenStateSource, seed: int) -> Attentions | None:
-    """Read the attention of some sentences, on all ranks; None if the model has none that can be read, and say so.
-
-    Args:
-        source: The model and its cache.
-        corpus: The corpus.
-        store: Its hidden states.
-        seed: Seed of the draw of sentences.
-    """
+    """Read the attention of random sentences, on all ranks; report why and return None if it cannot be read."""
     _, sentences = draw_sentences(store.tokens, MOST_TOKENS, seed)
     request = source.request(corpus if len(sentences) == store.tokens.n_sentences else corpus.subset(sentences))
     tokenizer = load_tokenizer(source.model)
@@ -508,16 +460,7 @@ def measure_extremes(
     outliers: Mapping[int, Sequence[int]],
     others: Rows, seed: int,
 ) -> dict[str, Rows]:  # fmt: skip
-    """Return the rows of the tables, by name.
-
-    Args:
-        source: The model and its cache.
-        store: Hidden states of the corpus.
-        attentions: What was read of the attention, if there is any.
-        outliers: The outlier neurons of each layer, by the definition that was chosen.
-        others: Rows of `outliers.csv`, with those by all definitions.
-        seed: Seed of every random draw.
-    """
+    """Return the tables' rows by name, of large values only without `attentions`; `others` are of `outliers.csv`."""
     kinds = by_text(store.tokens, load_tokenizer(source.model))
     with stage(f"large values of {layers_named(source.layers)}", len(source.layers)) as advance:
         large_layers = []
@@ -550,15 +493,7 @@ def _fixed_outlier_rows(
     source: ActivationSource, store: HiddenStateSource, attentions: Attentions,
     outliers: Mapping[int, tuple[Sequence[int], Collection[int]]], seed: int,
 ) -> Rows:  # fmt: skip
-    """Return the rows of `held_outliers.csv`; none, and say why, where it cannot be measured.
-
-    Args:
-        source: The model and its cache.
-        store: Hidden states of the corpus.
-        attentions: What was read of the attention.
-        outliers: By layer, the outliers that are held, and those by any definition.
-        seed: Seed of every random draw.
-    """
+    """Return the rows of `held_outliers.csv`; report why and return none where they cannot be measured."""
     n_layers, d_model = attentions.reader.heads.n_layers, store.plan.d_model
     chosen = {
         layer + 1: (list(fixed), named) for layer, (fixed, named) in outliers.items()
@@ -590,13 +525,7 @@ def _fixed_outlier_rows(
 
 
 def _sample(attentions: Attentions, corpus: Tokens, seed: int) -> tuple[AttentionSample, Any]:
-    """Return some of the sentences, and the attention to special tokens that was read there, (n_layers, n_heads).
-
-    Args:
-        attentions: The attention that was read.
-        corpus: The table of tokens of the whole corpus.
-        seed: Seed of the draw.
-    """
+    """Sample sentences; return them with their attention to special tokens in the model, shape (n_layers, n_heads)."""
     store, is_causal = attentions.stores["attended"], attentions.reader.heads.is_causal
     drawn, chosen = draw_sentences(store.tokens, TOKENS, seed)
     starts = corpus.offsets[np.array(attentions.sentences)[chosen]]

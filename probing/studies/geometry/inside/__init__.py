@@ -64,7 +64,7 @@ _LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), ("black", "v"
 
 
 def followed(path: Sequence[Row]) -> list[int]:
-    """Return the outliers to show: those of the first position first, then by their largest distance anywhere."""
+    """Return the outliers to show: outliers of the first position first, then by their largest distance anywhere."""
     reach: dict[int, tuple[bool, float]] = {}
     for row in path:
         if row["kind"] != "random":
@@ -75,14 +75,14 @@ def followed(path: Sequence[Row]) -> list[int]:
 
 @dataclass(frozen=True)
 class OutlierCourse:
-    """Where on the residual stream a neuron is more than 5 sd from the others, on one kind of tokens.
+    """The sites on the residual stream where a neuron is more than 5 sd from the others, on one kind of tokens.
 
     Args:
-        n_sites: Number of places on the stream.
-        beyond: The places where the neuron is so far from the others, in order.
-        n_between: Number of places from the first to the last of these.
-        top: Where it is farthest.
-        end: The place after the last of `beyond`; None if there is none.
+        n_sites: Number of sites on the stream.
+        beyond: The sites where the neuron is so far from the others, in order.
+        n_between: Number of sites from the first to the last of `beyond`.
+        top: The site with the largest distance.
+        end: The site after the last of `beyond`; None if there is none.
     """
 
     n_sites: int
@@ -106,7 +106,7 @@ def course(path: Sequence[Row], neuron: int, tokens: str) -> OutlierCourse | Non
 
 
 def path_table(path: Sequence[Row]) -> Any:
-    """Return where outliers are on the residual stream, on the first token and on words, as a rich table."""
+    """Return the sites of outliers on the residual stream, on the first token and on words, as a rich table."""
     from probing.runtime.terminal import plain_table
 
     table = plain_table(f"Outliers on the residual stream: where they are more than {MEAN_DEVIATIONS:g} sd from others")
@@ -136,13 +136,12 @@ def _steps(path: Sequence[Row]) -> list[list[Row]]:
 
 
 def _short(row: Row) -> str:
-    """Return the number of the block with a short name of the site."""
     name = _SHORT.get(str(row["site"]), str(row["site"]))
     return f"{row['layer']} {name}" if row["layer"] else name
 
 
 def path_conclusions(path: Sequence[Row]) -> list[str]:
-    """Return a sentence for each outlier that is followed, and one on random neurons."""
+    """Return a sentence for each outlier that is followed, and a sentence on random neurons."""
     sentences = []
     groups = {"the first token": "first", "words": "words"}
     for neuron in followed(path):
@@ -162,14 +161,13 @@ def path_conclusions(path: Sequence[Row]) -> list[str]:
 
 
 def _of_row(path: Sequence[Row], neuron: int) -> str:
-    """Return how far a neuron is from the others in the position embedding of the first token; empty without one."""
+    """Return a neuron's distance from the others in the first token's position embedding; empty without a table."""
     at = (neuron, "position", "first")
     deviations = [row["deviations"] for row in path if (row["neuron"], row["site"], row["tokens"]) == at]
     return f"{deviations[0]:+.1f}" if deviations else ""
 
 
 def _course_clause(neuron_course: OutlierCourse) -> str:
-    """Return a course as a clause of a sentence."""
     top = neuron_course.top["deviations"]
     if not neuron_course.beyond:
         return f"it is nowhere beyond 5 sd (at most {top:+.1f}, at {_site(neuron_course.top)})"
@@ -220,7 +218,7 @@ def draw_path(figure: Figure, path: Sequence[Row], model: str) -> None:
 
 
 def _name_sites(axes: Axes, path: Sequence[Row]) -> None:
-    """Name each site below the axis, and separate blocks by lines."""
+    """Label each site below the axis, and separate blocks by lines."""
     sites = [rows[0] for rows in _steps(path)]
     crowded = len(sites) > 60
     shown = [i for i in range(len(sites)) if not crowded or i == 0 or sites[i]["layer"] != sites[i - 1]["layer"]]
@@ -276,7 +274,7 @@ def smoothing_table(smoothing: Sequence[Row]) -> Any:
 
 
 def smoothing_conclusion(smoothing: Sequence[Row]) -> str:
-    """Return a sentence on whether tokens become similar, and on what the bound says about it."""
+    """Return a sentence on the change of the distance between tokens, and on the implications of the bound."""
     blocks = by_block(smoothing)
     n = max(row["share_within_bound"]["n_sentences"] for row in blocks.values())
     is_bounded = all(row["share_within_bound_per_matrix"]["value"] == 1 for row in blocks.values())
@@ -294,7 +292,7 @@ def smoothing_conclusion(smoothing: Sequence[Row]) -> str:
 
 
 def draw_smoothing(figure: Figure, smoothing: Sequence[Row], model: str) -> None:
-    """Draw how blocks change the distance, how much the theorem allows, and the deviations in its denominator."""
+    """Draw each block's change of the distance, the limit by the theorem, and the deviations in its denominator."""
     blocks = by_block(smoothing)
     layers = sorted(blocks)
     figure.set_size_inches(10.2, 3.5)
@@ -365,7 +363,6 @@ def _effects_table(rows: Sequence[Row]) -> Any:
 
 
 def _title(intact: Row) -> str:
-    """Return a measure's name and its value in the intact model."""
     words = MEASURES[intact["measure"]]
     return f"{words[0].upper()}{words[1:]} (intact: {intact['value']:.3f})"
 
@@ -389,7 +386,7 @@ def interventions_conclusion(rows: Sequence[Row]) -> str:
 
 
 def draw_interventions(figure: Figure, rows: Sequence[Row], model: str) -> None:
-    """Draw the effects of outliers, inside the model and on its output, among those of as many other neurons."""
+    """Draw the effects of outliers, inside the model and on its output, with the effects of as many other neurons."""
     measures = list(dict.fromkeys(row["measure"] for row in rows))
     figure.set_size_inches(1.4 + 3.1 * len(measures), 3.2)
     for axes, measure in zip(figure.subplots(1, len(measures), squeeze=False)[0], measures, strict=True):
@@ -417,7 +414,7 @@ def draw_interventions(figure: Figure, rows: Sequence[Row], model: str) -> None:
 
 
 def _named(neurons: Any) -> str:
-    """Return a name for some neurons, given as `interventions.csv` lists them."""
+    """Return a name for neurons, given as `interventions.csv` lists them."""
     listed = str(neurons).split()
     return f"neuron {listed[0]}" if len(listed) == 1 else f"neurons {', '.join(listed)}"
 
@@ -430,7 +427,7 @@ def inside_tables(
     path: Sequence[Row] = (),
     first_row: Sequence[Row] = (),
 ) -> list[Any]:
-    """Return the tables of what was measured, smoothing first; the measurement of the first row has only a sentence."""
+    """Return the tables of the measurements, smoothing first; the first row has only a sentence."""
     return [
         *([smoothing_table(smoothing)] if smoothing else []), *interventions_tables(interventions),
         *([norms_table(norms)] if norms else []), *(changes_tables(norm_changes) if norm_changes else []),
@@ -446,7 +443,7 @@ def inside_conclusions(
     path: Sequence[Row] = (),
     first_row: Sequence[Row] = (),
 ) -> list[str]:
-    """Return what was found, a sentence for each question that was asked."""
+    """Return the conclusions, a sentence for each requested measurement."""
     conclusion_rows = [
         (smoothing_conclusion, smoothing),
         (interventions_conclusion, interventions),
@@ -460,14 +457,7 @@ def inside_conclusions(
 def write_inside_figures(
     folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
 ) -> list[Path]:
-    """Draw what was measured, each figure in some formats, and return the paths of the files.
-
-    Args:
-        folder: Folder of the figures.
-        tables: The run's tables by name; those that were not measured may be empty or absent.
-        model: Model name for the titles.
-        formats: Formats of the files.
-    """
+    """Draw the figures of the tables that have rows, each in some formats, and return the paths of the files."""
     drawings: dict[str, tuple[Drawing, str]] = {
         "smoothing_bound": (draw_smoothing, "smoothing"), "interventions": (draw_interventions, "interventions"),
         "norms": (draw_terms, "norms"), "norm_changes": (draw_changes, "norm_changes"), "path": (draw_path, "path"),

@@ -1,4 +1,4 @@
-"""Norms whose outliers are set to the mean of the other neurons, and the first position's row without its outliers."""
+"""Norms with average parameters of outliers, the first position's row without outliers, and parameters by neuron."""
 
 from __future__ import annotations
 
@@ -58,12 +58,9 @@ Array = NDArray[np.float64]
 
 
 class Seen(NamedTuple):
-    """What a model computes in its present state.
+    """Results of a model in its present state: last hidden states, shape (n_tokens, d_model), float32, and deviations.
 
-    Args:
-        last: Last hidden states, shape (n_tokens, d_model), float32.
-        deviations: Mean of each neuron in each layer, in standard deviations of the layer's neurons, shape
-            (n_layers + 1, d_model).
+    The deviations are of the mean of each neuron, in sd of the layer's neurons, shape (n_layers + 1, d_model).
     """
 
     last: Tensor
@@ -74,15 +71,7 @@ class Seen(NamedTuple):
 def see_layers(
     encoder: nn.Module, anatomy: Anatomy, tokens: Tokens, counts: NDArray[np.bool_], pad_token_id: int
 ) -> Seen:
-    """Run a model on sentences.
-
-    Args:
-        encoder: The model, in evaluation mode.
-        anatomy: Its structure.
-        tokens: The token table of the sentences.
-        counts: Which tokens the means are over, shape (n_tokens,).
-        pad_token_id: Token id that fills a batch.
-    """
+    """Run a model on sentences, with means over the tokens in the mask `counts`, shape (n_tokens,)."""
     layers, device = range(anatomy.n_layers + 1), next(encoder.parameters()).device
     last, sums = torch.empty(0), torch.empty(0)
     for batch in token_batches(tokens, pad_token_id, BATCH_TOKENS, anatomy.padding_is_neutral):
@@ -120,21 +109,13 @@ def change_norms(
     n_tokens: int,
     say: Callable[[str], None] = lambda message: None,
 ) -> list[dict[str, Any]]:
-    """Measure a model when it is intact and under each condition.
+    """Measure a model when it is intact and under each condition; return rows of `norm_changes.csv`.
 
-    Args:
-        norms: Modules of the first and of the second norm of all blocks, by their numbers.
-        outliers: Outliers of each layer.
-        chosen: The conditions.
-        read: Measures the model in its present state; also returns `Seen.deviations`.
-        n_tokens: Number of tokens that these are means over.
-        say: Receives a line for each pass.
-
-    Returns:
-        Rows of `norm_changes.csv`. Rows with the measure `deviations` say, for each layer and each of its outliers, how
-        many standard deviations the mean of this neuron is from that of all neurons, and whether it is an `outlier`
-        (more than 5); `percentile` is the percentage of random draws that reduce this distance less, and `p_value` is
-        by rank. All other rows are as in `interventions.csv`.
+    For each layer and each of its outliers, rows with the measure `deviations` have the distance of the neuron's mean
+    from the mean of all neurons, in standard deviations, and whether it is an `outlier` (more than 5); `percentile` is
+    the percentage of random draws that reduce this distance less, and `p_value` is by rank. All other rows are as in
+    `interventions.csv`. `norms` has the modules of the first and of the second norm of all blocks, by number; `read`
+    measures the model in its present state, and also returns `Seen.deviations`, means over `n_tokens`.
     """
     named = sorted({neuron for neurons in outliers.values() for neuron in neurons})
     say("the intact model")
@@ -155,7 +136,7 @@ def change_norms(
 
 
 def _mean_of_others(neurons: set[int]) -> Callable[[Tensor], float]:
-    """Return what gives the mean of a parameter over all but these neurons."""
+    """Return a function that averages a parameter over all but these neurons."""
 
     def mean(parameter: Tensor) -> float:
         others = torch.ones(len(parameter), dtype=torch.bool)
@@ -198,12 +179,10 @@ Rows = Sequence[Mapping[str, Any]]
 
 @contextmanager
 def ordinary_row(table: nn.Module, first_row: int, neurons: Sequence[int]) -> Iterator[None]:
-    """Set the entries of some neurons in the first position's row to their mean over later rows; on exit restore them.
+    """Set entries of some neurons in the first position's row to their mean over later rows; restore them on exit.
 
-    Args:
-        table: The position table, with a `weight` of shape (n_rows, d_model).
-        first_row: The row of the first position; rows before it are never used, and do not count.
-        neurons: Indices of the neurons.
+    Rows before `first_row`, the row of the first position, are never used and do not enter the mean. The `weight` of
+    `table` has shape (n_rows, d_model).
     """
     weight = table.weight
     assert isinstance(weight, Tensor)
@@ -228,21 +207,11 @@ def change_first_row(
     n_tokens: int,
     say: Callable[[str], None] = lambda message: None,
 ) -> list[dict[str, Any]]:
-    """Measure where outliers are when the model is intact, and when the first position's row has none.
+    """Return rows of `first_row.csv`: distances of outliers in the intact model, and without the first row's outliers.
 
-    Args:
-        table: The position table.
-        first_row: The row of the first position.
-        outliers: Outliers of each layer.
-        read: Returns how far the mean of each neuron is from the others' in each layer of the model in its present
-            state, shape (n_layers + 1, d_model), in standard deviations.
-        n_draws: Number of draws of as many random neurons.
-        seed: Seed of these draws.
-        n_tokens: Number of tokens that the means are over.
-        say: Receives a line for each pass.
-
-    Returns:
-        Rows of `first_row.csv`; its columns are those of `norm_changes.csv`.
+    The columns are among the columns of `norm_changes.csv`. `read` returns the distance of each neuron's mean from the
+    others' in each layer of the model in its present state, shape (n_layers + 1, d_model), in standard deviations.
+    `first_row` is the row of the first position in `table`; there are `n_draws` draws of as many random neurons.
     """
     named = sorted({neuron for neurons in outliers.values() for neuron in neurons})
     say("the intact model")
@@ -264,7 +233,7 @@ def change_first_row(
 
 
 def first_row_conclusions(rows: Rows) -> list[str]:
-    """Return a sentence on how many outliers of layers words still have."""
+    """Return a sentence on the number of outliers of layers that remain."""
     intact = {(row["layer"], row["neuron"]) for row in rows if (row["kind"], row["outlier"]) == ("intact", "yes")}
     if not intact:
         return []
@@ -294,14 +263,10 @@ _LENGTH = 7
 
 @dataclass(frozen=True)
 class NormModule:
-    """A LayerNorm, or an RMS norm, over the model's width.
+    """A LayerNorm, or an RMS norm, over the model's width, with gain and bias of shape (d_model,).
 
-    Args:
-        module: Name of the module in the model.
-        gain: Gain of each neuron, shape (d_model,).
-        bias: Bias of each neuron, shape (d_model,); None if it has none.
-        layer: Number of the layer whose hidden state the norm produces or, if no norm produces this state, is the first
-            to read; None for all other norms.
+    `layer` is the number of the layer whose hidden state the norm produces or, if no norm produces this state, is the
+    first to read; None for all other norms.
     """
 
     module: str
@@ -312,15 +277,14 @@ class NormModule:
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of a model that have one value per neuron.
+    """The parameters of a model that have one value per neuron, with norms in the order of their first call.
 
     Args:
         position_table: Position embeddings, shape (n_rows, d_model); None where positions are relative or rotary, or
             the table has another width and is projected.
         first_row: Row of position 0: 2 for RoBERTa, whose first two rows are never used.
-        mean_token: Mean row of the input embedding, shape (d_model,); None if that has another width.
-        norms: The norms, in the order of their first call.
-        segment_table: Segment embeddings (token types), shape (n_types, d_model); None if there are none of this width.
+        mean_token: Mean row of the input embedding, shape (d_model,); None if the embedding has another width.
+        segment_table: Segment embeddings (token types), shape (n_types, d_model); None without any of this width.
     """
 
     position_table: Tensor | None
@@ -331,21 +295,17 @@ class Parameters:
 
     @property
     def output_norms(self) -> list[NormModule]:
-        """The norms that belong to layers from 1 on, at most one per layer; that of the embeddings is left out."""
+        """The norms that belong to layers from 1 on, at most one per layer; the norm of the embeddings is left out."""
         return [norm for norm in self.norms if norm.layer]
 
 
 @torch.inference_mode()
 def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
-    """Find the parameters of an encoder that have one value per neuron.
+    """Return the parameters of an encoder in evaluation mode that have one value per neuron.
 
     A norm belongs to layer k if it produces that hidden state (BERT: the norm after a block). If no norm produces it,
     the first norm that reads it belongs to layer k (GPT-2: the first norm of the next block). A norm that blocks share
     is listed once, with the first layer it serves.
-
-    Args:
-        encoder: The model, in evaluation mode.
-        anatomy: Result of `probing.models.anatomy.examine` for it.
     """
     config: Any = encoder.config
     d_model, device = int(config.hidden_size), next(encoder.parameters()).device
@@ -390,14 +350,12 @@ def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
 
 
 def _tells_segments(out: Tensor, d_model: int) -> bool:
-    """Return whether an embedding gives all tokens of a single sentence the same vector of the model's width."""
+    """Check whether an embedding gives all tokens of a sentence the same vector of the model's width."""
     same = out.reshape(-1, out.shape[-1])
     return out.shape[-1] == d_model and len(same) >= _LENGTH and bool((same == same[0]).all())
 
 
 def _noting(name: str, calls: list[tuple[str, Tensor, Tensor]]) -> Callable[..., None]:
-    """Return a hook that records a module's input and output."""
-
     def note(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         # What a model pads by itself (Longformer) is not handed out.
         inputs, outputs = (vectors_of_tokens(values, _LENGTH) for values in (vectors_received(args, kwargs), out))
@@ -425,29 +383,24 @@ def _layers_of(calls: Sequence[tuple[str, Tensor, Tensor]], states: Sequence[Ten
 
 
 def _first_row(table: Tensor, rows: Tensor) -> int:
-    """Return the row of the table that position 0 was given."""
     first = rows.reshape(-1, rows.shape[-1])[0]
     return int((table == first).all(1).nonzero()[0])
 
 
 def parameter_rows(parameters: Parameters, neurons: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the rank of each neuron in each parameter, as in `parameters.csv`.
+    """Return the ranks of some neurons in each parameter, as in `parameters.csv`.
 
     A row has the neuron's value, its rank by signed value (1 is the largest, d_model the smallest), its rank by
-    magnitude (1 is the farthest from 0), and its distance from the mean of all neurons in standard deviations
-    (`deviations`), with how many neurons are beyond 5 of these (`n_outliers`). Luo, Kulmizev & Mao (2021) do not say
-    which of the two ranks they give. Of equal values the lower neuron comes first. Rows of the position table that no
-    position uses have no position.
-
-    Args:
-        parameters: Parameters of a model.
-        neurons: Indices of the neurons.
+    magnitude (1 is the farthest from 0), its distance from the mean of all neurons in standard deviations
+    (`deviations`), and the number of neurons beyond 5 of these (`n_outliers`). Luo, Kulmizev & Mao (2021) do not
+    specify which of the two ranks they report. In a tie the lower neuron comes first. Rows of the position table that
+    no position uses have no position.
     """
     return [row for vector, about in _vectors(parameters) for row in _ranks(vector, about, neurons)]
 
 
 def not_applicable(parameters: Parameters) -> list[str]:
-    """Return the kinds of parameters that the model does not have, or not in its own width."""
+    """Return the kinds of parameters that the model does not have, or not in the width of its hidden states."""
     kinds = {
         "position table": parameters.position_table is not None,
         "token embedding": parameters.mean_token is not None,
@@ -494,7 +447,7 @@ def _ranks(vector: Tensor, about: dict[str, Any], neurons: Sequence[int]) -> Ite
 
 
 def _ranks_of(values: Any) -> Any:
-    """Return the rank of each value, 1 for the largest; of equal values the first has the lower rank."""
+    """Return the rank of each value, 1 for the largest; in a tie the first value has the lower rank."""
     ranks = np.empty(len(values), dtype=np.int64)
     ranks[np.argsort(-values, kind="stable")] = np.arange(1, len(values) + 1)
     return ranks
@@ -512,17 +465,8 @@ def smoothing(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Measure Theorem 2 of Shi et al. on every sentence, and write the terms of each to `smoothing_sentences.csv`.
 
-    Args:
-        folder: The run's folder.
-        name: Name of the model, for messages.
-        encoder: The model, in evaluation mode and float32; it keeps the plain implementation of attention afterwards.
-        tokenizer: Its tokenizer.
-        store: Store with the sentences and their division into shards.
-        seed: Seed of the resampled sentences.
-        say: Receives one-line messages.
-
-    Returns:
-        Rows of `smoothing.csv`; empty if the theorem does not apply to the model.
+    The encoder is in evaluation mode and float32; it keeps the plain implementation of attention afterwards. The
+    returned rows of `smoothing.csv` are empty if the theorem does not apply to the model.
     """
     pad_token_id = tokenizer.pad_token_id or 0
     anatomy = examine(encoder, pad_token_id)
@@ -554,25 +498,14 @@ def interventions(
     source: ModelSource, encoder: nn.Module, tokenizer: Any, store: ActivationStore, corpus: Corpus,
     outliers: Mapping[int, Sequence[int]], trained: bool, n_draws: int, seed: int, say: Say,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Measure the model's output without its outliers, zeroed inside it and clipped after it.
+    """Return rows of `interventions.csv`: the model's output without outliers, zeroed inside it and clipped after it.
 
-    Args:
-        source: The model's files.
-        encoder: The model, in evaluation mode and float32; it is unchanged afterwards.
-        tokenizer: Its tokenizer.
-        store: Store whose sentences are sampled.
-        corpus: The text of these sentences.
-        outliers: Outliers of each layer; all of them but those of the embeddings are removed.
-        trained: Whether the model has its trained weights; its language-model head is not used otherwise.
-        n_draws: Number of draws of random neurons.
-        seed: Seed of every random draw.
-        say: Receives one-line messages.
-
-    Returns:
-        Rows of `interventions.csv`; empty if there is nothing to remove.
+    The encoder, in evaluation mode and float32, is unchanged afterwards. All outliers but the embeddings' are
+    removed. Without trained weights, the language-model head is not used. The rows are empty if there are no outliers,
+    too many of them, or no norms at the output of blocks.
 
     Raises:
-        UserError: If there are too few sentences for a position probe, where one is needed.
+        UserError: If there are too few sentences for a position probe, where it is needed.
     """
     neurons = sorted({neuron for layer, named in outliers.items() if layer for neuron in named})
     if not neurons:
@@ -616,17 +549,7 @@ def masked_words(
     seed: int,
     say: Say,
 ) -> MaskedWords | None:
-    """Return what measures the loss of masked words; None if the model has no head for it, or one that is not used.
-
-    Args:
-        source: The model's files.
-        model: The model with its head; None if it has none.
-        encoder: The part of the model that returns hidden states.
-        tokenizer: Its tokenizer.
-        store: Store whose sentences are sampled.
-        seed: Seed of the sentences and of the tokens that are masked.
-        say: Receives a line if the head is not used.
-    """
+    """Return the reader of the loss of masked words; None without a usable head, and `say` reports why."""
     if model is None:
         return None
     pad_token_id = tokenizer.pad_token_id or 0
@@ -644,15 +567,7 @@ def masked_words(
 def position_reader(
     states_of: Callable[[], Tensor], tokens: Tokens, corpus: Corpus, option: str, name: str, seed: int
 ) -> PositionAccuracy:
-    """Return what measures the accuracy of positions; the model must be intact.
-
-    Args:
-        states_of: Returns the last hidden states of the model in its present state, shape (n_tokens, d_model).
-        tokens: The token table of the sentences.
-        corpus: The text of the sentences.
-        option: The option that asks for it, for a message.
-        name: Name of the model, for a message.
-        seed: Seed of the split and of the probes.
+    """Return the reader of the accuracy of positions from last hidden states, (n_tokens, d_model), of the intact model.
 
     Raises:
         UserError: If there are too few sentences for a probe.

@@ -12,16 +12,15 @@ Biases are equal rows and change nothing. A post-LN block with h heads therefore
 
     v = (1 + c s_1 s_2) (1 + sum_k sqrt(lambda_k) s_k) max|gamma_1| max|gamma_2| / (sigma_1 sigma_2),
 
-where s_k is the largest singular value of W_V W_O of head k, and s_1 and s_2 are those of the feed-forward matrices;
-this is `bound_per_matrix`. The paper uses a single s, the largest of all matrices, and a single lambda, the largest of
-all heads, and omits the gains and the slope of GELU (1.129):
+s_k the largest singular value of W_V W_O of head k, s_1 and s_2 of the feed-forward matrices: this is
+`bound_per_matrix`. The paper uses a single s and lambda, the largest of all matrices and heads, and omits the gains and
+the slope of GELU (1.129):
 
     v = (1 + s^2) (1 + sqrt(lambda) h s) / (sigma_1 sigma_2): `bound_published`.
 
-With gains above 1, a model can exceed this value. With the gains and the slope included, the bound holds; this is
-`bound`. (The paper's I - e e^T is no projection; read I - J.) For s -> 0 and gains of 1, v < 1 means sigma_1 sigma_2 >
-1, which is what papers report. Where weights are not small, v is far above 1 and does not show what really happens, so
-the measured ratio is reported too.
+With gains above 1, a model can exceed this value; with gains and slope included, the bound holds: `bound`. (The paper's
+I - e e^T is no projection; read I - J.) For s -> 0 and gains of 1, v < 1 means sigma_1 sigma_2 > 1, which papers
+report. Where weights are not small, v is far above 1 and not informative, so the measured ratio is reported too.
 """
 
 from __future__ import annotations
@@ -65,16 +64,10 @@ _BINS = np.linspace(-5, 5, 2001)
 
 @dataclass(frozen=True)
 class Constants:
-    """The factors of the bound that come from a block's parameters.
+    """The factors of the bound that come from a block's parameters: `n_heads` is h, and `slope` is c.
 
-    Args:
-        n_heads: Number of heads h.
-        slope: Largest slope c of the activation function.
-        gain_1: Largest magnitude of LN1's gain.
-        gain_2: Largest magnitude of LN2's gain.
-        value_output: Largest singular value of W_V W_O of each head, shape (n_heads,).
-        first: Largest singular value of W_1.
-        second: Largest singular value of W_2.
+    `gain_1` and `gain_2` are the largest magnitudes of the gains of LN1 and LN2. `value_output` has the largest
+    singular value of W_V W_O of each head, shape (n_heads,), `first` of W_1, and `second` of W_2.
     """
 
     n_heads: int
@@ -113,12 +106,7 @@ def _singular_value(matrix: Tensor) -> Tensor:
 
 
 def distance_to_equal_rows(states: Tensor, mask: Tensor) -> Tensor:
-    """Return d_M of each sentence, shape (batch,), float64: the minimum over Y with equal rows of |H - Y|_F.
-
-    Args:
-        states: Hidden states, shape (batch, sequence, d_model).
-        mask: Which entries are tokens, shape (batch, sequence).
-    """
+    """Return d_M, (batch,), float64, of states (batch, sequence, d_model): minimum over equal-row Y of |H - Y|_F."""
     mask_column = mask[..., None]
     wide = states.double() * mask_column
     means = wide.sum(1, keepdim=True) / mask_column.sum(1, keepdim=True)
@@ -126,13 +114,7 @@ def distance_to_equal_rows(states: Tensor, mask: Tensor) -> Tensor:
 
 
 def least_deviation(entering: Tensor, mask: Tensor, eps: float) -> Tensor:
-    """Return sigma of each sentence, shape (batch,), float64: the minimum over tokens of sqrt(variance + eps).
-
-    Args:
-        entering: Input of a LayerNorm, shape (batch, sequence, d_model); the variance is over its neurons.
-        mask: Which entries are tokens, shape (batch, sequence).
-        eps: The LayerNorm's epsilon.
-    """
+    """Return sigma, (batch,), float64, of norm inputs (batch, sequence, d_model): least sqrt(variance + eps)."""
     variance = entering.double().var(-1, correction=0)
     return (variance + eps).sqrt().masked_fill(~mask, torch.inf).amin(1)
 
@@ -141,11 +123,9 @@ def attention_eigenvalues(attention: Tensor, mask: Tensor) -> Tensor:
     """Return for each sentence and head the largest eigenvalue of A^T (I - J) A, shape (batch, n_heads), float64.
 
     It is 0 where all tokens attend in the same way, 1 where each attends to itself, and n / 2 where one half of n
-    tokens attends to one token and the other half to another.
-
-    Args:
-        attention: Rows of queries summing to 1 over keys, shape (batch, n_heads, sequence, sequence).
-        mask: Which entries are tokens, shape (batch, sequence); no token attends to other entries.
+    tokens attends to one token and the other half to another. `attention` has rows of queries summing to 1 over keys,
+    shape (batch, n_heads, sequence, sequence); no token attends to entries outside the mask of tokens, (batch,
+    sequence).
     """
     queries = mask[:, None, :, None]
     rows = attention.double() * queries
@@ -154,15 +134,11 @@ def attention_eigenvalues(attention: Tensor, mask: Tensor) -> Tensor:
 
 
 def attention_reach(states: Tensor, attention: Tensor, mask: Tensor, eigenvalues: Tensor) -> Tensor:
-    """Return how near attention comes to the bound of Lemma 1, d_M(A H) / (sqrt(lambda) d_M(H)), maximum over heads.
+    """Return the ratio of attention to the bound of Lemma 1, d_M(A H) / (sqrt(lambda) d_M(H)), maximum over heads.
 
     By the lemma it is at most 1. It is 0 if both sides are 0, for example for a single token. Shape (batch,), float64.
-
-    Args:
-        states: Hidden states that enter the block, shape (batch, sequence, d_model).
-        attention: Rows of queries summing to 1 over keys, shape (batch, n_heads, sequence, sequence).
-        mask: Which entries are tokens, shape (batch, sequence).
-        eigenvalues: Largest eigenvalue of each head, shape (batch, n_heads).
+    `states` enter the block, shape (batch, sequence, d_model); `eigenvalues` are the largest of each head, shape
+    (batch, n_heads); `attention` and `mask` are as in `attention_eigenvalues`.
     """
     wide, before, roots = states.double(), distance_to_equal_rows(states, mask), eigenvalues.sqrt()
     after = torch.stack([distance_to_equal_rows(head.double() @ wide, mask) for head in attention.unbind(1)], 1)
@@ -191,11 +167,7 @@ class SentenceBounds:
 def bounds(of_block: Constants, sigma_1: Tensor, sigma_2: Tensor, eigenvalues: Tensor) -> SentenceBounds:
     """Return upper bounds of the factor by which a block multiplies d_M.
 
-    Args:
-        of_block: Factors that come from its parameters.
-        sigma_1: Least standard deviation entering LN1, shape (batch,).
-        sigma_2: Least standard deviation entering LN2, shape (batch,).
-        eigenvalues: Largest eigenvalue of each head, shape (batch, n_heads).
+    The least standard deviations entering LN1 and LN2 have shape (batch,), the eigenvalues of heads (batch, n_heads).
     """
     s, gains = of_block.largest, of_block.gain_1 * of_block.gain_2
     roots, product = eigenvalues.sqrt(), sigma_1 * sigma_2
@@ -211,13 +183,10 @@ def bounds(of_block: Constants, sigma_1: Tensor, sigma_2: Tensor, eigenvalues: T
 
 @dataclass(frozen=True)
 class SentenceValues:
-    """Measured values of consecutive sentences.
+    """Measured values of consecutive sentences, from number `first` in the corpus; `lengths` include special tokens.
 
-    Args:
-        first: Number of the first sentence in the corpus.
-        lengths: Number of tokens of each, special tokens included, shape (n_sentences,).
-        values: Values named in `BY_SENTENCE`, shape (n_blocks, len(BY_SENTENCE), n_sentences), float64; NaN for a
-            sentence without tokens.
+    `values`, named in `BY_SENTENCE`, have shape (n_blocks, len(BY_SENTENCE), n_sentences), float64; NaN for a sentence
+    without tokens.
     """
 
     first: int
@@ -245,16 +214,8 @@ def measure(
 ) -> Iterator[SentenceValues]:
     """Run an encoder over a corpus; yield, shard by shard, the terms of the bound and the measured distances.
 
-    All tokens count, special ones included, because attention averages over them.
-
-    Args:
-        encoder: The model, in evaluation mode and float32.
-        blocks: Result of `probing.models.residual_stream.find_blocks` for it.
-        of_blocks: Factors that come from their parameters.
-        tokens: The token table of the corpus.
-        plan: Its division into shards.
-        pad_token_id: Token id that fills a batch.
-        with_padding: Whether sentences of different lengths may share a batch.
+    Special tokens are included, because attention averages over them. `with_padding` allows sentences of different
+    lengths in a batch. The encoder is in evaluation mode and float32.
     """
     n_heads = sum(block.n_heads for block in blocks)
     for shard in plan.shards:
@@ -306,12 +267,7 @@ def _measure_batch(
 
 
 class Summary:
-    """Accumulates sentences and gives the rows of `smoothing.csv`: means over sentences with intervals, and shares.
-
-    Args:
-        of_blocks: Factors that come from the parameters of each block.
-        seed: Seed of the resampled sentences.
-    """
+    """Accumulator of the rows of `smoothing.csv`: means over sentences with intervals, and shares."""
 
     def __init__(self, of_blocks: Sequence[Constants], seed: int) -> None:
         self.of_blocks, self.seed = of_blocks, seed
@@ -321,7 +277,7 @@ class Summary:
         self.counts = np.zeros((len(of_blocks), len(_BINS) + 1), dtype=np.int64)
 
     def update(self, sentences: SentenceValues) -> None:
-        """Add sentences; intervals depend on how many are added at a time."""
+        """Add sentences; intervals depend on the number of sentences added at a time."""
         drawn = weights(sentences.first, len(sentences.lengths), self.seed)
         for block, (of_block, values) in enumerate(zip(self.of_blocks, sentences.values, strict=True)):
             named = dict(zip(BY_SENTENCE, values, strict=True))
@@ -421,7 +377,7 @@ def _far(norms: Sequence[Row], kind: str = "outlier") -> list[Row]:
 
 
 def norms_table(norms: Sequence[Row]) -> Any:
-    """Return the terms of outliers, where they are far from other neurons behind a norm, as a rich table."""
+    """Return the terms of outliers, where they are far from other neurons after a norm, as a rich table."""
     far = sorted(_far(norms), key=lambda row: -abs(row["deviations"]))[:SHOWN]
     table = _table(
         "Terms of outliers in the norms of each block: their sum is the mean output", "block", "norm", "neuron",
@@ -435,7 +391,7 @@ def norms_table(norms: Sequence[Row]) -> Any:
 
 
 def terms_conclusion(norms: Sequence[Row]) -> str:
-    """Return a sentence on what outliers behind norms come from."""
+    """Return a sentence on the sources of outliers after norms."""
     far, n_random = _far(norms), len(_far(norms, "random"))
     if not far:
         return "No outlier is more than 5 sd from the other neurons behind a norm."
@@ -490,12 +446,11 @@ def _draw_neuron(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def changes_tables(changes: Sequence[Row]) -> list[Any]:
-    """Return what is left of outliers, and of each measure of the output, as rich tables."""
+    """Return the remaining outliers, and the effect on each measure of the output, as rich tables."""
     return [_remaining_table(changes), *(_effects_table(rows) for rows in _by_measure(changes).values())]
 
 
 def _by_measure(changes: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return the rows of each measure of the model's output."""
     return {name: rows for name in MEASURES if (rows := [row for row in changes if row["measure"] == name])}
 
 
@@ -552,7 +507,7 @@ def _title(rows: Sequence[Row]) -> str:
 
 
 def changes_conclusions(changes: Sequence[Row]) -> list[str]:
-    """Return a sentence on what is left of the outliers, and one for each measure of the model's output."""
+    """Return a sentence on the remaining outliers, and one for each measure of the model's output."""
     pairs, sentences = _pairs(changes), []
     n_before = sum(_of(rows, "", "intact")[0]["outlier"] == "yes" for rows in pairs.values())
     remaining = []
@@ -578,7 +533,7 @@ def changes_conclusions(changes: Sequence[Row]) -> list[str]:
 
 
 def draw_changes(figure: Figure, changes: Sequence[Row], model: str) -> None:
-    """Draw what is left of outliers, and the effects on the model's output, among those of random neurons."""
+    """Draw the remaining distances of outliers and the effects on the model's output, with random neurons."""
     measures, pairs = _by_measure(changes), _pairs(changes)
     figure.set_size_inches(1.8 + 2.9 * (1 + len(measures)), 3.3)
     distance_axes, *panels = figure.subplots(1, 1 + len(measures), squeeze=False)[0]

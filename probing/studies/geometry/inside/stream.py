@@ -55,16 +55,7 @@ Array = NDArray[np.float64]
 def run_watched(
     encoder: nn.Module, anatomy: Anatomy, modules: Sequence[nn.Module], see: Seen, tokens: Tokens, pad_token_id: int
 ) -> Iterator[PaddedBatch]:
-    """Run an encoder on sentences, showing tensors of modules; yield each batch before it is run.
-
-    Args:
-        encoder: The encoder.
-        anatomy: Its structure.
-        modules: The modules.
-        see: Called with each tensor, which belongs to the batch that was yielded last.
-        tokens: The token table of the sentences.
-        pad_token_id: Token id that fills a batch.
-    """
+    """Run an encoder on sentences, showing tensors to `see`; yield each batch before its tensors are shown."""
     device = next(encoder.parameters()).device
     with torch.inference_mode(), watching(encoder, anatomy, modules, see):
         for batch in token_batches(tokens, pad_token_id, BATCH_TOKENS, anatomy.padding_is_neutral):
@@ -74,14 +65,9 @@ def run_watched(
 
 @dataclass(frozen=True)
 class NormMeans:
-    """Means of a norm over tokens, float64.
+    """Means of a norm over tokens, float64, of shape (d_model,) but for `centring`.
 
-    Args:
-        of: The norm.
-        output: Mean of its output, shape (d_model,).
-        scaled: Mean of x / sigma, shape (d_model,).
-        centring: Mean of m / sigma.
-        n_tokens: Number of tokens.
+    `scaled` is the mean of x / sigma, and `centring` the mean of m / sigma.
     """
 
     of: BlockNorm
@@ -104,16 +90,7 @@ def norm_means(
     counts: NDArray[np.bool_],
     pad_token_id: int,
 ) -> list[NormMeans]:
-    """Run a model and return the means of its norms.
-
-    Args:
-        encoder: The model, in evaluation mode and in float32.
-        anatomy: Its structure.
-        norms: The norms.
-        tokens: The token table of the sentences.
-        counts: Which tokens count, shape (n_tokens,).
-        pad_token_id: Token id that fills a batch.
-    """
+    """Run a model in evaluation mode and float32; return means of its norms over a mask of tokens, (n_tokens,)."""
     norm_at = {norm.tap: norm.norm for norm in norms}
     zeros = torch.zeros(norms[0].norm.gain.shape, dtype=torch.float64)
     sums: dict[tuple[Tap, str], Tensor] = {}
@@ -144,13 +121,7 @@ def norm_means(
 
 
 def norm_rows(means: Sequence[NormMeans], outliers: Sequence[int], others: Sequence[int]) -> list[dict[str, Any]]:
-    """Return rows of `norms.csv`: the terms of outliers, and of other neurons for comparison, in each norm.
-
-    Args:
-        means: Means of the norms.
-        outliers: The outlier neurons; the gain and the bias of the others are averages over all but these.
-        others: Other neurons.
-    """
+    """Return rows of `norms.csv`: terms of outliers and `others` in each norm, with averages over all but outliers."""
     kinds = [(neuron, "outlier") for neuron in outliers] + [(neuron, "random") for neuron in others]
     return [_row(norm, neuron, kind, outliers) for norm in means for neuron, kind in kinds]
 
@@ -178,7 +149,7 @@ FIRST, WORDS = "first", "words"
 
 
 def groups_of(tokens: Tokens) -> dict[str, NDArray[np.bool_]]:
-    """Return which tokens are the first of their sentences, and which are words: neither first nor special."""
+    """Return masks of the first tokens of sentences, and of words, which are neither first nor special."""
     first = np.zeros(tokens.n_tokens, dtype=np.bool_)
     first[tokens.offsets[:-1]] = True
     return {FIRST: first, WORDS: ~first & ~tokens.special}
@@ -192,16 +163,7 @@ def path_means(
     groups: Mapping[str, NDArray[np.bool_]],
     pad_token_id: int,
 ) -> dict[str, Array]:
-    """Run a model and return the mean vector at each site, shape (n_sites, d_model), for each group of tokens.
-
-    Args:
-        encoder: The model, in evaluation mode and in float32.
-        anatomy: Its structure.
-        sites: The sites.
-        tokens: The token table of the sentences.
-        groups: Which tokens each group has, shape (n_tokens,).
-        pad_token_id: Token id that fills a batch.
-    """
+    """Run a model and return the mean vector at each site, (n_sites, d_model), for each group, a mask (n_tokens,)."""
     index = {site.tap: i for i, site in enumerate(sites)}
     sums: dict[str, dict[int, Tensor]] = {name: {} for name in groups}
     batch_masks: dict[str, Tensor] = {}
@@ -232,14 +194,7 @@ def path_rows(
     groups: Mapping[str, NDArray[np.bool_]],
     kinds: Mapping[int, str],
 ) -> list[dict[str, Any]]:
-    """Return rows of `path.csv`.
-
-    Args:
-        sites: The sites, in order.
-        means: Mean vectors, as `path_means` returns them.
-        groups: Which tokens each group has.
-        kinds: Kind of each neuron.
-    """
+    """Return rows of `path.csv`, from the results of `path_means` and the kind of each neuron."""
     rows = []
     for name, vectors in means.items():
         n_tokens = int(groups[name].sum())
@@ -271,20 +226,10 @@ ROW_TOKENS = 5_000
 
 @dataclass(frozen=True)
 class StreamInputs:
-    """A model whose norms and residual stream are measured, and the text that it reads.
+    """A model whose norms and residual stream are measured, and its input text, sampled from the sentences of `store`.
 
-    Args:
-        source: The model's files.
-        encoder: The model, in evaluation mode and float32; it is unchanged afterwards.
-        tokenizer: Its tokenizer.
-        store: Store whose sentences are sampled.
-        corpus: The text of these sentences.
-        outliers: Outliers of each layer.
-        includes_special: Whether special tokens count in means of hidden states.
-        is_trained: Whether the model has its trained weights; its language-model head is not used otherwise.
-        n_draws: Number of draws of random neurons.
-        seed: Seed of every random draw.
-        say: Receives one-line messages.
+    The encoder, in evaluation mode and float32, is unchanged afterwards. Outliers are by layer. `includes_special` is
+    for means of hidden states. Without trained weights, the language-model head is not used.
     """
 
     source: ModelSource
@@ -301,20 +246,16 @@ class StreamInputs:
 
     @property
     def pad_token_id(self) -> int:
-        """Token id that fills a batch."""
+        """The padding token id; 0 if the tokenizer has none."""
         return self.tokenizer.pad_token_id or 0
 
     def counts(self, tokens: Tokens) -> NDArray[np.bool_]:
-        """Return which tokens count in means of hidden states, shape (n_tokens,)."""
+        """Return the mask of tokens in means of hidden states, shape (n_tokens,)."""
         return tokens.included if self.includes_special else ~tokens.special
 
 
 def norms_of(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int, name: str) -> list[BlockNorm]:
-    """Return the norms of a model's blocks, for `--norms`.
-
-    Raises:
-        UserError: If they cannot be told.
-    """
+    """Return the norms of a model's blocks for `--norms`; raise a `UserError` if they cannot be identified."""
     try:
         return find_norms(encoder, anatomy, pad_token_id)
     except UnknownParts as reason:
@@ -322,11 +263,7 @@ def norms_of(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int, name: str)
 
 
 def path_of(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int, name: str) -> list[StreamSite]:
-    """Return the sites of a model's residual stream, for `--path`.
-
-    Raises:
-        UserError: If they cannot be told.
-    """
+    """Return the sites of a model's residual stream for `--path`; raise a `UserError` if they cannot be identified."""
     try:
         return find_path(encoder, anatomy, pad_token_id)
     except UnknownParts as reason:
@@ -341,11 +278,7 @@ def _refusal(option: str, what: str, name: str, encoder: Any, reason: UnknownPar
 
 
 def check(source: ModelSource, norms: bool, path: bool) -> None:
-    """Refuse a model whose norms, or whose terms of the residual stream, cannot be told, if they are asked for.
-
-    Raises:
-        UserError: If they cannot.
-    """
+    """Raise a `UserError` if the norms or the terms of the residual stream are requested but cannot be identified."""
     if not norms and not path:
         return
     # The trained weights are loaded even if a run uses random ones: the architecture, which decides, is the same.
@@ -358,13 +291,7 @@ def check(source: ModelSource, norms: bool, path: bool) -> None:
 
 
 def measure_inside(folder: Path, inputs: StreamInputs, inside: Mapping[str, bool]) -> dict[str, Rows]:
-    """Return the rows of the tables that are made by running the model, by name.
-
-    Args:
-        folder: The run's folder, where the terms of each sentence are written.
-        inputs: The model and its text.
-        inside: Which of `smoothing`, `interventions`, `norms` and `path` are asked for.
-    """
+    """Run the measurements in `inside`, and return tables' rows by name; sentences' terms are written to `folder`."""
     of, tables = inputs, dict[str, Rows]()
     if inside["smoothing"]:
         with stage("bound of smoothing"):
@@ -385,13 +312,10 @@ def measure_inside(folder: Path, inputs: StreamInputs, inside: Mapping[str, bool
 
 
 def measure_norms(inputs: StreamInputs) -> tuple[Rows, Rows]:
-    """Measure the terms of outliers in norms, and what is left when outliers have average gains and biases.
-
-    Returns:
-        Rows of `norms.csv` and of `norm_changes.csv`; empty if there are no outliers, or too many.
+    """Return rows of `norms.csv` and `norm_changes.csv`; empty if there are no outliers, or too many.
 
     Raises:
-        UserError: If the norms cannot be told, or there are too few sentences for a position probe.
+        UserError: If the norms cannot be identified, or there are too few sentences for a position probe.
     """
     outliers = {layer: list(neurons) for layer, neurons in inputs.outliers.items() if layer and neurons}
     named = sorted({neuron for neurons in outliers.values() for neuron in neurons})
@@ -438,13 +362,10 @@ _PARTS: tuple[Callable[[SentenceSums], dict[str, Any]], ...] = (lambda read: rea
 
 
 def measure_path(inputs: StreamInputs) -> Rows:
-    """Follow the outliers of layers and of the position table's first row along the residual stream.
-
-    Returns:
-        Rows of `path.csv`; empty if there are no outliers.
+    """Return rows of `path.csv`: the outliers of layers and of the position table's first row; empty without outliers.
 
     Raises:
-        UserError: If the terms of the residual stream cannot be told.
+        UserError: If the terms of the residual stream cannot be identified.
     """
     encoder, pad_token_id = inputs.encoder, inputs.pad_token_id
     anatomy = examine(encoder, pad_token_id)
@@ -461,11 +382,7 @@ def measure_path(inputs: StreamInputs) -> Rows:
 
 
 def measure_first_row(inputs: StreamInputs) -> Rows:
-    """Measure which outliers of layers are left after the position table's first row loses its outliers.
-
-    Returns:
-        Rows of `first_row.csv`; empty if there are no outliers, too many of them, or no table of positions.
-    """
+    """Return rows of `first_row.csv`, of outliers without the first row's ones; empty without outliers or table."""
     outliers = {layer: list(neurons) for layer, neurons in inputs.outliers.items() if layer and neurons}
     named = {neuron for neurons in outliers.values() for neuron in neurons}
     encoder, pad_token_id = inputs.encoder, inputs.pad_token_id
@@ -487,7 +404,7 @@ def measure_first_row(inputs: StreamInputs) -> Rows:
 def _kinds(
     sites: Sequence[StreamSite], first: NDArray[np.float64], outliers: Mapping[int, Sequence[int]]
 ) -> dict[int, str]:
-    """Return the neurons that are followed, ascending, each with what it is an outlier of."""
+    """Return the neurons that are followed, ascending, each with the kind of its outlier."""
     rows = [first[i] for i, site in enumerate(sites) if site.name == "position"]
     of_row = {int(k) for row in rows for k in np.flatnonzero(np.abs(deviations_of(row)) > MEAN_DEVIATIONS)}
     of_layers = {neuron for neurons in outliers.values() for neuron in neurons}
@@ -496,6 +413,5 @@ def _kinds(
 
 
 def _others(d_model: int, named: Sequence[int], seed: int) -> list[int]:
-    """Draw neurons that are no outliers, ascending."""
     n = min(RANDOM, d_model - len(named))
     return random_neurons(d_model, n, named, np.random.default_rng([seed, 3]))

@@ -1,4 +1,4 @@
-"""Tables and sentences on neurons of the stream that are changed inside of a model."""
+"""Tables and sentences on neurons of the stream that are changed inside a model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _HOW = {AGAIN: "retrained ", TRANSLATED: "target by ", INTERCHANGED: "counterpar
 
 
 def kind_of(row: Row) -> str:
-    """Return how the neurons of a row are changed, as a phrase that follows `neurons of layer N`."""
+    """Return the change of a row's neurons, as a phrase that follows `neurons of layer N`."""
     kind = row["kind"]
     return _KINDS_OF_TASK[kind].format(row["task"]) if "task" in row and kind in _KINDS_OF_TASK else _KINDS[kind]
 
@@ -64,8 +64,8 @@ def groups_of(rows: Sequence[Row]) -> Iterator[list[Row]]:
 def readouts_of(rows: Sequence[Row]) -> list[list[Row]]:
     """Return the dose curves of one changed layer and kind that are shown, ascending in the number of neurons.
 
-    These are the probes of the last layer, as they were and trained again, what else is read, and the clearest
-    head: the one that attends most to its offset while nothing is changed.
+    These are the probes of the last layer, frozen and retrained, the other readouts, and the clearest head: the head
+    with the most attention to its offset in the intact model.
     """
     curves: dict[Any, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row["k"]):
@@ -82,7 +82,7 @@ def readouts_of(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def name_of(row: Row) -> str:
-    """Return what a row reads."""
+    """Return the name of a row's readout."""
     readout, layer = row["readout"], row["layer"]
     if probed := probed_of(readout):
         # Where probes read two things, each is named.
@@ -123,19 +123,19 @@ def _table(rows: Sequence[Row], all_sizes: bool) -> Any:
 
 
 def _short(row: Row) -> str:
-    """Return what a row reads, without the offset of a head."""
+    """Return the name of a row's readout, without the offset of a head."""
     return name_of(row).split(" at ")[0]
 
 
 def _effect(row: Row) -> tuple[str, str]:
-    """Return an effect and its interval, in the unit of what is read."""
+    """Return an effect and its interval, in the unit of the readout."""
     measure = measure_of(row["readout"])
     form = f"+.{measure.digits}f"
     return f"{measure.times * row['effect']:{form}}", interval(row, between=" to ", form=form, times=measure.times)
 
 
 def _of_whole(row: Row) -> list[str]:
-    """Return the effect of all neurons of the layer, in the unit of what is read; none where it was not measured."""
+    """Return the effect of all neurons of the layer, in the unit of the readout; empty if not measured."""
     if (value := row.get("all_neurons")) is None or value != value:
         return []
     measure = measure_of(row["readout"])
@@ -152,13 +152,13 @@ def _range(row: Row, source: str) -> tuple[str, str]:
 
 
 def has(row: Row, source: str) -> bool:
-    """Return whether a row was compared with drawn sets."""
+    """Check whether a row was compared with drawn sets."""
     value = row.get(source)
     return value is not None and value == value
 
 
 def conclusions(rows: Sequence[Row]) -> list[str]:
-    """Return a sentence for each changed layer and kind, and why there are no intervals where there are none."""
+    """Return a sentence for each changed layer and kind, and the reason if intervals are missing."""
     lines = [_conclusion(group) for group in groups_of(rows)]
     most = max(rows, key=lambda row: row["n"], default=None)
     few = few_sentences(most["n"]) if most and not ends(most) else None
@@ -166,10 +166,10 @@ def conclusions(rows: Sequence[Row]) -> list[str]:
 
 
 def _pair_baseline_lines(rows: Sequence[Row]) -> list[str]:
-    """Return how far the intact model tells the texts of pairs apart, where two words are read: shares are of that.
+    """Return a sentence on the intact model's difference between the texts of pairs, of which the shares are parts.
 
-    It is said not to be shown to be more than chance where the exact 95% interval of the share of pairs that differ as
-    the file has it reaches one half.
+    It warns of chance where the exact 95% interval of the share of pairs that differ in the file's order reaches one
+    half.
     """
     if (row := next((row for row in rows if row["readout"] == WORDS), None)) is None:
         return []

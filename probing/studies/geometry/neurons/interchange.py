@@ -1,4 +1,4 @@
-"""Passes in which neurons take the values of the other sentence of a pair, and the rows of what reads them.
+"""Interchange of neurons between the sentences of pairs, and the rows of the effects on readouts.
 
 The sentences of a text in pairs follow each other: the first two are a pair, and have as many tokens.
 """
@@ -59,12 +59,9 @@ def partner_of(tokens: Tokens) -> NDArray[np.int64]:
 
 
 def draw_pairs(n_tokens: NDArray[np.int64], at_most: int, seed: int) -> NDArray[np.int64]:
-    """Return the index of the pairs that are read, ascending: all, or some that are drawn.
+    """Return the indices of the pairs to read, ascending: all, or a random selection of at most so many tokens.
 
-    Args:
-        n_tokens: Number of tokens of both sentences of each pair, shape (n_pairs,).
-        at_most: Most tokens of all pairs; one pair is read even if it has more.
-        seed: Seed of the draw.
+    `n_tokens` is of both sentences of each pair, shape (n_pairs,); one pair is read even if it has more tokens.
     """
     order = np.random.default_rng(seed).permutation(len(n_tokens))
     return np.sort(order[: max(1, int((np.cumsum(n_tokens[order]) <= at_most).sum()))])
@@ -77,14 +74,7 @@ def by_pair(values: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What the passes of one layer gave, each of shape (n_lines, n_sentences).
-
-    Args:
-        intact: Without any exchange.
-        whole: With all neurons exchanged.
-        chosen: By the sets that were asked for, the empty one among them.
-        drawn: By the sets that they are compared with.
-    """
+    """Sums of one layer's passes, (n_lines, n_sentences): intact, whole layer, chosen and empty sets, drawn sets."""
 
     intact: Sums
     whole: Sums
@@ -92,12 +82,7 @@ class Exchanged:
     drawn: Mapping[NeuronSet, Sums]
 
     def rows(self, lines: Sequence[EffectRow], measure: Callable[[Sums], Sums]) -> tuple[Rows, Rows]:
-        """Return the rows of both tables, with pairs as items; those of the first have `all_neurons` too.
-
-        Args:
-            lines: What each line is.
-            measure: Returns the measure of each pair, shape (n_lines, n_pairs), of what a pass gave.
-        """
+        """Return the rows of both tables by pair; `measure` converts a pass's sums to shape (n_lines, n_pairs)."""
         items = np.arange(len(lines[0].n) if lines else 0)
         chosen, drawn = (
             {neuron_set: measure(sums) for neuron_set, sums in layer_sums.items()}
@@ -119,16 +104,7 @@ def exchanged(
     config: NeuronConfig,
     settings: Mapping[str, Any],
 ) -> Iterator[tuple[int, Exchanged]]:  # fmt: skip
-    """Exchange sets of neurons between the sentences of pairs; yield what each layer's passes gave.
-
-    Args:
-        setup: The model.
-        store: Activations by the model, whose plan the passes have.
-        text: The sentences, in pairs.
-        reads: What reads them.
-        config: What is changed and read.
-        settings: What determines the results beside the tokens, the model and what is asked.
-    """
+    """Exchange sets of neurons between the sentences of pairs; yield the results of each layer's passes."""
     tokens = text.tokens
     # Values of special tokens are exchanged `everywhere` alone, and count for the spread of neurons there alone.
     changed = torch.from_numpy(changed_tokens(tokens, config.at))
@@ -173,13 +149,7 @@ def _whole(layer: int, d_model: int) -> NeuronSet:
 
 @dataclass(frozen=True)
 class Couples:
-    """Pairs of sentences, each sentence once.
-
-    Args:
-        flag_text: The option that names them, with its value, for messages.
-        corpus: The sentences.
-        couples: Index of both sentences of each pair, shape (n_pairs, 2).
-    """
+    """Pairs of sentences, each sentence once, with indices of shape (n_pairs, 2); `flag_text` is for messages."""
 
     flag_text: str
     corpus: Corpus
@@ -200,12 +170,7 @@ class Couples:
 
 @dataclass(frozen=True, eq=False)
 class CoupledText:
-    """Pairs as sentences to read: the first and the second of a pair follow each other, and have as many tokens.
-
-    Args:
-        store: The activations of their sentences.
-        couples: Index in the store of both sentences of each pair, shape (n_pairs, 2).
-    """
+    """Pairs as consecutive sentences with as many tokens; `couples` are indices in the store, shape (n_pairs, 2)."""
 
     store: ActivationStore
     couples: NDArray[np.int64]
@@ -241,11 +206,7 @@ class CoupledText:
 
 
 def check_later(frozen: Frozen | None, layers: Iterable[int], flag_text: str) -> None:
-    """Refuse a run that has no probe above a layer whose neurons are exchanged.
-
-    Raises:
-        UserError: If there is such a layer.
-    """
+    """Raise a `UserError` if a run has no probe above a layer whose neurons are exchanged."""
     last = max(frozen.weight, default=0) if frozen else 0
     if wrong := [layer for layer in layers if layer >= last]:
         raise UserError(
@@ -255,13 +216,9 @@ def check_later(frozen: Frozen | None, layers: Iterable[int], flag_text: str) ->
 
 
 def coupled(store: ActivationStore, couples: Couples, at_most: int, seed: int) -> tuple[CoupledText, int]:
-    """Return the pairs that can be read token by token, and the number of others.
+    """Return the pairs that can be read token by token, and the number of other pairs.
 
-    Args:
-        store: The activations of their sentences.
-        couples: The pairs.
-        at_most: Most tokens of both sentences of all pairs; if there are more, pairs are drawn.
-        seed: Seed of the draw.
+    If the pairs have more than `at_most` tokens, a random selection is returned.
 
     Raises:
         UserError: If no pair has as many tokens in one sentence as in the other.
@@ -281,16 +238,11 @@ def coupled(store: ActivationStore, couples: Couples, at_most: int, seed: int) -
 def read_differently(
     text: CoupledText, task: TokenTask, weight: Mapping[int, Tensor]
 ) -> dict[int, tuple[NDArray[np.int32], NDArray[np.int32]]]:
-    """Return of each layer the examples whose class the probe reads differently in the two sentences of a pair.
+    """Return, by layer, the classes of the examples that the probe decodes differently in the two sentences of a pair.
 
-    Args:
-        text: The pairs.
-        task: The task of the probes.
-        weight: Weight of each layer's probe on raw hidden states, shape (n_classes, d_model).
-
-    Returns:
-        By layer the class that is read in the sentence itself, and in its counterpart, of each token that stands for
-        such an example, shape (n_tokens,); -1 for other tokens.
+    `weight` has each layer's probe on raw hidden states, shape (n_classes, d_model). The two arrays of a layer have the
+    class in the sentence itself, and in its counterpart, for each token that represents such an example, shape
+    (n_tokens,); -1 for other tokens.
     """
     tokens, partner = text.tokens, text.partner
     if isinstance(task, SentenceTask):
@@ -317,15 +269,8 @@ def survey_couples(
 
     Both directions of a pair count, and intervals are over pairs.
 
-    Args:
-        setup: The model, with the task of the run.
-        couples: The pairs.
-        frozen: The run's probes.
-        config: What is changed and read.
-        say: Called with one-line messages.
-
     Raises:
-        UserError: If the sentences have no counterparts, or are read alike.
+        UserError: If the sentences have no counterparts, or are decoded alike.
     """
     (store,) = setup.source.read([couples.corpus])
     text, n_excluded = coupled(store, couples, config.n_tokens, config.seed)
@@ -379,20 +324,12 @@ def survey_words(
     setup: InterventionSetup, store: ActivationStore, couples: Sequence[Couple], flag_text: str, config: NeuronConfig,
     say: Callable[[str], None],
 ) -> NeuronTables:  # fmt: skip
-    """Exchange sets of neurons between the texts of pairs, and read two words at their masks by the model's own head.
+    """Exchange sets of neurons between the texts of pairs, and read two words at the masks by the model's head.
 
     Both directions of a pair count, and intervals are over pairs.
 
-    Args:
-        setup: The model, with its head.
-        store: Activations by the model.
-        couples: The pairs, with words.
-        flag_text: The option that names them, with its value, for messages.
-        config: What is changed and read.
-        say: Called with one-line messages.
-
     Raises:
-        UserError: If the model cannot be asked about any pair, or finds both words as likely in all texts.
+        UserError: If the model can read no pair, or the two words are equally probable in all texts.
     """
     prompts = aligned_prompts(setup, couples, flag_text, say)
     n_excluded = len(couples) - len(prompts)
@@ -422,14 +359,10 @@ def survey_words(
 
 
 def carried(intact: Floats, odds: Floats) -> Floats:
-    """Return by how many nats log odds move towards those of the other text, shape (1, n_pairs), over both directions.
+    """Return the shift in nats of log odds towards the other text, shape (1, n_pairs), summed over both directions.
 
-    Of both directions together, the other text is 2 |difference of the pair| away: exchanged whole, that is how far
-    the two move.
-
-    Args:
-        intact: Log odds of each text, the two of a pair after each other, shape (n_texts,).
-        odds: The same after the exchange, shape (1, n_texts).
+    Over both directions, the other text is 2 |difference of the pair| away; a full exchange moves the pair so far.
+    `intact` has shape (n_texts,), the two texts of a pair after each other; `odds`, after the exchange, (1, n_texts).
     """
     moved = odds - intact
     towards = np.sign(intact[1::2] - intact[::2])
@@ -439,7 +372,7 @@ def carried(intact: Floats, odds: Floats) -> Floats:
 def aligned_prompts(
     setup: InterventionSetup, couples: Sequence[Couple], flag_text: str, say: Callable[[str], None]
 ) -> list[tuple[Prompt, Prompt]]:
-    """Return the pairs whose texts can be read token by token, and say why others are left out.
+    """Return the pairs whose texts can be read token by token; report why others are left out.
 
     Raises:
         UserError: If none is left.
@@ -471,7 +404,6 @@ def aligned_prompts(
 
 
 def _readout(setup: InterventionSetup, prompts: Sequence[Prompt], batch_tokens: int) -> WordOdds:
-    """Return the readout of two words at the masks of texts."""
     model, encoder = setup.masked_lm, setup.model.encoder
     assert model is not None  # there is something at masks to read
     device = setup.readers.device

@@ -1,4 +1,4 @@
-"""Which neurons are changed together, beside which others, and the rows of their effects paired by sentence."""
+"""Sets of neurons that are changed together, drawn sets for comparison, and effects paired by sentence."""
 
 from __future__ import annotations
 
@@ -45,13 +45,12 @@ class NeuronSet:
     """Neurons of one layer that are changed together.
 
     Args:
-        layer: The layer whose hidden states are changed.
         kind: The replacement: their mean, 0, their values at a random token of another sentence, their values after
             linear erasure of the classes of a task, or of classes that are permuted, their values moved by the
-            difference of two class means, or those at the same token of a counterfactual sentence.
-        neurons: The neurons; none if nothing is changed, which is what the others are compared with.
-        source: Whether these are the neurons that were asked for, or drawn to be compared with them.
-        draw: Number of the draw, from 1; 0 for those that were asked for.
+            difference of two class means, or their values at the same token of a counterfactual sentence.
+        neurons: The neurons; empty for the intact baseline.
+        source: Whether the neurons were requested, or drawn for comparison.
+        draw: Number of the draw, from 1; 0 for requested neurons.
     """
 
     layer: int
@@ -72,31 +71,17 @@ def sizes_up_to(n: int) -> list[int]:
 
 
 def chosen_sets(layer: int, ranked: Sequence[int], kinds: Sequence[Kind], d_model: int) -> list[NeuronSet]:
-    """Return the empty set, and the first neurons of a ranking, for each kind and each number of neurons.
-
-    Args:
-        layer: The layer.
-        ranked: The neurons that were asked for, in their order; if they are all neurons of the layer, the order has no
-            meaning.
-        kinds: What stands in their place.
-        d_model: Number of neurons of the layer.
-    """
+    """Return the empty set, and for each kind and size k the first k neurons of a ranking, or all of a full layer."""
     sizes = sizes_up_to(len(ranked)) if len(ranked) < d_model else [d_model]
     steps = [NeuronSet(layer, kind, tuple(ranked[:k])) for kind in kinds for k in sizes]
     return [NeuronSet(layer, kinds[0], ()), *steps]
 
 
 def drawn_sets(chosen: Sequence[NeuronSet], sd: NDArray[np.float64], n_draws: int, seed: int) -> Iterator[NeuronSet]:
-    """Yield sets to compare each chosen one with: as many neurons at random, and others with nearly the same spread.
+    """Yield `n_draws` random sets of the size of each chosen one, and as many matched ones of nearly the same spread.
 
-    For a given layer and size, the sets are the same for all kinds. No sets are drawn to compare with all neurons of
-    the layer.
-
-    Args:
-        chosen: Sets of one layer.
-        sd: Standard deviation of each neuron of the layer over training tokens, shape (d_model,).
-        n_draws: Number of sets of either source.
-        seed: Seed of the draws.
+    For a given layer and size, the sets are the same for all kinds. No sets are drawn for comparison with all neurons
+    of the layer. `sd` is over training tokens, shape (d_model,).
     """
     for neuron_set in chosen:
         if n_draws and 0 < neuron_set.k < len(sd):
@@ -117,13 +102,10 @@ DRAWN: tuple[Source, ...] = ("random", "matched")
 
 @dataclass(frozen=True)
 class EffectRow:
-    """What one row of the results of a pass is.
+    """Description of one row of the results of a pass; `named` are further columns.
 
-    Args:
-        readout: What is read.
-        layer: The layer that is read; of a head, that of its block.
-        n: Number of examples of each item, or what else its sum is divided by, shape (n_items,).
-        named: Further columns that name it.
+    The layer of a head is the layer of its block. `n` is the number of examples of each item, or another divisor of its
+    sum, shape (n_items,).
     """
 
     readout: str
@@ -133,7 +115,7 @@ class EffectRow:
 
     @property
     def measure(self) -> ReadoutUnit:
-        """What its numbers are."""
+        """Unit of the readout."""
         return measure_of(self.readout)
 
 
@@ -145,16 +127,11 @@ def effect_rows(
 ) -> tuple[Rows, Rows]:
     """Return the rows of both tables for the sets of one layer.
 
-    `effect` is the measure minus that of the intact model, paired by item. Drawn sets may be read on a part of the
-    items, and the sets that were asked for are then compared with them on this part: `random_percentile` is the
+    `effect` is the measure minus its value in the intact model, paired by item. Drawn sets may be read on a part of the
+    items, given by index, and the chosen sets are then compared with them on this part: `random_percentile` is the
     percentage of random sets that harm less, and `random_p` is the share of sets, among the random ones and the set
-    itself, that harm at least as much.
-
-    Args:
-        results: Sums of the sets that were asked for, shape (n_lines, n_items), the empty one among them.
-        drawn: Sums of drawn sets, shape (n_lines, n_items of the part).
-        lines: What each line is.
-        part: Index of each item that drawn sets are read on.
+    itself, that harm at least as much. `results`, which include the empty set, have shape (n_lines, n_items); `drawn`
+    have (n_lines, n_items of the part).
     """
     (intact,) = (sums for neuron_set, sums in results.items() if not neuron_set.k)
     rows: Rows = []
@@ -203,14 +180,7 @@ def _effect(sums: Sums, intact: Sums, n: NDArray[Any]) -> float:
 
 
 def beside(source: str, effect: float, others: NDArray[np.float64], harm: int) -> dict[str, float]:
-    """Return the columns that compare an effect with the effects of drawn sets; empty if there are none.
-
-    Args:
-        source: Which sets they are, the first word of the columns.
-        effect: The effect.
-        others: The effects of the drawn sets, shape (n_draws,).
-        harm: Sign of an effect that is a loss.
-    """
+    """Return the columns, prefixed `source`, that compare an effect with drawn sets; `harm` is the sign of a loss."""
     if not len(others):
         return {}
     return {
@@ -230,18 +200,13 @@ Replace = Callable[[Tensor, Tensor], Tensor]
 
 
 def changed_tokens(tokens: Tokens, at: Place) -> NDArray[np.bool_]:
-    """Return at which tokens neurons are changed, shape (n_tokens,): all tokens, or those that are not special."""
+    """Return the mask of the tokens whose neurons are changed, shape (n_tokens,): all, or all but special tokens."""
     return np.ones(tokens.n_tokens, dtype=bool) if at == "everywhere" else ~tokens.special
 
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """The class of the example of each token of a text, and the class that it is moved to.
-
-    Args:
-        source: The class, shape (n_tokens,); -1 for tokens that are not moved.
-        target: The other class, shape (n_tokens,).
-    """
+    """Class of each token's example, (n_tokens,), -1 if it is not moved, and the class that the example is moved to."""
 
     source: Tensor
     target: Tensor
@@ -254,10 +219,10 @@ class Values:
     Args:
         states: Hidden states of the tokens, shape (n, d_model), float32.
         sentences: Index of the sentence of each, shape (n,).
-        labels: Class of each that is an example or stands for one, shape (n,); -1 for others.
+        labels: Class of each that is an example or represents one, shape (n,); -1 for others.
         n_classes: Number of classes.
         shuffled: The classes, permuted among examples, shape (n,).
-        stands: Index of the token that stands for the example of each, shape (n,); -1 for tokens of none. None where
+        stands: Index of the token that represents the example of each, shape (n,); -1 for tokens of none. None where
             examples are single tokens.
     """
 
@@ -273,17 +238,11 @@ class Values:
         cls, train: ReadText, layer: int, at: Place, labels: NDArray[np.int32], n_classes: int, seed: int = 0,
         stands: Tensor | None = None,
     ) -> Values:  # fmt: skip
-        """Read them from the cache.
+        """Read the values from the cache; they are at training tokens of the kind that is changed.
 
-        Args:
-            train: Training sentences.
-            layer: The layer.
-            at: At which tokens neurons are changed; their values are taken from training tokens of the same kind.
-            labels: Class of each token of the training sentences that is an example or stands for one, shape
-                (n_tokens,).
-            n_classes: Number of classes.
-            seed: Seed of the permutations of classes.
-            stands: The row of the token that stands for each token's example, shape (n_tokens,), if examples are means.
+        `labels` has the class of each training token that is an example or represents one, shape (n_tokens,), negative
+        for others. `stands` has the row of the token that represents each token's example, shape (n_tokens,), if
+        examples are means.
         """
         tokens, is_changed = train.tokens, changed_tokens(train.tokens, at)
         codes = LabelCodes.of_classes(torch.from_numpy(np.bincount(labels[labels >= 0], minlength=n_classes)))
@@ -310,29 +269,22 @@ class Values:
         return self.states.double().std(0, correction=0).numpy()
 
     def vectors(self, neurons: Sequence[int]) -> Tensor:
-        """Return values of some neurons, shape (n, k): where a token stands for an example, those of the example."""
+        """Return values of some neurons, shape (n, k); a token that represents an example has the example's values."""
         states = self.states[:, list(neurons)]
         return states if self.stands is None else means(states, self.stands, len(states))
 
     def eraser(self, neurons: Sequence[int], labels: Tensor | None = None) -> Eraser:
-        """Return the map of some neurons after which no linear probe of these neurons tells the classes (LEACE).
+        """Return the map of some neurons after which no linear probe of these neurons decodes the classes (LEACE).
 
-        The map is affine, so that the mean of a word's mapped pieces is the mapped mean of its pieces.
-
-        Args:
-            neurons: The neurons.
-            labels: Class of each token, shape (n,); by default the true ones.
+        The map is affine, so that the mean of a word's mapped pieces is the mapped mean of its pieces. `labels`, shape
+        (n,), are the true classes by default.
         """
         accumulator = ErasureAccumulator(len(neurons), self.n_classes)
         accumulator.update(self.vectors(neurons), self.labels if labels is None else labels)
         return accumulator.result()
 
     def class_means(self, neurons: Sequence[int]) -> Tensor:
-        """Return the mean of some neurons over the examples of each class, shape (n_classes, k), float64; NaN if none.
-
-        Args:
-            neurons: The neurons.
-        """
+        """Return the mean of some neurons over each class's examples, shape (n_classes, k), float64; NaN if none."""
         vectors, is_labelled = self.vectors(neurons).double(), self.labels >= 0
         sizes = self.labels[is_labelled].bincount(minlength=self.n_classes)
         sums = vectors.new_zeros(self.n_classes, len(neurons)).index_add_(
@@ -345,13 +297,8 @@ class Values:
 
         `translate` adds the difference of two class means, mean(target) - mean(source), to the neurons at each token of
         an example: h + alpha (mean(target) - mean(source)) of Antverg & Belinkov (2022, section 5) with alpha = 1 for
-        all neurons that are changed, so that the mean of a class comes to lie at the mean of the other.
-
-        Args:
-            kind: Which values.
-            neurons: The neurons.
-            drawn: For each token of the text, the index of the training token that replaces it, shape (n_tokens,).
-            moves: The classes of the tokens of the text, for `translate`.
+        all changed neurons, so that the mean of a class moves to the mean of the other; it needs `moves`. `drawn` has
+        for each token of the text the index of the training token that replaces it, shape (n_tokens,).
 
         Raises:
             ValueError: If this kind replaces nothing, or needs classes and there are none.
@@ -376,12 +323,7 @@ class Values:
 
 
 def _translation(class_means: Tensor, moves: Moves) -> Replace:
-    """Return the function that adds mean(target) - mean(source).
-
-    Args:
-        class_means: Mean of each class, shape (n_classes, k), float64.
-        moves: The two classes of each token of the text.
-    """
+    """Return the function that adds mean(target) - mean(source), from class means of shape (n_classes, k), float64."""
 
     def translate(states: Tensor, rows: Tensor) -> Tensor:
         source, target = moves.source[rows.cpu()], moves.target[rows.cpu()]
@@ -395,15 +337,10 @@ def _translation(class_means: Tensor, moves: Moves) -> Replace:
 
 
 def draw_targets(labels: NDArray[np.int32], seen: NDArray[np.int64], seed: int) -> NDArray[np.int32]:
-    """Draw for each example another class, all others with equal probability.
+    """Draw for each example another class, all others with equal probability; -1 for tokens without one.
 
-    Args:
-        labels: Class of each token that is an example or stands for one, shape (n_tokens,); -1 for others.
-        seen: The classes that are drawn from, ascending.
-        seed: Seed of the draw.
-
-    Returns:
-        Shape (n_tokens,); -1 for tokens that are not examples, or whose own class is not among `seen`.
+    `labels` and the result have shape (n_tokens,), -1 for tokens that are not examples. Classes are drawn from `seen`,
+    ascending; the result is -1 also where the true class is not in `seen`.
     """
     step = np.random.default_rng([seed, 1]).integers(1, max(len(seen), 2), len(labels))
     index = np.searchsorted(seen, labels).clip(max=len(seen) - 1)
@@ -413,14 +350,7 @@ def draw_targets(labels: NDArray[np.int32], seen: NDArray[np.int64], seed: int) 
 
 @dataclass(frozen=True, eq=False)
 class NeuronsChanged:
-    """Some neurons of a layer are changed, at some tokens.
-
-    Args:
-        layer: The layer.
-        neurons: The neurons; none if nothing is changed.
-        replace: The function that replaces their values.
-        where: At which tokens of the text, shape (n_tokens,).
-    """
+    """A change of some neurons of a layer at the tokens in `where`, shape (n_tokens,); empty if nothing is changed."""
 
     layer: int
     neurons: Sequence[int]
@@ -430,11 +360,11 @@ class NeuronsChanged:
     def later(
         self, model: LaterBlocks, batch: Padded, beside: Any, states: Tensor, layers: Sequence[int]
     ) -> Mapping[int, Tensor]:
-        """Return the hidden states of some layers, this one among them if it is asked for, while they are changed."""
+        """Return the hidden states of some layers, this one included if requested, while neurons are changed."""
         return model.run(batch.inputs, self.layer + 1, self.changed(states, batch), beside, layers)
 
     def changed(self, states: Tensor, batch: Padded) -> Tensor:
-        """Return the changed hidden states of the layer; the given ones stay as they are."""
+        """Return the changed hidden states of the layer; the input stays unchanged."""
         if not len(self.neurons):
             return states
         is_changed, columns = batch.mask & self.where.to(batch.mask.device)[batch.rows], list(self.neurons)
@@ -449,7 +379,7 @@ class NeuronReadout(Protocol):
     """A readout of later layers: a `probing.interventions.forward.Readout`, or one with several rows for a layer."""
 
     def layers(self, block: int) -> list[int]:
-        """Return the layers whose hidden states are needed when this block is the first one that is changed."""
+        """Return the layers whose hidden states are needed when this block is the first that is changed."""
         ...
 
     def begin(self, layers: Sequence[int]) -> SentenceReader:
@@ -458,19 +388,11 @@ class NeuronReadout(Protocol):
 
 
 class NeuronPasses:
-    """Runs the later blocks of a model over a text, once for each set of neurons.
+    """Passes of the later blocks of a model over a text, one for each set of neurons.
 
-    Args:
-        readers: The model.
-        text: The sentences that are read.
-        values: Returns a layer's values at training tokens, from which replacements are taken.
-        is_train: Whether `text` is the training text that these values are from.
-        at: At which tokens neurons are changed.
-        batch_tokens: Most tokens in a batch, padding included.
-        seed: Seed of the draw of the tokens whose values replace others.
-        drawn: Index of the token whose values replace those of each token, shape (n_tokens,); drawn at random by
-            default.
-        moves: The classes between which the tokens of the text are moved, if they are.
+    `values` returns a layer's values at training tokens, the source of replacements; `is_train` means that `text` is
+    their text. `drawn` has the index of the token that replaces each token, shape (n_tokens,), at random by default.
+    `moves` are the classes between which tokens are moved, if they are. `batch_tokens` include padding.
     """
 
     def __init__(
@@ -512,7 +434,7 @@ class NeuronPasses:
         return torch.cat([reading.sums().double() for reading in readings])
 
     def states(self, neuron_set: NeuronSet, layers: Sequence[int]) -> dict[int, Tensor]:
-        """Return the hidden states of some layers while neurons are changed, shape (n_tokens, d_model), float32."""
+        """Return the states of some layers while neurons are changed, shape (n_tokens, d_model), float32."""
         return self.forward.states(self.change(neuron_set), layers)
 
 
@@ -523,17 +445,11 @@ class NeuronPasses:
 
 @dataclass(frozen=True)
 class NeuronConfig:
-    """Which neurons are changed, how, and what is read.
+    """Settings of the changes of neurons, ranked by layer, and of the readouts.
 
-    Args:
-        ranked: The neurons that are changed, in their order, by layer.
-        kinds: What stands in their place.
-        at: At which tokens.
-        n_tokens: Most tokens of the text that is read, and of the training sentences.
-        n_draws: Number of random sets, and of matched ones, for each size.
-        n_retrained: Number of these, of the largest size, for which probes are trained again.
-        seed: Seed of every random draw.
-        task_name: Name of the task of a run, where it is another than position, for tables.
+    `n_tokens` is the maximum of the read text, and of the training sentences. `n_draws` is the number of random sets,
+    and of matched ones, for each size; for `n_retrained` of the largest size, probes are retrained. `task_name` is None
+    for position.
     """
 
     ranked: Mapping[int, Sequence[int]]
@@ -548,18 +464,11 @@ class NeuronConfig:
 
 @dataclass(frozen=True)
 class NeuronTables:
-    """The rows of both tables, and what was read for them.
+    """The rows of `neuron_interventions.csv` and `neuron_draws.csv`, and the texts, heads and tasks behind them.
 
-    Args:
-        interventions: Rows of `neuron_interventions.csv`.
-        draws: Rows of `neuron_draws.csv`.
-        text: The sentences that were read.
-        part: Those of them that drawn sets were read on.
-        heads: The heads that were read.
-        read: What probes read, and of whose training they are: `run`, or `here` where they were trained for it.
-        erased: The task whose classes were erased, or between which examples were moved; None if there was none.
-        n_pairs: Number of pairs between whose sentences neurons were exchanged; 0 if they were not.
-        n_excluded: Number of pairs whose sentences cannot be read token by token.
+    Drawn sets were read on `part`. `read` has the origin of each task's probes: `run`, or `here` if they were trained
+    for this. `erased` is the task whose classes were erased, or between which examples were moved, if any. Neurons were
+    exchanged in `n_pairs`; `n_excluded` pairs cannot be read token by token.
     """
 
     interventions: Rows
@@ -574,7 +483,7 @@ class NeuronTables:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What `results.json` says of it."""
+        """Entries for `results.json`."""
         return {
             "n_sentences": self.text.tokens.n_sentences, "n_tokens": self.text.tokens.n_tokens,
             "n_drawn_sentences": self.part.tokens.n_sentences, "n_drawn_tokens": self.part.tokens.n_tokens,

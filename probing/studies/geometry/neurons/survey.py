@@ -1,4 +1,4 @@
-"""Measures what later layers lose when sets of neurons are changed; a killed run continues with the next set."""
+"""The survey of the losses of later layers when neurons are changed; a killed run continues with the next set."""
 
 from __future__ import annotations
 
@@ -55,17 +55,7 @@ from probing.text.tasks import Labels
 
 @dataclass(frozen=True, eq=False)
 class ProbedClasses:
-    """The classes of a task, with the probes that read them from a model's later layers.
-
-    Args:
-        task: The task.
-        stores: The activations of each corpus.
-        train: Training sentences.
-        weight: Weight of each later layer's probe, shape (n_classes, d_model), by layer number.
-        classes: The label of each class.
-        device: Where hidden states are.
-        seed: Seed of the draw of classes that examples are moved to.
-    """
+    """The classes of a task, with the probes of later layers that decode them, each of shape (n_classes, d_model)."""
 
     task: ProbedTask
     stores: Sequence[ActivationStore]
@@ -77,12 +67,12 @@ class ProbedClasses:
 
     @property
     def name(self) -> str:
-        """What the readout is called."""
+        """Name of the readout."""
         return self.task.name
 
     @property
     def again(self) -> str:
-        """What the readout by probes that are trained again is called."""
+        """Name of the readout by retrained probes."""
         return self.name + AGAIN
 
     @property
@@ -92,7 +82,7 @@ class ProbedClasses:
 
     @cached_property
     def train_labels(self) -> NDArray[np.int32]:
-        """Class of each training token that is an example or stands for one, -1 for others, shape (n_tokens,)."""
+        """Class of each training token that is an example or represents one, -1 for others, shape (n_tokens,)."""
         return self.task.labels(self.stores, 0, self.classes, "train")[self.train.of_corpus]
 
     @cached_property
@@ -105,11 +95,11 @@ class ProbedClasses:
         return draw_targets(self._test_labels, seen, self.seed)
 
     def readout(self, text: ReadText) -> ProbeReadout:
-        """Return the share of a text's examples whose class is read rightly."""
+        """Return the readout of the accuracy on a text's examples."""
         return self._readout(text, self._test_labels, self.name)
 
     def translated(self, text: ReadText) -> ProbeReadout:
-        """Return the share of a text's examples that are read as the class that they are moved to."""
+        """Return the readout of the share of a text's examples decoded as the class that they are moved to."""
         return self._readout(text, self._targets, self.name + TRANSLATED)
 
     def _readout(self, text: ReadText, labels: NDArray[np.int32], name: str) -> ProbeReadout:
@@ -119,7 +109,7 @@ class ProbedClasses:
         )
 
     def moves(self, text: ReadText) -> Moves:
-        """Return the class of each token's example, and the class that it is moved to."""
+        """Return the class of each token's example, and the class that the example is moved to."""
         stands, rows = self.task.stands(text.tokens), text.of_corpus
         source, target = (
             spread(torch.from_numpy(labels[rows].astype(np.int64)), stands)
@@ -128,12 +118,7 @@ class ProbedClasses:
         return Moves(torch.where(target >= 0, source, -1), target)
 
     def labelled(self, passes: Any, text: ReadText) -> Labelled:
-        """Return passes over the training or the test sentences with their classes, for probes that are trained again.
-
-        Args:
-            passes: The passes.
-            text: Their text.
-        """
+        """Return passes over the training or the test sentences with their classes, for retrained probes."""
         labels = self.train_labels if text is self.train else self._test_labels[text.of_corpus]
         return Labelled(passes, labels, self.task.task)
 
@@ -148,12 +133,7 @@ HEAD_TOKENS = 5_000
 
 
 def survey(setup: InterventionSetup, stores: Sequence[ActivationStore], config: NeuronConfig) -> NeuronTables:
-    """Change one set of neurons after the other, and read the later layers.
-
-    Args:
-        setup: Model and corpora.
-        stores: The activations of each corpus, with all layers.
-        config: What is changed and read.
+    """Change one set of neurons after the other, and read the later layers, from stores with all layers.
 
     Raises:
         UserError: If the cache cannot be written.
@@ -190,27 +170,20 @@ def _is_moved(kinds: Sequence[Kind]) -> bool:
 
 
 def _together(kinds: Sequence[Kind]) -> list[list[Kind]]:
-    """Return the kinds whose passes are read alike: where examples are moved, it is also read where to."""
+    """Group the kinds whose passes have the same readouts: `translate` also reads the target classes."""
     groups: list[list[Kind]] = [[kind for kind in kinds if kind != "translate"], ["translate"]]
     return [group for group in groups if set(group) & set(kinds)]
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The results of passes over one text, for the readouts that share them.
-
-    Args:
-        results: Sums of each set, shape (n_lines, n_items).
-        lines: Returns the description of each row of the results when a layer is changed.
-        items: Index of each item that drawn sets were read on.
-    """
+    """Sums of passes over one text, (n_lines, n_items), for readouts that share them; drawn sets have `items`."""
 
     results: Mapping[NeuronSet, Any]
     lines: Callable[[int], Sequence[EffectRow]]
     items: NDArray[np.int64]
 
     def rows(self, layer: int) -> tuple[Rows, Rows]:
-        """Return the rows of both tables for the sets of a layer."""
         layer_results = {neuron_set: sums for neuron_set, sums in self.results.items() if neuron_set.layer == layer}
         chosen, others = (
             {neuron_set: sums for neuron_set, sums in layer_results.items() if (neuron_set.source in DRAWN) is is_drawn}
@@ -221,15 +194,7 @@ class _Part:
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """The passes for all sets.
-
-    Args:
-        setup: Model and corpora.
-        stores: The activations of each corpus.
-        config: What is changed and read.
-        text: Test sentences.
-        train: Training sentences.
-    """
+    """The passes for all sets, with test sentences `text` and training sentences `train`."""
 
     setup: InterventionSetup
     stores: Sequence[ActivationStore]
@@ -241,7 +206,6 @@ class _Work:
 
     @property
     def batch_tokens(self) -> int:
-        """Most tokens in a batch, padding included."""
         return self.stores[-1].plan.batch_tokens
 
     @cached_property
@@ -252,10 +216,7 @@ class _Work:
 
     @cached_property
     def probed(self) -> Callable[[str], ProbedClasses]:
-        """A function that returns the classes that `position` or `task` reads, with their probes.
-
-        Probes are those of a run, stored ones, or trained now.
-        """
+        """A function that returns the classes of `position` or `task` with probes: of a run, stored, or trained now."""
 
         @cache
         def of(name: str) -> ProbedClasses:
@@ -276,7 +237,7 @@ class _Work:
 
     @cached_property
     def values(self) -> Any:
-        """A function that returns a layer's values at training tokens; those of one layer are kept in memory."""
+        """A function that returns a layer's values at training tokens, with the last layer in memory."""
         if OF_CLASSES.isdisjoint(self.config.kinds):
             class_inputs = np.full(self.train.tokens.n_tokens, -1, dtype=np.int32), 1, self.config.seed, None
         else:
@@ -292,7 +253,7 @@ class _Work:
 
     @cached_property
     def heads(self) -> PositionHeads | None:
-        """The readout of position heads; None if the model's queries and keys cannot be told."""
+        """The readout of position heads; None if the model's queries and keys cannot be identified."""
         readers, say = self.setup.readers, self.setup.source.say
         model, pad = readers.model, readers.pad_token_id
         try:
@@ -308,7 +269,7 @@ class _Work:
         return PositionHeads(self.text, position_heads, query_keys, model.heads.is_causal, readers.device)
 
     def reads(self, name: str, text: ReadText, kinds: Sequence[Kind]) -> list[Any]:
-        """Return all that reads a text together with the classes of a task."""
+        """Return all readouts of a text that share passes with the classes of a task."""
         classes = self.probed(name)
         reads: list[Any] = [classes.readout(text)]
         if _is_moved(kinds) and name == self.erased_classes.name:
@@ -319,7 +280,7 @@ class _Work:
         return reads
 
     def lines(self, reads: Sequence[Any], layer: int) -> list[EffectRow]:
-        """Return what each row of the results of a pass is, when this layer is changed."""
+        """Describe each row of the results of a pass when this layer is changed."""
         lines = []
         for read in reads:
             if isinstance(read, PositionHeads):
@@ -336,25 +297,17 @@ class _Work:
     # --- passes ---
 
     def passes(self, text: ReadableText, moved: ReadText | None = None) -> NeuronPasses:
-        """Return the passes over a text.
-
-        Args:
-            text: The text.
-            moved: The text whose examples are moved to other classes, the same one or one with the same tokens but for
-                masks; None if they are not.
-        """
+        """Return the passes over a text; `moved` is the text whose examples are moved to other classes, if any."""
         config = self.config
         moves = None if moved is None else self.erased_classes.moves(moved)
         pass_inputs = self.setup.readers, text, self.values
         return NeuronPasses(*pass_inputs, text is self.train, config.at, self.batch_tokens, config.seed, moves)
 
     def chosen(self, kinds: Sequence[Kind]) -> list[NeuronSet]:
-        """Return the sets that were asked for, of some kinds."""
         ranked, d_model = self.config.ranked, self.text.store.plan.d_model
         return [neuron_set for layer in ranked for neuron_set in chosen_sets(layer, ranked[layer], kinds, d_model)]
 
     def drawn(self, chosen: Sequence[NeuronSet]) -> list[NeuronSet]:
-        """Return the sets that some are compared with."""
         config = self.config
         return [
             neuron_set
@@ -368,9 +321,9 @@ class _Work:
         ]
 
     def again(self, chosen: Sequence[NeuronSet], drawn: Sequence[NeuronSet]) -> list[NeuronSet]:
-        """Return the sets for which probes are trained again: those asked for, and some drawn ones of the largest size.
+        """Return the sets for which probes are retrained: the chosen ones, and some drawn ones of the largest size.
 
-        While examples are moved to other classes, no probe is trained: what it would learn depends on where to.
+        While examples are moved to other classes, no probe is trained: its training would depend on the target classes.
         """
         if not self.config.n_retrained or any(neuron_set.kind == "translate" for neuron_set in chosen):
             return []
@@ -383,12 +336,7 @@ class _Work:
         return [*chosen, *some]
 
     def of_probes(self, name: str, kinds: Sequence[Kind]) -> list[_Part]:
-        """Read classes, by frozen and by retrained probes, and position heads with positions.
-
-        Args:
-            name: What is read, `position` or `task`.
-            kinds: What stands in the place of neurons.
-        """
+        """Read `position` or `task`, by frozen and by retrained probes, and position heads with positions."""
         classes, is_moved = self.probed(name), _is_moved(kinds)
         chosen = self.chosen(kinds)
         drawn = self.drawn(chosen)
@@ -421,7 +369,7 @@ class _Work:
         return parts
 
     def of_other(self, readout: Readout, kinds: Sequence[Kind]) -> _Part:
-        """Read something else, over a text of its own; while examples are moved, this has the tokens of the text."""
+        """Read another readout over its text; while examples are moved, this text has the tokens of `part`."""
         key = {**self._sets(kinds), "readout": readout.name, "content": fingerprint_of(*readout.content)}
         chosen = self.chosen(kinds)
         sets = [*chosen, *self.drawn(chosen)]
@@ -445,7 +393,7 @@ class _Work:
         return run_unfinished(files, store, lambda neuron_set: passes().run(neuron_set, reads), what)
 
     def _retrained(self, classes: ProbedClasses) -> Any:
-        """Return what trains a probe of the last layer while neurons are changed, and tests it."""
+        """Return a function that trains and tests a probe of the last layer while neurons are changed."""
 
         @cache
         def parts() -> tuple[Labelled, Labelled]:
@@ -461,7 +409,7 @@ class _Work:
     # --- what is stored ---
 
     def _sets(self, kinds: Sequence[Kind]) -> dict[str, Any]:
-        """Return everything that determines the sets and their replacements."""
+        """Return the settings that determine the sets and their replacements."""
         config = self.config
         return {
             "ranked": {str(layer): list(ranked) for layer, ranked in config.ranked.items()}, "kinds": list(kinds),
@@ -469,7 +417,7 @@ class _Work:
         }  # fmt: skip
 
     def _read(self, task: ProbedTask) -> dict[str, Any]:
-        """Return what determines the probes and examples of a task; nothing for that whose classes are erased."""
+        """Return the settings behind a task's probes and examples; empty for the task whose classes are erased."""
         return {} if task.name == self.setup.main_task.name else {"read": task.key(self.stores)}
 
     @contextmanager

@@ -26,11 +26,7 @@ ORDERS = {
 
 
 class PositionTables:
-    """The rows of a run, by what they are of.
-
-    Args:
-        tables: The run's tables by name.
-    """
+    """The rows of a run's tables of the position part, by their keys."""
 
     def __init__(self, tables: Mapping[str, Sequence[Row]]) -> None:
         self._split = {(row["layer"], row["scale"], row["part"]): row for row in tables["position_split"]}
@@ -42,7 +38,7 @@ class PositionTables:
         self.layers = sorted({layer for layer, _, _ in self._split})
 
     def split(self, layer: int, part: str = "position", scale: str = RAW) -> Row:
-        """Return the row of a part."""
+        """Return the row of a part's share of the variance."""
         return self._split[layer, scale, part]
 
     def shape(self, layer: int, measure: str) -> Row | None:
@@ -50,21 +46,21 @@ class PositionTables:
         return self._shape.get((layer, measure))
 
     def basis(self, layer: int, scale: str = RAW) -> Row | None:
-        """Return how few neurons hold half of the part, beside random directions; None where that is not known."""
+        """Return the number of neurons with half of the part, and of random directions; None where unknown."""
         return self._basis.get((layer, scale))
 
     def prefix_share(self, layer: int, order: str, k: int, scale: str = RAW) -> Row | None:
-        """Return what the first k neurons of an order hold, None where that is not known."""
+        """Return the share of the position part in the first k neurons of an order; None where unknown."""
         return self._prefix_shares.get((layer, scale, order, k))
 
     def is_above_zero(self, layer: int, scale: str = RAW) -> bool:
-        """Return whether the interval of the position part is above 0."""
+        """Check that the interval of the position part is above 0."""
         bounds = ends(self.split(layer, scale=scale))
         return bounds is not None and bounds[0] > 0
 
 
 def position_tables(tables: Mapping[str, Sequence[Row]]) -> list[Any]:
-    """Return how much is position, of which shape it is, and what neurons hold of it; none if it was not measured."""
+    """Return the tables of the position part's share, its shape and its neurons; empty if it was not measured."""
     if not tables["position_split"]:
         return []
     position = PositionTables(tables)
@@ -88,7 +84,7 @@ def _split_table(position: PositionTables) -> Any:
 
 
 def _shape_table(position: PositionTables) -> Any:
-    """Return the shape of the position part; what chance gives is in brackets."""
+    """Tabulate the shape of the position part, with the values by chance in brackets."""
     table = _table(
         "Shape of the position part (in brackets: by chance; of neurons, random directions)", "layer", "directions",
         "slow", "with context", "other half", "layer below", "read", "in longer", "half in neurons", "standardised",
@@ -145,7 +141,7 @@ def _prefix_share_cell(row: Row | None) -> str:
 
 
 def position_conclusions(tables: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Return how much is position, in how many directions, and whether it is in neurons or in directions."""
+    """Return sentences on the position part's share and directions, and on neurons against directions."""
     if not tables["position_split"]:
         return []
     position = PositionTables(tables)
@@ -167,7 +163,7 @@ def position_conclusions(tables: Mapping[str, Sequence[Row]]) -> list[str]:
 
 
 def _percent(value: float, of: float | None = None) -> str:
-    """Return a share in percent, with as many digits as another number of the same kind has."""
+    """Format a share in percent, with as many digits as the number `of` needs."""
     size = abs(value if of is None else of)
     return f"{value:.{1 if size >= 0.01 else 2 if size >= 0.001 else 3}%}"
 
@@ -236,7 +232,7 @@ def _which_shape(position: PositionTables, resolved_layers: Sequence[int], large
 
 
 def _where(position: PositionTables, scale: str) -> str:
-    """Return in which layers the part favours neurons over random directions, and how many hold half of it."""
+    """Return a sentence on the layers whose position part favours neurons over random directions."""
     resolved_layers = [layer for layer in position.layers if position.is_above_zero(layer, scale)]
     rows = {layer: row for layer in resolved_layers if (row := position.basis(layer, scale))}
     how = "With every neuron standardised" if scale == STANDARDISED else "As the neurons are"
@@ -258,7 +254,7 @@ def _where(position: PositionTables, scale: str) -> str:
 
 
 def _half_of(row: Row) -> str:
-    """Return how many neurons hold half of the part, and how many directions of the rotations do."""
+    """Return the number of neurons with half of the part, and of random directions, as a clause."""
     varying = " that vary" if row["n_live"] < row["n_neurons"] else ""
     return (
         f"{row['half']} of {row['n_live']} neurons{varying}, in {row['half_lowest']} to {row['half_highest']} random "
@@ -267,7 +263,7 @@ def _half_of(row: Row) -> str:
 
 
 def _zeros(rows: Mapping[int, Row]) -> str:
-    """Say in how many neurons a part lies that is 0 in others; an empty text where none is."""
+    """Return a sentence on the number of neurons outside which the part is 0; empty if there are none."""
     layers_of: dict[int, list[int]] = {}
     for layer, row in rows.items():
         if row["n_nonzero"] < row["n_neurons"]:

@@ -1,12 +1,12 @@
-"""In how many directions the position part of hidden states lies, and how it changes along the positions.
+"""The spectrum of the position part of hidden states, and its change along the positions.
 
-The position part is estimated with noise, which lies in all directions: its own spectrum always has many. How many
-directions there are is therefore judged by sentences that were left out. The part of the other sentences is cut to its
-first k directions, and the sum of squares that it explains within the sentences left out is
+The position part is estimated with noise, which lies in all directions: its spectrum always has many. The number of
+directions is therefore judged by held-out sentences. The part of the other sentences is cut to its first k directions,
+and the sum of squares that it explains within the held-out sentences is
 
     gain(k) = sum over directions of 2 <b, p> - <p, A p>,
 
-with their own b and A: a direction of noise has a negative gain.
+with b and A of the held-out sentences: a direction of noise has a negative gain.
 """
 
 from __future__ import annotations
@@ -52,18 +52,14 @@ SHUFFLES = 200
 
 
 class Folds:
-    """Sentences to estimate the position part on, and others to judge it by; the same for all layers.
-
-    Args:
-        design: The tokens' positions and sentences.
-    """
+    """Sentences to estimate the position part on, and others to judge it by; the same for all layers."""
 
     def __init__(self, design: Design) -> None:
         self.design = design
 
     @cached_property
     def fitted_and_judged(self) -> list[tuple[tuple[list[int], PositionSolution], tuple[list[int], PositionSolution]]]:
-        """Groups and their solution, of the sentences of a fit, and of those left out; once for every fold."""
+        """For every fold, groups and solution of the fitted sentences, and of the held-out sentences."""
         parts = self.design.parts(min(FOLDS, self.design.n_groups))
         fold_pairs = []
         for part in parts:
@@ -73,7 +69,7 @@ class Folds:
 
     @cached_property
     def halves(self) -> list[tuple[list[int], PositionSolution]]:
-        """Groups and their solution, of either half of the sentences."""
+        """Groups and solution of either half of the sentences."""
         return [(part, self.design.solve(part)) for part in self.design.parts(2)]
 
     @cached_property
@@ -94,10 +90,9 @@ class PartSpectrum:
 
     Args:
         squares: Sum of squares of the estimated part along each of its principal directions, shape (n,).
-        total: Its sum over all directions.
-        gains: What each direction adds to the gain in sentences that are left out, shape (n,).
-        directions: The directions, as columns, shape (d_model, n); of one unit per neuron where neurons are
-            standardised.
+        total: Sum of squares over all directions.
+        gains: Contribution of each direction to the gain in held-out sentences, shape (n,).
+        directions: The directions, as columns, shape (d_model, n); in units of each neuron's sd if standardised.
         part: The position part along them, shape (n_positions, n).
     """
 
@@ -109,32 +104,26 @@ class PartSpectrum:
 
     @property
     def gain_shares(self) -> Array:
-        """Gain of the first k directions as a share of the largest such gain, shape (n,); 0 if none is a gain."""
+        """Gain of the first k directions as a share of the largest such gain, shape (n,); 0 without any gain."""
         sums = np.cumsum(self.gains)
         largest = sums.max(initial=0.0)
         return sums / largest if largest > 0 else np.zeros_like(sums)
 
     @property
     def n_directions(self) -> int:
-        """The least number of directions with `ENOUGH` of the largest gain; 0 if none is a gain."""
+        """The least number of directions with `ENOUGH` of the largest gain; 0 without any gain."""
         enough = np.flatnonzero(self.gain_shares >= ENOUGH)
         return int(enough[0]) + 1 if len(enough) else 0
 
     @property
     def n_directions_in_sample(self) -> int:
-        """The least number of directions with `ENOUGH` of the estimated part's own sum of squares."""
+        """The least number of directions with `ENOUGH` of the estimated part's sum of squares."""
         enough = np.flatnonzero(np.cumsum(self.squares) >= ENOUGH * self.total)
         return int(enough[0]) + 1 if len(enough) else len(self.squares)
 
 
 def spectrum(sums: TwoWaySums, folds: Folds, scale: Array | float = 1.0) -> PartSpectrum:
-    """Return the directions of a layer's position part.
-
-    Args:
-        sums: Sums of the layer.
-        folds: The sentences to fit on and to judge by.
-        scale: What each neuron is divided by, shape (d_model,).
-    """
+    """Return the directions of a layer's position part, with each neuron divided by `scale`, shape (d_model,)."""
     design = folds.design
     gains = np.zeros(MOST)
     for (fitted, solution), (judged, other) in folds.fitted_and_judged:
@@ -151,45 +140,31 @@ def spectrum(sums: TwoWaySums, folds: Folds, scale: Array | float = 1.0) -> Part
 
 
 def principal(part: Array, n: Array) -> tuple[Array, Array]:
-    """Return the first `MOST` sums of squares of a position part, and its directions, shapes (n,) and (d_model, n).
-
-    Args:
-        part: The position part, shape (n_positions, d_model).
-        n: Number of tokens at each position.
-    """
+    """Return the first `MOST` sums of squares, (n,), and directions, (d_model, n), of a part (n_positions, d_model)."""
     _, values, directions = np.linalg.svd(np.sqrt(n)[:, None] * part, full_matrices=False)
     most = min(MOST, len(values), max(len(part) - 1, 1))
     return np.square(values[:most]), directions[:most].T
 
 
 def principal_halves(sums: TwoWaySums, folds: Folds, k: int, scale: Array | float = 1.0) -> list[tuple[Array, Array]]:
-    """Return the first k sums of squares of the position part of either half of the sentences, and its directions.
-
-    Args:
-        sums: Sums of the layer.
-        folds: The halves.
-        k: Number of directions; as many as there are, if fewer.
-        scale: What each neuron is divided by, shape (d_model,).
-    """
+    """Return up to k sums of squares and directions of either half's position part, with neurons divided by `scale`."""
     parts = [principal(sums.position_part(solution, groups) / scale, solution.n) for groups, solution in folds.halves]
     return [(squares[:k], directions[:, :k]) for squares, directions in parts]
 
 
 def oriented(curves: Array) -> Array:
-    """Return curves, shape (n_positions, n), each with the sign that makes its entry farthest from 0 positive."""
+    """Flip curves, shape (n_positions, n), so that the entry of each that is farthest from 0 is positive."""
     farthest = np.abs(curves).argmax(0)
     return curves * np.where(curves[farthest, np.arange(curves.shape[1])] < 0, -1.0, 1.0)
 
 
 @dataclass(frozen=True)
 class Low:
-    """How much of the position part changes slowly along the positions.
+    """The share of the position part that changes slowly along the positions.
 
-    Args:
-        share: Share of its sum of squares in the lowest frequencies, without noise: by products of two halves.
-        by_chance: Mean of this share over all orders of the positions.
-        p_value: Share of shuffled orders, and of the true one, with at least this share.
-        n_positions: Number of positions that frequencies are taken over.
+    `share` is of its sum of squares in the lowest frequencies, without noise: by products of two halves. `by_chance` is
+    the mean of this share over all orders of the positions, and `p_value` the share of shuffled orders, and of the true
+    one, with at least this share.
     """
 
     share: float
@@ -199,10 +174,10 @@ class Low:
 
 
 def low_frequencies(sums: TwoWaySums, folds: Folds, seed: int) -> Low | None:
-    """Return how smooth the position part is; None with fewer than eight positions, or if halves share nothing.
+    """Return the smoothness of the position part; None with fewer than eight positions, or if halves share nothing.
 
     The cosines of the discrete cosine transform (type II) are the frequencies. Their squares are products of the two
-    halves' own, so that noise, which is not common to both, adds nothing on average.
+    halves, so that noise, which is not common to both, adds nothing on average.
     """
     common = folds.common
     n = len(common)
@@ -228,12 +203,7 @@ def low_frequencies(sums: TwoWaySums, folds: Folds, seed: int) -> Low | None:
 
 
 def overlap(first: Array, second: Array) -> tuple[float, float]:
-    """Return the mean squared cosine of the principal angles of two subspaces, and the smallest angle in degrees.
-
-    Args:
-        first: Orthonormal columns, shape (d_model, k).
-        second: Orthonormal columns, shape (d_model, k).
-    """
+    """Return the mean squared cosine of the principal angles, and the least in degrees, of two bases (d_model, k)."""
     cosines = np.clip(np.linalg.svd(first.T @ second, compute_uv=False), 0, 1)
     return float(np.square(cosines).mean()), float(np.degrees(np.arccos(cosines[0])))
 
@@ -264,14 +234,7 @@ MOST_LAYERS = 6
 def write_position_figures(
     folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
 ) -> list[Path]:
-    """Draw what was measured, each figure in some formats, and return the paths of the files.
-
-    Args:
-        folder: Folder of the figures.
-        tables: The run's tables by name; those of the position part may be absent.
-        model: Model name for the titles.
-        formats: Formats of the files.
-    """
+    """Draw the figures of the position part, each in some formats, and return the paths; none without its tables."""
     if not tables.get("position_split"):
         return []
     names = ("position_split", "position_shape", "position_basis", "position_held")
@@ -365,13 +328,13 @@ def draw_curves(figure: Figure, curves: Sequence[Row], position: PositionTables,
 
 
 def _bound_or_value(row: Row, end: str) -> float:
-    """Return an end of a row's interval, the value where it has none."""
+    """Return an end of a row's interval, or the value without an interval."""
     bound = row.get(end)
     return float(row["value"] if bound is None else bound)
 
 
 def draw_prefix_shares(figure: Figure, position: PositionTables, model: str) -> None:
-    """Draw what a few neurons hold of the position part by layer, between a rotation of it and its own directions."""
+    """Draw the share of the position part in a few neurons by layer, between its rotation and its directions."""
     figure.set_size_inches(8.6, 3.6)
     panels = figure.subplots(1, 2, sharey=True)
     for axes, scale in zip(panels, (RAW, STANDARDISED), strict=True):

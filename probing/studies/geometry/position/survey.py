@@ -1,4 +1,4 @@
-"""Survey the position part of each layer: two passes over its states, whose memory does not grow with the corpus."""
+"""The survey of the position part of each layer, in two passes whose memory does not grow with the corpus."""
 
 from __future__ import annotations
 
@@ -49,14 +49,10 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class PrefixShare:
-    """How much of the position part the first k neurons of an order hold.
+    """The share of the position part in the first k neurons of an order, with the range of draws, if any.
 
-    Args:
-        order: What orders them: `fit`, `eta_squared`, `part` (what they hold), `random`, `rotated`, `directions`.
-        k: Their number.
-        share: The share; of draws, the median.
-        low: The lowest of the draws; None without draws.
-        high: The highest.
+    Orders are `fit`, `eta_squared`, `part` (by share), `random`, `rotated` and `directions`; of draws, it is the
+    median.
     """
 
     order: str
@@ -68,15 +64,10 @@ class PrefixShare:
 
 @dataclass(frozen=True)
 class Concentration:
-    """How the position part of a layer is spread over neurons.
+    """The spread of a layer's position part over neurons, with each neuron's share, mean of two halves, (d_model,).
 
-    Args:
-        by_neuron: Share that each neuron holds, mean of the two halves, shape (d_model,).
-        prefix_shares: What the first k neurons hold.
-        half: Number of neurons that hold half of it.
-        half_rotated: Number of directions of each rotation that do, shape (ROTATIONS,).
-        n_live: Number of neurons that vary, which are rotated.
-        k: Number of directions of the part.
+    `half` is the number of neurons with half of the part, and `half_rotated` of the directions of each rotation, shape
+    (ROTATIONS,). `n_live` neurons vary, and are rotated; `k` is the number of directions of the part.
     """
 
     by_neuron: Array
@@ -88,21 +79,18 @@ class Concentration:
 
     @property
     def p_value(self) -> float:
-        """Share of the rotations, and of the neurons, of which at most as many hold half."""
+        """Share of the rotations, and of the neurons, of which at most as many have half."""
         return (1 + int((self.half_rotated <= self.half).sum())) / (1 + len(self.half_rotated))
 
 
 def concentration(
     halves: Sequence[Array], live: NDArray[np.bool_], orders: Mapping[str, Sequence[Sequence[int]]], *seeds: int
 ) -> Concentration:
-    """Return how the position part is spread over neurons.
+    """Return the spread of the position part over neurons.
 
-    Args:
-        halves: The part of each half of the sentences: its principal directions as rows, each as long as the root of
-            its sum of squares, shape (k, d_model).
-        live: Whether each neuron varies, shape (d_model,).
-        orders: Neurons in the order of each ranking, by either half; may be of the first ones alone.
-        seeds: Numbers that the rotations depend on.
+    `halves` has the part of each half of the sentences: its principal directions as rows, each as long as the root of
+    its sum of squares, shape (k, d_model). `live` is a mask of the neurons that vary, shape (d_model,). `orders` has
+    the first neurons of each ranking, by either half. The rotations depend on `seeds`.
     """
     rows = [half / np.linalg.norm(half) for half in halves]
     shares = np.stack([np.square(half).sum(0) for half in rows])
@@ -132,22 +120,18 @@ def concentration(
 
 
 def crossed(shares: Array) -> Array:
-    """Return what the first 1 to n units hold, ordered by one half and measured on the other, mean of both ways.
-
-    Args:
-        shares: What each unit has of the part of either half, shape (2, n).
-    """
+    """Return shares of the first 1 to n units, ordered by one half of `shares`, (2, n), and measured on the other."""
     orders = np.argsort(-shares, axis=1, kind="stable")
     return np.asarray(np.take_along_axis(shares[::-1], orders, 1).cumsum(1).mean(0))
 
 
 def _half(sums: Array) -> NDArray[np.int64]:
-    """Return how many of the first units hold half, of cumulative shares in the last axis."""
+    """Return the number of first units with half, of cumulative shares in the last axis."""
     return np.asarray((sums < 0.5 - ROUNDING).sum(-1) + 1)
 
 
 def _of_directions(rows: Sequence[Array]) -> Array:
-    """Return what the first 1 to k principal directions of one half have of the other's part, mean of both ways."""
+    """Return the share of one half's part in the other's first 1 to k principal directions, mean of both ways."""
     lengths = [np.linalg.norm(half, axis=1, keepdims=True) for half in rows]
     axes = [np.divide(half, length, out=np.zeros_like(half), where=length > 0)
             for half, length in zip(rows, lengths, strict=True)]  # fmt: skip
@@ -166,17 +150,11 @@ BLOCK = 4096
 
 @dataclass(frozen=True)
 class PositionAccuracies:
-    """How well positions are read.
+    """Accuracy of decoding positions, with a 95% interval over sentences, NaN with few sentences.
 
-    Args:
-        accuracy: Share of the tokens whose position is read.
-        low: Lower end of its 95% interval, over sentences; NaN with few sentences.
-        high: Upper end.
-        by_chance: Mean accuracy if the tokens of every sentence are in random order.
-        p_value: Share of such orders, and of the true one, with at least this accuracy.
-        error: Mean distance of the read position from the true one, in tokens.
-        error_by_chance: The same in random order.
-        n_tokens: Number of tokens that are read.
+    `by_chance` is the mean accuracy if the tokens of every sentence are in random order, and `p_value` the share of
+    such orders, and of the true one, with at least this accuracy. `error` is the mean distance of the decoded position
+    from the true one, in tokens, and `error_by_chance` the same in random order.
     """
 
     accuracy: float
@@ -192,18 +170,13 @@ class PositionAccuracies:
 def read_positions(
     states: Array, design: Design, means: Array, fitted: NDArray[np.bool_], judged: NDArray[np.bool_], seed: int
 ) -> PositionAccuracies | None:
-    """Read the positions of some tokens by the means of others; None if there are none of either.
+    """Decode the positions of some tokens by the means of others; None if there are none of either.
 
-    A token is read as the position with the largest density of a normal distribution about the position's mean, whose
-    covariance is that of all fitted tokens about the means of their positions, times the position's frequency.
-
-    Args:
-        states: The tokens in the directions that are read, shape (n_tokens, k).
-        design: The tokens' positions and sentences.
-        means: What position adds in these directions, shape (n_positions, k); the fitted tokens' mean is found here.
-        fitted: Whether each token is one of those that means and covariance are of, shape (n_tokens,).
-        judged: Whether each token is read, shape (n_tokens,).
-        seed: Seed of the random orders.
+    A token is decoded as the position with the largest density of a normal distribution about the position's mean,
+    whose covariance is over all fitted tokens about the means of their positions, times the position's frequency.
+    `states` are the tokens in the directions that are read, shape (n_tokens, k), and `means` the position part there,
+    shape (n_positions, k); the fitted tokens' mean is computed here. `fitted` and `judged` are masks of tokens, shape
+    (n_tokens,).
     """
     index = design.index
     if not fitted.any() or not judged.any() or states.shape[1] == 0:
@@ -248,11 +221,7 @@ ZERO = 1e-24
 
 
 def check_position(tokens: Tokens, special_tokens: SpecialTokens) -> None:
-    """Refuse a corpus whose hidden states cannot be split.
-
-    Raises:
-        UserError: If there are too few sentences, positions or tokens, or too many positions.
-    """
+    """Raise a `UserError` for a corpus with too few sentences, positions or tokens to split, or too many positions."""
     counts = Sampled(tokens, special_tokens, 0).counts
     n_tokens, n_sentences = int(counts.sum()), len(np.unique(tokens.sentences[counts]))
     n = len(np.unique(tokens.positions[counts]))
@@ -269,13 +238,7 @@ def check_position(tokens: Tokens, special_tokens: SpecialTokens) -> None:
 
 
 class PositionSample:
-    """The tokens that are split, and what is the same for all layers.
-
-    Args:
-        store: The activations.
-        counts: Whether each token counts, shape (n_tokens,).
-        seed: Seed of every random draw.
-    """
+    """The tokens that are split, selected by the mask `counts`, shape (n_tokens,), and their design for all layers."""
 
     def __init__(self, store: HiddenStateSource, counts: NDArray[np.bool_], seed: int) -> None:
         tokens = store.tokens
@@ -285,7 +248,7 @@ class PositionSample:
 
     @cached_property
     def is_short(self) -> NDArray[np.bool_]:
-        """Whether each token that counts is of a sentence of at most median length, shape (n,)."""
+        """Mask of the selected tokens of sentences of at most median length, shape (n,)."""
         return (self.design.sizes <= np.median(self.design.sizes))[self.design.of_token]
 
     @cached_property
@@ -301,7 +264,7 @@ class PositionSample:
         return short_design if short_design.n_positions > 1 else None
 
     def states(self, layer: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the rows of the tokens that count, and their states, shape (n, d_model), shard by shard."""
+        """Yield the rows of the selected tokens, and their states, shape (n, d_model), shard by shard."""
         first = 0
         for shard in self.store.plan.shards:
             counted = torch.from_numpy(np.flatnonzero(self.counts[self.store.shard_tokens(shard)]))
@@ -312,12 +275,7 @@ class PositionSample:
 
 @dataclass(frozen=True)
 class Layer:
-    """What was found in one layer.
-
-    Args:
-        rows: Rows of each table.
-        directions: Directions of the position part, for the next layer; none where there is no position part.
-    """
+    """Rows of a layer's tables, and the directions of its position part for the next layer, empty without a part."""
 
     rows: Mapping[str, Rows]
     directions: Array
@@ -330,13 +288,7 @@ TABLES = ("position_split", "position_spectrum", "position_curves", "position_sh
 def survey_position(
     sample: PositionSample, layers: Sequence[int], ranked: Mapping[int, Sequence[int]]
 ) -> dict[str, Rows]:
-    """Return the rows of all tables.
-
-    Args:
-        sample: The tokens that are split.
-        layers: Ascending layer numbers.
-        ranked: Neurons of layers in the order of a run of `fit`; may be empty.
-    """
+    """Return the rows of all tables, for ascending layers; `ranked` has neurons in the order of a run of `fit`."""
     tables: dict[str, Rows] = {name: [] for name in TABLES}
     below: tuple[int, Array] | None = None
     with stage(f"position in {layers_named(layers)}", len(layers)) as advance:
@@ -352,14 +304,7 @@ def survey_position(
 
 
 def _of_layer(sample: PositionSample, layer: int, ranked: Sequence[int], below: Array | None) -> Layer:
-    """Return what is found in one layer.
-
-    Args:
-        sample: The tokens that are split.
-        layer: Layer number.
-        ranked: Its neurons in the order of a run of `fit`; may be empty.
-        below: The directions of the position part in the layer below; None if that is not surveyed.
-    """
+    """Survey one layer; `below` are the directions of the position part in the layer below, None if not surveyed."""
     sums, short = _summed(sample, layer)
     by_neuron, variance = sums.shares(by_neuron=True)[0], sums.variance
     split = [row for scale in SCALES for row in _split_rows(layer, scale, sums)]
@@ -405,7 +350,7 @@ def _of_layer(sample: PositionSample, layer: int, ranked: Sequence[int], below: 
 
 
 def _summed(sample: PositionSample, layer: int) -> tuple[TwoWaySums, TwoWaySums | None]:
-    """Return the sums of a layer, and those of its short sentences; None where these cannot be told apart."""
+    """Return the sums of a layer, and the sums of its short sentences; None where these cannot be separated."""
     d_model = sample.store.plan.d_model
     sums = TwoWaySums(sample.design, d_model, with_covariance=True)
     short = TwoWaySums(sample.short, d_model) if sample.short is not None else None
@@ -432,7 +377,7 @@ def _split_rows(layer: int, scale: str, sums: TwoWaySums) -> Rows:
 
 
 class _Shape:
-    """Collects the rows of `position_shape.csv` of a layer."""
+    """Collector of the rows of `position_shape.csv` of a layer."""
 
     def __init__(self, layer: int, n_tokens: int) -> None:
         self.layer, self.n_tokens = layer, n_tokens
@@ -454,7 +399,7 @@ class _Shape:
 def _add_subspaces(
     shape: _Shape, sample: PositionSample, sums: TwoWaySums, directions: Array, below: Array | None, has_context: bool
 ) -> None:
-    """Add how the position part's subspace lies to those of the contexts, of either half, and of the layer below."""
+    """Add the overlaps of the position part's subspace with the contexts, between halves, and with the layer below."""
     d_model, k = directions.shape
     generator = np.random.default_rng([sample.seed, 15])
     drawn = [overlap(directions, random_subspace(d_model, k, generator)) for _ in range(DRAWS)]
@@ -479,7 +424,7 @@ def _add_subspaces(
 def _add_readings(
     shape: _Shape, sample: PositionSample, layer: int, sums: TwoWaySums, short: TwoWaySums | None, k: int
 ) -> None:
-    """Add how well positions are read in sentences left out, and in sentences longer than all that are fitted."""
+    """Add accuracies of position in held-out sentences, and in sentences longer than all fitted ones."""
     design, origin = sample.design, sums.origin
     assert origin is not None
     k = min(k, READ)
@@ -557,10 +502,7 @@ def _curve_rows(layer: int, sample: PositionSample, sums: TwoWaySums, raw_spectr
 def _spread(
     sample: PositionSample, layer: int, sums: TwoWaySums, k: int, scale: Array, ranked: Sequence[int]
 ) -> Concentration | None:
-    """Return how the position part of a layer is spread over neurons divided by their scale, cut to k directions.
-
-    None without directions, or where half of the sentences has no part.
-    """
+    """Return the spread of the position part, cut to k directions, over scaled neurons; None if a half has no part."""
     halves = principal_halves(sums, sample.folds, k, scale)
     rows = [np.sqrt(squares)[:, None] * directions.T for squares, directions in halves]
     if not all(squares.any() for squares, _ in halves):
@@ -591,7 +533,6 @@ def _prefix_share_rows(layer: int, scale: str, of_scale: Concentration) -> Rows:
 
 
 def _neuron_rows(layer: int, variance: Array, shares: Any, spread: Mapping[str, Concentration]) -> Rows:
-    """Return a row for each neuron."""
     rows = []
     for k in range(len(variance)):
         row = {
