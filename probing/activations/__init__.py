@@ -46,17 +46,14 @@ class Request:
     """A request for activations.
 
     Args:
-        source: The model's files.
-        corpus: The sentences.
         layers: Ascending layer numbers.
         dtype: Dtype of the forward pass and of the stored activations, by its name in torch.
-        max_length: Number of tokens at which sentences are cut; None for the model's own limit.
+        max_length: Number of tokens at which sentences are cut; None for the model's limit.
         random_weights_seed: Seed of a randomly initialised model; None for the trained model.
-        permuted_tokens_seed: Seed by which each sentence's tokens, except special ones, are permuted before the model
+        permuted_tokens_seed: Seed by which each sentence's tokens, except special tokens, are permuted before the model
             reads them; a hidden state is stored at its token's original row. None does not permute.
-        batch_tokens: Padded tokens in one forward pass; None chooses by the machine. Used only when the entry is
-            created.
-        site: Where in the model the neurons are.
+        batch_tokens: Padded tokens in one forward pass, used only when the entry is created; None chooses by the
+            machine.
     """
 
     source: ModelSource
@@ -95,19 +92,12 @@ def activations(
     callbacks: Sequence[Any] = (),
     check: Callable[[Tokens], None] = lambda tokens: None,
 ) -> ActivationStore:
-    """Return the stored activations, extracting what is missing or damaged.
+    """Return the stored activations, extracting missing or damaged shards.
 
     Many processes may request the same activations: one extracts them, the others wait and then read. The lock belongs
     to the job and is taken before Lightning launches further ranks; these receive their share of the work from the
-    first rank. A cache that cannot be written still serves complete entries.
-
-    Args:
-        request: The request.
-        cache: The cache folder.
-        trainer_options: Lightning's `Trainer` arguments; only those that concern a forward pass are used.
-        say: Called with one-line messages.
-        callbacks: Lightning callbacks for the extraction.
-        check: Called with the table of tokens before any work; raises an error if the tokens are unusable.
+    rank-zero process. A cache that cannot be written still serves complete entries. `check` gets the table of tokens
+    before any work, and raises an error if the tokens are unusable.
 
     Raises:
         UserError: If the cache cannot be written, or the model or its tokenizer cannot be loaded.
@@ -151,7 +141,7 @@ def activations(
 
 
 def entry_folder(request: Request, cache: Path) -> Path:
-    """Return the folder of a request's entry in a cache, whether it is there or not."""
+    """Return the folder of a request's entry in a cache, existing or not."""
     return cache / f"{request.source.short_name}-{fingerprint(request.key())[:16]}"
 
 
@@ -198,11 +188,7 @@ def _open_or_create(
 
 
 def tokens_of(request: Request, tokenizer: Any) -> Tokens:
-    """Tokenise the corpus of a request.
-
-    Raises:
-        UserError: If the model does not take sentences, or pairs, of the requested length, or one of their tokens.
-    """
+    """Tokenise the corpus of a request; refuse lengths or tokens that the model does not accept."""
     corpus = request.corpus
     least, limit = length_limits(request.source, tokenizer)
     limit = min(limit, LONGEST)
@@ -221,18 +207,14 @@ def tokens_of(request: Request, tokenizer: Any) -> Tokens:
 
 
 def batch_tokens_of(request: Request) -> int:
-    """Return the number of padded tokens in one forward pass, chosen by the machine unless it was requested."""
+    """Return the number of padded tokens in one forward pass, chosen by the machine unless requested."""
     import torch
 
     return request.batch_tokens or (BATCH_TOKENS_GPU if torch.cuda.is_available() else BATCH_TOKENS_CPU)
 
 
 def _site(request: Request, pad_token_id: int) -> Site | None:
-    """Find the site inside the blocks, so that everyone who extracts reads the same maps; None for the residual stream.
-
-    Raises:
-        UserError: If the model has no such site.
-    """
+    """Return the site inside the blocks, so that all extracting processes read the same maps; None for residual."""
     if request.site == "residual":
         return None
     from probing.models.anatomy import examine
@@ -245,7 +227,7 @@ def _site(request: Request, pad_token_id: int) -> Site | None:
 
 
 def description(request: Request, site: Site | None = None) -> dict[str, Any]:
-    """Return what an entry says to users about its origin."""
+    """Return the origin of an entry, for users."""
     import torch
     import transformers
 
@@ -270,10 +252,7 @@ def _extract(
     callbacks: Sequence[Any],
     uncompared: Sequence[int] = (),
 ) -> None:
-    """Extract the missing shards, given as `work` on the first rank and as None on the others.
-
-    The first rank then compares what is there with the plain model, while the others wait.
-    """
+    """Extract `work` (None except in the rank-zero process), then compare with the plain model in that process."""
     from probing.activations.extraction import forward_trainer, run_extraction
     from probing.models.examination import with_the_same_weights
 
@@ -302,19 +281,7 @@ def _compare(
     uncompared: Sequence[int],
     plain: Sequence[tuple[nn.Module, Any]],
 ) -> None:
-    """Compare an entry with the plain model if something of it was not compared yet.
-
-    Args:
-        request: The request.
-        store: The entry.
-        device: Where the model is run.
-        uncompared: Further layers to compare.
-        plain: A model that has not been run, and its tokenizer, if they are loaded.
-
-    Raises:
-        NotTheModels: If they differ.
-        RunError: If shards are missing.
-    """
+    """Compare an entry and the layers `uncompared` with the model, `plain` if loaded, unless this was done."""
     from probing.activations.comparison import compare_with_plain_model
 
     if missing := store.missing(request.layers):
@@ -338,7 +305,7 @@ def load(request: Request) -> tuple[nn.Module, int]:
 
 
 def job_lock(cache: Path, name: str, say: Callable[[str], None]) -> AbstractContextManager[Any]:
-    """Take the lock of an entry, waiting for the job that has it; OSError if the cache cannot be written."""
+    """Take the lock of an entry, waiting for the job that has it; `OSError` if the cache cannot be written."""
     from filelock import FileLock, Timeout
 
     cache.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Compares what was cached with what the unmodified model gives for some sentences, one at a time."""
+"""Comparison of cached activations with the unmodified model's for some sentences, one at a time."""
 
 from __future__ import annotations
 
@@ -45,20 +45,12 @@ def compare_with_plain_model(
 ) -> None:
     """Read some sentences of all lengths by the plain model, one at a time and without padding, and compare.
 
-    The model is called as a user would call it, `model(**tokenizer(text), output_hidden_states=True)`; of a site inside
-    blocks, what enters its linear maps is compared. One copy of the model reads from the shortest sentence to the
-    longest and another one in the opposite order, because some models keep state. In low precision, the batches of
+    The model is called as a user would call it, `model(**tokenizer(text), output_hidden_states=True)`; for a site
+    inside blocks, the inputs of its linear maps are compared. A copy of the model reads from the shortest sentence to
+    the longest and another copy in the opposite order, because some models keep state. In low precision, the batches of
     these sentences are also read again in float32, where rounding hides less, in the way of the extraction.
 
-    Args:
-        store: The entry, with these layers complete.
-        layers: Layer numbers.
-        encoder: The model, in the store's dtype, which has not been run; only copies of it are.
-        tokenizer: Its tokenizer.
-        corpus: The sentences or pairs.
-
-    Raises:
-        NotTheModels: If they differ by more than rounding.
+    The encoder, in the store's dtype, must not have been run. `NotTheModels` is raised for differences beyond rounding.
     """
     n_types = n_token_types(encoder, tokenizer, corpus.seconds is not None)
     alone = _Alone(store, layers, tokenizer, corpus, n_types)
@@ -81,14 +73,7 @@ def compare_with_plain_model(
 
 
 def _allowed(alone: _Alone, sentences: Sequence[int], encoder: nn.Module, exact: nn.Module | None) -> dict[int, float]:
-    """Return the largest change of each layer that counts as rounding.
-
-    Args:
-        alone: Reads sentences alone.
-        sentences: The sentences by which rounding is measured.
-        encoder: The model.
-        exact: The same in float32; None if the model is in float32, or if this does not fit in memory.
-    """
+    """Return the largest change of each layer that counts as rounding; `exact` is the model in float32, if it fits."""
     allowed = dict.fromkeys(alone.layers, _ALLOWED[alone.store.plan.dtype])
     if exact is None:
         return allowed
@@ -104,17 +89,7 @@ def _check(
     alone: _Alone, encoder: nn.Module, sentence: int, extracted: Mapping[int, Tensor], plain: Mapping[int, Tensor],
     change_of: Callable[[Tensor, Tensor], float], allowed: Mapping[int, float],
 ) -> None:  # fmt: skip
-    """Refuse what was found for a sentence if it differs from what the plain model gives.
-
-    Args:
-        alone: Reads sentences alone.
-        encoder: The model, which has not been run.
-        sentence: Index of the sentence.
-        extracted: The states of each layer, shape (n_tokens, width).
-        plain: What the plain model gives.
-        change_of: How a change is measured.
-        allowed: The largest change of each layer that counts as rounding.
-    """
+    """Refuse extracted states, (n_tokens, width) by layer, that differ from the plain model's beyond `allowed`."""
     for layer, states in extracted.items():
         if (change := change_of(states, plain[layer])) <= allowed[layer]:
             continue
@@ -140,9 +115,9 @@ def typical_change(actual: Tensor, expected: Tensor) -> float:
 
 
 def drawn_sentences(store: ActivationStore) -> list[int]:
-    """Return some sentences by their lengths, ascending: the same ones each time.
+    """Return some sentences by their lengths, ascending: the same each time.
 
-    These are the shortest and the longest one, the one with most padding in its batch, and one drawn from each third.
+    These are the shortest, the longest, and the most padded sentence of all batches, and a random one of each third.
     """
     lengths = store.tokens.lengths
     order = np.argsort(lengths, kind="stable")
@@ -167,15 +142,7 @@ def _most_padded(store: ActivationStore) -> int:
 
 @dataclass(frozen=True)
 class _Alone:
-    """Sentences of an entry, each read alone.
-
-    Args:
-        store: The entry.
-        layers: Layer numbers.
-        tokenizer: The model's tokenizer.
-        corpus: The sentences or pairs.
-        n_types: How many token types the model is given; see `n_token_types`.
-    """
+    """Sentences of an entry, each read alone."""
 
     store: ActivationStore
     layers: Sequence[int]
@@ -189,7 +156,7 @@ class _Alone:
         return str(self.store.header["model"])
 
     def states(self, model: nn.Module, sentence: int) -> dict[int, Tensor]:
-        """Return what a model gives for a sentence, each of shape (n_tokens, width), on the processor."""
+        """Return a model's states for a sentence, shape (n_tokens, width) for each layer, on the processor."""
         modules = tuple((self.store.header.get("site") or {}).get("modules", ()))
         inputs = self._inputs(model, sentence)
         with _seen_by(model, modules) as seen:
@@ -200,19 +167,13 @@ class _Alone:
         return {layer: vectors[:length].cpu() for layer, vectors in zip(self.layers, layer_states, strict=True)}
 
     def cached(self, sentence: int) -> dict[int, Tensor]:
-        """Return what the entry has of a sentence, in the order in which its tokens are read."""
+        """Return the entry's states for a sentence, in the order in which its tokens are read."""
         shard, rows = self._where(sentence)
         order = self._order(sentence)
         return {layer: self.store.read(layer, shard)[rows][order] for layer in self.layers}
 
     def in_batch(self, encoder: nn.Module, reading: ForwardSpec, sentence: int) -> dict[int, Tensor]:
-        """Return what the extraction would give for a sentence in its batch.
-
-        Args:
-            encoder: The encoder, which has not been run.
-            reading: How it reads the store.
-            sentence: Index of the sentence.
-        """
+        """Return the extraction's states for a sentence in its batch; the encoder has not been run."""
         shard, _ = self._where(sentence)
         text = reading.of_shard(self.store, shard)
         in_shard = sentence - self.store.plan.shards[shard].first_sentence
@@ -224,7 +185,7 @@ class _Alone:
         return {layer: states[row][mask[row].to(states.device)].cpu() for layer, states in states_by_layer.items()}
 
     def _inputs(self, model: nn.Module, sentence: int) -> dict[str, Tensor]:
-        """Return what the tokenizer gives for a sentence, as far as the model takes it."""
+        """Return the tokenizer's output for a sentence, as far as the model takes it."""
         tokens, order = self.store.tokens, self._order(sentence)
         texts = [self.corpus.sentences[sentence]]
         if self.corpus.seconds is not None:
@@ -262,7 +223,7 @@ class _Alone:
 
 @contextmanager
 def _seen_by(model: nn.Module, modules: Sequence[str]) -> Iterator[list[Tensor]]:
-    """Yield a list that receives what enters these modules, call by call."""
+    """Yield a list that receives the inputs of these modules, call by call."""
     seen: list[Tensor] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What was read of a file or folder of activations (HDF5 here), and how named arrays become layers."""
+"""Content of files and folders of activations (here HDF5, NeuroX's lines and zarr), and layers from named arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GAP = 8
 
 
 class Source(Protocol):
-    """What is read of: an array whose parts are read when they are asked for, by slices of steps of 1."""
+    """An array whose parts are read on request, by slices of step 1."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -34,18 +34,14 @@ class Source(Protocol):
 
     @property
     def dtype(self) -> Any:
-        """Type of its values, as NumPy has it."""
+        """NumPy type of the values."""
 
     def __getitem__(self, key: Any) -> Any:
         """Return a part as an array of NumPy."""
 
 
 class Bounds:
-    """Where sentences begin and end among all rows.
-
-    Args:
-        lengths: Number of rows of each sentence.
-    """
+    """Beginnings and ends of sentences among all rows, from the number of rows of each sentence."""
 
     def __init__(self, lengths: NDArray[np.int64]) -> None:
         self._ends = np.cumsum(lengths)
@@ -57,13 +53,13 @@ class Bounds:
         return range(first, int(np.searchsorted(self._starts, rows.stop, side="left")))
 
     def inside(self, rows: slice, sentence: int) -> slice:
-        """Return which rows of a sentence are among rows."""
+        """Return the rows within a sentence that are among rows."""
         start, end = int(self._starts[sentence]), int(self._ends[sentence])
         return slice(max(rows.start, start) - start, min(rows.stop, end) - start)
 
 
 class ArrayPart:
-    """An array's part at one place of its first axis, as a `Source`."""
+    """An array's part at one index of its first axis, as a `Source`."""
 
     def __init__(self, source: Source, place: int) -> None:
         self._source, self._place = source, place
@@ -74,16 +70,11 @@ class ArrayPart:
 
 
 class LazyRows:
-    """Rows of an array on disk, shape (n_rows, d_model), which are read when they are asked for.
+    """Rows of an array on disk, shape (n_rows, d_model), which are read on request.
 
     `rows[a:b]`, `rows[indices]`, `rows[mask]` and `rows[..., columns]` give arrays of NumPy, as does `np.asarray(rows)`
-    of all; indices may come in any order and repeat. `probing.probe` reads them part by part.
-
-    Args:
-        shape: Numbers of rows and of columns.
-        dtype: Type of the values.
-        read: Function of two slices, of rows and of columns, that returns these.
-        where: What is read, for messages.
+    of all; indices may come in any order and repeat. `probing.probe` reads them part by part. `read` is a function of
+    two slices, of rows and of columns; `where` names the source in messages.
     """
 
     ndim = 2
@@ -141,7 +132,7 @@ class LazyRows:
         return values
 
     def _at(self, places: NDArray[Any]) -> NDArray[Any]:
-        """Return rows in any order; libraries read slices fastest, and some of them nothing else."""
+        """Return rows in any order; libraries read slices fastest, and some read only slices."""
         if not len(places):
             return np.empty((0, self.shape[1]), self.dtype)
         places = places.astype(np.int64)
@@ -156,7 +147,7 @@ class LazyRows:
 def rows_of(source: Source, where: str) -> NDArray[Any] | LazyRows:
     """Return an array of two axes, or of three (sentences, tokens, d_model), as rows of tokens.
 
-    Arrays of NumPy, which can be memory maps, stay what they are.
+    NumPy arrays, also memory maps, stay NumPy arrays, except for three axes that are not C-contiguous.
     """
     n_tokens, width = (1, source.shape[1]) if len(source.shape) == 2 else source.shape[1:]
     shape = (source.shape[0] * n_tokens, width)
@@ -185,7 +176,7 @@ Layers = Mapping[Any, "NDArray[Any] | LazyRows"]
 
 
 class Columns(Mapping[str, NDArray[Any]]):
-    """A value for each row under each name, read when it is asked for first."""
+    """A value for each row under each name, read on first request."""
 
     def __init__(self, read: Mapping[str, Callable[[], NDArray[Any]]]) -> None:
         self._read = {name: cache(function) for name, function in read.items()}
@@ -207,12 +198,12 @@ class Activations:
     """Activations of a file or folder that another tool has written, for `probing.probe`.
 
     Attributes:
-        path: What was read.
+        path: The file or folder.
         format: Its format, such as `NeuroX (HDF5)`.
         layers: Rows of each layer number or name, shape (n_rows, d_model): arrays of NumPy (memory maps where the
-            format allows), or `LazyRows`, which are read when they are asked for.
-        groups: Sentence of each row, shape (n_rows,); None if rows of sentences are not told apart.
-        columns: What else the file says of each row by name, such as `tokens` or `token_ids`, shape (n_rows,).
+            format allows), or `LazyRows`, which are read on request.
+        groups: Sentence of each row, shape (n_rows,); None if sentences are unknown.
+        columns: Further values of each row by name, such as `tokens` or `token_ids`, shape (n_rows,).
     """
 
     path: Path
@@ -233,7 +224,7 @@ class Activations:
 
     @property
     def positions(self) -> NDArray[np.int64] | None:
-        """Place of each row in its sentence, from 0, shape (n_rows,); None if sentences are not known."""
+        """Index of each row in its sentence, from 0, shape (n_rows,); None if sentences are unknown."""
         if self.groups is None:
             return None
         _, of_row = np.unique(self.groups, return_inverse=True)
@@ -245,7 +236,7 @@ class Activations:
 
     @property
     def summary(self) -> str:
-        """What was read, in one line."""
+        """Summary of path, format, layers and shape, in one line."""
         widths = sorted({rows.shape[1] for rows in self.layers.values()})
         width = f"{widths[0]:,}" if len(widths) == 1 else f"{widths[0]:,} to {widths[-1]:,}"
         return f"read {self.path} as {self.format}: {self._layers()}, {self.n_rows:,} rows, {width} columns"
@@ -261,20 +252,14 @@ class Activations:
 
 
 def assemble(path: Path, format: str, arrays: Mapping[str, Source], first: First | None) -> Activations:
-    """Make activations of arrays by name.
+    """Build activations from arrays by name.
 
     Arrays with most axes are layers: (n_rows, d_model), or (n_sentences, n_tokens, d_model). Arrays with fewer are
     values of rows, such as token ids of shape (n_sentences, n_tokens), or values of sentences; `groups` is the sentence
-    of each row.
-
-    Args:
-        path: What is read.
-        format: Its format.
-        arrays: Arrays by name.
-        first: What the first axis of a single array of three axes is.
+    of each row. `first` is the meaning of the first axis of a single array of three axes.
 
     Raises:
-        UserError: If there are no arrays, they do not fit together, or what an axis is remains open.
+        UserError: If there are no arrays, they do not match, or the meaning of an axis is ambiguous.
     """
     if not arrays:
         raise UserError(f"{path} has no arrays: expected activations of shape (n_rows, d_model).")
@@ -344,15 +329,7 @@ def _column(path: Path, name: str, array: Source, shape: tuple[int, ...]) -> NDA
 
 
 def check_rows(path: Path, rows: Mapping[Any, Any]) -> None:
-    """Refuse layers of unlike numbers of rows, and of none.
-
-    Args:
-        path: What is read.
-        rows: Number of rows, or the shape before the last axis, of each layer.
-
-    Raises:
-        UserError: If they differ, or are 0.
-    """
+    """Refuse layers of different numbers of rows (or shapes before the last axis), and of none."""
     (name, first), *others = rows.items()
     for other, other_rows in others:
         if other_rows != first:
@@ -373,21 +350,14 @@ def _constant(values: NDArray[Any]) -> Callable[[], NDArray[Any]]:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Return what sorts names by the numbers in them: `layer_2` before `layer_10`."""
+    """Return a key that sorts names by the numbers in them: `layer_2` before `layer_10`."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(name)) if part]
 
 
 def layer_keys(path: Path, names: Sequence[str]) -> list[int | str]:
-    """Return layer numbers if all are named by one (`3`, `layer_3`, `acts-layer3`), or the names.
+    """Return layer numbers if all names have a number (`3`, `layer_3`, `acts-layer3`), else the names; all differ.
 
     A hyphen before a number is a minus (`layer-1`), and such names stay names, unless one of them is of 0.
-
-    Args:
-        path: What is read.
-        names: The names of its layers.
-
-    Raises:
-        UserError: If two names are the same, or of the same number.
     """
     parsed = [re.fullmatch(r"(?:(.*?)[-_. ]?layers?([-_. ]?))?(\d+)", name, re.IGNORECASE) for name in names]
     matches = [match for match in parsed if match]
@@ -414,12 +384,10 @@ _AGAIN = re.compile(r" \(Occurrence \d+\)$")
 
 
 def read_hdf5(path: Path, first: First | None) -> Activations:
-    """Return the activations of an HDF5 file; data sets are read when they are asked for.
+    """Return the activations of an HDF5 file; data sets are read on request.
 
     Raises:
-        UserError: If its data sets do not fit together.
-        ValueError: If it is damaged.
-        OSError: If it cannot be read.
+        UserError: If its data sets do not match.
         ImportError: If h5py is not installed.
     """
     import h5py
@@ -469,7 +437,7 @@ def _of_neurox(path: Path, file: h5py.File) -> Activations:
 
 
 def _sentences(path: Path, file: h5py.File) -> dict[str, str]:
-    """Return the text of each data set of a sentence by its name, in the order of their numbers."""
+    """Return the text of each sentence's data set by its name, in the order of their numbers."""
     index_of_text = parse_json(_data_set(file, _INDEX).asstr()[0])
     indices = [*index_of_text.values()] if isinstance(index_of_text, Mapping) else []
     missing = [
@@ -481,11 +449,7 @@ def _sentences(path: Path, file: h5py.File) -> dict[str, str]:
 
 
 def _data_set(file: h5py.File, name: str) -> h5py.Dataset:
-    """Return a data set of the file itself; a link could lead to another file.
-
-    Raises:
-        ValueError: If it is something else.
-    """
+    """Return a data set of the file itself; a link, which could lead to another file, is refused."""
     import h5py
 
     if file.id.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
@@ -498,11 +462,7 @@ def _data_set(file: h5py.File, name: str) -> h5py.Dataset:
 
 
 def _refuse_outside(name: str, data_set: h5py.Dataset) -> None:
-    """Refuse a data set whose values lie in other files.
-
-    Raises:
-        ValueError: If they do.
-    """
+    """Refuse a data set whose values lie in other files."""
     if data_set.is_virtual or data_set.external:
         raise ValueError(f"the values of `{name}` lie in other files, which are not read: copy them into this one")
 
@@ -514,7 +474,7 @@ def _words(sentence: str, n_words: int) -> list[str]:
 
 
 class _Sentences:
-    """Rows of one layer, which lie in one data set for each sentence."""
+    """Rows of one layer, in a data set for each sentence."""
 
     def __init__(self, data_sets: list[Any], lengths: NDArray[np.int64], layer: int) -> None:
         self._data_sets, self._layer = data_sets, layer
@@ -535,13 +495,7 @@ def is_of_neurox(path: Path) -> bool:
 
 
 def read_lines(path: Path, first: First | None) -> Activations:
-    """Return the activations of NeuroX's JSON lines, which are text and so read whole, in float32.
-
-    Raises:
-        UserError: If sentences do not fit together.
-        ValueError: If it is damaged.
-        OSError: If it cannot be read.
-    """
+    """Return the activations of NeuroX's JSON lines, which are text and so read whole, in float32."""
     if first is not None:
         raise UserError(f"`first` does not apply: {path} is of NeuroX, which says which values are of which layer.")
     parts: list[NDArray[np.float32]] = []
@@ -598,12 +552,11 @@ _METADATA = (*MARKS, ".zattrs", ".zmetadata")
 
 
 def zarr_arrays(path: Path) -> dict[str, Source]:
-    """Return the arrays of a store, whose chunks are read when they are asked for.
+    """Return the arrays of a store, whose chunks are read on request.
 
     Raises:
         UserError: If chunks are missing.
         ValueError: If it is damaged, or a codec would unpickle chunks, which zarr refuses from 3.1 on.
-        OSError: If it cannot be read.
         ImportError: If zarr is not installed.
     """
     import zarr
@@ -626,11 +579,7 @@ def zarr_arrays(path: Path) -> dict[str, Source]:
 
 
 def _check_chunks(path: Path, name: str, array: Any, files: Collection[str]) -> None:
-    """Refuse an array with missing chunks, for which zarr would give its fill value.
-
-    Raises:
-        UserError: If chunks are missing, or the memory does not hold one.
-    """
+    """Refuse an array with missing chunks, for which zarr would give its fill value, or too large chunks."""
     sizes = array.shards or array.chunks
     check_memory(
         math.prod(sizes) * array.dtype.itemsize, f"{path}: chunks of `{name}`", "write it again with smaller chunks"

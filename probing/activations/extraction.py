@@ -1,4 +1,4 @@
-"""Runs the encoder over the corpus once, by a LightningModule whose unit of work is the shard."""
+"""Extraction: a pass of the encoder over the corpus, by a LightningModule whose unit of work is the shard."""
 
 from __future__ import annotations
 
@@ -30,13 +30,7 @@ from probing.statistics.chance import permute_within_sentences
 
 @dataclass(frozen=True)
 class ForwardSpec:
-    """How an encoder reads the sentences of a store.
-
-    Args:
-        anatomy: The encoder's anatomy, with the site of the store.
-        pad_token_id: Id of the padding token.
-        n_token_types: How many token types the encoder is given; 0 if none.
-    """
+    """Specification of an encoder's reading: anatomy with the store's site, padding id, number of token types or 0."""
 
     anatomy: Anatomy
     pad_token_id: int
@@ -44,7 +38,7 @@ class ForwardSpec:
 
     @classmethod
     def of(cls, encoder: nn.Module, tokenizer: Any, store: ActivationStore) -> ForwardSpec:
-        """Examine an encoder for the sentences of a store; see `examine` for what is refused."""
+        """Examine an encoder for the sentences of a store; see `examine` for the models refused."""
         pad_token_id = tokenizer.pad_token_id or 0
         anatomy = examine(encoder, pad_token_id, str(store.header["model"]), store.tokens.lengths.tolist())
         n_types = n_token_types(encoder, tokenizer, store.tokens.segments is not None)
@@ -52,7 +46,7 @@ class ForwardSpec:
         return cls(replace(anatomy, site_modules=modules), pad_token_id, n_types)
 
     def of_shard(self, store: ActivationStore, shard: int) -> ShardReading:
-        """Return what is read of a shard."""
+        """Return the encoder's inputs of a shard."""
         shard_plan, tokens = store.plan.shards[shard], store.tokens
         rows, types = store.shard_tokens(shard_plan), tokens.types_for(self.n_token_types)
         token_inputs: dict[str, NDArray[Any]] = {"input_ids": tokens.input_ids}
@@ -69,14 +63,10 @@ class ForwardSpec:
 
 @dataclass(frozen=True)
 class ShardReading:
-    """What is read of a shard.
+    """The encoder's inputs of a shard.
 
-    Args:
-        lengths: Number of tokens of each sentence, shape (n_sentences,).
-        order: Index of the token that is read at each index, shape (n_tokens,); see `reading_order`.
-        token_inputs: What the encoder is given of each token, shape (n_tokens,).
-        reading: How it is read.
-        batch_tokens: Padded tokens in one forward pass.
+    `lengths` is the number of tokens of each sentence, shape (n_sentences,); `order`, of `reading_order`, and the
+    `token_inputs` of the encoder have shape (n_tokens,); `batch_tokens` includes padding.
     """
 
     lengths: NDArray[np.int32]
@@ -90,14 +80,9 @@ class ShardReading:
         return batches(self.lengths, self.batch_tokens, with_padding=self.reading.anatomy.padding_is_neutral)
 
     def inputs(self, sentences: NDArray[np.int64], device: Any = "cpu") -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Return what the encoder is given for a batch, the index in the shard of each token, and the mask of tokens.
+        """Return a batch's encoder inputs, token indices in the shard and token mask, shape (batch, sequence).
 
-        Args:
-            sentences: The sentences of the batch, counted from the shard's first.
-            device: Where the inputs are put.
-
-        Returns:
-            Tensors of shape (batch, sequence).
+        `sentences` are counted from the shard's first.
         """
         index, mask = padded_index(self.lengths, sentences)
         index = self.order[index]
@@ -113,7 +98,7 @@ class ShardReading:
 def reading_order(store: ActivationStore, rows: slice) -> Tensor:
     """Return the index of the token that the model reads at each index of a shard, shape (n,).
 
-    Without permutation it is the index itself, else that of a token of the same sentence. Special tokens stay in place.
+    Permutation stays within sentences and moves no special tokens; without it, the order is the identity.
     """
     tokens, indices = store.tokens, np.arange(rows.stop - rows.start)
     seed = store.plan.key.get("permuted_tokens_seed")
@@ -137,11 +122,10 @@ def padded_index(lengths: NDArray[np.int32], sentences: NDArray[np.int64]) -> tu
 
 
 class ShardPass(pl.LightningModule):
-    """Processes shards of a corpus under `Trainer.predict`, divided among its ranks.
+    """Pass over shards of a corpus under `Trainer.predict`, divided among its ranks.
 
-    Args:
-        work: What is missing of each incomplete shard; None on ranks other than the first.
-        writer: Executor with a single thread, which writes a shard while the next one is processed.
+    `work` is the missing part of each incomplete shard, None except in the rank-zero process; `writer` is an executor
+    with a single thread, which writes a shard while the next is processed.
     """
 
     def __init__(self, work: Mapping[int, Any] | None, writer: Executor) -> None:
@@ -153,28 +137,25 @@ class ShardPass(pl.LightningModule):
         self.work = work
 
     def prepare(self) -> None:
-        """Load what `process` needs; called if there is any work."""
+        """Load the requirements of `process`; called if there is any work."""
         raise NotImplementedError
 
     def process(self, shard: int, missing: Any) -> Any:
-        """Return what is to be written of a shard."""
+        """Return the data to be written for a shard."""
         raise NotImplementedError
 
     def write(self, shard: int, processed: Any) -> None:
-        """Write what `process` returned; called in the writer's thread."""
+        """Write the return value of `process`; called in the writer's thread."""
         raise NotImplementedError
 
     def setup(self, stage: str) -> None:
-        """Receive the work from the first rank, and prepare if there is any work."""
+        """Receive the work from the rank-zero process, and prepare if there is any work."""
         self.work = self.trainer.strategy.broadcast(self.work)
         if self.work:
             self.prepare()
 
     def predict_dataloader(self) -> DataLoader[int]:
-        """Return this rank's share of the incomplete shards' indices.
-
-        Lightning's own sampler for prediction does not allow a rank without work.
-        """
+        """Return this rank's share of the shards; Lightning's sampler does not allow a rank without work."""
         share = list(self.work or ())[self.trainer.global_rank :: self.trainer.world_size]
         # With a generator of its own: a loader draws a seed for workers that it does not have.
         return DataLoader(share, batch_size=None, generator=torch.Generator())  # type: ignore[arg-type]
@@ -193,13 +174,10 @@ class ShardPass(pl.LightningModule):
 
 
 class Extraction(ShardPass):
-    """Fills the missing shards of a store.
+    """Pass that fills the missing shards of a store in `folder`, which the rank-zero process has created.
 
-    Args:
-        load: Returns the model, in evaluation mode and in the store's dtype, and its tokenizer.
-        folder: The store's folder, which the first rank has created.
-        work: The layers to be written for each incomplete shard; None on ranks other than the first.
-        writer: Executor with a single thread, which writes a shard while the next one is extracted.
+    `load` returns the model, in evaluation mode and in the store's dtype, and its tokenizer. `work` has the layers to
+    be written for each incomplete shard; None except in the rank-zero process.
     """
 
     def __init__(
@@ -246,30 +224,23 @@ MOST_READERS = 4
 
 
 def n_readers(device: torch.device) -> int:
-    """Return how many batches to process at once: one on an accelerator, else a divisor of the number of threads."""
+    """Return the number of batches to process at once: 1 on an accelerator, else a divisor of the number of threads."""
     n_threads = torch.get_num_threads() if device.type == "cpu" else 1
     return max(n for n in range(1, MOST_READERS + 1) if n_threads % n == 0)
 
 
 def copies_for_readers(encoder: nn.Module, device: torch.device) -> list[nn.Module]:
-    """Return the encoder for the first reader, and a copy that shares its weights for each further one."""
+    """Return the encoder for the first reader, and copies that share its weights for the others."""
     return [encoder, *(with_the_same_weights(encoder) for _ in range(n_readers(device) - 1))]
 
 
 def extract_shard(
     readers: Sequence[Reader], store: ActivationStore, shard: int, layers: Sequence[int], reading: ForwardSpec
 ) -> dict[int, Tensor]:
-    """Return the hidden states of one shard, for each layer of shape (n_tokens_in_shard, d_model), without padding.
+    """Return the hidden states of one shard, shape (n_tokens_in_shard, d_model) for each layer, without padding.
 
-    Args:
-        readers: Encoders with the same weights, and their anatomy; each processes one batch at a time.
-        store: The store, whose plan is followed.
-        shard: Index of the shard.
-        layers: Layer numbers.
-        reading: How they read the store.
-
-    Raises:
-        RunError: If a hidden state is not finite; the message names the layer and the sentence.
+    `readers` are encoders with the same weights, and their anatomy; each processes one batch at a time. A hidden state
+    that is not finite raises `RunError` with its layer and sentence.
     """
     plan, text = store.plan, reading.of_shard(store, shard)
     shard_plan = plan.shards[shard]
@@ -299,15 +270,10 @@ def share_out(
     readers: Sequence[tuple[nn.Module, _Known]],
     some: Iterable[_Batch],
 ) -> None:
-    """Process batches by several readers, each in its own thread and with an equal share of torch's threads.
+    """Process batches by several readers, each in a separate thread and with an equal share of torch's threads.
 
-    Args:
-        extract: Called with an encoder, what is known of it, and a batch.
-        readers: Encoders and what is known of each, such as its anatomy; a single reader runs in this thread.
-        some: The batches.
-
-    Raises:
-        Exception: The first exception of a reader; the others then begin no further batch.
+    `readers` are encoders with their associated data, such as the anatomy; a single reader runs in this thread. After
+    the exception of a reader, which is raised, the others begin no further batch.
     """
     if len(readers) == 1:
         for batch in some:
@@ -341,7 +307,7 @@ def _next(waiting: deque[_Batch]) -> _Batch | None:
 
 
 def _refuse_infinite(states: Tensor, layer: int, sentences: NDArray[np.int64], plan: StorePlan) -> None:
-    """Raise a RunError that names the first sentence with a non-finite hidden state; shapes (n, d_model), (n,)."""
+    """Raise a `RunError` that names the first sentence with a non-finite hidden state; shapes (n, d_model), (n,)."""
     # A finite sum proves it at a fraction of the cost. Otherwise, since the sum may have overflowed, check every value.
     if math.isfinite(float(states.sum(dtype=torch.float32))):
         return
@@ -359,29 +325,15 @@ def run_extraction(
     work: Mapping[int, Sequence[int]] | None,
     trainer: pl.Trainer,
 ) -> None:
-    """Extract the missing shards under a Trainer with any devices and strategy.
-
-    Args:
-        load: Returns the model, in evaluation mode and in the store's dtype, and its tokenizer.
-        folder: The store's folder.
-        work: The layers to be written for each incomplete shard; None on ranks other than the first.
-        trainer: A Trainer with `use_distributed_sampler=False`, because the shards are divided here.
-
-    Raises:
-        UserError: If the model cannot be loaded or run, or the disk is full.
-        RunError: If activations are not finite.
-        KeyboardInterrupt: If the user interrupted it.
-    """
+    """Extract the missing shards under a Trainer; arguments as of `Extraction` and `run_pass`."""
     run_pass(lambda writer: Extraction(load, folder, work, writer), folder, trainer)
 
 
 def run_pass(make: Callable[[Executor], ShardPass], folder: Path, trainer: pl.Trainer) -> None:
     """Process shards under a Trainer with any devices and strategy.
 
-    Args:
-        make: Returns the pass, which writes with this executor.
-        folder: Where it writes, for messages.
-        trainer: A Trainer with `use_distributed_sampler=False`, because the shards are divided here.
+    `make` returns the pass, which writes with the given executor into `folder`. The Trainer has
+    `use_distributed_sampler=False`, because the shards are divided here.
     """
     try:
         # In every case, the last shard is written before the lock is released.
@@ -405,7 +357,7 @@ def trainer_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def forward_trainer(options: Mapping[str, Any], callbacks: Sequence[Any]) -> pl.Trainer:
-    """Return a Trainer for a forward pass over shards, with the options that concern it."""
+    """Return a Trainer for a forward pass over shards, with the relevant options."""
     return pl.Trainer(
         logger=False,
         callbacks=[shards_counted(), *callbacks],

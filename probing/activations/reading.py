@@ -1,4 +1,4 @@
-"""`read_activations`: finds out which format a file or folder is, and reads it."""
+"""`read_activations`: recognition of the format of a file or folder, and its reader."""
 
 from __future__ import annotations
 
@@ -51,13 +51,7 @@ _LONGEST_HEADER = 2**16
 
 
 def npy_arrays(path: Path) -> dict[str, Source]:
-    """Return the array of a `.npy` file as a memory map, under the file's name.
-
-    Raises:
-        UserError: If it holds Python objects.
-        ValueError: If it is damaged.
-        OSError: If it cannot be read.
-    """
+    """Return the array of a `.npy` file as a memory map, under the file's name; Python objects are refused."""
     with open_file(path) as file:
         _, _, dtype = _header(io.BytesIO(file.read(_LONGEST_HEADER)))
     _refuse_objects(path, dtype)
@@ -65,13 +59,7 @@ def npy_arrays(path: Path) -> dict[str, Source]:
 
 
 def npz_arrays(path: Path) -> dict[str, Source]:
-    """Return the arrays of a `.npz` file: memory maps of stored members; compressed ones are read when asked for.
-
-    Raises:
-        UserError: If one holds Python objects.
-        ValueError: If it is damaged.
-        OSError: If it cannot be read.
-    """
+    """Return the arrays of a `.npz` file: memory maps of stored members; compressed members are read on request."""
     arrays: dict[str, Source] = {}
     try:
         with zipfile.ZipFile(regular(path)) as archive:
@@ -94,7 +82,7 @@ def npz_arrays(path: Path) -> dict[str, Source]:
 
 
 class _Compressed:
-    """A compressed member, which is read whole when a part of it is asked for first."""
+    """A compressed member, which is read whole on the first request for a part."""
 
     def __init__(self, path: Path, name: str, shape: tuple[int, ...], dtype: Any) -> None:
         self._path, self._name, self.shape, self.dtype = path, name, shape, dtype
@@ -114,7 +102,7 @@ class _Compressed:
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, whether columns come first, and dtype; the file then stands at the values."""
+    """Return shape, whether columns come first, and dtype; the file is then at the position of the values."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(file)
@@ -122,7 +110,7 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def _offset(path: Path, member: zipfile.ZipInfo) -> int:
-    """Return where a stored member's bytes begin."""
+    """Return the position of a stored member's bytes."""
     with open_file(path) as file:
         file.seek(member.header_offset)
         lengths = file.read(_LOCAL_HEADER)[_LENGTHS]
@@ -143,12 +131,7 @@ def _refuse_objects(path: Path, dtype: np.dtype[Any]) -> None:
 
 
 def safetensors_arrays(path: Path) -> dict[str, Source]:
-    """Return the tensors of a `.safetensors` file, of which parts are read when they are asked for.
-
-    Raises:
-        ValueError: If it is damaged.
-        OSError: If it cannot be read.
-    """
+    """Return the tensors of a `.safetensors` file, of which parts are read on request."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -159,12 +142,9 @@ def safetensors_arrays(path: Path) -> dict[str, Source]:
 
 
 def torch_arrays(path: Path) -> dict[str, Source]:
-    """Return the tensors that `torch.save` wrote: one, or a list, tuple or dict of them; a list's names are its places.
+    """Return the tensors that `torch.save` wrote: one, or a list, tuple or dict; a list's names are its indices.
 
-    Raises:
-        UserError: If it holds anything else, which only running its code could read.
-        ValueError: If it is damaged.
-        OSError: If it cannot be read.
+    Anything else, which only running its code could read, raises `UserError`.
     """
     loaded = _loaded(path)
     named: Mapping[Any, Any]
@@ -219,7 +199,7 @@ def _of_tensor(tensor: Tensor) -> Source:
 
 
 class _Bfloat16:
-    """A tensor of bfloat16, which NumPy does not have: parts that are asked for are of float32."""
+    """A tensor of bfloat16, which NumPy does not have: parts are float32."""
 
     dtype = np.dtype(np.float32)
 
@@ -231,8 +211,6 @@ class _Bfloat16:
 
 
 class _Slices:
-    """A tensor of a `.safetensors` file."""
-
     def __init__(self, slices: Any, whole: Any, name: str) -> None:
         self._slices, self._whole, self._name = slices, whole, name
         self.shape = tuple(slices.get_shape())
@@ -257,15 +235,13 @@ _BATCH = 10_000
 
 
 def read_dataset(path: Path, first: First | None) -> Activations:
-    """Return the array columns of a data set as layers; rows are read from memory maps when they are asked for.
+    """Return the array columns of a data set as layers; rows are read from memory maps on request.
 
     A column of vectors has a row of activations in each row; a column of arrays (n_tokens, d_model) has a sentence in
     each, whose rows are its tokens. Other columns are values of rows, of tokens or of sentences.
 
     Raises:
-        UserError: If there is no array column, or columns do not fit together.
-        ValueError: If it is damaged.
-        OSError: If it cannot be read.
+        UserError: If there is no array column, or columns do not match.
         ImportError: If the package datasets is not installed.
     """
     from datasets import load_from_disk
@@ -309,12 +285,7 @@ def read_dataset(path: Path, first: First | None) -> Activations:
 
 
 def _checked_folder(path: Path) -> Path:
-    """Return the folder of a data set whose files all lie in it, those that its `state.json` names too.
-
-    Raises:
-        ValueError: If it is damaged.
-        OSError: If a file lies elsewhere, or is none.
-    """
+    """Return the folder of a data set whose files all lie in it, including the files of its `state.json`."""
     files_of(path)
     state, _ = (parse_json(read_text(path / name, path)) for name in ("state.json", "dataset_info.json"))
     for file in state["_data_files"]:
@@ -323,7 +294,7 @@ def _checked_folder(path: Path) -> Path:
 
 
 def _kind(feature: Any) -> tuple[int, bool]:
-    """Return how many axes a value has in each row, and whether it is of fractions."""
+    """Return the number of axes of a value in each row, and whether it is of floats."""
     axes = 0
     while True:
         if shape := getattr(feature, "shape", None):  # Array2D
@@ -398,7 +369,7 @@ class _Reader:
 def _columns(
     table: Any, axes: dict[str, int], lengths: NDArray[np.int64], n_axes: int
 ) -> dict[str, Callable[[], NDArray[Any]]]:
-    """Return what reads values of rows: of each row of the data set or, where these are sentences, of each token."""
+    """Return readers of values of rows: of each row of the data set or, where these are sentences, of each token."""
     readers: dict[str, Callable[[], NDArray[Any]]] = {}
     for name, n in axes.items():
         if n == 0:
@@ -430,13 +401,11 @@ class Format:
     """A format of activations.
 
     Attributes:
-        name: What it is called.
-        sign: By what it is recognised, for users.
-        recognises: Whether a path is of the format.
-        read: Returns its activations.
-        suffixes: Names of its files end so; of folders none.
-        library: Package without which it cannot be read, and the extra that installs it.
-        arrays: Returns its arrays by name; formats that say more than this have none.
+        sign: Description of its mark, for users.
+        read: Function that returns its activations.
+        suffixes: Suffixes of its files; empty for folders.
+        library: Package that is required, and the extra that installs it.
+        arrays: Function that returns its arrays by name; None for formats with more information.
     """
 
     name: str
@@ -497,21 +466,20 @@ _PICKLES = (".pkl", ".pickle", ".acts", ".joblib")
 
 
 def read_activations(path: str | Path, first: First | None = None, n_layers: int | None = None) -> Activations:
-    """Read activations that another tool has written; rows stay on the disk until they are needed, where possible.
+    """Read activations that another tool has written; rows stay on the disk until needed, where possible.
 
     Args:
         path: File or folder of one of the formats of docs/activations.md; or a folder of such files, one a layer.
-        first: What the first axis of a file with a single array of three axes is: `layers` (then tokens, d_model) or
-            `sentences` (then tokens, d_model); of a single array of four axes, `layers`.
-        n_layers: Number of layers that stand beside each other in each row of a single array, as NeuroX concatenates
-            them.
+        first: Meaning of the first axis of a single array of three axes: `layers` (then tokens, d_model) or `sentences`
+            (then tokens, d_model); of a single array of four axes, `layers`.
+        n_layers: Number of layers in each row of a single array, as NeuroX concatenates them.
 
     Returns:
-        The layers, and what the format says of each row: `probing.probe(found.layers, y, groups=found.groups)`.
+        The layers, and further values of each row: `probing.probe(found.layers, y, groups=found.groups)`.
 
     Raises:
         UserError: If the format is unknown, needs a package that is not installed, or could only be unpickled; or if
-            the file is damaged or empty, layers have unlike numbers of rows, or what an axis is remains open.
+            the file is damaged or empty, layers have different numbers of rows, or the meaning of an axis is ambiguous.
     """
     path = Path(path)
     if first not in (None, "layers", "sentences"):
@@ -544,11 +512,7 @@ def _format_of(path: Path) -> Format | None:
 
 
 def _checked(form: Format, path: Path, read: Callable[[], Loaded]) -> Loaded:
-    """Return what is read, and turn what libraries say of it into one sentence.
-
-    Raises:
-        UserError: If a package is missing, or the file is damaged or empty.
-    """
+    """Return the content, and turn errors of libraries, also missing packages, into `UserError` of one sentence."""
     again = "the file is damaged or truncated, so copy or write it again"
     with library_errors(lambda reason: f"{path} cannot be read as {form.name} ({reason}); {again}."):
         try:
@@ -576,7 +540,7 @@ def _refuse_pickle(path: Path) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return what a folder holds of formats that can be read, in the order of the numbers in their names."""
+    """Return the files of readable formats in a folder, in the order of the numbers in their names."""
     paths = sorted(
         (path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: natural(path.name)
     )
@@ -584,11 +548,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _of_files(folder: Path, files: list[Path], first: First | None) -> Activations:
-    """Join files of one layer each.
-
-    Raises:
-        UserError: If they are of several formats, have several layers, or do not fit together.
-    """
+    """Join files of one layer each, of a single format and with the same rows."""
     forms = {form.name: form for file in files if (form := _format_of(file))}
     if len(forms) > 1:
         raise UserError(
@@ -628,11 +588,7 @@ def _several(file: Path, n: int) -> UserError:
 
 
 def _divided(activations: Activations, n_layers: int) -> Activations:
-    """Divide the columns of a single array into layers.
-
-    Raises:
-        UserError: If there are several layers, or the width is no multiple of their number.
-    """
+    """Divide the columns of a single array into `n_layers` layers of equal width."""
     if len(activations.layers) != 1:
         raise UserError(
             f"`n_layers` divides the columns of a single array, and {activations.path} has {len(activations.layers)} "

@@ -1,4 +1,4 @@
-"""Reads corpora by a model into the cache, and estimates beforehand the time and disk space that this takes."""
+"""A model with a cache, through which corpora are read, and estimates of the time and disk space of reading."""
 
 from __future__ import annotations
 
@@ -49,18 +49,14 @@ class ActivationSource:
     """A model with the settings of its forward pass, and the cache of its activations.
 
     Args:
-        model: The model's files.
         layers: Layer numbers, ascending.
-        cache: The cache folder.
         dtype: Dtype of the forward pass and of the cached activations, by its name in torch.
-        max_length: Number of tokens at which sentences are cut; None for the model's own limit.
+        max_length: Number of tokens at which sentences are cut; None for the model's limit.
         batch_tokens: Padded tokens in one forward pass; None chooses by the machine.
         random_weights_seed: Seed of a randomly initialised model; None for the trained model.
         permuted_tokens_seed: Seed by which each sentence's tokens are permuted; see `probing.activations.Request`.
-        trainer: Arguments of Lightning's Trainer.
-        say: Called with one-line messages.
-        site: Where in the model the neurons are, or `sae:FOLDER` for the features of a dictionary.
-        without_first: Whether the first token of each sentence is set aside. The cache holds it in any case.
+        site: Site of the neurons in the model, or `sae:FOLDER` for the features of a dictionary.
+        without_first: Whether the first token of each sentence is set aside. The cache contains it in any case.
         selected_features: Numbers of the features that are read; None for all.
     """
 
@@ -89,19 +85,18 @@ class ActivationSource:
         tokenizer: Any = None,
         **how: Any,
     ) -> ActivationSource:
-        """Return the source that options ask for.
+        """Return the source of a command's options.
 
         Args:
             model: Alias, hub id or folder of the model, or the model itself.
             revision: Branch, tag or commit of the model on the hub.
             layer: Layers, as typed.
-            trainer: Arguments of Lightning's Trainer.
             solver: The solver for which the Trainer's arguments are checked, `lbfgs` or `adam`.
             tokenizer: Tokenizer of a model that is an object.
             how: Further fields of the source.
 
         Raises:
-            UserError: If the Trainer's arguments cannot be honoured, or the model or one of its layers is not there.
+            UserError: If the Trainer's arguments cannot be honoured, or the model or a layer does not exist.
         """
         check_trainer_options(trainer or {}, solver)
         source = find_model(model, revision, tokenizer)
@@ -118,11 +113,7 @@ class ActivationSource:
 
     @cached_property
     def dictionary(self) -> Dictionary | None:
-        """The dictionary whose features are the neurons; None where these are the model's own.
-
-        Raises:
-            UserError: If it cannot be read, or is not of the model's hidden states of the layer.
-        """
+        """The dictionary whose features are the neurons; None without; `UserError` if it does not match the model."""
         if not is_dictionary(self.site):
             return None
         from probing.models.sites import load_dictionary
@@ -139,14 +130,7 @@ class ActivationSource:
         return min(self.dictionary.n_features, MOST_FEATURES)
 
     def blocks(self, requested: Sequence[int] | None) -> list[int]:
-        """Return the layers that are blocks, which have heads.
-
-        Args:
-            requested: The layers that the user asked for; None for all.
-
-        Raises:
-            UserError: If the user asked for the embeddings.
-        """
+        """Return the layers that are blocks, which have heads; refuse layer 0 if it was `requested` (None: all)."""
         blocks = [layer for layer in self.layers if layer > 0]
         if requested is not None and len(blocks) < len(self.layers):
             raise UserError(
@@ -156,7 +140,7 @@ class ActivationSource:
         return blocks
 
     def request(self, corpus: Corpus) -> Request:
-        """Return what is asked of the model on a corpus."""
+        """Return the request for the activations of a corpus."""
         return Request(
             self.model, corpus, self.layers, self.dtype, self.max_length, self.random_weights_seed,
             self.permuted_tokens_seed, self.batch_tokens,
@@ -164,12 +148,7 @@ class ActivationSource:
         )  # fmt: skip
 
     def read(self, corpora: Sequence[Corpus], checks: Sequence[Callable[[Tokens], None]] = ()) -> list[ActivationStore]:
-        """Return the activations of each corpus, extracting what is not cached.
-
-        Args:
-            corpora: The corpora.
-            checks: For each corpus, a function that checks its tokens before the model reads them, and raises an error.
-        """
+        """Return the activations of each corpus, extracting missing shards after its check of the tokens, if any."""
         stores = []
         with stage(f"hidden states of {layers_named(self.layers)}"):
             for corpus, check in zip(corpora, checks or [lambda tokens: None] * len(corpora), strict=True):
@@ -180,7 +159,7 @@ class ActivationSource:
         return self._encoded(stores)
 
     def _encoded(self, stores: list[ActivationStore]) -> list[ActivationStore]:
-        """Return stores of the dictionary's features in the place of hidden states, if there is a dictionary."""
+        """Return stores of the dictionary's features instead of hidden states, if there is a dictionary."""
         if (dictionary := self.dictionary) is None:
             return stores
 
@@ -192,7 +171,7 @@ def _without_first(check: Callable[[Tokens], None]) -> Callable[[Tokens], None]:
 
 
 def report_dropped_text(corpora: Sequence[Corpus], tables: Sequence[Tokens], say: Callable[[str], None]) -> None:
-    """Report how many sentences or pairs were repeated, empty or cut, and how many words have no token of their own."""
+    """Report the numbers of sentences or pairs repeated, empty or cut, and of words without a separate token."""
     for corpus, tokens in zip(corpora, tables, strict=True):
         if corpus.n_without_text:
             say(f"{corpus.name}: {corpus.n_without_text} rows without text were left out")
@@ -209,7 +188,7 @@ def report_dropped_text(corpora: Sequence[Corpus], tables: Sequence[Tokens], say
 
 
 def _examples(words: Sequence[str], most: int = 3) -> str:
-    """Return the first words in quotes; characters that cannot be seen are written as escapes."""
+    """Return the first words in quotes; invisible characters are escaped."""
     shown = [repr(word) if is_visible(word) else ascii(word) for word in words[:most]]
     return ", ".join([*shown, *(["..."] if len(words) > most else [])])
 
@@ -224,14 +203,9 @@ ROWS_CPU = 256
 
 @dataclass(frozen=True)
 class Size:
-    """What a model reads of a text, and what is cached of it.
+    """Size of a text and of its cached activations: layers, width and bytes (`itemsize`) of an activation.
 
-    Args:
-        n_tokens: Number of tokens.
-        token_pairs: Sum over the sentences of their squared lengths.
-        n_layers: Number of layers that are read off.
-        width: Number of neurons of each.
-        itemsize: Bytes of an activation.
+    `token_pairs` is the sum over the sentences of their squared lengths.
     """
 
     n_tokens: int
@@ -262,43 +236,27 @@ class Size:
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast this machine computes the products of a model's blocks.
-
-    Args:
-        blocks: Sizes of the blocks.
-        rates: Rate of each of their matrices by its name, in floating-point operations per second.
-    """
+    """Rates of this machine for the matrices of a model's blocks, by name, in floating-point operations per second."""
 
     blocks: Blocks
     rates: Mapping[str, float]
 
     @classmethod
     def measure(cls, request: Request, trainer: Mapping[str, Any] | None = None) -> Speed:
-        """Measure the rates with nothing else on the machine, in a fraction of a second.
-
-        Args:
-            request: The request, with the model and the dtype.
-            trainer: Arguments of Lightning's Trainer, which may choose the processor where there is a GPU.
-        """
+        """Measure the rates with nothing else on the machine, on the device of `trainer`, in a fraction of a second."""
         is_on_gpu = torch.cuda.is_available() and (trainer or {}).get("accelerator", "auto") not in ("cpu", "mps")
         blocks = Blocks.of(load_config(request.source))
         device, rows = ("cuda", batch_tokens_of(request)) if is_on_gpu else ("cpu", ROWS_CPU)
         return cls(blocks, blocks.rates(rows, request.dtype, partial(undisturbed_rate, device=device), device))
 
     def forward_s(self, size: Size) -> float:
-        """Return about how many seconds a forward pass through all blocks takes, with the caching of what it gives."""
+        """Return the approximate seconds of a forward pass through all blocks, with caching."""
         return self.blocks.seconds(size.n_tokens, size.token_pairs, self.rates) / PRODUCTS
 
 
 @dataclass(frozen=True)
 class PendingRequest:
-    """A request, and how much of it is not cached yet.
-
-    Args:
-        request: The request.
-        tokens: The table of its tokens.
-        missing: Share of its activations that is not cached, from 0 to 1.
-    """
+    """A request, the table of its tokens, and the share of its activations that is not cached, from 0 to 1."""
 
     request: Request
     tokens: Tokens
@@ -306,11 +264,7 @@ class PendingRequest:
 
     @classmethod
     def of(cls, request: Request, cache: Path) -> PendingRequest:
-        """Return what is left of a request, given the folder of the cache.
-
-        Raises:
-            UserError: If the model has no tokenizer, or does not take sentences of the requested length.
-        """
+        """Return the pending part of a request, given the folder of the cache."""
         try:
             store = ActivationStore(entry_folder(request, cache)).of_corpus(request.corpus)
             share_missing = sum(len(layers) for layers in store.missing(request.layers).values())
@@ -320,7 +274,7 @@ class PendingRequest:
 
     @property
     def size(self) -> Size:
-        """What the model reads."""
+        """Size of the whole request."""
         return Size.of(self.tokens.lengths, self.request)
 
     @property
@@ -329,13 +283,13 @@ class PendingRequest:
         return round(self.missing * self.size.n_bytes)
 
     def seconds(self, speed: Speed) -> float:
-        """Return about how many seconds it takes to read what is missing."""
+        """Return the approximate seconds of reading the missing part."""
         blocks = speed.blocks.n_blocks
         through = max(self.request.layers, default=0) / blocks if blocks else 0.0
         return self.missing * through * speed.forward_s(self.size)
 
     def memory_bytes(self) -> int:
-        """Return about how many bytes of memory reading takes: the weights, and two shards, one of which is written."""
+        """Return the approximate bytes of memory of reading: the weights, and two shards, one of which is written."""
         if not self.missing:
             return 0
         return weight_bytes(load_config(self.request.source), self.size.itemsize) + 2 * SHARD_BYTES
@@ -352,11 +306,7 @@ KEPT_BYTES = 2**30
 class FeatureStore(ActivationStore):
     """The activations of a dictionary's features on the hidden states of a store.
 
-    Args:
-        states: The store of the hidden states.
-        dictionary: The dictionary.
-        folder: The dictionary's folder as the user typed it, for results.
-        selected_features: Numbers of the features that are read, ascending; None for all.
+    `folder` is the dictionary's as typed, for results; `selected_features` are read, ascending, None for all.
     """
 
     def __init__(
@@ -387,7 +337,7 @@ class FeatureStore(ActivationStore):
         return FeatureStore(self.states, self.dictionary, self.dictionary_folder, selected_features)
 
     def active(self, layer: int, shard: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return row in the shard, column and activation of whatever is not 0 in a shard; each of shape (n_active,)."""
+        """Return row in the shard, column and value of nonzero activations of a shard; each of shape (n_active,)."""
         import torch
 
         if (known := self._active.get((layer, shard))) is not None:
@@ -416,15 +366,7 @@ class FeatureStore(ActivationStore):
         return dense
 
     def n_active(self, layer: int, taken: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return on how many tokens each feature is active.
-
-        Args:
-            layer: Layer number.
-            taken: The tokens that count, shape (n_tokens,).
-
-        Returns:
-            Shape (n_features,).
-        """
+        """Return the number of the `taken` tokens on which each feature is active, shape (n_features,)."""
         counts = np.zeros(self.plan.d_model, dtype=np.int64)
         for shard in self.plan.shards:
             rows, columns, _ = self.active(layer, shard.index)
@@ -434,15 +376,10 @@ class FeatureStore(ActivationStore):
 
 
 def most_active(store: FeatureStore, layer: int, sentences: Sequence[int]) -> tuple[list[int], int]:
-    """Return the features that are active on the most tokens, `MOST_FEATURES` of them, ascending.
+    """Return the `MOST_FEATURES` features that are active on the most tokens, ascending.
 
-    Args:
-        store: The store of all features.
-        layer: Layer number.
-        sentences: The sentences whose tokens count, those of training; special tokens do not.
-
-    Returns:
-        The features; and the largest number of tokens on which one that is left out is active.
+    Special tokens, and tokens of other than the (training) sentences given, do not count. Also return the largest
+    number of tokens on which an omitted feature is active.
     """
     tokens = store.tokens
     counts = store.n_active(layer, np.isin(tokens.sentences, np.asarray(sentences)) & ~tokens.special)
@@ -451,11 +388,7 @@ def most_active(store: FeatureStore, layer: int, sentences: Sequence[int]) -> tu
 
 
 def check_place(layout: Layout, model: ModelSource) -> None:
-    """Refuse a dictionary that does not read the model's hidden states of its layer; looked at once for each.
-
-    Raises:
-        UserError: If their widths differ, or a norm lies between them.
-    """
+    """Refuse a dictionary that does not read the model's hidden states of its layer: other width, or a norm between."""
     from probing.models.sites import must_run_model
 
     config = load_config(model)

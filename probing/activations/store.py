@@ -57,7 +57,6 @@ class StorePlan:
     Args:
         key: Everything that changes the values (model, weights, tokenizer, corpus, dtype, ...).
         n_layers: Number of blocks of the model; layers are numbered 0..n_layers.
-        d_model: Width of a hidden state.
         dtype: Dtype of the stored activations, by its name in torch.
         batch_tokens: Padded tokens in one forward pass.
         shards: The shards, in corpus order.
@@ -77,7 +76,7 @@ class StorePlan:
 
 
 def fingerprint(key: Mapping[str, Any]) -> str:
-    """SHA-256 (hex) of a key, independent of the order of its items."""
+    """Return the SHA-256 (hex) of a key, independent of the order of its items."""
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
 
 
@@ -101,10 +100,7 @@ def divide(lengths: NDArray[np.int32], max_tokens: int) -> tuple[Shard, ...]:
 def batches(lengths: NDArray[np.int32], batch_tokens: int, with_padding: bool = True) -> Iterator[NDArray[np.int64]]:
     """Yield a shard's sentences, longest first, in batches of at most `batch_tokens` padded tokens, or of one sentence.
 
-    Args:
-        lengths: Number of tokens of each sentence, shape (n_sentences,); sentences without tokens are in no batch.
-        batch_tokens: Most padded tokens in a batch.
-        with_padding: Whether sentences of different lengths may share a batch.
+    Sentences without tokens are in no batch. Without `with_padding`, a batch has sentences of equal length only.
     """
     order = np.argsort(-lengths, kind="stable")
     order = order[lengths[order] > 0]
@@ -118,11 +114,7 @@ def batches(lengths: NDArray[np.int32], batch_tokens: int, with_padding: bool = 
 
 
 def cache_folder(cache: str | Path | None, runs: str = "runs") -> Path:
-    """Return the folder of cached activations: `--cache`, else $PROBING_CACHE, else `cache` in the folder of runs.
-
-    Raises:
-        UserError: If the path is a file.
-    """
+    """Return the folder of cached activations: `--cache`, else $PROBING_CACHE, else `cache` in the folder of runs."""
     if cache:
         return folder(cache, f"--cache {cache}")
     if variable := os.environ.get("PROBING_CACHE"):
@@ -131,11 +123,7 @@ def cache_folder(cache: str | Path | None, runs: str = "runs") -> Path:
 
 
 def folder(path: str | Path, flag_text: str) -> Path:
-    """Return the path of a folder that exists or can be made.
-
-    Raises:
-        UserError: If something else than a folder has this path.
-    """
+    """Return the path of a folder that exists or can be created; `UserError` if the path is something else."""
     try:
         str(path).encode()  # safetensors opens no other files
     except UnicodeEncodeError:
@@ -155,7 +143,7 @@ def folder(path: str | Path, flag_text: str) -> Path:
 
 
 def _of_locale(path: str | Path) -> str:
-    """Return what to do if it is the locale that keeps Python from reading a name as UTF-8; else a semicolon."""
+    """Return advice if the locale prevents Python from reading a name as UTF-8; else a semicolon."""
     try:
         os.fsencode(path).decode()
     except UnicodeError:
@@ -164,18 +152,11 @@ def _of_locale(path: str | Path) -> str:
 
 
 class FileLease:
-    """A lock on a file, which ends with this object or with its process, however that ends; forked processes share it.
+    """A lock on a file, which ends with this object or with its process; forked processes share it.
 
-    Readers share a lock, which needs no right to write; a process that removes the file takes it alone. Where the
-    file system has no locks nothing is locked, nor on Windows, where no file is removed that is open.
-
-    Args:
-        path: The file.
-        shared: Whether others may have a shared lock, too.
-
-    Raises:
-        BlockingIOError: If other locks forbid it.
-        OSError: If the file is not there, or cannot be opened.
+    Readers share a lock, which needs no right to write; a process that removes the file takes it alone
+    (`shared=False`). Where the file system has no locks nothing is locked, nor on Windows, where open files are not
+    removed. `BlockingIOError` is raised if other locks forbid it, `OSError` if the file is missing or cannot be opened.
     """
 
     def __init__(self, path: Path, shared: bool = True) -> None:
@@ -206,7 +187,7 @@ MOST_MAPPED = 8192
 
 
 class DamagedCache(Exception):
-    """The plan or token table of an entry is missing or damaged, and has to be made again."""
+    """The plan or token table of an entry is missing or damaged, and must be rebuilt."""
 
 
 class NewerCache(RunError):
@@ -217,11 +198,8 @@ class ActivationStore:
     """One entry of the cache: the hidden states of one corpus under one model.
 
     The manifest's first line is the plan; every further line records one finished shard with its checksum. Each line
-    has a checksum of its own. A line that was cut off by a crash, or damaged later, is ignored, and the shard is
+    has a separate checksum. A line that was cut off by a crash, or damaged later, is ignored, and the shard is
     extracted again. As long as a store or a view of it is referenced, `remove_unused` leaves the entry.
-
-    Args:
-        folder: The entry's folder, created by `create`.
 
     Raises:
         DamagedCache: If the plan or the token table is missing or damaged.
@@ -250,13 +228,7 @@ class ActivationStore:
     def create(cls, folder: Path, plan: StorePlan, tokens: Tokens, description: Mapping[str, Any]) -> ActivationStore:
         """Create an entry: write its table of tokens, then its plan, which makes it valid.
 
-        If a damaged plan is replaced, shards that were recorded under an equal plan are kept.
-
-        Args:
-            folder: The entry's folder.
-            plan: The division of the corpus.
-            tokens: The table of tokens.
-            description: Information for users: names of model and corpus, versions.
+        If a damaged plan is replaced, shards that were recorded under an equal plan are preserved.
         """
         is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
@@ -291,7 +263,7 @@ class ActivationStore:
         return Tokens.load(self.folder / TOKENS)
 
     def of_corpus(self, corpus: Corpus) -> ActivationStore:
-        """Return the same entry with the corpus that it is of."""
+        """Return the same entry with its corpus."""
         view = copy(self)
         view.corpus = corpus
         return view
@@ -364,16 +336,7 @@ class ActivationStore:
         return mapped
 
     def write(self, layer: int, shard: int, hidden_states: Tensor) -> None:
-        """Store the activations of one layer and shard.
-
-        Args:
-            layer: Layer number.
-            shard: Index of the shard.
-            hidden_states: The activations, shape (n_tokens_in_shard, d_model), in the plan's dtype.
-
-        Raises:
-            OSError: If the file cannot be written; no partial file is left.
-        """
+        """Store activations, shape (n_tokens_in_shard, d_model), in the plan's dtype, as a whole file or not at all."""
         self.write_tensors(layer, shard, {"hidden_states": hidden_states})
 
     def write_tensors(self, layer: int, shard: int, tensors: Mapping[str, Tensor]) -> None:
@@ -388,7 +351,7 @@ class ActivationStore:
 
     @property
     def uncompared(self) -> Path:
-        """An empty file, there from the beginning of an extraction until it was compared with the plain model."""
+        """Path of an empty file that exists from an extraction's start until its comparison with the plain model."""
         return self.folder / "uncompared"
 
     def touch(self) -> None:
@@ -421,7 +384,7 @@ def not_written(folder: Path, error: OSError) -> UserError:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Return the partial files of an entry. While the caller holds the job's lock, none of their writers is alive."""
+    """Return the partial files of an entry. While the caller has the job's lock, none of their writers is alive."""
     return sorted(folder.rglob("*.partial-*"))
 
 
@@ -458,7 +421,7 @@ def _plan_id(header: Mapping[str, Any]) -> str:
 
 
 def _is_shard_of(line: str, plan_id: str) -> bool:
-    """Whether a line of a manifest is intact and records a shard of this plan."""
+    """Return whether a line of a manifest is intact and records a shard of this plan."""
     try:
         record = _parse(line)
     except ValueError:
@@ -479,7 +442,7 @@ def _line(record: Mapping[str, Any]) -> str:
 
 
 def _parse(line: str) -> dict[str, Any]:
-    """Return the record of a manifest line, or raise ValueError if the line is incomplete or damaged."""
+    """Return the record of a manifest line, or raise `ValueError` if the line is incomplete or damaged."""
     try:
         outer = parse_json(line)
         record: dict[str, Any] = outer["record"]
@@ -512,13 +475,7 @@ _ENTRY_NAME = re.compile(r".+-[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class Entry:
-    """A folder of the cache.
-
-    Args:
-        folder: Path of the folder.
-        store: The entry, or None if it cannot be opened.
-        trouble: The reason why it cannot be opened: `damaged`, or `of a newer version`.
-    """
+    """A folder of the cache, with its store, or None and `trouble`: `damaged`, or `of a newer version`."""
 
     folder: Path
     store: ActivationStore | None
@@ -526,7 +483,7 @@ class Entry:
 
     @property
     def last_used(self) -> float:
-        """When the entry was last used, in seconds since the epoch; infinity if it was removed meanwhile."""
+        """Time of the last use of the entry, in seconds since the epoch; infinity if it has been removed."""
         try:
             return max(path.stat().st_mtime for path in (self.folder, *self.folder.glob(MANIFEST)))
         except FileNotFoundError:
@@ -549,14 +506,7 @@ def entries(cache: Path) -> list[Entry]:
 
 
 def remove_unused(cache: Path, path: Path) -> bool:
-    """Remove an entry of the cache or a file of one, unless a job writes it or reads the entry.
-
-    Returns:
-        Whether it is gone.
-
-    Raises:
-        UserError: If it cannot be removed.
-    """
+    """Remove an entry of the cache or a file of it, unless a job writes or reads it; return whether it was removed."""
     from filelock import FileLock, Timeout
 
     try:
@@ -579,18 +529,9 @@ class PassStore(ActivationStore):
         cls, folder: Path, key: Mapping[str, Any], tokens: Tokens, n_passes: int, batch_tokens: int,
         description: Mapping[str, Any],
     ) -> PassStore:  # fmt: skip
-        """Open the entry, or make it.
+        """Open or create the entry of at most `n_passes` passes.
 
-        Args:
-            folder: The entry's folder.
-            key: Everything that changes the results.
-            tokens: The table of tokens of the text.
-            n_passes: Number of passes that there can be.
-            batch_tokens: Most tokens in a batch, padding included.
-            description: Information for users: names of model and corpus, versions.
-
-        Raises:
-            UserError: If the entry cannot be written.
+        `key` is everything that changes the results; `batch_tokens` includes padding; `description` is for users.
         """
         try:
             return cls(folder)
@@ -604,16 +545,12 @@ class PassStore(ActivationStore):
         return cls(folder)
 
     def unfinished(self, indices: Sequence[int]) -> list[int]:
-        """Return which of these files are missing or damaged."""
+        """Return the indices of missing or damaged files."""
         have = {at for at, _ in self.records()} - {at for at, _ in self.damaged(indices)}
         return [index for index in indices if index not in have]
 
     def put(self, index: int, tensors: Mapping[str, Tensor]) -> None:
-        """Write a file.
-
-        Raises:
-            UserError: If there is no room for it.
-        """
+        """Write a file; `UserError` if there is no room for it."""
         try:
             self.write_tensors(index, 0, tensors)
         except OSError as error:

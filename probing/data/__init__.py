@@ -1,4 +1,4 @@
-"""The controls that an accuracy can be compared with: what each is, and the choice among them."""
+"""Controls for an accuracy: their descriptions, and the choice among them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,9 @@ from probing.results import listed
 
 @dataclass(frozen=True)
 class Control:
-    """What is said of a control.
+    """Texts on a control: its name in tables and figures, its name in a sentence, and its meaning for a page's terms.
 
-    `probing.data.module` makes its examples, `probing.tables.probe_figures` has the look of its line, and the help of
-    `fit` names it.
-
-    Args:
-        words: Its name in tables and figures.
-        called: Its name in a sentence.
-        meaning: What it is and shows, for the terms of a page.
+    `probing.data.module` builds its examples, `probing.tables.probe_figures` styles its line, `fit`'s help names it.
     """
 
     words: str
@@ -86,16 +80,9 @@ ADDED_CONTROLS: Mapping[str, Control] = {
 def chosen_controls(
     requested: str | Sequence[str], ordinal: bool, of_sentences: bool = False, numbers: bool = False
 ) -> list[str]:
-    """Return the requested controls, in the order of the tables.
+    """Return the requested controls, in the order of the tables; unknown or unsuitable controls raise `UserError`.
 
-    Args:
-        requested: `all` for those that suit the task, `none`, or names; in a string they are separated by commas.
-        ordinal: Whether the task's labels are numbers.
-        of_sentences: Whether the task labels sentences, which have no word type of their own.
-        numbers: Whether the task predicts numbers, and not classes.
-
-    Raises:
-        UserError: If a control is unknown, or does not apply to the task.
+    `requested` is `all` for all controls that suit the task, `none`, or names, in a string separated by commas.
     """
     names = chosen("--controls", "none" if requested in ("0", [], ["0"]) else requested, [*CONTROLS], "none")
     if requested in ("all", ["all"]):

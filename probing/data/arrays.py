@@ -1,4 +1,4 @@
-"""Labelled activations from arrays: any rows with any labels, such as those that another tool has recorded."""
+"""Labelled activations from arrays: any rows with any labels, such as recordings of another tool."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _NAMED = 8
 
 
 class ArrayActivations:
-    """Behaves like a store whose sentences are groups of rows and whose hidden states are rows of arrays.
+    """Store whose sentences are groups of rows and whose hidden states are rows of arrays.
 
-    Rows are read when they are needed, so that memory maps larger than memory work.
+    Rows are read when needed, so that memory maps larger than memory work.
 
     Args:
         layers: Array of each layer, shape (n_rows, d_model); a NumPy array, a memory map, rows on disk or a tensor.
@@ -81,7 +81,7 @@ class ArrayActivations:
         return picked.detach().to("cpu", torch.float32)
 
     def as_given(self, layer: int, shard: int) -> Any:
-        """Return the rows of a shard as they are in the array, of its dtype."""
+        """Return the rows of a shard in the array's dtype."""
         rows, array = self.shard_tokens(self.plan.shards[shard]), self.layers[layer]
         return array[rows] if self._is_sorted else array[self._rows(rows, array)]
 
@@ -106,11 +106,7 @@ class ArrayActivations:
 
 
 def check_values(store: ArrayActivations) -> None:
-    """Refuse values that are not finite in float32, and layers whose squares are not; note what float32 rounds off.
-
-    Raises:
-        UserError: If there are any.
-    """
+    """Refuse values not finite and magnitudes whose squares float32 cannot sum; record columns it hardly resolves."""
     for layer in store.layers:
         named = f" layer {layer}" if len(store.layers) > 1 else ""
         limits = torch.full((2, store.plan.d_model), -torch.inf, dtype=torch.float64)  # -minimum and maximum
@@ -135,7 +131,7 @@ def check_values(store: ArrayActivations) -> None:
 
 
 def _limits(given: Any, in_float32: Tensor) -> Tensor:
-    """Return the limits of the columns as they are given, whose values float32 may not tell apart."""
+    """Return the limits of the columns in their dtype, whose values may be equal in float32."""
     if isinstance(given, Tensor):
         wide = given.detach().cpu().double().numpy() if given.dtype == torch.float64 else None
     else:
@@ -144,7 +140,7 @@ def _limits(given: Any, in_float32: Tensor) -> Tensor:
 
 
 def warn_of_rounding(store: ArrayActivations) -> None:
-    """Warn of columns whose values float32 hardly tells apart."""
+    """Warn of columns whose values float32 hardly resolves."""
     for layer, columns in store.unresolved.items():
         if not columns:
             continue
@@ -166,14 +162,7 @@ _MISSING = "None, NaN, blank text, `_` or a whole number below 0"
 
 
 def activations_of_arrays(activations: Any) -> ArrayActivations:
-    """Return the rows of arrays in their order, every row a group of its own.
-
-    Args:
-        activations: Array of shape (n_rows, d_model), or one for each layer number or name.
-
-    Raises:
-        UserError: If shapes differ, or activations are not finite.
-    """
+    """Return the rows, each a separate group, of an array, (n_rows, d_model), or arrays by layer number or name."""
     layers = _layers(activations)
     n_rows = len(next(iter(layers.values())))
     store = ArrayActivations(layers, np.arange(n_rows), np.ones(n_rows, dtype=np.int64))
@@ -195,22 +184,21 @@ def sides_of_arrays(
     """Return labelled rows of arrays, divided into train, validation and test, and the layer numbers.
 
     Args:
-        activations: Array of shape (n_rows, d_model), or one for each layer number or name.
+        activations: Array of shape (n_rows, d_model), or an array for each layer number or name.
         labels: Label of each row, a whole number or a string; every label of a training row is a class. Or the number
-            to predict of each row. Rows without a label, as `probing.text.columns` says, are left out.
+            to predict for each row. Rows without a label, as defined in `probing.text.columns`, are left out.
         groups: Group of each row, such as its sentence or document. Rows of a group are on the same side, and intervals
-            and bootstraps are over groups. Every row is a group of its own if None.
+            and bootstraps are over groups. Every row is a separate group if None.
         split: `train`, `validation` or `test` for each row; if None, a hash of its group and `seed` decides: 80, 10 and
             10 per cent. Of 60 groups or more, at least 20 are tested on, without which there is no interval.
         ordinal: Whether labels are numbers, so that distances between labels are meaningful.
-        seed: Seed of the split.
         numbers: Whether labels are numbers to predict; if None, they are where some have a fraction.
-        say: Function that takes one-line messages: how many rows have no label.
-        control_for: The covariate, a value of each row, text or whole numbers; rows without one are not compared.
+        say: Function that takes a message on the number of rows without a label.
+        control_for: The covariate, a value of each row, text or whole numbers; rows without a value are not compared.
 
     Raises:
-        UserError: If shapes differ, activations are not finite, labels are no labels, a side has no examples, or what
-            is held fixed determines the label.
+        UserError: If shapes differ, activations are not finite, labels are no labels, a side has no examples, or the
+            covariate determines the label.
     """
     layers = _layers(activations)
     n_rows = len(next(iter(layers.values())))
@@ -307,11 +295,7 @@ def _layers(activations: Any) -> dict[int, Any]:
 
 
 def _numbered_layers(keys: Sequence[Any]) -> list[int]:
-    """Return layer numbers: the keys themselves, or of names their places, which know the names.
-
-    Raises:
-        UserError: If keys are neither all numbers nor all names, or a name could be taken for something else.
-    """
+    """Return layer numbers: the keys themselves, or for names their indices, which carry the names."""
     are_names = isinstance(keys[0], str)
     for key in keys:
         if isinstance(key, str) != are_names:
@@ -333,11 +317,7 @@ def _is_number(text: str) -> bool:
 
 
 def _without_mask(values: Any, name: str) -> Any:
-    """Return values as a dense tensor, as an array of NumPy, or as rows on disk, which stay there.
-
-    Raises:
-        UserError: If some values are masked, or are no array.
-    """
+    """Return values as a dense tensor, as an array of NumPy, or as rows on disk; masked values are refused."""
     if isinstance(values, Tensor):
         if values.layout != torch.strided:
             raise UserError(f"`{name}` is a sparse tensor: give `{name}.to_dense()`.")
@@ -369,10 +349,7 @@ def _other_shape(name: str, shape: tuple[int, ...], n_rows: int) -> UserError:
 
 
 def _labels(labels: Any, n_rows: int, numbers: bool | None) -> Labels:
-    """Return labels as int64 or as an object array of strings, or as float64 where they are numbers to predict.
-
-    Where one is missing, it is -1, an empty string, or NaN.
-    """
+    """Return labels as int64 or strings as objects, or float64 to predict; -1, "" or NaN where missing."""
     labels = _value_per_row(labels, "y", n_rows)
     if numbers or (numbers is None and _has_fraction(np.ma.compressed(labels))):
         known_numbers, is_known = numbers_of(labels, _Y)
@@ -396,7 +373,7 @@ def _value_per_row(values: Any, name: str, n_rows: int) -> NDArray[Any]:
 
 
 def _classes(values: NDArray[Any], given: Given) -> Labels:
-    """Return values as int64, or as an object array of strings; -1 or an empty string where one is missing."""
+    """Return values as int64, or as an object array of strings; -1 or an empty string where missing."""
     classes, is_known = class_values(values, given)
     return classes if classes.dtype.kind == "O" else np.where(is_known, classes.astype(np.int64), -1)
 
@@ -408,15 +385,7 @@ def _has_fraction(values: NDArray[Any]) -> bool:
 
 
 def groups_of_rows(groups: Any, n_rows: int) -> tuple[Sequence[str], NDArray[np.int64]]:
-    """Return the names of the groups and the group of each row.
-
-    Args:
-        groups: Group of each row; if None, every row is a group of its own, named by its number.
-        n_rows: Number of rows.
-
-    Raises:
-        UserError: If there is not one group for each row.
-    """
+    """Return the names of the groups and the group of each row; without groups, each row is a numbered group."""
     if groups is None:
         return [str(row) for row in range(n_rows)], np.arange(n_rows)
     array = _plain(_without_mask(groups, "groups"), "groups", n_rows)

@@ -27,15 +27,12 @@ from probing.text.tokens import Tokens, first_pieces
 
 
 def type_keys(tokens: Tokens, of_words: bool) -> NDArray[np.integer]:
-    """Return what identifies each token, the same in every table: its id, or of words all pieces; shape (n_tokens,)."""
+    """Return an identifier of each token's type, equal across tables, shape (n_tokens,): its id, or a word's pieces."""
     return word_keys(tokens) if of_words else tokens.input_ids
 
 
 def word_keys(tokens: Tokens) -> NDArray[np.uint64]:
-    """Return a number for all pieces of each token's word, in order, the same in every table; shape (n_tokens,).
-
-    A special token is a word of its own.
-    """
+    """Return a number for all pieces of each token's word (or special token), equal across tables, (n_tokens,)."""
     begins = tokens.first_pieces | tokens.special
     first, word = np.flatnonzero(begins), begins.cumsum() - 1
     indices = mix((np.arange(tokens.n_tokens) - first[word]).astype(np.uint64))
@@ -44,11 +41,9 @@ def word_keys(tokens: Tokens) -> NDArray[np.uint64]:
 
 
 class Words(NamedTuple):
-    """The words of some sentences.
+    """The words of some sentences, with activations of each layer, shape (n_words, d_model), float32 or wider.
 
-    Args:
-        keys: Index of the sentence and of the word in it, for each row, ascending, shape (n_words, 2), int64.
-        hidden_states: Activations of each layer, shape (n_words, d_model), float32 or wider.
+    Keys are the index of the sentence and of the word in it, ascending, shape (n_words, 2), int64.
     """
 
     keys: NDArray[np.int64]
@@ -63,9 +58,6 @@ def pool_words(hidden_states: Sequence[Tensor], words: NDArray[np.integer], sent
         words: Index of each token's word in its sentence, shape (n_tokens,); negative for special tokens, which are
             left out. The pieces of a word must be adjacent.
         sentences: Index of each token's sentence, ascending, shape (n_tokens,).
-
-    Raises:
-        ValueError: If the numbers of tokens differ.
     """
     n_tokens = {len(words), len(sentences), *(len(states) for states in hidden_states)}
     if len(n_tokens) > 1:
@@ -79,16 +71,13 @@ def pool_words(hidden_states: Sequence[Tensor], words: NDArray[np.integer], sent
 
 
 def common_words(keys_a: NDArray[np.int64], keys_b: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows of the words that both have, in the order of their keys; sentences may be cut at different words.
+    """Return the rows of the common words, in the order of their keys; sentences may be cut at different words.
 
     Both tokenizers must have tokenised the same list of words (`is_split_into_words`). In running text each tokenizer
-    finds its own words ("don't" is three for BERT, two for RoBERTa), and the same index means another word. If a
+    divides words differently ("don't" is three for BERT, two for RoBERTa), and the same index means another word. If a
     sentence is cut within a word, that word is the mean of its remaining pieces.
 
-    Args:
-        keys_a: Index of the sentence and of the word, for each row of the first tokenization, without repetition,
-            shape (n_a, 2).
-        keys_b: The same for the second tokenization, shape (n_b, 2).
+    Keys are the index of the sentence and of the word, without repetition, shape (n, 2).
     """
     both, of_key = np.unique(np.concatenate([keys_a, keys_b]), axis=0, return_inverse=True)
     of_key = of_key.reshape(-1)
@@ -102,14 +91,8 @@ def common_words(keys_a: NDArray[np.int64], keys_b: NDArray[np.int64]) -> tuple[
 def _means(states: Tensor, pieces: Tensor, into: Tensor, size: Tensor, first: Tensor) -> Tensor:
     """Return the mean of each word's states, shape (n_words, d_model), float32 or wider.
 
-    Most words have a single piece, whose state is copied; only the others are added up.
-
-    Args:
-        states: Hidden states, shape (n_tokens, d_model).
-        pieces: Row of each piece, shape (n_pieces,).
-        into: Index of each piece's word, ascending, shape (n_pieces,).
-        size: Number of pieces of each word, shape (n_words,).
-        first: Row of each word's first piece, shape (n_words,).
+    Most words have a single piece, whose state is copied; only the others are added up. `pieces` has the row and `into`
+    the ascending word of each piece; `size` is the number of pieces and `first` the first row of each word.
     """
     # The cache may be in half precision; sums are in float32.
     wide = torch.promote_types(states.dtype, torch.float32)
@@ -128,10 +111,7 @@ KEPT_BYTES = 2**30
 
 
 def token_per_sentence(tokens: Tokens) -> Tokens:
-    """Return a table with one token for each sentence; each token is a word of its own.
-
-    Its id is a number that depends on the sentence's tokens, so that different sentences are different types.
-    """
+    """Return a table with one token for each sentence, a word whose id is a hash of the sentence's tokens."""
     keys = np.zeros(tokens.n_sentences, dtype=np.uint64)
     places = tokens.positions.astype(np.uint64) << np.uint64(32)
     np.add.at(keys, tokens.sentences, mix(places + tokens.input_ids.astype(np.uint64)))
@@ -140,11 +120,9 @@ def token_per_sentence(tokens: Tokens) -> Tokens:
 
 
 class SentenceVectors:
-    """Behaves like a store with one token for each sentence, whose hidden state is pooled over the sentence's tokens.
+    """Store with one token for each sentence, whose hidden state is pooled over the sentence's tokens.
 
-    Args:
-        base: The store whose tokens are pooled.
-        pooling: `mean` and `max` are over the tokens that are not special; `cls` takes the first token.
+    `mean` and `max` are over the tokens that are not special; `cls` takes the first token.
     """
 
     def __init__(self, base: HiddenStateSource, pooling: Pooling) -> None:
@@ -192,7 +170,7 @@ class SentenceVectors:
 
 
 def exchanged(store: HiddenStateSource, change: Callable[[HiddenStateSource], HiddenStateSource]) -> HiddenStateSource:
-    """Replace the activations of a store; if the store pools sentences, replace those that it pools."""
+    """Replace the activations of a store; if the store pools sentences, replace the activations that it pools."""
     return SentenceVectors(change(store.base), store.pooling) if isinstance(store, SentenceVectors) else change(store)
 
 
@@ -229,14 +207,9 @@ class Batch(NamedTuple):
 
 
 def as_batch(batch: Any) -> Batch:
-    """Return a batch, also where a loader yields pairs (hidden_states, labels), in which every row is an example.
+    """Return a batch, also of a pair (hidden_states, labels), in which every row is an example.
 
-    Args:
-        batch: A `Batch`; or hidden states of shape (n, d_model), or one such tensor for each layer, and the class of
-            each row, shape (n,).
-
-    Raises:
-        ValueError: If it is neither.
+    The hidden states have shape (n, d_model), or there is such a tensor for each layer; labels are classes, shape (n,).
     """
     if isinstance(batch, Batch):
         return batch
@@ -248,14 +221,14 @@ def as_batch(batch: Any) -> Batch:
 
 
 def as_batches(batch: Any) -> Sequence[Batch]:
-    """Return the batches that are processed in one step: several of `ShardGroups`, or one as `as_batch` takes it."""
+    """Return the batches of one step: several of `ShardGroups`, or a single batch as `as_batch` takes it."""
     if isinstance(batch, list | tuple) and batch and all(isinstance(part, Batch) for part in batch):
         return batch
     return [as_batch(batch)]
 
 
 class HiddenStateSource(Protocol):
-    """A source of hidden states, read shard by shard: a store, or an object that behaves like one."""
+    """A source of hidden states, read shard by shard: a store, or an object with the same interface."""
 
     @property
     def plan(self) -> StorePlan:
@@ -277,7 +250,7 @@ class HiddenStateSource(Protocol):
 
 
 def n_constants(store: HiddenStateSource) -> int:
-    """Return how many of the last neurons of a store are constants by design, which count as live."""
+    """Return the number of last neurons of a store that are constants by design, which count as live."""
     return int(getattr(store, "n_constants", 0))
 
 
@@ -286,21 +259,19 @@ class Examples:
     """The tokens of a store that belong to one side of the split, with their classes.
 
     Args:
-        store: The store of their activations.
         labels: Class of each token, shape (n_tokens,); -1 for tokens of another side or without a class.
         n_dropped: Number of tokens of this side whose label is not a class.
-        n_unlabelled: Number of tokens of this side that have no label, without special tokens.
-        n_special: Number of special tokens of this side that are no examples.
         word_means: Whether a word's activations are the mean over its pieces; its label is then at the first piece.
         documents: Index of the document of each sentence of the corpus, ascending, shape (n_sentences,), if documents
-            are what is independent; None if sentences are.
-        unit: What a sentence is called: activations that come from arrays have groups or rows instead.
-        values: The number that each label stands for, ascending, where numbers are predicted; None where labels are
-            classes.
-        pooling: How the tokens of a sentence are pooled where examples are sentences; the store then has one token for
-            each sentence. None where examples are tokens.
-        covariate: Number of each token's value of the covariate, -1 without one, shape (n_tokens,); None if nothing
-            is.
+            are independent; None if sentences are.
+        unit: Name of a sentence: activations from arrays have groups or rows instead.
+        pooling: Pooling of a sentence's tokens where examples are sentences; the store then has one token for each
+            sentence. None where examples are tokens.
+        values: The number of each label, ascending, where numbers are predicted; None where labels are classes.
+        n_unlabelled: Number of tokens of this side that have no label, without special tokens.
+        n_special: Number of special tokens of this side that are no examples.
+        covariate: Number of each token's value of the covariate, -1 if missing, shape (n_tokens,); None without a
+            covariate.
         of_words: Whether examples are words, so that all pieces of a word identify it, whichever is read.
     """
 
@@ -319,7 +290,7 @@ class Examples:
 
     @property
     def targets(self) -> NDArray[np.float64]:
-        """The number of each example, shape (n_tokens,), where numbers are predicted."""
+        """The number of each example, shape (n_examples,), where numbers are predicted."""
         assert self.values is not None
         return self.values[self.labels[self.labels >= 0]]
 
@@ -338,7 +309,7 @@ class Examples:
         return np.bincount(self.labels[self.labels >= 0], minlength=n_classes)
 
     def codes(self, n_classes: int) -> LabelCodes:
-        """Return the labels as vectors, so that the examples' neurons can be compared with them."""
+        """Return the labels as vectors, for comparison with the examples' neurons."""
         if self.values is None:
             return LabelCodes.of_classes(torch.from_numpy(self.counts(n_classes)))
         mean, sd = self.targets.mean(), self.targets.std()
@@ -368,7 +339,7 @@ class Sides:
 
     Args:
         train: Examples that probes are trained on.
-        validation: Examples that the penalty is chosen on and Adam is stopped by.
+        validation: Examples for the choice of the penalty and the early stopping of Adam.
         test: Examples that probes are tested on, possibly from another store.
         classes: The label of each class; none where numbers are predicted.
         ordinal: Whether labels are numbers.
@@ -396,18 +367,11 @@ class Sides:
 
 
 class ShardDataset(Dataset[Batch]):
-    """Batches of one shard each, in order: its examples, or all its rows; after the last shard, empty batches.
+    """Batches of one shard each, in order; after the last shard, empty batches.
 
     With several ranks, each reads every `world_size`-th shard. All ranks have equally many batches, because some
-    strategies synchronise at every step.
-
-    Args:
-        examples: The examples to read.
-        layers: Layer numbers, in the order of `Batch.hidden_states`.
-        rank: Rank of this process.
-        world_size: Number of processes.
-        read: Function that reads a shard: `read_shard` returns its examples, `open_shard` all its rows without copying
-            them.
+    strategies synchronise at every step. `read` is `read_shard` for the examples of a shard, or `open_shard` for all
+    its rows without copying them.
     """
 
     def __init__(
@@ -442,11 +406,7 @@ SHARDS_IN_A_STEP = 8
 
 
 class ShardGroups(Dataset[Sequence[Batch]]):
-    """Several batches at a time, for memory-mapped ones that take no memory: a step processes them one by one.
-
-    Args:
-        batches: The batches; ranks have equally many of them.
-    """
+    """Groups of batches, for memory-mapped batches that take no memory: a step processes them one by one."""
 
     def __init__(self, batches: ShardDataset) -> None:
         self.batches = batches
@@ -462,7 +422,7 @@ class ShardGroups(Dataset[Sequence[Batch]]):
 
 
 def open_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
-    """Return all rows of one shard, with the label -1 where they are not examples; memory-mapped where possible."""
+    """Return all rows of one shard, with the label -1 for other than examples; memory-mapped where possible."""
     store, tokens = examples.store, examples.store.tokens
     shard_rows = store.shard_tokens(store.plan.shards[shard])
     rows = np.arange(shard_rows.start, shard_rows.stop)
@@ -516,8 +476,7 @@ def _read(examples: Examples, layers: Sequence[int], shards: Sequence[Shard]) ->
 def read_clusters(examples: Examples, layers: Sequence[int]) -> Iterator[tuple[Batch, Tensor]]:
     """Yield this rank's share of the examples in batches that divide no cluster, and the cluster of each example.
 
-    Clusters are sentences, or documents if intervals are over these. A cluster belongs to the rank that reads the shard
-    in which it begins.
+    Clusters are sentences, or documents if intervals are over these. The shard of its beginning assigns it to a rank.
     """
     shards, rank, n_ranks = examples.store.plan.shards, *rank_and_world_size()
     of_sentence = torch.from_numpy(examples.cluster_of_sentence())
@@ -545,12 +504,7 @@ def _first_sentences(of_sentence: Tensor) -> Tensor:
 
 
 def whole_clusters(batches: Iterable[Batch], cluster_of_sentence: Tensor) -> Iterator[Batch]:
-    """Yield the same examples in order, in batches that do not divide clusters.
-
-    Args:
-        batches: Batches of examples.
-        cluster_of_sentence: Cluster of each sentence of the corpus, ascending, shape (n_sentences,).
-    """
+    """Yield the same examples in order, in batches that do not divide clusters, which ascend with sentences."""
     pending: Batch | None = None
     for batch in batches:
         if not len(batch.sentences):
@@ -578,16 +532,10 @@ def _joined(first: Batch, second: Batch) -> Batch:
 
 
 def values_of(covariate: Covariate, tokens: Tokens, corpus: Corpus, task: TokenTask) -> NDArray[np.int64]:
-    """Return a number for the value of each token, -1 without one; shape (n_tokens,), or (n_sentences,).
-
-    Args:
-        covariate: The covariate.
-        tokens: The table of tokens.
-        corpus: The corpus that they belong to.
-        task: The task that is probed, which has labels of tokens or of sentences.
+    """Return a number for each token's covariate, -1 if missing; shape (n_tokens,), or (n_sentences,).
 
     Raises:
-        UserError: If none has a value, or the covariate does not apply, as `Covariate.task_in` says.
+        UserError: If no token has a value, or the covariate does not apply to the task (see `Covariate.task_in`).
     """
     other = covariate.task_in(corpus, task)
     if other is None:
@@ -605,7 +553,7 @@ def values_of(covariate: Covariate, tokens: Tokens, corpus: Corpus, task: TokenT
 
 
 def _of_whole_words(values: NDArray[np.int64], tokens: Tokens) -> NDArray[np.int64]:
-    """Return the values with those of a word at its pieces that have none: tasks label one piece or the other."""
+    """Return values in which a word's pieces without a value have the word's: tasks label one piece or another."""
     word = np.where(tokens.special, 0, tokens.first_pieces.cumsum())
     of_word = np.full(word.max(initial=0) + 1, -1)
     known = (values >= 0) & ~tokens.special
@@ -614,19 +562,14 @@ def _of_whole_words(values: NDArray[np.int64], tokens: Tokens) -> NDArray[np.int
 
 
 def numbered(labels: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the number of each label among the distinct ones, -1 where one is missing."""
+    """Return the number of each label among the distinct labels, -1 where missing."""
     numbers, known = np.full(len(labels), -1), has_label(labels)
     numbers[known] = np.unique(labels[known], return_inverse=True)[1]
     return numbers
 
 
 def with_covariate(sides: Sides, values: Sequence[NDArray[np.int64]]) -> Sides:
-    """Return the sides with the values of their examples.
-
-    Args:
-        sides: The sides.
-        values: Those of the training corpus and, last, of the test corpus.
-    """
+    """Return the sides with covariate values of their examples: for the training and, last, the test corpus."""
     return replace(
         sides.each(lambda examples: replace(examples, covariate=values[0])),
         test=replace(sides.test, covariate=values[-1]),
@@ -634,17 +577,7 @@ def with_covariate(sides: Sides, values: Sequence[NDArray[np.int64]]) -> Sides:
 
 
 def check_covariate(values: NDArray[np.int64], labels: NDArray[np.integer[Any]], flag_text: str, unit: str) -> None:
-    """Refuse values that determine the label, so that nothing is left to compare.
-
-    Args:
-        values: Number of each token's value, -1 without one, shape (n_tokens,).
-        labels: Label of each training token, -1 of others, shape (n_tokens,).
-        flag_text: The option as it was typed, for the message.
-        unit: What has a label.
-
-    Raises:
-        UserError: If no two training examples with the same value have different labels.
-    """
+    """Refuse covariate values that determine the label; values and labels are -1 where missing, (n_tokens,)."""
     if not (strata_with_several(values, labels) >= 0).any():
         raise UserError(
             f"`{flag_text}`: no two training {unit}s with the same value have different labels, so that nothing is "
@@ -653,14 +586,7 @@ def check_covariate(values: NDArray[np.int64], labels: NDArray[np.integer[Any]],
 
 
 def permuted_within(examples: Examples, seed: int) -> Examples:
-    """Return the examples with their labels permuted among those with the same value.
-
-    Examples without a value are permuted among each other.
-
-    Args:
-        examples: The examples, with their values.
-        seed: Seed of the permutation.
-    """
+    """Return the examples with labels permuted among equal covariate values, also among missing values."""
     assert examples.covariate is not None
     example_rows = np.flatnonzero(examples.labels >= 0)
     labels, values = examples.labels.copy(), examples.covariate[example_rows]

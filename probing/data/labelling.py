@@ -54,15 +54,7 @@ def values_of(numbers: Labels) -> NDArray[np.float64]:
 
 
 def check_size(numbers: Labels, where: str) -> None:
-    """Refuse numbers to predict that are so large that their powers are infinite.
-
-    Args:
-        numbers: The numbers, of training and test examples alike; NaN where there is none.
-        where: What the numbers are from, as the user typed it.
-
-    Raises:
-        UserError: If one is above 1e30 in size.
-    """
+    """Refuse numbers to predict above 1e30 in magnitude, whose powers are infinite; NaN is missing."""
     if (largest := float(np.abs(numbers[has_label(numbers)]).max(initial=0.0))) > LARGEST:
         raise UserError(
             f"{where}: a number to predict has the size {largest:g}, where at most {LARGEST:g} is expected; give the "
@@ -71,16 +63,7 @@ def check_size(numbers: Labels, where: str) -> None:
 
 
 def check_varies(values: NDArray[np.float64], where: str, unit: str) -> None:
-    """Refuse numbers to predict that are all the same, or so near to each other that powers of differences are 0.
-
-    Args:
-        values: The different numbers of the training side.
-        where: What the numbers are from, as the user typed it.
-        unit: What the training side consists of.
-
-    Raises:
-        UserError: If there are fewer than two, or all are within 1e-30.
-    """
+    """Refuse numbers to predict that are all equal or within 1e-30, where powers of differences are 0."""
     if len(values) < 2:
         problem = f"all have the number {values[0]:g}" if len(values) else "have no number"
         raise UserError(f"{where}: the training {unit} {problem}, and a probe needs numbers that vary.")
@@ -93,11 +76,9 @@ def check_varies(values: NDArray[np.float64], where: str, unit: str) -> None:
 
 @dataclass(frozen=True)
 class Standard:
-    """Standardises the numbers to predict by the training examples.
+    """Standardisation of the numbers to predict by mean and population standard deviation of the training examples.
 
-    Args:
-        mean: Mean of the training examples, which is the constant answer that a probe is compared with.
-        sd: Their population standard deviation.
+    The mean is the constant answer that a probe is compared with.
     """
 
     mean: float
@@ -110,23 +91,16 @@ class Standard:
         return cls(float(targets.mean()), float(targets.std()))
 
     def table(self, examples: Examples) -> Tensor:
-        """Return the standardised number that each label of the examples stands for, float64."""
+        """Return the standardised number of each label of the examples, float64."""
         assert examples.values is not None
         return torch.from_numpy((examples.values - self.mean) / self.sd)
 
 
 def prior_cross_entropy_by_sentence(train: Examples, test: Examples, n_classes: int) -> NDArray[np.float64]:
-    """Return the cross-entropy of the training tokens' class shares, summed over the test tokens of each sentence.
+    """Return the cross-entropy of the training class shares, summed over each sentence's test tokens, in nats.
 
-    A class without training tokens counts as half a token; otherwise its cross-entropy would be infinite.
-
-    Args:
-        train: Examples that give the shares of the classes.
-        test: Examples that are predicted.
-        n_classes: Number of classes.
-
-    Returns:
-        In nats, shape (n_sentences of the test corpus,).
+    A class without training tokens counts as half a token; otherwise its cross-entropy would be infinite. The shape is
+    (n_sentences of the test corpus,).
     """
     counts, examples = train.counts(n_classes), test.labels >= 0
     cost = -np.log(np.maximum(counts, 0.5) / counts.sum())[test.labels[examples]]
@@ -136,19 +110,11 @@ def prior_cross_entropy_by_sentence(train: Examples, test: Examples, n_classes: 
 
 
 def constant_cross_entropy_by_sentence(train: Examples, test: Examples, n_classes: int) -> NDArray[np.float64]:
-    """Return the cross-entropy of the better constant answer: the training class shares, or the uniform one.
+    """Return the cross-entropy of the better constant answer: the training class shares, or the uniform distribution.
 
     If many classes are equally frequent, differences of their shares are noise. A probe that its penalty keeps near
     uniform then predicts better than the shares, by about (n_classes - 1) / (2 n_train_tokens) nats, without having
-    learnt anything.
-
-    Args:
-        train: Examples that give the shares of the classes.
-        test: Examples that are predicted.
-        n_classes: Number of classes.
-
-    Returns:
-        In nats, summed over the test tokens of each sentence, shape (n_sentences of the test corpus,).
+    learnt anything. Unit and shape are as of `prior_cross_entropy_by_sentence`.
     """
     shares = prior_cross_entropy_by_sentence(train, test, n_classes)
     uniform = test.tokens_by_sentence() * np.log(n_classes)
@@ -163,8 +129,8 @@ class Classified(NamedTuple):
     """The class of each token of one side; for a task of sentences, of each sentence.
 
     Args:
-        labels: Class of each token, -1 on another side or without a class, shape (n_tokens,). If numbers are predicted,
-            the index of each number among the corpus's distinct numbers takes the place of the class.
+        labels: Class of each token, -1 on another side or without a class, shape (n_tokens,). For numbers, the index of
+            each number among the corpus's distinct numbers.
         dropped: The labels of the side's tokens that are no classes, in the order of the tokens.
         n_unlabelled: Number of the side's tokens without a label, special tokens apart.
         n_special: Number of the side's special tokens without a label; 0 for a task of sentences.
@@ -185,16 +151,9 @@ def label(
     side: Split,
     by_document: bool = False,
 ) -> Examples:
-    """Return the examples of one side, with their classes.
+    """Return the examples of one side, with their classes; `splits` is the side of each sentence, `classes` ascend.
 
-    Args:
-        store: The store of the activations.
-        corpus: The corpus that the store was made from.
-        task: The task, which gives the labels.
-        splits: Side of each sentence.
-        classes: The labels that are classes, ascending.
-        side: The side to return.
-        by_document: Whether intervals are over documents; the corpus must then have documents.
+    Intervals are over documents if `by_document`; the corpus must then have documents.
     """
     classified = class_of_tokens(store.tokens, corpus, task, splits, classes, side)
     labels = classified.labels.astype(np.int32)
@@ -216,16 +175,7 @@ def label(
 def class_of_tokens(
     tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequence[Split], classes: Labels, side: Split
 ) -> Classified:
-    """Return the class of each token of one side, or of each sentence for a task of sentences.
-
-    Args:
-        tokens: The table of tokens.
-        corpus: The corpus that the tokens belong to.
-        task: The task, which gives the labels.
-        splits: Side of each sentence.
-        classes: The labels that are classes, ascending.
-        side: The side whose tokens are classified.
-    """
+    """Return the class of each token of one side, or of each sentence for a task of sentences; `classes` ascend."""
     labels = labels_of(task, tokens, corpus)
     if predicts_numbers(task):
         check_size(labels, f"`{corpus.name}`")
@@ -242,11 +192,7 @@ def class_of_tokens(
 
 
 def choose_classes(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequence[Split]) -> Labels:
-    """Return the labels with enough training examples, ascending; none if the task predicts numbers.
-
-    Raises:
-        UserError: If there are fewer than two, or no token or sentence has a label.
-    """
+    """Return the labels with enough training examples, ascending, at least two; none if numbers are predicted."""
     in_train = np.array([split == "train" for split in splits])
     labels = labels_of(task, tokens, corpus)
     if tokens.special.all():
@@ -282,17 +228,14 @@ def choose_classes(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequ
 
 
 def labels_in_training(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequence[Split]) -> set[Any]:
-    """Return the labels of the training tokens, also those that are too rare to be classes."""
+    """Return the labels of the training tokens, also labels that are too rare to be classes."""
     labels = labels_of(task, tokens, corpus)
     in_train = np.array([split == "train" for split in splits])[sentences_of(task, tokens)]
     return set(labels[in_train & has_label(labels)].tolist())
 
 
 def warn_missing_labels(tokens: Tokens, corpus: Corpus, task: TokenTask, say: Callable[[str], None]) -> None:
-    """Report how many words or sentences have no label, and how many repeated sentences had other labels.
-
-    A word has a label if one of its pieces has.
-    """
+    """Report the numbers of words (all pieces) or sentences without a label, and of repeats with other labels."""
     labelled = has_label(labels_of(task, tokens, corpus))
     unit = "sentences" if isinstance(task, SentenceTask) else "words"
     if unit == "words":
@@ -313,7 +256,7 @@ def warn_missing_labels(tokens: Tokens, corpus: Corpus, task: TokenTask, say: Ca
 
 
 def _missing_in(rows: Sequence[Any], unit: str) -> str:
-    """Return the texts in the place of missing labels of a column, and how often each occurs, in brackets."""
+    """Return the texts in place of missing labels of a column, by frequency, in brackets."""
     cells = rows if unit == "sentences" else chain.from_iterable(rows)
     counts = Counter(text_of(cell) or "empty" for cell in cells if not label_of(cell))
     listed = [text if text == "empty" else f"`{text}`" for text, _ in counts.most_common(_SHOWN)]
@@ -334,15 +277,7 @@ def warn_rare_classes(
     sides: Mapping[Split, Classified], in_training: set[Any], unit: str, say: Callable[[str], None],
     most: int | None = None,
 ) -> None:  # fmt: skip
-    """Report how many tokens or sentences have a label that is no class: above a limit, too rare, or not in training.
-
-    Args:
-        sides: What was found on each side.
-        in_training: All labels of the training side.
-        unit: What has a label.
-        say: Function that takes one-line messages.
-        most: Highest number that can be a class, as `--task_args.max_position` says it; None without a limit.
-    """
+    """Report the numbers of labels that are no class: above a limit (`most`), too rare, or not in training."""
     dropped = {side: classified.dropped.tolist() for side, classified in sides.items()}
 
     def is_beyond(label: Any) -> bool:
@@ -381,10 +316,7 @@ Announce = Callable[[Tokens, int, int], None]
 
 
 def origin(store: ActivationStore) -> dict[str, Any]:
-    """Return the origin of activations, columns that were read, how many sentences are cut, words and documents.
-
-    They are for a run's `results.json`.
-    """
+    """Return the origin of activations for `results.json`, with columns read, cut sentences, words and documents."""
     header = {name: store.header[name] for name in ("model", "revision", "corpus", "key", "versions")}
     if "site" in store.header:
         header["site"] = store.header["site"]
@@ -401,7 +333,7 @@ def origin(store: ActivationStore) -> dict[str, Any]:
 
 
 def n_heads_of(store: ActivationStore) -> int | None:
-    """Return the number of heads that the neurons of a layer belong to; None if they belong to none."""
+    """Return the number of heads into which a layer's neurons divide; None if they belong to no heads."""
     n_heads: int | None = store.header.get("site", {}).get("n_heads")
     return n_heads
 
@@ -416,16 +348,7 @@ def label_sides(
 ) -> Sides:
     """Return the labelled tokens of each side; with two corpora, the second is the test side.
 
-    Args:
-        stores: Activations of each corpus.
-        corpora: The corpora.
-        splits: Side of each sentence of each corpus.
-        task: The task, which gives the labels.
-        group_by: The option's value: what is independent in each corpus, sentences or documents.
-        covariate: The covariate, if there is one.
-
-    Raises:
-        UserError: If documents are requested but the test corpus has none.
+    `group_by` is the option's value: the independent unit in each corpus, sentences or documents.
     """
     classes = choose_classes(stores[0].tokens, corpora[0], task, splits[0])
     by_document = [splits_by_document(group_by, corpora[0]), intervals_by_document(group_by, corpora)][-len(corpora) :]
@@ -455,15 +378,8 @@ def read_sides(
 ) -> tuple[Sides, list[ActivationStore]]:
     """Read the corpora and label their tokens; return the sides and the activations of each corpus.
 
-    Args:
-        source: The model that reads the corpora, and its cache.
-        corpora: The corpora; with two, the second is the test side.
-        splits: Side of each sentence of each corpus.
-        task: The task, which gives the labels.
-        probe: The probe options, which decide whether validation tokens are needed.
-        group_by: The option's value: whether intervals are over sentences or documents.
-        announce: Called once examples are known, before the model reads the corpora.
-        covariate: The covariate, if there is one.
+    With two corpora, the second is the test side. `probe` decides whether validation tokens are needed; `announce` is
+    called once examples are known, before the model reads the corpora.
 
     Raises:
         UserError: If a required side has no examples, or if documents are requested but the corpus has none.
@@ -476,7 +392,7 @@ def read_sides(
 
 
 def _narrowed(stores: list[ActivationStore], source: ActivationSource, split: Sequence[Split]) -> list[ActivationStore]:
-    """Return stores of the most active features of a dictionary that has too many, and say so; others unchanged."""
+    """Return stores of the most active features of a dictionary that has too many, with a message; others unchanged."""
     first = stores[0]
     if not isinstance(first, FeatureStore) or first.plan.d_model <= MOST_FEATURES:
         return stores
@@ -492,7 +408,7 @@ def _narrowed(stores: list[ActivationStore], source: ActivationSource, split: Se
 
 
 def selected_features_of(store: ActivationStore) -> tuple[int, ...] | None:
-    """Return the numbers of the features that are read of a dictionary; None if all are, or if there is none."""
+    """Return the numbers of the selected features of a dictionary; None if all are read, or without dictionary."""
     return (
         tuple(store.selected_features)
         if isinstance(store, FeatureStore) and store.selected_features is not None
@@ -547,17 +463,7 @@ def example_checks(
 def _no_examples(
     task: TokenTask, n_sentences: int, unit: str, side: Split, classes: Labels, dropped: Labels, probe: ProbeOptions
 ) -> UserError:
-    """Return the refusal of a side without examples.
-
-    Args:
-        task: The task.
-        n_sentences: Number of sentences of the side.
-        unit: What these are: `sentences` or `pairs`.
-        side: The side.
-        classes: The classes, ascending.
-        dropped: Labels of the side that are no classes.
-        probe: The probe options.
-    """
+    """Return the refusal of a side without examples; `dropped` are its labels that are no classes."""
     has = "is" if unit_of(task) == "sentence" else "has a token"
     none = f"none of the {n_sentences} {unit}" if n_sentences else f"no {unit[:-1]}"
     sets = f" (classes: {some_of(classes)}; its labels: {some_of(np.unique(dropped))})" if len(dropped) else ""
@@ -580,26 +486,16 @@ def _sides_of(part: int, n_corpora: int) -> tuple[Split, ...]:
 
 
 class LayerSample(NamedTuple):
-    """Examples of one layer.
-
-    Args:
-        hidden_states: Hidden states of the examples, shape (n, d_model), float32.
-        labels: Class of each example, shape (n,).
-    """
+    """Hidden states of examples of one layer, shape (n, d_model), float32, and their classes, shape (n,)."""
 
     hidden_states: Tensor
     labels: Tensor
 
 
 def thin(examples: Examples, at_most: int, seed: int) -> Examples:
-    """Return the examples; if there are too many, those of randomly drawn sentences, as many as fit.
+    """Return at most `at_most` examples, if needed of randomly drawn sentences, as many as fit.
 
-    Where these are fewer than half, since a long sentence does not fit, a part of it fills the rest.
-
-    Args:
-        examples: Examples of one side.
-        at_most: Most examples to return.
-        seed: Seed of the draw.
+    If these are fewer than half, since a long sentence does not fit, a part of that sentence fills the rest.
     """
     if examples.n_tokens <= at_most:
         return examples
@@ -634,12 +530,7 @@ IGNORED = -100
 
 
 def targets_of(examples: Examples, standard: Standard | None) -> Tensor:
-    """Return the class of each token or sentence, or its standardised number; `IGNORED` or NaN without one.
-
-    Args:
-        examples: The examples.
-        standard: What standardises numbers; None for classes.
-    """
+    """Return the class of each token or sentence, or its standardised number; `IGNORED` or NaN if missing."""
     labels = torch.from_numpy(examples.labels.astype(np.int64))
     if standard is None:
         return labels.where(labels >= 0, IGNORED)
@@ -647,10 +538,10 @@ def targets_of(examples: Examples, standard: Standard | None) -> Tensor:
 
 
 def is_target(targets: Tensor) -> Tensor:
-    """Return where something is predicted."""
+    """Return a mask of the targets that are predicted."""
     return ~targets.isnan() if targets.is_floating_point() else targets != IGNORED
 
 
 def nothing(targets: Tensor) -> float | int:
-    """Return what stands among targets where nothing is predicted."""
+    """Return the value of targets that are not predicted."""
     return torch.nan if targets.is_floating_point() else IGNORED

@@ -69,16 +69,8 @@ def permute_among_types(labels: NDArray[_Label], types: NDArray[np.uint64], n_dr
     2019), they have the same distribution as these draws, and so has every statistic of them.
 
     Types exchange labels with types of similar frequency (see `_like_frequency`). If two types are not equally
-    frequent, the labels of the rarer one are repeated for all tokens of the other.
-
-    Args:
-        labels: Class of each token, shape (n_tokens,).
-        types: Word type of each token, shape (n_tokens,).
-        n_draws: Number of draws.
-        seed: Seed of all draws.
-
-    Returns:
-        Shape (n_draws, n_tokens), with the dtype of the labels.
+    frequent, the labels of the rarer type are repeated for all tokens of the other. `labels` and `types` have shape
+    (n_tokens,); the draws have shape (n_draws, n_tokens) and the dtype of the labels.
     """
     _, of_token, counts = np.unique(types, return_inverse=True, return_counts=True)
     ends, groups = np.cumsum(counts), _like_frequency(counts)
@@ -112,15 +104,9 @@ def _like_frequency(counts: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def token_types(tokens: Tokens) -> NDArray[np.uint64]:
-    """Return a number for each token's type, computed from the pieces of its word and the token's index among them.
+    """Return a number for each token's type, from its word's pieces and its index among them; shape (n_tokens,).
 
-    Words that the tokenizer maps to the same pieces are one type. A special token is a word of its own.
-
-    Args:
-        tokens: The table of tokens.
-
-    Returns:
-        Shape (n_tokens,); the same type has the same number in every table.
+    It is equal across tables. Words with the same pieces are one type; a special token counts as a separate word.
     """
     indices = np.arange(tokens.n_tokens)
     of_word = indices - np.maximum.accumulate(np.where(tokens.first_pieces | tokens.special, indices, 0))
@@ -132,11 +118,7 @@ CONTROL_DRAWS = 5
 
 
 def shuffled(sides: Sides, seed: int) -> Sides:
-    """Return the sides with each sentence's labels permuted among its tokens.
-
-    So far as labels differ between sentences and not within them, they are exchanged among the sentences of each side
-    first; see `shuffled_labels`.
-    """
+    """Return the sides with labels permuted within and exchanged among sentences, by `shuffled_labels`."""
 
     def permute(examples: Examples) -> Examples:
         if not examples.n_tokens:
@@ -151,13 +133,7 @@ def shuffled_labels(labels: NDArray[np.int32], tokens: Tokens, codes: LabelCodes
     """Return labels permuted within sentences, and exchanged among these as far as they differ between them.
 
     Each sentence gets the labels of another with the probability of `LabelCodes.excess_between`. Where every sentence
-    has one label only, all are exchanged; positions never are.
-
-    Args:
-        labels: Class of each token, shape (n_tokens,); -1 for tokens that are not examples, which keep it.
-        tokens: The table of tokens.
-        codes: The classes as vectors.
-        seed: Seed of the draw.
+    has one label only, all are exchanged; positions never are. Labels have shape (n_tokens,); -1 stays.
     """
     labels = _exchanged(labels, tokens.sentences, codes, seed)
     (permuted,) = permute_within_sentences(labels, tokens.sentences, tokens.input_ids, 1, seed)
@@ -167,7 +143,7 @@ def shuffled_labels(labels: NDArray[np.int32], tokens: Tokens, codes: LabelCodes
 def _exchanged(
     labels: NDArray[np.int32], sentences: NDArray[np.int32], codes: LabelCodes, seed: int
 ) -> NDArray[np.int32]:
-    """Return the labels with those of some sentences exchanged; of a longer sentence's labels, a random part."""
+    """Return labels with some sentences' labels exchanged; of a longer sentence's labels, a random part."""
     example_rows, source_labels = np.flatnonzero(labels >= 0), labels
     between = codes.excess_between(labels, sentences) if len(example_rows) else 0.0
     if not between:
@@ -188,14 +164,9 @@ def control_tasks(
 ) -> list[Sides]:
     """Return draws of random labels for word types, with the label frequencies of training (Hewitt & Liang 2019).
 
-    Test words that do not occur in training also have random labels, which no probe can predict.
-
-    Args:
-        sides: The sides with the true labels.
-        corpora: The training corpus and, last, the test corpus.
-        fold: Maps words that the model cannot tell apart to the same type.
-        seed: Seed of all draws; a type's label depends only on the seed, the draw and the type.
-        n_draws: Number of draws.
+    Test words that do not occur in training also have random labels, which no probe can predict. `fold` maps words that
+    the model cannot distinguish to the same type. A type's label depends only on the seed, the draw and the type.
+    `corpora` are the training corpus and, last, the test corpus.
     """
     counts = sides.train.counts(len(sides.classes))
     below = np.cumsum(counts / counts.sum())
@@ -215,10 +186,7 @@ def control_tasks(
 def _types(
     tokens: Tokens, corpus: Corpus, fold: Callable[[str], str], of_words: bool
 ) -> tuple[list[str], NDArray[np.intp]]:
-    """Return the word types and the index of each token's type; without a word list, those of `type_keys`.
-
-    Words that are folded to the same type are several entries with the same name.
-    """
+    """Return the word types (folded words may repeat) and each token's type; `type_keys` without a word list."""
     words = corpus.words
     if words is None:
         keys, of_token = np.unique(type_keys(tokens, of_words), return_inverse=True)
@@ -229,12 +197,7 @@ def _types(
 
 
 class TokenRows:
-    """Behaves like a store with a single layer, whose hidden states are rows of the input embedding.
-
-    Args:
-        store: The store whose tokens are used.
-        table: Input embedding, shape (n_vocabulary, d_embedding).
-    """
+    """Store with a single layer, whose hidden states are rows of the input embedding, (n_vocabulary, d_embedding)."""
 
     def __init__(self, store: HiddenStateSource, table: Tensor) -> None:
         self.tokens: Tokens = store.tokens
@@ -256,15 +219,11 @@ LEAST_OF_WORD = 5
 
 
 class WordRows(TokenRows):
-    """Behaves like a store with a single layer, in which every piece of a word has the same vector: that of the word.
+    """Store with a single layer, in which every piece of a word has the same vector, the word's.
 
-    It is the mean of its pieces' rows, which a linear probe reads as a sum over the pieces, on words that training
-    lacks, too. What pieces mean together is no such sum, so that frequent words of several have random vectors added.
-
-    Args:
-        store: The store whose tokens are used.
-        table: Input embedding, shape (n_vocabulary, d_embedding).
-        frequent: The keys of such words, ascending, shape (n_frequent,); see `word_keys`.
+    It is the mean of its pieces' rows, which a linear probe reads as a sum over the pieces, also on words that training
+    lacks. The joint meaning of pieces is no such sum, so frequent words of several pieces have random vectors added;
+    `frequent` has their keys, ascending, shape (n_frequent,); see `word_keys`.
     """
 
     def __init__(self, store: HiddenStateSource, table: Tensor, frequent: NDArray[np.uint64]) -> None:
@@ -295,10 +254,10 @@ def _frequent_words(train: Examples) -> NDArray[np.uint64]:
 
 
 def token_identity(sides: Sides, encoder: nn.Module) -> Sides:
-    """Return the sides with each token's input embedding as its activations; of words, those of `WordRows`.
+    """Return the sides with each token's input embedding as its activations; for words, see `WordRows`.
 
-    Where examples are sentences, the embeddings are pooled; by their mean where the model's vectors are those of the
-    first token, whose embedding is the same in every sentence.
+    Where examples are sentences, the embeddings are pooled; by their mean where the model's vectors are the first
+    token's, whose embedding is the same in every sentence.
     """
     words: Any = word_table(encoder)
     table = words.weight.detach().float()
@@ -361,10 +320,7 @@ def source_of_control(name: str, source: ActivationSource, seed: int) -> Activat
 def control_sides(
     names: Sequence[str], sides: Sides, corpora: Sequence[Corpus], source: ActivationSource, seed: int
 ) -> dict[str, list[Sides]]:
-    """Return the examples of each control that applies; missing activations are extracted.
-
-    The control task has several draws of labels, every other control has one.
-    """
+    """Return the examples of each control that applies, with several draws of the control task only."""
     sides_by_control: dict[str, list[Sides]] = {}
     again = {name: source_of_control(name, source, seed) for name in names if name in READ_AGAIN}
     read: dict[str, list[ActivationStore]] = {}
@@ -386,7 +342,7 @@ def control_sides(
 
 
 def are_columns(store: HiddenStateSource) -> bool:
-    """Return whether neurons are columns of an array, as they are or changed, which may have units of their own."""
+    """Return whether neurons are columns of an array, unchanged or transformed, which may have different units."""
     while (inner := getattr(store, "store", None)) is not None:
         store = inner
     return bool(getattr(store, "are_columns", False))
@@ -408,15 +364,7 @@ def layer_moments(train: Examples, layers: Sequence[int]) -> list[Moments]:
 
 
 def loader_moments(batches: Iterable[Any], n_layers: int) -> list[Moments]:
-    """Return the moments of each layer over the batches of this rank's loader and those of the other ranks.
-
-    Args:
-        batches: Batches of examples, as `as_batches` takes them.
-        n_layers: Number of layers in each batch.
-
-    Raises:
-        ValueError: If there are no batches.
-    """
+    """Return the moments of each layer over the batches of all ranks' loaders; `ValueError` without batches."""
     iterator = (block for batch in batches for block_batch in as_batches(batch) for block in blocks(block_batch))
     if (first := next(iterator, None)) is None:
         raise ValueError("the loader of training batches yields none")
@@ -446,18 +394,9 @@ class MiniBatches(IterableDataset[Batch]):
     """Shuffled batches of examples, in an order that depends only on the seed and the epoch.
 
     Shards are put in random order and read `WINDOW` at a time. The examples of a window are shuffled uniformly. The
-    sizes of a window's batches differ by at most one example.
-
-    Ranks take equal shares of each batch, so that they train as a single process would and do not wait for one another.
-    The remainder of a batch, at most `n_ranks` - 1 examples, is skipped.
-
-    Args:
-        examples: The examples to read; every rank reads all shards.
-        layers: Layer numbers, in the order of `Batch.hidden_states`.
-        size: Most examples in a batch, over all ranks.
-        seed: Seed of the order; the epoch number is added to it.
-        rank: Rank of this process.
-        n_ranks: Number of processes.
+    sizes of a window's batches differ by at most one example. Ranks read all shards and take equal shares of each
+    batch, so that they train as a single process would and do not wait for one another. The remainder of a batch, at
+    most `n_ranks` - 1 examples, is skipped. `size` is the most examples in a batch, over all ranks.
     """
 
     def __init__(
@@ -507,12 +446,9 @@ SHARE = 0.5
 
 
 class DeviceCache(Dataset[Batch]):
-    """Keeps copies of as many batches as fit on a device; all other batches must be copied again in every pass.
+    """Cache of as many batches as fit on a device; all other batches must be copied again in every pass.
 
-    Args:
-        batches: The batches to read.
-        device: The device of the cache; Lightning does not move batches that are already there.
-        room_bytes: Most bytes to cache; by default half of the device's free memory.
+    Lightning does not move batches that are already there. `room_bytes` is by default half of the device's free memory.
     """
 
     def __init__(self, batches: ShardDataset, device: torch.device, room_bytes: int | None = None) -> None:
@@ -539,7 +475,7 @@ class DeviceCache(Dataset[Batch]):
 class ActivationDataModule(pl.LightningDataModule):
     """Labelled activations of the train, validation and test parts, divided among ranks by shard.
 
-    `from_arrays` takes activations from anywhere, `from_text` those of a model and a corpus.
+    `from_arrays` takes activations from any source, `from_text` from a model and a corpus.
 
     Args:
         sides: The examples of the three parts.
@@ -567,19 +503,15 @@ class ActivationDataModule(pl.LightningDataModule):
         batch_size: int | None = None,
         seed: int = 0,
     ) -> ActivationDataModule:
-        """Take activations from arrays.
+        """Take activations from arrays; `batch_size` and `seed`, also of the split, are as for the class.
 
         Args:
-            X: Array of shape (n_rows, d_model), or one for each layer number: NumPy arrays, memory maps or tensors.
+            X: Array of shape (n_rows, d_model), or an array for each layer number: NumPy arrays, memory maps or
+                tensors.
             y: Label of each row, a whole number or a string.
-            groups: Group of each row, such as its sentence or document, which stay on one side; see `probing.probe`.
+            groups: Group of each row, such as its sentence or document, which stays on one side; see `probing.probe`.
             split: `train`, `validation` or `test` for each row; if None, a hash of its group and `seed` decides.
             ordinal: Whether labels are numbers, so that distances between labels are meaningful.
-            batch_size: Most rows in a shuffled mini-batch, for adam; None for whole shards in order, for lbfgs.
-            seed: Seed of the split and of the order of mini-batches.
-
-        Raises:
-            UserError: If shapes, labels or sides are not as expected.
         """
         sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, say=say)
         return cls(sides, [*map(int, layers)], batch_size, seed)
@@ -595,7 +527,7 @@ class ActivationDataModule(pl.LightningDataModule):
         batch_size: int | None = None,
         seed: int = 0,
     ) -> ActivationDataModule:
-        """Take the activations of a model that reads a corpus; activations that are not in the cache are extracted.
+        """Take the activations of a model that reads a corpus; `batch_size` and `seed` are as for `from_arrays`.
 
         Args:
             model: Alias, hub id or folder of the model.
@@ -603,11 +535,6 @@ class ActivationDataModule(pl.LightningDataModule):
             layer: Layers to read: one, several or `all`.
             task: Name of the task that labels tokens, or a task.
             cache: Folder of cached activations; $PROBING_CACHE or runs/cache if None.
-            batch_size: Most tokens in a shuffled mini-batch, for adam; None for whole shards in order, for lbfgs.
-            seed: Seed of the split and of the order of mini-batches.
-
-        Raises:
-            UserError: If the model, a layer, the corpus or the task is not there, or a side has no examples.
         """
         labelled = load_task(task, {}) if isinstance(task, str) else task
         corpora, splits = read_corpora(corpus, None, seed, silence, column_of=reader_of(labelled))
@@ -627,12 +554,12 @@ class ActivationDataModule(pl.LightningDataModule):
 
     @property
     def n_test_sentences(self) -> int:
-        """Number of sentences of the test corpus, with those of other parts."""
+        """Number of sentences of the test corpus, including other parts."""
         return self.sides.test.store.tokens.n_sentences
 
     @cached_property
     def moments(self) -> list[Moments]:
-        """Moments of each layer's training tokens, measured when they are first asked for."""
+        """Moments of each layer's training tokens, computed on first request."""
         return layer_moments(self.sides.train, self.layers)
 
     def train_dataloader(self) -> DataLoader[Any]:
@@ -658,7 +585,7 @@ class ActivationDataModule(pl.LightningDataModule):
         return _loader(self._shards(self.sides.test, only_examples=True))
 
     def _shards(self, examples: Examples, only_examples: bool = False) -> ShardDataset:
-        """Return one batch per shard: its memory-mapped rows on a processor, only its examples for an accelerator."""
+        """Return one batch per shard: memory-mapped rows on a processor, only the examples for an accelerator."""
         trainer = cast(pl.Trainer, self.trainer)
         copies = only_examples or trainer.strategy.root_device.type == "cuda"
         read = read_shard if copies else open_shard

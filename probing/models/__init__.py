@@ -44,20 +44,16 @@ _OF_TRANSFORMERLENS = re.compile(r"blocks\.\d+\.hook_")
 
 @dataclass(frozen=True)
 class Layout:
-    """What the configuration of a dictionary says.
+    """Configuration of a dictionary.
 
     Args:
-        folder: Its folder.
-        weights: The file of its weights.
-        architecture: One of `ARCHITECTURES`.
         d_in: Width of the hidden states that it reads.
-        n_features: Number of its features; None where the weights alone say it.
-        k: Number of features that `topk` leaves.
-        subtracts_decoder_bias: Whether the decoder's bias is subtracted from what it reads.
-        normalisation: One of `NORMALISATIONS`: what is done to a hidden state before.
+        n_features: Number of features; None where only the weights give it.
+        k: Number of active features of `topk`.
+        normalisation: Normalisation of the hidden state before, an element of `NORMALISATIONS`.
         by_decoder_norm: Whether activations are multiplied by the norm of the feature's decoder vector.
-        hook: Name of the place that it was trained on; None if it is not said.
-        layer: The layer of hidden states that this is; None if it is not said.
+        hook: Name of the place that it was trained on; None if not stated.
+        layer: The layer of hidden states of the hook; None if not stated.
     """
 
     folder: Path
@@ -74,46 +70,33 @@ class Layout:
 
     @property
     def is_of_sparsify(self) -> bool:
-        """Whether the weights have the names of sparsify rather than those of SAELens."""
+        """Whether the weights have the names of sparsify rather than SAELens."""
         return self.weights.name == SPARSIFY_WEIGHTS
 
     @property
     def is_of_outputs(self) -> bool:
-        """Whether it was trained on what a block returns, which a final norm may change into another hidden state."""
+        """Whether it was trained on a block's output, which a final norm may change into another hidden state."""
         return bool(self.hook and _LEAVES.fullmatch(self.hook))
 
 
 def is_dictionary(site: str) -> bool:
-    """Whether a site names the folder of a dictionary."""
+    """Return whether a site names the folder of a dictionary."""
     return site.startswith(PREFIX)
 
 
 def folder_of(site: str) -> Path:
-    """Return the folder that a site of the form `sae:FOLDER` names."""
+    """Return the folder of a site of the form `sae:FOLDER`."""
     return Path(site[len(PREFIX) :])
 
 
 def folder_in(config: Mapping[str, Any]) -> str | None:
-    """Return the folder of the dictionary that a configuration names as its site, as typed; None without one."""
+    """Return the folder of the dictionary in a configuration's site, as typed; None without dictionary."""
     site = str(config.get("site", ""))
     return site[len(PREFIX) :] if is_dictionary(site) else None
 
 
 def layout_at(site: str, layers: Sequence[int] | None, model: str, n_layers: int) -> Layout:
-    """Return the dictionary that a site names, of the layer that is asked for.
-
-    Args:
-        site: The site, `sae:FOLDER`.
-        layers: The layers that the user asked for; None for the dictionary's own.
-        model: The model's name as the user typed it.
-        n_layers: Number of its blocks.
-
-    Returns:
-        The dictionary, whose layer is known.
-
-    Raises:
-        UserError: If there is none in the folder, if what it is is not known, or if it is of another layer.
-    """
+    """Return the dictionary, with known layer, that a site names for the requested layers (None: its layer)."""
     layouts = _layouts(folder_of(site))
     flag_text = f"`--layer {','.join(map(str, layers))}`" if layers is not None else "`--layer`"
     if layers is not None and len(layers) != 1:
@@ -145,7 +128,7 @@ def layout_at(site: str, layers: Sequence[int] | None, model: str, n_layers: int
 
 
 def _layouts(folder: Path) -> list[Layout]:
-    """Return the dictionaries of a folder: its own, or those of the folders in it, by name."""
+    """Return the dictionary of a folder, or the dictionaries of its subfolders, by name."""
     if (folder / CONFIG).is_file():
         return [_layout(folder)]
     inside = sorted(path.parent for path in folder.glob(f"*/{CONFIG}")) if folder.is_dir() else []
@@ -159,7 +142,7 @@ def _layouts(folder: Path) -> list[Layout]:
 
 
 def _layout(folder: Path) -> Layout:
-    """Read the configuration of one dictionary."""
+    """Read the configuration of a dictionary."""
     try:
         config = parse_json(read_text(folder / CONFIG, folder))
     except (OSError, ValueError) as error:
@@ -174,7 +157,7 @@ def _layout(folder: Path) -> Layout:
 
 
 def _of_saelens(folder: Path, config: Mapping[str, Any]) -> Layout:
-    """Read a configuration of SAELens, of any version; earlier ones keep hook and activation function in one level."""
+    """Read a configuration of SAELens; early versions have hook and activation function at the top level."""
     inner = [config[name] for name in ("metadata", "meta") if isinstance(config.get(name), dict)]
     flat: dict[str, Any] = {**(inner[0] if inner else {}), **config}
     architecture = flat.get("architecture") or "standard"
@@ -232,13 +215,13 @@ def _of_sparsify(folder: Path, config: Mapping[str, Any]) -> Layout:
 
 
 def _block_of(hook: str) -> int | None:
-    """Return the number in a hook's name, of the block that it belongs to, from 0."""
+    """Return the number of the block in a hook's name, from 0."""
     match = _ENTERS.fullmatch(hook) or _LEAVES.fullmatch(hook)
     return next(int(number) for number in match.groups() if number and number.isdecimal()) if match else None
 
 
 def _layer_of(folder: Path, hook: str | None) -> int | None:
-    """Return the layer of hidden states that a hook is; None without a hook."""
+    """Return the layer of hidden states of a hook; None without a hook."""
     if not hook:
         return None
     if (block := _block_of(hook)) is None:
@@ -250,7 +233,7 @@ def _layer_of(folder: Path, hook: str | None) -> int | None:
 
 
 def _check_centring(folder: Path, hook: str | None, is_centred: bool | None) -> None:
-    """Refuse a dictionary of centred hidden states, or of those of TransformerLens, if it does not say they are not."""
+    """Refuse a dictionary of centred hidden states, or of TransformerLens unless it states that they are not."""
     if is_centred:
         _refuse(folder, "it was trained on hidden states from which their mean was subtracted (center_writing_weights)")
     if is_centred is None and hook and _OF_TRANSFORMERLENS.match(hook):
@@ -294,22 +277,22 @@ def site_of(config: Mapping[str, Any]) -> str:
 
 
 def is_inside_blocks(site: str) -> bool:
-    """Whether the neurons of layer k are inside block k; there are none before block 1, where embeddings are."""
+    """Return whether the neurons of layer k are inside block k; layer 0, the embeddings, then has none."""
     return site in ("mlp", "attention")
 
 
 def is_site(site: Any) -> bool:
-    """Whether `fit` takes this as a site: one of the model's own, or the folder of a dictionary."""
+    """Return whether `fit` accepts a site: a site inside the model, or the folder of a dictionary."""
     return site in get_args(SiteName) or (isinstance(site, str) and is_dictionary(site) and site != PREFIX)
 
 
 def is_site_of_run(site: Any) -> bool:
-    """Whether a run's configuration may have this as its site."""
+    """Return whether a run's configuration may have this site."""
     return site in NEURON or is_site(site)
 
 
 def _check_site(site: str) -> None:
-    """Refuse what is neither one of the model's own sites nor the folder of a dictionary."""
+    """Refuse a site that `fit` does not accept."""
     if not is_site(site):
         raise UserError(
             f"`--site {site}`: expected {', '.join(get_args(SiteName))}, or {PREFIX}FOLDER with the folder of a sparse "
@@ -318,17 +301,17 @@ def _check_site(site: str) -> None:
 
 
 def neuron_of(site: str) -> str:
-    """Return what a neuron of a site is, in a few words."""
+    """Return a short description of a site's neurons."""
     return f"feature of the sparse autoencoder in {folder_of(site)}" if is_dictionary(site) else NEURON[site]
 
 
 def what_is_a_neuron(site: str) -> str:
-    """Return the line of a table's caption that says what a neuron is."""
+    """Return the line of a table's caption that defines a neuron."""
     return f"neuron: {neuron_of(site)}"
 
 
 def site_in_names(site: str) -> str:
-    """Return what the name of a run says of its site; nothing of the residual stream and of arrays."""
+    """Return the part of a run's name for its site; "" for the residual stream and arrays."""
     if is_dictionary(site):
         return f" sae {folder_of(site).name}"
     return f" {site}" if is_inside_blocks(site) else ""
@@ -337,15 +320,8 @@ def site_in_names(site: str) -> str:
 def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str, site: str = "residual") -> list[int]:
     """Turn `6`, `"0,3,6"`, `[0, 3]`, `-1` or `"all"` into ascending layer numbers; -1 is the last layer.
 
-    Args:
-        layer: Layers, as typed.
-        n_layers: Number of blocks.
-        model: The model's name as the user typed it.
-        site: The site; only the residual stream has a layer 0, and a dictionary is of one layer.
-
-    Raises:
-        UserError: If there is no such site, or a layer is not a whole number from its first layer to `n_layers`, or not
-            the dictionary's.
+    Only the residual stream has a layer 0, and a dictionary has a single layer. `n_layers` is the number of blocks.
+    `UserError` is raised if the site does not exist, or does not have such a layer.
     """
     _check_site(site)
     layers = layer_numbers(layer)
@@ -369,11 +345,7 @@ def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str, si
 
 
 def layer_numbers(layer: int | str | Sequence[int]) -> list[int] | None:
-    """Return the requested layers, ascending, or None for all; -1 stays -1, because no model is given here.
-
-    Raises:
-        UserError: If a layer is not a whole number.
-    """
+    """Return the requested layers, ascending, or None for all; -1 stays -1, because the model is not known here."""
     layers_text = _layers_text(layer) or "[]"
     try:
         return (
@@ -389,11 +361,7 @@ def layer_numbers(layer: int | str | Sequence[int]) -> list[int] | None:
 
 
 def _numbers(part: str) -> Iterable[int]:
-    """Return the numbers of a range such as 3-6, both ends included, or a number alone.
-
-    Raises:
-        ValueError: If it is neither.
-    """
+    """Return the numbers of a range such as 3-6, both ends included, or a single number."""
     if not (ends := re.fullmatch(r"(\d{1,4})-(\d{1,4})", part.strip())):
         return [int(part)]
     if not (numbers := range(int(ends[1]), int(ends[2]) + 1)):
@@ -402,7 +370,7 @@ def _numbers(part: str) -> Iterable[int]:
 
 
 def from_the_end(layers: Sequence[int], available: Sequence[int]) -> list[int]:
-    """Return layer numbers, ascending, with each negative number replaced by `there[number]`, counted from the end."""
+    """Return ascending layer numbers, with each negative number replaced by `available[number]`."""
     return sorted({available[k] if -len(available) <= k < 0 else k for k in layers})
 
 
@@ -411,19 +379,11 @@ def _layers_text(layer: int | str | Sequence[int]) -> str:
 
 
 def aligned(a: Sequence[int], b: Sequence[int], n_blocks: tuple[int, int]) -> list[tuple[int, int]]:
-    """Pair the layers of two runs that are at the same relative depth, the layer's number over the number of blocks.
+    """Return pairs of indices of layers of two runs at the same relative depth (layer number / number of blocks).
 
-    Two layers are paired if each is the other's nearest, the lower one of two as near, and they are apart by less than
-    half a block of the model with fewer blocks. So layers of two models of one depth are paired if their numbers are
-    equal, and no layer has two partners.
-
-    Args:
-        a: Layer numbers of one run.
-        b: Layer numbers of the other.
-        n_blocks: Number of blocks of the model of each.
-
-    Returns:
-        Pairs of indices into `a` and `b`.
+    Two layers are paired if each is the other's nearest (the lower layer in a tie), and they differ by less than half a
+    block of the model with fewer blocks. So layers of models of equal depth are paired if their numbers are equal, and
+    no layer has two partners.
     """
 
     def apart(i: int, j: int) -> int:

@@ -1,4 +1,4 @@
-"""Finds the layers of an encoder by running it, and runs it up to the highest layer requested."""
+"""Layers of an encoder, located by running the encoder, and forward passes up to the highest requested layer."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Anatomy:
         blocks: Modules whose k-th call, counted over all of them, receives layer k: a list of blocks, or a single block
             that is called repeatedly. None if the model has no such list; a forward pass then runs to the end.
         n_layers: Number of blocks; layers are numbered 0..n_layers.
-        padding_is_neutral: Whether a sentence has the same hidden states with and without padding. Families that mix
-            neighbouring tokens by a convolution or a Fourier transform do not.
+        padding_is_neutral: Whether a sentence has the same hidden states with and without padding; false for families
+            that mix neighbouring tokens by a convolution or a Fourier transform.
         position_table: The absolute position embedding; None if positions are relative or rotary.
-        site_modules: Name of the linear map inside each block whose input is read in place of hidden states; empty for
-            hidden states. See `probing.models.sites`.
+        site_modules: Name of the linear map in each block whose input `probing.models.sites` reads; empty for hidden
+            states.
     """
 
     blocks: tuple[nn.Module, ...] | None
@@ -57,21 +57,19 @@ class Anatomy:
 
 
 def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model", lengths: Sequence[int] = ()) -> Anatomy:
-    """Run a copy of an encoder on a few tokens, in float32, and find its layers.
+    """Run a copy of an encoder on a few tokens, in float32, and locate its layers.
 
     A list of modules counts as the blocks if their inputs, call by call, equal the hidden states that the model
     returns. Names and model families play no role.
 
     Args:
-        encoder: A model in evaluation mode, on any device; it is not run itself, because some models keep state.
-        pad_token_id: Id of the padding token.
-        name: The model's name as the user typed it, for messages.
-        lengths: Number of tokens of each sentence that will be read; without them, short sentences alone are examined.
+        encoder: A model in evaluation mode, on any device; only copies are run, because some models keep state.
+        lengths: Number of tokens of each sentence that will be read; without them, only short sentences are examined.
 
     Raises:
-        UserError: If the model does not run on tokens alone or not in its dtype, does not return hidden states of a
-            single width, one for the embeddings and one per block, if these are not what its blocks receive, or if
-            they depend on the sentences read before.
+        UserError: If the model does not run on tokens alone or not in its dtype; if it does not return hidden states of
+            a single width, for the embeddings and each block; or if these differ from the blocks' inputs, or depend on
+            the sentences read before.
     """
     import torch
 
@@ -116,17 +114,7 @@ def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model", 
 
 
 def _states_of(output: EncoderOutput, shape: tuple[int, ...], config: Any, name: str) -> Sequence[Tensor]:
-    """Return the hidden states of a forward pass.
-
-    Args:
-        output: What the encoder returned.
-        shape: Number of sequences and of their tokens.
-        config: The encoder's configuration.
-        name: The model's name as the user typed it, for messages.
-
-    Raises:
-        UserError: If they are not of one width, one for the embeddings and one for each block.
-    """
+    """Return the hidden states of a forward pass; refuse others than n_layers + 1 states of a single width."""
     states, n_layers = output.states, int(config.num_hidden_layers)
     is_of_tokens = {state.shape[:-1] for state in states} == {shape} and len({state.shape for state in states}) == 1
     if len(states) != n_layers + 1 or not is_of_tokens:
@@ -139,13 +127,7 @@ def _states_of(output: EncoderOutput, shape: tuple[int, ...], config: Any, name:
 
 
 def of_copy(anatomy: Anatomy, encoder: nn.Module, copy: nn.Module) -> Anatomy:
-    """Return the anatomy of a copy of an encoder.
-
-    Args:
-        anatomy: The encoder's.
-        encoder: The encoder.
-        copy: A copy with the same modules.
-    """
+    """Return the anatomy of a copy of an encoder with the same modules."""
     name_of = {module: path for path, module in encoder.named_modules()}
 
     def in_copy(module: nn.Module) -> nn.Module:
@@ -160,7 +142,7 @@ def of_copy(anatomy: Anatomy, encoder: nn.Module, copy: nn.Module) -> Anatomy:
 
 
 def _check_dtype(encoder: nn.Module, inputs: dict[str, Tensor], name: str) -> None:
-    """Refuse an encoder that runs in float32 and not in its own dtype."""
+    """Refuse an encoder that runs in float32 but not in its dtype."""
     config: Any = encoder.config
     parameter = next(weight for weight in encoder.parameters() if str(weight.dtype) in _LOW)
     try:
@@ -175,19 +157,11 @@ def _check_dtype(encoder: nn.Module, inputs: dict[str, Tensor], name: str) -> No
 
 
 def hidden_states(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], **inputs: Tensor) -> dict[int, Tensor]:
-    """Run the blocks below the highest layer and return the requested hidden states.
+    """Return the requested hidden states, shape (batch, sequence, d_model) each, from the blocks below the highest.
 
     Layer 0 is the embedding output, layer k < n_layers the residual stream that enters block k + 1, and layer n_layers
-    the model's `last_hidden_state` (after a final norm if the family has one).
-
-    Args:
-        encoder: The encoder.
-        anatomy: Its structure, as `examine` returns it.
-        layers: Layer numbers.
-        inputs: `input_ids` and `attention_mask`, shape (batch, sequence).
-
-    Returns:
-        For each layer, shape (batch, sequence, d_model), in the encoder's dtype.
+    the model's `last_hidden_state` (after a final norm if the family has it). The dtype is the encoder's. `inputs` are
+    `input_ids` and `attention_mask`, shape (batch, sequence).
     """
     if anatomy.blocks is None:
         with with_max_length_hint(encoder, inputs):
@@ -211,16 +185,12 @@ def hidden_states(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], *
 
 
 class StopForward(Exception):
-    """Ends a forward pass once the highest layer requested is known."""
+    """End of a forward pass, once the highest requested layer is known."""
 
 
 @contextmanager
 def stop_at_layer(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    """Run a forward pass that a hook may end by raising `StopForward`, and remove the hooks.
-
-    Args:
-        handles: The hooks of the pass.
-    """
+    """Run a forward pass that a hook may end by raising `StopForward`, and remove the hooks `handles`."""
     from probing.runtime.trainer import fast_linear_maps
 
     try:
@@ -238,7 +208,7 @@ _BlockInput = tuple["nn.Module", Any]
 
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Replace a module's `forward`; on exit the module has the attributes that it had."""
+    """Replace a module's `forward`, and restore the module's attributes on exit."""
     before = vars(module).get("forward")
     module.forward = forward
     try:
@@ -269,7 +239,6 @@ def _record_calls(encoder: nn.Module) -> tuple[list[list[_BlockInput]], list[Any
 
 
 def _record_embeddings(encoder: nn.Module) -> tuple[list[tuple[nn.Module, Tensor]], list[Any]]:
-    """Record the output of every embedding."""
     from torch import nn
 
     embedded: list[tuple[nn.Module, Tensor]] = []
@@ -283,7 +252,7 @@ def _record_embeddings(encoder: nn.Module) -> tuple[list[tuple[nn.Module, Tensor
 
 
 def _tells_positions(rows: Tensor) -> bool:
-    """Whether the rows for two sequences of different tokens are the same in both and differ between positions."""
+    """Return whether rows for two sequences of different tokens are equal in both but differ between positions."""
     is_padded = rows.dim() == 3 and len(rows) == 2 and rows.shape[1] > LENGTH  # by the model itself, as in Longformer
     if not is_padded and rows.shape[:-1] not in ((LENGTH,), (1, LENGTH), (2, LENGTH)):
         return False
@@ -292,7 +261,7 @@ def _tells_positions(rows: Tensor) -> bool:
 
 
 def _receives(calls: Sequence[_BlockInput], states: Sequence[Tensor]) -> bool:
-    """Whether the inputs of a list of modules are, call by call, all hidden states but the last."""
+    """Return whether the inputs of a list of modules are, call by call, all hidden states but the last."""
     import torch
 
     return len(calls) == len(states) - 1 and all(
@@ -304,15 +273,9 @@ def _receives(calls: Sequence[_BlockInput], states: Sequence[Tensor]) -> bool:
 
 
 def _enter_blocks(encoder: nn.Module, inputs: Mapping[str, Tensor], states: Sequence[Tensor]) -> bool:
-    """Whether each hidden state but the last enters a member of a list of modules, or a module inside this member.
+    """Return whether each hidden state but the last enters a member of a list of modules, or a module inside it.
 
-    It may do so with its axes in another order, as in XLNet, with padding, as in Longformer, or not by a call of the
-    member itself, as in SqueezeBERT.
-
-    Args:
-        encoder: The encoder; a copy of it is run.
-        inputs: What it is given.
-        states: The hidden states that it then returns.
+    Its axes may be in another order (XLNet), it may be padded (Longformer), or enter only a submodule (SqueezeBERT).
     """
     from torch import nn
 
@@ -343,7 +306,7 @@ def _enter_blocks(encoder: nn.Module, inputs: Mapping[str, Tensor], states: Sequ
 
 
 def _carries(value: Any, state: Tensor) -> bool:
-    """Whether a value is a state with its axes in any order, its tokens perhaps between further ones."""
+    """Return whether a value is a state with its axes in any order, with other tokens possibly before or after."""
     import torch
 
     if not isinstance(value, torch.Tensor) or value.dim() != state.dim():
@@ -360,11 +323,7 @@ def _carries(value: Any, state: Tensor) -> bool:
 
 
 def leave_out_blocks(config: Any, layer: int, name: str) -> bool:
-    """Leave the blocks above a layer out of a configuration, and return whether there are any.
-
-    Raises:
-        UserError: If there is no such block.
-    """
+    """Remove the blocks above a layer from a configuration, and return whether there are any."""
     n_blocks = config.num_hidden_layers
     n_remaining = n_blocks + 1 + layer if layer < 0 else layer
     if not 1 <= n_remaining <= n_blocks:
@@ -382,7 +341,7 @@ def leave_out_blocks(config: Any, layer: int, name: str) -> bool:
 
 
 def are_lower_layers(base: Any, encoder: Any) -> bool:
-    """Return whether the layers of a model below its last one, after which a norm may stand, are those of another."""
+    """Return whether all layers of a model but the last, which a norm may follow, equal the same layers of another."""
     import torch
 
     inputs = examination_inputs(encoder, int(getattr(encoder.config, "pad_token_id", None) or 0))
@@ -394,7 +353,7 @@ def are_lower_layers(base: Any, encoder: Any) -> bool:
 
 
 def not_cut(config: Any, layer: int, name: str) -> UserError:
-    """Return the refusal of a model whose lower blocks are others without those above."""
+    """Return the refusal of a model whose lower blocks compute other values without the upper blocks."""
     return UserError(
         f"`--tuning.layer {layer}`: the lower blocks of {name} ({config.model_type}) do not do alone what they do in "
         "the whole model; put the head on the last layer (-1), or choose another model."

@@ -1,15 +1,15 @@
-"""Finds the heads of an encoder by running it, and reads what each head attends to.
+"""Heads of an encoder, located by running it, and the attention of each head.
 
-A head's attention is seen where torch computes it, in any implementation that transformers selects: as a call of
+Attention is observed where torch computes it, in any implementation that transformers selects: as a call of
 `scaled_dot_product_attention`, or as a softmax over keys whose result is multiplied by the values. No part of the model
-is replaced, so the hidden states are bit-identical to those of a run in which attention is not read, and the masks are
-those that the model made for its own attention. (An attention function registered with transformers'
-`AttentionInterface` would get no mask unless it is registered with `AttentionMaskInterface` too; padding would then be
-attended to without a warning. Some families do not use that interface at all.)
+is replaced, so the hidden states are bit-identical to a run without reading attention, and the masks are the model's.
+(A function registered with transformers' `AttentionInterface` gets no mask unless also registered with
+`AttentionMaskInterface`, so that padding is attended to without a warning; some families do not use that interface at
+all.)
 
-Names of modules and model families play no role. The k-th attention of a forward pass is that of block k. The output
-projection of a block is the linear map whose input begins with the heads' outputs, which are known: they are the
-attention times the values. This also says which columns of the map belong to which head.
+Names of modules and model families play no role. The k-th attention of a forward pass belongs to block k. The output
+projection of a block is the linear map whose input begins with the heads' outputs, attention times values, which also
+assigns the columns of the map to heads.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ _ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.05, tor
 class OutputProjection:
     """The linear map that adds the outputs of a block's heads to the residual stream.
 
-    Args:
-        matrix: The columns that read each head, shape (heads, d_head, d_model): a head adds its output @ matrix[head].
-        bias: What is added once for all heads, shape (d_model,).
+    A head adds its output @ matrix[head]; `matrix` has shape (heads, d_head, d_model), `bias`, added once, (d_model,).
     """
 
     matrix: Tensor
@@ -56,7 +54,7 @@ class OutputProjection:
 
     @cached_property
     def gram(self) -> Tensor:
-        """The inner products of the matrix's rows, shape (heads, d_head, d_head), float64: |v matrix|^2 = v gram v."""
+        """Inner products of the matrix's rows, shape (heads, d_head, d_head), float64: |v matrix|^2 = v gram v."""
         matrix = to_float64(self.matrix)
         return matrix @ matrix.transpose(1, 2)
 
@@ -66,12 +64,12 @@ class Heads:
     """The heads of an encoder.
 
     Args:
-        n_layers: Number of blocks that have attention, one call in each.
+        n_layers: Number of blocks that have attention, a single call in each.
         n_heads: Number of heads of a block.
         d_head: Width of a head's values.
-        is_causal: Whether no token attends to a later one.
-        projections: Name of each block's output projection, as `encoder.get_submodule` takes it; blocks may share one.
-            None if it is not found, because the values pass through something else than a linear map.
+        is_causal: Whether no token attends to a later token.
+        projections: Name of each block's output projection, as `encoder.get_submodule` takes it; blocks may share it.
+            None if unknown, because the values pass through something other than a linear map.
     """
 
     n_layers: int
@@ -90,17 +88,10 @@ class Heads:
 
 
 def find_heads(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0, name: str = "the model") -> Heads:
-    """Run an encoder on a few tokens and find its heads.
-
-    Args:
-        encoder: A model in evaluation mode.
-        anatomy: Its structure, as `probing.models.anatomy.examine` returns it.
-        pad_token_id: Id of the padding token.
-        name: The model's name as the user typed it, for messages.
+    """Run an encoder, in evaluation mode, on a few tokens and locate its heads.
 
     Raises:
-        UserError: If the model has no attention weights, or not exactly one attention, of equally many heads, in each
-            block.
+        UserError: If not every block has exactly one attention with weights, of equally many heads.
     """
     config: Any = encoder.config
     with torch.inference_mode():
@@ -136,14 +127,11 @@ def read_heads(
     inputs: Mapping[str, Tensor],
     read_mask: Callable[[Tensor | None], None] | None = None,
 ) -> None:
-    """Run an encoder and hand over the attention of one block after another; the pass ends after the last one.
+    """Run an encoder and pass the attention of each block to `read`; the pass ends after the last block.
 
     Args:
-        encoder: The encoder.
-        heads: Its heads.
         read: Called with the number of the block, from 1, its attention, shape (batch, heads, from, to), in float32 or
             wider, and the heads' values, shape (batch, heads, to, d_head). Rows of padding are not defined.
-        inputs: `input_ids` and `attention_mask`, shape (batch, sequence).
         read_mask: Called before `read` with the mask of the block: whether a query may see a key in some head, shape
             (batch or 1, from, to); None if it may see all.
     """
@@ -164,11 +152,7 @@ def read_heads(
 
 
 class SoftmaxWatch(TorchFunctionMode):
-    """Sees where torch computes a softmax or a fused attention in this thread.
-
-    Args:
-        see: Called before each.
-    """
+    """Mode that calls `see` before each softmax or fused attention of torch in this thread."""
 
     def __init__(self, see: Callable[[], None]) -> None:
         super().__init__()
@@ -181,11 +165,9 @@ class SoftmaxWatch(TorchFunctionMode):
 
 
 class AttentionWatch(TorchFunctionMode):
-    """Sees each attention that torch computes in this thread, before it is used.
+    """Mode that passes each attention of torch in this thread, with the values, to `see` before it is used.
 
-    Args:
-        see: Called with the attention and the values.
-        shape: The batch's (batch, sequence), by which an attention is recognised.
+    An attention is recognised by `shape`, the batch's (batch, sequence).
     """
 
     def __init__(self, see: See, shape: torch.Size) -> None:
@@ -216,13 +198,10 @@ class AttentionWatch(TorchFunctionMode):
         return output
 
     def visible(self) -> Tensor | None:
-        """Return whether each query of the attention that is being seen may see a key, in some head.
+        """Return whether each query may see a key in some head, shape (batch or 1, from, to); None if there is no mask.
 
-        That an attention is 0 does not tell: it may be too small for the precision. So the mask that the model gives is
-        read, or recognised by the scores that it lowers.
-
-        Returns:
-            Shape (batch or 1, from, to); None if there is no mask.
+        An attention of 0 does not show this: it may be too small for the precision. So the model's mask is read, or
+        recognised by the scores that it lowers.
         """
         if self.scores is not None:
             highest = self.scores.amax(-1, keepdim=True)
@@ -279,12 +258,9 @@ def _wide(weights: Tensor) -> Tensor:
 
 
 def _values(weights: Tensor, factor: Tensor, equation: str) -> Tensor:
-    """Return the values that the attention is multiplied by, shape (batch, heads, to, d_head).
+    """Return the values multiplied by the attention `weights`, (batch, heads, from, to), as (batch, heads, to, d_head).
 
-    Args:
-        weights: The attention, shape (batch, heads, from, to).
-        factor: The second factor of the product.
-        equation: That of `einsum`, whose first term names the axes of the attention; empty for a matrix product.
+    `equation` is of `einsum`, its first term the axes of the attention; empty for a matrix product.
     """
     if equation:
         first, second = equation.replace(" ", "").split("->")[0].split(",")
@@ -307,7 +283,7 @@ class _ModuleInput:
 
 @dataclass(frozen=True)
 class _BlockAttention:
-    """The attention of a block, and the calls of modules after it and before the next one."""
+    """The attention of a block, and the calls of modules between it and the next attention."""
 
     block: int
     probabilities: Tensor
@@ -315,7 +291,7 @@ class _BlockAttention:
     calls: list[_ModuleInput]
 
     def feeds(self, call: _ModuleInput) -> bool:
-        """Whether the module's input begins with the concatenated outputs of the heads."""
+        """Return whether the module's input begins with the concatenated outputs of the heads."""
         n_heads, d_head = self.values.shape[1], self.values.shape[3]
         if call.states_in.dim() != 3 or call.states_in.shape[-1] < n_heads * d_head:
             return False
@@ -329,10 +305,7 @@ class _BlockAttention:
 
 
 def _run(encoder: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Tensor]) -> tuple[list[_BlockAttention], bool]:
-    """Run the encoder and note each attention with the calls of modules that have a matrix and come after it.
-
-    Also return whether some attention had sequences and heads on one axis.
-    """
+    """Run the encoder; return attentions with later calls of matrix modules, and whether an axis was batch x heads."""
     seen: list[_BlockAttention] = []
     block = 0
 
@@ -385,13 +358,13 @@ _QUERY_KEY_ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-6, torch.bfloat16:
 
 @dataclass(frozen=True)
 class QueryKey:
-    """How the heads of a block make scores of queries and keys: (x W_Q + b_Q) . (x W_K + b_K) + b(offset), x its input.
+    """Scores of a block's heads: (x W_Q + b_Q) . (x W_K + b_K) + b(offset), with x the attention's input.
 
     Args:
         query: W_Q of each head times the scale of the scores, shape (heads, d_model, d_head), float64.
         query_bias: b_Q times the scale, shape (heads, d_head).
         key: W_K of each head, shape (heads, d_model, d_head).
-        norm: The norm between the block's input and x; None if x is that input itself.
+        norm: The norm between the block's input and x; None if x is the block's input.
         biases: The bias at each offset minus the bias at offset 0, shape (heads, 2 * longest - 1), float64; offsets
             ascend, with 0 in the middle. NaN at offsets where no key is attended to. None if there is no bias.
     """
@@ -410,11 +383,7 @@ class QueryKey:
 
     @torch.inference_mode()
     def inputs(self, states: Tensor) -> Tensor:
-        """Return the input of the block's attention.
-
-        Args:
-            states: What enters the block, shape (n, d_model), float64.
-        """
+        """Return the input of the block's attention for the block's input, shape (n, d_model), float64."""
         return states if self.norm is None else self.norm(states)
 
 
@@ -422,17 +391,10 @@ class QueryKey:
 def find_query_keys(
     encoder: nn.Module, anatomy: Anatomy, heads: Heads, pad_token_id: int = 0, longest: int = 1
 ) -> list[QueryKey]:
-    """Run an encoder on a few tokens and find the queries and the keys of each block.
+    """Run an encoder, in evaluation mode, on a few tokens and locate the queries and the keys of each block.
 
-    Args:
-        encoder: A model in evaluation mode.
-        anatomy: Its structure.
-        heads: Its heads.
-        pad_token_id: Id of the padding token.
-        longest: Length of the longest sequence whose biases of relative positions are needed.
-
-    Raises:
-        UserError: If a block has no queries and keys whose products, with a bias for each offset, give its attention.
+    `longest` is the length of the longest sequence whose biases of relative positions are needed. `UserError` is raised
+    if a block has no queries and keys whose products, with a bias for each offset, give its attention.
     """
     inputs = examination_inputs(encoder, pad_token_id)
     query_keys = [_query_key(block, heads) for block in _observe(encoder, anatomy, inputs)]
@@ -568,12 +530,7 @@ def _biases_of(block: _BlockRecord, query_key: QueryKey, heads: Heads) -> Tensor
 def _biases(probabilities: Tensor, scores: Tensor) -> Tensor:
     """Return the log of the attention minus the scores, as a mean at each offset, relative to offset 0.
 
-    Args:
-        probabilities: Attention, shape (heads, length, length).
-        scores: Products of queries and keys, likewise.
-
-    Returns:
-        Shape (heads, 2 * length - 1); NaN where no key is seen.
+    Both have shape (heads, length, length). The result has shape (heads, 2 * length - 1), NaN where no key is seen.
     """
     beyond = probabilities.log() - scores
     # The softmax shifts all logs of a query's attention by the same constant, which this subtraction removes.
@@ -584,7 +541,7 @@ def _biases(probabilities: Tensor, scores: Tensor) -> Tensor:
 
 
 def _norm_before(block: _BlockRecord, call: _QueryKeyCall) -> tuple[bool, nn.Module | None]:
-    """Return whether a map reads the block's input, either directly or after one norm, and this norm, if any."""
+    """Return whether a map reads the block's input, directly or after one norm, and this norm, if any."""
     if torch.equal(call.states_in, block.states_in):
         return True, None
     for other in block.calls:
@@ -623,9 +580,9 @@ class AlibiBertConfig(BertConfig):
 class AlibiBertModel(BertModel):
     """BERT in which the score of a key falls linearly with its distance from the query.
 
-    Press, Smith & Lewis (2022, arXiv 2108.12409) have causal models. Here a later key is as far away as an earlier one,
-    so that a head with slope m adds -m |i - j| to the score of query i and key j, which is divided by the root of the
-    width of a head before.
+    Press, Smith & Lewis (2022, arXiv 2108.12409) have causal models. Here later and earlier keys are treated alike: a
+    head with slope m adds -m |i - j| to the score of query i and key j, after the division by the root of the head
+    width.
     """
 
     config_class = AlibiBertConfig
@@ -666,9 +623,9 @@ class AlibiBertForMaskedLM(BertForMaskedLM):
 
 
 def linear_bias(n_heads: int, length: int) -> Tensor:
-    """Return what each head adds to its scores, shape (1, n_heads, length, length), float32.
+    """Return the bias that each head adds to its scores, shape (1, n_heads, length, length), float32.
 
-    The slopes are those of the paper, as transformers has them for Bloom; it gives slope times place of the key.
+    The slopes are the paper's, as in transformers for Bloom, where the bias is slope times position of the key.
     """
     by_distance = -build_alibi_tensor(torch.ones(1, length, dtype=torch.long), n_heads, torch.float32)[:, 0]
     place = torch.arange(length)

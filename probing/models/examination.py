@@ -1,4 +1,4 @@
-"""What an encoder is examined with, and what the modules of its code receive and return."""
+"""Inputs for the examination of an encoder, and the values that its modules receive and return."""
 
 from __future__ import annotations
 
@@ -36,12 +36,7 @@ _NAMES = (
 def max_length_of(config: Any, tokenizer: Any, make: Callable[[Any], Any] | None = None) -> int:
     """Return the length of the longest sequence that the model accepts, special tokens included.
 
-    Models with only relative positions have no limit; transformers then gives 10^30.
-
-    Args:
-        config: The model's configuration.
-        tokenizer: Its tokenizer.
-        make: Function that builds a model from a configuration; by default, `AutoModel` builds it.
+    Models with only relative positions have no limit; transformers then gives 10^30. `make` replaces `AutoModel`.
     """
     limits = [tokenizer.model_max_length]
     named = (getattr(config, name, None) for name in _NAMES)
@@ -52,11 +47,7 @@ def max_length_of(config: Any, tokenizer: Any, make: Callable[[Any], Any] | None
 
 
 def _rows_before_the_first_position(config: Any, rows: int, make: Callable[[Any], Any] | None) -> int:
-    """Return the number of rows of the position table that are not positions.
-
-    In RoBERTa and similar models, the row of position 0 follows that of the padding token, whose index is the table's
-    `padding_idx`.
-    """
+    """Return the number of rows of the position table before position 0: in RoBERTa, up to the row of padding."""
     # Not only `nn.Embedding` has a padding index: I-BERT's table is quantised.
     tables = (
         module
@@ -68,12 +59,7 @@ def _rows_before_the_first_position(config: Any, rows: int, make: Callable[[Any]
 
 
 def outline(config: Any, make: Callable[[Any], Any] | None) -> Any:
-    """Return a model of a configuration whose tensors have shapes and no values.
-
-    Args:
-        config: The configuration.
-        make: Function that builds a model from it; by default, `AutoModel` builds it.
-    """
+    """Return a model of a configuration, built by `make` or `AutoModel`, whose tensors have shapes and no values."""
     import torch
     from transformers import AutoModel
 
@@ -83,16 +69,9 @@ def outline(config: Any, make: Callable[[Any], Any] | None) -> Any:
 
 @contextmanager
 def with_max_length_hint(encoder: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[None]:
-    """Turn the error of a model that takes no sequences of this length into one that says which it takes.
+    """Turn the error of a model for a too long sequence into a `UserError` with the longest length that it accepts.
 
-    It is found by running the model, because not every configuration names it.
-
-    Args:
-        encoder: The encoder.
-        inputs: What it is given.
-
-    Raises:
-        UserError: If it does not run on any tokens of this length.
+    Running the model determines this length, because not every configuration names it.
     """
     import torch
 
@@ -115,7 +94,7 @@ def with_max_length_hint(encoder: nn.Module, inputs: Mapping[str, Tensor]) -> It
 
 
 def _longest(encoder: nn.Module, input_ids: Tensor) -> int | None:
-    """Return the longest sequence of fewer tokens that an encoder runs on; None if it runs on so many, or on none."""
+    """Return the longest shorter sequence that an encoder runs on; None if it runs on this length, or on none."""
     import torch
 
     n_tokens, token = input_ids.shape[1], input_ids[:1, :1]
@@ -134,17 +113,14 @@ def _longest(encoder: nn.Module, input_ids: Tensor) -> int | None:
 
 
 class Unreadable(Exception):
-    """A model returns something else than one vector per token; the message says what, after the model's name."""
+    """A model returns something other than one vector per token; the message, after the model's name, describes it."""
 
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """What an encoder has returned for a batch.
+    """Output of an encoder for a batch: last state, states of layers, attention of blocks as returned.
 
-    Args:
-        last: Its last hidden state, shape (batch, sequence, d_model).
-        states: The hidden states of its layers, shape (batch, sequence, d_model) each; empty if it returned none.
-        attentions: What it returned as the attention of each block; empty if it returned nothing.
+    States have shape (batch, sequence, d_model); `states` and `attentions` are empty if not returned.
     """
 
     last: Tensor
@@ -153,15 +129,10 @@ class EncoderOutput:
 
 
 def run(encoder: nn.Module, inputs: Mapping[str, Tensor], **options: bool) -> EncoderOutput:
-    """Run an encoder and read what it returns: an output with names, or a tuple that begins with the last hidden state.
+    """Run an encoder and read its output, with names or as a tuple that begins with the last hidden state.
 
-    Args:
-        encoder: The encoder.
-        inputs: `input_ids` and `attention_mask`, shape (batch, sequence).
-        options: What it is asked for besides the last hidden state, such as `output_hidden_states=True`.
-
-    Raises:
-        Unreadable: If it returns no last hidden state.
+    `inputs` are `input_ids` and `attention_mask`, shape (batch, sequence); `options` request further output, such as
+    `output_hidden_states=True`. `Unreadable` is raised if there is no last hidden state.
     """
     if "return_dict" in signature(encoder.forward).parameters:
         options["return_dict"] = True  # where it is an argument, it may be false by default
@@ -184,12 +155,7 @@ def run(encoder: nn.Module, inputs: Mapping[str, Tensor], **options: bool) -> En
 
 
 def vectors_of_tokens(value: Any, length: int) -> Tensor | None:
-    """Return the vectors in a value without those behind the sequence, which some families append inside blocks.
-
-    Args:
-        value: Anything that a module receives or returns.
-        length: Number of tokens of a sequence.
-    """
+    """Return the vectors in a value without those beyond `length`, which some families append inside blocks."""
     vectors = vectors_in(value)
     return vectors[:, :length] if vectors is not None and vectors.dim() == 3 else vectors
 
@@ -213,7 +179,7 @@ def vectors_received(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor
 
 
 def with_vectors(args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Tensor) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments of a call with other vectors in the place of those that it receives."""
+    """Return the arguments of a call with its vectors replaced."""
     for i, argument in enumerate(args):
         if vectors_in(argument) is not None:
             return (*args[:i], value, *args[i + 1 :]), dict(kwargs)
@@ -222,7 +188,7 @@ def with_vectors(args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Tensor
 
 
 def with_the_same_weights(encoder: nn.Module) -> nn.Module:
-    """Return a copy that shares the parameters, which another thread can run with its own hooks.
+    """Return a copy that shares the parameters, which another thread can run with other hooks.
 
     Buffers are copied: some families write to them in a forward pass, such as rotary frequencies that depend on the
     longest sentence of a batch.
@@ -232,7 +198,7 @@ def with_the_same_weights(encoder: nn.Module) -> nn.Module:
 
 
 def in_float32(encoder: nn.Module) -> nn.Module | None:
-    """Return a copy in float32, which shares the parameters that are in float32 already; None if it does not fit."""
+    """Return a copy in float32, sharing parameters that are float32 already; None if it does not fit in memory."""
     import torch
     from torch import nn
 
@@ -276,7 +242,7 @@ _MOST_LIMITS = 4
 
 
 def examination_inputs(encoder: nn.Module, pad_token_id: int) -> dict[str, Tensor]:
-    """Return two sequences of ordinary tokens, the second one padded."""
+    """Return two sequences of ordinary tokens, of which the second is padded."""
     import torch
 
     config: Any = encoder.config
@@ -289,13 +255,7 @@ def examination_inputs(encoder: nn.Module, pad_token_id: int) -> dict[str, Tenso
 
 
 def padding_is_neutral(encoder: nn.Module, inputs: Mapping[str, Tensor], states: Sequence[Tensor]) -> bool:
-    """Whether the padded sequence has the same hidden states without padding, in every layer.
-
-    Args:
-        encoder: The encoder, in float32.
-        inputs: What `examination_inputs` returns.
-        states: The hidden states for both sequences.
-    """
+    """Return whether the padded of the two sequences has the same hidden states without padding, in every layer."""
     alone = {name: values[1:, :-PADDING] for name, values in inputs.items()}
     by_itself = run(encoder, alone, output_hidden_states=True).states
     changes = (_mean_change(state[1:, :-PADDING], unpadded) for state, unpadded in zip(states, by_itself, strict=True))
@@ -303,17 +263,12 @@ def padding_is_neutral(encoder: nn.Module, inputs: Mapping[str, Tensor], states:
 
 
 def lengths_are_neutral(encoder: nn.Module, lengths: Sequence[int], pad_token_id: int, name: str) -> bool:
-    """Whether sentences have the same last hidden states beside the longest one as alone.
+    """Return whether sentences have the same last hidden states in a batch with the longest sentence as alone.
 
     Some families choose the kind of attention, or the frequencies of their positions, by the longest sentence of the
     batch. Examined are the shortest and the longest sentence, and lengths on both sides of each limit that the
-    configuration names between them.
-
-    Args:
-        encoder: An encoder in float32 that has not been run yet; only copies of it are run.
-        lengths: Number of tokens of each sentence that will be read, shape (n_sentences,).
-        pad_token_id: Id of the padding token.
-        name: The model's name as the user typed it, for messages.
+    configuration names between them. The encoder, in float32, must not have been run yet; only copies are run.
+    `lengths` is the number of tokens of each sentence that will be read.
 
     Raises:
         UserError: If the states of a sentence depend on the sentences read before, or on chance, or if the model does
@@ -346,7 +301,7 @@ def lengths_are_neutral(encoder: nn.Module, lengths: Sequence[int], pad_token_id
 
 
 def relative_changes(actual: Tensor, expected: Tensor) -> Tensor:
-    """Return the distance of the two states of each token, relative to the norm of the one expected."""
+    """Return the distance of each token's two states, relative to the norm of the expected state."""
     actual, expected = actual.float(), expected.float()
     return (actual - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
 
@@ -357,7 +312,6 @@ def largest_change(actual: Tensor, expected: Tensor) -> float:
 
 
 def _examined_lengths(config: Any, lengths: Sequence[int]) -> list[int]:
-    """Return the lengths to be examined, ascending."""
     positive = [int(n) for n in lengths if n > 0]
     first, last = min(positive, default=1), max(positive, default=1)
     limits = sorted(n for n in _limits(config) if first <= n < last)[-_MOST_LIMITS:]
@@ -365,7 +319,7 @@ def _examined_lengths(config: Any, lengths: Sequence[int]) -> list[int]:
 
 
 def _limits(config: Any) -> set[int]:
-    """Return the numbers that a configuration gives under a name that may be that of a limit."""
+    """Return the numbers in a configuration whose names may be names of limits."""
     entries = config.to_dict() if hasattr(config, "to_dict") else vars(config)
     return {n for name, n in _numbers(entries) if n > 1 and _NAMES_A_LIMIT.search(name)}
 
@@ -406,17 +360,12 @@ _ANY_TYPE = 2**7
 
 
 def n_token_types(encoder: nn.Module, tokenizer: Any, of_pairs: bool = False) -> int:
-    """Return how many token type ids an encoder is given, as in `encoder(**tokenizer(text))`; 0 if none.
+    """Return the number of token type ids that an encoder is given, as in `encoder(**tokenizer(text))`; 0 if none.
 
-    For pairs, tokenizers compute types even if they do not return them. An encoder is given these if it tells the two
-    sentences apart by them. Its argument `token_type_ids` alone does not show this: RoBERTa has a single type, and
-    GPT-2 treats a type as a token id, whose embedding it adds. So a copy is run with all types 0, which must give the
-    same hidden states as no types.
-
-    Args:
-        encoder: A model in evaluation mode.
-        tokenizer: Its tokenizer.
-        of_pairs: Whether it reads pairs of sentences.
+    For pairs (`of_pairs`), tokenizers compute types even if they do not return them. An encoder is given these if it
+    distinguishes the two sentences by them. Its argument `token_type_ids` alone does not show this: RoBERTa has a
+    single type, and GPT-2 treats a type as a token id, whose embedding it adds. So a copy is run with all types 0,
+    which must give the same hidden states as no types.
     """
     import torch
 
@@ -456,23 +405,17 @@ _Record = tuple[str, str]
 
 
 class Unsteady(Exception):
-    """A module makes something else of the same tokens when they are read again; the message is its name."""
+    """A module computes other values for the same tokens when they are read again; the message is its name."""
 
 
 # --- the model ---
 
 
 def model_behaviour(model: nn.Module, encoder: nn.Module, tokenizer: Any) -> str:
-    """SHA-256 (hex) of what each module of a model receives and returns for fixed tokens.
+    """Return the SHA-256 (hex) of the inputs and outputs of each module of a model for fixed tokens.
 
-    Args:
-        model: A model on the processor, in float32 and evaluation mode.
-        encoder: The part of it that computes hidden states, or the model itself.
-        tokenizer: Its tokenizer, which knows special tokens and the maximum length.
-
-    Raises:
-        Unsteady: If the model does not compute the same again.
-        Exception: If the model does not run on tokens alone.
+    The model is on the processor, in float32 and evaluation mode; `encoder` is its part that computes hidden states. An
+    error is raised if the model does not run on tokens alone, `Unsteady` if it does not compute the same again.
     """
     import torch
 
@@ -492,7 +435,7 @@ def model_behaviour(model: nn.Module, encoder: nn.Module, tokenizer: Any) -> str
 
 
 def _inputs(encoder: nn.Module, tokenizer: Any) -> Iterator[dict[str, Tensor]]:
-    """Yield a padded batch, a pair if the model tells its two texts apart, and inputs of ascending lengths."""
+    """Yield a padded batch, a pair if the model distinguishes its two texts, and inputs of ascending lengths."""
     import torch
 
     config: Any = encoder.config
@@ -518,7 +461,7 @@ def _tokens(vocab_size: int, special: Sequence[int]) -> Iterator[int]:
 
 
 def _records(model: nn.Module, inputs: Sequence[Mapping[str, Tensor]]) -> list[_Record]:
-    """Return for each call of a module its name, and the SHA-256 of what it received and returned."""
+    """Return the name of the module and the SHA-256 of its input and output, for each call."""
     records: list[_Record] = []
 
     def note(name: str, *seen: Any) -> None:
@@ -543,7 +486,7 @@ def _records(model: nn.Module, inputs: Sequence[Mapping[str, Tensor]]) -> list[_
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested collections, those of a dict in the order of its keys."""
+    """Yield the tensors in nested collections, in a dict in the order of its keys."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -579,10 +522,7 @@ def _single_thread() -> Iterator[None]:
 
 
 def attributes(model: nn.Module) -> Iterator[str]:
-    """Yield the public attributes of all modules that JSON can express, such as numbers; a small one may change little.
-
-    Lists and dicts of such values are among them, tensors are not.
-    """
+    """Yield the public attributes of all modules that JSON can express: numbers, lists and dicts, not tensors."""
     for path, module in model.named_modules():
         for name, value in sorted(vars(module).items()):
             if not name.startswith("_") and name not in _OF_NO_EFFECT:
@@ -594,7 +534,7 @@ def attributes(model: nn.Module) -> Iterator[str]:
 
 
 def tokenizer_behaviour(tokenizer: Any) -> str:
-    """SHA-256 (hex) of what a tokenizer makes of fixed texts and pairs, whole and cut; its own state stays."""
+    """Return the SHA-256 (hex) of a tokenizer's output for fixed texts and pairs, whole and cut; a copy is run."""
     tokenizer = deepcopy(tokenizer)
     texts = [*_TEXTS, " and ".join(tokenizer.all_special_tokens)]
     pairs = [([text],) for text in texts] + [([a], [b]) for a, b in pairwise(texts)]
@@ -604,7 +544,7 @@ def tokenizer_behaviour(tokenizer: Any) -> str:
 
 
 def _pieces(tokenizer: Any, texts: Sequence[list[str]], max_length: int) -> Any:
-    """Return what a tokenizer makes of one text or pair, or the error of one that has no token for what is unknown."""
+    """Return a tokenizer's output for a text or pair, or its error, as of tokenizers without an unknown token."""
     try:
         (encoding,) = tokenizer(*texts, truncation=True, max_length=max_length).encodings
     except Exception as error:  # tokenizers raises a plain Exception

@@ -1,4 +1,4 @@
-"""Loads configuration, tokenizer and weights of a model from its local files."""
+"""Loader of a model's configuration, tokenizer and weights from local files."""
 
 from __future__ import annotations
 
@@ -49,15 +49,10 @@ _LIBRARIES = ("torch", "transformers", "accelerate")
 
 @dataclass(frozen=True, eq=False)
 class ModelObject(ModelSource):
-    """A model and its tokenizer as objects; both are copied before they are used, so that they stay as they are.
+    """A model and its tokenizer as objects; both are copied before use, so that the originals stay unchanged.
 
-    Args:
-        name: Its class with a part of its fingerprint.
-        folder: Of no meaning for an object.
-        revision: None.
-        model: The `PreTrainedModel`.
-        tokenizer: Its fast tokenizer.
-        of_weights: SHA-256 (hex) of what determines the hidden states.
+    The name is the class with a part of `of_weights`, the SHA-256 (hex) of everything that determines the hidden
+    states.
     """
 
     model: Any = field(default=None, repr=False)
@@ -70,10 +65,9 @@ class ModelObject(ModelSource):
         return type(self.model).__name__
 
     def fingerprint(self, weights: bool = True) -> str:
-        """SHA-256 (hex) of what determines the hidden states: of the object, or of a randomly initialised model.
+        """Return the SHA-256 (hex) of everything that determines the hidden states.
 
-        Raises:
-            UserError: If no randomly initialised model can be built or run.
+        Without `weights` it is of a randomly initialised model; `UserError` if no such model can be built or run.
         """
         return self.of_weights if weights else self._of_random_weights
 
@@ -96,14 +90,9 @@ class ModelObject(ModelSource):
         return deepcopy(self.model).cpu().eval()
 
     def trained_on(self, model: Any) -> ModelObject:
-        """Return the model after some training; it is not examined again, and no cache knows it by its weights.
+        """Return the model after some training; it is not examined again, and no cache identifies it by its weights.
 
-        Args:
-            model: The same model, with other weights.
-
-        Raises:
-            UserError: If it has hooks by now that change what it computes.
-            RunError: If a weight is not finite.
+        `UserError` is raised if it now has hooks that change its output, `RunError` if a weight is not finite.
         """
         _refuse_hooks(model)
         if bad := next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None):
@@ -111,17 +100,17 @@ class ModelObject(ModelSource):
         return replace(self, model=model, of_weights=uuid4().hex)
 
     def built(self) -> Any:
-        """Return a model of the same class and configuration, with weights as they are initialised."""
+        """Return a newly initialised model of the same class and configuration."""
         return type(self.model)._from_config(deepcopy(self.model.config))
 
 
 def encoder_in(model: Any) -> Any:
-    """Return the part that computes hidden states: the encoder of an encoder-decoder, otherwise all before the head."""
+    """Return the part that computes hidden states: an encoder-decoder's encoder, else everything before the head."""
     return model.get_encoder() if model.config.is_encoder_decoder else model.base_model
 
 
 def has_masked_lm_head(model: Any) -> bool:
-    """Whether a model predicts masked words; that of an encoder-decoder reads the decoder."""
+    """Return whether a model predicts masked words; false for an encoder-decoder, whose head reads the decoder."""
     from transformers import MODEL_FOR_MASKED_LM_MAPPING
 
     classes: Any = MODEL_FOR_MASKED_LM_MAPPING  # loads a class when it is asked for one
@@ -130,7 +119,7 @@ def has_masked_lm_head(model: Any) -> bool:
 
 
 def predicts_next_tokens(config: Any) -> bool:
-    """Whether a checkpoint was saved by a model of next tokens, whose head would load as one of masked words."""
+    """Return whether a checkpoint is of a causal language model, whose head would load as a masked one."""
     from transformers.models.auto import modeling_auto
 
     masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()
@@ -139,11 +128,7 @@ def predicts_next_tokens(config: Any) -> bool:
 
 
 def find_model(model: Any, revision: str | None = None, tokenizer: Any = None) -> ModelSource:
-    """Return a model by its name, or a model that is an object with its tokenizer.
-
-    Raises:
-        UserError: If there is none of the name, or the objects cannot be used.
-    """
+    """Return a model by its name, or a model that is an object with its tokenizer."""
     if not isinstance(model, str):
         if revision:
             raise UserError(f"`revision={revision}`: `model` is an object, which has no revisions.")
@@ -157,8 +142,7 @@ def model_object(model: Any, tokenizer: Any) -> ModelObject:
     """Return a model that was given as an object.
 
     Raises:
-        UserError: If the objects are no model and fast tokenizer of transformers that belong together, or if hooks
-            change what the model computes.
+        UserError: If the objects are no matching model and fast tokenizer of transformers, or hooks change the output.
     """
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -192,11 +176,7 @@ def model_object(model: Any, tokenizer: Any) -> ModelObject:
 
 
 def _fingerprint(model: Any, tokenizer: Any) -> str:
-    """SHA-256 (hex) of what a model is made of and what it computes, with its tokenizer.
-
-    Raises:
-        UserError: If it does not run on tokens alone, or does not compute the same twice.
-    """
+    """Return the SHA-256 (hex) of a model's parts and output, with its tokenizer."""
     digest = hashlib.sha256()
     for text in (*_descriptions(model, tokenizer), _behaviour(model, tokenizer), tokenizer_behaviour(tokenizer)):
         digest.update(text.encode() + b"\0")
@@ -208,11 +188,7 @@ def _fingerprint(model: Any, tokenizer: Any) -> str:
 
 
 def _behaviour(model: Any, tokenizer: Any) -> str:
-    """SHA-256 (hex) of what a copy of a model computes; the model stays as it is.
-
-    Raises:
-        UserError: If it does not run on tokens alone, or does not compute the same twice.
-    """
+    """Return the SHA-256 (hex) of the output of a copy of a model; refuse a model that is not deterministic."""
     class_name = type(model).__name__
     try:
         copy = deepcopy(model).cpu().float().eval()
@@ -238,7 +214,7 @@ def _what_is_read(model: Any) -> Any:
 
 
 def _descriptions(model: Any, tokenizer: Any) -> Iterator[str]:
-    """Yield descriptions of what a model and its tokenizer are made of, except the tensors."""
+    """Yield descriptions of the parts of a model and its tokenizer, except the tensors."""
     of_model = {name: value for name, value in model.config.to_dict().items() if name not in NOT_OF_THE_MODEL}
     yield json.dumps(of_model, sort_keys=True, default=str)
     yield str(model.config._attn_implementation)
@@ -270,7 +246,7 @@ def _hooked(model: Any) -> Iterator[str]:
 
 
 def _home(hook: Any) -> str:
-    """Return the package that a hook is defined in."""
+    """Return the package that defines a hook."""
     function = getattr(hook, "func", hook)  # of a partial
     return str(getattr(function, "__module__", None) or type(function).__module__).split(".")[0]
 
@@ -284,14 +260,7 @@ _WIDTHS = ("intermediate_size", "hidden_dim", "n_inner", "d_ff", "encoder_ffn_di
 
 
 class Matrix(NamedTuple):
-    """Matrices of a block that have the same shape.
-
-    Args:
-        name: Name of the shape.
-        inputs: Number of inputs.
-        outputs: Number of outputs.
-        times: Number of such matrices.
-    """
+    """Name, number of inputs and of outputs of a block's matrices of equal shape, and their number."""
 
     name: str
     inputs: int
@@ -300,12 +269,7 @@ class Matrix(NamedTuple):
 
 
 def weight_bytes(config: Any, itemsize: int) -> int:
-    """Return the bytes of a model's weights, those of its blocks and its embeddings of tokens.
-
-    Args:
-        config: The model's configuration.
-        itemsize: Bytes of a weight.
-    """
+    """Return the bytes of a model's weights in its blocks and token embeddings; `itemsize` is bytes per weight."""
     sizes = Blocks.of(config)
     of_block = sum(matrix.inputs * matrix.outputs * matrix.times for matrix in sizes.matrices)
     return itemsize * (sizes.n_blocks * of_block + int(getattr(config, "vocab_size", 0)) * sizes.d_model)
@@ -316,15 +280,7 @@ _MOST = ((re.compile(r"(layer|block|group|stage|depth)s?$"), 1000), (re.compile(
 
 
 def check_counts(name: str, configs: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse a configuration whose model would be built for minutes, before anything is built.
-
-    Args:
-        name: The model's name.
-        configs: Its configuration, as it is read.
-
-    Raises:
-        UserError: If it has more layers, or other parts, than any model.
-    """
+    """Raise `UserError` for counts of layers or other parts beyond any model's, before minutes of building."""
     waiting = [*configs]
     while waiting:
         config = waiting.pop()
@@ -340,13 +296,7 @@ def check_counts(name: str, configs: Iterable[Mapping[str, Any]]) -> None:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The sizes that the cost of a forward pass depends on.
-
-    Args:
-        d_model: Number of neurons of the residual stream.
-        d_mlp: Number of units of the MLP.
-        n_blocks: Number of blocks.
-    """
+    """The sizes that determine the cost of a forward pass."""
 
     d_model: int
     d_mlp: int
@@ -367,12 +317,11 @@ class Blocks:
         return [Matrix("square", d, d, 4), Matrix("widen", d, wide, 1), Matrix("narrow", wide, d, 1)]
 
     def seconds(self, n_tokens: float, token_pairs: float, rates: Mapping[str, float]) -> float:
-        """Return how long the matrix products of a forward pass through all blocks take.
+        """Return the duration of the matrix products of a forward pass through all blocks.
 
         Args:
             n_tokens: Number of tokens, without padding.
-            token_pairs: Sum over the sentences of their squared lengths, for the products of attention, which are
-                counted at the rate of the square matrices.
+            token_pairs: Sum of squared sentence lengths, for the products of attention, at the rate of square matrices.
             rates: Rate of each matrix by its name, in floating-point operations per second.
         """
         linear = sum(
@@ -384,13 +333,9 @@ class Blocks:
     def rates(
         self, rows: int, dtype: str, rate: Callable[[Callable[[], object], float], float], device: str = "cpu"
     ) -> dict[str, float]:
-        """Return the rate of each matrix by its name, as linear layers call it, in floating-point operations a second.
+        """Return the rate of each matrix in linear layers with `rows` tokens, in floating-point operations per second.
 
-        Args:
-            rows: Number of tokens of a product.
-            dtype: Dtype of the product, by its name in torch.
-            rate: Measures work and its amount, such as `probing.runtime.rate`.
-            device: The device, by its name in torch.
+        `rate` measures work and its amount, such as `probing.runtime.rate`.
         """
         import torch
         from torch.nn.functional import linear
@@ -417,11 +362,7 @@ HeadOf = Literal["tokens", "sentences"]
 
 
 def load_config(source: ModelSource) -> Any:
-    """Load the model's configuration (`num_hidden_layers`, `hidden_size`, ...).
-
-    Raises:
-        UserError: If it is unreadable, or if the model is of an unknown family, not a text model, or needs remote code.
-    """
+    """Load the model's configuration; refuse unknown families, remote code and models that are no text models."""
     from transformers import AutoConfig
 
     if isinstance(source, ModelSource):
@@ -458,11 +399,7 @@ def load_config(source: ModelSource) -> Any:
 
 
 def load_tokenizer(source: ModelSource) -> Any:
-    """Load the model's fast tokenizer; only a fast one maps pieces to words (`word_ids()`).
-
-    Raises:
-        UserError: If the model has no fast tokenizer.
-    """
+    """Load the model's fast tokenizer; only a fast tokenizer maps pieces to words (`word_ids()`)."""
     from transformers import AutoTokenizer
 
     if isinstance(source, ModelObject):
@@ -500,11 +437,6 @@ def load_encoder(source: ModelSource, random_weights_seed: int | None = None, dt
 
     Of an encoder-decoder, only the encoder is returned; of a language model, everything before its head.
 
-    Args:
-        source: The model's files.
-        random_weights_seed: Seed of the randomly initialised weights; None loads the trained weights.
-        dtype: The parameters' dtype, by its name in torch.
-
     Raises:
         UserError: If weights are missing, in whole or in part, are quantised, are not safetensors or plain tensors, or
             do not fit in the memory of the machine.
@@ -540,15 +472,7 @@ def load_encoder(source: ModelSource, random_weights_seed: int | None = None, dt
 
 
 def load_tuned(source: ModelSource, of: HeadOf) -> Any:
-    """Load a model with the trained head that its folder has, in float32 and evaluation mode.
-
-    Args:
-        source: The model's files.
-        of: What the head is of: tokens or sentences.
-
-    Raises:
-        UserError: If the folder has no such head with all of its weights, or the weights cannot be loaded.
-    """
+    """Load a model with the trained head in its folder, complete with weights, in float32 and evaluation mode."""
     import torch
 
     config, families = load_config(source), _families_with_head(of)
@@ -578,13 +502,9 @@ def _families_with_head(of: HeadOf) -> Any:
 def load_masked_lm(source: ModelSource) -> nn.Module | None:
     """Load the model with its masked-language-model head, in evaluation mode and float32.
 
-    Returns:
-        The model, or None in four cases: the family has no such head; the checkpoint lacks a part of it, as with most
-        fine-tuned models (`transformers` would initialise it randomly); it was trained on next tokens; or the model is
-        an encoder-decoder, whose head reads the decoder.
-
-    Raises:
-        UserError: If the weights cannot be loaded.
+    None is returned in four cases: the family has no such head; the checkpoint lacks a part of it, as do most
+    fine-tuned models (`transformers` would initialise it randomly); it is a causal language model; or the model is an
+    encoder-decoder, whose head reads the decoder.
     """
     import torch
     from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoModelForMaskedLM
@@ -603,22 +523,17 @@ def load_masked_lm(source: ModelSource) -> nn.Module | None:
 def load_with_head(
     source: ModelSource, of: HeadOf, n_outputs: int, seed: int, random_weights: bool = False, layer: int = -1
 ) -> Any:  # fmt: skip
-    """Load a model with a new head of `transformers`, to be tuned.
+    """Load a model with a new head of `transformers`, to be tuned, in float32 and evaluation mode.
 
     Args:
-        source: The model's files.
-        of: What the head is of: tokens or sentences.
         n_outputs: Number of classes, or 1 for a number.
-        seed: Seed of the head, and of whatever else the checkpoint lacks, such as a pooler.
-        random_weights: Whether the model itself is randomly initialised, too, by the seed.
-        layer: The block on which the head stands, from 1, or from -1 for the last one; those above are left out.
-
-    Returns:
-        The model, in float32 and evaluation mode.
+        seed: Seed of the head, of other parts that the checkpoint lacks, such as a pooler, and with `random_weights` of
+            all.
+        layer: The block under the head, from 1, or from -1 for the last; blocks above are removed.
 
     Raises:
-        UserError: If the family has no such head, if the model is an encoder-decoder or has no such block, or if it
-            cannot be loaded, or not without the blocks above.
+        UserError: If the family has no such head, it is an encoder-decoder, or it does not work without the blocks
+            above.
     """
     import torch
 
@@ -653,7 +568,7 @@ def load_with_head(
 
 
 def _check_full_precision(source: ModelSource, config: Any) -> None:
-    """Refuse quantised weights: each method has kernels of its own, whose hidden states no dtype describes."""
+    """Refuse quantised weights: each method has special kernels, whose hidden states no dtype describes."""
     if quantised := getattr(config, "quantization_config", None):
         entries = quantised if isinstance(quantised, dict) else vars(quantised)
         method = getattr(method := entries.get("quant_method", "an unknown method"), "value", method)
@@ -665,17 +580,13 @@ def _check_full_precision(source: ModelSource, config: Any) -> None:
 
 
 def _check_memory(source: ModelSource, config: Any, dtype: torch.dtype) -> None:
-    """Refuse a model whose weights do not fit in the memory of the machine, before any of them is read."""
+    """Refuse a model whose weights do not fit in the memory of the machine, before reading them."""
     what, way_out = f"`--model {source.name}`: its weights", "take a smaller model, or a machine with more memory"
     check_memory(weight_bytes(config, dtype.itemsize), what, way_out)
 
 
 def _read_weights(kind: Any, source: ModelSource, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
-    """Load a model by one of the `Auto` classes; return it with a report of the tensors that its checkpoint lacks.
-
-    Raises:
-        UserError: If the weights are not safetensors or plain tensors.
-    """
+    """Load a model by an `Auto` class; return it with a report of the tensors that its checkpoint lacks."""
     folder = source.checked()
     try:
         with without_panics():
@@ -695,7 +606,7 @@ def _read_weights(kind: Any, source: ModelSource, config: Any, dtype: torch.dtyp
 
 
 def build(source: ModelSource, config: Any) -> Any:
-    """Return a model of a configuration with weights as they are initialised."""
+    """Return a newly initialised model of a configuration."""
     if isinstance(source, ModelObject):
         return source.built()
     kind = _class_of(config)
@@ -705,7 +616,7 @@ def build(source: ModelSource, config: Any) -> Any:
 
 
 def _class_of(config: Any) -> Any:
-    """Return the class that loads a model: `AutoModel`, or the class that saved it where that one has other parts.
+    """Return the class that loads a model: `AutoModel`, or the class that saved it if its parts differ.
 
     These are encoders, or decoders, of encoder-decoder families that were saved alone (`T5EncoderModel`), and models
     whose parts are named after their use (DPR's context encoder).
@@ -735,23 +646,13 @@ def _encoder_of(model: Any) -> nn.Module:
 
 
 def word_folding(tokenizer: Any) -> Callable[[str], str]:
-    """Return the function by which a tokenizer normalises words; an uncased one lowercases and removes accents.
-
-    Args:
-        tokenizer: A fast tokenizer.
-    """
+    """Return a tokenizer's normalisation of words; an uncased tokenizer lowercases and removes accents."""
     normalizer = tokenizer.backend_tokenizer.normalizer
     return str if normalizer is None else normalizer.normalize_str
 
 
 def length_limits(source: ModelSource, tokenizer: Any) -> tuple[int, int]:
-    """Return the lengths of the shortest sequence that holds a word and of the longest that the model accepts.
-
-    Both include special tokens.
-
-    Raises:
-        UserError: If the longest sequence does not hold a word.
-    """
+    """Return the lengths, with special tokens, of the shortest sequence with a word and the longest accepted."""
     with building(source):
         longest = max_length_of(load_config(source), tokenizer, partial(build, source))
     # With a maximum length that leaves no room for a word, tokenizers do not truncate at all.
@@ -765,16 +666,7 @@ def length_limits(source: ModelSource, tokenizer: Any) -> tuple[int, int]:
 
 
 def check_ids(source: ModelSource, tokenizer: Any, input_ids: NDArray[np.integer]) -> None:
-    """Check that the model has a vector for each token of a text.
-
-    Args:
-        source: The model's files.
-        tokenizer: Its tokenizer.
-        input_ids: The ids of the tokens, of any shape.
-
-    Raises:
-        UserError: If it has none for some token, which is then named.
-    """
+    """Raise `UserError`, naming the token, if the model has no vector for a token of a text."""
     rows = None
     with building(source), suppress(AttributeError, NotImplementedError):  # some models name no table of tokens
         model = encoder_in(outline(load_config(source), partial(build, source)))

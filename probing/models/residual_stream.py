@@ -1,9 +1,9 @@
-"""Finds what is added to the residual stream on its way through an encoder, and its norms, by running the model.
+"""Terms added to the residual stream of an encoder, and its norms, located by running the model.
 
 Names of modules and model families play no role. In every block, two modules are sought whose outputs, added to the
-block's input, give its output: its attention and its feed-forward part. In a post-LN block, each of the two sums passes
-through a norm. The embeddings are found in the same way: as tables whose rows add up to layer 0, before a norm or
-without one. If the terms of a block do not add up, `UnknownParts` is raised; if those of the embeddings do not, the
+block's input, give its output: attention and the feed-forward part. In a post-LN block, each of the two sums passes
+through a norm. The embeddings are located in the same way: as tables whose rows add up to layer 0, before a norm or
+without. If the terms of a block do not add up, `UnknownParts` is raised; if the terms of the embeddings do not, the
 path begins at the first block's input.
 """
 
@@ -34,7 +34,7 @@ _EPSILONS = ("eps", "variance_epsilon", "epsilon")
 
 
 def is_norm(module: nn.Module, d_model: int) -> bool:
-    """Whether a module's own parameters are a gain over the neurons and at most a bias."""
+    """Return whether a module's direct parameters are a gain over the neurons and at most a bias."""
     parameters = dict(module.named_parameters(recurse=False))
     return (
         "weight" in parameters
@@ -45,13 +45,13 @@ def is_norm(module: nn.Module, d_model: int) -> bool:
 
 @dataclass(frozen=True)
 class Norm:
-    """How a module normalises vectors.
+    """Normalisation of vectors by a module.
 
     Args:
         gain: Gain of each neuron, shape (d_model,), float64; the module's weight, plus 1 if the module adds 1 to it.
         bias: Bias of each neuron, shape (d_model,), float64; 0 where the module has none.
         centres: Whether the mean of the neurons is subtracted, as in LayerNorm.
-        epsilon: What is added to the variance, or to the mean square.
+        epsilon: Number added to the variance, or to the mean square.
     """
 
     gain: Tensor
@@ -60,14 +60,7 @@ class Norm:
     epsilon: float
 
     def parts(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x / sigma and m / sigma of vectors.
-
-        Args:
-            vectors: Vectors, shape (..., d_model), float64.
-
-        Returns:
-            Shapes (..., d_model) and (..., 1).
-        """
+        """Return x / sigma, shape (..., d_model), and m / sigma, shape (..., 1), of vectors in float64."""
         mean = vectors.mean(-1, keepdim=True) if self.centres else vectors.new_zeros((*vectors.shape[:-1], 1))
         sigma = ((vectors - mean).square().mean(-1, keepdim=True) + self.epsilon).sqrt()
         return vectors / sigma, mean / sigma
@@ -79,12 +72,9 @@ class Norm:
 
 
 def norm_of(module: Any, states_in: Tensor, states_out: Tensor) -> Norm | None:
-    """Return how a module has normalised its input; None if it computes anything else.
+    """Return the normalisation by which a module maps its input to its output; None if it computes anything else.
 
-    Args:
-        module: A module for which `is_norm` holds.
-        states_in: Its input, shape (..., d_model), without padding.
-        states_out: Its output for that.
+    `is_norm` holds for the module; the input, shape (..., d_model), has no padding.
     """
     weight, bias = module.weight.detach().double(), getattr(module, "bias", None)
     bias = weight.new_zeros(weight.shape) if bias is None else bias.detach().double()
@@ -109,13 +99,10 @@ class PostNormBlock:
     """One post-LN block: X -> H = LN1(X + sum_k A_k X W_VO,k + b) -> LN2(H + act(H W_1 + b_1) W_2 + b_2).
 
     Args:
-        norm_1: LN1, after attention.
-        norm_2: LN2, whose output is the output of the block.
         value: Projection of all heads' values, weight of shape (n_heads d_head, d_model).
         output: Projection of the heads' outputs, weight of shape (d_model, n_heads d_head).
         first: W_1, weight of shape (d_ff, d_model).
         second: W_2, weight of shape (d_model, d_ff).
-        n_heads: Number of heads.
         slope: Largest slope of the activation function.
     """
 
@@ -130,7 +117,7 @@ class PostNormBlock:
 
 
 class NotPostNorm(Exception):
-    """The model has blocks that are not post-LN; the message says how they differ."""
+    """The model has blocks that are not post-LN; the message describes the difference."""
 
 
 @dataclass(frozen=True)
@@ -144,16 +131,9 @@ class _NormCall:
 
 @torch.inference_mode()
 def find_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> list[PostNormBlock]:
-    """Find the parts of each block of a post-LN encoder.
+    """Return the parts of each block of an encoder in evaluation mode and float32; `NotPostNorm` if it is not post-LN.
 
-    Args:
-        encoder: The model, in evaluation mode and in float32. Its attention implementation is set to `eager`, the only
-            one that returns attention matrices, and stays so.
-        anatomy: Its structure, as `probing.models.anatomy.examine` returns it.
-        pad_token_id: Id of the padding token.
-
-    Raises:
-        NotPostNorm: If a block computes anything else.
+    The attention implementation is set to `eager`, the only one that returns attention matrices, and stays so.
     """
     states, attentions, calls = _run(encoder, pad_token_id)
     ends = [-1]
@@ -171,11 +151,7 @@ def find_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> 
 
 
 def run_with_attention(encoder: nn.Module, **inputs: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Run an encoder and return its hidden states and the attention matrices of each block.
-
-    Raises:
-        NotPostNorm: If the encoder returns no attention matrices.
-    """
+    """Return an encoder's hidden states and the attention matrices of each block; `NotPostNorm` without matrices."""
     output = run(encoder, inputs, output_hidden_states=True, output_attentions=True)
     states, attentions = output.states, output.attentions
     square = (inputs["input_ids"].shape[1],) * 2  # windowed attention gives matrices of another shape
@@ -221,7 +197,7 @@ def _noting(calls: list[_NormCall]) -> Callable[..., None]:
 
 
 def _block_of_norms(calls: Sequence[_NormCall], entered: Tensor, attention: Tensor, layer: int) -> PostNormBlock:
-    """Find the parts of a block among the calls of its modules; the last call is LN2."""
+    """Return the parts of a block among the calls of its modules; the last call is LN2."""
     norms = [i for i, call in enumerate(calls) if isinstance(call.module, nn.LayerNorm)]
     if len(norms) < 2:
         raise NotPostNorm(f"block {layer} has no LayerNorm after attention")
@@ -232,7 +208,6 @@ def _block_of_norms(calls: Sequence[_NormCall], entered: Tensor, attention: Tens
     n_heads = attention.shape[1]
 
     def heads_of(values: Tensor) -> Tensor:
-        """Return the outputs of the heads for these values."""
         parted = values.unflatten(-1, (n_heads, -1)).transpose(1, 2)
         return (attention @ parted).transpose(1, 2).flatten(2)
 
@@ -259,7 +234,7 @@ def _block_of_norms(calls: Sequence[_NormCall], entered: Tensor, attention: Tens
 
 
 def _adding(calls: Sequence[_NormCall], added: Tensor, layer: int, what: str) -> _NormCall:
-    """Return the projection whose output is what a part of a block adds to the residual stream."""
+    """Return the projection whose output is the contribution of a block's part to the residual stream."""
     for call in reversed(calls):
         if isinstance(call.module, nn.Linear) and _close_norms(call.states_out, added):
             return call
@@ -299,7 +274,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _close_norms(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal except for rounding, outside padding."""
+    """Return whether two tensors are equal except for rounding, outside padding."""
     if a.shape != b.shape:
         return False
     unpadded = torch.ones(a.shape[:2], dtype=torch.bool, device=a.device)
@@ -308,11 +283,7 @@ def _close_norms(a: Tensor, b: Tensor) -> bool:
 
 
 def word_table(encoder: nn.Module) -> nn.Module:
-    """Return the table of the tokens' vectors: the one that the encoder names, or else the one that is given token ids.
-
-    Raises:
-        UserError: If there is none.
-    """
+    """Return the table of the tokens' vectors: as the encoder names it, or else the table that receives token ids."""
     import torch
 
     # Some encoders are plain modules (FSMT's), and some models name no table.
@@ -346,18 +317,14 @@ _ROUNDING = 1e-5
 
 
 class UnknownParts(Exception):
-    """The parts cannot be told in this model; the message says why."""
+    """The parts of this model cannot be identified; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Tap:
-    """A tensor of a forward pass: the input or the output of one call of a module.
+    """A tensor of a forward pass: the input ("given") or output of a module's call, counted in its block from 0.
 
-    Args:
-        block: Number of the block that is running, from 1; 0 before the first and after the last one.
-        module: The module.
-        call: Number of its call within that block, from 0.
-        side: Whether the tensor is the module's input or its output.
+    `block` is the number of the running block, from 1; 0 before the first and after the last block.
     """
 
     block: int
@@ -371,11 +338,11 @@ class StreamSite:
     """A place on the path of the residual stream.
 
     Args:
-        layer: Number of the block it is in; 0 for the embeddings.
+        layer: Number of its block; 0 for the embeddings.
         name: In the embeddings, `word`, `position` and `type`, their `sum`, and `norm`, or only `embeddings` if these
-            are not found; in blocks, `attention`, `sum_attention`, `norm_1`, `feed_forward`, `sum_feed_forward`,
+            are unknown; in blocks, `attention`, `sum_attention`, `norm_1`, `feed_forward`, `sum_feed_forward`,
             `norm_2`; after the last block, `final_norm`.
-        tap: Where its vectors are read.
+        tap: The tensor of its vectors.
         is_term: Whether it is a term that is added to the stream, and not the stream itself.
     """
 
@@ -387,15 +354,7 @@ class StreamSite:
 
 @dataclass(frozen=True)
 class BlockNorm:
-    """A norm of a block.
-
-    Args:
-        layer: Number of the block, from 1.
-        number: Its number within the block, from 1, in the order of calls.
-        name: Name of the module in the encoder.
-        tap: Its input.
-        norm: How it normalises.
-    """
+    """A norm of a block, with its number within the block, from 1 in the order of calls, and the tap of its input."""
 
     layer: int
     number: int
@@ -415,13 +374,7 @@ class _ModuleCall:
 
 @dataclass
 class _Examined:
-    """What happened in one forward pass.
-
-    Args:
-        calls: The calls of all modules, in order of their ends.
-        states: Layers 0 to n, shape (sequence, d_model) each.
-        ends: The call of each block.
-    """
+    """A forward pass: calls of all modules in order of their ends, layers 0 to n, (sequence, d_model), block ends."""
 
     calls: list[_ModuleCall] = field(default_factory=list)
     states: list[Tensor] = field(default_factory=list)
@@ -438,14 +391,10 @@ Seen = Callable[[Tap, Tensor], None]
 
 @contextmanager
 def watching(encoder: nn.Module, anatomy: Anatomy, modules: Sequence[nn.Module], see: Seen) -> Iterator[None]:
-    """Show the inputs and outputs of modules while an encoder runs.
+    """Pass the inputs and outputs of modules to `see` while an encoder runs.
 
-    Args:
-        encoder: The encoder.
-        anatomy: Its structure; its blocks are known.
-        modules: The modules, blocks or parts of blocks or neither.
-        see: Called with each tensor as soon as it is computed, without what the model itself pads behind the sentences,
-            of shape (batch, sequence, width) if it is of each token; the model may change it in place afterwards.
+    `see` gets each tensor as soon as it is computed, without the model's padding behind the sentences, of shape (batch,
+    sequence, width) if it is of each token; the model may change it in place afterwards.
     """
     block, is_inside, calls, shape = 0, False, dict[nn.Module, int](), torch.Size()
 
@@ -495,7 +444,7 @@ def _blocks(anatomy: Anatomy) -> tuple[nn.Module, ...]:
 
 @torch.inference_mode()
 def _examine(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> _Examined:
-    """Run the encoder on a sequence without padding and keep what its modules receive and make."""
+    """Run the encoder on a sequence without padding and store the inputs and outputs of its modules."""
     examined, inputs_by_tap = _Examined(), dict[Tap, Tensor]()
 
     def see(tap: Tap, value: Tensor) -> None:
@@ -518,16 +467,7 @@ def _examine(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> _Examin
 
 
 def find_norms(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> list[BlockNorm]:
-    """Find the two norms of each block, in order.
-
-    Args:
-        encoder: The model, in evaluation mode and in float32.
-        anatomy: Its structure, as `probing.models.anatomy.examine` returns it.
-        pad_token_id: Id of the padding token.
-
-    Raises:
-        UnknownParts: If a block does not have two norms, or one of them is neither a LayerNorm nor an RMS norm.
-    """
+    """Return the two norms of each block of a float32 model; `UnknownParts` unless they are LayerNorms or RMS norms."""
     seen, block_norms = _examine(encoder, anatomy, pad_token_id), list[BlockNorm]()
     name_of, d_model = {module: name for name, module in encoder.named_modules()}, seen.states[0].shape[-1]
     for layer in range(1, anatomy.n_layers + 1):
@@ -548,16 +488,10 @@ def find_norms(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> l
 
 
 def find_path(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> list[StreamSite]:
-    """Find the places that the residual stream passes, and the terms that are added to it, in their order.
+    """Return the places that the residual stream passes, and the terms that are added to it, in their order.
 
-    Args:
-        encoder: The model, in evaluation mode and in float32.
-        anatomy: Its structure, as `probing.models.anatomy.examine` returns it.
-        pad_token_id: Id of the padding token.
-
-    Raises:
-        UnknownParts: If the terms of a block do not add up to its output. If those of the embeddings do not, the path
-            begins at the first block's input.
+    The model is in evaluation mode and in float32. If the terms of a block do not add up to its output, `UnknownParts`
+    is raised; if the terms of the embeddings do not, the path begins at the first block's input.
     """
     seen = _examine(encoder, anatomy, pad_token_id)
     sites = _embeddings(encoder, anatomy, seen)
@@ -595,7 +529,6 @@ def _index_of_first_block(seen: _Examined) -> int:
 
 
 def _block(seen: _Examined, layer: int) -> list[StreamSite]:
-    """Return the sites of a block."""
     end, entered = seen.ends[layer - 1], seen.states[layer - 1]
     calls = [call for call in seen.inside(layer) if call is not end]
     norms = [call for call in calls if is_norm(call.tap.module, entered.shape[-1]) and call.states_in is not None]
@@ -638,5 +571,5 @@ def _pre_norm(calls: Sequence[_ModuleCall], entered: Tensor, end: _ModuleCall) -
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal except for rounding."""
+    """Return whether two tensors are equal except for rounding."""
     return a.shape == b.shape and bool((a - b).abs().max() <= _ROUNDING * b.square().mean().sqrt())

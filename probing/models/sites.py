@@ -1,16 +1,16 @@
 """Sites inside the blocks of an encoder: units of the MLP, outputs of the heads, features of a dictionary.
 
 Names play no role; the number of heads is read from the configuration, and checked. Both sites are the input of a
-linear map, and what a map computes is read from gradients during one forward pass. A gradient is exactly 0 where there
-is no path, so the rules are about structure and need no tolerance:
+linear map, and the dependences of a map are read from gradients during one forward pass. A gradient is exactly 0 where
+there is no path, so the rules are about structure and need no tolerance:
 
 - The attention output projection is the first linear map of a block whose input for a token depends on other tokens,
   after a softmax: recurrent blocks (RecurrentGemma, Mamba 2) have no attention. The inputs of the maps before it
-  (queries, keys, values) depend on their own token only. The projection is accepted only if its input is a
-  concatenation of heads. The query of a head decides which tokens all neurons of this head read, and it affects no
-  other head. So both halves of every slice, one slice per head, must be computed from outputs of earlier maps that the
-  two halves share and from which no other slice is computed. A norm over the queries of all heads (OLMo 2) makes every
-  head depend on all queries; then the input must be attention times values.
+  (queries, keys, values) depend on their token only. The projection is accepted only if its input is a concatenation
+  of heads. The query of a head decides which tokens all neurons of this head read, and it affects no other head. So
+  both halves of every slice, one slice per head, must be computed from outputs of earlier maps that the two halves
+  share and from which no other slice is computed. A norm over the queries of all heads (OLMo 2) makes every head
+  depend on all queries; then the input must be attention times values.
 - The second matrix of the MLP is the linear map whose input has, as its i-th unit, a nonlinear function of the i-th
   output of an earlier map (of two outputs where there is a gate) at the same token and of nothing else that this map
   computes. Blocks with experts, stacks of matrices of which each token uses some, have none.
@@ -18,15 +18,15 @@ is no path, so the rules are about structure and need no tolerance:
 Either must write to the residual stream: its output has the width of the hidden state, and for each token its input
 changes the block's output for this token alone. Where no map or more than one fits, the model is refused.
 
-A hidden state x is normalised as the dictionary asks, the decoder's bias is subtracted where it says so, and
-pre = x W_enc + b_enc. Then an activation is
+A hidden state x is normalised as the dictionary requires, the decoder's bias is subtracted if so configured, and pre =
+x W_enc + b_enc. Then an activation is
 
 - `standard`: relu(pre);
-- `topk` (Gao et al. 2024, arXiv 2406.04093): relu(pre) of the k features that are highest, 0 of all others;
+- `topk` (Gao et al. 2024, arXiv 2406.04093): relu(pre) of the k highest features, 0 of all others;
 - `jumprelu` (Rajamanoharan et al. 2024, arXiv 2407.14435): relu(pre) where pre is above the feature's threshold;
 - `gated` (Rajamanoharan et al. 2024, arXiv 2404.16014): relu(exp(r_mag) x W_enc + b_mag) where x W_enc + b_gate > 0.
 
-Of features that are equally high at the last of the k places, the one with the lower number is taken.
+In a tie for the last of the k places, the feature with the lower number is taken.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class BlockCall:
         return values.view(*self.rows, -1)
 
     def writes_to_the_residual_stream(self, call: LinearCall) -> bool:
-        """Whether the map's input changes, for each token, the block's output for this token and for no other."""
+        """Return whether the map's input changes, for each token, the block's output for this token and no other."""
         if (
             self.states_out is None
             or call.states_out.shape[-1] != self.states_in.shape[-1]
@@ -185,7 +185,7 @@ def _weight_of(module: nn.Module) -> Tensor | None:
 
 
 def _is_linear(module: nn.Module, states_in: Any, states_out: Any) -> bool:
-    """Whether a call applied the module's matrix, of either orientation, to vectors."""
+    """Return whether a call applied the module's matrix, of either orientation, to vectors."""
     import torch
 
     weight = _weight_of(module)
@@ -214,17 +214,9 @@ class Site:
 
 
 def find_site(encoder: nn.Module, anatomy: Anatomy, site: SiteName, pad_token_id: int = 0, name: str = "") -> Site:
-    """Run an encoder on a few tokens and find the linear map of each block that reads the site's neurons.
+    """Run an encoder on a few tokens and locate the linear map of each block that reads the site's neurons.
 
-    Args:
-        encoder: A model in evaluation mode, in float32 or bfloat16 (gradients overflow in float16).
-        anatomy: Its structure, as `probing.models.anatomy.examine` returns it.
-        site: `mlp` or `attention`.
-        pad_token_id: Id of the padding token.
-        name: The model's name as the user typed it, for messages.
-
-    Raises:
-        UserError: If the model has no such site, or if it cannot be told without guessing.
+    It is in evaluation mode, in float32 or bfloat16 (gradients overflow in float16). Ambiguous sites raise `UserError`.
     """
     import torch
 
@@ -254,16 +246,9 @@ def find_site(encoder: nn.Module, anatomy: Anatomy, site: SiteName, pad_token_id
 
 
 def activations(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], **inputs: Tensor) -> dict[int, Tensor]:
-    """Run the blocks up to the highest layer and return the neurons of the anatomy's site.
+    """Return the neurons of the anatomy's site, shape (batch, sequence, width) for each layer, in the encoder's dtype.
 
-    Args:
-        encoder: The encoder.
-        anatomy: Its structure; `site_modules` names the maps whose inputs are read, none for hidden states.
-        layers: Layer numbers; layer k of `mlp` and `attention` is inside block k, counted from 1.
-        inputs: `input_ids` and `attention_mask`, shape (batch, sequence).
-
-    Returns:
-        For each layer, shape (batch, sequence, width), in the encoder's dtype.
+    Layer k of `mlp` and `attention` is inside block k, counted from 1. Inputs have shape (batch, sequence).
     """
     if not anatomy.site_modules:
         return hidden_states(encoder, anatomy, layers, **inputs)
@@ -307,11 +292,11 @@ def _submodule(encoder: nn.Module, name: str) -> nn.Module:
 
 
 class _MissingSite(Exception):
-    """A block does not have the site; the message says why."""
+    """A block does not have the site; the message gives the reason."""
 
 
 def _seen_projections(encoder: nn.Module, anatomy: Anatomy, n_heads: int | None, pad_token_id: int) -> list[nn.Module]:
-    """Return the map of each block that is seen to read attention times values, in so many heads; none if not seen."""
+    """Return the map of each block that is seen to read attention times values of `n_heads` heads, if any."""
     import torch
 
     from probing.models.attention_heads import find_heads
@@ -325,16 +310,10 @@ def _seen_projections(encoder: nn.Module, anatomy: Anatomy, n_heads: int | None,
 
 
 def _attention(block: BlockCall, n_heads: int | None, seen: Sequence[nn.Module]) -> LinearCall:
-    """Return the call of a block's attention output projection.
+    """Return the call of a block's attention output projection, else raise `_MissingSite`.
 
-    Args:
-        block: The block.
-        n_heads: Number of heads.
-        seen: The map of each block that is known to read heads, where gradients do not tell them: a norm over the
-            queries of all heads (OLMo 2) makes each head depend on the maps of all.
-
-    Raises:
-        _MissingSite: If there is none, or if its input is not a concatenation of heads.
+    `seen` has the map of each block that is known to read heads, where gradients do not show it: a norm over the
+    queries of all heads (OLMo 2) makes each head depend on the maps of all.
     """
     number, call = block.number, _first_mixing(block)
     if call is None or not block.writes_to_the_residual_stream(call):
@@ -352,11 +331,7 @@ def _attention(block: BlockCall, n_heads: int | None, seen: Sequence[nn.Module])
 
 
 def _mlp(block: BlockCall) -> LinearCall:
-    """Return the call of the second matrix of a block's MLP.
-
-    Raises:
-        _MissingSite: If there is none or more than one.
-    """
+    """Return the call of the second matrix of a block's MLP; raise `_MissingSite` if there is none or more than one."""
     if any(_is_stack(module) for module in block.module.modules()):
         raise _MissingSite(
             f"block {block.number} has experts, of which each token uses some, and no units that all use"
@@ -383,7 +358,7 @@ def _mlp(block: BlockCall) -> LinearCall:
 
 
 def _first_mixing(block: BlockCall) -> LinearCall | None:
-    """Return the first call of a linear map that reads other tokens of the block's input than its own."""
+    """Return the first call of a linear map whose input for a token depends on other tokens of the block's input."""
     # In a causal model, only the last token can read all others. What a model pads by itself (Longformer) reads none.
     last = min(block.rows[1], LENGTH) - 1
     for call in block.calls:
@@ -395,12 +370,9 @@ def _first_mixing(block: BlockCall) -> LinearCall | None:
 
 
 def _are_heads(values: Tensor, earlier: Sequence[Tensor], n_heads: int) -> bool:
-    """Whether slices of a map's input are heads: both halves of a slice share sources that no other slice has.
+    """Return whether slices of a map's input are heads: both halves of a slice share sources that no other slice has.
 
-    Args:
-        values: The map's input, shape (batch, sequence, n_heads * head width).
-        earlier: Outputs of the earlier maps of the block, of any shape: the sources.
-        n_heads: Number of slices.
+    `values` has shape (batch, sequence, n_heads * head width); the sources are outputs of the block's earlier maps.
     """
     import torch
 
@@ -410,7 +382,7 @@ def _are_heads(values: Tensor, earlier: Sequence[Tensor], n_heads: int) -> bool:
     halves = values.unflatten(-1, (n_heads, width)).split([width // 2, width - width // 2], dim=-1)
 
     def sources(part: Tensor) -> Tensor:
-        """Return which outputs of the earlier maps a part is computed from, one mark for each, bool."""
+        """Return a bool for each output of the earlier maps: whether the part depends on it."""
         return torch.cat([(gradient != 0).flatten(0, -2).any(0) for gradient in gradients(part, earlier)])
 
     first, second = (torch.stack([sources(half[..., head, :]) for head in range(n_heads)]) for half in halves)
@@ -419,7 +391,7 @@ def _are_heads(values: Tensor, earlier: Sequence[Tensor], n_heads: int) -> bool:
 
 
 def _is_stack(module: nn.Module) -> bool:
-    """Whether a module's own parameters are stacks of matrices, as those of the experts of a mixture are."""
+    """Return whether a module's direct parameters are stacks of matrices, as of the experts of a mixture."""
     from torch import nn
 
     parameters = module.parameters(recurse=False)
@@ -429,12 +401,9 @@ def _is_stack(module: nn.Module) -> bool:
 
 
 def _is_activation(block: BlockCall, units: Tensor, states_out: Tensor) -> bool:
-    """Whether unit i is a nonlinear function of output i of a map, or of outputs i and i + width, at the same token.
+    """Return whether unit i is a nonlinear function of a map's output i, or outputs i and i + width, at the same token.
 
-    Args:
-        block: The block that is running.
-        units: Input of a later map, shape (batch, sequence, width).
-        states_out: Output of an earlier map.
+    `units` is the input of a later map, shape (batch, sequence, width), `states_out` the output of an earlier map.
     """
     import torch
 
@@ -474,13 +443,11 @@ class Dictionary:
     Args:
         architecture: `standard`, `topk`, `jumprelu` or `gated`.
         weight: Encoder, shape (d_in, n_features).
-        bias: What is added to the products, shape (n_features,); of `gated`, to decide which features are active.
+        bias: Bias of the products, shape (n_features,); for `gated`, the bias that decides which features are active.
         normalisation: `none`; `constant_norm_rescale`, to the norm sqrt(d_in); or `layer_norm`, without a gain.
         subtracted: Subtracted from the normalised hidden state, shape (d_in,); None subtracts nothing.
-        k: Number of features that `topk` leaves.
-        threshold: Of `jumprelu`, shape (n_features,).
-        magnitude: Of `gated`, the logarithm of each feature's factor, and its bias, shape (2, n_features).
-        fingerprint: SHA-256 of its files, in hex.
+        threshold: For `jumprelu`, shape (n_features,).
+        magnitude: For `gated`, the logarithm of each feature's factor, and its bias, shape (2, n_features).
     """
 
     architecture: str
@@ -499,7 +466,7 @@ class Dictionary:
         return self.weight.shape[1]
 
     def read(self, hidden_states: Tensor) -> Tensor:
-        """Return what the encoder multiplies: hidden states, shape (n, d_in), normalised and without the bias."""
+        """Return the encoder's input: hidden states, shape (n, d_in), normalised and without the bias."""
         x = hidden_states.float()
         if self.normalisation == "constant_norm_rescale":
             x = x * (x.shape[1] ** 0.5 / x.norm(dim=1, keepdim=True))
@@ -521,7 +488,7 @@ class Dictionary:
         return activations if self.k is None else highest(activations, self.k)
 
     def active(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return row, feature and activation of whatever is not 0, in the order of rows; each of shape (n_active,)."""
+        """Return row, feature and value of all nonzero activations, in the order of rows; each of shape (n_active,)."""
         active_parts = []
         for first in range(0, len(hidden_states), max(1, _AT_A_TIME // self.n_features)):
             part = self.encode(hidden_states[first : first + max(1, _AT_A_TIME // self.n_features)])
@@ -535,7 +502,7 @@ class Dictionary:
 
 
 def highest(activations: Tensor, k: int) -> Tensor:
-    """Return activations, shape (n, n_features), none below 0, with all but the k highest of each row set to 0."""
+    """Return nonnegative activations, shape (n, n_features), with all but the k highest of each row set to 0."""
     if k >= activations.shape[1]:
         return activations
     last = activations.topk(k, dim=1).values[:, -1:]
@@ -548,11 +515,7 @@ def highest(activations: Tensor, k: int) -> Tensor:
 
 
 def load_dictionary(layout: Layout) -> Dictionary:
-    """Read the weights of a dictionary; those that were read last are kept.
-
-    Raises:
-        UserError: If they are not what the configuration says.
-    """
+    """Read the weights of a dictionary, which must match its configuration; the dictionary read last is cached."""
     with open_file(layout.folder / CONFIG, within=layout.folder, most=DOCUMENT) as file:
         digest = hashlib.sha256(file.read())
     return _load(replace(layout, layer=None), file_sha256(layout.weights, layout.folder, digest))
@@ -620,10 +583,10 @@ def _weights_mismatch(layout: Layout, why: str) -> UserError:
 
 
 def must_run_model(layout: Layout, n_layers: int) -> bool:
-    """Whether the model has to be run to tell whether its hidden state is what the dictionary reads.
+    """Return whether the model has to be run to check that its hidden state is the dictionary's input.
 
-    What a block returns is what the next one receives; only after the last one may there be a norm. And of
-    TransformerLens, `hook_resid_post` lies before the norm that ends a block of a post-LN model.
+    A block's output is the next block's input; only after the last block may there be a norm. In TransformerLens,
+    `hook_resid_post` lies before the norm that ends a block of a post-LN model.
     """
     hook = layout.hook or ""
     return hook.endswith("hook_resid_post") or (layout.is_of_outputs and layout.layer == n_layers)
@@ -632,15 +595,7 @@ def must_run_model(layout: Layout, n_layers: int) -> bool:
 def check_hook(encoder: nn.Module, anatomy: Anatomy, layout: Layout, pad_token_id: int, name: str) -> None:
     """Refuse a dictionary that was trained on other values than the model's hidden states of its layer.
 
-    Args:
-        encoder: The model, in float32, which is not run itself.
-        anatomy: Its structure.
-        layout: The dictionary; its layer is known.
-        pad_token_id: Id of the padding token.
-        name: The model's name as the user typed it.
-
-    Raises:
-        UserError: If a norm lies between the two, or if that cannot be told.
+    Copies of the model, in float32, are run. A norm between the two, or an unknown structure, raises `UserError`.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Resolves a model's name to its local files: aliases, folders and the hub."""
+"""Resolver of a model's name to its local files: aliases, folders and the hub."""
 
 from __future__ import annotations
 
@@ -73,13 +73,7 @@ _WAYS_OUT = (
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model's files on this machine.
-
-    Args:
-        name: The model's name as the user typed it.
-        folder: Folder with configuration, tokenizer and weights.
-        revision: The requested revision, if any.
-    """
+    """A model's files on this machine: its name as typed, the folder of all files, the requested revision."""
 
     name: str
     folder: Path
@@ -93,11 +87,7 @@ class ModelSource:
         return "".join(c if c.isalnum() or c in "-_." else "-" for c in last).lstrip(".-") or "model"
 
     def checked(self) -> Path:
-        """Return the folder after looking at all files that transformers may open: each is one, and lies in it.
-
-        Raises:
-            UserError: If one does not.
-        """
+        """Return the folder; raise `UserError` unless all files that transformers may open are files inside it."""
         root = _root(self.folder)
         with _inside(self.name):
             for path in sorted([*self.folder.iterdir(), *self.folder.glob("*templates/*")]):
@@ -108,11 +98,7 @@ class ModelSource:
         return self.folder
 
     def fingerprint(self, weights: bool = True) -> str:
-        """SHA-256 (hex) of the files that determine the hidden states, without the weight files if they are random.
-
-        Raises:
-            UserError: If a file cannot be read.
-        """
+        """Return the SHA-256 (hex) of the files that determine hidden states, weight files only with `weights`."""
         patterns = _DESCRIPTION_FILES + _FURTHER_DESCRIPTION_FILES + (WEIGHT_FILES if weights else ())
         self.checked()
         paths = [path for pattern in patterns for path in sorted(self.folder.glob(pattern))]
@@ -127,7 +113,7 @@ class ModelSource:
 
 @contextmanager
 def _inside(model: str = "") -> Iterator[None]:
-    """Turn what `regular` says of a model's files into a UserError."""
+    """Turn the errors of `regular` for a model's files into a `UserError`."""
     try:
         yield
     except OSError as error:
@@ -138,7 +124,7 @@ def _inside(model: str = "") -> Iterator[None]:
 
 
 def _root(folder: Path) -> Path | None:
-    """Return the folder that the files of a model have to lie in; None for the one that is installed."""
+    """Return the folder that must contain the files of a model; None for the installed model."""
     spec = find_spec(BUILTIN_PACKAGE)
     if spec and spec.origin and folder == Path(spec.origin).parent / "model":
         return None
@@ -146,7 +132,7 @@ def _root(folder: Path) -> Path | None:
 
 
 def _named_weights(folder: Path) -> list[Path]:
-    """Return the weight files that the configuration or an index names, whatever they are called."""
+    """Return the weight files that the configuration or an index names, under any file name."""
     named: set[str] = set()
     for path in (*folder.glob("config.json"), *folder.glob("*.index.json")):
         with suppress(ValueError, TypeError, AttributeError):  # a file of another form is refused where it is read
@@ -157,10 +143,9 @@ def _named_weights(folder: Path) -> list[Path]:
 
 @lru_cache(maxsize=64)
 def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
-    """SHA-256 (hex) of the names, sizes and contents of files, each given with its size and time of change.
+    """Return the SHA-256 (hex) of the names, sizes and contents of files, each given with its size and time of change.
 
-    The result is cached: a command asks several times for the same weights, and hashing those of a base-size model
-    takes a second.
+    The result is cached: commands request the same weights several times, and hashing a base-size model takes a second.
     """
     digest = hashlib.sha256()
     for path, n_bytes, _ in files:
@@ -171,7 +156,7 @@ def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
 
 @contextmanager
 def building(source: ModelSource) -> Iterator[None]:
-    """Turn the errors that transformers raises for invalid sizes into a UserError."""
+    """Turn the errors that transformers raises for invalid sizes into a `UserError`."""
     files = "config.json and tokenizer_config.json"
     with library_errors(
         lambda reason: f"`--model {source.name}`: no model can be built from its {files} ({reason}); check the folder."
@@ -180,10 +165,10 @@ def building(source: ModelSource) -> Iterator[None]:
 
 
 def resolve_model(name: str, revision: str | None = None) -> ModelSource:
-    """Find the files of a model by alias, folder or hub id; the local hub cache is tried first.
+    """Return the files of a model by alias, folder or hub id; the local hub cache is tried first.
 
     Raises:
-        UserError: If the model is neither on this machine nor available from the hub, or has an adapter beside it.
+        UserError: If the model is neither on this machine nor available from the hub, or its folder has an adapter.
     """
     if name.startswith(OBJECT):
         raise UserError(
@@ -201,11 +186,7 @@ def resolve_model(name: str, revision: str | None = None) -> ModelSource:
 
 
 def _folder_of(name: str, revision: str | None) -> Path:
-    """Return the folder that a name stands for; a hub repository is downloaded if it is not on this machine.
-
-    Raises:
-        UserError: If there is none.
-    """
+    """Return the folder of a name; a hub repository is downloaded if it is not on this machine."""
     if name and name not in ALIASES and os.path.isdir(name):  # unlike Path, it accepts a name that is too long
         if revision:
             raise UserError(f"`--revision {revision}`: `--model {name}` is a local folder, which has no revisions.")
@@ -217,11 +198,7 @@ def _folder_of(name: str, revision: str | None) -> Path:
 
 
 def _model_folder(name: str) -> Path:
-    """Return the folder of a model's files: the one that was typed, or that of the transformer in a list of modules.
-
-    Raises:
-        UserError: If it has none.
-    """
+    """Return the folder of a model's files: as typed, or of the transformer in a list of modules."""
     folder = Path(name)
     if (folder / "config.json").is_file():
         return folder
@@ -246,11 +223,7 @@ def _model_folder(name: str) -> Path:
 
 
 def entries(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Return the objects in a JSON file of a model that is one or is a list of them; nothing without such a file.
-
-    Raises:
-        UserError: If something else than a file is there, or it lies outside of the model's folder.
-    """
+    """Return the objects in a JSON file of a model, an object or a list; empty without such a file."""
     try:
         with _inside():
             read = parse_json(read_text(folder / name, _root(folder))) if os.path.lexists(folder / name) else []
@@ -260,10 +233,7 @@ def entries(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def know_family(folder: Path) -> None:
-    """Make transformers know the family of a folder's model if it is one that this package adds.
-
-    It is imported only then, because that takes seconds.
-    """
+    """Register the family of a folder's model with transformers if this package adds it; the import takes seconds."""
     if any(entry.get("model_type") == "probing-alibi-bert" for entry in entries(folder, "config.json")):
         import_module("probing.models.attention_heads")
 
@@ -276,7 +246,7 @@ def is_downloaded(name: str) -> bool:
 
 
 def _from_hub(name: str, revision: str | None) -> Path:
-    """Return the local snapshot of a hub repository, downloading what is missing."""
+    """Return the local snapshot of a hub repository, downloading missing files."""
     import huggingface_hub
 
     repository = ALIASES.get(name, name)
@@ -310,16 +280,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
 
 
 def check_revision(name: str, revision: str, option: str = "--revision") -> None:
-    """Check that a model's revision exists, by getting only its configuration; the local hub cache is tried first.
-
-    Args:
-        name: Alias or hub id of the model.
-        revision: The revision.
-        option: The option that names it, for the message.
-
-    Raises:
-        UserError: If the revision is neither on this machine nor available from the hub.
-    """
+    """Raise `UserError` unless a model's revision exists, by getting only its configuration; the cache comes first."""
     from huggingface_hub import hf_hub_download
 
     for local_only in (True, False):
@@ -334,7 +295,7 @@ def check_revision(name: str, revision: str, option: str = "--revision") -> None
 
 
 def _refusal(name: str, revision: str | None, error: Exception, option: str = "--revision") -> UserError:
-    """Return the error for a model that cannot be found, with hints on how to name one."""
+    """Return the error for a model that is not available, with hints on how to name one."""
     from huggingface_hub.errors import HFValidationError
 
     aliases = f"aliases are {', '.join(ALIASES)}"
@@ -350,7 +311,7 @@ def _refusal(name: str, revision: str | None, error: Exception, option: str = "-
 
 
 def _why_not_downloaded(error: Exception) -> tuple[str, bool]:
-    """Say why the hub gave no model; also return whether it was asked and has no model of this name."""
+    """Return the reason why the hub gave no model, and whether the hub has no model of this name."""
     from huggingface_hub import errors
 
     behind = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else error
@@ -371,7 +332,7 @@ def _why_not_downloaded(error: Exception) -> tuple[str, bool]:
 
 
 def has(folder: Path, patterns: Sequence[str]) -> bool:
-    """Whether the folder has a file that matches one of the patterns."""
+    """Return whether the folder has a file that matches one of the patterns."""
     return any(True for pattern in patterns for _ in folder.glob(pattern))
 
 
@@ -386,11 +347,12 @@ _OLD = "pooling_mode_"
 
 @dataclass(frozen=True)
 class SentenceModel:
-    """What the files of a checkpoint say of its sentence vectors.
+    """Sentence vectors of a checkpoint, as its files define them.
 
     Args:
-        pooling: `mean_special`, the mean over all tokens, or `cls`, the first token; None if the files do not say it.
-        max_length: Number of tokens at which texts are cut; None if the files do not say it.
+        pooling: `mean_special`, the mean over all tokens, or `cls`, the first token; None if the files do not define
+            it.
+        max_length: Number of tokens at which texts are cut; None if the files do not define it.
         ignored_modules: Modules behind the pooling that change more than the length of the vector, by their types.
     """
 
@@ -400,15 +362,7 @@ class SentenceModel:
 
 
 def sentence_model(model: ModelSource, with_pooling: bool = True) -> SentenceModel:
-    """Read `modules.json`, the configuration of the pooling that it names, and `sentence_bert_config.json`.
-
-    Args:
-        model: The model's files.
-        with_pooling: Whether the pooling is read, too.
-
-    Raises:
-        UserError: If the checkpoint pools in another way than by the mean or the first token.
-    """
+    """Read the definition of sentence vectors; `with_pooling` also the pooling, by the mean or the first token only."""
     length = next((entry.get("max_seq_length") for entry in entries(model.folder, "sentence_bert_config.json")), None)
     home, modules = _modules(model.folder)
     kinds = {str(entry.get("type", "")).rsplit(".", 1)[-1]: str(entry.get("path", "")) for entry in modules}
@@ -421,7 +375,7 @@ def sentence_model(model: ModelSource, with_pooling: bool = True) -> SentenceMod
 
 
 def _modules(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
-    """Return the list of modules that a transformer is in, and its folder: its own, or the one above."""
+    """Return the list of modules that contains a transformer, and its folder: the transformer's, or the parent."""
     for home, path in ((folder, ""), (folder.parent, folder.name)):
         modules = entries(home, "modules.json")
         if any(

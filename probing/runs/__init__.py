@@ -1,4 +1,4 @@
-"""A study: what a command measures, as tables, and what is said and shown of them; and its results in Python."""
+"""Studies: the measurements, tables, sentences and page sections of commands, and their results in Python."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from probing.runtime.processes import launched
 
 
 class Result:
-    """Finished results: every CSV file of the folder is a table of its name, such as `result.geometry`.
+    """Finished results of a command: each CSV file of the folder is a table attribute, such as `result.geometry`.
 
-    A table that was not asked for is empty.
+    A table that was not requested is empty. Methods raise `UserError` if the tables are damaged.
 
     Args:
-        study: What was studied, which says what the tables mean.
+        study: The study, which defines the meaning of the tables.
         folder: Folder of the results.
         config: The resolved configuration, without the name.
         results: The content of `results.json`.
@@ -43,73 +43,49 @@ class Result:
         raise AttributeError(f"{name} is no table of these results; they have {', '.join(tables)}")
 
     def __fspath__(self) -> str:
-        """The folder, so that results stand for it wherever one is asked for."""
+        """Return the folder, so that results are accepted wherever a path is expected."""
         return str(self.folder)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self.by_name]
 
     def tables(self) -> list[Any]:
-        """Return the results as rich tables, as the terminal shows them.
-
-        Raises:
-            UserError: If the tables are damaged, so that nothing can be said of them.
-        """
+        """Return the results as rich tables, as the terminal shows them."""
         with reading(self.folder):
             return self.study.tables(self)
 
     def answer(self) -> list[str]:
-        """Return the sentences that answer the study's question in short, the first ones of `conclusions`.
-
-        Raises:
-            UserError: If the tables are damaged, so that nothing can be said of them.
-        """
+        """Return the sentences that answer the study's question in short, the first sentences of `conclusions`."""
         with reading(self.folder):
             return self.study.answer(self)
 
     def conclusions(self) -> list[str]:
-        """Return what the results say, a sentence for each question.
-
-        Raises:
-            UserError: If the tables are damaged, so that nothing can be said of them.
-        """
+        """Return the conclusions from the results, a sentence for each question."""
         with reading(self.folder):
             return [*self.study.answer(self), *self.study.conclusions(self)]
 
     def report(self, output: str | Path | None = None) -> Path:
-        """Write the results as one HTML page, as `report` does, and return the file.
-
-        Args:
-            output: The file; `report.html` in the folder of the results by default.
-
-        Raises:
-            UserError: If it cannot be written.
-        """
+        """Write the results as an HTML page, by default `report.html` in their folder, and return its path."""
         write = partial(load(ACTIONS["report"]), [str(self.folder)])
         page: Path = write(output=None if output is None else str(output))
         return page
 
     def export(self, format: str, path: str | Path | None = None) -> Path:
-        """Write the results as files of another program, whole or not at all, and return their folder.
+        """Write the results in the format of another program, all files or none, and return their folder.
 
         Args:
-            format: `parquet`, `latex` or `csv`: a file for each table; of a run of `fit` also `neuronpedia`, and of one
-                of `attention` also `headvis`.
-            path: The folder; `exports/FORMAT` in the folder of the results by default. One that was exported earlier is
-                replaced.
+            format: `parquet`, `latex` or `csv`: a file for each table; also `neuronpedia` for a run of `fit`, and
+                `headvis` for a run of `attention`.
+            path: The folder; `exports/FORMAT` in the folder of the results by default. An earlier export is replaced.
 
         Raises:
-            UserError: If there is no such format for these results, or the folder cannot be written.
+            UserError: If these results have no such format, or the folder cannot be written.
         """
         folder: Path = load(ACTIONS["export"])(self, format, path)
         return folder
 
     def card(self) -> str:
-        """Return a model card: results with intervals, controls, what follows and what does not, how to repeat it.
-
-        Raises:
-            UserError: If the results are damaged.
-        """
+        """Return a model card: results with intervals, controls, valid and invalid conclusions, and how to repeat."""
         text: str = load(ACTIONS["card"])(self)
         return text
 
@@ -120,14 +96,14 @@ class Result:
         """Upload the results with their card to the Hugging Face hub, and return the address of the commit.
 
         Args:
-            repo_id: The repository as `NAME/REPOSITORY`; it is made if it is not there.
+            repo_id: The repository as `NAME/REPOSITORY`, which is created if it does not exist.
             private: Whether a new repository is private.
             revision: The branch, `main` by default.
-            token: Access token; the one that is stored on this machine by default.
+            token: Access token; the token stored on this machine by default.
             endpoint: Address of another hub.
 
         Raises:
-            UserError: If the results cannot be read from their own files alone, or the hub refuses them.
+            UserError: If the results cannot be read from their files alone, or the hub refuses the upload.
         """
         address: str = load(ACTIONS["push"])(self, repo_id, private, revision, token, endpoint)
         return address
@@ -143,13 +119,7 @@ Terms = Mapping[str, str]
 
 @dataclass(frozen=True)
 class SectionPlace:
-    """Where a section stands on a page.
-
-    Args:
-        anchor: What it is linked by.
-        number: Its number among the sections of its study, from 0.
-        room: Number of characters that there are for what can be left out.
-    """
+    """Place of a section: link target, index within its study, number of characters for optional content."""
 
     anchor: str
     number: int
@@ -157,18 +127,18 @@ class SectionPlace:
 
 
 class Study:
-    """What a command measures. Subclasses declare its tables, and say what they mean.
+    """Measurements of a command. Subclasses declare its tables, and explain them.
 
     Attributes:
         name: Name of the command.
-        kind: What a folder holds, as `results.json` and messages say it, such as "comparison".
-        title: What the results are about, as the beginning of a heading.
+        kind: Kind of the results, as `results.json` and messages name it, such as "comparison".
+        title: Subject of the results, as the beginning of a heading.
         function: The command as `module:function`, which `command` imports.
         schemas: Its tables.
         in_several_processes: Whether the command can run in several processes.
-        files: The other files of its folder, and what is in them, for the documentation.
-        page: The page of the documentation that says what its measures are.
-        artifact: Type of the artifact that W&B is given; the name by default.
+        files: The other files of its folder, with descriptions for the documentation.
+        page: The page of the documentation that explains its measures.
+        artifact: Type of the W&B artifact; the name by default.
     """
 
     name: ClassVar[str] = ""
@@ -183,7 +153,7 @@ class Study:
 
     @property
     def command(self) -> Callable[..., Any]:
-        """The function that the command is."""
+        """The function of the command."""
         function: Callable[..., Any] = load(self.function)
         return function
 
@@ -196,15 +166,15 @@ class Study:
         return []
 
     def answer(self, result: Result) -> list[str]:
-        """Return the answer in short, which stands before the tables; none by default."""
+        """Return the short answer, which precedes the tables; none by default."""
         return []
 
     def conclusions(self, result: Result) -> list[str]:
-        """Return what the results say beside the answer, a sentence for each question; none by default."""
+        """Return the conclusions that follow the answer, a sentence for each question; none by default."""
         return []
 
     def about(self, result: Result) -> str:
-        """Return the title of a page that shows these results alone, which goes on a sentence."""
+        """Return the title of a page that shows these results alone, in the form that continues a sentence."""
         return f"{self.title[0].lower()}{self.title[1:]}: {result.folder.name}"
 
     def heading(self, result: Result) -> str:
@@ -212,19 +182,11 @@ class Study:
         return f"{self.title}: {result.folder.name}"
 
     def section(self, result: Result, place: SectionPlace) -> Html:
-        """Return the section of a page: by default the sentences and the tables of the terminal.
-
-        Args:
-            result: The results.
-            place: Where it stands.
-        """
+        """Return the section of a page: by default the sentences and the tables of the terminal."""
         return section_of(result, place.anchor, *framed(result.tables()))
 
     def terms(self, result: Result) -> Mapping[str, Terms]:
-        """Return the meanings of the headings in its section, by parts of the terms of a page.
-
-        By default these are the columns of the tables that have rows.
-        """
+        """Return the meanings of the headings by part of the terms; by default the columns of non-empty tables."""
         with_rows = [schema for schema in self.schemas if result.by_name[schema.name]]
         return {self.title: {column.words: column.meaning for schema in with_rows for column in schema.columns}}
 
@@ -233,7 +195,7 @@ class Study:
 
         Raises:
             ValueError: If a file is damaged.
-            OSError: If one cannot be read, or a table that is always written is missing.
+            OSError: If a file cannot be read, or a table that is always written is missing.
         """
         tables: dict[str, Table] = {}
         for schema in self.schemas:
@@ -244,24 +206,18 @@ class Study:
 
 
 def section_of(result: Result, anchor: str, *content: Html | None) -> Html:
-    """Return a section of a page: its heading, what the results say, and what is shown of them.
-
-    Args:
-        result: The results.
-        anchor: What the section is linked by.
-        content: Charts and tables, in their order.
-    """
+    """Return a section of a page: heading, conclusions, then `content` (charts and tables), linked by `anchor`."""
     sentences = (element("p", sentence) for sentence in result.conclusions())
     return element("section", element("h2", result.study.heading(result)), *sentences, *content, id=anchor)
 
 
 def framed(tables: Iterable[Any]) -> list[Html]:
-    """Return tables of the terminal as figures of a page, each with its title as the caption."""
+    """Return tables of the terminal as figures of a page, with their titles as captions."""
     return [element("figure", element("figcaption", table.title), as_in_terminal(table)) for table in tables]
 
 
 def folded(tables: Iterable[Any]) -> list[Html]:
-    """Return tables of the terminal under their titles, each shown when its title is chosen."""
+    """Return tables of the terminal under their titles, each shown when its title is clicked."""
     return [element("details", element("summary", str(table.title)), as_in_terminal(table)) for table in tables]
 
 
@@ -271,13 +227,13 @@ GROUP = "probing.studies"
 
 @cache
 def added_studies() -> dict[str, str]:
-    """Return where the studies of other packages are, as `module:name`; none can replace one of this package."""
+    """Return the studies of other packages as `module:name`, by name; a study of this package cannot be replaced."""
     places = sorted((entry.name, entry.value) for entry in entry_points(group=GROUP))
     return {name: where for name, where in places if name not in STUDIES}
 
 
 def study_names() -> list[str]:
-    """Return the names of all studies, which are those of their commands."""
+    """Return the names of all studies, which are the names of their commands."""
     return [*STUDIES, *added_studies()]
 
 
@@ -288,11 +244,7 @@ def package_studies() -> list[Study]:
 
 @cache
 def study_of(name: str) -> Study:
-    """Return a study.
-
-    Raises:
-        UserError: If another package names a study that cannot be imported, or is none.
-    """
+    """Return a study by its name; refuse another package's study that cannot be imported, or is no `probing.Study`."""
     where = STUDIES.get(name) or added_studies()[name]
     try:
         study = load(where)
@@ -316,14 +268,7 @@ def several() -> str:
 
 
 def refuse_several(command: str) -> None:
-    """Refuse to run where torchrun or srun started several processes.
-
-    Args:
-        command: Name of the command.
-
-    Raises:
-        UserError: If there are several processes.
-    """
+    """Raise `UserError` if torchrun or srun started several processes for this command."""
     if launched():
         raise UserError(
             f"`{command}` runs in one process, and torchrun or srun started several; start it by itself ({several()} "

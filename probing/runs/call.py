@@ -1,4 +1,4 @@
-"""A call of a command: what all commands do before they measure, and with what they have measured."""
+"""Calls of a command: the checks before all measurements, and the output after them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,9 @@ if TYPE_CHECKING:
 def tracking(
     folder: RunFolder | ResumableFolder | None, options: WandbOptions, config: Mapping[str, Any], light: bool = False
 ) -> Iterator[Tracker | None]:
-    """Track the run on the first rank; a refused request leaves no folder behind, a failed run leaves a partial one.
+    """Track the run in the rank-zero process, where there is a folder; less is logged of a `light` run, part of many.
 
-    Args:
-        folder: Folder of the run; None on other ranks than the first.
-        options: Where and how to track the run.
-        config: The run's resolved configuration.
-        light: Whether it is one of many runs, for which less is logged.
+    A refused request leaves no folder behind, a failed run a partial folder.
     """
     if folder is None:
         yield None
@@ -66,20 +62,12 @@ def tracking(
 
 
 def runs_folder(runs: str) -> Path:
-    """Return the folder of runs, checked now because it may be written only hours later.
-
-    Raises:
-        UserError: If the path is a file or cannot be written.
-    """
+    """Return the folder of runs, checked now (`UserError`) because it may be written only hours later."""
     return writable_folder(runs, f"--runs {runs}", "name a writable folder")
 
 
 def places(cache: str | None, runs: str, name: str | None) -> tuple[Path, Path]:
-    """Return the folder of the cache and the folder of runs, in which a run of that name can be made.
-
-    Raises:
-        UserError: If one is not a folder, runs cannot be written, or the name is taken or not a plain file name.
-    """
+    """Return the folder of the cache and the folder of runs; raise `UserError` for unusable folders or names."""
     cached, place = cache_folder(cache, runs), runs_folder(runs)
     if name is not None:
         check_name(place, name)
@@ -87,18 +75,9 @@ def places(cache: str | None, runs: str, name: str | None) -> tuple[Path, Path]:
 
 
 def save_input_text(config: dict[str, Any], model: str, folder: RunFolder) -> list[Path]:
-    """Replace objects in the configuration by text: the model by its name, lists of sentences by files that hold them.
+    """Replace objects in the configuration by text: the model's name, and files for lists of sentences; return these.
 
-    Args:
-        config: The configuration, which is changed.
-        model: The model's name.
-        folder: The run's folder, into which the sentences are written.
-
-    Returns:
-        The files.
-
-    Raises:
-        UserError: If they cannot be written; the run's folder is then removed.
+    If the files cannot be written, the run's folder is removed and `UserError` raised.
     """
     files = []
     config["model"] = model
@@ -130,13 +109,7 @@ def print_output_location(folder: Path, where: str | None, has_more: bool = Fals
 
 
 def say_results(result: Result, where: str | None, quiet: bool) -> None:
-    """Print the answer, the tables, a sentence for each further question, and where the results are.
-
-    Args:
-        result: The results.
-        where: Address on Weights & Biases, if they were logged there.
-        quiet: Whether the tables are left out.
-    """
+    """Print the answer, tables unless `quiet`, further conclusions, and the location on disk and on W&B (`where`)."""
     answer, more = result.answer(), result.study.more_tables(result)
     terminal.tell(*answer)
     if not quiet:
@@ -146,11 +119,7 @@ def say_results(result: Result, where: str | None, quiet: bool) -> None:
 
 
 def writable_folder(path: str | Path, flag_text: str, way_out: str) -> Path:
-    """Return the path of a folder that exists or can be made, and that can be written.
-
-    Raises:
-        UserError: If it is not a folder or cannot be written.
-    """
+    """Return the path of a writable folder that exists or can be created; otherwise raise `UserError`."""
     path = folder(path, flag_text)
     existing = next(part for part in (path, *path.parents) if os.path.exists(part))
     if not os.access(existing, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
@@ -159,15 +128,7 @@ def writable_folder(path: str | Path, flag_text: str, way_out: str) -> Path:
 
 
 def only_accelerator(trainer: Mapping[str, Any], what: str) -> None:
-    """Refuse arguments of the Trainer other than accelerator and loggers, for a command that runs in one process.
-
-    Args:
-        trainer: The arguments.
-        what: The command.
-
-    Raises:
-        UserError: If there is another one, or a logger that is unknown or not installed.
-    """
+    """Raise `UserError` for Trainer arguments other than accelerator and known loggers, in a single-process command."""
     if wrong := set(trainer) - {"accelerator", "logger"}:
         raise UserError(
             f"`--trainer.{min(wrong)}`: `{what}` runs in one process and takes only `--trainer.accelerator` and "
@@ -178,17 +139,17 @@ def only_accelerator(trainer: Mapping[str, Any], what: str) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a study has measured.
+    """Measurements of a study.
 
     Args:
         tables: Rows by the name of their table.
-        results: What else belongs into `results.json`: plain values.
-        curves: A row per layer for the curves of W&B, or per value of `axis`.
-        axis: The column over which these are drawn.
-        draw: Draws the figures into a folder, in some formats, and returns their paths.
+        results: Further entries of `results.json`: plain values.
+        curves: Rows for the curves of W&B, for each layer or value of `axis`.
+        axis: The column over which the curves are drawn.
+        draw: Draws the figures into a folder, in the formats given, and returns their paths.
         write: Writes other files into the folder of the results, and returns their paths.
-        is_timed: Whether `results.json` has the times of the stages: not where a run that was killed and continued
-            ends in the same bytes as one that was not.
+        is_timed: Whether `results.json` has the times of the stages. It has none where a run that was killed and
+            continued must end in the same bytes as an uninterrupted run.
     """
 
     tables: Mapping[str, Sequence[Row]]
@@ -202,13 +163,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a command that has been checked as far as that needs neither model nor text.
+    """A call of a command, checked as far as this needs neither model nor text.
 
     Args:
-        study: What is studied.
+        study: The study.
         config: The resolved options, without the name; objects in it are replaced by text before it is written.
-        name: Name of the run; None for one with the time in it.
-        wandb: Where and how to track it.
+        name: Name of the run; None for a name that contains the time.
+        wandb: Where and how to track the run.
         cached: Folder of the cache.
         place: Folder of runs.
         watch: The times so far.
@@ -226,18 +187,15 @@ class Call:
     def of(
         cls, study: Study, config: dict[str, Any], name: str | None, wandb: Wandb, problems: Sequence[str] = ()
     ) -> Call:
-        """Refuse what is wrong with the options, all numbers at once, before any work.
+        """Check the options before any work, and report all wrong numbers at once.
 
         Args:
-            study: What is studied.
             config: The resolved options, without the name.
-            name: Name of the run.
-            wandb: Where and how to track it.
-            problems: What is wrong with the study's own options.
+            problems: Errors in the study's options, as messages.
 
         Raises:
-            UserError: If something is wrong with an option, the name is taken, or a folder cannot be written; or if
-                there are several processes and the study runs in one.
+            UserError: If an option is wrong, the name is taken, a folder cannot be written, or there are several
+                processes and the study runs in a single process.
         """
         if not study.in_several_processes:
             refuse_several(study.name)
@@ -254,20 +212,20 @@ class Call:
 
     @property
     def say(self) -> Callable[[str], None]:
-        """Takes one-line messages."""
+        """Function that takes one-line messages."""
         return messages(self.config["quiet"])
 
     def expect(self, n_stages: int) -> None:
-        """Say how many stages there are before the results are written; see `probing.runtime.progress.expect`."""
+        """Announce the number of stages before the results are written; see `probing.runtime.progress.expect`."""
         expect([*[None] * n_stages, BRIEF])
 
     def source(self, solver: str | None = None, seed: int | None = None, **more: Any) -> ActivationSource:
         """Return the model of the options `model`, `layer`, `dtype`, ..., as far as the command has them.
 
         Args:
-            solver: Solver of the probes that are trained; None if none are.
-            seed: Seed of random initialisation; that of the option by default.
-            more: Further fields of the source.
+            solver: Solver of the probes; None if none are trained.
+            seed: Seed of random initialisation; the option `seed` by default.
+            more: Further fields of the `ActivationSource`.
 
         Raises:
             UserError: If the model cannot be read, or does not have a layer.
@@ -288,23 +246,20 @@ class Call:
         )  # fmt: skip
 
     def write(self, model: Any, measure: Callable[[Path], Measured]) -> Result:
-        """Measure in the folder of the run, write and log what was found, and return it with where it is logged.
+        """Measure in the folder of the run, write, log and show the results, and return them.
 
-        A run that is refused or cannot be written leaves no folder; one that fails otherwise leaves a partial one.
+        A run that is refused or cannot be written leaves no folder; a run that fails otherwise leaves a partial folder.
 
         Args:
             model: The `probing.models.ModelSource` that was read.
-            measure: Measures, given the folder.
-
-        Raises:
-            UserError: If the folder cannot be written.
+            measure: Function from the folder to the measurements.
         """
         folder = RunFolder(self.place, self.name, f"{model.short_name}-{self.study.name}")
         save_input_text(self.config, model.name, folder)
         return self.write_into(folder, measure)
 
     def write_into(self, folder: RunFolder | ResumableFolder, measure: Callable[[Path], Measured]) -> Result:
-        """Do the same in a folder that is there, and show the results."""
+        """Do the same in an existing folder."""
         result = self.carry_out(folder, lambda tracker: measure(folder.path))
         assert result is not None  # there is a folder
         return result
@@ -312,12 +267,7 @@ class Call:
     def carry_out(
         self, folder: RunFolder | ResumableFolder | None, measure: Callable[[Tracker | None], Measured | None]
     ) -> Result | None:
-        """Do the same in one of several processes, of which the first alone writes and shows the results.
-
-        Args:
-            folder: Folder of the run; None in the other processes, which return None.
-            measure: Measures, given what logs the run in the first process; what it returns in others is not read.
-        """
+        """Do the same in several processes; `folder` is None and the result ignored except in the rank-zero process."""
         with tracking(folder, self.wandb, self.config) as tracker:
             output = measure(tracker)
             if folder is None or tracker is None or output is None:

@@ -1,4 +1,4 @@
-"""What a folder holds, and what a run of `fit` or `probe` must hold to be read."""
+"""Checks of the kind of results in a folder, and of the content of a run of `fit` or `probe`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,11 @@ if TYPE_CHECKING:
 
 
 def kind_of(folder: Path, wrote: str) -> str | None:
-    """Return what kind of results a folder holds, as its `results.json` names it; None for a run of `fit` or `probe`.
-
-    Args:
-        folder: The folder.
-        wrote: The commands that write such a folder, for the message.
+    """Return the kind of a folder's results, as `results.json` names it; None for a run of `fit` or `probe`.
 
     Raises:
-        UserError: If it holds no finished results, or is damaged.
+        UserError: If there are no finished results in the folder, or it is damaged; `wrote` names the commands
+            expected.
     """
     if not os.path.isfile(folder / "results.json") or folder.name.endswith(PARTIAL):
         partial = folder.with_name(folder.name + PARTIAL)
@@ -52,11 +49,7 @@ def leaves_out_first(config: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Turn any error while a folder is read, or its tables are shown, into a message that it is damaged.
-
-    Raises:
-        UserError: If something fails.
-    """
+    """Turn any error while a folder is read, or its tables are shown, into a `UserError` that the folder is damaged."""
     try:
         yield
     except (UserError, RunError):
@@ -138,14 +131,14 @@ def _mapping_of(holds: Holds) -> Holds:
 
 
 def _of_side(value: Any) -> bool:
-    """Whether an entry of `cache` names what activations were made from."""
+    """Check that an entry of `cache` names the sources of activations."""
     return isinstance(value, dict) and _mapping_of(lambda part: part is None or isinstance(part, str | int))(
         value.get("key")
     )
 
 
 def _labels(value: Any) -> bool:
-    """Whether these are labels of classes: all whole numbers or all texts, each once."""
+    """Check that these are labels of classes: distinct, and all whole numbers or all texts."""
     kinds = {type(label) for label in value} if isinstance(value, list) else {None}
     return (kinds <= {int} or kinds <= {str}) and len({*value}) == len(value)
 
@@ -185,11 +178,7 @@ _LATER_RESULTS: Mapping[str, Holds] = {
 
 
 def check_documents(config: Mapping[str, Any], results: Mapping[str, Any]) -> None:
-    """Check the types of a run's configuration and results.
-
-    Raises:
-        ValueError: If an entry is missing, or of another type than `fit` and `probe` write.
-    """
+    """Raise `ValueError` if an entry of a run's configuration or results is missing or of a wrong type."""
     of_text = {} if "arrays" in config else _CONFIG_OF_TEXT
     _check("config.yaml", config, {**_CONFIG, **of_text}, _LATER)
     _check("config.yaml", config["probe"], {}, _PROBE)
@@ -209,11 +198,7 @@ def _check(file: str, values: Mapping[str, Any], needed: Mapping[str, Holds], ot
 
 
 def check_tables(results: Mapping[str, Any], accuracy: Sequence[Row], neurons: Sequence[Row]) -> None:
-    """Check that `accuracy.csv` is what `results.json` has, and that `neurons.csv` ranks every neuron of its layers.
-
-    Raises:
-        ValueError: If one has a row or a column too few or too many, in another place, or a number that is not finite.
-    """
+    """Raise `ValueError` unless `accuracy.csv` agrees with `results.json`, and `neurons.csv` ranks all neurons."""
     _check_columns("accuracy.csv", accuracy, ("layer", *_OF_ACCURACY["numbers" in results]))
     layers = [row["layer"] for row in accuracy]
     if layers != sorted({layer for layer in layers if _whole(0)(layer)}):
@@ -227,11 +212,7 @@ def check_tables(results: Mapping[str, Any], accuracy: Sequence[Row], neurons: S
 
 
 def check_ranking(file: str, rows: Sequence[Row], layers: Sequence[int]) -> None:
-    """Check that a table ranks all neurons of each of these layers, one layer after the other.
-
-    Raises:
-        ValueError: If a row is missing, there twice or out of order.
-    """
+    """Raise `ValueError` unless a table ranks all neurons of each of these layers, layer after layer."""
     width = len(rows) // len(layers) if layers else 0
     for i, layer in enumerate(layers):
         layer_rows = rows[i * width : (i + 1) * width]
@@ -247,11 +228,7 @@ def check_ranking(file: str, rows: Sequence[Row], layers: Sequence[int]) -> None
 
 
 def check_parts(name: str, rows: Sequence[Row], layers: Sequence[int]) -> None:
-    """Check that a table, by its name, has the columns and, of each layer of a run, the same parts, such as positions.
-
-    Raises:
-        ValueError: If a row is missing, there twice or of another layer, or names no end of a neuron.
-    """
+    """Raise `ValueError` unless a table, by its name, has its columns and the same parts in each layer."""
     _check_columns(file := f"{name}.csv", rows, (), _OF_PARTS[name])
     column, is_once = _PARTS.get(name, ("layer", False))
     parts: dict[Any, list[Any]] = {layer: [] for layer in layers}
@@ -267,7 +244,7 @@ def check_parts(name: str, rows: Sequence[Row], layers: Sequence[int]) -> None:
 
 
 def shapes_of(path: Path) -> tuple[dict[str, list[int]], dict[str, Any]]:
-    """Return the shape of each tensor in a file, and what the file says of them."""
+    """Return the shape of each tensor in a file, and the `layers` and `classes` of the file's metadata."""
     from safetensors import safe_open
 
     with safe_open(regular(path, path.parent), framework="numpy") as file:
@@ -277,11 +254,7 @@ def shapes_of(path: Path) -> tuple[dict[str, list[int]], dict[str, Any]]:
 
 
 def check_tensors(folder: Path, results: Mapping[str, Any], accuracy: Sequence[Row], n_neurons: int) -> None:
-    """Check that a run's tensors are of the layers, classes and neurons that its tables have.
-
-    Raises:
-        ValueError: If a file is of another run.
-    """
+    """Raise `ValueError` unless a run's tensors have the layers, classes and neurons of its tables."""
     layers, classes = [row["layer"] for row in accuracy], results["classes"]
     expected = [len(layers), len(classes) or 1, n_neurons // len(layers)]
     for name, tensor in (("contributions", "contribution"), ("probe", "weight")):
@@ -295,11 +268,7 @@ def check_tensors(folder: Path, results: Mapping[str, Any], accuracy: Sequence[R
 
 
 def read_tensor(path: Path, name: str) -> Tensor:
-    """Return a tensor of floating-point numbers.
-
-    Raises:
-        ValueError: If it holds other numbers, or some that are not finite.
-    """
+    """Return a tensor; raise `ValueError` if it is not of floating-point type, or has numbers that are not finite."""
     from safetensors import safe_open
 
     with safe_open(regular(path, path.parent), framework="pt") as file:
@@ -310,16 +279,12 @@ def read_tensor(path: Path, name: str) -> Tensor:
 
 
 def reads_transformed(config: Mapping[str, Any]) -> bool:
-    """Whether the probes of a run read transformed activations, which are centred if they have an intercept."""
+    """Return whether a run's probes read transformed activations; probes with an intercept read centred activations."""
     return config.get("transform", "none") != "none" or has_intercept(config)
 
 
 def read_transforms(folder: Path, layers: Sequence[int], d_model: int) -> dict[int, Transform]:
-    """Return the transform of each of a run's layers.
-
-    Raises:
-        UserError: If one is missing, of another width, or has numbers that are not finite.
-    """
+    """Return the transform of each of a run's layers; raise `UserError` unless shapes fit and numbers are finite."""
     from probing.probes.transforms import load
 
     with reading(folder):
@@ -340,9 +305,9 @@ def read_transforms(folder: Path, layers: Sequence[int], d_model: int) -> dict[i
 
 
 def _is_same(fitted: Mapping[str, Any], row: Row) -> bool:
-    """Whether a layer's row in `accuracy.csv` has what its entry in `results.json` has, but for how it was trained.
+    """Compare a layer's row in `accuracy.csv` with its entry in `results.json`, except for columns of the training.
 
-    A column of a later version, which this one does not declare, was read as text.
+    A column of a later version, which this version does not declare, was read as text.
     """
     known = {name: None if value == "" and name != "flag" else value for name, value in without_nan(row).items()}
     compared = {name: value for name, value in fitted.items() if name in known or name not in _OF_TRAINING}
@@ -363,17 +328,7 @@ def _check_columns(file: str, rows: Sequence[Row], numbers: Sequence[str], texts
 
 
 def further_table(folder: Path, schema: Schema, layers: Sequence[int], classes: Sequence[int | str]) -> Table:
-    """Return a table of a run, empty where it has none, with the labels of classes as they are, text or whole numbers.
-
-    Args:
-        folder: Folder of the run.
-        schema: The table.
-        layers: The run's layers.
-        classes: The labels of its classes.
-
-    Raises:
-        UserError: If the table is damaged.
-    """
+    """Return a table of a run, empty if the run lacks it, with labels of the type in `classes` (text or integer)."""
     if not (path := folder / f"{schema.name}.csv").exists():
         return Table((), schema)
     with reading(folder):

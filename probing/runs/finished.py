@@ -1,4 +1,4 @@
-"""Finished runs reopened: their model, corpus and activations, and what is measured with them."""
+"""Finished runs reopened: their model, corpus and activations, and the measurements that need these."""
 
 from __future__ import annotations
 
@@ -62,11 +62,7 @@ if TYPE_CHECKING:
 
 
 def site_read(run: RunRecord) -> dict[str, Any]:
-    """Return what a run has read of its model, as arguments of `probing.activations.source.ActivationSource`.
-
-    Raises:
-        UserError: If its dictionary is not there any more, or has changed.
-    """
+    """Return a run's site, and the selected features of a dictionary, as arguments of `ActivationSource`."""
     if (dictionary_path := folder_in(run.config)) is None:
         return {"site": site_of(run.config)}
     cached = run.results["cache"]["test"]
@@ -97,10 +93,9 @@ class Finished:
     """A finished run reopened.
 
     Args:
-        run: The finished run.
-        label: Name of the run in tables and figures, different for each run of a comparison.
+        label: Name of the run in tables and figures, unique within a comparison.
         source: Files of the run's model.
-        corpora: Corpora that the run read: the corpus, and the test corpus if there was one.
+        corpora: The corpus, and the test corpus if there is one.
         splits: Split of each sentence, for each corpus.
     """
 
@@ -112,17 +107,13 @@ class Finished:
 
 
 def open_runs(runs: Sequence[Run], matching: str, given: Sequence[Any] = ()) -> list[Finished]:
-    """Reopen finished runs, whose texts and models may have moved.
+    """Reopen finished runs, whose texts and models may have moved, to match their neurons by `matching`.
 
-    Args:
-        runs: The runs.
-        matching: How their neurons are to be matched.
-        given: Texts that have moved; each is taken for every text of a run with the same content.
+    Each of `given`, texts that have moved, is used for every text of a run with the same content.
 
     Raises:
-        UserError: If the model or the corpus of one has changed or is gone, a given text is that of no run, two runs
-            have no layers of the same relative depth, or neurons of different sites or layers of different widths are
-            to be matched by the index of their neurons.
+        UserError: If a model or a corpus is gone or has changed, a given text belongs to no run, two runs have no
+            layers of the same relative depth, or matching by index meets different sites or widths.
     """
     sources = [model_of(run) for run in runs]
     sites = {run.folder.name: site_of(run.config) for run in runs}
@@ -148,11 +139,7 @@ def open_runs(runs: Sequence[Run], matching: str, given: Sequence[Any] = ()) -> 
 
 
 def _check_depths(runs: Sequence[Run], sources: Sequence[ModelSource]) -> None:
-    """Refuse to compare two runs none of whose layers are at the same relative depth.
-
-    Raises:
-        UserError: If there are two such runs.
-    """
+    """Raise `UserError` if two runs have no layers at the same relative depth."""
     blocks = [load_config(source).num_hidden_layers for source in sources] if len(runs) > 1 else []
     for first, other in itertools.combinations(zip(runs, blocks, strict=False), 2):
         if not aligned(first[0].layers, other[0].layers, (first[1], other[1])):
@@ -166,10 +153,7 @@ def _check_depths(runs: Sequence[Run], sources: Sequence[ModelSource]) -> None:
 
 
 def _labels(runs: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
-    """Name each run by its model and site, with its task if names are equal, or else by its folder or its whole path.
-
-    The residual stream is not named.
-    """
+    """Name each run by model and site (unless residual), with its task if names are equal, else by folder or path."""
     sites = [site_of(run.config) for run in runs]
     of_models = [f"{source.short_name}{site_in_names(site)}" for source, site in zip(sources, sites, strict=True)]
     with_tasks = [f"{name} {label_name(run.config)}" for name, run in zip(of_models, runs, strict=True)]
@@ -179,13 +163,7 @@ def _labels(runs: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
 
 
 class RunExtraction:
-    """Reads corpora with the models of runs, each corpus with each model only once.
-
-    Args:
-        cache: Folder of cached activations.
-        trainer: Arguments of Lightning's Trainer.
-        say: Function that takes one-line messages.
-    """
+    """Reader of corpora with the models of runs, each corpus with each model only once."""
 
     def __init__(self, cache: Path, trainer: Mapping[str, Any], say: Say) -> None:
         self.cache, self.trainer, self.say = cache, trainer, say
@@ -193,7 +171,7 @@ class RunExtraction:
         self._stores: dict[tuple[Path, str], ActivationStore] = {}
 
     def store(self, finished: Finished, corpus: Corpus) -> ActivationStore:
-        """Return the activations that a run's model gives for a corpus, in the run's layers."""
+        """Return the activations of a corpus by a run's model, in the run's layers."""
         key = finished.run.folder, corpus.fingerprint
         if key not in self._stores:
             self._stores[key] = self._extract(finished, corpus)
@@ -241,7 +219,7 @@ def probe_weight(run: Run) -> Tensor:
 
 
 def penalty_of(run: Run) -> Penalty:
-    """Return the penalty of a run's probes: the chosen one, or that of its configuration."""
+    """Return the penalty of a run's probes, automatically chosen or configured."""
     options = run.config["probe"]
     return Penalty(options["l1"], run.results["penalty"]["l2"] if options["l2"] == "auto" else options["l2"])
 
@@ -253,7 +231,7 @@ def trained_as(run: Run, trainer: Mapping[str, Any] | None = None) -> Training:
 
 
 def sides_of(finished: Finished, extract: RunExtraction) -> Sides:
-    """Return the examples of a run, labelled and transformed as they were when its probes were trained."""
+    """Return the examples of a run, labelled and transformed as for the training of its probes."""
     run = finished.run
     task = task_of(run)
     classes: Labels = np.array(run.results["classes"], dtype=np.int64 if task.ordinal else object)
@@ -273,22 +251,14 @@ def sides_of(finished: Finished, extract: RunExtraction) -> Sides:
 
 
 def check_contributions(run: Run, layer: int, contribution: Sequence[float] | NDArray[np.float64]) -> None:
-    """Check that a layer's recomputed contributions equal those of the run.
-
-    Raises:
-        RunError: If they differ.
-    """
+    """Raise `RunError` unless a layer's recomputed contributions equal the run's."""
     stored = {row["neuron"]: row["contribution"] for row in run.neurons if row["layer"] == layer}
     if not np.allclose([stored[n] for n in range(len(contribution))], contribution, rtol=1e-3, atol=1e-6):
         raise RunError(f"{run.folder}: the contributions of layer {layer} are not those of its probe; repeat the run")
 
 
 def ranked_of(finished: Finished, extract: RunExtraction, seed: int) -> Ranked:
-    """Rank a run's neurons again from its probe, sentence by sentence of its test part.
-
-    Raises:
-        RunError: If the contributions differ from those of the run.
-    """
+    """Rank a run's neurons again from its probe, with the sentences or documents of its test part as clusters."""
     test = sides_of(finished, extract).test
     ranked = rank_on_clusters(finished.label, probe_weight(finished.run), test, finished.run.layers, seed)
     for i, layer in enumerate(ranked.layers):
@@ -297,7 +267,7 @@ def ranked_of(finished: Finished, extract: RunExtraction, seed: int) -> Ranked:
 
 
 def _no_signal(run: Run, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Return which neurons the run flagged `no-signal`, shape (n_layers, d_model)."""
+    """Return the run's flags `no-signal`, shape (n_layers, d_model)."""
     flagged, layer_index = np.zeros(shape, dtype=bool), {layer: i for i, layer in enumerate(run.layers)}
     for row in run.neurons:
         flagged[layer_index[row["layer"]], row["neuron"]] = "no-signal" in row["flag"]
@@ -305,7 +275,7 @@ def _no_signal(run: Run, shape: tuple[int, ...]) -> NDArray[np.bool_]:
 
 
 def with_shuffled(finished: Finished, ranked: Ranked, extract: RunExtraction, n_draws: int, seed: int) -> Ranked:
-    """Return a run's ranking with the null rankings by probes of shuffled labels, trained as the run's own probes."""
+    """Return a run's ranking with null rankings, by probes of shuffled labels that are trained as the run's probes."""
     run, layers = finished.run, ranked.layers
     passes = {name: value for name, value in run.config["trainer"].items() if name not in WHERE_TO_TRAIN}
 
@@ -326,7 +296,7 @@ def pairs_of(
     top: int,
     seed: int,
 ) -> dict[tuple[int, int], RunPair]:
-    """Compare every run with every later one; neurons are matched on the corpus of the earlier one."""
+    """Compare every run with every later run; neurons are matched on the corpus of the earlier run."""
 
     @cache
     def rotation_null_of(j: int) -> RotationNull:
@@ -350,14 +320,14 @@ def pairs_of(
 
 
 def by_index(finished: Sequence[Finished], matching: str) -> list[int]:
-    """Return the indices of the runs whose neurons are compared by their index with those of another run."""
+    """Return the indices of the runs whose neurons are matched by index with another run's."""
     pairs = itertools.combinations(range(len(finished)), 2)
     matched = [(i, j) for i, j in pairs if _matching_of(matching, finished[i].run, finished[j].run) == "index"]
     return sorted({i for pair in matched for i in pair})
 
 
 def _matching_of(matching: str, a: Run, b: Run) -> Literal["index", "correlation"]:
-    """Return how two runs are matched; `auto` is by index if both runs are of the same site of the same model."""
+    """Return the matching of two runs; `auto` is by index if both runs read the same site of the same model."""
     keys = [run.results["cache"]["test"]["key"] for run in (a, b)]
     is_same = all(keys[0].get(name) == keys[1].get(name) for name in ("model", "random_weights_seed", "site"))
     return "index" if matching == "index" or (matching == "auto" and is_same) else "correlation"
@@ -372,18 +342,16 @@ ROTATIONS = 20
 
 @dataclass(frozen=True)
 class EvidenceConfig:
-    """What is measured besides accuracy.
+    """Measurements besides accuracy.
 
     Args:
         n_replicates: Number of bootstrap samples of the training sentences, 0 for none.
         retraining: Whether probes are retrained without neurons and under other penalties.
-        codes: Whether the training labels are encoded online.
+        codes: Whether the online code length of the training labels is measured.
         transform: Transform of the activations, as in `--transform`.
-        seed: Seed of every random draw.
-        n_heads: Number of heads that the neurons of a layer belong to; None if they belong to none.
-        extremes: Whether the first neurons are described, and the tokens looked for on which they are highest and
-            lowest.
-        ranking: Whether neurons are ranked, with the evidence for it; otherwise there are accuracies alone.
+        n_heads: Number of heads into which a layer's neurons divide; None if they belong to no heads.
+        extremes: Whether the first neurons are described, with the tokens of their highest and lowest activations.
+        ranking: Whether neurons are ranked, with evidence; otherwise accuracies alone are measured.
         n_rotations: Number of random rotations whose directions neurons are compared with, 0 for none; by default
             `ROTATIONS` with `retraining`, otherwise none.
     """
@@ -418,17 +386,9 @@ def measure(
 ) -> ProbeResults:
     """Train the probes of a run, its controls, and the probes that give evidence for its rankings.
 
-    Args:
-        sides: Examples and their classes.
-        controls: Examples of each control, by name and draw.
-        layers: Layer numbers.
-        probe: How probes are trained.
-        config: What is measured besides accuracy.
-        trainer: Arguments of Lightning's Trainer.
-        watch: Stopwatch that records how long the stages take.
-        say: Function that takes one-line messages.
-        logger: Lightning logger for the training curves of the run's own probes.
-        folder: Folder for Lightning's own files; None on other ranks than the first.
+    `controls` has the examples of each control, by name and draw. `trainer` has arguments of Lightning's Trainer,
+    `logger` logs the training curves of the run's probes; `folder` is for Lightning's files, None except in the
+    rank-zero process.
     """
     results: ProbeResults
     if sides.numbers:
@@ -452,7 +412,7 @@ def _measure_classes(
     config: EvidenceConfig, trainer: Mapping[str, Any], watch: Stopwatch, say: Callable[[str], None], logger: Any,
     folder: str | None,
 ) -> ClassResults:  # fmt: skip
-    """Measure probes that predict classes; the arguments are those of `measure`."""
+    """Measure probes that predict classes; the arguments are as in `measure`."""
     with stage(f"probes of {layers_named(layers)}"):
         moments = of_read = layer_moments(sides.train, layers)
         read, read_controls = sides, controls  # what probes read: the neurons, and the constant beside an intercept

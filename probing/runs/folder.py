@@ -1,4 +1,4 @@
-"""Folders of results: whole or visibly partial, continued after an interruption; their documents are read strictly."""
+"""Folders of results: complete or visibly partial, resumable after an interruption; documents are read strictly."""
 
 from __future__ import annotations
 
@@ -23,12 +23,7 @@ MOST = 1_000_000
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file that holds a mapping.
-
-    Raises:
-        ValueError: If it holds something else, a name twice, or a number that is not finite; the message names it.
-        OSError: If it cannot be read.
-    """
+    """Return the mapping in a JSON file; `ValueError` for duplicate names, non-finite numbers and other content."""
 
     def refused(text: str) -> Any:
         raise ValueError(f"{text} is no number")
@@ -37,12 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the content of a YAML file that holds a mapping.
-
-    Raises:
-        ValueError: If it holds something else, a name twice, or a number that is not finite; the message names it.
-        OSError: If it cannot be read.
-    """
+    """Return the mapping in a YAML file; errors as of `read_json`."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -79,7 +69,7 @@ def _mapping(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """Yield a value, the names and values in it, and so on."""
+    """Yield a value, and recursively the names and values in it."""
     yield value
     for part in (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from _values(part)
@@ -93,7 +83,7 @@ def _distinct(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 def _is_text(text: str) -> bool:
-    """Whether a text can be written in UTF-8, where names of files may have bytes that are none."""
+    """Return whether a text can be encoded in UTF-8, with surrogate escapes for undecodable bytes of file names."""
     try:
         text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -105,16 +95,9 @@ PARTIAL = ".partial"
 
 
 class RunFolder:
-    """A run being written: `NAME.partial` until `finish` renames it. What a killed run of the name left is removed.
+    """A run being written: `NAME.partial` until `finish` renames it. The partial folder of a killed run is replaced.
 
-    Args:
-        runs: The folder of runs.
-        name: Explicit name, refused if it exists or would leave the folder of runs.
-        default: Start of the name if none is given; the time is added.
-        figures: Whether to make a folder for figures.
-
-    Raises:
-        UserError: If the name cannot be used or the folder cannot be made.
+    An explicit `name` is refused if it exists or would leave `runs`; else the name is `default` and the time.
     """
 
     def __init__(self, runs: Path, name: str | None, default: str, figures: bool = True) -> None:
@@ -128,12 +111,12 @@ class RunFolder:
 
     @property
     def path(self) -> Path:
-        """Where the run is being written."""
+        """The folder while the run is being written."""
         return self.final.with_name(self.final.name + PARTIAL)
 
     @staticmethod
     def _claim(final: Path) -> Path:
-        """Make the partial folder, or take over one that a killed process left, which only one process can do."""
+        """Create the partial folder, or take over the folder of a killed process, which only one process can do."""
         path = final.with_name(final.name + PARTIAL)
         try:
             path.mkdir()
@@ -146,7 +129,7 @@ class RunFolder:
 
     @classmethod
     def _claim_free(cls, runs: Path, default: str) -> Path:
-        """Claim the first default name that no run has, neither a finished one nor one under way."""
+        """Claim the first default name that neither a finished run nor a run in progress has."""
         stem = f"{default}-{time.strftime('%Y%m%d-%H%M%S')}"
         for suffix in ["", *(f"-{i}" for i in range(2, 1000))]:
             if not (runs / (stem + suffix)).exists():
@@ -155,25 +138,17 @@ class RunFolder:
         raise UserError(f"`--runs {runs}` holds a thousand runs named {stem}; give one with --name.")
 
     def finish(self) -> Path:
-        """Rename the folder to its final name and return the new path.
-
-        Raises:
-            RunError: If something of that name has been made meanwhile.
-        """
+        """Rename the folder to its final name and return the new path."""
         (self.path / RUNNING).unlink(missing_ok=True)
         return rename_whole(self.path, self.final, "run")
 
     def discard(self) -> None:
-        """Remove the folder with everything written so far."""
+        """Remove the folder with its content."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 def rename_whole(partial: Path, final: Path, what: str) -> Path:
-    """Rename a complete folder to its final name and return the new path.
-
-    Raises:
-        RunError: If something of that name has been made meanwhile.
-    """
+    """Rename a complete folder; raise `RunError` if the final name has been taken in the meantime."""
     try:
         partial.rename(final)
     except OSError as error:
@@ -184,10 +159,9 @@ def rename_whole(partial: Path, final: Path, what: str) -> Path:
 
 
 def check_name(runs: Path, name: str) -> Path:
-    """Return the folder of a run of this name, which one that was killed does not take.
+    """Return the folder of a run of this name; raise `UserError` if the name is taken, also by a run in progress.
 
-    Raises:
-        UserError: If the name is taken, also by a run under way, or is not a plain name inside the folder of runs.
+    The partial folder of a killed run does not block the name.
     """
     final = check_plain(runs, name)
     if os.path.lexists(final):  # a broken link also takes the name
@@ -200,11 +174,7 @@ def check_name(runs: Path, name: str) -> Path:
 
 
 def check_plain(runs: Path, name: str) -> Path:
-    """Return the folder of that name in the folder of runs.
-
-    Raises:
-        UserError: If it is not a plain name inside the folder of runs.
-    """
+    """Return the folder of that name in the folder of runs; raise `UserError` if the name is not plain."""
     if not re.fullmatch(r"[\w][\w.+=@-]{0,199}", name) or name.endswith(PARTIAL):
         raise UserError(
             f"`--name {name}` is not a plain name inside {runs}: use letters, digits and - _ . + = @, "
@@ -228,15 +198,9 @@ _DEFINITION = "definition.json"
 
 
 class ResumableFolder:
-    """A folder that is new or continued.
+    """A folder that is new or resumed; `definition` holds everything that determines its content.
 
-    Args:
-        runs: The folder of runs.
-        name: Its name.
-        definition: Everything that decides what is written into it.
-
-    Raises:
-        UserError: If the name is taken by something else, or the folder cannot be made.
+    A finished folder, or another definition in the folder, raises `UserError`.
     """
 
     # What the folder holds, and what it may belong to instead, for messages.
@@ -260,11 +224,7 @@ class ResumableFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder against other processes.
-
-        Raises:
-            UserError: If another process is writing it, or the folder cannot be made.
-        """
+        """Lock the folder; raise `UserError` if another process is writing it."""
         from filelock import FileLock, Timeout
 
         try:
@@ -290,20 +250,16 @@ class ResumableFolder:
             lock.release()
 
     def begin(self) -> None:
-        """Make the folder."""
+        """Create the folder."""
         (self.path / self.work).mkdir(parents=True, exist_ok=True)
 
     def discard(self) -> None:
-        """Remove the folder if there is no work in it; otherwise the same command continues it."""
+        """Remove the folder if there is no work in it; otherwise the same command resumes it."""
         if self.is_empty():
             shutil.rmtree(self.path, ignore_errors=True)
 
     def finish(self) -> Path:
-        """Rename the folder to its final name and return the new path.
-
-        Raises:
-            RunError: If something of that name has been made meanwhile.
-        """
+        """Rename the folder to its final name and return the new path."""
         for name in (".lock", *self.temporary):
             (self.path / name).unlink(missing_ok=True)
         return rename_whole(self.path, self.final, self.what)
@@ -313,7 +269,7 @@ class ResumableFolder:
         return not any((self.path / self.work).glob("*"))
 
     def _stored(self) -> Any:
-        """Return the definition in the folder, None if there is none yet."""
+        """Return the definition in the folder, None if the folder has no work yet, () if unreadable or missing."""
         try:
             return parse_json(read_text(self.path / _DEFINITION, self.path))
         except FileNotFoundError:
@@ -323,12 +279,7 @@ class ResumableFolder:
 
 
 def remove_abandoned(path: Path, only_ask: bool = False) -> bool:
-    """Remove the partial folder of a run that no process writes; return whether there was one.
-
-    Args:
-        path: The folder.
-        only_ask: Whether it stays.
-    """
+    """Remove the partial folder of a run that no process writes, unless `only_ask`; return whether there was one."""
     from filelock import FileLock, Timeout
 
     if path.is_symlink() or not path.is_dir():
@@ -367,16 +318,9 @@ NOT_OF_THE_RUN = ("quiet", "cache", "runs", "wandb", "figure_format")
 def folder_of_trainings(
     place: Path, name: str, config: dict[str, Any], texts: Mapping[str, Corpus | None]
 ) -> ResumableFolder:
-    """Return the folder of a run; sentences that were given as a list are named by their file in it.
+    """Return the resumable folder of a run, defined by its options and its texts by option.
 
-    Args:
-        place: Folder of runs.
-        name: Name of the run.
-        config: The resolved options, which are changed.
-        texts: The texts by the option that names them.
-
-    Raises:
-        UserError: If the name is taken.
+    In `config`, sentences given as a list are replaced by the path of their file in the folder.
     """
     for option in texts:
         if config[option] is not None and not isinstance(config[option], str):
@@ -388,11 +332,9 @@ def folder_of_trainings(
 
 @contextmanager
 def continuable(folder: ResumableFolder, first: bool) -> Iterator[None]:
-    """Lock the folder; after an interrupt, say how to continue; after a refused request, leave no folder behind.
+    """Lock the folder; after an interrupt, explain how to resume; after a refused request, leave no folder behind.
 
-    Args:
-        folder: The folder.
-        first: Whether this is the first of several processes, which alone locks and removes it.
+    Only the rank-zero process (`first`) locks and removes it.
     """
     with folder.locked() if first else nullcontext():
         try:
@@ -407,15 +349,7 @@ def continuable(folder: ResumableFolder, first: bool) -> Iterator[None]:
 
 
 def check_several(trainer: Mapping[str, Any], named: bool) -> None:
-    """Refuse several processes without a name, by which all of them know the folder.
-
-    Args:
-        trainer: Arguments of Lightning's Trainer.
-        named: Whether the run has a name.
-
-    Raises:
-        UserError: If there are several, and none is given.
-    """
+    """Raise `UserError` for several processes without a name, by which all of them know the folder."""
     several = bool(launched()) or any(str(trainer.get(option, 1)) != "1" for option in ("devices", "num_nodes"))
     if several and not named:
         raise UserError(

@@ -1,4 +1,4 @@
-"""`load_run` reads the results of any command; the rankings of `rank`; a checkpoint of a run of `finetune`."""
+"""Readers of finished results: `load_run` for any command, rankings of `rank`, checkpoints of `finetune`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Ranked = tuple[Sequence[Row], Schema, Sequence[str]]
 
 
 def ranking_rows(layer: int, order: Sequence[int], score: Sequence[float]) -> list[dict[str, Any]]:
-    """Return the rows of `METHOD.csv` for one layer, in ranked order."""
+    """Return the rows of `METHOD.csv` for a layer, in ranked order."""
     return [
         {"layer": layer, "rank": rank, "neuron": neuron, "score": score[neuron]}
         for rank, neuron in enumerate(order, start=1)
@@ -41,11 +41,7 @@ def ranking_rows(layer: int, order: Sequence[int], score: Sequence[float]) -> li
 
 @contextmanager
 def writing(folder: Path, run: Run) -> Iterator[None]:
-    """Make the folder, and turn errors while it is written into a message.
-
-    Raises:
-        UserError: If the folder cannot be written.
-    """
+    """Create the folder, and turn errors while it is written into `UserError`."""
     try:
         folder.mkdir(exist_ok=True)
         yield
@@ -57,7 +53,7 @@ def writing(folder: Path, run: Run) -> Iterator[None]:
 
 
 def write_tables(folder: Path, tables: Mapping[str, Ranked]) -> None:
-    """Write the tables that have rows; rows of other layers or rankings in the files are kept."""
+    """Write the tables that have rows; rows of other layers or rankings in the files are preserved."""
     for name, (rows, schema, key) in tables.items():
         if rows:
             with replacing(path := folder / f"{name}.csv") as partial:
@@ -65,7 +61,7 @@ def write_tables(folder: Path, tables: Mapping[str, Ranked]) -> None:
 
 
 def draw_curves(folder: Path, layers: Sequence[int], model: str, run: Run, formats: Sequence[str]) -> list[Path]:
-    """Draw the curves of these layers, including those of earlier commands, and return the figures' paths."""
+    """Draw the curves of these layers, including the curves of earlier commands, and return the figures' paths."""
     from probing.tables.probe_figures import write_curves_figure
 
     rows, paths, task = read_csv(folder / "curves.csv", CURVES), [], label_name(run.config)
@@ -78,7 +74,7 @@ def draw_curves(folder: Path, layers: Sequence[int], model: str, run: Run, forma
 
 
 def _merged(path: Path, rows: Sequence[Row], schema: Schema, key: Sequence[str]) -> list[Row]:
-    """Return the rows in the order of layers, together with the rows of the file that no new row replaces."""
+    """Return the rows in the order of layers, with the rows of the file that no new row replaces."""
 
     def identity(row: Row) -> tuple[str, ...]:
         return tuple(str(row.get(column, "")) for column in key)
@@ -93,13 +89,13 @@ TABLES = {schema.name: schema for schema in (DIRECTIONS, EVALUATION, ERASURE, CU
 
 
 class Rankings(Result):
-    """The rankings that `rank` made of a run, and what it measured of them.
+    """The rankings that `rank` computed from a run, and their evaluation.
 
     Args:
         run: The run.
         folder: Folder of the rankings, `rankings` in the run's folder.
         rankings: For each method, a dict per layer and neuron in ranked order, as in `METHOD.csv`.
-        others: The tables `directions`, `evaluation`, `erasure` and `curves`, where they were asked for.
+        others: The tables `directions`, `evaluation`, `erasure` and `curves`, where requested.
     """
 
     def __init__(self, run: Run, folder: Path, rankings: Mapping[str, Table], others: Mapping[str, Table]) -> None:
@@ -108,11 +104,7 @@ class Rankings(Result):
 
 
 def read_rankings(folder: Path, run: Run) -> Rankings:
-    """Read everything that `rank` has added to a run.
-
-    Raises:
-        ValueError: If a ranking does not rank every neuron of its layers.
-    """
+    """Read everything that `rank` has added to a run; raise `ValueError` if a ranking lacks neurons of its layers."""
     tables = {path.stem: read_rows(path, TABLES.get(path.stem, RANKING)) for path in sorted(folder.glob("*.csv"))}
     rankings = {name: table for name, table in tables.items() if name not in TABLES}
     for name, rows in rankings.items():
@@ -131,18 +123,17 @@ def load_run(folder: str | Path, corpus: Any = None) -> Any:
     """Read the finished results of any command from their folder.
 
     Args:
-        folder: The folder of a run, a comparison, a sweep, or another command's results; for those of `rank`, the
-            folder `rankings` of the run.
-        corpus: Of a run of `fit`, its text, if that has moved and is to be read again: a path, or a list of paths for a
-            corpus and a test corpus.
+        folder: The folder of a run, a comparison, a sweep, or another command's results; for `rank`, the folder
+            `rankings` of the run.
+        corpus: New place of the text of a run of `fit`, if the text has moved and will be read again: a path, or a list
+            of paths for a corpus and a test corpus.
 
     Returns:
-        What the command returns as a function: a `Result`, of `fit` and `probe` a `Run`. It has `folder`, `config` and
-        `results`, and every CSV file of the folder as a table of that name.
+        The return value of the command as a function: a `Result`, for `fit` and `probe` a `Run`. It has `folder`,
+            `config` and `results`, and every CSV file of the folder as a table of that name.
 
     Raises:
-        UserError: If there are no finished results in the folder, or they are damaged, or the text is another than the
-            run read.
+        UserError: If the folder has no finished results, or they are damaged, or the run read another text.
     """
     if corpus is not None:
         return _with_text(load_fit(folder), corpus)
@@ -160,22 +151,14 @@ def load_run(folder: str | Path, corpus: Any = None) -> Any:
 
 
 def _with_text(run: Run, corpus: Any) -> Run:
-    """Return a run that knows where its text is now.
-
-    Raises:
-        UserError: If the text is another than the run read.
-    """
+    """Return the run with the new place of its text, whose content is checked."""
     run.moved = given_texts(corpus)
     texts_of(of_text(run), run.moved)
     return run
 
 
 def load_fit_of_classes(folder: str | Path) -> Run:
-    """Read a finished run whose model can read its corpus again, and whose probes predict classes.
-
-    Raises:
-        UserError: If there is no finished run in the folder, if it was made from arrays, or if it predicts numbers.
-    """
+    """Read a finished run whose model can read its corpus again, and whose probes predict classes."""
     run = of_text(load_fit(folder))
     if run.is_of_numbers:
         raise UserError(
@@ -189,21 +172,14 @@ def read_as_run(
     run: Run, flag_text: str, config: dict[str, Any], defaults: Mapping[str, Any], options: Sequence[str],
     further: Mapping[str, bool] | None = None,
 ) -> None:  # fmt: skip
-    """Set the options of a command that must be those of a run, because the run's hidden states are read again.
+    """Set the options of a command that must agree with a run, because the run's hidden states are read again.
 
-    A text or a model that is named is where that of the run is now; they may also be found without.
-
-    Args:
-        run: The run.
-        flag_text: The option that names it, with its value, for messages.
-        config: The resolved configuration, which is changed.
-        defaults: The defaults of the options.
-        options: The options whose values are those of the run.
-        further: What else is expected of the run, and whether it is so.
+    A text or a model named in an option is the new place of the run's text or model; without, the old places are tried.
+    `config` is changed; `flag_text` is the option that names the run, with its value, for messages; `options` are the
+    options that the run determines; `further` maps further requirements, as text, to whether they are met.
 
     Raises:
-        UserError: If the run is not of hidden states as they are, an option contradicts it, or its text or its model
-            has changed or is gone.
+        UserError: If the run reads other than plain hidden states, an option contradicts it, or an input has changed.
     """
     run_config = run.config
     wrong = {
@@ -232,14 +208,10 @@ def read_as_run(
 
 
 def tracked_like(run: Run, options: WandbOptions) -> WandbOptions:
-    """Return how results that are added to a run are tracked: with the mode `auto`, no further than the run itself.
+    """Return how results added to a run are tracked: with the mode `auto`, no further than the run itself.
 
-    A run that was made with the mode `offline` or `disabled` is thereby not uploaded in part. The variable `WANDB_MODE`
-    takes precedence; what is switched off stays so.
-
-    Args:
-        run: The run.
-        options: The options of the command.
+    So a run of the mode `offline` or `disabled` is not uploaded in part. `WANDB_MODE` or an explicit mode take
+    precedence.
     """
     run_mode = run.config.get("wandb", {}).get("mode")
     is_open = options.mode == "auto" and not os.environ.get("WANDB_MODE")
@@ -261,13 +233,7 @@ OF_TUNED = ("revision", "random_weights", "max_length")
 
 @dataclass(frozen=True)
 class Tuned:
-    """A model that `finetune` tuned.
-
-    Args:
-        run: The results of the run.
-        checkpoint: Folder of the model with its head.
-        flag_text: The option that names it, with its value, for messages.
-    """
+    """A model tuned by `finetune`: the results, the folder of the model with its head, and the option that names it."""
 
     run: Result
     checkpoint: Path
@@ -290,12 +256,12 @@ class Tuned:
 
     @property
     def are_pairs(self) -> bool:
-        """Whether it was tuned on pairs of sentences."""
+        """Whether the model was tuned on pairs of sentences."""
         return "pairs" in self.run.results["corpora"]
 
     @property
     def split_by(self) -> GroupBy:
-        """What the split kept whole: the value of `--group_by`."""
+        """The unit that the split preserves: the value of `--group_by`."""
         unit: GroupBy = self.run.config["group_by"]
         return unit
 
@@ -306,7 +272,7 @@ class Tuned:
 
     @property
     def score(self) -> float:
-        """What `tunings.csv` has as the score of this checkpoint: accuracy or R² of the whole test part."""
+        """The score of this checkpoint in `tunings.csv`: accuracy or R² of the whole test part."""
         name = self.checkpoint.name
         return float(next(row["score"] for row in self.run.tunings if checkpoint_name(row) == name))
 
@@ -326,25 +292,20 @@ def checkpoint_name(row: Mapping[str, Any]) -> str:
 
 
 def is_tuned(path: str) -> bool:
-    """Return whether a folder is that of a run of `finetune`, or of a checkpoint in one."""
+    """Return whether a folder is a run of `finetune`, or a checkpoint in such a run."""
     return is_of_tunings(_folder_of(path)[0])
 
 
 def _folder_of(path: str) -> tuple[Path, str | None]:
-    """Return the folder of a run, and the name of its checkpoint if that is named."""
+    """Return the folder of a run, and the name of its checkpoint if the path names it."""
     folder = Path(os.path.normpath(path))
     return (folder.parent.parent, folder.name) if folder.parent.name == CHECKPOINTS else (folder, None)
 
 
 def tuned_of(path: str, option: str) -> Tuned:
-    """Return a checkpoint of a run of `finetune`.
+    """Return a checkpoint of a run of `finetune`, for the folder of a checkpoint or of the run.
 
-    Args:
-        path: The folder of the run, whose first checkpoint from trained weights is meant, or of a checkpoint in it.
-        option: The option that names it, with its value, for messages.
-
-    Raises:
-        UserError: If there is no such run or checkpoint.
+    For a run it is the first checkpoint that started from trained weights. `option` names the path in messages.
     """
     folder, name = _folder_of(path)
     run = load_run(folder)
@@ -358,17 +319,9 @@ def tuned_of(path: str, option: str) -> Tuned:
 
 
 def read_as_tuned(tuned: Tuned, config: dict[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Set the options of a command that must be those of a tuned model, because its text is read again.
+    """Set the options of a command that must agree with a tuned model, because its text is read again.
 
-    A text that is named is where that of the run is now.
-
-    Args:
-        tuned: The model.
-        config: The resolved configuration, which is changed.
-        defaults: The defaults of the options.
-
-    Raises:
-        UserError: If an option contradicts the run, or its text has changed or is gone.
+    `config` is changed. A text named in an option is the new place of the run's text. Contradictions raise `UserError`.
     """
     model = str(tuned.checkpoint)
     tuned_config = {**tuned.config, "model": model, "revision": None, "random_weights": False}

@@ -1,7 +1,7 @@
-"""Where a run's texts, model and task lie: noted when it is written, and found again after the run or they have moved.
+"""Places of a run's texts, model and task: recorded when the run is written, searched after the run or they have moved.
 
-What is found is accepted by its content alone: a text and a model by the fingerprint in the run's `cache`, the file of
-a task by that in `read_from`.
+A file is accepted by its content alone: a text and a model by the fingerprint in the run's `cache`, the file of a task
+by its hash in `read_from`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _GIVE = "give the path of the same text with `--corpus` (from Python with `corpu
 
 
 class RunRecord(Protocol):
-    """What of a finished run says where it has read: the run itself, or its probes."""
+    """The part of a finished run, or of its probes, that records its inputs."""
 
     @property
     def folder(self) -> Path:
-        """Folder of the run, where it is now."""
+        """Current folder of the run."""
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -51,22 +51,17 @@ class OfText(RunRecord, Protocol):
 
     @property
     def split_by(self) -> GroupBy:
-        """What the split kept whole, as `probing.text.read_corpora` takes it."""
+        """The unit that the split preserves, as `probing.text.read_corpora` takes it."""
 
 
 # --- noting ---
 
 
 def read_from(config: Mapping[str, Any], folder: Path) -> dict[str, dict[str, dict[str, str]]]:
-    """Return `read_from` of `results.json`: where the files and folders lie that a configuration names.
+    """Return `read_from` of `results.json`: the places of the files and folders that a configuration names.
 
-    Args:
-        config: The configuration of a run, in which objects are replaced by text.
-        folder: Folder of the run, which may still be partial.
-
-    Returns:
-        For each option `path`, which is absolute, and `from_run`, relative to the run's folder unless they have nothing
-        in common; of a task's file its `sha256`, too. Nothing for a run that reads no files of the user's.
+    For each option these are `path`, which is absolute, and `from_run`, relative to the run's final folder unless they
+    share no parent; for a task's file also `sha256`. Empty for a run that reads no files of the user.
     """
     final = Path(os.path.abspath(folder.with_name(folder.name.removesuffix(PARTIAL))))
     noted = {name: _noted(path, final) for name in TEXTS if (path := _path_of_text(config.get(name))) is not None}
@@ -94,7 +89,7 @@ def _relative(path: str, run: str) -> str | None:
 
 
 def _parts(source: str) -> tuple[str, str, str]:
-    """Return what stands before a path, the path, and what stands after it, as in `hf:PATH?split=S`."""
+    """Return the prefix, the path and the suffix of a source, as in `hf:PATH?split=S`."""
     name = source.removeprefix("hf:")
     path, mark, query = split_query(source) if name == source else name.partition("?")
     return source[: len(source) - len(name)], path, mark + query
@@ -122,10 +117,10 @@ def _file_of_task(task: str) -> str | None:
 
 
 def places_of(run: RunRecord, option: str, path: str) -> list[str]:
-    """Return where something may be, each place once.
+    """Return the possible places of an input, each once.
 
-    As typed from the current folder; where it was; at the same place relative to the run; in the run's folder and in
-    that folder's parent.
+    These are the path as typed from the current folder, the recorded place, the same place relative to the run, the
+    run's folder, and that folder's parent.
     """
     folder, noted = os.path.abspath(run.folder), run.results.get("read_from", {}).get(option, {})
     beside = noted.get("from_run", _beside(run, path))
@@ -135,9 +130,9 @@ def places_of(run: RunRecord, option: str, path: str) -> list[str]:
 
 
 def _beside(run: RunRecord, path: str) -> str | None:
-    """Return the place relative to the run's folder in a run of versions that did not note it, if its options say it.
+    """Return a path relative to the run's folder, for runs that did not record it, if their options imply it.
 
-    They do where the path and the folder of runs were both typed relative to the same folder, or both absolute.
+    They do if the path and the folder of runs were both typed relative to the same folder, or both absolute.
     """
     runs = run.config.get("runs")
     if not isinstance(runs, str) or os.path.isabs(runs) != os.path.isabs(path):
@@ -150,13 +145,7 @@ def _beside(run: RunRecord, path: str) -> str | None:
 
 @dataclass(eq=False)
 class Offered:
-    """A text that the user gives for runs whose text has moved.
-
-    Args:
-        source: The text, as the user gave it.
-        corpus: What it holds.
-        fits: Whether a run has read the same.
-    """
+    """A text that the user gives for runs whose text has moved; `fits` if a run has read the same content."""
 
     source: Any
     corpus: Corpus
@@ -164,13 +153,7 @@ class Offered:
 
 
 class RunTexts(NamedTuple):
-    """The texts of a run, read again.
-
-    Args:
-        corpora: The corpus, and the test corpus if there was one.
-        splits: Side of each sentence of each.
-        sources: Where each was read.
-    """
+    """The texts of a run, read again: corpora (corpus, then any test corpus), sides of their sentences, sources."""
 
     corpora: list[Corpus]
     splits: list[list[Split]]
@@ -182,11 +165,7 @@ class _Absent(UserError):
 
 
 def given_texts(corpus: Any) -> list[str]:
-    """Return the texts that `--corpus` names for runs whose texts have moved: none, one, or several.
-
-    Raises:
-        UserError: If one is no path.
-    """
+    """Return the paths that `--corpus` names for runs whose texts have moved: none or more."""
     given = [] if corpus is None else corpus if isinstance(corpus, list | tuple) else [corpus]
     for path in given:
         if not isinstance(path, str | os.PathLike):
@@ -200,15 +179,10 @@ def texts_of(run: OfText, given: Sequence[Any] = (), say: Say = lambda message: 
 
 
 def texts_of_runs(runs: Sequence[OfText], given: Sequence[Any] = (), say: Say = lambda message: None) -> list[RunTexts]:
-    """Read the texts of runs again, wherever they are now.
-
-    Args:
-        runs: Finished runs whose model reads text.
-        given: Texts that have moved; each is taken for every text of a run with the same content.
-        say: Takes one-line messages.
+    """Read the texts of runs again; each of `given`, texts that have moved, is used for all equal texts of the runs.
 
     Raises:
-        UserError: If a text is nowhere, only other texts are in its places, or a given one is that of no run.
+        UserError: If a text is nowhere, its places have other texts only, or a given text belongs to no run.
     """
     if "-" in given:
         raise UserError("`--corpus -`: the text of a finished run is read more than once; give it as a file.")
@@ -248,7 +222,7 @@ def _texts(run: OfText, offered: Sequence[Offered], say: Say) -> RunTexts:
 
 
 def _fingerprints(run: RunRecord) -> dict[str, str]:
-    """Return the fingerprint of the text that a run was trained on, and of the one that it was tested on."""
+    """Return the fingerprints of the texts that a run was trained and tested on."""
     if (texts := run.results.get("corpora")) is not None:  # of `finetune`
         sides = zip(("train", "test"), TEXTS, strict=True)
         return {side: texts.get(option, texts["corpus"])["fingerprint"] for side, option in sides}
@@ -258,11 +232,7 @@ def _fingerprints(run: RunRecord) -> dict[str, str]:
 def _text(
     run: RunRecord, option: str, offered: Sequence[Offered], fits: Callable[[Corpus], bool]
 ) -> tuple[Any, Corpus]:
-    """Return where a text of a run is, and what it holds.
-
-    Raises:
-        _Absent: If it is nowhere.
-    """
+    """Return the source of a text of a run, and its corpus; raise `_Absent` if no place has it."""
     recorded, what = run.config[option], TEXTS[option]
     fitting = [offer for offer in offered if fits(offer.corpus)]
     for offer in fitting:
@@ -301,7 +271,7 @@ def _text(
 
 
 def sources_of(run: RunRecord, option: str, recorded: str) -> Iterator[tuple[str, str]]:
-    """Yield how a text may be named now, and the path in it; empty where it is no file or folder of this machine."""
+    """Yield the possible names of a text now, each with the path in it; "" if it is not on this machine's disk."""
     if recorded == "builtin":
         yield recorded, ""
         return
@@ -324,11 +294,7 @@ def _shown(source: Any) -> str:
 
 
 def model_of(run: RunRecord) -> ModelSource:
-    """Return the model of a run, wherever its folder is now.
-
-    Raises:
-        UserError: If it is not there any more, or has changed.
-    """
+    """Return the model of a run, wherever its folder is now; raise `UserError` if it is gone or has changed."""
     recorded, expected = run.config["model"], run.results["cache"]["test"]["key"]["model"]
     is_trained, was_folder = not run.config["random_weights"], "model" in run.results.get("read_from", {})
     places = [] if recorded in ALIASES or recorded.startswith(OBJECT) else places_of(run, "model", recorded)
@@ -364,11 +330,7 @@ def is_model_of(run: RunRecord, folder: Any) -> bool:
 
 
 def task_of(run: RunRecord) -> TokenTask:
-    """Return the task of a run; the file of one's own is found again by its content, or as it was typed.
-
-    Raises:
-        UserError: If it is not there any more.
-    """
+    """Return the task of a run; a user's task file is identified by its content, or else used as typed."""
     task, options = run.config["task"], run.config["task_args"]
     expected = run.results.get("read_from", {}).get("task", {}).get("sha256")
     if expected is None or (file := _file_of_task(task)) is None:
@@ -386,11 +348,7 @@ def task_of(run: RunRecord) -> TokenTask:
 
 
 def cache_of(run: RunRecord, cache: str | None = None) -> Path:
-    """Return the folder of cached activations: of `--cache`, else the run's own if it is there, else the usual one.
-
-    Raises:
-        UserError: If the path is a file.
-    """
+    """Return the folder of cached activations: of `--cache`, else the run's if it exists, else the usual folder."""
     if not cache and (run_cache := run.config.get("cache")):
         places = [run_cache, *([os.path.join(run.folder, beside)] if (beside := _beside(run, run_cache)) else [])]
         cache = next((place for place in places if os.path.isdir(place)), None)

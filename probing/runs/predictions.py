@@ -1,4 +1,4 @@
-"""What the probes of a run predict of other text or arrays, and what a run knows of one neuron."""
+"""Predictions of a run's probes for other text or arrays, and a run's description of a neuron."""
 
 from __future__ import annotations
 
@@ -56,15 +56,12 @@ MOST_TOKENS = 10_000
 
 
 class NeuronPage(Table):
-    """A neuron's test tokens, as rows of `contexts.csv`, and all else that is known of it; a notebook shows all of it.
+    """A neuron's test tokens, as rows of `contexts.csv`, with its profile; a notebook shows all of it.
 
     Attributes:
-        layer: Number of the layer.
-        neuron: Index of the neuron.
-        profile: Its mean, means by position, strongest correlations and share of the mean cosine, as in
-            `profiles.csv`.
-        classes: Its weight and mean contribution by class; of numbers one row without a class.
-        ranks: The row of `neurons.csv` of the neuron of this index, layer by layer.
+        profile: Mean, means by position, strongest correlations and share of the mean cosine, as in `profiles.csv`.
+        classes: Weight and mean contribution by class; for numbers a single row without a class.
+        ranks: The rows of `neurons.csv` of the neuron of this index, layer by layer.
     """
 
     def __init__(
@@ -88,11 +85,11 @@ class NeuronPage(Table):
 
     @property
     def cosine_share(self) -> float | None:
-        """Its share of the mean cosine of two different test tokens; None where that is about 0."""
+        """The neuron's share of the mean cosine of two different test tokens; None where this cosine is about 0."""
         return next((row["value"] for row in self.profile if row["measure"] == "cosine_share"), None)
 
     def sentences(self) -> list[str]:
-        """Return what is said of it: its rank, its mean, its share of the mean cosine and its correlations."""
+        """Return sentences on the neuron's rank, mean, share of the mean cosine and correlations."""
         return [rank_sentence(self.layer, self.neuron, self.ranks, self._n_neurons), *profile_sentences(self.profile)]
 
     def __repr__(self) -> str:
@@ -107,11 +104,7 @@ class NeuronPage(Table):
 
 
 def page_of(run: Run, layer: int, neuron: int, n: int) -> NeuronPage:
-    """Return what a run of text knows of any neuron, from the hidden states of its test tokens.
-
-    Raises:
-        UserError: If the run has no such layer or neuron, or its model or corpus has changed.
-    """
+    """Return the page of any neuron of a run of text, from the hidden states of its test tokens."""
     layers, width = run.layers, width_of(run)
     if layer not in layers:
         raise UserError(f"`layer={layer}`: {run.folder} has {layers_named(layers)}.")
@@ -128,21 +121,13 @@ def page_of(run: Run, layer: int, neuron: int, n: int) -> NeuronPage:
 
 
 def sides_and_text(run: Run) -> tuple[Sides, Corpus]:
-    """Return the examples of a run of text, from the cache or extracted again, and the corpus that it was tested on.
-
-    Raises:
-        UserError: If its model or corpus has changed.
-    """
+    """Return the examples of a run of text, from the cache or extracted again, and the corpus of its test part."""
     (finished,) = open_runs([run], "index", run.moved)
     return sides_of(finished, RunExtraction(cache_of(run), {}, terminal.silence)), finished.corpora[-1]
 
 
 def pages_of_first(run: Run) -> Iterator[NeuronPage]:
-    """Yield what a run of text has written of the first neurons of each layer, layer by layer and in their order.
-
-    Raises:
-        UserError: If the run is damaged.
-    """
+    """Yield the pages that a run of text has written of the first neurons of each layer, in order."""
     contexts, profiles = _by_neuron(run.contexts), _by_neuron(run.profiles)
     weights = _Weights(run) if contexts else None
     for at, rows in contexts.items():
@@ -158,11 +143,7 @@ def _by_neuron(rows: Sequence[Row]) -> dict[tuple[int, int], list[Row]]:
 
 
 class _Weights:
-    """The weights of a run's probes, and contributions by class.
-
-    Args:
-        run: The run.
-    """
+    """Weights of a run's probes, centred over classes, and contributions by class."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.weight = run, centre_over_classes(run.weight.double())
@@ -170,7 +151,6 @@ class _Weights:
             self.contribution = read_tensor(run.folder / "contributions.safetensors", "contribution")
 
     def of(self, layer: int, neuron: int) -> Table:
-        """Return a row per class."""
         at = self.run.layers.index(layer)
         labels: list[Any] = list(self.run.results["classes"])
         weights, contributions = (by_class[at, :, neuron].tolist() for by_class in (self.weight, self.contribution))
@@ -188,11 +168,8 @@ class Probes:
     """The probes of a run.
 
     Args:
-        folder: Folder of the run.
-        config: Its configuration.
-        results: Content of its `results.json`.
         weight: Weight of each layer's probe on raw activations, shape (n_classes, d_model), by layer number.
-        intercept: Intercept of each layer's probe, shape (n_classes,); empty for probes without one.
+        intercept: Intercept of each layer's probe, shape (n_classes,); empty for probes without an intercept.
     """
 
     folder: Path
@@ -202,12 +179,12 @@ class Probes:
     intercept: Mapping[int, Tensor] = field(default_factory=dict)
 
     def logits(self, layer: int, states: Tensor) -> Tensor:
-        """Return the logits of activations as the probe reads them, shapes (n, d_model) and (n, n_classes)."""
+        """Return the logits, shape (n, n_classes), of activations after `read`, shape (n, d_model)."""
         logits = states.to(self.weight[layer].dtype) @ self.weight[layer].T
         return logits + self.intercept[layer] if self.intercept else logits
 
     def read(self, store: HiddenStateSource) -> HiddenStateSource:
-        """Return activations as the probes read them: transformed, or centred, if the run's were."""
+        """Return activations as the run's probes read them: transformed, centred, or unchanged."""
         if not reads_transformed(self.config):
             return store
         width = next(iter(self.weight.values())).shape[1]
@@ -225,15 +202,9 @@ Reader = Callable[[Probes, int, Tensor], list[list[dict[str, Any]]]]
 
 
 def of_texts(probes: Probes, texts: Any, reader: Reader | None = None) -> Table:
-    """Return what each layer's probe predicts of each token of the texts, or of each text if the task is of sentences.
+    """Return each layer's predictions for each token of the texts, or for each text if the task is of sentences.
 
-    Args:
-        probes: The probes.
-        texts: Sentences, or for each sentence the list of its words.
-        reader: What rows are made of; predictions by default.
-
-    Raises:
-        UserError: If these are no texts, or the run's model or task is not there any more.
+    `texts` are sentences, or lists of words; `reader` makes the rows (predictions by default).
     """
     refuse_several("predict")
     corpus, model, task = _corpus(texts), model_of(probes), task_of(probes)
@@ -253,15 +224,10 @@ def of_texts(probes: Probes, texts: Any, reader: Reader | None = None) -> Table:
 
 
 def of_arrays(probes: Probes, activations: Any, reader: Reader | None = None) -> Table:
-    """Return what each layer's probe predicts of each row of arrays.
+    """Return each layer's predictions for each row of arrays, for a run of arrays.
 
-    Args:
-        probes: The probes of a run that was made from arrays.
-        activations: Array of shape (n_rows, d_model), or one for each of the run's layers, by its number or name.
-        reader: What rows are made of; predictions by default.
-
-    Raises:
-        UserError: If these are no such arrays.
+    `activations` is an array of shape (n_rows, d_model), or an array for each of the run's layers, by number or name;
+    other layers or widths raise `UserError`. `reader` makes the rows (predictions by default).
     """
     store = activations_of_arrays(activations)
     known = {_key(layer): layer for layer in probes.weight}
@@ -281,12 +247,12 @@ def of_arrays(probes: Probes, activations: Any, reader: Reader | None = None) ->
 
 
 def _key(layer: int) -> int | str:
-    """Return what a layer is given by: its name if it has one, otherwise its number."""
+    """Return the key of a layer: its name if it has a name, otherwise its number."""
     return layer.name if isinstance(layer, NamedLayer) else layer
 
 
 def _corpus(texts: Any) -> Corpus:
-    """Return texts as a corpus in which every text is a sentence, repeated ones too."""
+    """Return texts as a corpus in which every text is a sentence, including repeated texts."""
     listed = [texts] if isinstance(texts, str) else texts
     if not isinstance(listed, list | tuple) or not listed:
         problem = "an empty one" if isinstance(listed, list | tuple) else f"a value of type {type(texts).__name__}"
@@ -323,7 +289,7 @@ def _examples(probes: Probes, store: HiddenStateSource, task: TokenTask) -> Exam
 
 
 def labelled_tokens(task: TokenTask, tokens: Tokens) -> NDArray[np.bool_]:
-    """Return the tokens that the task may label, of text without labels."""
+    """Return a mask of the tokens that the task may label, for text without labels."""
     if task.word_means:
         return tokens.first_pieces
     by_piece = {"first": tokens.first_pieces, "last": tokens.last_pieces}
@@ -334,7 +300,7 @@ def labelled_tokens(task: TokenTask, tokens: Tokens) -> NDArray[np.bool_]:
 
 
 def _tokens(tokens: Tokens, corpus: Corpus, are_words: bool) -> list[dict[str, Any]]:
-    """Return the columns that say which token a row is of, for every token; `token` is the word if words are read."""
+    """Return the columns that identify each token; `token` is the word if words are read."""
     words = tokens.word_texts(corpus)
     columns = {
         "sentence": tokens.sentences, "position": tokens.positions,
@@ -347,14 +313,7 @@ def _tokens(tokens: Tokens, corpus: Corpus, are_words: bool) -> list[dict[str, A
 def _table(
     probes: Probes, examples: Examples, described: Callable[[int], Mapping[str, Any]], reader: Reader | None = None
 ) -> Table:
-    """Return the rows of each example and layer.
-
-    Args:
-        probes: The probes.
-        examples: The examples.
-        described: Function from an example's row in the store to the columns that say which one it is.
-        reader: What rows are made of; predictions by default.
-    """
+    """Return the rows of each example and layer; `described` maps its row in the store to identifying columns."""
     layers, rows, read_layer = list(probes.weight), Table((), PREDICTIONS), reader or predictions
     for batch in read(examples, layers):
         by_layer = [
@@ -366,7 +325,7 @@ def _table(
 
 
 def predictions(probes: Probes, layer: int, states: Tensor) -> list[list[dict[str, Any]]]:
-    """Return for each example the class with the highest probability, or the number that is predicted."""
+    """Return for each example the most probable class, or the predicted number."""
     logits = probes.logits(layer, states)
     if (numbers := probes.results.get("numbers")) is not None:
         return [[{**layer_cells(layer), "predicted": number}] for number in (numbers["mean"] + logits[:, 0]).tolist()]
@@ -379,16 +338,10 @@ def predictions(probes: Probes, layer: int, states: Tensor) -> list[list[dict[st
 
 
 def explanations(probes: Probes, layer: int, states: Tensor, n: int) -> list[list[dict[str, Any]]]:
-    """Return for each example what is predicted, and the neurons that contribute most to that logit, for or against it.
+    """Return for each example the prediction, and the `n` neurons that contribute most to its logit, for or against it.
 
     Weights are centred over classes, so that the contributions of all neurons, with the intercept if there is one, add
-    up to the logit.
-
-    Args:
-        probes: The probes.
-        layer: The layer.
-        states: Activations of the examples, shape (n_examples, d_model).
-        n: Number of neurons.
+    up to the logit. `states` has shape (n_examples, d_model).
     """
     of_class, rows = probes.logits(layer, states).argmax(1), []
     contributions = centre_over_classes(probes.weight[layer].double())[of_class] * states.double()
@@ -412,11 +365,9 @@ SHOWN = 200
 
 
 class Explanation(Table):
-    """Rows as of `EXPLANATIONS`; a notebook shows the tokens with what is predicted of each, a terminal a table.
+    """Rows as of `EXPLANATIONS`, consecutive for an example and layer; `texts` only if examples are whole texts.
 
-    Args:
-        rows: The rows, those of an example and layer after one another.
-        texts: The texts where examples are whole ones; empty otherwise.
+    A notebook shows the tokens with their predictions, a terminal a table.
     """
 
     def __init__(self, rows: Sequence[Row], texts: Sequence[str] = ()) -> None:
@@ -429,7 +380,7 @@ class Explanation(Table):
         return [list(rows) for _, rows in groupby(ordered, _example)]
 
     def _name(self, row: Row) -> str:
-        """Return what an example is called: its characters, or the index of a row of arrays."""
+        """Return the name of an example: its characters, or the index of a row of arrays."""
         if "row" in row:
             return f"row {row['row']}"
         return str(row.get("token") or (self.texts[row["sentence"]] if self.texts else "(special)"))
@@ -463,7 +414,7 @@ class Explanation(Table):
         return joined(*parts)
 
     def _marked(self, rows: Sequence[Row]) -> Any:
-        """Return an example with what is predicted of it, as dark as that is probable; its neurons show on pointing."""
+        """Return an example with its prediction, shaded by probability; its neurons show in a tooltip."""
         first = rows[0]
         shade = 0.45 * first.get("probability", 0)
         about = f"{_predicted(first)} {_probability(first)}: {_neurons(rows)}"
@@ -491,17 +442,7 @@ def _neurons(rows: Sequence[Row]) -> str:
 
 
 def explained(probes: Probes, given: Any, are_arrays: bool, n: int) -> Explanation:
-    """Return which neurons contribute most to what is predicted of texts or arrays.
-
-    Args:
-        probes: The probes.
-        given: Texts, or arrays, as `Run.predict` takes them.
-        are_arrays: Whether these are arrays.
-        n: Number of neurons of each example.
-
-    Raises:
-        UserError: If there are no such texts or arrays, or `n` is out of range.
-    """
+    """Return the `n` neurons that contribute most to each prediction; texts or arrays are as for `Run.predict`."""
     width = next(iter(probes.weight.values())).shape[1]
     if n not in range(1, width + 1):
         raise UserError(f"`n={n}` is not allowed; use a whole number from 1 to {width}, the number of neurons.")

@@ -1,4 +1,4 @@
-"""Results of a run, and the files that they are written to."""
+"""Results of a run of `fit` or `probe`, and the files to which they are written."""
 
 from __future__ import annotations
 
@@ -65,20 +65,11 @@ from probing.tracking import Tracker
 
 @dataclass(frozen=True)
 class NumberResults:
-    """The results of a run that predicts numbers, as `probing.runs.results.ClassResults` has those of classes.
+    """The results of a run that predicts numbers, with the fields of `ClassResults` except for these.
 
     Args:
-        sides: Examples of the train, validation and test parts.
-        fits: The probe of each layer.
-        evidence: The evidence of each layer, in the order of `fits`; empty if neurons are not ranked.
-        controls: For each control, the probe of each layer; a single probe stands for all layers.
-        replicates: Weights of the bootstrapped probes on raw hidden states, shape (n_replicates, n_layers, 1, d_model);
-            None without any.
-        penalty: The l2 penalty as `l2`, and how it was chosen if it was not given.
-        transform: Transform of the activations, fitted on the training examples.
-        n_heads: Number of heads that the neurons of a layer belong to; None if they belong to none.
-        extremes: The test tokens on which the first neurons are highest and lowest, if they were looked for.
-        profiles: What else describes these neurons, as in `profiles.csv`.
+        controls: For each control, the probe of each layer, or a single probe for all layers.
+        replicates: Weights of the bootstrapped probes on raw hidden states, shape (n_replicates, n_layers, 1, d_model).
     """
 
     sides: Sides
@@ -106,7 +97,7 @@ class NumberResults:
         ]
 
     def tables(self) -> dict[str, Sequence[Row]]:
-        """Return the rows of every table that a run of these results has, by its name."""
+        """Return the rows of the run's tables, by name."""
         accuracy, heads = self.accuracy(), self.heads
         neurons = self.neurons([row["flag"] for row in accuracy])
         basis = basis_table(
@@ -121,11 +112,7 @@ class NumberResults:
         return [self._row(i) for i in range(len(self.fits))]
 
     def neurons(self, flags: Sequence[str]) -> list[dict[str, Any]]:
-        """Return a row per layer and neuron in ranked order, as in `neurons.csv`.
-
-        Args:
-            flags: The flag of each layer in `accuracy.csv`.
-        """
+        """Return a row per layer and neuron in ranked order, as in `neurons.csv`, with the layers' accuracy flags."""
         rows = []
         for fit, layer_evidence, flag in zip(self.fits, self.evidence, flags, strict=True):
             assert layer_evidence.correlation is not None
@@ -136,7 +123,7 @@ class NumberResults:
         return rows
 
     def contributions(self) -> list[Tensor]:
-        """Return the mean contribution of each neuron for each layer, of shape (1, d_model)."""
+        """Return the mean contribution of each neuron for each layer, shape (1, d_model)."""
         return [
             class_contributions(fit.weight, layer_evidence.magnitudes)
             for fit, layer_evidence in zip(self.fits, self.evidence, strict=True)
@@ -169,7 +156,7 @@ class NumberResults:
         return row | dict(evidence.penalty_stability if evidence else {})
 
     def _intervals(self, fit: NumberFit, controls: Mapping[str, NumberFit]) -> dict[str, tuple[float, float]]:
-        """Return the 95% intervals of R² and of its differences to the controls, over test sentences."""
+        """Return the 95% intervals of R² and of its differences to the controls, over test sentences or documents."""
         test = self.sides.test
         tested = test.clusters(test.tokens_by_sentence()) > 0
 
@@ -198,21 +185,9 @@ def measure_numbers(
     ranking: bool = True,
     n_rotations: int = 0,
 ) -> NumberResults:
-    """Solve the ridge probes of a run, of its controls, and those that give evidence for its rankings.
+    """Solve the ridge probes of a run, of its controls, and the probes that give evidence for its rankings.
 
-    Args:
-        sides: Examples and their numbers.
-        controls: Examples of each control, by name and draw.
-        layers: Layer numbers.
-        probe: How probes are trained.
-        n_replicates: Number of bootstrap samples of the training sentences, 0 for none.
-        retraining: Whether probes are solved without neurons and under other penalties.
-        transform: Transform of the activations, as in `--transform`.
-        seed: Seed of every random draw.
-        n_heads: Number of heads that the neurons of a layer belong to; None if they belong to none.
-        watch: Stopwatch that records how long the stages take.
-        ranking: Whether neurons are ranked, with the evidence for it.
-        n_rotations: Number of random rotations whose directions neurons are compared with, 0 for none.
+    `controls` has the examples of each control, by name and draw; for other arguments see `EvidenceConfig`.
     """
     space = probe.penalty_space
     with stage(f"probes of {layers_named(layers)}"):
@@ -258,11 +233,7 @@ AROUND, WHOLE = 40, 120
 def contexts_of(extremes: Extremes, examples: Examples, corpus: Corpus, classes: Labels) -> list[dict[str, Any]]:
     """Return a row per layer, neuron, end and token, as in `contexts.csv`.
 
-    Args:
-        extremes: The most extreme activations.
-        examples: The examples that they are of, such as the test tokens of a run.
-        corpus: The corpus that these are of.
-        classes: The label of each class; empty where numbers are predicted.
+    `extremes` indexes `examples`, whose text is `corpus`; `classes` are labels, empty where numbers are predicted.
     """
     rows = []
     for (layer, end), (values, tokens) in extremes.by_end.items():
@@ -284,14 +255,10 @@ def _label(examples: Examples, token: int, classes: Labels) -> dict[str, Any]:
 
 
 def in_context(examples: Examples, corpus: Corpus, token: int) -> Row:
-    """Return the sentence of a token, its position, its characters and those around it.
+    """Return the sentence of a token, its position, its characters and the characters around it.
 
-    Where examples are sentences, the sentence itself is the token.
-
-    Args:
-        examples: The examples.
-        corpus: The corpus that they are of.
-        token: Row of the token in the store; of a word, that of its first piece.
+    Where examples are sentences, the whole sentence is the token. `token` is a row in the store, for a word the row of
+    its first piece.
     """
     tokens = examples.store.tokens
     sentence = int(tokens.sentences[token])
@@ -319,25 +286,22 @@ def _shortened(text: str, most: int) -> str:
 
 @dataclass(frozen=True)
 class ClassResults:
-    """The results of a run.
+    """The results of a run that predicts classes.
 
     Args:
-        sides: Examples of the train, validation and test parts, and their classes.
-        fits: The probe of each layer.
         evidence: The evidence of each layer, in the order of `fits`; empty if neurons are not ranked.
-        controls: For each control and draw, the probe of each layer on the control's examples; a single probe stands
-            for all layers.
+        controls: For each control and draw, the probe of each layer, or a single probe for all layers.
         replicates: Weights of the bootstrapped probes on raw hidden states, shape (n_replicates, n_layers, n_classes,
-            d_model); None without any.
-        codes: Length of the training labels encoded with each layer's activations; empty if not measured.
+            d_model).
+        codes: Code length of the training labels given each layer's activations; empty if not measured.
         penalty: The l2 penalty as `l2`, and how it was chosen if it was not given.
         transform: Transform of the activations, fitted on the training examples.
-        predicted: For each layer the class that the probe predicts of each test token, -1 for what is none, shape
+        predicted: For each layer the predicted class of each test token, -1 for tokens that are no examples, shape
             (n_tokens,).
-        n_heads: Number of heads that the neurons of a layer belong to; None if they belong to none.
+        n_heads: Number of heads into which a layer's neurons divide; None if they belong to no heads.
         heads: A row per layer and head, as in `heads.csv`; empty without heads.
-        extremes: The test tokens on which the first neurons are highest and lowest, if they were looked for.
-        profiles: What else describes these neurons, as in `profiles.csv`.
+        extremes: The test tokens of the first neurons' highest and lowest activations, if requested.
+        profiles: Further description of these neurons, as in `profiles.csv`.
         bases: A row per layer, basis and number of units, as in `bases.csv`; empty unless neurons are features.
     """
 
@@ -357,7 +321,7 @@ class ClassResults:
     bases: Sequence[dict[str, Any]] = ()
 
     def tables(self) -> dict[str, Sequence[Row]]:
-        """Return the rows of every table that a run of these results has, by its name."""
+        """Return the rows of the run's tables, by name."""
         accuracy, scores = self.accuracy(), self.class_scores()
         # Classes that are numbers of tokens, such as positions.
         are_positions = self.sides.ordinal and self.sides.test.pooling is None
@@ -380,15 +344,11 @@ class ClassResults:
 
     @property
     def _ranked(self) -> list[tuple[LayerFit, Evidence]]:
-        """The probe of each layer with its evidence; none if neurons are not ranked."""
+        """The probe of each layer with its evidence; empty if neurons are not ranked."""
         return list(zip(self.fits, self.evidence, strict=True)) if self.evidence else []
 
     def neurons(self, flags: Sequence[str]) -> list[dict[str, Any]]:
-        """Return a row per layer and neuron in ranked order, as in `neurons.csv`.
-
-        Args:
-            flags: The flag of each layer in `accuracy.csv`.
-        """
+        """Return a row per layer and neuron in ranked order, as in `neurons.csv`, with the layers' accuracy flags."""
         return [
             row
             for (fit, evidence), flag in zip(self._ranked, flags, strict=True)
@@ -419,7 +379,7 @@ class ClassResults:
         return zip((fit.layer for fit in self.fits), self.predicted, strict=False)  # trials of a sweep have none
 
     def contributions(self) -> list[Tensor]:
-        """Return the mean contribution of each neuron to each class for each layer, of shape (n_classes, d_model)."""
+        """Return the mean contribution of each neuron to each class for each layer, shape (n_classes, d_model)."""
         return [class_contributions(fit.weight, layer_evidence.magnitudes) for fit, layer_evidence in self._ranked]
 
     def _accuracy_row(self, i: int) -> dict[str, Any]:
@@ -464,7 +424,7 @@ class ClassResults:
         return row | dict(evidence.penalty_stability if evidence else {})
 
     def _information(self, fit: LayerFit) -> dict[str, float]:
-        """Return the cross-entropy of a constant answer on test tokens and what the probe saves, in nats per token."""
+        """Return the test cross-entropy of a constant answer, and its reduction by the probe, in nats per token."""
         test, n_classes = self.sides.test, len(self.sides.classes)
         prior = constant_cross_entropy_by_sentence(self.sides.train, test, n_classes)
         saved = prior - fit.cross_entropy_by_sentence
@@ -475,7 +435,7 @@ class ClassResults:
         }  # fmt: skip
 
     def _compare_with_control(self, name: str, fit: LayerFit, draws: Sequence[LayerFit]) -> dict[str, float]:
-        """Return a control's accuracy, the mean over its draws, and the interval of the probe's difference to it."""
+        """Return a control's mean accuracy over its draws, and the interval of the probe's difference to it."""
         accuracies = [draw.metrics["accuracy"] for draw in draws]
         accuracy = float(np.mean(accuracies))
         difference = fit.correct_by_sentence - np.mean([draw.correct_by_sentence for draw in draws], axis=0)
@@ -495,7 +455,7 @@ _LOGGED = "class_scores", "confusions", "heads", "bases", "basis", "contexts"
 
 @dataclass(frozen=True)
 class Written:
-    """Tables, by their names, paths that `write` put into the run's folder, and a row per penalty that was tried."""
+    """Tables by name, files that `write` put into the run's folder, and a row per penalty that was tried."""
 
     tables: Mapping[str, Sequence[Row]]
     figures: list[Path]
@@ -503,13 +463,7 @@ class Written:
     penalties: Sequence[Row] = ()
 
     def log(self, tracker: Tracker, files: Sequence[Path], page: Path) -> None:
-        """Log all of it.
-
-        Args:
-            tracker: The W&B run.
-            files: Further files.
-            page: The report.
-        """
+        """Log all tables and files, `files` in addition, and the report `page`, to W&B."""
         logged = {name: self.tables.get(name, ()) for name in _LOGGED}
         files = [*self.files, *files]
         accuracy = with_basis(self.tables["accuracy"], self.tables.get("basis", ()))
@@ -528,16 +482,10 @@ def write(
     corpus: Corpus | None = None,
     transforms: Mapping[int, Transform] | None = None,
 ) -> Written:
-    """Write tables, tensors, figures and the configuration; `write_summary` adds the rest.
+    """Write tables, tensors, figures (in `formats`) and the configuration; `write_summary` adds the rest.
 
-    Args:
-        folder: The run's folder.
-        config: The resolved configuration as plain values.
-        results: The results of the run.
-        model_name: The model's short name, for titles.
-        formats: Formats of the figures; without any, none are drawn.
-        corpus: The test corpus, for the tokens on which the first neurons are highest and lowest; None without text.
-        transforms: The transform of each layer's activations, if they were transformed or centred.
+    `corpus` is the test corpus, for the contexts of the first neurons' extreme activations, None without text.
+    `transforms` are by layer, if the activations were transformed or centred.
     """
     tables, sides = results.tables(), results.sides
     features = feature_store(sides.train.store)
@@ -556,10 +504,9 @@ def write(
 
 
 def penalty_rows(penalty: Mapping[str, Any]) -> list[Row]:
-    """Return a row per penalty that was tried, strongest first: how well each layer predicts validation examples.
+    """Return a row per penalty that was tried, strongest first, with the validation score of each layer.
 
-    Args:
-        penalty: The penalty's part of `results.json`; one that was given rather than chosen gives no rows.
+    `penalty` is the part of `results.json`; a penalty that was given rather than chosen has no rows.
     """
     rows: list[dict[str, Any]] = [{"log10_l2": math.log10(l2)} for l2 in penalty.get("tried", ())]
     for name in ("validation_cross_entropy", "validation_r2"):
@@ -577,15 +524,10 @@ def write_summary(
     timings: Mapping[str, float],
     noted: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write `results.json`, everything measured in one file for programs, and return its path.
+    """Write `results.json`, everything measured in a single file for programs, and return its path.
 
-    Args:
-        folder: The run's folder.
-        results: The results of the run.
-        written: The return value of `write`.
-        cached: For the training and the test side, the model and the corpus that the activations were made from.
-        timings: Durations in seconds.
-        noted: Further entries, such as where the text lay.
+    `cached` has the model and the corpus of the activations, for the training and the test side; `timings` are in
+    seconds; `noted` are further entries, such as the place of the text.
     """
     sides, key = results.sides, cached["test"]["key"]
     fits: Sequence[LayerFit | NumberFit] = results.fits
@@ -631,13 +573,13 @@ def _numbers(results: NumberResults) -> dict[str, float]:
 
 
 def intervals_over(test: Examples) -> dict[str, Any]:
-    """Return the unit that the intervals of a run are over, and the number of units with test tokens."""
+    """Return the unit of a run's intervals, and the number of units with test tokens."""
     n = int((test.clusters(test.tokens_by_sentence()) > 0).sum())
     return {"unit": _unit(test), "n": n}
 
 
 def _neighbours(sides: Sides) -> dict[str, float]:
-    """Return the correlation of the labels of neighbouring training rows or sentences, where it is no chance."""
+    """Return the correlation of labels of neighbouring training rows or sentences, where it is significant."""
     train = sides.train
     if _unit(train) not in ("row", "sentence"):  # groups and documents are taken to be independent
         return {}
@@ -647,12 +589,12 @@ def _neighbours(sides: Sides) -> dict[str, float]:
 
 
 def _unit(examples: Examples) -> str:
-    """Return what is independent: a document, or a sentence, row or group."""
+    """Return the independent unit: a document, or a sentence, row or group."""
     return examples.unit if examples.documents is None else "document"
 
 
 def _write_tensors(folder: Path, results: ProbeResults, task: str, model: str) -> list[Path]:
-    """Write the weights of the probes, of the bootstrapped ones, and contributions; return the paths."""
+    """Write the weights of the probes, of the bootstrapped probes, and contributions; return the paths."""
     metadata = {
         "layers": json.dumps([fit.layer for fit in results.fits]),
         "classes": json.dumps(results.sides.classes.tolist()),

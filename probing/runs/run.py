@@ -1,4 +1,4 @@
-"""A run on disk: a folder that is either whole or visibly partial."""
+"""Runs of `fit` and `probe`, read from a folder that is complete or visibly partial."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Run(Result):
 
     @property
     def basis(self) -> Table:
-        """A dict per layer and kind, as in `basis.csv`: neurons beside directions; empty without rotations."""
+        """A dict per layer and kind, as in `basis.csv`: neurons against directions; empty without rotations."""
         return self._further(BASIS)
 
     @property
@@ -86,11 +86,11 @@ class Run(Result):
 
     @property
     def class_scores(self) -> Table:
-        """A dict per layer and class, as in `class_scores.csv`: recall, precision, and what it is taken for."""
+        """A dict per layer and class, as in `class_scores.csv`: recall, precision, most frequent confusion."""
         return self._further(CLASS_SCORES)
 
     def scores_of(self, layer: int) -> Table:
-        """Return the scores of each class in a layer, where classes are no numbers; of numbers see `positions`."""
+        """Return the scores of each class in a layer; empty where classes are numbers, see `positions`."""
         rows = [row for row in self.class_scores if row["layer"] == layer and "within_one" not in self.accuracy[0]]
         return Table(rows, CLASS_SCORES)
 
@@ -106,11 +106,11 @@ class Run(Result):
 
     @property
     def profiles(self) -> Table:
-        """What describes each layer's first neurons beside their tokens, as in `profiles.csv`."""
+        """Further description of each layer's first neurons, as in `profiles.csv`."""
         return self._further(PROFILES)
 
     def neuron(self, layer: int, neuron: int, n: int = 10) -> NeuronPage:
-        """Return what is known of a neuron; the hidden states are read from the cache, or extracted again.
+        """Return the page of a neuron; the hidden states are read from the cache, or extracted again.
 
         Args:
             layer: Number of the layer.
@@ -118,11 +118,11 @@ class Run(Result):
             n: Number of tokens at each end.
 
         Returns:
-            Rows as in `contexts.csv`: the test tokens of its highest activations, and then those of its lowest, with
-            the text around them. Beside them stand `profile`, `classes` and `ranks`, and a notebook shows all of it.
+            Rows as in `contexts.csv`: the test tokens of its highest activations, then of its lowest, with the text
+            around them. Attributes are `profile`, `classes` and `ranks`; a notebook shows all of it.
 
         Raises:
-            UserError: If the run has no such layer or neuron, was made from arrays, or its model or corpus has changed.
+            UserError: If there is no such layer or neuron, the run is of arrays, or its model or corpus has changed.
         """
         from probing.runs.predictions import page_of
 
@@ -136,60 +136,59 @@ class Run(Result):
     def weight(self) -> Tensor:
         """Weights of the probes on raw activations, shape (n_layers, n_classes, d_model), as in `probe.safetensors`.
 
-        The logits of layer `accuracy[i]["layer"]` are hidden_states @ weight[i].T, of the labels in
-        `results["classes"]`. Where numbers are predicted, there is one row, and the prediction is that product plus
-        `results["numbers"]["mean"]`.
+        The logits of layer `accuracy[i]["layer"]` are hidden_states @ weight[i].T, for the labels in
+        `results["classes"]`. Where numbers are predicted, there is a single row, and the prediction is that product
+        plus `results["numbers"]["mean"]`.
         """
         with reading(self.folder):
             return read_tensor(self.folder / "probe.safetensors", "weight")
 
     @property
     def intercept(self) -> Tensor | None:
-        """Intercepts of the probes, shape (n_layers, n_classes), of a run with `--probe.bias`; None without any.
+        """Intercepts of the probes, shape (n_layers, n_classes), of a run with `--probe.bias`; None without.
 
-        It is added to the logits of activations that `transform.safetensors` has centred.
+        They are added to the logits of activations that `transform.safetensors` has centred.
         """
         is_fitted = has_intercept(self.config) and not self.is_of_numbers
         with reading(self.folder):
             return read_tensor(self.folder / "probe.safetensors", "intercept") if is_fitted else None
 
     def predict(self, texts: Any) -> Table:
-        """Return what each layer's probe predicts of other text, read as the run read its own.
+        """Return each layer's predictions for other text, read as the run read its text.
 
         Args:
-            texts: Sentences, or for each sentence the list of its words; for a run that `probing.probe` made,
-                activations as it takes them: an array of shape (n_rows, d_model), or one for each layer number or name.
+            texts: Sentences, or for each sentence the list of its words; for a run of `probing.probe`, activations as
+                it takes them: an array of shape (n_rows, d_model), or an array for each layer number or name.
 
         Returns:
             For each token that the task may label and each layer a dict with `sentence` (the index in `texts`),
             `position` (in the tokenised sentence, special tokens included), `token` (its characters, or the word where
             the task reads whole words), `word`, `word_index`, `layer`, `predicted` (a label) and its `probability`.
-            Sentences are cut at the run's `max_length`. For a task of whole sentences, `sentence` alone says what is
-            predicted; for arrays `row`. Where numbers are predicted, `predicted` is one, and has no probability.
+            Sentences are cut at the run's `max_length`. For a task of whole sentences, `sentence` alone identifies a
+            prediction; for arrays `row`. Where numbers are predicted, `predicted` is a number without probability.
 
         Raises:
-            UserError: If the model or the task of the run is not there any more or has changed, or if these are no
-                texts or arrays.
+            UserError: If the run's model or task is gone or has changed, or these are no texts or arrays.
         """
         from probing.runs.predictions import of_arrays, of_texts
 
         return of_arrays(self._probes(), texts) if self.is_of_arrays else of_texts(self._probes(), texts)
 
     def explain(self, texts: Any, layer: int | str | None = None, n: int = 5) -> Explanation:
-        """Return what is predicted of other text, and the neurons that contribute most to each prediction.
+        """Return the predictions for other text, and the neurons that contribute most to each.
 
         The contribution of a neuron is weight x activation to the logit of the predicted class, with weights centred
-        over classes, so that those of all neurons add up to the logit. It is exact; it does not show that the model
-        itself uses the neuron.
+        over classes, so that the contributions of all neurons, with the intercept if there is one, add up to the logit.
+        It is exact; it does not show that the model itself uses the neuron.
 
         Args:
             texts: Texts or arrays, as `predict` takes them.
-            layer: Number of the layer, or its name where arrays gave it one; all of the run's by default.
+            layer: Number of the layer, or its name where arrays have names; all of the run's by default.
             n: Number of neurons of each example.
 
         Returns:
-            A table with the columns of `predict`, and `logit`, `rank`, `neuron` and `contribution`, in which a notebook
-            shows the predictions on the text.
+            A table with the columns of `predict`, and `logit`, `rank`, `neuron` and `contribution`; a notebook shows
+            the predictions on the text.
 
         Raises:
             UserError: As `predict`, and if the run has no such layer.
@@ -199,15 +198,11 @@ class Run(Result):
         return explained(self._probes(layer), texts, self.is_of_arrays, n)
 
     def _numbered(self, layer: int | str) -> int | str:
-        """Return the run's layer of a number or a name; what is neither stays."""
+        """Return the run's layer of a number or a name; anything else unchanged."""
         return next((known for known in self.layers if layer in layer_cells(known).values()), layer)
 
     def _probes(self, layer: int | str | None = None) -> Probes:
-        """Return the probes of all layers, or of one.
-
-        Raises:
-            UserError: If the run has no such layer.
-        """
+        """Return the probes of all layers, or of a single layer."""
         from probing.runs.predictions import Probes
 
         weight = dict(zip(self.layers, self.weight, strict=True))
@@ -221,16 +216,12 @@ class Run(Result):
 
     @property
     def split_by(self) -> GroupBy:
-        """What the split kept whole: `document` or `sentence`, as in runs of versions that do not say it."""
+        """The unit that the split preserves: `document` or `sentence` (also of versions that do not record it)."""
         return "document" if self.results.get("split_by") == "document" else "sentence"
 
     @property
     def test_sentences(self) -> list[str]:
-        """The sentences that the probes were tested on, in the order of the corpus, which is read again.
-
-        Raises:
-            UserError: If the run was made from arrays, or its corpus has changed or is gone.
-        """
+        """The sentences that the probes were tested on, in the order of the corpus, which is read again."""
         from probing.runs.places import texts_of
 
         corpora, splits, _ = texts_of(of_text(self), self.moved)
@@ -238,9 +229,7 @@ class Run(Result):
         return [sentence for sentence, side in pairs if side == "test"]
 
     def top(self, layer: int | str, n: int = 10, by: Order = "contribution") -> Table:
-        """Return the first `n` neurons of a layer's ranking, or of its order by centred contribution.
-
-        Arrays may have given the layer a name.
+        """Return the first `n` neurons of a layer, by number or name, ranked by contribution or centred contribution.
 
         Raises:
             ValueError: If the run does not have that layer.
@@ -259,7 +248,7 @@ class Run(Result):
 
     @property
     def is_of_arrays(self) -> bool:
-        """Whether `probing.probe` made the run, of arrays that are not on disk."""
+        """Whether `probing.probe` computed the run from arrays that are not on disk."""
         return "arrays" in self.config
 
     @property
@@ -277,11 +266,7 @@ class Run(Result):
 
 
 def load_fit(folder: str | Path) -> Run:
-    """Read a finished run of `fit` or `probe`.
-
-    Raises:
-        UserError: If there is no such run in the folder.
-    """
+    """Read a finished run of `fit` or `probe`; raise `UserError` if the folder has none."""
     folder = Path(folder)
     if kind := kind_of(folder, "`fit`"):
         raise UserError(f"`{folder}` holds a {kind}; give the folder of a run that `fit` wrote.")
@@ -289,11 +274,7 @@ def load_fit(folder: str | Path) -> Run:
 
 
 def of_text(run: Run) -> Run:
-    """Return the run, if its model can read its corpus again.
-
-    Raises:
-        UserError: If it was made from arrays.
-    """
+    """Return the run; raise `UserError` if it was computed from arrays, which no model can read again."""
     if run.is_of_arrays:
         raise UserError(
             f"`{run.folder}` was made by `probing.probe` from arrays, which are not kept; expected a run of `fit`, "
@@ -303,11 +284,7 @@ def of_text(run: Run) -> Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run whose tables are all written, also in a folder that is not renamed yet.
-
-    Raises:
-        UserError: If it is damaged.
-    """
+    """Read a run whose tables are all written, also in a folder that is not renamed yet."""
     with reading(folder):
         run = study_of("fit").read(folder)
     assert isinstance(run, Run)

@@ -41,8 +41,7 @@ _SIGNS = frozenset("#%‰&*@/\\_+-−§†‡")
 def split_key(sentence: str) -> str:
     """Return the words of a sentence, without case, punctuation and signs; equal keys are on the same side.
 
-    A word is a run of letters, digits and the marks on them. Sentences with equal keys need not count as equal:
-    `compared` keeps signs.
+    A word is a run of letters, digits and the marks on them. `compared`, in contrast, preserves signs.
     """
     text = unicodedata.normalize("NFC", sentence.casefold())
     if not text.isascii():
@@ -52,17 +51,17 @@ def split_key(sentence: str) -> str:
 
 
 def compared(sentence: str) -> str:
-    """Return a sentence in the form in which it is compared with those of other texts.
+    """Return a sentence in the form in which it is compared with sentences of other texts.
 
     Sentences count as equal if they differ only in case, in blanks, in how Unicode composes letters (NFC), or in
-    punctuation around words. Marks and signs are kept: `C++` is not `C#`, and कि is not की.
+    punctuation around words. Marks and signs are preserved: `C++` is not `C#`, and कि is not की.
     """
     words = unicodedata.normalize("NFC", sentence.casefold()).split()
     return " ".join(filter(None, map(_without_punctuation, words))) or sentence
 
 
 def _without_punctuation(word: str) -> str:
-    """Return a word without punctuation at its ends; several marks by themselves, such as `:(`, are kept."""
+    """Return a word without punctuation at its ends; several marks without letters, such as `:(`, are preserved."""
     first, last = 0, len(word)
     while first < last and _is_punctuation(word[first]):
         first += 1
@@ -79,14 +78,9 @@ def assign_splits(sentences: Sequence[str], seed: int, documents: Sequence[int] 
     """Assign each sentence, or each document as a whole, to a side of the split by a hash salted with `seed`.
 
     Sentences that differ only in case, punctuation or signs are on the same side. A sentence keeps its side when the
-    corpus grows or is reordered; so does a document, whose hash is that of its first sentence, unless that is also in
-    another document.
-
-    Args:
-        sentences: The sentences.
-        seed: Seed of the split.
-        documents: Document of each sentence; None to assign sentences. A sentence that is also in an earlier document
-            is on the side of that one.
+    corpus grows or is reordered; so does a document, whose hash is the hash of its first sentence, unless that sentence
+    is also in another document. `documents` is the document of each sentence, None to assign sentences; a sentence that
+    is also in an earlier document is on the side of that document.
     """
     keys = [split_key(sentence) for sentence in sentences]
     if documents is None:
@@ -103,10 +97,9 @@ def assign_splits(sentences: Sequence[str], seed: int, documents: Sequence[int] 
 
 
 def sides_of_clusters(keys: Sequence[str], seed: int) -> list[Split]:
-    """Return the side of each cluster by a hash of its key; if too few are tested on, those of the largest hashes are.
+    """Return the side of each cluster by a hash of its key; if the test part is too small, it has the largest hashes.
 
-    Of three times `MIN_SENTENCES` clusters or more, at least `MIN_SENTENCES` are tested on, without which there is no
-    interval.
+    Of 3 x `MIN_SENTENCES` clusters or more, at least `MIN_SENTENCES` are tested on, as intervals require.
     """
     sides = [side_of(key, seed) for key in keys]
     if sides.count("test") >= MIN_SENTENCES or len(keys) < 3 * MIN_SENTENCES:
@@ -134,26 +127,16 @@ GroupBy = Literal["auto", "sentence", "document"]
 
 
 def splits_by_document(group_by: GroupBy, corpus: Corpus) -> bool:
-    """Return whether whole documents are assigned to sides of the split.
-
-    Args:
-        group_by: `document`, `sentence`, or `auto`: documents if there are so many that enough are tested on.
-        corpus: The corpus; without documents, its sentences are assigned.
-    """
+    """Return whether documents are assigned to sides; `auto`: if there are enough documents for the test part."""
     if group_by == "sentence" or corpus.documents is None:
         return False
     return group_by == "document" or len(set(corpus.documents)) >= 3 * MIN_SENTENCES
 
 
 def intervals_by_document(group_by: GroupBy, corpora: Sequence[Corpus]) -> bool:
-    """Return whether intervals are over test documents: those of the split, or at least 20 of a test corpus.
+    """Return whether intervals are over test documents: documents of the split, or at least 20 of a test corpus.
 
-    Args:
-        group_by: See `splits_by_document`.
-        corpora: The corpus and, last, the test corpus if it is another one.
-
-    Raises:
-        UserError: If documents are requested but the test corpus has none.
+    Documents that are requested but missing in the last of the corpora, the test corpus, raise `UserError`.
     """
     tested = corpora[-1].documents
     if group_by == "document" and tested is None:
@@ -179,10 +162,10 @@ def read_corpora(
     group_by: GroupBy = "sentence",
     column_of: Callable[[Corpus], str | None] = lambda corpus: None,
 ) -> tuple[list[Corpus], list[list[Split]]]:
-    """Read the corpus, and the test corpus if there is one, and assign each sentence to a side of the split.
+    """Read the corpus and any test corpus, and assign each sentence to a side of the split.
 
     With a separate test corpus, the test part of the main corpus is used for training. `column_of` returns the column
-    of a corpus that labels are read from, for the line that says what was read.
+    of a corpus that labels are read from, for the message about the columns.
     """
     if test_corpus == corpus == "-":
         raise UserError("`--test_corpus -`: standard input can be read only once; give one of the corpora as a file.")
@@ -208,12 +191,9 @@ def divided(
 
 
 def hold_out(main: Corpus, test: Corpus) -> tuple[Corpus, list[str]]:
-    """Return the main corpus without the sentences of the test corpus, as `compared` says, and those sentences.
+    """Return the main corpus without the sentences of the test corpus, equal by `compared`, and those sentences.
 
-    Of pairs, those are left out that the test corpus has, in either order.
-
-    Raises:
-        UserError: If nothing is left.
+    Pairs are equal in either order. `UserError` is raised if nothing is left.
     """
     test_sentences = dict(zip(_compared_in(test), test.sentences, strict=True))
     keys = _compared_in(main)
@@ -229,7 +209,7 @@ def hold_out(main: Corpus, test: Corpus) -> tuple[Corpus, list[str]]:
 
 
 def _compared_in(corpus: Corpus) -> list[Hashable]:
-    """Return what is compared of each sentence of a corpus; of a pair, both sentences in any order."""
+    """Return the compared form of each sentence of a corpus; of a pair, both sentences in any order."""
     if corpus.seconds is None:
         return [compared(sentence) for sentence in corpus.sentences]
     return [tuple(sorted(map(compared, pair))) for pair in corpus.pairs]
@@ -247,15 +227,7 @@ _LINES_OF_COUPLES = (
 
 
 def read_pairs(name: str, option: str = "--pairs") -> Corpus:
-    """Read the distinct pairs of a file, which may be compressed by gzip, or of standard input (`-`).
-
-    Args:
-        name: The source, as the user typed it.
-        option: The option that names it, for messages.
-
-    Raises:
-        UserError: If the source cannot be read, a line is not a pair, or there is no pair at all.
-    """
+    """Read the distinct pairs of a file, which may be compressed by gzip, or of standard input (`-`)."""
     flag_text = f"{option} {name}"
     pairs = list(_pairs_of(read_lines(name, option, _LINES), flag_text))
     if not pairs:
@@ -265,14 +237,7 @@ def read_pairs(name: str, option: str = "--pairs") -> Corpus:
 
 @dataclass(frozen=True)
 class Couple:
-    """A sentence and its counterfactual.
-
-    Args:
-        first: The sentence.
-        second: Its counterfactual.
-        words: Where both have `[MASK]` once, the word that suits the first, and the one that suits the second; None for
-            whole sentences.
-    """
+    """A sentence, its counterfactual, and the suitable word of each if they have `[MASK]` once, else None."""
 
     first: str
     second: str
@@ -280,15 +245,7 @@ class Couple:
 
 
 def read_couples(name: str, option: str = "--pairs") -> list[Couple]:
-    """Read the distinct pairs of different sentences of a file, all of them whole or all with masks.
-
-    Args:
-        name: The source, as the user typed it.
-        option: The option that names it, for messages.
-
-    Raises:
-        UserError: If the source cannot be read, a line is not a pair of two sentences, or there is no pair at all.
-    """
+    """Read the distinct pairs of different sentences of a file, all of them whole or all with masks."""
     flag_text = f"{option} {name}"
     couples = list(dict.fromkeys(_couples_of(read_lines(name, option, _LINES_OF_COUPLES), flag_text)))
     if not couples:
@@ -324,11 +281,7 @@ def _couples_of(lines: Iterable[str], flag_text: str) -> Iterator[Couple]:
 
 
 def _with_masks(cells: list[str], where: str) -> Couple:
-    """Return a pair of texts with masks.
-
-    Raises:
-        UserError: If a text does not have one mask, or a word is missing, or both are the same.
-    """
+    """Return a pair of texts with a single mask each, and two different words."""
     first, second, word, other = cells
     for text in (first, second):
         if (n := text.count(MASK)) != 1:
@@ -367,7 +320,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Corpus:
-    """Distinct sentences in their order of appearance, with their words if the source divides them into words.
+    """Distinct sentences in order of appearance, with their words if the source divides them into words.
 
     A corpus of pairs has both sentences of a pair in one text, which counts as one sentence.
 
@@ -379,17 +332,15 @@ class Corpus:
         words: The words of each sentence; None for running text. Joined by single spaces, without empty words, they
             give the sentence.
         columns: Annotations of the source (CoNLL-U: `upos`, `head`, ...): for each column and sentence, one value per
-            word, as text; `_` where one is missing.
+            word, as text; `_` if missing.
         documents: Index of each sentence's document, ascending; None if the source has no documents.
-        sentence_columns: Annotations of whole sentences: for each column, one value per sentence, which is text, a
-            number, or None.
-        seconds: For pairs of sentences, where the second one begins in the text of both, in characters; a space stands
-            before it. No two pairs are equal. None for single sentences.
-        relabelled: How many of the repeated sentences had other values in a column than their first occurrence, whose
-            values are kept; columns without any are left out.
-        n_without_text: Number of rows of a .jsonl file or a data set that were dropped because their text is empty or
-            missing. Empty lines of other files are no rows.
-        reading: Which columns of the source were read, and what of them; empty for running text.
+        sentence_columns: For each column of whole sentences, one value per sentence: text, a number, or None.
+        seconds: For pairs, the character at which the second sentence begins in the text of both, after a space; no two
+            pairs are equal. None for single sentences.
+        relabelled: For each column, number of repeated sentences with another value than the first occurrence, if any.
+        n_without_text: Number of rows of a .jsonl file or data set that were dropped because their text is empty or
+            missing.
+        reading: The columns of the source that were read, with details; empty for running text.
     """
 
     name: str
@@ -406,12 +357,12 @@ class Corpus:
 
     @property
     def unit(self) -> str:
-        """What the model reads at once, for messages: `sentences` or `pairs`."""
+        """The unit that the model reads at once, for messages: `sentences` or `pairs`."""
         return "sentences" if self.seconds is None else "pairs"
 
     @property
     def as_read(self) -> dict[str, str]:
-        """Which columns were read, as `results.json` notes it; nothing for running text."""
+        """The columns that were read, as an entry of `results.json`; empty for running text."""
         return {"read": self.reading} if self.reading else {}
 
     @property
@@ -422,10 +373,7 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of the sentences, their order and their division into pairs or words.
-
-        The columns are not part of it, because they do not change hidden states.
-        """
+        """SHA-256 (hex) of sentences, order and division into pairs or words, which alone affect hidden states."""
         digest = hashlib.sha256()
         # `str.split` treats \x1e and \x1f as blanks, so they occur neither in a word nor in running text.
         if self.seconds is not None:
@@ -461,17 +409,13 @@ def load_corpus(
 ) -> Corpus:
     """Read the distinct sentences of `builtin`, a file of text or labels, a data set (`hf:`), or `-` (stdin).
 
-    Of a source with columns, one line says what was read of it.
-
-    Args:
-        name: The source, as the user typed it; from Python, also a path or a list of sentences.
-        option: The option that names it, for messages.
-        column_of: Returns the column of a corpus that labels are read from, None if there is none; without this
-            function, nothing is said.
+    For a source with columns, a message names the columns that were read, unless `column_of` is None; it returns the
+    column of a corpus that labels are read from, None without. From Python, the source may be a path or a list of
+    sentences.
 
     Raises:
-        UserError: If the source is unknown, unreadable, damaged, not UTF-8, or holds no sentence, or if it cannot be
-            told which of its columns holds words, sentences or labels.
+        UserError: If the source is unknown, unreadable, damaged, not UTF-8, or holds no sentence, or if its columns of
+            words, sentences or labels are ambiguous.
     """
     if isinstance(name, PathLike):
         name = fspath(name)
@@ -490,7 +434,7 @@ def load_corpus(
 
 
 def _rows(name: str, option: str) -> Rows:
-    """Return the rows of a source; those of running text are its lines."""
+    """Return the rows of a source; for running text, its lines."""
     if name.startswith("hf:"):
         return read_dataset(name, option)
     path, selection = path_and_columns(name, option)
@@ -520,7 +464,7 @@ def _from_rows(name: str, rows: Rows, option: str) -> Corpus:
 
 
 def _reading(corpus: Corpus, rows: Rows, column: str) -> str:
-    """Return which columns were read, with two labels and what has them, and how much it is."""
+    """Return the columns that were read, with two labels and examples, and counts."""
     label = rows.places.get(column, f"column {column}")
     counts = [_count(len(corpus.sentences), "sentence")]
     if corpus.words is not None:
@@ -545,7 +489,7 @@ def _count(n: int, noun: str) -> str:
 
 
 def _from_list(sentences: Any, option: str) -> Corpus:
-    """Build a corpus from a list of sentences, as Python gives it; an empty one begins a new document."""
+    """Build a corpus from a list of sentences from Python; an empty sentence begins a new document."""
     if not isinstance(sentences, list | tuple):
         raise UserError(
             f"`{option}` is of type {type(sentences).__name__}: expected a name, a path, or a list of sentences."
@@ -567,9 +511,7 @@ def from_sentences(
     """Build a corpus from lines: blanks are collapsed, and empty lines and repeated sentences are dropped.
 
     An empty line between sentences begins a new document. A repeated sentence has the values of its first occurrence.
-
-    Raises:
-        UserError: If nothing is left, or a sentence, a word or a value has a lone surrogate.
+    Lone surrogates, and a corpus without text, are refused.
     """
     cleaned = [_single_spaced(line) for line in lines]
     distinct = _distinct(cleaned, cleaned, name, option)
@@ -593,12 +535,9 @@ def from_words(
 ) -> Corpus:
     """Build a corpus from the words of each sentence, and from columns with a value for each word.
 
-    Blanks inside a word are collapsed. Empty words are kept, so that columns stay aligned. Sentences with only empty
-    words are dropped, and so are repeated sentences. A first word `-DOCSTART-` begins a new document, as in CoNLL-2003,
+    Blanks inside a word are collapsed. Empty words are preserved, so that columns stay aligned. Sentences with only
+    empty words, and repeated sentences, are dropped. A first word `-DOCSTART-` begins a new document, as in CoNLL-2003,
     and is left out.
-
-    Raises:
-        UserError: If nothing is left, or a sentence, a word or a value has a lone surrogate.
     """
     words = [tuple(_single_spaced(word) for word in sentence) for sentence in sentences]
     begins = [sentence[:1] == (BEGINS_DOCUMENT,) for sentence in words]
@@ -624,16 +563,7 @@ def from_words(
 def from_pairs(
     name: str, pairs: Iterable[tuple[str, str]], columns: Mapping[str, Sequence[Any]] | None = None
 ) -> Corpus:
-    """Build a corpus from one or more pairs of sentences, which have single spaces only; repeated pairs are dropped.
-
-    Args:
-        name: Name of the corpus.
-        pairs: The pairs.
-        columns: For each column, one value per pair; a repeated pair has those of its first occurrence.
-
-    Raises:
-        UserError: If there is no pair, or a sentence or a value has a lone surrogate.
-    """
+    """Build a corpus of distinct pairs, with single spaces; values in columns are of the first occurrence."""
     listed = list(pairs)
     texts = [" ".join(pair) for pair in listed]
     distinct = _distinct(listed, texts, name, "--pairs")
@@ -656,24 +586,19 @@ def _single_spaced(text: str) -> str:
 
 
 class _Distinct(NamedTuple):
-    """Which rows are different.
-
-    Args:
-        first: Index of the first occurrence of each row.
-        repeats: Index of each repetition, and of the first occurrence of its row.
-    """
+    """Index of the first occurrence of each row; index of each repetition, and of its first occurrence."""
 
     first: list[int]
     repeats: list[tuple[int, int]]
 
     def relabelled(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, int]:
-        """Return the columns in which repetitions have other values than first occurrences, and how many do."""
+        """Return the number of repetitions whose values differ from first occurrences, by column with any."""
         counts = {name: sum(rows[i] != rows[first] for i, first in self.repeats) for name, rows in columns.items()}
         return {name: n for name, n in counts.items() if n}
 
 
 def _distinct(rows: Sequence[Hashable], texts: Sequence[str], name: str, option: str) -> _Distinct:
-    """Tell apart the rows that are not empty, whose sentences are `texts`."""
+    """Return the distinct nonempty rows, whose sentences are `texts`."""
     first: dict[Hashable, int] = {}
     repeats: list[tuple[int, int]] = []
     for i, row in enumerate(rows):

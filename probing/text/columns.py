@@ -1,4 +1,4 @@
-"""Which column of a source holds the words or the sentences, and which the labels: told by all cells of its columns."""
+"""Columns of words, sentences and labels in a source, identified by all cells."""
 
 from __future__ import annotations
 
@@ -31,11 +31,7 @@ _EXACT = 2.0**53
 
 
 def text_of(value: Any) -> str | None:
-    """Return a cell as text; None where it is missing.
-
-    Args:
-        value: Text, a number, true or false, or None; scalars of NumPy count as those of Python.
-    """
+    """Return a cell (text, number, truth value, or None, also of NumPy) as text; None where it is missing."""
     if isinstance(value, Real) and not isinstance(value, Integral):
         value = float(value)
         if not math.isfinite(value):
@@ -46,17 +42,13 @@ def text_of(value: Any) -> str | None:
 
 
 def label_of(value: Any) -> str:
-    """Return the class that a cell names, as text; empty where there is none."""
+    """Return the class in a cell, as text; empty where there is none."""
     text = text_of(value)
     return "" if text is None or _BELOW_ZERO.fullmatch(text) else text
 
 
 def number_of(value: Any) -> float | None:
-    """Return the number that a cell holds; None where it is missing.
-
-    Raises:
-        ValueError: If it holds something else, such as a word, true or false.
-    """
+    """Return the number in a cell; None where it is missing; `ValueError` for words, true and false."""
     if isinstance(value, bool):
         raise ValueError(f"{value!r} is not a number")
     if (text := text_of(value)) is None:
@@ -68,11 +60,7 @@ def number_of(value: Any) -> float | None:
 
 
 def truth_of(value: Any) -> bool | None:
-    """Return whether a cell says yes (T, True or 1) or no (F, False or 0); None where it is missing, as a number is.
-
-    Raises:
-        ValueError: If it holds something else.
-    """
+    """Return the truth value of T, True, 1, F, False or 0, None if missing (as for numbers); else `ValueError`."""
     label = label_of(value).casefold()
     if label in ("t", "true", "f", "false"):
         return label.startswith("t")
@@ -82,11 +70,7 @@ def truth_of(value: Any) -> bool | None:
 
 
 def score_of(value: Any) -> float | None:
-    """Return the number that a cell holds where none is below 0; None where it is missing, and for -1 and -100 too.
-
-    Raises:
-        ValueError: If it holds something else, or a fraction below 0.
-    """
+    """Return a nonnegative number, None if missing or a whole number below 0 such as -100; else `ValueError`."""
     number = number_of(value)
     if number is None or number >= 0:
         return number
@@ -96,30 +80,14 @@ def score_of(value: Any) -> float | None:
 
 
 def check_label(label: str, where: str) -> None:
-    """Refuse a label that files and other programs do not hold as it is.
-
-    Args:
-        label: The label.
-        where: What it is, for the message.
-
-    Raises:
-        UserError: If it has a lone surrogate or U+0000.
-    """
+    """Raise `UserError` for a label with a lone surrogate or U+0000, which other programs do not preserve."""
     check_text(label, where)
     if "\0" in label:
         raise UserError(f"{where} has the character U+0000 ({label[:60]!a}), which ends text elsewhere; remove it.")
 
 
 def check_text(text: str, where: str) -> None:
-    """Refuse text that no file can hold, because it has one half of a character.
-
-    Args:
-        text: A sentence, a word or a label.
-        where: What it is, for the message: the option as the user typed it, and the place.
-
-    Raises:
-        UserError: If a surrogate has no partner.
-    """
+    """Raise `UserError`, which begins with `where`, for text that has a lone surrogate, which UTF-8 cannot encode."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -135,17 +103,13 @@ BEGINS_DOCUMENT = "-DOCSTART-"
 
 @dataclass(frozen=True)
 class Rows:
-    """The sentences of a source with their annotations.
+    """The sentences of a source, as text or as lists of words, with their annotations.
 
     Args:
-        texts: The sentences, as text or as lists of words.
-        columns: For each column and sentence, a value for each word, as the source has it.
-        sentence_columns: For each column, a value for each sentence, as the source has it.
-        n_empty: Number of rows that were left out because they have no text.
-        documents: Number of documents begun up to each sentence; None where only words say it.
-        places: What the source calls the column of sentences or words (under an empty name), and that of a column here
-            if it has another name there.
-        note: What else was chosen in reading it, as a clause.
+        columns: For each column and sentence, a value for each word, as in the source.
+        sentence_columns: For each column, a value for each sentence, as in the source.
+        documents: Number of documents begun up to each sentence; None if only words mark them.
+        places: The source's name of the column of sentences or words (key ""), and of columns renamed here.
     """
 
     texts: Sequence[Any]
@@ -165,15 +129,7 @@ class Rows:
 def values_of_words(
     columns: Mapping[str, Sequence[Iterable[Any]]], flag_text: str
 ) -> dict[str, tuple[tuple[str, ...], ...]]:
-    """Return the values of words as text, `_` where one is missing.
-
-    Args:
-        columns: For each column and sentence, a value for each word.
-        flag_text: The option and its value, for messages.
-
-    Raises:
-        UserError: If a value has a lone surrogate or U+0000.
-    """
+    """Return the values of words as text, for each column and sentence, `_` if missing; refuse unusable labels."""
 
     def texts(column: str, rows: Sequence[Iterable[Any]]) -> tuple[tuple[str, ...], ...]:
         different = {(type(value), value) for row in rows for value in row}
@@ -188,15 +144,7 @@ def values_of_words(
 
 
 def values_of_sentences(columns: Mapping[str, Sequence[Any]], flag_text: str) -> dict[str, tuple[Any, ...]]:
-    """Return the values of sentences: text without blanks around it, a finite number, true or false; None if missing.
-
-    Args:
-        columns: For each column, a value for each sentence.
-        flag_text: The option and its value, for messages.
-
-    Raises:
-        UserError: If a value has a lone surrogate or U+0000.
-    """
+    """Return the values of sentences by column: stripped text, a finite number, true or false; None if missing."""
 
     def cells(column: str, rows: Sequence[Any]) -> tuple[Any, ...]:
         texts = [text_of(value) for value in rows]
@@ -212,10 +160,7 @@ def values_of_sentences(columns: Mapping[str, Sequence[Any]], flag_text: str) ->
 
 
 def _same_spelling(texts: Iterable[str]) -> dict[str, str]:
-    """Return what the texts of one column become: `1` for `1.0` among numbers, `True` for `TRUE` among true and false.
-
-    A column that also has other texts, or a number such as `01`, stays as it is.
-    """
+    """Return the spelling of a column of numbers only (`1` for `1.0`) or truth values only (`True` for `TRUE`)."""
     different = set(texts) - {UNSPECIFIED}
     if all(map(_PLAIN_NUMBER.fullmatch, different)):
         return {text: text.partition(".")[0] for text in different if not text.partition(".")[2].strip("0")}
@@ -255,14 +200,9 @@ _SENTENCE = 6
 
 
 class ColumnSelection(NamedTuple):
-    """Which columns the user names: by name, or by number from 1.
+    """Columns of text and of labels that the user names, by name or by number from 1; None to choose them.
 
-    Args:
-        flag_text: The option and the source, for messages.
-        text: The column of words or sentences; None to choose it.
-        label: The column of labels; None to choose it.
-        is_word: Whether `text` is a column of words.
-        example: How columns are named, for messages: `d.conll?`.
+    `is_word` is whether `text` is a column of words; `flag_text` and `example`, such as `d.conll?`, are for messages.
     """
 
     flag_text: str
@@ -278,19 +218,15 @@ class ColumnSelection(NamedTuple):
         return max(numbers) if len(numbers) == 2 else 0
 
     def fits(self, cells: Sequence[str], n: int) -> bool:
-        """Return whether a line has a cell for each column, or, where both are named, for those that are read."""
+        """Return whether a line has a cell for each column, or, where both are named, for the columns read."""
         return len(cells) == n or len(cells) > n == self.n_columns
 
     def way_out(self, settings: str) -> str:
-        """Return what to do where columns cannot be told, as a clause."""
+        """Return advice for ambiguous columns, as a clause."""
         return f"name the columns to read, as in `{self.example}{settings}`"
 
     def named(self, columns: Sequence[ColumnSummary], value: str | None, setting: str) -> ColumnSummary | None:
-        """Return the column of a name or a number; None without one.
-
-        Raises:
-            UserError: If there is no such column.
-        """
+        """Return the column of a name or a number, None without; raise `UserError` if there is no such column."""
         if value is None:
             return None
         names = [column.name for column in columns]
@@ -306,12 +242,9 @@ class ColumnSelection(NamedTuple):
 
 @dataclass(frozen=True)
 class ColumnSummary:
-    """A column, and what its cells are like.
+    """A column, and properties of its cells; its name is its number, from 1, if the source gives none.
 
-    Args:
-        name: Its name; its number, counted from 1, where the source names none.
-        rows: Its cells: for each sentence, a value for each word; of values of sentences, one row of all.
-        is_named: Whether the source names it.
+    `rows` has for each sentence a value for each word; for values of sentences, a single row of all.
     """
 
     name: str
@@ -320,7 +253,7 @@ class ColumnSummary:
 
     @property
     def place(self) -> str:
-        """What the column is called in the line that says what was read."""
+        """Name of the column in the message about the columns read."""
         return f"column {self.name}"
 
     @property
@@ -330,7 +263,7 @@ class ColumnSummary:
 
     @cached_property
     def counts(self) -> Counter[str]:
-        """How often each value occurs, as text; what is missing is left out."""
+        """Frequency of each value, as text; missing values are left out."""
         counts: Counter[str] = Counter()
         for value, n in Counter(chain.from_iterable(self.rows)).items():
             if (text := text_of(value)) is not None:
@@ -365,7 +298,7 @@ class ColumnSummary:
 
     @cached_property
     def are_tags(self) -> bool:
-        """Whether nearly all values are spelt as tags are."""
+        """Whether nearly all values are spelt like tags."""
         spelt = [text for text in self.counts if any(map(str.isalpha, text))]
         return bool(spelt) and sum(bool(_TAG.fullmatch(text)) for text in spelt) >= 0.9 * len(spelt)
 
@@ -376,7 +309,7 @@ class ColumnSummary:
 
     @cached_property
     def counts_up(self) -> bool:
-        """Whether its numbers, perhaps after letters that are the same, grow from cell to cell of a sentence."""
+        """Whether its numbers, perhaps after equal letters, grow from cell to cell of a sentence."""
         split = {text: _ENUMERATED.fullmatch(text) for text in self.counts}
         if not split or sum(map(bool, split.values())) < 0.95 * len(split):
             return False
@@ -390,13 +323,13 @@ class ColumnSummary:
 
     @cached_property
     def is_same_in_sentence(self) -> bool:
-        """Whether the words of a sentence have one value, and sentences have several, as with a sentence's number."""
+        """Whether the words of a sentence share a value, and sentences have several, as with a sentence's number."""
         longer = [row for row in self.rows if len(row) > 1]
         return self.n_types > 1 and bool(longer) and sum(len(set(row)) == 1 for row in longer) >= 0.95 * len(longer)
 
     @property
     def may_be_words(self) -> bool:
-        """Whether cells can be words: they vary, and are neither counts, numbers, spans nor the same in a sentence."""
+        """Whether cells can be words: varied, and neither counts, numbers, spans nor constant in a sentence."""
         return self.n_types > 1 and not (
             self.counts_up or self.are_numbers or self.are_spans or self.is_same_in_sentence
         )
@@ -408,7 +341,7 @@ class ColumnSummary:
 
     @cached_property
     def are_sentences(self) -> bool:
-        """Whether more than half of the values are several words, or long in a script without blanks, and differ."""
+        """Whether over half of the values are several words, or long in a script without blanks, and differ."""
         several = sum(n for text, n in self.counts.items() if _is_sentence(text))
         return 2 * several > self.counts.total() and 2 * self.n_types > self.counts.total()
 
@@ -418,7 +351,7 @@ class ColumnSummary:
         return 1 <= 2 * self.n_types <= self.n_cells
 
     def resembles(self, other: ColumnSummary) -> bool:
-        """Return whether most cells begin as those of another column, as lemmas and stems do."""
+        """Return whether most cells begin like another column's cells, as lemmas and stems do."""
         pairs = Counter(zip(chain.from_iterable(self.rows), chain.from_iterable(other.rows), strict=True))
         alike = sum(n for (first, two), n in pairs.items() if str(first)[:2].casefold() == str(two)[:2].casefold())
         return alike >= 0.6 * self.n_cells
@@ -429,18 +362,13 @@ def _is_sentence(text: str) -> bool:
 
 
 def by_name(columns: Iterable[ColumnSummary], names: Sequence[str]) -> ColumnSummary | None:
-    """Return the column that has the first of these names, in any case; None without one."""
+    """Return the column that has the first of these names, in any case; None without."""
     listed = [column for column in columns if column.is_named]
     return next((column for name in names for column in listed if column.name.strip().casefold() == name), None)
 
 
 def is_header(cells: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
-    """Return whether the first line of a file of words names its columns.
-
-    Args:
-        cells: Cells of the line.
-        others: Cells of the lines after it.
-    """
+    """Return whether the first line of a file of words names its columns; `others` are the cells of later lines."""
     names = [cell.strip().casefold() for cell in cells]
     has_names = any(name in (*WORDS, *TEXT) for name in names) and any(name in _TAGS or name in LABEL for name in names)
     at = [i for i, name in enumerate(names) if name in _TAGS]
@@ -448,14 +376,11 @@ def is_header(cells: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
 
 
 def choose_words(columns: Sequence[ColumnSummary], selection: ColumnSelection) -> ColumnSummary:
-    """Return the column of words.
+    """Return the column of words; raise `UserError` if it is ambiguous.
 
-    It is the one that is named so. Else it is, of the columns that can be words, the one with the most different values
-    by far, or whose values are not spelt as tags are; of words and their lemmas, the words. A file of two columns, and
-    one of few words, begins with the words unless that cannot be.
-
-    Raises:
-        UserError: If it cannot be told.
+    It is the column with such a name. Else it is, of the columns that can be words, the column with the most different
+    values by far, or whose values are not spelt like tags; of words and their lemmas, the words. A file of two columns,
+    or of few words, begins with the words unless that cannot be.
     """
     if (chosen := selection.named(columns, selection.text, "word")) or (chosen := by_name(columns, WORDS)):
         return chosen
@@ -480,7 +405,7 @@ def choose_words(columns: Sequence[ColumnSummary], selection: ColumnSelection) -
 
 
 def _words_of_two(first: ColumnSummary, second: ColumnSummary) -> ColumnSummary | None:
-    """Return the words of a file of two columns: the first, unless only the second can be; None if it is not clear."""
+    """Return the words of a file of two columns: the first, unless only the second can be; None if ambiguous."""
     is_open = second.may_be_words and second.n_types > first.n_types and first.n_cells >= _FEW
     if first.counts_up and not first.may_be_words and second.may_be_words and second.n_types > 2:
         return None if first.are_numbers or first.n_cells >= _FEW else first
@@ -493,7 +418,7 @@ def _words_of_two(first: ColumnSummary, second: ColumnSummary) -> ColumnSummary 
 
 
 def _spelling(column: ColumnSummary) -> tuple[int, int, int]:
-    """Return how many different values there are, how many letters these have, and how many capitals."""
+    """Return the numbers of different values, of their letters, and of capitals."""
     letters = "".join(column.counts)
     return column.n_types, len(letters), sum(map(str.isupper, letters))
 
@@ -503,12 +428,9 @@ def choose_labels(
 ) -> ColumnSummary | None:
     """Return the column of labels of words; None where columns have names, of which the user can give one.
 
-    It is the one that is named so, else the only one that looks like labels: neither missing nor the same throughout,
-    a count, a number of a text or a sentence, lemmas, scores, features, or brackets around spans. Where a file has
-    several and names none, it is the last column.
-
-    Raises:
-        UserError: If it cannot be told.
+    It is the column with such a name, else the only column that looks like labels: neither missing nor constant, a
+    count, a number of a text or a sentence, lemmas, scores, features, or brackets around spans. If several columns
+    without names do, it is the last. Other cases raise `UserError`.
     """
     if (chosen := selection.named(columns, selection.label, "label")) or (chosen := by_name(columns, LABEL)):
         return chosen
@@ -533,7 +455,7 @@ def choose_labels(
 
 
 def _are_like(column: ColumnSummary, words: ColumnSummary) -> bool:
-    """Return whether cells are forms of the words, such as lemmas, or nearly as many things as these."""
+    """Return whether cells are forms of the words, such as lemmas, or nearly as many different values."""
     is_open = words.n_cells >= _FEW and not (column.are_tags or column.are_numbers)
     return column.resembles(words) or (is_open and column.n_types > 0.7 * words.n_types)
 
@@ -546,7 +468,7 @@ def _named(columns: Sequence[ColumnSummary]) -> str:
 def _example(
     columns: Sequence[ColumnSummary], words: Sequence[ColumnSummary], labels: Sequence[ColumnSummary] = ()
 ) -> str:
-    """Return settings that name columns, such as those that may be meant."""
+    """Return settings that name plausible columns."""
     word = (*words, *columns)[0]
     label = next((column for column in (*reversed(labels), *reversed(columns)) if column is not word), word)
     return f"word={word.name}&label={label.name}"
@@ -555,7 +477,7 @@ def _example(
 def choose_sentences(
     columns: Sequence[ColumnSummary], selection: ColumnSelection, names: Sequence[str] = TEXT
 ) -> ColumnSummary | None:
-    """Return the column of sentences: the one named so, else the only one whose cells are; None if it is not clear."""
+    """Return the column of sentences: by name, else the only column whose cells are sentences; None if ambiguous."""
     if (chosen := selection.named(columns, selection.text, "text")) or (chosen := by_name(columns, names)):
         return chosen
     candidates = [column for column in columns if column.are_sentences]
@@ -563,9 +485,10 @@ def choose_sentences(
 
 
 def label_of_sentences(columns: Sequence[ColumnSummary], selection: ColumnSelection) -> ColumnSummary | None:
-    """Return the column of labels of sentences; None if it is not clear.
+    """Return the column of labels of sentences; None if it is ambiguous.
 
-    It is the one named so, else the only one that does not count the sentences, else the only one with classes.
+    It is the column with such a name, else the only one that does not count the sentences, or the only one with
+    classes.
     """
     if (chosen := selection.named(columns, selection.label, "label")) or (chosen := by_name(columns, LABEL)):
         return chosen
@@ -577,5 +500,5 @@ def label_of_sentences(columns: Sequence[ColumnSummary], selection: ColumnSelect
 
 
 def with_label(columns: Mapping[str, Any], label: ColumnSummary | None) -> dict[str, Any]:
-    """Return columns with that of the labels also under the name `label`, which tasks read."""
+    """Return columns with the column of labels also under the name `label`, which tasks read."""
     return {**columns, LABEL[0]: columns[label.name]} if label and label.name in columns else dict(columns)

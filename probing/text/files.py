@@ -1,4 +1,4 @@
-"""Files and standard input as lines of text."""
+"""Readers of files, standard input and data sets as text."""
 
 from __future__ import annotations
 
@@ -62,11 +62,7 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 def path_and_columns(name: str, option: str) -> tuple[str, ColumnSelection]:
-    """Return the path of a source, and which columns the user names after it: `FILE?word=W&label=L`.
-
-    Raises:
-        UserError: If something else is named.
-    """
+    """Return the path of a source, and the columns that the user names after it: `FILE?word=W&label=L`."""
     path, mark, query = split_query(name)
     pairs = [part.partition("=")[::2] for part in query.split("&")] if mark else []
     settings, flag_text = dict(pairs), f"{option} {name}"
@@ -82,7 +78,7 @@ def path_and_columns(name: str, option: str) -> tuple[str, ColumnSelection]:
 
 
 def split_query(name: str) -> tuple[str, str, str]:
-    """Return the path of a source, a question mark, and what follows it; both are empty for a file of that name."""
+    """Return the path of a source, a question mark, and the rest; both are empty for an existing file of that name."""
     path, mark, query = name.partition("?")
     return (path, mark, query) if "=" in query and not Path(name).exists() else (name, "", "")
 
@@ -91,15 +87,8 @@ def read_lines(name: str, option: str, readable: str = READABLE) -> list[str]:
     """Return the lines of a text file, which may be compressed by gzip, or of standard input (`-`).
 
     Lines end at LF, CR LF or CR. Byte-order marks are dropped on every line, since concatenated files have one each.
-
-    Args:
-        name: The source, as the user typed it.
-        option: The option that names it, for messages.
-        readable: What can be read, for messages.
-
-    Raises:
-        UserError: If the file is of another type, unreadable, a damaged archive or not UTF-8, or if it should have
-            sentences and has a table of words.
+    `UserError` is raised if the file is of another type, unreadable, damaged, not UTF-8, or a table where sentences are
+    expected; it names the `readable` sources.
     """
     flag_text = f"{option} {name}"
     path = Path(name)
@@ -119,7 +108,7 @@ def read_lines(name: str, option: str, readable: str = READABLE) -> list[str]:
 
 
 def _way_out(path: Path) -> str:
-    """Return what to do with a file of another type by its content, as a clause; empty if that does not tell."""
+    """Return advice for a file of another type by its content, as a clause; empty if the content gives no hint."""
     try:
         with open_file(path) as file:
             sample = file.read(_SAMPLE).decode("utf-8", "replace")
@@ -129,7 +118,7 @@ def _way_out(path: Path) -> str:
 
 
 def _looks_like_table(lines: Sequence[str]) -> str:
-    """Return what to do with lines that have a word and annotations each, as a clause; empty if they do not look so."""
+    """Return advice for lines that have a word and annotations each, as a clause; empty if they do not look so."""
     nonblank = [line for line in lines[:_LOOKED_AT] if line.strip() and not line.startswith("#")]
     if len(nonblank) < _ENOUGH:
         return ""
@@ -155,16 +144,7 @@ def _looks_like_table(lines: Sequence[str]) -> str:
 
 
 def read_bytes(path: Path, flag_text: str, readable: str) -> bytes:
-    """Return the content of a file.
-
-    Args:
-        path: Path of the file.
-        flag_text: The option and its value, for messages.
-        readable: The accepted sources, for messages.
-
-    Raises:
-        UserError: If the file cannot be read.
-    """
+    """Return the content of a file; raise `UserError`, which lists `readable` sources, if it cannot be read."""
     try:
         with open_file(path, most=most_text()) as file:
             content: bytes = file.read()
@@ -205,11 +185,7 @@ def _unpack(data: bytes, flag_text: str) -> bytes:
 
 
 def decode_lines(data: bytes, flag_text: str) -> list[str]:
-    """Return the lines of a UTF-8 text, without byte-order marks.
-
-    Raises:
-        UserError: If the text is not UTF-8; the message names the line.
-    """
+    """Return the lines of a UTF-8 text, without byte-order marks; `UserError` names a line that is not UTF-8."""
     # UTF-16 without a mark is valid UTF-8; of letters from ASCII, every second byte is 0.
     is_utf16 = data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or 3 * data.count(b"\0") > len(data)
     try:
@@ -226,13 +202,7 @@ def decode_lines(data: bytes, flag_text: str) -> list[str]:
 
 
 def check_description(folder: Path) -> None:
-    """Refuse a folder whose description is no file, or would take much memory.
-
-    Raises:
-        OSError: If it is no file of the folder, or too large.
-        ValueError: If it has too many values or levels.
-        yaml.YAMLError: If its first lines are not YAML.
-    """
+    """Refuse a description that is no file, too large or deep, or not YAML (`OSError`, `ValueError`, `YAMLError`)."""
     for path in (folder / name for name in ("README.md", ".huggingface.yaml", "dataset_infos.json")):
         if os.path.lexists(path):
             text = read_text(path, home_of(folder))
@@ -243,15 +213,7 @@ def check_description(folder: Path) -> None:
 
 
 def check_data_files(data_files: Mapping[str, Iterable[Any]], folder: Path) -> None:
-    """Refuse a data set whose description names files of this machine that are not its own.
-
-    Args:
-        data_files: The files of each split, as the library names them.
-        folder: The folder of the data set; that of one on the hub is not there.
-
-    Raises:
-        OSError: If a file lies outside of the folder, or is none.
-    """
+    """Raise `OSError` if a data set's description names files of this machine outside its folder, or no files."""
     for file in (file for files in data_files.values() for file in files):
         path = str(file).rpartition("::")[2]  # behind the names of archives that it is in
         if folder.is_dir() and "://" not in path:
@@ -284,14 +246,12 @@ def read_dataset(source: str, option: str) -> Rows:
 
     Args:
         source: `hf:NAME?config=C&split=S&column=T&label=L&stream=yes`. NAME is a folder or a hub id; the split is
-            `train` by default; the column is `text` by default, else `sentence`, `words` or `tokens`, else the only one
-            with text, or with sentences in its first rows. Of a split such as `train[:1000]`, and with `stream=yes`, no
-            more is downloaded than is read, and no copy is written.
-        option: The option that names the source, for messages.
+            `train` by default; the column is `text` by default, else `sentence`, `words` or `tokens`, else the only
+            column with text, or with sentences in its first rows. Of a split such as `train[:1000]`, and with
+            `stream=yes`, no more is downloaded than is read, and no copy is written.
 
     Raises:
-        UserError: If the source is not of that form, is not available, or has no text, or if the library `datasets` is
-            not installed.
+        UserError: If the source is not of that form, is not available, or has no text, or `datasets` is not installed.
     """
     flag_text = f"{option} {source}"
     name, settings = _parse(source, flag_text)
@@ -306,15 +266,7 @@ def read_dataset(source: str, option: str) -> Rows:
 
 
 def read_splits(source: str, option: str) -> dict[str, list[dict[str, Any]]]:
-    """Return all rows of a data set by split; each row is a dict of its columns, with the names of classes.
-
-    Args:
-        source: `hf:NAME?config=C`. NAME is a folder or a hub id.
-        option: The option that names the source, for messages.
-
-    Raises:
-        UserError: If the source is not of that form or is not available, or if the library `datasets` is not installed.
-    """
+    """Return all rows of a data set, `hf:NAME?config=C`, by split; each row is a dict with class names."""
     flag_text = f"{option} {source}"
     name, settings = _parse(source, flag_text)
     if unsupported := [key for key in settings if key != "config"]:
@@ -327,17 +279,7 @@ def read_splits(source: str, option: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def sentence_of(row: Mapping[str, Any], column: str, flag_text: str, place: str) -> str:
-    """Return the sentence in a column of a row; empty where it is missing.
-
-    Args:
-        row: The row.
-        column: The column.
-        flag_text: The option and its value, for messages.
-        place: Which row it is, for messages.
-
-    Raises:
-        UserError: If the column holds something else than text.
-    """
+    """Return the sentence in a column of a row, "" if missing; `place` names the row in the error for other values."""
     value = row[column]
     if isinstance(value, str):
         check_text(value, f"`{flag_text}`: {column} of {place}")
@@ -383,7 +325,7 @@ def _parse(source: str, flag_text: str) -> tuple[str, dict[str, str]]:
 
 
 def _load(name: str, settings: Mapping[str, str], flag_text: str) -> Any:
-    """Return a split: as a stream if that was asked for, or if rows from its beginning suffice and no copy is there."""
+    """Return a split: as a stream if requested, or if rows from its beginning suffice and there is no copy."""
     split = settings.get("split", "train")
     builder = _builder(name, settings.get("config"), flag_text)
     if "stream" in settings or (_PART.fullmatch(split) and not os.path.exists(builder.cache_dir)):
@@ -397,7 +339,7 @@ def _load(name: str, settings: Mapping[str, str], flag_text: str) -> Any:
 
 
 def _stream(builder: Any, split: str, flag_text: str) -> Any:
-    """Return a split, or rows of it by number, as a stream: it reads its files as far as it is read itself."""
+    """Return a split, or rows of it by number, as a stream, which reads its files only as far as it is read."""
     import datasets
 
     part = _PART.fullmatch(split)
@@ -422,7 +364,7 @@ def _stream(builder: Any, split: str, flag_text: str) -> Any:
 
 
 def _builder(name: str, config: str | None, flag_text: str) -> Any:
-    """Return the library's builder of a data set, which has read no more than what the data set consists of."""
+    """Return the library's builder of a data set, which has read no more than the list of its files."""
     import datasets
 
     if os.path.isdir(name):
@@ -454,14 +396,13 @@ def _prepare(builder: Any, flag_text: str) -> None:
 
 
 def _kind(builder: Any) -> str:
-    """Return the kind of a data set's files."""
     return type(builder).__module__.rsplit(".", 1)[-1]
 
 
 def _as_text(builder: Any) -> dict[str, Any]:
-    """Return settings with which every cell of CSV files is text as it is written, and only an empty one is missing.
+    """Return settings with which cells of CSV files are text as written, and only empty cells are missing.
 
-    Otherwise pandas reads 01 as 1, and NA, None and null as missing. What divides cells is told as in a single file.
+    Otherwise pandas reads 01 as 1, and NA, None and null as missing. The divider is detected as in a single file.
     """
     import datasets
     import pandas
@@ -490,7 +431,7 @@ def _unreadable(flag_text: str, reason: str) -> UserError:
 
 
 def _configs(name: str) -> list[str]:
-    """Return the data set's configurations; an empty list if they cannot be found."""
+    """Return the data set's configurations; an empty list if they are unavailable."""
     import datasets
 
     try:
@@ -500,7 +441,7 @@ def _configs(name: str) -> list[str]:
 
 
 def _choose_column(dataset: Any, requested: str | None, flag_text: str) -> tuple[str, str]:
-    """Return the column of the text, and how it was told where its name does not say it."""
+    """Return the column of the text, and how it was chosen where its name does not show it."""
     features = dataset.features
     textual = [column for column, feature in features.items() if _may_be_text(feature)]
     if requested is None:
@@ -531,12 +472,7 @@ def _may_be_text(feature: Any) -> bool:
 
 
 class _Column(NamedTuple):
-    """A column that can hold labels.
-
-    Args:
-        of_words: Whether its values are lists, with a value for each word.
-        names: Names of the classes that its values are numbers of; None for other values.
-    """
+    """A column that can hold labels, with values `of_words` or of sentences, and `names` of numbered classes."""
 
     of_words: bool
     names: Sequence[str] | None
@@ -554,7 +490,7 @@ class _Column(NamedTuple):
 
 
 def _label_columns(features: Mapping[str, Any], column: str) -> dict[str, _Column]:
-    """Return the columns that can hold labels, of the sentences and, where sentences are lists of words, of words."""
+    """Return the columns that can hold labels of the sentences and, where these are lists of words, of words."""
     has_words, label_columns = hasattr(features[column], "feature"), {}
     for name, feature in features.items():
         of_words = hasattr(feature, "feature")
@@ -568,7 +504,7 @@ def _label_columns(features: Mapping[str, Any], column: str) -> dict[str, _Colum
 
 
 def _readable(batches: Iterable[Mapping[str, Any]], flag_text: str) -> Iterator[Mapping[str, Any]]:
-    """Yield batches of rows; a stream finds only then that its files are damaged, or that a download ends early."""
+    """Yield batches of rows; only then does a stream detect damaged files or a download that ends early."""
     try:
         yield from batches
     except Exception as error:  # of as many types as before

@@ -38,14 +38,10 @@ _EXPECTED = '{"words": ["A", "word"], "labels": ["DET", "NOUN"]} or {"text": "A 
 def read_json_lines(lines: Iterable[str], selection: ColumnSelection) -> Rows:
     """Return the sentences of a .jsonl file with their annotations.
 
-    The text is the list `words` (or `tokens`), or else `text` (or `sentence`); the first line decides which. Without
-    these names, it is told by `probing.text.columns`, as labels are. If sentences are lists of words, every other
-    list has a value for each word. Single values belong to the sentence. Objects, and lists if sentences are not lists
-    of words, are left out. A value that a line lacks, or that is null, counts as missing.
-
-    Args:
-        lines: Lines of the file.
-        selection: Which columns the user names.
+    The text is the list `words` (or `tokens`), or else `text` (or `sentence`); the first line decides. Without these
+    names, it is chosen by `probing.text.columns`, as labels are. If sentences are lists of words, every other list has
+    a value for each word. Single values belong to the sentence. Objects, and lists if sentences are not lists of words,
+    are left out. A value that a line lacks, or that is null, counts as missing.
 
     Raises:
         UserError: If a line is not such an object, or a list has another length than the words.
@@ -81,7 +77,7 @@ def read_json_lines(lines: Iterable[str], selection: ColumnSelection) -> Rows:
 
 
 def _key(rows: Sequence[Mapping[str, Any]], names: Iterable[str], selection: ColumnSelection) -> str:
-    """Return the name of the text; empty if it is not clear."""
+    """Return the name of the text; empty if it is ambiguous."""
     first = rows[0]
     if selection.text is not None:
         return selection.named([ColumnSummary(name, []) for name in names], selection.text, "text").name  # type: ignore[union-attr]
@@ -112,17 +108,7 @@ def labelled(
     note: str = "",
     n_empty: int = 0,
 ) -> Rows:
-    """Return rows of named columns, with that of the labels also as `label`.
-
-    Args:
-        key: Name of the column of sentences or words.
-        texts: The sentences, as text or as lists of words.
-        columns: For each column and sentence, a value for each word.
-        of_sentences: For each column, a value for each sentence.
-        selection: Which columns the user names.
-        note: What was chosen in reading, for `Rows`.
-        n_empty: Number of rows without text.
-    """
+    """Return rows of named columns, with the column of labels also as `label`; `key` names the column of `texts`."""
     if texts and isinstance(texts[0], list):
         regular = [ColumnSummary(name, rows) for name, rows in columns.items() if _are_aligned(texts, rows)]
         label = choose_labels(regular, ColumnSummary(key, texts), selection)
@@ -185,14 +171,7 @@ _AS_WRITTEN = {field: lambda cells, i: cells[i] for field in DEFAULT_FIELDS}
 def read_treebank(lines: Iterable[str], flag_text: str) -> dict[str, list[tuple[str, ...]]]:
     """Return each column of a CoNLL-U file: for each sentence, one value per syntactic word.
 
-    Ranges of multiword tokens (`1-2`) and empty nodes (`1.1`) are left out.
-
-    Args:
-        lines: Lines of the file.
-        flag_text: The option and its value, for messages.
-
-    Raises:
-        UserError: If a line is malformed, or if all forms were removed from the file.
+    Multiword ranges (`1-2`) and empty nodes (`1.1`) are left out; malformed lines and missing forms are refused.
     """
     sentences: list[list[tuple[str, ...]]] = [[]]
     for number, line in enumerate(lines, 1):
@@ -253,8 +232,8 @@ _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|cf|vs|[A-Z])\.)$")
 def builtin_sentences() -> list[str]:
     """Return English prose of the Python language reference, from the standard library's `pydoc_data.topics`.
 
-    Code, grammar, headings, tables and signatures are left out: only text that starts and ends like a sentence is kept.
-    The text varies with the Python version, so state the version beside every figure made from it.
+    Code, grammar, headings, tables and signatures are left out: only text that starts and ends like a sentence is used.
+    The text varies with the Python version, so state the version with every figure computed from it.
     """
     from pydoc_data.topics import topics
 
@@ -273,7 +252,7 @@ def _is_prose(paragraph: str) -> bool:
 
 
 def _sentences_of_layout(paragraph: str) -> Iterator[str]:
-    """Split a paragraph at sentence ends but not after abbreviations; keep the parts that look like sentences."""
+    """Split a paragraph at sentence ends but not after abbreviations; return the parts that look like sentences."""
     paragraph = re.sub(r"^(?:[*\-]|\d+\.|\[\d+\])\s+", "", paragraph)  # bullets and footnote marks
     parts: list[str] = []
     for part in _SENTENCE_END.split(paragraph):
@@ -302,40 +281,31 @@ _FEW = 20
 
 
 class _Line(NamedTuple):
-    """A line, or several with a quoted line end between them.
-
-    Args:
-        number: Its number, counted from 1.
-        cells: Its cells, none of a blank line.
-    """
+    """A line, or several with a quoted line end between them; its number, from 1, and cells, none if blank."""
 
     number: int
     cells: tuple[str, ...]
 
     @property
     def has_sign(self) -> bool:
-        """Whether it may be a comment."""
+        """Whether the line may be a comment."""
         return self.cells[0].startswith(_SIGNS)
 
     @property
     def begins_document(self) -> bool:
-        """Whether it marks the beginning of a document."""
+        """Whether the line marks the beginning of a document."""
         return any(cell.startswith(BEGINS_DOCUMENT) for cell in self.cells)
 
 
 def read_table(lines: Sequence[str], kind: str, selection: ColumnSelection) -> Rows:
     """Return the sentences of a file of cells, or its words, with their annotations.
 
-    Which columns these are is told by `probing.text.columns`. An empty line ends a sentence of words, and a line
-    `-DOCSTART-` begins a document. A file with the ten columns of CoNLL-U has all of these.
-
-    Args:
-        lines: Lines of the file.
-        kind: The ending of its name: .csv, whose cells may be in quotation marks, .tsv or .conll.
-        selection: Which columns the user names.
+    `probing.text.columns` chooses the columns. An empty line ends a sentence of words, and a line `-DOCSTART-` begins a
+    document. A file with the ten columns of CoNLL-U has all of these. `kind` is the ending of its name: .csv, whose
+    cells may be in quotation marks, .tsv or .conll.
 
     Raises:
-        UserError: If a line has another number of cells, or the columns cannot be told apart.
+        UserError: If a line has another number of cells, or the columns are ambiguous.
     """
     listed, is_spaced = _lines(lines, kind, selection.flag_text)
     filled = [line for line in listed if line.cells and not line.begins_document]
@@ -350,7 +320,7 @@ def read_table(lines: Sequence[str], kind: str, selection: ColumnSelection) -> R
 
 
 def _lines(lines: Sequence[str], kind: str, flag_text: str) -> tuple[list[_Line], bool]:
-    """Return the lines of a file, divided into cells without blanks around them, and whether blanks divide these."""
+    """Return the lines of a file, divided into cells without surrounding blanks, and whether blanks divide these."""
     first = next((i for i, line in enumerate(lines) if line.strip()), 0)
     declared = DIVIDER.fullmatch(lines[first].strip(" "))
     after = first + 1 if declared else 0
@@ -377,7 +347,7 @@ def _lines(lines: Sequence[str], kind: str, flag_text: str) -> tuple[list[_Line]
 
 
 def divider_of(lines: Sequence[str], kind: str) -> str | None:
-    """Return what divides the cells of lines; None if blanks do."""
+    """Return the divider of the cells of lines; None if blanks divide them."""
     nonblank = [line for line in lines[:_LOOKED_AT] if line.strip()]
     looked_at = [line for line in nonblank if not line.startswith((*_SIGNS, BEGINS_DOCUMENT))] or nonblank
     first = next(iter(looked_at), "")
@@ -444,10 +414,8 @@ def _sentences(filled: Sequence[_Line], selection: ColumnSelection) -> Rows:
 def _is_header_of_sentences(first: Sequence[str], table: Sequence[Sequence[str]], selection: ColumnSelection) -> bool:
     """Return whether the first line of a file of sentences names its columns.
 
-    It does not if it has a class that other lines have, or a number where they have numbers.
-
-    Raises:
-        UserError: If it may be a sentence with a label that no other line has.
+    It does not if it has a class of other lines, or a number where they have numbers. A line that may be a sentence
+    with a label that no other line has is refused.
     """
     columns = _columns([""] * len(first), table)
     if by_name(_columns(first, []), (*TEXT, *LABEL)):
@@ -468,7 +436,7 @@ def _is_header_of_sentences(first: Sequence[str], table: Sequence[Sequence[str]]
 
 
 def _columns(names: Sequence[str], table: Sequence[Sequence[str]]) -> list[ColumnSummary]:
-    """Return the columns of rows of cells; those without a name are numbered."""
+    """Return the columns of rows of cells; columns without a name are numbered."""
     cells = zip(*table, strict=True) if table else [()] * len(names)
     names = names or [""] * len(table[0])
     pairs = enumerate(zip(names, cells, strict=True), 1)
@@ -480,14 +448,7 @@ def _count(n: int, noun: str) -> str:
 
 
 def _words(listed: Sequence[_Line], plain: Sequence[_Line], is_spaced: bool, selection: ColumnSelection) -> Rows:
-    """Return the rows of a file of words, without comments and the line that names the columns.
-
-    Args:
-        listed: All lines.
-        plain: Those that are neither blank nor look like comments.
-        is_spaced: Whether blanks divide cells.
-        selection: Which columns the user names.
-    """
+    """Return the rows of a file of words, without comments and header; `plain` excludes blanks and likely comments."""
     n = selection.n_columns or Counter(len(line.cells) for line in plain).most_common(1)[0][0]
     header = plain[0] if is_header(plain[0].cells, [line.cells for line in plain[1:]]) else _Line(0, ())
     word_lines = [line for line in plain if line is not header and selection.fits(line.cells, n)]
@@ -539,13 +500,7 @@ def _columns_of_words(sentences: Sequence[Sequence[tuple[str, ...]]], names: Seq
 
 
 def _divided(listed: Sequence[_Line], excluded: Set[int], n: int) -> tuple[list[list[tuple[str, ...]]], list[int]]:
-    """Divide lines into sentences; return the first cells of each word, and how many documents begin up to each.
-
-    Args:
-        listed: The lines.
-        excluded: Numbers of lines that are not words.
-        n: Number of cells that are taken of a line.
-    """
+    """Divide lines into sentences of words' first `n` cells, with the number of documents begun up to each."""
     sentences: list[list[tuple[str, ...]]] = []
     begun: list[int] = []
     n_begun, is_new = 0, True
@@ -569,17 +524,11 @@ def _comments(
 ) -> set[int]:
     """Return the numbers of the lines that are comments.
 
-    A line that begins with a sign of comments is one if it has another number of cells. So it is before the first word
-    of a sentence if no word has its label, which is not the sign itself, or if it has a blank in a cell where no word
-    has one. A sign that has a cell to itself is a word, unless there are many.
-
-    Args:
-        listed: The lines.
-        word_lines: Those that are certainly words.
-        n: Number of cells of a word.
-        at: Index of the words' column.
-        of: Index of the labels' column.
-        is_spaced: Whether blanks divide cells.
+    A line that begins with a comment sign is a comment if it has another number of cells. So it is before the first
+    word of a sentence if no word has its label, which is not the sign itself, or if it has a blank in a cell where no
+    word has a blank. A sign in a separate cell is a word, unless there are many. `word_lines` are certainly words; `n`
+    is the number of cells of a word, `at` and `of` are the columns of words and labels, and `is_spaced` is whether
+    blanks divide cells.
     """
     labels = {line.cells[of] for line in word_lines}
     has_blanks = any(" " in line.cells[at] for line in word_lines)

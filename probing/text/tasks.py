@@ -1,4 +1,4 @@
-"""Tasks: what a probe predicts of each token or sentence; how tasks are loaded, and how their labels are checked."""
+"""Tasks, the targets that a probe predicts for each token or sentence: loading them, and checking their labels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Pooling = Literal["mean", "cls", "max"]
 
 
 class TokenTask(Protocol):
-    """Gives each token a label. A task is a dataclass whose fields are its options (`--task_args.NAME`)."""
+    """Protocol of a task, which labels tokens: a dataclass whose fields are its options (`--task_args.NAME`)."""
 
     @property
     def ordinal(self) -> bool:
@@ -56,7 +56,7 @@ class TokenTask(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """A task: what a probe predicts of each token. Derive your own from it and define `labels`.
+    """A task, the target that a probe predicts for each token. Derive a task from it and define `labels`.
 
     Fields of a subclass that is a frozen dataclass (`@dataclass(frozen=True)`) are the task's options,
     `--task_args.NAME` on the command line. A subclass may set these:
@@ -64,12 +64,12 @@ class Task:
     - `ordinal = True`: labels are numbers, and an error of one is smaller than an error of ten. The run then has the
       mean error and the accuracy of each number, and the controls of positions.
     - `numbers = True`: labels are numbers to predict as such, with or without a fraction, and not classes. A ridge
-      probe predicts them, and the run has R² in the place of accuracy. A label is None where there is no number.
+      probe predicts them, and R² replaces accuracy. A label is None where there is no number.
     - `word_means = True`: a word's activations are the mean over its pieces; its label is at its first piece.
 
     Args:
-        min_count: Training examples a label needs to be a class; by default 50, fewer on a small
-            corpus (a twentieth of its training sentences), never under 5.
+        min_count: Training examples a label needs to be a class; by default 50, fewer on a small corpus (a twentieth of
+            its training sentences), never under 5.
     """
 
     min_count: int | None = None
@@ -94,12 +94,12 @@ class Task:
         label is missing: None, NaN, a number below 0, blank text or `_` (see `probing.text.columns`). Labels that are
         true or false count only at the first piece of a word; special tokens and later pieces are left out.
 
-        Where `numbers` is true, labels are numbers; where one is None or not finite, the token is not an example.
+        Where `numbers` is true, labels are numbers; a token with None or a number that is not finite is not an example.
 
         Args:
             tokens: The table of tokens: `sentences`, `positions`, `words`, `special`, `first_pieces` and more for each
-                token; `piece_texts(corpus)` and `word_texts(corpus)` are its characters and those of its word, or
-                the token's own text where the tokenizer added it, such as [CLS].
+                token; `piece_texts(corpus)` and `word_texts(corpus)` are the characters of the token and of its word,
+                or the token's text where the tokenizer added it, such as [CLS].
             corpus: The sentences, their words, and the columns of their source.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define `labels`")
@@ -109,12 +109,7 @@ class Task:
         return None
 
     def classes(self, labels: Labels, n_sentences: int) -> Labels | Sequence[Any]:
-        """Return the labels with enough training examples, ascending.
-
-        Args:
-            labels: Labels of the training tokens, including tokens that are not examples.
-            n_sentences: Number of training sentences.
-        """
+        """Return the labels with enough training examples, ascending; `labels` include tokens that are not examples."""
         labels_present, counts = np.unique(labels[has_label(labels)], return_counts=True)
         return labels_present[counts >= self.threshold(n_sentences)]
 
@@ -125,23 +120,23 @@ class Task:
 
 @dataclass(frozen=True)
 class SentenceTask(Task):
-    """A task of whole sentences, each with one vector and one label. Derive your own from it and define `labels`.
+    """A task of whole sentences, each with one vector and one label. Derive a task from it and define `labels`.
 
     Its `labels(tokens, corpus)` returns one label for each sentence, in the order of `corpus.sentences`; all else is as
     for `Task`.
 
     Args:
-        min_count: Training sentences a label needs to be a class; by default 50, fewer on a small corpus
-            (a twentieth of its training sentences), never under 5.
-        pooling: Vector of a sentence: the mean or the maximum over its tokens without special ones, or that of its
-            first token, which must be special (cls).
+        min_count: Training sentences a label needs to be a class; by default 50, fewer on a small corpus (a twentieth
+            of its training sentences), never under 5.
+        pooling: Vector of a sentence: the mean or the maximum over its tokens without special tokens, or the vector of
+            its first token, which must be special (cls).
     """
 
     pooling: Pooling = "mean"
 
 
 def reader_of(task: TokenTask) -> Callable[[Corpus], str | None]:
-    """Return what gives the column of a corpus that a task reads labels from; see `Task.column_of`."""
+    """Return the function from a corpus to the column that a task reads labels from; see `Task.column_of`."""
     return task.column_of if isinstance(task, Task) else lambda corpus: None
 
 
@@ -153,7 +148,7 @@ def has_label(labels: Labels) -> NDArray[np.bool_]:
 
 
 def predicts_numbers(task: TokenTask) -> bool:
-    """Return whether a task's labels are numbers to predict as such; those that do not say so have classes."""
+    """Return whether a task's labels are numbers to predict as such; by default they are classes."""
     return bool(getattr(task, "numbers", False))
 
 
@@ -165,13 +160,10 @@ _TOO_HIGH = 2**63
 
 
 class Given(NamedTuple):
-    """Where labels come from, for messages.
+    """Source of labels, for messages: `subject` begins a sentence that names the values, such as "`y` has".
 
-    Args:
-        subject: The beginning of a sentence that ends in what was found: "the task X: `labels` returned", "`y` has".
-        verb: What the user is to do instead: return, give.
-        unit: What has a label: token, sentence, row.
-        way_out: What else to do if labels have a fraction.
+    `verb` is the user's corrective action (return, give), `unit` what has a label (token, sentence, row), `way_out` an
+    alternative if labels have a fraction.
     """
 
     subject: str
@@ -181,22 +173,16 @@ class Given(NamedTuple):
 
     @property
     def expected(self) -> str:
-        """What is expected, for messages."""
+        """The expected labels, for messages."""
         return f"{self.verb} one label for each {self.unit}: text, whole numbers, or true and false"
 
 
 def class_values(values: Any, given: Given) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return labels as one array of int64, bool, or strings as objects, and where there is one.
+    """Return labels as an array of int64, bool, or strings as objects, and a mask of the labels present.
 
-    What is missing is told by `probing.text.columns`: None, NaN, blank text, whole numbers below 0 and masked values.
-    Whole numbers are the same with and without a fraction of 0.
-
-    Args:
-        values: A list, a tuple, an array, a masked array or a tensor.
-        given: Where it comes from.
-
-    Raises:
-        UserError: If it is something else, has another shape than (n,), or holds other values or several kinds.
+    `values` is a list, a tuple, an array, a masked array or a tensor of shape (n,) and of a single kind; otherwise
+    `UserError` is raised. Missing are None, NaN, blank text, whole numbers below 0 and masked values (see
+    `probing.text.columns`). Whole numbers are the same with and without a fraction of 0.
     """
     if isinstance(values, np.ma.MaskedArray):
         values = values.tolist()
@@ -276,7 +262,7 @@ def _of_list(values: Sequence[Any], given: Given) -> tuple[NDArray[Any], NDArray
 
 
 def _kind(value: Any) -> type | None:
-    """Return the kind of a label, str, bool, int or float; None if it can be none."""
+    """Return the kind of a label, str, bool, int or float; None for other types."""
     if isinstance(value, str):
         return str
     if isinstance(value, bool | np.bool_):
@@ -287,19 +273,14 @@ def _kind(value: Any) -> type | None:
 
 
 def number_requirement(unit: str) -> str:
-    """Return what is expected of a task of numbers, for messages."""
+    """Return the requirement on labels that are numbers, for messages."""
     return f"one finite number for each {unit}, None where there is none"
 
 
 def numbers_of(values: Any, given: Given) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the numbers to predict, shape (n,), and where there is one; a number that is not finite is missing.
+    """Return the numbers to predict, shape (n,), and a mask of the numbers present, which are finite.
 
-    Args:
-        values: A list, a tuple, an array, a masked array or a tensor.
-        given: Where it comes from.
-
-    Raises:
-        UserError: If a value is something else than a number or None, or the shape is wrong.
+    `values` is as for `class_values`; a value that is neither a number nor None raises `UserError`.
     """
     expected = f"{given.verb} {number_requirement(given.unit)}"
     if values is None or isinstance(values, str | bytes) or not hasattr(values, "__len__"):
@@ -328,12 +309,12 @@ def numbers_of(values: Any, given: Given) -> tuple[NDArray[np.float64], NDArray[
 
 
 def unit_of(task: TokenTask) -> str:
-    """Return what has a label: a token, or a sentence."""
+    """Return the unit that has a label: token or sentence."""
     return "sentence" if isinstance(task, SentenceTask) else "token"
 
 
 def labels_words(task: TokenTask, tokens: Tokens, corpus: Corpus) -> bool:
-    """Return whether a task labels words, so that no word has two labels and no special token one."""
+    """Return whether a task labels words, so that no word has two labels and no special token has a label."""
     if isinstance(task, SentenceTask):
         return False
     if task.word_means:
@@ -344,22 +325,20 @@ def labels_words(task: TokenTask, tokens: Tokens, corpus: Corpus) -> bool:
 
 
 def sentences_of(task: TokenTask, tokens: Tokens) -> NDArray[np.integer[Any]]:
-    """Return the sentence of each label that a task gives, shape (n_tokens,), or (n_sentences,)."""
+    """Return the sentence of each label of a task, shape (n_tokens,), or (n_sentences,)."""
     return np.arange(tokens.n_sentences) if isinstance(task, SentenceTask) else tokens.sentences
 
 
 def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
-    """Return the labels that a task gives, as int64, as an object array of strings, or as float64 where it has numbers.
+    """Return a task's labels as int64, as an object array of strings, or as float64 where it has numbers.
 
-    Labels of tokens that are true or false are left out at special tokens and at later pieces of words; labels of
-    sentences are left out where a sentence has only special tokens. Tokens that are set aside have no label.
-
-    Returns:
-        Shape (n_tokens,), or (n_sentences,) for a task of sentences.
+    The shape is (n_tokens,), or (n_sentences,) for a task of sentences. True and false are left out at special tokens
+    and at later pieces of words; labels of sentences are left out where a sentence has only special tokens. Tokens that
+    are set aside have no label.
 
     Raises:
-        UserError: If the task returns something else than one label for each token or sentence, or sentences are to be
-            pooled by a first token that is not special.
+        UserError: If the task does not return one label for each token or sentence, or sentences are to be pooled by a
+            first token that is not special.
     """
     n, given = len(sentences_of(task, tokens)), _given(task, "labels")
     values = task.labels(tokens, corpus)
@@ -408,13 +387,7 @@ def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
 def classes_of(task: TokenTask, labels: Labels, n_sentences: int) -> Labels:
     """Return the labels that a task makes classes, ascending, in the form of the labels.
 
-    Args:
-        task: The task.
-        labels: Labels of the training tokens, as `labels_of` returns them.
-        n_sentences: Number of training sentences.
-
-    Raises:
-        UserError: If the task returns anything but a list or an array of values of the type of its labels.
+    `labels` are of the training tokens, as of `labels_of`; classes of another type raise `UserError`.
     """
     given = _given(task, "classes")
     chosen = task.classes(labels, n_sentences)
@@ -451,7 +424,7 @@ ELSEWHERE = {
 
 
 def names_class(task: str) -> bool:
-    """Return whether a task's name is that of a class in a file or a module."""
+    """Return whether a task's name names a class in a file or a module."""
     return ":" in task or task.endswith(".py")
 
 
@@ -460,7 +433,7 @@ def load_task(task: str | TokenTask, options: Mapping[str, Any] | None = None) -
 
     Args:
         task: The name of an installed task, `FILE.py:CLASS`, `MODULE:CLASS`, or an object, which is returned.
-        options: The task's options; an object has its own.
+        options: The options of a named task; an object has none.
 
     Raises:
         UserError: If there is no such task, or an option is unknown or has the wrong type.
@@ -487,17 +460,11 @@ def load_task(task: str | TokenTask, options: Mapping[str, Any] | None = None) -
 
 
 def described(task: str | TokenTask, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the options `task` and `task_args` that stand for a task in a run's configuration.
+    """Return the options `task` and `task_args` that represent a task, or its name, in a run's configuration.
 
     An object is described by its class and the values of its fields: by the name of an installed task, by
     `MODULE:CLASS`, or by `FILE.py:CLASS` for a class of a script. Values that YAML cannot hold are described in words.
-
-    Args:
-        task: A task's name, or an object.
-        options: The options of a named task.
-
-    Raises:
-        UserError: If the object is not a task, or options are given with an object.
+    `options` are of a named task.
     """
     if isinstance(task, str):
         return {"task": task, "task_args": dict(options or {})}
@@ -530,7 +497,7 @@ def _check_object(task: Any, options: Mapping[str, Any]) -> None:
 
 
 def _missing(task: Any) -> str:
-    """Return what a class or an object lacks to be a task, in words."""
+    """Return the attributes that a class or an object lacks to be a task, in words."""
     if getattr(task if isinstance(task, type) else type(task), "labels", None) is Task.labels:
         return "a method `labels` of its own"
     # The last two may be fields that only an object has, so a class is not checked for them.
@@ -651,13 +618,7 @@ _OF_ANY_COLUMN = ("column", "sentence_label")
 
 
 def short_name(config: Mapping[str, Any]) -> str:
-    """Return the name of what a run's task predicts, without the file or the module of its class.
-
-    A task that reads any column is named by its column, unless that is `label`.
-
-    Args:
-        config: The run's configuration.
-    """
+    """Return the name of a run's task without file or module; of a task of any column, the column unless `label`."""
     task = str(config["task"])
     column = (config.get("task_args") or {}).get("column")
     return str(column) if task in _OF_ANY_COLUMN and column not in (None, "label") else task.rpartition(":")[2]
@@ -690,11 +651,9 @@ TOKEN = "token"
 
 @dataclass(frozen=True)
 class Covariate:
-    """A covariate, whose values are held fixed.
+    """A covariate, whose values are fixed, as typed: `token`, a task, `FILE.py:CLASS`, or a column of the corpus.
 
-    Args:
-        typed: The option's value: `token`, the name of a task, `FILE.py:CLASS`, or the name of a column of the corpus.
-        task: The task whose labels are held fixed; None for the token itself and for columns.
+    `task` is the task whose labels are fixed; None for the token itself and for columns.
     """
 
     typed: str
@@ -702,11 +661,7 @@ class Covariate:
 
     @classmethod
     def of(cls, typed: str | None) -> Covariate | None:
-        """Return what an option's value stands for; None without one.
-
-        Raises:
-            UserError: If it is a task that cannot be loaded.
-        """
+        """Return the covariate of an option's value, None without value; `UserError` if a task cannot be loaded."""
         if typed is None:
             return None
         if typed not in installed() and not names_class(typed):
@@ -717,15 +672,9 @@ class Covariate:
             raise UserError(str(error).replace("`--task ", "`--control_for ")) from None
 
     def task_in(self, corpus: Corpus, of: TokenTask) -> TokenTask | None:
-        """Return the task whose labels are held fixed in a corpus; None for the token itself.
+        """Return the task whose labels are fixed in a corpus, while the task `of` is probed; None for the token itself.
 
-        Args:
-            corpus: The corpus, whose columns may be named.
-            of: The task that is probed.
-
-        Raises:
-            UserError: If there is no such task or column, it gives numbers, or it is of tokens and the probed task of
-                sentences.
+        Unknown tasks and columns, tasks of numbers, and tasks of tokens with `of` of sentences raise `UserError`.
         """
         typed, of_sentences = f"`--control_for {self.typed}`", isinstance(of, SentenceTask)
         if self.typed == TOKEN:

@@ -22,12 +22,9 @@ Integers = NDArray[np.int64]
 class Assigned(NamedTuple):
     """The words of some tokens, as indices among the words of all their sentences; -1 for tokens of no word.
 
-    Args:
-        words: The word that each token belongs to, shape (n_tokens,).
-        first: The first word that it has characters of, shape (n_tokens,).
-        last: The last one, shape (n_tokens,).
-        starts: Index of each sentence's first word, followed by the number of words, shape (n_sentences + 1,).
-        is_blank: Whether a token is nothing but a blank, shape (n_tokens,).
+    `words` is each token's word, `first` and `last` the first and the last word that it has characters of, `is_blank`
+    whether it is only a blank, shape (n_tokens,) each; `starts` is the index of each sentence's first word, followed by
+    the number of words, shape (n_sentences + 1,).
     """
 
     words: Integers
@@ -47,17 +44,16 @@ def assign(
     """Assign tokens to words by their characters.
 
     The space between two words belongs to the second, unless the token begins in the first. A token that lies in
-    several words belongs to the first of them that no token before it belongs to, and to the last if there is none;
-    no other rule leaves fewer words without a token. Words without a visible character, which normalisers delete, do
-    not count among several.
+    several words belongs to the first of them that no earlier token belongs to, and to the last if there is none; no
+    other rule leaves fewer words without a token. Words without a visible character, which normalisers delete, do not
+    count among several.
 
     Args:
-        spans: First character of each token in its sentence, and the first one after it, shape (n_tokens, 2).
+        spans: First character of each token in its sentence, and the end of its characters, shape (n_tokens, 2).
         sentences: Index of each token's sentence among `texts`, ascending, shape (n_tokens,).
-        ordinary: Whether the tokenizer found the token in the text, and did not add it, shape (n_tokens,).
-        texts: The sentences, with single spaces.
-        words: The words of each sentence. Joined by single spaces, without empty words, they give the sentence, or its
-            beginning. None for the words between blanks.
+        ordinary: Whether the token is from the text, not added by the tokenizer, shape (n_tokens,).
+        words: The words of each sentence, which give it, or its beginning, when joined by single spaces without empty
+            words. None for the words between blanks.
     """
     joined = "\n".join(texts)
     characters = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), dtype="<u4")
@@ -88,15 +84,11 @@ def assign(
 def divided(
     words: NDArray[np.int16], begins: NDArray[np.bool_], sentences: NDArray[np.integer], assigned: Assigned
 ) -> NDArray[np.int16]:
-    """Divide words of running text that have blanks inside, at the blanks; all other words stay as they are.
+    """Divide words of running text that have blanks inside, at the blanks; all other words stay unchanged.
 
     Tokenizers that do not divide text before they look for pieces (Gemma, Llama 2) take a whole text for a word.
-
-    Args:
-        words: Index of each token's word in its sentence, by the tokenizer, negative for special tokens, (n_tokens,).
-        begins: Whether a token is the first piece of such a word, shape (n_tokens,).
-        sentences: Index of each token's sentence, ascending, shape (n_tokens,).
-        assigned: The words between blanks that the tokens belong to.
+    `words` is the tokenizer's index of each token's word in its sentence, negative for special tokens, `begins` whether
+    a token is the first piece of such a word; `sentences` ascends; shape (n_tokens,) each.
     """
     ordinary, group = words >= 0, begins.cumsum() - 1
     assignable = ordinary & ~assigned.is_blank
@@ -122,7 +114,7 @@ def is_visible(word: str) -> bool:
 
 
 def _ends(words: Sequence[str]) -> Integers:
-    """Return the end of each word in the text; an empty word ends where the previous one does."""
+    """Return the end of each word in the text; an empty word ends where the previous word does."""
     lengths = np.array([len(word) for word in words], dtype=np.int64)
     return np.cumsum(lengths + (lengths > 0)) - 1
 
@@ -142,21 +134,21 @@ _OPTIONAL = ("spans", "segments", "token_types")
 
 @dataclass(frozen=True)
 class Tokens:
-    """All tokens of a corpus in order, special ones included, without padding.
+    """All tokens of a corpus in order, special tokens included, without padding.
 
     Args:
         lengths: Number of tokens of each sentence, shape (n_sentences,), int32.
         input_ids: Token ids, shape (n_tokens,), int32.
         words: Index of each token's word in its sentence, -1 for special tokens, shape (n_tokens,), int16. Words come
             from the word list, or for running text from `word_ids()`, where a word with blanks inside is divided at
-            them. Tokens that are set aside belong to no word: `SET_ASIDE`, or `ADDED_SET_ASIDE` for special ones.
+            them. Tokens that are set aside belong to no word: `SET_ASIDE`, or `ADDED_SET_ASIDE` for special tokens.
         n_truncated: Number of sentences that were longer than the maximum length and were cut.
-        spans: First character of each token in its sentence, and the first one after it, shape (n_tokens, 2), int32;
-            equal for special tokens. None where ids are not those of a text.
-        segments: Which sentence of a pair each token is of, 0 or 1, and -1 for special tokens, shape (n_tokens,), int8.
-            None for single sentences.
-        token_types: The token type ids that the tokenizer gives, shape (n_tokens,), int8; None for single sentences
-            whose types are all 0, as most tokenizers have it (XLNet's gives 2 to `<cls>`).
+        spans: First character of each token in its sentence, and the end of its characters, shape (n_tokens, 2), int32;
+            equal for special tokens. None for ids without text.
+        segments: The sentence of a pair, 0 or 1, of each token, -1 for special tokens, shape (n_tokens,), int8. None
+            for single sentences.
+        token_types: The tokenizer's token type ids, shape (n_tokens,), int8; None for single sentences whose types are
+            all 0, as with most tokenizers (XLNet's gives 2 to `<cls>`).
         added_texts: The text of each token that the tokenizer adds, such as [CLS], by its id.
     """
 
@@ -210,14 +202,7 @@ class Tokens:
         return self.words >= ADDED
 
     def types_for(self, n_types: int) -> NDArray[np.int8] | None:
-        """Return the token types to give to a model, shape (n_tokens,).
-
-        Args:
-            n_types: How many types the model takes.
-
-        Returns:
-            None if the model takes none, or fewer than there are.
-        """
+        """Return the token types for a model with `n_types` types, shape (n_tokens,); None if there are more."""
         types = np.zeros(self.n_tokens, dtype=np.int8) if self.token_types is None else self.token_types
         return types if types.max(initial=0) < n_types else None
 
@@ -229,12 +214,7 @@ class Tokens:
         return replace(self, words=words)
 
     def in_words(self, sentences: Sequence[str], words: Sequence[Sequence[str]] | None = None) -> Tokens:
-        """Return the table with the words of its tokens found by their characters; see `probing.text.tokens`.
-
-        Args:
-            sentences: The text of each sentence.
-            words: The words of each sentence; None for running text.
-        """
+        """Return the table with tokens assigned to words (None: of running text) by their characters."""
         parts = []
         for rows, chunk, assigned in self.assigned(sentences, words):
             piece_words, of = self.words[rows], self.sentences[rows] - chunk.start
@@ -249,15 +229,7 @@ class Tokens:
     def assigned(
         self, sentences: Sequence[str], words: Sequence[Sequence[str]] | None = None
     ) -> Iterator[tuple[slice, slice, Assigned]]:
-        """Yield the rows of consecutive sentences, the sentences, and the words that have the tokens' characters.
-
-        Args:
-            sentences: The text of each sentence.
-            words: The words of each sentence, of which the first `LONGEST` are read; None for those between blanks.
-
-        Raises:
-            ValueError: If there are more or fewer sentences than in the table.
-        """
+        """Yield rows of consecutive sentences, the sentences, and their tokens' words (of the first `LONGEST`)."""
         assert self.spans is not None
         if len(sentences) != self.n_sentences:
             raise ValueError(f"tokens of {self.n_sentences} sentences, and {len(sentences)} sentences are given")
@@ -283,13 +255,10 @@ class Tokens:
         return first_pieces(self.words[::-1], self.sentences[::-1])[::-1]
 
     def piece_texts(self, corpus: Corpus) -> NDArray[Any]:
-        """Return each token as it stands in its sentence, without blanks; shape (n_tokens,), objects.
+        """Return each token as in its sentence, without blanks; shape (n_tokens,), objects.
 
-        A token that the tokenizer added has its own text, such as [CLS]. Pieces of the same character, as of a rare one
-        in byte-level BPE, are equal.
-
-        Args:
-            corpus: The corpus that the tokens are of.
+        A token that the tokenizer added has a special text, such as [CLS]. Pieces of the same character, as of a rare
+        character in byte-level BPE, are equal.
         """
         return self._with_added(self._texts(self._spans(corpus), corpus))
 
@@ -297,10 +266,7 @@ class Tokens:
         """Return the word that each token belongs to; shape (n_tokens,), objects.
 
         It is the word of the word list, or for running text the characters from the word's first piece to its last. A
-        token that the tokenizer added has its own text, such as [CLS], and one that is set aside its own characters.
-
-        Args:
-            corpus: The corpus that the tokens are of.
+        token that the tokenizer added has a special text, such as [CLS], and a token that is set aside its characters.
         """
         set_aside = self.words == SET_ASIDE
         if corpus.words is not None:
@@ -320,7 +286,6 @@ class Tokens:
         return self._with_added(texts)
 
     def _with_added(self, texts: NDArray[Any]) -> NDArray[Any]:
-        """Return texts in which tokens that the tokenizer added have their own."""
         for token, text in self.added_texts.items():
             texts[self.added & (self.input_ids == token)] = text
         return texts
@@ -336,7 +301,7 @@ class Tokens:
         return texts
 
     def save(self, path: Path) -> None:
-        """Write the table as safetensors, or raise OSError if it cannot be written."""
+        """Write the table as safetensors, or raise `OSError` if it cannot be written."""
         arrays: dict[str, NDArray[Any]] = {"lengths": self.lengths, "input_ids": self.input_ids, "words": self.words}
         arrays |= {name: values for name in _OPTIONAL if (values := getattr(self, name)) is not None}
         noted = json.dumps({"n_truncated": self.n_truncated, "added_texts": [*self.added_texts.items()]})
@@ -359,11 +324,9 @@ class Tokens:
 
 
 def first_pieces(words: NDArray[np.integer], sentences: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Return whether each token is the first piece of a word. The pieces of a word must be adjacent.
+    """Return whether each token is the first piece of a word, whose pieces must be adjacent; shape (n_tokens,).
 
-    Args:
-        words: Index of each token's word in its sentence, negative for special tokens, shape (n_tokens,).
-        sentences: Index of each token's sentence, shape (n_tokens,).
+    `words` is the index of each token's word in its sentence, negative for special tokens.
     """
     begins = np.ones(len(words), dtype=bool)
     begins[1:] = (words[1:] != words[:-1]) | (sentences[1:] != sentences[:-1])
@@ -373,21 +336,13 @@ def first_pieces(words: NDArray[np.integer], sentences: NDArray[np.integer]) -> 
 def tokenize(
     tokenizer: Any, sentences: Sequence[str], max_length: int, words: Sequence[Sequence[str]] | None = None
 ) -> Tokens:
-    """Tokenise sentences with the model's special tokens, cut at `max_length`.
+    """Tokenise sentences with the model's special tokens, cut at `max_length` tokens, or at `LONGEST`.
 
-    A sentence with a word list is tokenised as running text, and its pieces are assigned to words by their characters.
-    The number of words is limited because the normaliser can remove any number of them, so that a limit of tokens does
-    not bound the index of a word.
-
-    For WordPiece and SentencePiece this equals `is_split_into_words=True` with `word_ids()`. Byte-level BPE would join
-    the words without spaces there, and give other pieces than for running text.
-
-    Args:
-        tokenizer: A fast tokenizer.
-        sentences: Untokenised text.
-        max_length: Most tokens of a sentence, including special ones; at most `LONGEST`.
-        words: The words of each sentence; None for running text. Joined by single spaces, without empty words, they
-            give the sentence.
+    A sentence with a list of words (which give it when joined by single spaces without empty words) is tokenised as
+    running text, and its pieces are assigned to words by their characters. The number of words is limited because the
+    normaliser can remove any number of them, so that a limit of tokens does not bound the index of a word. For
+    WordPiece and SentencePiece this equals `is_split_into_words=True` with `word_ids()`. Byte-level BPE would join the
+    words without spaces there, and give other pieces than for running text.
     """
     columns: dict[str, list[Any]] = {name: [] for name in ("lengths", "input_ids", "words", "spans", "token_types")}
     n_truncated = 0
@@ -419,14 +374,9 @@ def tokenize(
 def tokenize_pairs(tokenizer: Any, texts: Sequence[str], seconds: Sequence[int], max_length: int) -> Tokens:
     """Tokenise pairs of sentences with the model's special tokens, as in [CLS] a [SEP] b [SEP].
 
-    A pair of more than `max_length` tokens loses the last ones of its longer sentence until both are equally long, and
-    then of both. The words of the second sentence are counted on from those of the first.
-
-    Args:
-        tokenizer: A fast tokenizer.
-        texts: Both sentences of each pair, with a space between them.
-        seconds: The index of the first character of each second sentence.
-        max_length: Most tokens of a pair, including special ones; at most `LONGEST`.
+    A pair of more than `max_length` tokens (with special tokens; at most `LONGEST`) loses the last tokens of its longer
+    sentence until both are equally long, and then of both. The words of the second sentence are counted on from the
+    first's. `seconds` has the index of the first character of each second sentence in `texts`, after a space.
     """
     columns: dict[str, list[Any]] = {name: [] for name in ("lengths", "input_ids", "words", *_OPTIONAL)}
     n_truncated = 0
@@ -465,10 +415,7 @@ def _table(columns: dict[str, list[Any]], n_truncated: int, tokenizer: Any) -> T
 
 
 def _word_ids(encoding: Any) -> NDArray[np.int64]:
-    """Return the index of each token's word as the tokenizer says it; -1 for tokens that it added, shape (n_tokens,).
-
-    Tokens of the text of which it names no word are all of the word 0.
-    """
+    """Return the tokenizer's index of each token's word; -1 for added tokens, 0 for text tokens without a word."""
     added = np.array(encoding.special_tokens_mask, dtype=bool)
     words = np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int64)
     return np.where((words < 0) & ~added, 0, words)
@@ -479,12 +426,10 @@ class WordCounts:
     """The words of a corpus. All are `n_with_token`, `n_shared`, `n_without_token` and `n_cut` together.
 
     Args:
-        n_words: Number of words.
-        n_with_token: Number of words that a token belongs to.
         n_shared: Number of words whose characters are in tokens that belong to other words.
         n_without_token: Number of words whose characters are in no token: the tokenizer removes them.
         n_cut: Number of words that were cut off, because their sentence was too long.
-        examples: Distinct words that are shared or without a token, in their order of appearance.
+        examples: Distinct words that are shared or without a token, in order of appearance.
     """
 
     n_words: int
@@ -511,11 +456,7 @@ def count_words(tokens: Tokens, corpus: Corpus) -> WordCounts | None:
     """Count the words of a corpus; None for running text, and for tables without the characters of tokens.
 
     A word counts as cut off if its sentence has as many tokens as any, some were cut, and it lies beyond their
-    characters on a side where visible ones are left. Tokens that are set aside count like others.
-
-    Args:
-        tokens: The table of tokens of the corpus.
-        corpus: The corpus.
+    characters on a side where visible words are left. Tokens that are set aside count like others.
     """
     if corpus.words is None or tokens.spans is None:
         return None
@@ -543,7 +484,7 @@ def count_words(tokens: Tokens, corpus: Corpus) -> WordCounts | None:
 
 
 def _cut_off(words: tuple[str, ...], read: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which words lie before the first or behind the last that was read, on sides with visible ones."""
+    """Return a mask of the words outside the range that was read, on sides with visible words."""
     cut = np.zeros(len(words), dtype=bool)
     at = np.flatnonzero(read)
     first, last = (int(at[0]), int(at[-1])) if len(at) else (0, -1)
