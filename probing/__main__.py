@@ -1,4 +1,4 @@
-"""The table of commands."""
+"""Table of commands."""
 
 from __future__ import annotations
 

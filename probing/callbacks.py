@@ -1,4 +1,4 @@
-"""Probes and geometry of a model while Lightning, or the Trainer of transformers, trains it."""
+"""Probes and geometry of a model during training by Lightning or the Trainer of transformers."""
 
 from __future__ import annotations
 
@@ -54,15 +54,10 @@ Which = str | Callable[[Any], Any] | None
 
 
 def find_in(module: nn.Module, which: Which = None) -> Any:
-    """Return the `PreTrainedModel` that a module is, or has in it; one inside another one does not count.
+    """Return the `PreTrainedModel` that a module is or contains; models inside another model do not count.
 
-    Args:
-        module: The module that is trained.
-        which: Name of the attribute that is, or holds, the model, such as `student` or `student.encoder`, or a function
-            that returns it from the module; None if the module has one model only.
-
-    Raises:
-        UserError: If there is no such model, or if there are several.
+    `which` is an attribute, such as `student` or `student.encoder`, or a function from the module to the model; None if
+    the module has only one model. Without such a model, or with several, UserError is raised.
     """
     holder, where = module, type(module).__name__
     if isinstance(which, str):
@@ -90,7 +85,6 @@ def find_in(module: nn.Module, which: Which = None) -> Any:
 
 
 def _models_in(module: nn.Module) -> dict[str, Any]:
-    """Return the models of transformers in a module that are in no other one of them, by their names."""
     from transformers import PreTrainedModel
 
     models: dict[str, Any] = {}
@@ -109,7 +103,7 @@ def _listing(models: dict[str, Any]) -> str:
 
 
 def before_others(callbacks: Sequence[Any], kind: type) -> list[Any]:
-    """Return callbacks with those of a kind first, which then measure what others have set up for the validation."""
+    """Return callbacks with a kind first, so that it measures what other callbacks set up for the validation."""
     return sorted(callbacks, key=lambda callback: not isinstance(callback, kind))
 
 
@@ -119,10 +113,10 @@ _SWITCHES: tuple[Any, ...] = (torch.backends.cuda.matmul, getattr(torch.backends
 
 @contextmanager
 def without_traces() -> Iterator[None]:
-    """Compute as a command does in a process of its own, and restore what a training goes on with, after errors too.
+    """Compute as in a separate process, and restore the state of the training afterwards, also after errors.
 
-    That is: the random generators of Python, NumPy and torch, gradient and inference mode, autocast, the default dtype,
-    torch's algorithms, precision and number of threads, the current device and the environment.
+    The state is the random generators of Python, NumPy and torch, gradient and inference mode, autocast, the default
+    dtype, torch's algorithms, precision and number of threads, the current device and the environment.
     """
     with ExitStack() as stack:
         stack.enter_context(heap_set_aside())
@@ -144,7 +138,6 @@ def without_traces() -> Iterator[None]:
 
 @contextmanager
 def _random_state_restored() -> Iterator[None]:
-    """Restore the random generators."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
@@ -172,7 +165,7 @@ def _arithmetic_restored() -> Iterator[None]:
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """Multiply matrices of float32 as such, whatever of the two interfaces of torch the training was set up by."""
+    """Multiply float32 matrices at full precision, whichever of torch's two interfaces set the precision."""
     switches = [switch for switch in _SWITCHES if hasattr(switch, "fp32_precision")]
     before = [switch.fp32_precision for switch in switches]
     try:
@@ -195,7 +188,6 @@ def _set(switches: Sequence[Any], values: Sequence[str], together: str | None) -
 
 @contextmanager
 def _environment_restored() -> Iterator[None]:
-    """Restore the environment variables."""
     before = dict(os.environ)
     try:
         yield
@@ -217,7 +209,7 @@ _OF_BASIS = (*(f"first_{FIRST}_share{end}" for end in ("", "_directions", "_p"))
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured; the fields are the options of `probing.fit`."""
+    """Options of a measurement, as in `probing.fit`."""
 
     layer: Layers
     site: SiteName
@@ -235,14 +227,10 @@ class Options:
 
 
 class Measurement:
-    """Reads a text by a model, trains certified probes on its layers, and keeps nothing.
-
-    Args:
-        corpus: The text: its name or path, or a list of sentences.
-        options: What is measured of it.
+    """Measurement of a text by a model: trains certified probes on its layers and stores nothing.
 
     Raises:
-        UserError: If the text cannot be read, or an option is out of range or does not go with the task.
+        UserError: If the text cannot be read, or an option is out of range or does not suit the task.
     """
 
     def __init__(self, corpus: Any, options: Options) -> None:
@@ -259,11 +247,7 @@ class Measurement:
         self._prepared: ActivationSource | None = None
 
     def prepare(self, model: Any, tokenizer: Any, device: torch.device) -> None:
-        """Examine a model, and read the text once, so that what cannot be measured is refused before the training.
-
-        Raises:
-            UserError: If the model, its tokenizer, its layers, the text and the task do not go together.
-        """
+        """Examine a model and read the text once, so that misfits raise UserError before the training."""
         options = self.options
         with without_traces(), tempfile.TemporaryDirectory(prefix="probing-") as folder:
             source = ActivationSource.of(
@@ -275,9 +259,9 @@ class Measurement:
         self._prepared = source
 
     def measure(self, model: Any, tokenizer: Any, device: torch.device) -> dict[str, float]:
-        """Return what is measured of a model with the weights that it has now, by name, such as `layer_06/accuracy`.
+        """Return the measures of a model with its current weights, by name, such as `layer_06/accuracy`.
 
-        The model and the process stay as they are; files are in a temporary folder, which is removed.
+        The model and the process stay unchanged; files are in a temporary folder, which is removed.
         """
         if self._prepared is None:
             self.prepare(model, tokenizer, device)
@@ -294,12 +278,11 @@ class Measurement:
         return values
 
     def _read(self, source: ActivationSource) -> tuple[Sides, list[ActivationStore]]:
-        """Return the examples and the activations of the corpora, once it is known that both can be measured."""
         options = self.options
         return read_sides(source, self.corpora, self.splits, self.task, options.probe, options.group_by, _check)
 
     def _accuracies(self, source: ActivationSource, sides: Sides) -> dict[str, float]:
-        """Train the probes and their controls as `fit` does, and return what `accuracy.csv` would have of them."""
+        """Train the probes and their controls as `fit` does, and return their values of `accuracy.csv`."""
         config = EvidenceConfig(0, False, False, "none", self.options.seed, ranking=False)
         controls = control_sides(self.controls, sides, self.corpora, source, self.options.seed)
         if self.options.probe.bias:
@@ -317,7 +300,7 @@ class Measurement:
         return values | self._directions(sides, results.fits)
 
     def _directions(self, sides: Sides, fits: Sequence[LayerFit | NumberFit]) -> dict[str, float]:
-        """Return what `basis.csv` would have of layers whose probes are at their optimum."""
+        """Return the values of `basis.csv` for layers whose probes are at their optimum."""
         options = self.options
         fits = [
             of_neurons(fit) if options.probe.bias and isinstance(fit, LayerFit) else fit
@@ -333,12 +316,11 @@ class Measurement:
 
 
 def _check(tokens: Tokens, n_classes: int, n_train: int) -> None:
-    """Refuse a text whose geometry cannot be measured, once its tokens are known."""
     check_tokens(tokens, "exclude")
 
 
 def _geometry(store: ActivationStore, layer: int, seed: int) -> dict[str, float]:
-    """Return what `geometry` finds in a layer without special tokens: outliers of the mean, and the mean cosine."""
+    """Return the outliers of the mean and the mean cosine of a layer without special tokens, as `geometry` does."""
     tokens, d_model = store.tokens, store.plan.d_model
     profile, cosines = ProfileAccumulator(d_model), MeanCosineAccumulator(d_model)
     for shard in store.plan.shards:
@@ -356,7 +338,6 @@ def _geometry(store: ActivationStore, layer: int, seed: int) -> dict[str, float]
 
 
 def _trainer_on(device: torch.device) -> dict[str, Any]:
-    """Return the arguments of a Trainer that computes on one device."""
     if device.type == "cuda":
         return {"accelerator": "gpu", "devices": [device.index or 0]}
     return {"accelerator": "mps" if device.type == "mps" else "cpu", "devices": 1}
@@ -367,14 +348,10 @@ _EVALUATION = "eval_"
 
 
 class ProbesOfTrainer(TrainerCallback):
-    """Measures what a `ProbingCallback` does at each evaluation of a Trainer, which logs it as its own metrics.
+    """Callback of a transformers Trainer that measures as a `ProbingCallback` at each evaluation.
 
-    The numbers are in `trainer.state.log_history`, in what `report_to` names, and in what `trainer.evaluate()` returns,
-    such as `eval_probe/layer_06/accuracy`.
-
-    Args:
-        probes: What is measured.
-        trainer: The Trainer.
+    The metrics, such as `eval_probe/layer_06/accuracy`, appear in `trainer.state.log_history`, in the loggers of
+    `report_to`, and in the result of `trainer.evaluate()`.
     """
 
     def __init__(self, probes: ProbingCallback, trainer: Any) -> None:
@@ -386,7 +363,7 @@ class ProbesOfTrainer(TrainerCallback):
         return getattr(self.trainer, "processing_class", None) if given is None else given
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Refuse before the training what cannot be measured; of a continued training, count its evaluations so far."""
+        """Refuse impossible measurements before the training; count the evaluations so far of a continued training."""
         if getattr(args.eval_strategy, "value", args.eval_strategy) == "no":
             raise UserError(
                 "`ProbingCallback` measures at evaluations, and this training has none; give TrainingArguments an "
@@ -412,7 +389,7 @@ class ProbesOfTrainer(TrainerCallback):
         self.trainer.log(dict(named))
 
     def _is_first(self, metrics: dict[str, float]) -> bool:
-        """Whether these are metrics of the first of several sets of the evaluation, or of the only one."""
+        """Return whether these metrics belong to the first set of the evaluation."""
         sets = self.trainer.eval_dataset
         others = list(sets)[1:] if isinstance(sets, dict) else []
         return not any(f"{_EVALUATION}{name}_runtime" in metrics for name in others)
@@ -426,7 +403,7 @@ class ProbesOfTrainer(TrainerCallback):
 
 
 def _is_duration(metric: str) -> bool:
-    """Whether a metric is how long an evaluation took, which the Trainer logs once of each set."""
+    """Return whether a metric is the duration of an evaluation, which the Trainer logs once per set."""
     return metric.startswith(_EVALUATION) and metric.endswith("_runtime")
 
 
@@ -438,44 +415,43 @@ _DIVIDED = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"}
 
 
 class ProbingCallback(pl.Callback):
-    """Probe layers of a model at each validation of its training, which goes on as it would without the callback.
+    """Probe layers of a model at each validation of its training, without changing the training.
 
-    At the end of a validation the text is read by the model with the weights that the validation used, also where a
-    callback averages them (`WeightAveraging`), whatever the order of callbacks; probes are trained to their certified
-    optimum, and logged under the module's own loggers: for each layer `accuracy` (of numbers `r2`) with its interval,
-    `optimality_gap`, the accuracy of each control, `outlier_dimensions` (neurons whose mean is far from the others')
-    and `mean_cosine`, such as `probe/layer_06/accuracy`, and `probe/majority_accuracy`; with `rotations`, the share of
-    the contributions that the first ten neurons have (`first_10_share`), that of directions
-    (`first_10_share_directions`, `first_10_share_p`), and `n_above`, the number of neurons above all. They are
-    the numbers that `fit` and `geometry` find for the checkpoint of this moment. Of several processes the first one
-    measures, while the others wait.
+    The callback uses the weights of the validation, also if another callback averages them (`WeightAveraging`),
+    whatever the order of callbacks. It trains probes to their certified optimum and logs under the module's loggers,
+    for each layer: `accuracy` (`r2` for numbers) with its interval, `optimality_gap`, the accuracy of each control,
+    `outlier_dimensions` (neurons whose mean is far from the others') and `mean_cosine`, such as
+    `probe/layer_06/accuracy`; and `probe/majority_accuracy`. With `rotations`, it also logs the share of the first ten
+    neurons in the contributions (`first_10_share`), the share of directions (`first_10_share_directions`,
+    `first_10_share_p`), and `n_above`, the number of neurons above all directions. These equal the results of `fit` and
+    `geometry` for a checkpoint of this moment. Of several processes the first measures, while the others wait.
 
     Args:
-        corpus: Text to read: a list of sentences, or a path or name as for `fit`. Some 200 sentences take seconds.
-        tokenizer: The model's fast tokenizer; that of a Trainer of transformers if it has one.
-        layer: Layers to probe: one (6), several ([0, 3, 6], "3-6"), the last (-1) or "all".
-        model: Name of the module's attribute that is the model, or a function that returns it from the module; not
-            needed where the module has one model of transformers.
-        site: What a neuron is, as in `fit`: `residual`, `mlp` or `attention`.
-        task: What probes predict, as in `fit`: the name of a task, such as `position`, or an object.
+        corpus: List of sentences, or a path or name as for `fit`. Some 200 sentences take seconds.
+        tokenizer: The model's fast tokenizer; by default the tokenizer of a Trainer of transformers.
+        layer: Layers to probe: 6, [0, 3, 6], "3-6", -1 for the last, or "all".
+        model: Attribute of the module that is the model, or a function from the module to the model; not needed if the
+            module has a single model of transformers.
+        site: Site of the neurons, as in `fit`: `residual`, `mlp` or `attention`.
+        task: Task of the probes, as in `fit`: a name, such as `position`, or an object.
         task_args: Options of the task.
-        controls: Controls of the accuracy, as in `fit`: `none`, or some of `shuffled` (the same probes with shuffled
-            labels), `token`, ...; every further one is trained at each validation.
+        controls: Controls of the accuracy, as in `fit`: `none`, or some of `shuffled` (shuffled labels), `token`, ...;
+            each trains further probes at each validation.
         every_n_validations: Measure at each n-th validation of the training.
-        probe: How probes are trained, as in `fit`; the penalty is `l2` = 0.01 by default, the same at all validations.
-        name: What the names of the numbers begin with; of two callbacks of a Trainer, each needs its own.
+        probe: Options of the probes, as in `fit`; by default the penalty `l2` is 0.01 at all validations.
+        name: Prefix of the logged names; it must be unique among the callbacks of a Trainer.
         test_corpus: Text to test on; by default a tenth of the sentences of `corpus`.
         group_by: Unit that the split keeps whole: `auto`, `sentence` or `document`.
-        first_token: Whether the first token of each sentence is measured: `include` or `exclude`.
-        max_length: Number of tokens at which sentences are cut; the model's own limit by default.
-        batch_tokens: Most tokens in one forward pass.
+        first_token: `include` or `exclude` the first token of each sentence.
+        max_length: Number of tokens at which sentences are cut; by default the model's limit.
+        batch_tokens: Maximal number of tokens in a forward pass.
         seed: Seed of the split, of the controls and of the rotations.
-        rotations: Number of random rotations whose directions neurons are compared with, as in `fit`; 0, the default,
-            for none, as 20 take a third of the time of a validation.
+        rotations: Number of random rotations for the comparison with directions, as in `fit`; 0 by default, since 20
+            take a third of the time of a validation.
 
     Raises:
         UserError: If an option is wrong or the text cannot be read; at the start of the training, if the module has no
-            such model, or the model, the text and the task do not go together.
+            such model, or the model, the text and the task do not fit together.
     """
 
     def __init__(
@@ -501,53 +477,53 @@ class ProbingCallback(pl.Callback):
         self.n_validations, self.is_prepared = 0, False
 
     def for_trainer(self, trainer: Any) -> ProbesOfTrainer:
-        """Return a callback for the Trainer of transformers that measures the same at its evaluations.
+        """Return the callback of a transformers Trainer that measures at its evaluations.
 
         Args:
-            trainer: The Trainer, to which the result is given by `trainer.add_callback(...)`.
+            trainer: The Trainer, which takes the result by `trainer.add_callback(...)`.
         """
         return ProbesOfTrainer(self, trainer)
 
     # --- what both Trainers do ---
 
     def prepare(self, module: Any, tokenizer: Any, device: Any) -> None:
-        """Refuse what cannot be measured; on the first of several processes, for all of them."""
+        """Refuse impossible measurements, on the first process for all processes."""
         run_on_rank_zero(lambda: self.measurement.prepare(find_in(module, self.model), tokenizer, device))
         self.is_prepared = True
 
     def measured(self, module: Any, tokenizer: Any, device: Any) -> dict[str, float]:
-        """Return what is measured of a module as it is now, the same in all processes, by the names that are logged."""
+        """Return the current measures of a module by their logged names, equal in all processes."""
         if not self.is_prepared:
             self.prepare(module, tokenizer, device)
         values = run_on_rank_zero(lambda: self.measurement.measure(find_in(module, self.model), tokenizer, device))
         return {f"{self.name}/{name}": value for name, value in values.items()}
 
     def is_due(self) -> bool:
-        """Count a validation; return whether it is one at which is measured."""
+        """Count a validation and return whether to measure at it."""
         self.n_validations += 1
         return self.n_validations % self.every == 0
 
     # --- what Lightning calls ---
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Measure before the callbacks that take averaged weights back at the end of a validation."""
+        """Put this callback before those that restore averaged weights at the end of a validation."""
         trainer.callbacks = before_others(trainer.callbacks, ProbingCallback)  # type: ignore[attr-defined]
 
     @property
     def state_key(self) -> str:
-        """Under which the count is kept in checkpoints, for each name of its own."""
+        """Key of the count in checkpoints, unique for each name."""
         return self._generate_state_key(name=self.name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of validations so far, with which a continued training goes on."""
+        """Return the number of validations so far, for a continued training."""
         return {"n_validations": self.n_validations}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the count of the training that is continued."""
+        """Restore the count of a continued training."""
         self.n_validations = int(state_dict["n_validations"])
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse before the training what cannot be measured."""
+        """Refuse impossible measurements before the training."""
         _check_strategy(trainer)
         if not trainer.enable_validation:
             raise UserError(
@@ -557,7 +533,7 @@ class ProbingCallback(pl.Callback):
         self.prepare(pl_module, self.tokenizer, pl_module.device)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Measure and log, unless Lightning only tries out the validation (`num_sanity_val_steps`)."""
+        """Measure and log, except in Lightning's sanity check (`num_sanity_val_steps`)."""
         of_training = trainer.state.fn == "fit"  # and not of a call of `trainer.validate`, which always measures
         if trainer.sanity_checking or (of_training and not self.is_due()):
             return

@@ -1,4 +1,4 @@
-"""The commands that are no studies: `report` and `cache`."""
+"""Commands that are no studies: `report` and `cache`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ def report(folders: Folders | None = None, output: str | None = None) -> Path:
 
 
 def _default(folders: list[str], comparison: Path | None) -> Path:
-    """Return the default path of the page."""
     first = Path(folders[0])
     if comparison:
         return comparison / "report.html"
@@ -66,11 +65,6 @@ def _default(folders: list[str], comparison: Path | None) -> Path:
 
 
 def _check(path: Path, flag_text: str) -> None:
-    """Check, before any work, that a page can be written there and replaces nothing but another report.
-
-    Raises:
-        UserError: If it cannot be written, or would replace another file.
-    """
     from probing.results import MARK
 
     try:
@@ -87,11 +81,6 @@ def _check(path: Path, flag_text: str) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write the page under a temporary name and rename it when whole.
-
-    Raises:
-        UserError: If it cannot be written.
-    """
     temporary = None
     try:
         with tempfile.NamedTemporaryFile(
@@ -237,14 +226,13 @@ def prune(
 
 
 def _unused(cache: Path, then: float) -> list[Path]:
-    """Return the entries that were last used before a time, and what killed writers left in others; none stays open."""
+    """Return the entries last used before a time, and leftovers of killed writers in others; none stays open."""
     cached = entries(cache)
     unused = [entry.folder for entry in cached if entry.last_used <= then]
     return unused + [path for entry in cached if entry.folder not in unused for path in leftovers(entry.folder)]
 
 
 def _partial_runs(runs: Path, then: float) -> list[Path]:
-    """Return the folders that killed runs left before a time."""
     partial = [path for path in sorted(runs.glob(f"*{PARTIAL}")) if remove_abandoned(path, only_ask=True)]
     return [path for path in partial if max(file.stat().st_mtime for file in (path, *path.glob("*"))) <= then]
 

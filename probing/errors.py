@@ -13,29 +13,28 @@ MOST_EDITS = 2
 
 
 class UserError(Exception):
-    """The user asked for something impossible; the message is one sentence that says what to do (exit status 2)."""
+    """Error of an impossible request; the message is a sentence with advice (exit status 2)."""
 
 
 class NotTheModels(UserError):
-    """What was extracted is not what the model gives, so that none of it may be kept."""
+    """Error of extracted activations that differ from the model's, so that none may be stored."""
 
 
 class RunError(Exception):
-    """The run failed although the request was valid; the message says what is left on disk (exit status 1)."""
+    """Error of a valid request whose run failed; the message names the files left on disk (exit status 1)."""
 
 
 def refuse(problems: Sequence[str]) -> None:
-    """Raise one UserError that names all problems, if there are any."""
+    """Raise a single UserError that names all problems, if there are any."""
     if problems:
         raise UserError(f"{'; '.join(dict.fromkeys(problems))}.")
 
 
 @contextmanager
 def about_option(option: str) -> Iterator[None]:
-    """Let errors about `--model` name another option, which takes a model as well and always reads its weights.
+    """Let errors about `--model` name another option, which also takes a model and always reads its weights.
 
-    Args:
-        option: The option; with a value and a colon, such as "--run RUN:", the option of what the model was read for.
+    With a value and a colon, such as "--run RUN:", it is the option whose model was read.
     """
     try:
         yield
@@ -49,7 +48,7 @@ def about_option(option: str) -> Iterator[None]:
 
 
 def out_of_range(option: str, value: float | None, low: float, high: float = float("inf")) -> list[str]:
-    """Return the problem with an option's value, if any; None is within every range, NaN and infinity are not."""
+    """Return the problem with an option's value, if any; None is in every range, NaN and infinity in none."""
     if value is None or (low <= value <= high and value != float("inf")):
         return []
     bounds = f"at least {low}" if high == float("inf") else f"{low} to {high}"
@@ -57,15 +56,10 @@ def out_of_range(option: str, value: float | None, low: float, high: float = flo
 
 
 def did_you_mean(word: str, known: Iterable[str], before: str = "", elsewhere: Mapping[str, str] = {}) -> str:
-    """Return a suggestion in parentheses: the nearest known word, or an empty string where none is near.
+    """Return a suggestion in parentheses: the nearest known word, or an empty string without any.
 
     A word is near within two edits, or if it is a known word after `no_`, which switches options off elsewhere.
-
-    Args:
-        word: The word.
-        known: All known words.
-        before: Text before a word.
-        elsewhere: Words of other tools, and the known word that stands for the same; several after commas.
+    `elsewhere` has words of other tools with the equivalent known words, separated by commas.
     """
     known = list(known)
     if meant_by := [name for name in elsewhere.get(word, "").split(",") if name in known]:
@@ -97,7 +91,7 @@ def _edits(a: str, b: str) -> int:
 
 @contextmanager
 def without_panics() -> Iterator[None]:
-    """Raise a RuntimeError where a library's Rust code panics, which is no Exception."""
+    """Raise RuntimeError if a library's Rust code panics, which is no Exception."""
     try:
         yield
     except BaseException as error:
@@ -108,11 +102,7 @@ def without_panics() -> Iterator[None]:
 
 @contextmanager
 def library_errors(sentence: Callable[[str], str]) -> Iterator[None]:
-    """Raise a UserError for whatever a library raises about a file from elsewhere.
-
-    Args:
-        sentence: Returns the message, given the error as a clause.
-    """
+    """Raise a UserError for any error of a library about an external file; `sentence` makes the message of a clause."""
     try:
         with without_panics():
             yield
@@ -136,7 +126,7 @@ _LACKS_SAID = {
 
 
 def lack_of_machine(error: BaseException) -> str | None:
-    """Return in a clause what an error says the machine lacks, memory or room on a disk; None for any other error."""
+    """Return the clause on the memory or disk space that the machine lacked; None for any other error."""
     message, number = str(error), getattr(error, "errno", None)
     lacks = "memory ran out" if isinstance(error, MemoryError) else None
     lacks = lacks or next((name for name, numbers in _LACKS.items() if number in numbers), None)
@@ -147,7 +137,7 @@ def lack_of_machine(error: BaseException) -> str | None:
 
 
 def as_clause(error: BaseException) -> str:
-    """Return a library's error message as a clause of our sentence: one short line without a full stop."""
+    """Return a library's error message as a clause: a short line without a full stop."""
     first_line = (getattr(error, "strerror", None) or str(error) or type(error).__name__).strip().split("\n")[0]
     first, *others = re.split(r"[.!?]+\s+(?=[A-Z])", first_line)
     clause = first[:200]
@@ -159,6 +149,6 @@ def as_clause(error: BaseException) -> str:
 
 
 def single_line(message: str) -> str:
-    """Return a message as one line that ends with a full stop and has no control characters."""
+    """Return a message as a single line that ends with a full stop and has no control characters."""
     plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(message.split()))
     return plain if plain.endswith(".") else f"{plain}."

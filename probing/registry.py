@@ -1,4 +1,4 @@
-"""What upper rooms offer to lower ones: places as `module:name`, which `probing/__init__.py` fills in.
+"""Registry of upper rooms for lower rooms: places as `module:name`, which `probing/__init__.py` fills in.
 
 Nothing is imported before it is used.
 """
@@ -24,16 +24,11 @@ def python_name(command: str) -> str:
 
 
 def renamed(command: str) -> str:
-    """Return the sentence that tells the new name of a command; empty if it had no other name."""
+    """Return the sentence with the new name of a renamed command; empty for other commands."""
     return f"the command `{command}` is now `{RENAMED[command]}`" if command in RENAMED else ""
 
 
 def load(place: str) -> Any:
-    """Return the object at a place, `module:name`.
-
-    Raises:
-        ImportError: If the module cannot be imported.
-        AttributeError: If the module has no such name.
-    """
+    """Return the object at a place, `module:name`; raise ImportError or AttributeError if it does not exist."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)

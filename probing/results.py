@@ -1,4 +1,4 @@
-"""Tables: columns declared once (name, type, meaning, heading, format), and rows as Python and CSV files have them."""
+"""Tables: columns declared once (name, type, meaning, heading, format), and their rows in Python and CSV files."""
 
 from __future__ import annotations
 
@@ -20,13 +20,9 @@ from probing.runtime.terminal import plain_table, render
 
 
 def shown(value: float, form: str) -> str:
-    """Return a number as text; one that is not 0 never looks like 0: it has as many digits as show its first one.
+    """Return a number in a format such as `.4f`, with enough digits that only 0 looks like 0.
 
-    So an interval that leaves out 0 is seen to do so, such as `2e-05 to 0.0036` in place of `0.0000 to 0.0036`.
-
-    Args:
-        value: The number.
-        form: Its format, such as `.4f`, `+.3f` or `.1%`.
+    So an interval that excludes 0 visibly does so, such as `2e-05 to 0.0036` instead of `0.0000 to 0.0036`.
     """
     text = format(value + 0.0 if value else 0.0, form)
     if value and math.isfinite(value) and not set(text) & set("123456789"):
@@ -54,12 +50,7 @@ LAYER_NAME = "layer_name"
 
 
 class NamedLayer(int):
-    """A layer's number that is shown by its name: as text it is the name, in order, arithmetic and files the number.
-
-    Args:
-        number: The number.
-        name: The name.
-    """
+    """Layer number that is shown by its name: text shows the name; order, arithmetic and files use the number."""
 
     name: str
 
@@ -79,12 +70,12 @@ class NamedLayer(int):
 
 
 def layer_cells(layer: int) -> dict[str, Any]:
-    """Return the cells of a row that say which layer it is of: its number, and its name if it has one."""
+    """Return the cells of a row for its layer: the number, and the name if it has one."""
     return {"layer": layer, LAYER_NAME: layer.name} if isinstance(layer, NamedLayer) else {"layer": layer}
 
 
 def with_layer_name(row: Row) -> dict[str, Any]:
-    """Return a row as it is written: with the number of its layer, and the name beside it if it has one."""
+    """Return a row as written to files: the number of its layer, followed by the name if it has one."""
     layer = row.get("layer")
     if not isinstance(layer, NamedLayer):
         return dict(row)
@@ -96,7 +87,7 @@ def _written(name: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def with_named_layer(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row as it is in memory, whose layer knows its name, from one that was read."""
+    """Return a row that was read, in which the layer knows its name."""
     if row.get(LAYER_NAME):
         row["layer"] = NamedLayer(row["layer"], row[LAYER_NAME])
     return row
@@ -108,24 +99,24 @@ def layer_number(text: str) -> int | str:
 
 
 def label_of_class(text: str) -> int | str:
-    """Return the label of a class as it is written; `results.json` says whether labels are text or whole numbers."""
+    """Return the label of a class as written; `results.json` records whether labels are text or whole numbers."""
     return text
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: all that a file, a terminal, a page, W&B and the documentation say of it.
+    """Column of a table, as files, the terminal, pages, W&B and the documentation describe it.
 
     Args:
-        name: Its name in files.
-        type: What makes a cell of its text: `int`, `float`, `str`, `layer_number` or `label_of_class`.
-        meaning: What it holds, as a sentence that a page and the documentation print.
-        heading: Its heading where it is shown; its name in words by default.
+        name: Name in files.
+        type: Converter of the text of a cell: `int`, `float`, `str`, `layer_number` or `label_of_class`.
+        meaning: Meaning, as a sentence for pages and the documentation.
+        heading: Heading where it is shown; by default the name in words.
         form: Format of a shown cell.
-        interval: What the names of the columns of its interval begin with, which follow it: `""` for `low` and `high`,
-            otherwise a name such as `accuracy`; None without an interval.
-        may_be_empty: Whether an empty cell is a value, the empty text; otherwise it is no value.
-        labels: What is shown in place of some values, such as `as it is` for `intact`.
+        interval: Prefix of the two columns of its interval, which follow it: `""` for `low` and `high`, otherwise a
+            name such as `accuracy`; None without an interval.
+        may_be_empty: Whether an empty cell is the empty text; otherwise it is no value.
+        labels: Words shown for some values, such as `as it is` for `intact`.
     """
 
     name: str
@@ -139,18 +130,18 @@ class Column:
 
     @property
     def words(self) -> str:
-        """Its heading."""
+        """Heading of the column."""
         return self.heading or self.name.replace("_", " ")
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its name, and those of the ends of its interval."""
+        """Names of the column and of the ends of its interval."""
         if self.interval is None:
             return (self.name,)
         return self.name, *(f"{self.interval}_{end}".lstrip("_") for end in ("low", "high"))
 
     def show(self, row: Row) -> str:
-        """Return a row's cell as text, empty where it has no value; a number that is not 0 never looks like 0."""
+        """Return a row's cell as text, empty without a value; a number that is not 0 never looks like 0."""
         value = row.get(self.name)
         if value is None or value == "":
             return ""
@@ -177,21 +168,21 @@ def number(name: str, meaning: str, heading: str = "", form: str = ".3f", interv
 
 
 def estimate(name: str, meaning: str, heading: str = "", form: str = ".3f") -> Column:
-    """Return a column of numbers that the two ends of an interval named like it follow: NAME_low, NAME_high."""
+    """Return a column of numbers, followed by the ends of its interval: NAME_low, NAME_high."""
     return Column(name, float, meaning, heading, form, name)
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The schema of a table: what a row is, and which columns a row may have.
+    """Schema of a table: the meaning of a row and the permitted columns.
 
     Args:
-        name: Its name, which its file and its attribute in Python have.
-        row: What a row is: "a row per layer".
-        columns: Its columns in the order of the file.
-        further: Type of a column that the user names, such as an option of a sweep, by its name; None for a name that
-            cannot be one. Without it there are no other columns than those declared.
-        optional: Whether the table is written only where it was asked for.
+        name: Name of its file and of its attribute in Python.
+        row: Meaning of a row: "a row per layer".
+        columns: Columns in the order of the file.
+        further: Function from the name of a column that the user chooses, such as an option of a sweep, to its type;
+            None for impossible names. By default only declared columns are permitted.
+        optional: Whether the table is written only on request.
     """
 
     name: str
@@ -212,36 +203,29 @@ class Schema:
 
     @cached_property
     def types(self) -> dict[str, Type]:
-        """The type of each column of its file, in the order of the file."""
+        """Type of each column of its file, in the order of the file."""
         return {name: column.type for column in self.columns for name in column.names}
 
     def type_of(self, name: str) -> Type:
-        """Return the type of a column; one that is not declared, as of another version, is text."""
+        """Return the type of a column; undeclared columns, as of another version, are text."""
         declared = self.types.get(name)
         further = self.further(name) if declared is None and self.further else None
         return declared or further or str
 
     def terms(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the meanings of some columns by their headings, and what their intervals are.
-
-        Args:
-            names: The columns; an asterisk behind a name is for one that is shown with its interval.
-        """
+        """Return the meanings of columns by their headings; an asterisk after a name adds its interval."""
         meanings = {(column := self[name.rstrip("*")]).words: column.meaning for name in names}
         return meanings | ({RANGE: RANGE_MEANING} if any(name.endswith("*") for name in names) else {})
 
     @cached_property
     def may_be_empty(self) -> frozenset[str]:
-        """The columns in which an empty cell is a value."""
+        """Columns in which an empty cell is a value."""
         return frozenset(column.name for column in self.columns if column.may_be_empty)
 
     def order(self, rows: Sequence[Row]) -> list[str]:
-        """Return the names of the columns that some row has, in the order of the file; all of them without rows.
+        """Return the columns that some row has, in the order of the file (of the rows, if users name columns).
 
-        Where the user names columns, the order is that of the rows.
-
-        Raises:
-            RuntimeError: If a row has a column that is not declared, so that it would be lost.
+        Without rows, these are all columns. An undeclared column, which would be lost, raises RuntimeError.
         """
         present = dict.fromkeys(name for row in rows for name in row)
         undeclared = [name for name in present if name not in self.types]
@@ -253,49 +237,39 @@ class Schema:
 
 
 def is_end(column: str) -> bool:
-    """Return whether a column holds an end of an interval; its cell is empty where there is no interval."""
+    """Return whether a column is an end of an interval; its cell is empty without an interval."""
     return column.split("_")[-1] in ("low", "high")
 
 
 def without_nan(row: Row) -> dict[str, Any]:
-    """Return a row with None in place of NaN, which JSON does not have."""
+    """Return a row with None instead of NaN, which JSON lacks."""
     return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
 
 
 def ends(row: Row, of: str = "") -> tuple[float, float] | None:
-    """Return both ends of an interval, or None where the row has none.
-
-    Args:
-        row: A row, from memory or from a file.
-        of: Name of the quantity; the columns are `OF_low` and `OF_high`, or `low` and `high` without a name.
-    """
+    """Return both ends of an interval, in columns `OF_low` and `OF_high` (`low`, `high` without a name), or None."""
     low, high = (row.get(f"{of}_{end}".lstrip("_")) for end in ("low", "high"))
     are_numbers = all(isinstance(end, int | float) and math.isfinite(end) for end in (low, high))
     return (float(low), float(high)) if are_numbers else None  # type: ignore[arg-type]
 
 
 def interval(row: Row, of: str = "", between: str = "-", form: str = ".3f", times: float = 1) -> str:
-    """Return an interval as text, empty where the row has none.
+    """Return an interval as text, empty if the row has none.
 
-    Args:
-        row: A row, from memory or from a file.
-        of: Name of the quantity, as in `ends`.
-        between: Text between the ends.
-        form: Format of each end.
-        times: Factor by which each end is multiplied; below 0 the ends change places.
+    `of` is as in `ends`, `between` the text between the ends; `times` multiplies the ends, which swap below 0.
     """
     both_ends = sorted(times * end for end in ends(row, of) or ())
     return between.join(shown(end, form) for end in both_ends)
 
 
 def in_brackets(*parts: str) -> str:
-    """Return the parts that are not empty in brackets after a space; an empty text if all are empty."""
+    """Return the non-empty parts in brackets after a space; an empty text without any."""
     joined = "; ".join(part for part in parts if part)
     return f" ({joined})" if joined else ""
 
 
 def shortened(name: object, most: int) -> str:
-    """Return a name as text of at most so many characters, with an ellipsis where some are left out."""
+    """Return a name as text of at most `most` characters, with an ellipsis if it is cut."""
     text = str(name)
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
@@ -306,13 +280,13 @@ def two_decimals(value: float) -> str:
 
 
 def listed(items: Sequence[object], before_last: str = "and") -> str:
-    """Return items as a list in a sentence, with `and` before the last one, or `or` where one is to be chosen."""
+    """Return items as a list in a sentence, with `before_last` before the last item."""
     *first, last = map(str, items)
     return f"{', '.join(first)} {before_last} {last}" if first else last
 
 
 def layers_named(layers: Sequence[int]) -> str:
-    """Return layers, ascending, with their noun; several in a row by the first and the last."""
+    """Return ascending layers with their noun; consecutive layers by the first and the last."""
     if len(layers) == 1:
         return f"layer {layers[0]}"
     if isinstance(layers[0], NamedLayer):
@@ -333,15 +307,9 @@ Beside = Mapping[str, Callable[[Row], str]]
 def shown_table(
     schema: Schema, rows: Sequence[Row], title: str = "", names: Sequence[str] = (), beside: Beside | None = None
 ) -> Any:
-    """Return rows as a rich table.
+    """Return rows as a rich table, by default titled by the meaning of a row.
 
-    Args:
-        schema: The table.
-        rows: Its rows.
-        title: Title of the table; what a row is by default.
-        names: The columns; an asterisk behind a name shows its interval as well. By default all that some row has, and
-            both ends of a range in one cell.
-        beside: Further columns.
+    An asterisk after a name adds its interval. By default all columns that some row has are shown, ranges in one cell.
     """
     table = plain_table(title or f"{schema.name.replace('_', ' ').capitalize()}: {schema.row}", collapse_padding=True)
     cells: list[Callable[[Row], str]] = []
@@ -361,7 +329,7 @@ def shown_table(
 
 
 def _default_columns(schema: Schema, rows: Sequence[Row]) -> list[str]:
-    """Return the columns that are shown by default: of numbers, those that some row has; of ranges, the lower ends."""
+    """Return the default columns: of numbers, those that some row has; of ranges, the lower ends."""
     upper = {_other_end(schema, column.name) for column in schema.columns}
     names = [
         column
@@ -384,13 +352,11 @@ def _shown_with_other_end(schema: Schema, column: Column) -> Callable[[Row], str
 
 
 def _heading_of_range(column: Column) -> str:
-    """Return the heading of a column's interval, which says what it is of where that is not the column itself."""
     is_named_like_column = column.interval in ("", column.name)
     return RANGE if is_named_like_column else f"{RANGE} {str(column.interval).replace('_', ' ')}"
 
 
 def _range_of(column: Column) -> Callable[[Row], str]:
-    """Return what gives a row's interval, with signs where the column has them."""
     between, form = (" to ", column.form) if column.form.startswith("+") else ("-", column.form or ".3f")
     return lambda row: interval(row, column.interval or "", between, form)
 
@@ -402,7 +368,7 @@ MARK = '<!doctype html><html lang="en" data-made-by="probing report">'
 
 
 class Html(str):
-    """A string that is already HTML, so it is not escaped again."""
+    """String that is already HTML and is not escaped again."""
 
     __slots__ = ()
 
@@ -415,13 +381,10 @@ _SHORT = 32
 
 
 def element(name: str, *children: Child, **attributes: str | float | bool | None) -> Html:
-    """Return an element with its attributes and children; in text of a paragraph, what is code is marked as code.
+    """Return an element with its attributes and children; code in paragraphs is marked as code.
 
-    Args:
-        name: Name of the element.
-        children: Text, which is escaped, or HTML; None is omitted.
-        attributes: Attributes: `class_` is `class` and `data_x` is `data-x`; True gives a bare attribute, None and
-            False are omitted.
+    Text is escaped unless it is HTML; None is omitted. `class_` is `class` and `data_x` is `data-x`; True gives a bare
+    attribute, None and False are omitted.
     """
     written = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in ("br", "input", "meta"):
@@ -479,12 +442,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Child]], caption: Child =
 
 
 def _phrase(cell: Child) -> str | None:
-    """Return the class of a cell of several words, which may take several lines on paper; no number is broken."""
     return "phrase" if " " in str(cell) else None
 
 
 def as_in_terminal(shown: Any) -> Html:
-    """Return a rich table as a table of the page, so that both show the same; the caller shows its title."""
+    """Return a rich table as a table of the page with the same content; the caller shows its title."""
     columns = [list(column.cells) for column in shown.columns]
     head = [str(column.header) for column in shown.columns]
     return table(head, list(zip(*columns, strict=True)))
@@ -506,11 +468,11 @@ _STYLE = element(
 
 
 class Table(list[dict[str, Any]]):
-    """Rows of a table, in order; each is a dict by column. A prompt or a notebook shows the first `SHOWN`.
+    """Rows of a table in order, each a dict by column; a prompt or a notebook shows the first `SHOWN`.
 
     Args:
         rows: The rows.
-        schema: Its columns with their types; without it, a column is what its cells are.
+        schema: Columns with their types; by default types are inferred from the cells.
     """
 
     def __init__(self, rows: Iterable[Row] = (), schema: Schema | None = None) -> None:
@@ -559,16 +521,16 @@ class Table(list[dict[str, Any]]):
         return pandas.DataFrame({column: series(column) for column in self._columns()})
 
     def to_latex(self, columns: Sequence[str] = ()) -> str:
-        r"""Return the table as a LaTeX `tabular`, with the headings, numbers and intervals that a prompt shows.
+        r"""Return the table as a LaTeX `tabular` without caption, with the headings, numbers and intervals of a prompt.
 
-        It needs `\usepackage{booktabs}`; the caption is yours.
+        It needs `\usepackage{booktabs}`.
 
         Args:
-            columns: The columns, by their names in files; an asterisk behind a name, such as `accuracy*`, shows its
-                interval as well. By default all that some row has.
+            columns: Columns by their names in files; an asterisk, as in `accuracy*`, adds the interval. By default all
+                that some row has.
 
         Raises:
-            UserError: If the table does not have a column, or the column no interval, or there are no rows.
+            UserError: If the table lacks a column, or the column an interval, or there are no rows.
         """
         if not self:
             raise UserError("`to_latex`: the table has no rows; expected at least one.")
@@ -586,11 +548,11 @@ class Table(list[dict[str, Any]]):
     def to_parquet(self, path: str | Path) -> None:
         """Write the table as a Parquet file, each column by its type; an existing file is replaced.
 
-        A cell is null where its row does not have the column, where a number is missing, and at the ends of an interval
-        where there is none. Columns of whole numbers and of words, such as classes, are text.
+        A cell is null if its row lacks the column, a number is missing, or there is no interval. Columns that mix whole
+        numbers and words, such as classes, are text.
 
         Args:
-            path: The file.
+            path: Path of the file.
 
         Raises:
             UserError: If pyarrow is not installed, or the file cannot be written.
@@ -613,14 +575,13 @@ class Table(list[dict[str, Any]]):
         return list(dict.fromkeys(column for row in self for column in row))
 
     def _array(self, column: str, pyarrow: Any) -> Any:
-        """Return a column as an Arrow array."""
         cells, kind = self._cells(column)
         if kind is str:
             return pyarrow.array([None if cell is None else str(cell) for cell in cells], pyarrow.string())
         return pyarrow.array(cells, pyarrow.float64() if kind is float else pyarrow.int64())
 
     def _cells(self, column: str) -> tuple[list[Any], type]:
-        """Return the cells of a column, None where one is missing, and their type: text if any of them is text."""
+        """Return the cells of a column, None for missing cells, and their type: text if any cell is text."""
         cells = [row.get(column) for row in self]
         if (self.schema.type_of(column) if self.schema else None) is str:
             return cells, str
@@ -633,7 +594,6 @@ class Table(list[dict[str, Any]]):
 
 
 def _is_missing(column: str, cell: Any) -> bool:
-    """Whether a cell of numbers holds none: it is empty, or the end of an interval that there is not."""
     return cell is None or cell == "" or (is_end(column) and isinstance(cell, float) and math.isnan(cell))
 
 
@@ -641,12 +601,9 @@ _LARGEST = 2**63 - 1
 
 
 def write_csv(path: Path, rows: Sequence[Row], schema: Schema) -> None:
-    """Write rows in full precision, leaving out columns that no row has; without rows, the columns alone.
+    """Write rows in full precision, without columns that no row has; without rows, the header alone.
 
-    Where there is no interval, the cells of its ends are empty.
-
-    Raises:
-        RuntimeError: If a row has a column that the schema does not declare.
+    Ends of missing intervals are empty cells. An undeclared column raises RuntimeError.
     """
     rows = [with_layer_name(row) for row in rows]
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -657,7 +614,7 @@ def write_csv(path: Path, rows: Sequence[Row], schema: Schema) -> None:
 
 
 class _Lines:
-    """Writes each row, which ends in CR LF, with LF as its end."""
+    """File that replaces the CR LF at the end of each row by LF."""
 
     def __init__(self, file: TextIO) -> None:
         self.file = file
@@ -669,17 +626,7 @@ class _Lines:
 def write_tables(
     folder: Path, config: Mapping[str, Any], tables: Mapping[str, Sequence[Row]], schemas: Sequence[Schema]
 ) -> list[Path]:
-    """Write the configuration and the tables of a run, and return their paths.
-
-    Args:
-        folder: The run's folder.
-        config: The resolved configuration as plain values.
-        tables: Rows by the name of their table.
-        schemas: The tables that the command may write.
-
-    Raises:
-        RuntimeError: If a table, or a column of one, is not declared.
-    """
+    """Write the configuration and the tables of a run, and return their paths; undeclared names raise RuntimeError."""
     import yaml
 
     declared = {schema.name: schema for schema in schemas}
@@ -693,12 +640,10 @@ def write_tables(
 
 
 def read_csv(path: Path, schema: Schema) -> Table:
-    """Read rows, each cell by the type of its column.
-
-    Where there is no interval, its ends are NaN; another empty cell is an empty text.
+    """Read rows, each cell by the type of its column; ends of missing intervals are NaN, other empty cells are "".
 
     Raises:
-        ValueError: If a cell is not of its column's type.
+        ValueError: If a cell does not have its column's type.
     """
     names, rows = _cells(path)
     types = [schema.type_of(name) for name in names]
@@ -710,11 +655,7 @@ def read_csv(path: Path, schema: Schema) -> Table:
 
 
 def _cells(path: Path) -> tuple[list[str], list[list[str]]]:
-    """Return the names of the columns and the cells of the rows of a table that is whole.
-
-    Raises:
-        ValueError: If it has no columns or two of a name, or a row is cut or too long.
-    """
+    """Return the column names and the rows of cells; raise ValueError for a damaged table."""
     with open_file(path, "r", within=path.parent, most=most_text(), newline="", encoding="utf-8") as file:
         text = file.read()
     if not text:
@@ -734,20 +675,14 @@ def _cells(path: Path) -> tuple[list[str], list[list[str]]]:
 
 
 def read_rows(path: Path, schema: Schema) -> Table:
-    """Read rows in the form that they had in the command that wrote them: cells without a value are absent.
-
-    The ends of an interval that is not there are NaN.
-
-    Raises:
-        ValueError: If a cell is not of its column's type.
-    """
+    """Read rows as `read_csv`, as the command that wrote them had them: cells without a value are absent."""
     rows_read, may_be_empty = read_csv(path, schema), schema.may_be_empty
     rows = ({name: value for name, value in row.items() if value != "" or name in may_be_empty} for row in rows_read)
     return Table(rows, schema)
 
 
 def read_trials(path: Path, schema: Schema) -> Table:
-    """Return the rows of `sweep.csv`, in which columns that are not declared are options of the trials."""
+    """Return the rows of `sweep.csv`, in which undeclared columns are options of the trials."""
     rows = (
         {
             name: _option(value) if name not in schema.types and isinstance(value, str) else value
@@ -759,7 +694,7 @@ def read_trials(path: Path, schema: Schema) -> Table:
 
 
 def _option(text: str) -> Any:
-    """Return the value of an option that is written as text: a number, true or false, or none; otherwise the text."""
+    """Return the value of an option from its text: a number, true or false, or none; otherwise the text."""
     try:
         value = ast.literal_eval(text)
     except (SyntaxError, ValueError):
@@ -795,23 +730,19 @@ _WRITTEN = {
 
 
 def escaped(text: str) -> str:
-    """Return a text as it is written in LaTeX, in one line."""
+    """Return a text escaped for LaTeX, in one line."""
     return "".join(_WRITTEN.get(character, character) for character in " ".join(text.split()))
 
 
 def _number(cell: str) -> str:
-    """Return a cell of numbers with dashes between two, minus signs before one, and powers of ten for an `e`."""
+    """Return a cell with dashes between numbers, minus signs before them, and powers of ten for an `e`."""
     dashed = escaped(re.sub(r"(?<=[\d%])-(?=-?\.?\d)", "–", cell)).replace("--", "–")
     powers = re.sub(r"(?<=\d)e([-+])0*(\d+)", lambda e: rf"$\times10^{{{'−' * (e[1] == '-')}{e[2]}}}$", dashed)
     return re.sub(r"-(?=\.?\d)", "$-$", powers).replace("−", "-").replace("–", "--")
 
 
 def booktabs(table: Any) -> str:
-    """Return a rich table as a `tabular` that needs the package booktabs; it ends in a line break.
-
-    Args:
-        table: The table, whose title and caption are left out.
-    """
+    """Return a rich table, without title and caption, as a `tabular` for booktabs that ends in a line break."""
     columns = [([*column.cells], column.justify == "right", str(column.header)) for column in table.columns]
     cells = [[(_number if is_number else escaped)(str(cell)) for cell in of] for of, is_number, _ in columns]
     head = [escaped(heading) for _, _, heading in columns]

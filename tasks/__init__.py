@@ -1,1 +1,1 @@
-"""The tasks a probe can be trained on: found through the entry point group `probing.tasks`."""
+"""Tasks of probes, registered in the entry point group `probing.tasks`."""

@@ -23,16 +23,7 @@ _TASKS = ("label", "upos", "xpos", "deprel")
 
 
 def number_in(value: object, column: str, corpus: str) -> float | None:
-    """Return a value of a column as a number, or None where there is none.
-
-    Args:
-        value: The value, a number or its text; see `probing.text.columns` for what is missing.
-        column: Name of the column, for messages.
-        corpus: Name of the corpus, for messages.
-
-    Raises:
-        UserError: If it is something else.
-    """
+    """Return a value of a column as a number, or None if it is missing; anything else raises UserError."""
     try:
         return number_of(value)
     except ValueError:
@@ -44,13 +35,13 @@ def number_in(value: object, column: str, corpus: str) -> float | None:
 
 @dataclass(frozen=True)
 class WordLabels(Task):
-    """Labels each word by a column of the corpus; the probe reads one of its pieces, or their mean.
+    """Label each word by a column of the corpus; the probe reads one of its pieces, or their mean.
 
     Args:
-        min_count: Training words a value needs to be a class; by default 50, fewer on a small corpus
-            (a twentieth of its training sentences), never under 5.
-        pieces: Activations of a word of several pieces: those of its first or last piece, or the mean over its pieces.
-        numbers: Whether the values are numbers to predict as such, with or without a fraction, and not classes.
+        min_count: Training words a value needs to be a class; by default 50, fewer on a small corpus (a twentieth of
+            its training sentences), never under 5.
+        pieces: Activations of a word of several pieces: first piece, last piece, or mean over its pieces.
+        numbers: Whether the values are numbers to predict, with or without a fraction, and not classes.
     """
 
     pieces: Literal["first", "last", "mean"] = "first"
@@ -65,17 +56,17 @@ class WordLabels(Task):
         return self.pieces == "mean"
 
     def column_of(self, corpus: Corpus) -> str | None:
-        """Return the name of the column that is read."""
+        """Return the name of the column."""
         return self.column
 
     def labels(self, tokens: Tokens, corpus: Corpus) -> Labels:
-        """Return each word's value at one of its pieces; shape (n_tokens,).
+        """Return each word's value at one of its pieces, shape (n_tokens,).
 
         At other pieces, and where a value is missing, it is an empty string, or None if values are numbers.
 
         Raises:
-            UserError: If the corpus has no such column, the column does not have one value per word, or a value is not
-                a number although `numbers` is true.
+            UserError: If the corpus lacks the column, a sentence does not have a value per word, or a value is no
+                number although `numbers` is true.
         """
         rows = corpus.columns.get(self.column)
         if rows is None:
@@ -101,7 +92,6 @@ class WordLabels(Task):
 
 
 def _available_columns(corpus: Corpus, requested: str) -> str:
-    """Return which columns of words a corpus has, and what to do, as the end of a message."""
     if not corpus.columns:
         if of_sentences := [name for name in corpus.sentence_columns if name != "label"] or [*corpus.sentence_columns]:
             name = requested if requested in corpus.sentence_columns else of_sentences[0]
@@ -124,13 +114,9 @@ def _available_columns(corpus: Corpus, requested: str) -> str:
 
 @dataclass(frozen=True)
 class ColumnTask(WordLabels):
-    """Any column of a CoNLL-U file, a .jsonl file or a data set that has a value for each word.
+    """Label each word by any column of a CoNLL-U file, a .jsonl file or a data set; see `WordLabels`.
 
     Args:
-        min_count: Training words a value needs to be a class; by default 50, fewer on a small corpus
-            (a twentieth of its training sentences), never under 5.
-        pieces: Activations of a word of several pieces: those of its first or last piece, or the mean over its pieces.
-        numbers: Whether the values are numbers to predict as such, with or without a fraction, and not classes.
         column: Name of the column: lemma, upos, xpos, feats, head, deprel, deps or misc of CoNLL-U, or a column of a
             data set or a .jsonl file, such as ner_tags.
     """
@@ -173,7 +159,6 @@ class DependencyRelation(WordLabels):
 
 
 def _available_sentence_columns(columns: Mapping[str, Sequence[Any]], requested: str) -> str:
-    """Return which columns of sentences a corpus has, and what to do, as the end of a message."""
     # The column that was taken for the labels is there twice.
     twice = any(columns[name] == columns.get("label") for name in columns if name != "label")
     named = [name for name in columns if name != "label" or not twice]
@@ -189,31 +174,31 @@ def _available_sentence_columns(columns: Mapping[str, Sequence[Any]], requested:
 
 @dataclass(frozen=True)
 class SentenceLabel(SentenceTask):
-    """Labels each sentence by a column of the corpus; the probe reads one vector for each sentence.
+    """Label each sentence by a column of the corpus; the probe reads a vector for each sentence.
 
     Args:
-        min_count: Training sentences a label needs to be a class; by default 50, fewer on a small corpus
-            (a twentieth of its training sentences), never under 5.
-        pooling: Vector of a sentence: the mean or the maximum over its tokens without special ones, or that of its
-            first token, which must be special (cls).
+        min_count: Training sentences a label needs to be a class; by default 50, fewer on a small corpus (a twentieth
+            of its training sentences), never under 5.
+        pooling: Vector of a sentence: the mean or the maximum over its tokens without special tokens, or the vector of
+            its first token, which must be special (cls).
         column: Name of the column; label by default, or else labels.
-        numbers: Whether the column holds numbers to predict as such, with or without a fraction, and not classes.
+        numbers: Whether the values are numbers to predict, with or without a fraction, and not classes.
     """
 
     column: str = "label"
     numbers: bool = False
 
     def column_of(self, corpus: Corpus) -> str | None:
-        """Return the name of the column that is read, which may be `labels` for `label`; None if it is not there."""
+        """Return the name of the column, which may be `labels` for `label`; None without the column."""
         names = [self.column, *["labels"] * (self.column == "label")]
         return next((name for name in names if name in corpus.sentence_columns), None)
 
     def labels(self, tokens: Tokens, corpus: Corpus) -> list[Any]:
-        """Return each sentence's value, shape (n_sentences,); a missing one is an empty string, or None if `numbers`.
+        """Return each sentence's value, shape (n_sentences,); a missing value is an empty string, or None if `numbers`.
 
         Raises:
-            UserError: If the corpus has no such column, or a value does not suit the task: a number with a fraction if
-                classes are predicted, or anything but a finite number or null if numbers are.
+            UserError: If the corpus lacks the column, a class is a number with a fraction, or a number is neither
+                finite nor null.
         """
         columns, name = corpus.sentence_columns, self.column_of(corpus)
         if name is None:

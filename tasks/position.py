@@ -1,4 +1,4 @@
-"""Tasks whose labels are numbers counted from 0: the position of a token in its sentence, from its end, in its word."""
+"""Tasks whose labels are counted from 0: the position of a token in its sentence, from its end, in its word."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from probing.text.tokens import Tokens
 
 @dataclass(frozen=True)
 class Numbered(Task):
-    """Chooses as classes the numbers with enough examples.
+    """Take as classes the numbers with enough examples.
 
     Args:
-        min_count: Training examples a number needs to be a class; by default 50, fewer on a
-            small corpus (a twentieth of its training sentences), never under 5.
+        min_count: Training examples a number needs to be a class; by default 50, fewer on a small corpus (a twentieth
+            of its training sentences), never under 5.
         max_position: Highest number that can be a class.
     """
 
@@ -37,29 +37,21 @@ class Numbered(Task):
     ordinal = True
 
     def classes(self, labels: Labels, n_sentences: int) -> Labels:
-        """Return the numbers with enough training examples, ascending.
-
-        Args:
-            labels: Labels of the training tokens, -1 for tokens without one.
-            n_sentences: Number of training sentences.
-        """
+        """Return the numbers with enough training examples, ascending; `labels` has -1 for tokens without a label."""
         numbers = np.asarray(super().classes(labels, n_sentences))
         return numbers if self.max_position is None else numbers[numbers <= self.max_position]
 
 
 @dataclass(frozen=True)
 class Position(Numbered):
-    """Index of a token in its tokenised sentence, counted from 0 and including special tokens.
+    """Index of a token in its tokenised sentence, from 0, including special tokens; other arguments as in `Numbered`.
 
-    BERT's first word piece is therefore at 1. The index is not the model's own `position_ids`, which in RoBERTa start
-    after the padding index.
+    BERT's first word piece is therefore at 1. The index is not the model's `position_ids`, which in RoBERTa start after
+    the padding index.
 
     Args:
-        min_count: Training examples a position needs to be a class; by default 50, fewer on a
-            small corpus (a twentieth of its training sentences), never under 5.
-        max_position: Highest position that can be a class.
-        special_tokens: Whether special tokens such as [CLS] and </s> are examples. The first one marks position 0 and
-            the last one the length of the sentence, so they are left out by default.
+        special_tokens: Whether special tokens such as [CLS] and </s> are examples. The first marks position 0 and the
+            last the length of the sentence, so they are excluded by default.
     """
 
     special_tokens: Literal["exclude", "include"] = "exclude"
@@ -72,14 +64,9 @@ class Position(Numbered):
 
 @dataclass(frozen=True)
 class PositionFromEnd(Position):
-    """Number of tokens, including special ones, that follow in the tokenised sentence: 0 for its last token.
+    """Number of tokens, including special tokens, that follow in the tokenised sentence: 0 for its last token.
 
-    Args:
-        min_count: Training examples a distance needs to be a class; by default 50, fewer on a
-            small corpus (a twentieth of its training sentences), never under 5.
-        max_position: Highest distance that can be a class.
-        special_tokens: Whether special tokens such as [CLS] and </s> are examples. The last one marks 0 and the first
-            one the length of the sentence, so they are left out by default.
+    The last special token marks 0 and the first the length of the sentence, so they are excluded by default.
     """
 
     def labels(self, tokens: Tokens, corpus: Corpus) -> NDArray[np.int64]:
@@ -90,13 +77,7 @@ class PositionFromEnd(Position):
 
 @dataclass(frozen=True)
 class PositionInWord(Numbered):
-    """Index of a word piece in its word, from 0. Words are those of the tokenizer, or of the treebank.
-
-    Args:
-        min_count: Training examples an index needs to be a class; by default 50, fewer on a small
-            corpus (a twentieth of its training sentences), never under 5.
-        max_position: Highest index that can be a class.
-    """
+    """Index of a word piece in its word, from 0; the tokenizer or the treebank defines words."""
 
     def labels(self, tokens: Tokens, corpus: Corpus) -> NDArray[np.int64]:
         """Return the index of each piece in its word, -1 for special tokens; shape (n_tokens,)."""

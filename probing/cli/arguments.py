@@ -1,4 +1,4 @@
-"""Parses a command's arguments from `--config` files and the command line, and reports all problems at once."""
+"""Parser of a command's arguments from `--config` files and the command line; it reports all problems at once."""
 
 from __future__ import annotations
 
@@ -33,12 +33,8 @@ MAX_VALUES = 10_000
 def read_yaml(path: str, flag_text: str = "--config") -> Mapping[Any, Any]:
     """Read a YAML file of options, restricted to safe types.
 
-    Args:
-        path: Path of the file.
-        flag_text: The option that names the file, for messages.
-
     Raises:
-        UserError: If the file cannot be read, is not YAML, or is not a mapping.
+        UserError: If the file cannot be read, is not YAML, repeats a key, or is not a mapping.
     """
     import yaml
 
@@ -75,7 +71,7 @@ def as_yaml(text: str) -> Any:
 
 
 def oversized(text: str) -> str:
-    """Return what is too large in a text that the parser of options would read as YAML; empty if nothing is."""
+    """Return why a text is too large to be parsed as YAML; empty if it is not."""
     import yaml
 
     # Shorter texts have fewer levels, and without an alias as many values as characters at most.
@@ -91,12 +87,7 @@ def oversized(text: str) -> str:
 
 
 def as_text(options: Mapping[str, Any], *, unicode: bool = True) -> str:
-    """Return options as the text of a YAML file, which `read_yaml` reads as the same values, in the same order.
-
-    Args:
-        options: The options.
-        unicode: Whether letters that are not ASCII are written as they are; otherwise they are escaped.
-    """
+    """Return options as YAML that `read_yaml` reads as the same values, in order; in ASCII unless `unicode`."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -111,7 +102,7 @@ def as_text(options: Mapping[str, Any], *, unicode: bool = True) -> str:
 
 
 def _repeated(root: Any) -> list[str]:
-    """Return the keys that occur more than once; YAML would silently take the last one."""
+    """Return the keys that occur more than once; YAML would silently take the last occurrence."""
     import yaml
 
     mappings = [node for node in (root, *(value for _, value in root.value)) if isinstance(node, yaml.MappingNode)]
@@ -120,7 +111,7 @@ def _repeated(root: Any) -> list[str]:
 
 
 def all_values(value: Any) -> Iterator[Any]:
-    """Yield all values in nested mappings and lists, and the keys, at most one more than `MAX_VALUES`."""
+    """Yield all values and keys in nested mappings and lists, at most `MAX_VALUES` + 1."""
     waiting, n = [value], 0
     while waiting and n <= MAX_VALUES:
         value, n = waiting.pop(), n + 1
@@ -173,16 +164,9 @@ _OF_TRAINER: Mapping[str, Sequence[str]] = {
 
 
 def suggest(name: str, options: Iterable[str], owner: str, before: str = "") -> str:
-    """Return a suggestion for an option that is not there, in parentheses: what it is elsewhere, or by its letters.
+    """Return a suggestion in parentheses for an unknown option: the option of another tool, or a similar spelling.
 
-    Only options that the command takes are suggested. An option of a group, such as `wandb.project`, is also found by
-    its last word.
-
-    Args:
-        name: The option that is not there.
-        options: The options that are.
-        owner: The command.
-        before: Text before an option.
+    It names only options of the command; the last word of a group's option, such as `wandb.project`, matches too.
     """
     known = [*options]
     of_trainer = _OF_TRAINER.get(owner.replace("_", "-"), _PROCESSES[:1])  # from Python, the owner is a function
@@ -200,7 +184,7 @@ WORDS, WORD = ("folders", "checkpoints"), ("folder", "file", "paper")
 
 
 class Parser(ArgumentParser):
-    """Accepts yes/no options without a value, and raises problems with the arguments as a UserError."""
+    """Parser that accepts yes/no options without a value and raises problems with arguments as a UserError."""
 
     def add_argument(self, *args: Any, **options: Any) -> Any:
         """Add an option; a yes/no option may be given without a value."""
@@ -209,7 +193,7 @@ class Parser(ArgumentParser):
         return super().add_argument(*args, **options)
 
     def add_options(self, function: Callable[..., Any]) -> None:
-        """Add the options of a command or of a class, but for arguments that only Python can give."""
+        """Add the options of a command or class, except arguments that only Python can give."""
         if isinstance(function, type):
             self.add_class_arguments(function)
         else:
@@ -224,8 +208,7 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
     """Return a command's keyword arguments, from its signature, `--config` files and the command line.
 
     Raises:
-        UserError: If files cannot be read, options or keys are unknown, or values have the wrong type; it names all
-            problems.
+        UserError: If files cannot be read, options are unknown, or values have the wrong type; it names all problems.
     """
     parser, known = _parser_of_command(f"{started_as()} {name}", function), option_types(function)
     if {"-h", "--help"} & set(args):
@@ -263,7 +246,7 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
 def checked(
     function: Callable[..., Any], options: Mapping[str, Any], owner: str, source: OptionSource
 ) -> dict[str, Any]:
-    """Return the keyword arguments of a function or dataclass: the given options, and defaults for all others.
+    """Return the given options of a function or dataclass, converted, with defaults for all others.
 
     Raises:
         UserError: If options are unknown or values have the wrong type; it names all problems.
@@ -275,7 +258,6 @@ def checked(
 
 @cache
 def _parser_of_command(prog: str, function: Callable[..., Any]) -> Parser:
-    """Return the parser of a command line that begins with the words `prog`."""
     parser = Parser(prog=prog, allow_abbrev=False, print_config=None)
     parser.add_argument(
         "--config", action=ActionConfigFile, help="YAML file of options; the command line overrides it."
@@ -300,7 +282,7 @@ def _parser_of_command(prog: str, function: Callable[..., Any]) -> Parser:
 
 @cache
 def _parser_of(function: Callable[..., Any]) -> Parser:
-    """Return a parser of a function's options, made once per function: making it is half of the work of a check."""
+    """Return a parser of a function's options, cached because making it is half of the work of a check."""
     parser = Parser()
     parser.add_options(function)
     return parser
@@ -314,13 +296,7 @@ def as_mapping(words: Sequence[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class OptionSource:
-    """The source of options, such as the command line or a file, which decides their spelling in messages.
-
-    Args:
-        before: Text before a name.
-        between: Text between a name and its value.
-        after: Text after the name or value.
-    """
+    """Source of options, such as the command line or a file, with the spelling of options in messages."""
 
     before: str = "--"
     between: str = " "
@@ -343,13 +319,7 @@ PYTHON = OptionSource("", "=")
 
 
 class OptionCollector:
-    """Collects the user's options one by one, so that all problems are found.
-
-    Args:
-        parser: Converts and checks values.
-        function: The function or dataclass that the parser's arguments belong to.
-        owner: Name of the command or task that has the options, for messages.
-    """
+    """Collector of the options of `owner`, separately, so that all problems are reported."""
 
     def __init__(self, parser: ArgumentParser, function: Callable[..., Any], owner: str) -> None:
         self._parser, self._types, self._owner = parser, option_types(function), owner
@@ -362,17 +332,13 @@ class OptionCollector:
         self._namespace: Namespace | None = None
 
     def keywords(self) -> dict[str, Any]:
-        """Return all arguments with their values.
-
-        Raises:
-            UserError: If there were problems.
-        """
+        """Return all arguments with their values; raise UserError if there were problems."""
         refuse(self._problems)
         parsed = self._parser.parse_args([], namespace=self._namespace)
         return {**vars(self._parser.instantiate(parsed)), **self._mappings}
 
     def take_arguments(self, option_pairs: Sequence[tuple[str, str | None]]) -> None:
-        """Take options from the command line, such as `--seed` and `3`, in their order."""
+        """Take options from the command line, such as `--seed` and `3`, in order."""
         # An option that takes other values beside yes and no may also stand by itself.
         option_pairs = [
             (name, "true" if value is None and self._may_be_yes(name) else value) for name, value in option_pairs
@@ -387,13 +353,13 @@ class OptionCollector:
         return option.startswith("--") and bool in get_args(self._types.get(_name(option)))
 
     def _is_plain(self, option: str, value: str | None) -> bool:
-        """Whether the parser takes an option from the command line as it is written there, if its value is right."""
+        """Return whether the parser takes an option as written on the command line, if its value is right."""
         name = _name(option).removesuffix("+")
         is_right = option.startswith("--") and name in self._types and not is_mapping(self._types[name])
         return is_right and not self._is_missing(name, value, COMMAND_LINE)
 
     def _take_together(self, pairs: Sequence[tuple[str, str | None]]) -> bool:
-        """Take options in one pass over the parser's arguments; take none, and return false, where one is wrong."""
+        """Take options in a single pass over the parser's arguments; if any is wrong, take none and return False."""
         try:
             self._namespace = self._parser.parse_args([_argument(*pair) for pair in pairs], self._namespace)
         except _WRONG:
@@ -413,12 +379,12 @@ class OptionCollector:
             )
 
     def is_file_of_group(self, option: str, value: str | None) -> bool:
-        """Whether an option from the command line, such as `--probe FILE.yaml`, names the file of a group."""
+        """Return whether an option from the command line, such as `--probe FILE.yaml`, names the file of a group."""
         name = _name(option)
         return name in self._groups and bool(value) and (str(value).endswith((".yaml", ".yml")) or isfile(str(value)))
 
     def take_file(self, path: str, group: str = "") -> None:
-        """Take all options of a YAML file; those of a group's file have names inside that group."""
+        """Take all options of a YAML file; a group's file names options inside the group."""
         try:
             options = read_yaml(path, f"--{group or 'config'}")
         except UserError as error:
@@ -427,7 +393,7 @@ class OptionCollector:
             self.take_mapping({group: options} if group else options, OptionSource("", ": ", f" in {path}"))
 
     def take_mapping(self, options: Mapping[Any, Any], source: OptionSource) -> None:
-        """Take options with parsed values; the options of a group are in a mapping or have dotted names."""
+        """Take options with parsed values; options of a group are in a mapping or have dotted names."""
         known = {name: value for name, value in self._flat(options, source) if self._is_known(name, source)}
         try:  # all of them in one pass over the parser's arguments
             if not any(self._is_missing(name, value, source) for name, value in known.items()):
@@ -439,7 +405,6 @@ class OptionCollector:
             self._take(name, value, source, partial(self._parser.parse_object, _nested({name: value})))
 
     def _flat(self, options: Mapping[Any, Any], source: OptionSource) -> Iterator[tuple[str, Any]]:
-        """Yield each option of the parser; store the content of options that are mappings."""
         for name, value in ((str(key), value) for key, value in options.items()):
             top, _, inner = name.partition(".")
             if is_mapping(hint := self._types.get(top)):
@@ -492,16 +457,16 @@ class OptionCollector:
             self._problems.append(f"{source.value(name, value)}: expected {expected(hint)}")
 
     def _is_missing(self, name: str, value: Any, source: OptionSource) -> bool:
-        """Whether the parser would treat a value as not given, or the value cannot be written into files or names."""
+        """Return whether the parser would treat a value as absent, or the value cannot be part of files or names."""
         if value is None:
             return source is not COMMAND_LINE and not admits_none(self._types[name.removesuffix("+")])
         return value == "" or "\0" in str(value) or bool(unwritable(value))
 
 
 def unwritable(value: Any) -> str:
-    """Return what keeps a value's text from being read, written or part of a name; an empty string if nothing does.
+    """Return why a value's text cannot be read, written or part of a file name; an empty string if it can.
 
-    Bytes that are no text of the locale, which Python has as lone surrogates, can be part of a file's name.
+    Bytes that are no text of the locale (lone surrogates in Python) are allowed in names of files.
     """
     for text in filter(lambda part: isinstance(part, str), all_values(value)):
         if problem := oversized(text):
@@ -521,7 +486,6 @@ _WRONG = (UserError, ValueError, TypeError, LookupError)
 
 
 def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with dotted names as mappings in mappings."""
     nested: dict[str, Any] = {}
     for name, value in options.items():
         *groups, last = name.split(".")
@@ -533,23 +497,21 @@ def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_underscores(arg: str) -> str:
-    """Return an option spelled with underscores: `--test-corpus=a-b` is `--test_corpus=a-b`."""
+    """Return an option spelled with underscores: `--test-corpus=a-b` becomes `--test_corpus=a-b`."""
     name, equals, value = arg.partition("=")
     return f"--{name[2:].replace('-', '_')}{equals}{value}" if re.match(r"--[a-z]", name) else arg
 
 
 def _name(option: str) -> str:
-    """Return the name of an option from the command line."""
     return with_underscores(option).removeprefix("--")
 
 
 def _argument(option: str, value: str | None) -> str:
-    """Return an option and its value as one word, as the parser takes them."""
     return f"--{_name(option)}" if value is None else f"--{_name(option)}={value}"
 
 
 def _option_pairs(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield each option with its value or None; a word that belongs to no option is yielded as its own value."""
+    """Yield each option with its value or None; a word without an option is yielded with None."""
     option: str | None = None
     for arg in args:
         if arg.startswith("--"):

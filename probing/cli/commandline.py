@@ -1,4 +1,4 @@
-"""Runs the command that the arguments name, and reports errors by an exit status and one line."""
+"""Runner of the command that the arguments name; reports errors by an exit status and a line."""
 
 from __future__ import annotations
 
@@ -65,12 +65,9 @@ _PLAIN = (str, bool, int, float, list, dict)
 
 
 def command(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let a command be called from Python with values as Python has them: paths, NumPy numbers, text for numbers.
+    """Let Python call a command with paths, NumPy numbers and text for numbers, converted and checked before any work.
 
-    The command line calls the function itself, whose arguments it has parsed. Either way its stages are shown.
-
-    Raises:
-        UserError: If a value is not one that the option takes, before any work.
+    The command line calls the function directly, with parsed arguments. Wrong values raise a UserError.
     """
 
     @wraps(function)
@@ -91,12 +88,7 @@ def command(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def _bound(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> BoundArguments:
-    """Return the arguments of a call, converted.
-
-    Raises:
-        UserError: If a value is not one that the option takes.
-        TypeError: If there are arguments that the command does not have; values that are wrong are named as well.
-    """
+    """Return the converted arguments of a call; unknown arguments raise TypeError, which also names wrong values."""
     known = signature(function).parameters
     problems = [
         f"got an unexpected keyword argument {name!r}{suggest(name, option_types(function), function.__name__)}"
@@ -117,7 +109,7 @@ def _bound(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[
 
 @contextmanager
 def _preserve_process_state() -> Iterator[None]:
-    """Restore torch's algorithms afterwards, and exclude the objects that exist already from garbage collection."""
+    """Restore torch's algorithms afterwards, and exclude existing objects from garbage collection."""
     from probing.runtime.trainer import preserve_algorithms
 
     with preserve_algorithms(), heap_set_aside():
@@ -131,15 +123,10 @@ def without_validation(function: Callable[..., _T]) -> Callable[..., _T]:
 
 
 def converted(function: Callable[..., Any], arguments: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
-    """Return the arguments that are plain values, converted to what a command takes; objects are left to the command.
-
-    Args:
-        function: The command.
-        arguments: Its arguments.
-        name: Name of the command in messages; its own name by default.
+    """Return the plain arguments converted to a command's types, and objects unchanged.
 
     Raises:
-        UserError: If a value is not one that the option takes.
+        UserError: If the option does not take a value; the message names the command by `name`.
     """
     values = {option: as_plain(value) for option, value in arguments.items() if option not in python_only(function)}
     values |= {option: [value] for option in WORDS if isinstance(value := values.get(option), str)}
@@ -151,7 +138,6 @@ def converted(function: Callable[..., Any], arguments: Mapping[str, Any], name: 
 
 
 def _no_dict(option: str, value: Any) -> str:
-    """Return what is wrong with an option that has to be a dict."""
     problem = f"`{option}` is of the type {type(value).__module__}.{type(value).__name__}, and expected is a dict"
     if option != "trainer":
         return problem
@@ -165,10 +151,7 @@ def _is_object(value: Any, name: str) -> bool:
 
 
 def as_plain(value: Any) -> Any:
-    """Return a value as the command line would give it: paths as text, numbers of other libraries as Python's own.
-
-    Groups of options become dicts; values of other types are returned as they are.
-    """
+    """Return a value as the command line would give it: paths as text, NumPy numbers as Python's, groups as dicts."""
     if isinstance(value, PathLike):
         return fspath(value)
     if are_options(value):
@@ -189,12 +172,10 @@ _Result = TypeVar("_Result")
 def configured(
     function: Callable[Concatenate[dict[str, Any], _Options], _Result | None],
 ) -> Callable[_Options, _Result]:
-    """Make a command of a function whose first argument is the configuration, which its callers do not see.
+    """Make a command of a function whose first argument is the resolved configuration, hidden from callers.
 
-    Types say what the first of several processes returns; the others return None.
-
-    The others are the command's options. Those that other commands have too, such as `model` and `seed`, need no
-    description in its docstring.
+    The others are the command's options; shared options, such as `model` and `seed`, need no description in its
+    docstring. The return type is the rank-zero process's; other processes return None.
     """
     decorated: Callable[..., Any] = command(with_shared_help(resolved(function)))
     return decorated
@@ -205,11 +186,7 @@ _LONGEST = 11
 
 
 def check_variables() -> None:
-    """Refuse a value at which a library would fail once all is computed.
-
-    Raises:
-        UserError: If there is one.
-    """
+    """Raise UserError for a value of SOURCE_DATE_EPOCH on which matplotlib would fail after all work."""
     # matplotlib writes it into PDF files as their date.
     date = os.environ.get("SOURCE_DATE_EPOCH")
     if date and not (date.isascii() and date.isdecimal() and len(date) <= _LONGEST):
@@ -219,7 +196,7 @@ def check_variables() -> None:
 
 
 def without_display() -> None:
-    """Let matplotlib not look for the window system that `MPLBACKEND` names: figures are drawn into files alone."""
+    """Remove `MPLBACKEND`, so that matplotlib does not look for a window system: figures are only written to files."""
     os.environ.pop("MPLBACKEND", None)
 
 
@@ -228,24 +205,14 @@ COMMENTS, WIDTH = "comments", 110
 
 
 def taken_out(args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the command line's words without `--print_config`, and what was given to it each time it occurs."""
+    """Return the command line's words without `--print_config`, and the value of each of its occurrences."""
     names = [with_underscores(arg).partition("=")[0] == PRINT_CONFIG for arg in args]
     others = [arg for arg, is_print_config in zip(args, names, strict=True) if not is_print_config]
     return others, [arg.partition("=")[2] for arg, is_print_config in zip(args, names, strict=True) if is_print_config]
 
 
 def print_config(name: str, function: Callable[..., Any], args: Sequence[str], forms: Sequence[str]) -> None:
-    """Print what a command would be called with.
-
-    Args:
-        name: The command's name.
-        function: The command's function.
-        args: The command line's words, without `--print_config`.
-        forms: What was given to `--print_config`.
-
-    Raises:
-        UserError: If there are problems with the options, or a form is not known.
-    """
+    """Print the options of a command as a configuration file; `forms`, the values of `--print_config`, are checked."""
     for form in forms:
         if form not in ("", COMMENTS):
             raise UserError(f"`{PRINT_CONFIG}={form}`: expected {PRINT_CONFIG} alone or {PRINT_CONFIG}={COMMENTS}.")
@@ -256,7 +223,6 @@ def print_config(name: str, function: Callable[..., Any], args: Sequence[str], f
 
 
 def _lines(options: Mapping[str, Any], descriptions: Mapping[str, str], group: str = "") -> Iterator[str]:
-    """Yield the lines of the file, the options of a group indented below its name."""
     indent = "  " if group else ""
     for name, value in options.items():
         if description := descriptions.get(f"{group}{name}"):
@@ -270,7 +236,6 @@ def _lines(options: Mapping[str, Any], descriptions: Mapping[str, str], group: s
 
 
 def _descriptions(function: Callable[..., Any]) -> dict[str, str]:
-    """Return the help of each option, by its dotted name."""
     parser = Parser()
     parser.add_options(function)
     of_all = {action.dest: " ".join((action.help or "").split()) for action in parser._actions}
@@ -290,12 +255,8 @@ _ENDS = {
 def run_process(commands: Mapping[str, str], args: Sequence[str]) -> int:
     """Run a command as the only work of this process and return the exit status; if interrupted, end by the signal.
 
-    A shell sees the same status in both cases. But a signal also ends the shell's loop, and a W&B agent that has
-    stopped a trial does not count it as failed; it would give up after a few failed trials.
-
-    Args:
-        commands: The commands, as for `run`.
-        args: The command line's words.
+    The signal also ends the shell's loop, and a W&B agent, which gives up after a few failed trials, does not count a
+    stopped trial as failed.
     """
     ended_by: list[int] = []
 
@@ -317,12 +278,7 @@ def run_process(commands: Mapping[str, str], args: Sequence[str]) -> int:
 
 
 def run(commands: Mapping[str, str], args: Sequence[str]) -> int:
-    """Run the command that the arguments name and return the exit status.
-
-    Args:
-        commands: For each name, of one or two words, its function as `module:function`.
-        args: The command line's words.
-    """
+    """Run a command, of one or two words, from `commands` (name to `module:function`) and return the exit status."""
     try:
         with open_output(), escaped_output(), visible_output():
             return _run(commands, args)
@@ -370,7 +326,6 @@ def _run(commands: Mapping[str, str], args: Sequence[str]) -> int:
 
 
 def _command(commands: Mapping[str, str], args: Sequence[str]) -> tuple[str | None, Sequence[str]]:
-    """Return the command's name and its own arguments, or None where the arguments name no command."""
     for words in (2, 1):
         if (name := " ".join(args[:words])) in commands:
             return name, args[words:]
@@ -402,13 +357,9 @@ def _usage(commands: Mapping[str, str], args: Sequence[str]) -> int:
 
 
 def load_command(where: str) -> Callable[..., Any]:
-    """Return the function of a command, which is named itself or by its study.
+    """Return the function of a command from `module:name` of the function or its study.
 
-    Args:
-        where: The function or the study as `module:name`.
-
-    Raises:
-        UserError: If another package adds it, and it cannot be imported.
+    An import error of another package's command raises UserError.
     """
     try:
         target = load(where)

@@ -1,4 +1,4 @@
-"""Types of options: as a signature states them, as messages say them, and as a run's configuration has them."""
+"""Types of options, as in signatures, in messages and in a run's configuration."""
 
 from __future__ import annotations
 
@@ -39,13 +39,7 @@ _Name = TypeVar("_Name", bound=str)
 def chosen(
     option: str, requested: str | Sequence[str], known: Sequence[_Name], nothing: str | None = None
 ) -> list[_Name]:
-    """Return the requested names: some, separated by commas, or all.
-
-    Args:
-        option: The option, such as `--pooling`, for messages.
-        requested: The value that the user typed.
-        known: All known names.
-        nothing: The word that stands for none of them, if none is allowed.
+    """Return the requested names: some, separated by commas, or all; `nothing` is the word for none, if allowed.
 
     Raises:
         UserError: If a name is unknown.
@@ -66,15 +60,10 @@ def chosen(
 def chosen_with_data(
     option: str, requested: str | Sequence[str], known: Mapping[_Name, str | None]
 ) -> dict[_Name, str | None]:  # fmt: skip
-    """Return the requested names in the order of tables, with the data of those that need some, typed as NAME=DATA.
+    """Return the requested names in the order of tables, each with its data, typed as NAME=DATA, or None.
 
-    Args:
-        option: The option, such as `--readouts`, for messages.
-        requested: The value that the user typed: several are separated by commas.
-        known: All known names, each with what its data is called in messages; None if it needs no data.
-
-    Raises:
-        UserError: If a name is unknown or there twice, or data is missing or not needed.
+    `known` has the name of the data for messages, or None if a name needs none. Unknown or repeated names and missing
+    or superfluous data raise UserError.
     """
     parts = [part.strip() for part in requested.split(",")] if isinstance(requested, str) else list(requested)
     data_by_name: dict[str, str | None] = {}
@@ -97,27 +86,23 @@ def chosen_with_data(
 
 
 def figure_formats(requested: str | Sequence[str]) -> list[str]:
-    """Return the formats that `--figure_format` names.
-
-    Raises:
-        UserError: If one is unknown.
-    """
+    """Return the formats that `--figure_format` names; raise UserError for an unknown format."""
     return list(chosen("--figure_format", requested, FORMATS))
 
 
 class PythonOnly:
-    """Stands for the type of an argument that a command takes from Python alone."""
+    """Type of an argument that a command takes from Python alone."""
 
 
 def python_only(function: Callable[..., Any]) -> set[str | int]:
-    """Return the names of a command's arguments that have no form on the command line."""
+    """Return the names of a command's arguments that the command line does not have."""
     return {name for name, hint in get_type_hints(function).items() if hint is PythonOnly}
 
 
 def option_types(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotation of each option of a function or class; nested dataclasses give dotted names.
 
-    A class whose objects only Python can give is left out of an annotation that also allows text.
+    Annotations that allow text omit classes whose objects only Python can give.
     """
     types: dict[str, Any] = {}
     for name, hint in _hints(function).items():
@@ -129,7 +114,6 @@ def option_types(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of a function's arguments, or of those that make an object of a class."""
     if not isinstance(function, type):
         return get_type_hints(function)
     has_init = "__init__" in vars(function) and "__dataclass_fields__" not in vars(function)
@@ -147,9 +131,9 @@ def _without_objects(hint: Any) -> Any:
 
 
 def for_command_line(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function as the command line sees it, where options that also take objects take text alone.
+    """Return the function with annotations in which options that also take objects take text alone.
 
-    The parser would import the class that a text names, build an object of it, and list all classes in the help.
+    The parser would import a class that a text names, build an object of it, and list all classes in the help.
     """
     hints = get_type_hints(function)
     seen = {name: _without_objects(hint) for name, hint in hints.items()}
@@ -234,11 +218,10 @@ _Result = TypeVar("_Result")
 
 
 def resolved(command: Callable[Concatenate[dict[str, Any], _Options], _Result]) -> Callable[_Options, _Result]:
-    """Give a command its resolved options as its first argument, which its callers do not see.
+    """Pass a command its resolved options as its first argument, which is hidden from callers.
 
-    These are all options as plain values, without the run's name, for `config.yaml` and W&B. A group of options that
-    is given as a mapping, as in a run's configuration, is converted to its dataclass. Formats of figures, which
-    are written after all other work, are checked here.
+    These are all options as plain values, without the run's name, for `config.yaml` and W&B. A group of options given
+    as a mapping becomes its dataclass. Formats of figures, which are written after all other work, are checked first.
     """
     whole: Callable[..., _Result] = command
     config, *options = signature(command).parameters.values()
@@ -279,7 +262,7 @@ def defaults(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options as plain values, for YAML and W&B, without the run's name and a tokenizer."""
+    """Return the options as plain values for YAML and W&B, without the run's name and the tokenizer."""
     values = {k: asdict(v) if are_options(v) else v for k, v in options.items()}
     mappings = {k: dict(values[k] or {}) for k in ("trainer", "task_args") if k in values}
     return {k: v for k, v in values.items() if k not in ("name", "tokenizer")} | mappings
@@ -290,7 +273,7 @@ LEAST_ROTATIONS = 19
 
 
 def rotation_problems(rotations: int | None) -> list[str]:
-    """Return what is wrong with a number of rotations."""
+    """Return the problems with a number of rotations."""
     few = f"`--rotations {rotations}`: expected 0, or at least {LEAST_ROTATIONS}, with fewer of which no p-value "
     return [f"{few}reaches .05"] if rotations and rotations < LEAST_ROTATIONS else []
 

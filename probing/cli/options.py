@@ -1,4 +1,4 @@
-"""Groups of options that a command takes as one argument, and descriptions of those that several commands share."""
+"""Groups of options that form a single argument, and descriptions of options shared by several commands."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ _Options = TypeVar("_Options")
 
 
 def are_options(value: Any) -> bool:
-    """Return whether a value is a group of options, NAME.FIELD of a command: a dataclass of the package `probing.cli`.
-
-    A task, which Python may give in the place of its name, can be a dataclass too.
-    """
+    """Return whether a value is a group of options: a dataclass of `probing.cli`; tasks can be dataclasses too."""
     return is_dataclass(value) and type(value).__module__.startswith("probing.cli.")
 
 
@@ -63,7 +60,7 @@ class ProbeOptions:
 
     @property
     def needs_validation(self) -> bool:
-        """Whether the penalty is chosen on validation examples, or adam is stopped by them."""
+        """Whether validation examples choose the penalty or stop adam."""
         return self.solver == "adam" or self.l2 == "auto"
 
     def problems(self) -> list[str]:
@@ -91,12 +88,12 @@ class ProbeOptions:
         return problems
 
     def problems_without_bias(self) -> list[str]:
-        """Return the problems with values where probes never have an intercept."""
+        """Return the problems with values for commands whose probes never have an intercept."""
         problem = "`--probe.bias true` does not apply: probes of this command have no intercept; leave it out"
         return self.problems() + [problem] * self.bias
 
     def problems_with_trainer(self, trainer: Mapping[str, Any]) -> list[str]:
-        """Return the problems with arguments of Lightning's Trainer that do not go with the values."""
+        """Return the problems with arguments of Lightning's Trainer that conflict with the values."""
         if not (self.bias and trainer.get("enable_checkpointing")):
             return []
         return [
@@ -105,12 +102,7 @@ class ProbeOptions:
         ]
 
     def problems_with_numbers(self, trainer: Mapping[str, Any], mdl: bool) -> list[str]:
-        """Return the problems with options that do not apply where numbers are predicted, in closed form.
-
-        Args:
-            trainer: Arguments of Lightning's Trainer.
-            mdl: Whether labels are to be encoded online.
-        """
+        """Return the problems with options that do not apply where numbers are predicted, in closed form."""
         default, why = ProbeOptions(), "the task predicts numbers, by a ridge probe in closed form"
         names = ("l1", "solver", "tolerance", "learning_rate", "batch_size", "patience")
         inapplicable = [
@@ -163,11 +155,7 @@ class WandbOptions:
 
 
 def as_options(kind: type[_Options], value: _Options | Mapping[str, Any], name: str) -> _Options:
-    """Return the options as a dataclass, also where they come as a mapping, as in a run's configuration.
-
-    Raises:
-        UserError: If the mapping has an unknown key.
-    """
+    """Return the options as a dataclass, also from a mapping; raise UserError for an unknown key."""
     if not isinstance(value, Mapping):
         return value
     known = [option.name for option in fields(kind)]  # type: ignore[arg-type]
@@ -216,26 +204,17 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def with_shared_help(command: _Function) -> _Function:
-    """Complete a command's docstring with the descriptions of the options that it shares, in the order of its options.
-
-    Args:
-        command: A function with a docstring whose section `Args:` describes the options that are its own.
-    """
+    """Complete a command's docstring with the descriptions of its shared options, in the order of its options."""
     command.__doc__ = complete(inspect.getdoc(command) or "", inspect.signature(command).parameters)
     return command
 
 
 def complete(docstring: str, options: Iterable[str], shared: Mapping[str, str] = DESCRIPTIONS) -> str:
-    """Return a docstring whose section `Args:` describes all options.
-
-    Args:
-        docstring: Docstring without indentation. Its own description of an option is preferred to the shared one.
-        options: Names of the options.
-        shared: Descriptions by name.
+    """Return a docstring without indentation whose `Args:` describe all options, with shared descriptions for the rest.
 
     Raises:
-        KeyError: If an option is described in neither.
-        UserError: If Python has left all docstrings out.
+        KeyError: If neither describes an option.
+        UserError: If Python has dropped all docstrings (-OO).
     """
     if sys.flags.optimize > 1:
         raise UserError(

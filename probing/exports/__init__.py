@@ -1,4 +1,4 @@
-"""Runs on the Hugging Face hub: `push` uploads what `load_run` needs, and `pull` downloads and checks it."""
+"""Runs on the Hugging Face hub: `push` uploads the files of `load_run`, and `pull` downloads and checks them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,9 @@ _KEPT = ("classes", "layers")
 
 
 def portable(value: Any) -> Any:
-    """Return a value in which every absolute path, also one behind `hf:`, is its last part.
+    """Return a value in which every absolute path, also after `hf:`, is its last part, in nested mappings and lists.
 
-    A run whose paths are such names finds its model and text beside its folder, or in the current one.
-
-    Args:
-        value: A text, or a mapping or list of these, as in `config.yaml` and `results.json`.
+    A run with such names looks for its model and text next to its folder, or in the current folder.
     """
     if isinstance(value, str):
         return _last_part(value)
@@ -84,14 +81,7 @@ LIMITS = (
 
 
 def card(result: Result) -> str:
-    """Return a card of results: a block of YAML as the hub reads it, and Markdown.
-
-    Args:
-        result: The results.
-
-    Raises:
-        UserError: If the results are damaged.
-    """
+    """Return a card of results, YAML for the hub and Markdown; raise UserError if the results are damaged."""
     parts = [_metadata(result), f"# {_title(result)}", _about(result)]
     if isinstance(result, Run):
         parts += ["## Results", _accuracies(result), _neurons(result), "## What was controlled", _controlled(result)]
@@ -108,7 +98,6 @@ def _title(result: Result) -> str:
 
 
 def _named(path: Any) -> str:
-    """Return the name of a model or a text without the folders of this machine."""
     return str(portable(str(path)))
 
 
@@ -117,7 +106,6 @@ def _tested_on(run: Run) -> str:
 
 
 def _metadata(result: Result) -> str:
-    """Return the block of YAML, with the accuracies of a run of `fit` as results that the hub lists."""
     from huggingface_hub import EvalResult, ModelCardData
 
     results = [EvalResult(**_eval_result(result, row)) for row in result.accuracy] if isinstance(result, Run) else None
@@ -129,7 +117,6 @@ def _metadata(result: Result) -> str:
 
 
 def _eval_result(run: Run, row: Row) -> dict[str, Any]:
-    """Return the accuracy of a layer, or R², as the hub has results."""
     score = score_of(row)
     between = ends(row, score.name)
     text = _tested_on(run) if not run.is_of_arrays else "arrays"
@@ -257,10 +244,10 @@ def push(
 
 
 def stage(result: Result, folder: Path) -> None:
-    """Copy what `load_run` needs into a new folder, without paths of this machine, and write the card.
+    """Copy the files of `load_run` into a new folder, without paths of this machine, and write the card.
 
     Raises:
-        UserError: If the copy cannot be read again.
+        UserError: If the copy cannot be read.
     """
     folder.mkdir()
     for path in sorted(result.folder.iterdir()):
@@ -316,15 +303,15 @@ def pull(
 
     Args:
         repo_id: The repository as `NAME/REPOSITORY`.
-        folder: A new folder; one of the repository's name in `runs` by default.
+        folder: A new folder; by default named like the repository, in `runs`.
         revision: A branch, tag or commit.
-        token: Access token; the one that is stored on this machine by default.
+        token: Access token; by default the token stored on this machine.
         endpoint: Address of another hub.
 
     Raises:
-        UserError: If the repository is not there, holds no results or damaged ones, has a file whose name leads out of
-            its folder, more than 1,000 files, or more bytes than $PROBING_MAX_GB (2 GB by default); or if the folder is
-            there already.
+        UserError: If the repository does not exist, has no valid results, has a file whose name leads out of its
+            folder, more than 1,000 files, or more bytes than $PROBING_MAX_GB (2 GB by default); or if the folder
+            exists.
     """
     from huggingface_hub import HfApi
 
@@ -357,11 +344,7 @@ def pull(
 
 
 def _names(names: Sequence[str], repo_id: str) -> list[str]:
-    """Return the files of a repository that are results.
-
-    Raises:
-        UserError: If one leads out of the folder.
-    """
+    """Return the files of a repository that are results; refuse names that lead out of the folder."""
     for name in names:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
@@ -370,11 +353,6 @@ def _names(names: Sequence[str], repo_id: str) -> list[str]:
 
 
 def _check(folder: Path, repo_id: str) -> None:
-    """Check that downloaded results can be read.
-
-    Raises:
-        UserError: If they are damaged.
-    """
     try:
         load_run(folder)
     except UserError as error:
@@ -384,7 +362,7 @@ def _check(folder: Path, repo_id: str) -> None:
 
 @contextmanager
 def _speaking_of(repo_id: str) -> Iterator[None]:
-    """Turn what the hub refuses or answers in another form, and a hub that cannot be reached, into a sentence."""
+    """Turn refusals and unknown answers of the hub, and an unreachable hub, into a sentence."""
     check = "check its name, the connection and the token (`hf auth login`)"
     with library_errors(lambda reason: f"`{repo_id}`: the hub cannot be used for it ({reason}); {check}."):
         try:

@@ -1,4 +1,4 @@
-"""`export`: results as files of another program, written whole or not at all."""
+"""Results as files of another program, written atomically by `export`."""
 
 from __future__ import annotations
 
@@ -38,10 +38,9 @@ LEFT_OUT = (
 
 
 def write_neuronpedia(run: Run, folder: Path) -> Mapping[str, Any]:
-    """Write the first neurons of each layer, with the sentences of the tokens on which they are highest and lowest.
+    """Write the first neurons of each layer, with the sentences of their highest and lowest tokens.
 
-    Raises:
-        UserError: If the run has no such tokens, or its model or corpus has changed.
+    Raises UserError without such tokens, or if the model or corpus has changed.
     """
     contexts = of_text(run).contexts
     if not contexts:
@@ -66,7 +65,7 @@ def write_neuronpedia(run: Run, folder: Path) -> Mapping[str, Any]:
 
 
 def _named(text: str) -> str:
-    """Return a name of letters, digits and hyphens, of the last part of a path."""
+    """Return a name of letters, digits and hyphens from the last part of a path."""
     return re.sub(r"[^a-z0-9.]+", "-", Path(text).name.lower()).strip("-.") or "run"
 
 
@@ -86,7 +85,6 @@ def _described(run: Run, model: str, name: str, source: str) -> dict[str, dict[s
 
 
 def _features(run: Run, layer: int, activations: Sequence[Row], model: str, source: str) -> Iterator[dict[str, Any]]:
-    """Yield a feature for each neuron, in the order of the ranking."""
     highest: dict[str, float] = {}
     for row in activations:
         highest[row["index"]] = max(row["maxValue"], highest.get(row["index"], row["maxValue"]))
@@ -107,7 +105,7 @@ def _features(run: Run, layer: int, activations: Sequence[Row], model: str, sour
 def _activations(
     examples: Examples, corpus: Corpus, layer: int, rows: Sequence[Row], about: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the activations of each neuron on all tokens of each sentence, each sentence once, in the order of rows."""
+    """Yield each neuron's activations on all tokens of each sentence once, in the order of rows."""
     store = examples.store
     offsets = store.tokens.offsets
     pairs = list(dict.fromkeys((row["neuron"], row["sentence"]) for row in rows))
@@ -131,7 +129,7 @@ def _activations(
 
 
 def _tokens(examples: Examples, corpus: Corpus, sentence: int) -> list[str]:
-    """Return the tokens of a sentence as they stand in it, with the blank before them; special ones by name."""
+    """Return the tokens of a sentence as written, with the preceding blank; special tokens by name."""
     tokens, text, end, named = examples.store.tokens, corpus.sentences[sentence], 0, []
     for row in range(*tokens.offsets[[sentence, sentence + 1]].tolist()):
         start, stop = (0, 0) if tokens.spans is None else tokens.spans[row].tolist()
@@ -145,7 +143,7 @@ def _tokens(examples: Examples, corpus: Corpus, sentence: int) -> list[str]:
 
 
 def _lines(path: Path, rows: Any) -> None:
-    """Write JSON lines, compressed if the path says so; the same rows give the same bytes."""
+    """Write JSON lines, compressed if the path ends in .gz; the same rows give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode("utf-8")
     path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
@@ -168,8 +166,7 @@ NOT_IN_HEADVIS = (
 def write_headvis(result: Result, folder: Path) -> Mapping[str, Any]:
     """Write the measures of all heads of a run of `attention`, and their attention on its example sentences.
 
-    Raises:
-        UserError: If the run has no example sentences.
+    Raises UserError without example sentences.
     """
     with reading(result.folder):
         examples = read_examples(result.folder)
@@ -206,7 +203,6 @@ def write_headvis(result: Result, folder: Path) -> Mapping[str, Any]:
 
 
 def _measures(result: Result) -> tuple[dict[tuple[int, int], dict[str, float]], list[str]]:
-    """Return the measures of each head by its layer and number, from 0, and the names of all measures."""
     by_head: dict[tuple[int, int], dict[str, float]] = {}
     for row in result.heads:
         name = f"{row['measure']} to {row['to']}" if row.get("to") else str(row["measure"])
@@ -216,7 +212,7 @@ def _measures(result: Result) -> tuple[dict[tuple[int, int], dict[str, float]], 
 
 
 def _sequence(index: int, example: Example, layer: int, head: int) -> dict[str, Any]:
-    """Return the attention of a head on a sentence; its largest leaves out the first token, as HeadVis does."""
+    """Return the attention of a head on a sentence; its maximum excludes the first token, as in HeadVis."""
     weights = example.maps[layer, head]
     (indices,) = np.nonzero(weights.ravel() >= LEAST)
     return {
@@ -228,7 +224,7 @@ def _sequence(index: int, example: Example, layer: int, head: int) -> dict[str, 
 
 
 def _top(sequences: Sequence[Mapping[str, Any]], side: int) -> list[dict[str, Any]]:
-    """Return the tokens by the attention from them (side 0) or to them (1), the most first."""
+    """Return the tokens by the attention from them (side 0) or to them (1), in descending order."""
     mass: dict[str, float] = {}
     for sequence in sequences:
         for index, value in zip(sequence["attention_indices"], sequence["attention_values"], strict=True):
@@ -249,7 +245,7 @@ MOST_RANKS, MOST_ROWS = 10, 100
 
 
 class _Format(NamedTuple):
-    """A format: what writes it, of which commands (all if there are none), and what it is called in messages."""
+    """Format with its writer and the commands it suits (all if empty)."""
 
     write: Callable[[Any, Path], Mapping[str, Any]]
     commands: tuple[str, ...] = ()
@@ -257,21 +253,13 @@ class _Format(NamedTuple):
 
 @dataclass(frozen=True)
 class _ResultTable:
-    """A table of some results.
-
-    Args:
-        name: Its name in files.
-        rows: Its rows.
-        schema: Its columns.
-    """
-
     name: str
     rows: Table
     schema: Schema
 
 
 def tables_of(result: Result) -> list[_ResultTable]:
-    """Return the tables of results that have rows, in the order in which their study declares them."""
+    """Return the tables of results that have rows, in the order of their study."""
     tables = []
     for name in result.by_name:
         with reading(result.folder):
@@ -289,13 +277,12 @@ def export(result: Result, format: str, path: str | Path | None = None) -> Path:
 
     Args:
         result: The results.
-        format: `parquet`, `latex` or `csv`, of the tables of any results; `neuronpedia`, of a run of `fit`; `headvis`,
-            of a run of `attention`.
-        path: The folder; `exports/FORMAT` in the folder of the results by default. One that this function wrote earlier
-            is replaced.
+        format: `parquet`, `latex` or `csv` for any results; `neuronpedia` for a run of `fit`; `headvis` for
+            `attention`.
+        path: The folder; by default `exports/FORMAT` in the folder of the results. An earlier export is replaced.
 
     Raises:
-        UserError: If there is no such format, these results have nothing for it, or the folder cannot be written.
+        UserError: If the format is unknown or does not suit the results, or the folder cannot be written.
     """
     if format not in FORMATS:
         raise UserError(f"`export`: there is no format `{format}`; use {listed(list(FORMATS), 'or')}.")
@@ -358,7 +345,7 @@ def _write_latex(result: Result, folder: Path) -> dict[str, Any]:
 
 
 def _cut(rows: Table) -> Table:
-    """Return the rows that are printed: of many, those of the first ranks, and of these the first ones."""
+    """Return the rows to print: of a long table, the first ranks, and of these the first rows."""
     printed = list(rows)
     if len(printed) > MOST_ROWS and "rank" in printed[0]:
         printed = [row for row in printed if row["rank"] <= MOST_RANKS]

@@ -1,1 +1,1 @@
-"""The page that `report` writes: results of finished runs as one self-contained HTML file."""
+"""Page of `report`: results of finished runs as a self-contained HTML file."""

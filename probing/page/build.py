@@ -1,4 +1,4 @@
-"""The whole page: text, figures, style and script in one file."""
+"""The whole page: text, figures, style and script in a file."""
 
 from __future__ import annotations
 
@@ -40,12 +40,7 @@ SCRIPT = ("packed_numbers", "elements", "neuron_table", "neurons", "heads", "pag
 
 
 def build(sources: Sources, defaults: Mapping[str, Any]) -> bytes:
-    """Return the page, in UTF-8.
-
-    Args:
-        sources: Sources of the page.
-        defaults: Default values of the options of `fit`, which commands on the page omit.
-    """
+    """Return the page in UTF-8; `defaults` are the option defaults of `fit`, which commands on the page omit."""
     script, style = page_script(), _file("style.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     title = run.title(sources)
@@ -91,7 +86,7 @@ def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
 
 
 def _of_study(result: Result, place: SectionPlace, glossary: Glossary) -> Html:
-    """Return the section of results, and add the terms that it uses."""
+    """Return the section of results, and add its terms."""
     with reading(result.folder):  # an error while a section is made means that its tables are damaged
         section = result.study.section(result, place)
         for title, terms in result.study.terms(result).items():
@@ -100,7 +95,6 @@ def _of_study(result: Result, place: SectionPlace, glossary: Glossary) -> Html:
 
 
 def _placed(sources: Sources) -> Iterator[tuple[SectionPlace, Result]]:
-    """Yield the results of other commands than `fit`, and where the section of each stands."""
     of_study = Counter(result.study.name for result in sources.shown)
     numbers: Counter[str] = Counter()
     for result in sources.shown:
@@ -110,7 +104,7 @@ def _placed(sources: Sources) -> Iterator[tuple[SectionPlace, Result]]:
 
 
 def _of_probes(sources: Sources, glossary: Glossary) -> list[Html | None]:
-    """Return what a page says of runs with probes, nothing if there are none, and add the terms that it uses."""
+    """Return the parts of runs with probes, and add their terms."""
     views = sources.views
     if not views:
         return []
@@ -138,7 +132,6 @@ def _of_probes(sources: Sources, glossary: Glossary) -> list[Html | None]:
 
 
 def _scores(views: Sequence[RunView]) -> str:
-    """Return what the probes are scored by, as the beginning of a heading."""
     words = " and ".join(dict.fromkeys(view.score.words for view in views))
     return words[0].upper() + words[1:]
 

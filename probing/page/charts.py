@@ -50,13 +50,10 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class RunView:
-    """A finished run as a page shows it.
+    """Finished run on a page under a unique label.
 
-    Args:
-        label: Name of the run on the page, different for each run.
-        run: The run.
-        by_class: Mean contribution to each class's logit over the tokens of that class, shape (n_layers, n_classes,
-            d_model).
+    `by_class` is the mean contribution to each class's logit over the class's tokens, shape (n_layers, n_classes,
+    d_model).
     """
 
     label: str
@@ -65,7 +62,7 @@ class RunView:
 
     @property
     def task(self) -> str:
-        """The name of the task that the probes predict, in words."""
+        """Task of the probes, in words."""
         return task_in_words(self.run.config)
 
     @property
@@ -75,17 +72,17 @@ class RunView:
 
     @property
     def leading(self) -> int:
-        """The layer whose neurons are shown first."""
+        """Layer whose neurons are shown first."""
         return int(leading(self.run.accuracy)["layer"])
 
     @property
     def classes(self) -> list[int | str]:
-        """Labels of the classes; where numbers are predicted, one word that stands for all of them."""
+        """Labels of the classes; for numbers, a word for all of them."""
         return list(self.run.results["classes"]) or [ALL]
 
     @property
     def score(self) -> Score:
-        """How the probes are scored."""
+        """Score of the probes."""
         return score_of(self.run.accuracy[0])
 
     @property
@@ -95,7 +92,7 @@ class RunView:
 
     @cached_property
     def ranked(self) -> dict[int, list[Row]]:
-        """Each layer's ranked table."""
+        """Ranked table of each layer."""
         tables: dict[int, list[Row]] = {layer: [] for layer in self.layers}
         for row in self.run.neurons:
             tables[row["layer"]].append(row)
@@ -104,13 +101,7 @@ class RunView:
 
 @dataclass(frozen=True)
 class Sources:
-    """Everything that a page is made from.
-
-    Args:
-        views: The runs.
-        agreement: The comparison of the runs, None if none was given.
-        shown: The results of other commands than `fit` and `compare`, in the order of the page.
-    """
+    """Sources of a page: runs, their comparison, if any, and other results in order."""
 
     views: Sequence[RunView]
     agreement: Result | None = None
@@ -118,10 +109,10 @@ class Sources:
 
 
 def read_sources(folders: Sequence[str | Path]) -> Sources:
-    """Read the folders that a page is made from, and the runs that a comparison among them compared.
+    """Read the folders of a page, and the runs of a comparison among them.
 
     Raises:
-        UserError: If one holds no finished run, is damaged, or is given twice, or there is more than one comparison.
+        UserError: If a folder has no finished run, is damaged or given twice, or there are several comparisons.
     """
     paths = [Path(folder) for folder in folders]
     for path in paths:
@@ -147,11 +138,7 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
 
 
 def _compared(agreement: Result) -> Mapping[str, str]:
-    """Return the folder of each run that was compared, by its name.
-
-    Raises:
-        ValueError: If the comparison is damaged.
-    """
+    """Return the folders of the compared runs, by name; raise ValueError if the comparison is damaged."""
     compared = agreement.results["runs"]
     if not isinstance(compared, dict) or not all(
         isinstance(path, str) and "\0" not in path for path in compared.values()
@@ -163,11 +150,7 @@ def _compared(agreement: Result) -> Mapping[str, str]:
 
 
 def source_of(run: Run) -> Sources:
-    """Return the sources of a page on a single run.
-
-    Raises:
-        UserError: If the run is damaged.
-    """
+    """Return the sources of a page on a single run; raise UserError if the run is damaged."""
     (label,) = labels([run])
     return Sources([_view_of(label, run)])
 
@@ -183,18 +166,14 @@ def labels(runs: Sequence[Run], taken: Sequence[str] = ()) -> list[str]:
 
 
 def model_name(config: Mapping[str, Any]) -> str:
-    """Return the name of the model of a run, with the site of its neurons if that is not the residual stream."""
+    """Return the model of a run, with the site of its neurons if that is not the residual stream."""
     model = str(config["model"])
     name = (Path(model).name or model) + site_in_names(site_of(config))
     return f"{name} (randomly initialised)" if config.get("random_weights") else name
 
 
 def _find(comparison: Path, folder: str, given: Sequence[Run]) -> Run:
-    """Return a compared run: among those given, at its recorded path, or next to the comparison.
-
-    Raises:
-        UserError: If it is not found.
-    """
+    """Return a compared run: among the given runs, at its recorded path, or next to the comparison."""
     name = Path(folder).name
     known = {run.folder.resolve(): run for run in given}
     same = known.get(Path(folder).resolve()) or next((run for run in given if run.folder.name == name), None)
@@ -225,12 +204,7 @@ BESIDE_THE_POINT = ("runs", "cache", "quiet", "verbose", "wandb")
 
 
 def command_line(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """Return the command that repeats a run of this configuration.
-
-    Args:
-        config: The resolved configuration.
-        defaults: Defaults of the options of `fit`; a mapping for a group of options.
-    """
+    """Return the command that repeats a run; `defaults` are the option defaults of `fit`, mappings for groups."""
     words = [
         word
         for name, value in config.items()
@@ -272,7 +246,7 @@ def folder_block(heading: str, result: Result) -> Html:
 
 
 def option_words(name: str, value: Any, default: Any = None) -> list[str]:
-    """Return the words by which an option is typed, or a group of options; none for its default."""
+    """Return the words by which an option, or a group of options, is typed; none for its default."""
     if isinstance(value, Mapping):
         known = default if isinstance(default, Mapping) else {}
         return [word for key, inner in value.items() for word in option_words(f"{name}.{key}", inner, known.get(key))]
@@ -295,13 +269,11 @@ def _folded(text: str) -> Html:
 
 
 def _columns(cache: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return which columns of the corpora were read, where they have some."""
     lines = dict.fromkeys(f"{side['corpus']}: {side['read']}" for side in cache.values() if "read" in side)
     return [("Read", line) for line in lines]
 
 
 def _fingerprints(cache: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Html]]:
-    """Return the fingerprints of the model and the corpus, and those of the test side where they differ."""
     sides = {side: dict(cached["key"]) for side, cached in cache.items()}
     if sides.get("test") == sides.get("train"):
         sides.pop("test")
@@ -322,13 +294,9 @@ MOST_TICKS = 6
 
 @dataclass(frozen=True)
 class Across:
-    """The x axis.
+    """X axis: its unit, and functions of its numbers.
 
-    Args:
-        unit: What one of the numbers along it is called.
-        name: Returns what stands below the axis, from the numbers.
-        places: Returns where the numbers stand, in any unit.
-        labels: Returns the label of each number, empty where there is no room for it.
+    `name` returns the name of the axis, `places` positions in any unit, and `labels` a label or "" for each number.
     """
 
     unit: str
@@ -339,13 +307,7 @@ class Across:
 
 @dataclass(frozen=True)
 class Up:
-    """The y axis.
-
-    Args:
-        low: Value at its lower end.
-        high: Value at its upper end.
-        ticks: Values that are labelled.
-    """
+    """Y axis with its lower end, its upper end and the labelled values."""
 
     low: float
     high: float
@@ -353,7 +315,7 @@ class Up:
 
     @classmethod
     def of(cls, values: Iterable[float], from_zero: bool = False) -> Up:
-        """Return an axis with round ends that holds all values."""
+        """Return an axis with round ends that contains all values."""
         finite = [value for value in values if math.isfinite(value)] or [0.0]
         least, most = min(finite), max(finite)
         least = min(least, 0.0) if from_zero else least
@@ -364,7 +326,7 @@ class Up:
 
 
 def _round_step(span: float) -> float:
-    """Return a distance of 1, 2 or 5 times a power of ten that is at most so many times in a span."""
+    """Return the least step of 1, 2 or 5 times a power of ten that fits at most `MOST_TICKS` times into a span."""
     least = span / MOST_TICKS
     power = 10.0 ** math.floor(math.log10(least))
     return next(times * power for times in (1, 2, 5, 10) if times * power >= least)
@@ -414,14 +376,9 @@ _DASHES = ("", "7 4", "2 3", "8 3 2 3", "4 2", "1 4", "10 4")
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the chart.
+    """Line of a chart, with values at layers or steps and intervals, None where there is none, or empty.
 
-    Args:
-        label: Name in the legend.
-        at: Layers or steps along the x axis.
-        values: Values, one for each of these.
-        ranges: Intervals, one for each, None where there is none; empty if there are none at all.
-        which: What tells it from other lines of the same label, for those who point at it.
+    `which` distinguishes lines of the same label on pointing.
     """
 
     label: str
@@ -434,14 +391,10 @@ class Line:
 def line_chart(
     lines: Sequence[Line], title: str, across: Across = BY_LAYER, up: Up = SHARES, labels: Sequence[str] = ()
 ) -> Html:
-    """Return the chart with its legend.
+    """Return the chart with its legend, later lines on top: their dashes and open marks hide no line below.
 
-    Args:
-        lines: Lines to draw, later ones on top: their dashes and open marks hide no line below.
-        title: Description of the chart for readers who do not see it.
-        across: The x axis.
-        up: The y axis; values beyond its ends are drawn there.
-        labels: Labels that have looks of their own in all of several charts, in their order.
+    `title` describes the chart for readers who do not see it; `labels` fix the looks across several charts. Values
+    beyond the y axis are drawn at its ends.
     """
     all_at = sorted({at for line in lines for at in line.at})
     shifts = _shifts(len(lines)) if len(all_at) == 1 else [0.0] * len(lines)
@@ -458,7 +411,7 @@ def line_chart(
 
 
 def x(at: int, all_at: Sequence[int], across: Across = BY_LAYER) -> float:
-    """Return the x coordinate of a layer or a step among all; a single one is in the middle."""
+    """Return the x coordinate of a layer or a step among all; a single layer or step is in the middle."""
     places = dict(zip(all_at, across.places(all_at), strict=True))
     low, high = places[all_at[0]], places[all_at[-1]]
     share = (places[at] - low) / (high - low) if high > low else 0.5
@@ -466,13 +419,13 @@ def x(at: int, all_at: Sequence[int], across: Across = BY_LAYER) -> float:
 
 
 def y(value: float, up: Up = SHARES) -> float:
-    """Return the y coordinate of a value; beyond the ends of the axis, that of the end."""
+    """Return the y coordinate of a value, limited to the ends of the axis."""
     share = (value - up.low) / (up.high - up.low)
     return TOP + (1 - min(max(share, 0.0), 1.0)) * (HEIGHT - TOP - BOTTOM)
 
 
 def _shifts(n: int) -> list[float]:
-    """Return the offset of each of n marks at one layer from the middle, so that none covers another."""
+    """Return the offset of each of n marks at the same layer from the middle, so that they do not overlap."""
     beside = min(BESIDE, (WIDTH - LEFT - RIGHT - 2 * INSET) / n)
     return [beside * (i - (n - 1) / 2) for i in range(n)]
 
@@ -511,7 +464,6 @@ def _line(line: Line, look: int, xs: Sequence[float], across: Across, up: Up) ->
 
 
 def _stroke(line: Line, look: int, path: str) -> Html | None:
-    """Return a line along a path, or None for a single point."""
     if len(line.at) == 1:
         return None
     return element("path", d=path, class_="line", stroke_dasharray=_dash(look))
@@ -546,12 +498,7 @@ def _at(coordinate: float) -> str:
 
 @dataclass(frozen=True)
 class HeadSurveyView:
-    """What the heads of a model do.
-
-    Args:
-        result: The results of `attention`.
-        examples: A few sentences with the maps of all heads; None if the run has none.
-    """
+    """Results of `attention` on a page, with example sentences and the maps of all heads; None without examples."""
 
     result: Result
     examples: ExampleMaps | None
@@ -567,16 +514,10 @@ Place = tuple[int, int]  # layer and head
 
 @dataclass(frozen=True)
 class HeadMeasure:
-    """What is measured of each head.
+    """Measure of heads: a row for each measured head, by layer and head.
 
-    Args:
-        label: Its name.
-        help: What it is and how it is shaded, in a sentence.
-        rows: The row of each head that has one, by layer and head.
-        text: Returns the text of a cell.
-        shade: Returns the shade of a cell, from 0 to 1.
-        value_text: Returns what was measured, with its interval.
-        cells: By heading, what returns the cells of a table.
+    `help` defines it and its shading in a sentence. `text`, `shade` (from 0 to 1) and `value_text` (with the interval)
+    take a row, as do `cells`, by heading.
     """
 
     label: str
@@ -589,7 +530,7 @@ class HeadMeasure:
 
 
 def head_measures(survey: HeadSurveyView) -> list[HeadMeasure]:
-    """Return the measures that a survey has, in the order in which a page offers them."""
+    """Return the measures of a survey, in the order of the page."""
     by_name = survey.result.by_name
     measures = [_classes(of_heads(by_name))]
     measures += [_share(name, about, of_measure(by_name["heads"], *which)) for name, about, which in _SHARES]
@@ -598,12 +539,12 @@ def head_measures(survey: HeadSurveyView) -> list[HeadMeasure]:
 
 
 def places(measures: Sequence[HeadMeasure]) -> list[Place]:
-    """Return the layer and head of all heads that something was measured of, in order."""
+    """Return the layer and head of all measured heads, in order."""
     return sorted({place for measure in measures for place in measure.rows})
 
 
 def values_of_head(measures: Sequence[HeadMeasure], place: Place) -> dict[str, str]:
-    """Return all that was measured of a head, by the name of the measure."""
+    """Return all measures of a head, by name."""
     return {measure.label: measure.value_text(measure.rows[place]) for measure in measures if place in measure.rows}
 
 
@@ -694,14 +635,9 @@ STRONG = 0.66
 
 
 def head_map(measure: HeadMeasure, places: Sequence[Place], number: int, label: str, links: bool) -> Html:
-    """Return the map of one measure; the page's script puts others in its place.
+    """Return the map of a measure, which the page's script replaces by others.
 
-    Args:
-        measure: The measure.
-        places: Layer and head of all heads, in order.
-        number: Index of the survey on the page.
-        label: Name of the table for readers who do not see its caption.
-        links: Whether each cell links to the head's example sentences.
+    `number` is the index of the survey on the page, `label` the name for readers who do not see the caption.
     """
     heads = sorted({head for _, head in places})
     rows = []

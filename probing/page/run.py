@@ -1,4 +1,4 @@
-"""The part of the page on one run: its neurons as a map, as a table, and class by class."""
+"""Part of the page on a run: its neurons as a map, as a table, and class by class."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ from probing.text.tasks import task_in_words
 
 
 def title(sources: Sources) -> str:
-    """Return the title of a page: of its runs with probes, or else of what it shows instead."""
+    """Return the title of a page, from its runs with probes, or else from its other results."""
     if not sources.views:
         return listed(list(dict.fromkeys(result.study.about(result) for result in sources.shown)))
     tasks = list(dict.fromkeys(view.task for view in sources.views))
@@ -100,7 +100,6 @@ def question(view: RunView) -> str:
 
 
 def _question_of_arrays(view: RunView) -> str:
-    """Return the question of a run whose activations were given as arrays."""
     results, first = view.run.results, view.run.accuracy[0]
     unit = results["intervals_over"]["unit"]
     train, test = (results["n_sentences"][side] for side in ("train", "test"))
@@ -119,7 +118,6 @@ def _with_or_without(view: RunView) -> str:
 
 
 def _predicted(row: Row) -> str:
-    """Return what a probe predicts."""
     return "a number" if score_of(row) is R2 else count(row["n_classes"], "class", "classes")
 
 
@@ -139,7 +137,7 @@ def answer(view: RunView) -> str:
 
 
 def conclusions(view: RunView) -> list[str]:
-    """Return the conclusion on the top neuron of each layer, and how far its ranking depends on choices."""
+    """Return the conclusion on the top neuron of each layer, and the dependence of its ranking on choices."""
     return [_on_neurons(view, layer) for layer in view.ranked]
 
 
@@ -167,12 +165,7 @@ IN_TABLE = 60
 
 
 def classes_section(view: RunView, number: int) -> Html | None:
-    """Return the classes of each layer, those of the leading one open; nothing for a run without their scores.
-
-    Args:
-        view: The run.
-        number: Index of the run on the page, from 0.
-    """
+    """Return the classes of each layer, open for the leading layer; nothing for a run without their scores."""
     scores, confusions = view.run.class_scores, view.run.confusions
     if not scores or not confusions:
         return None
@@ -186,7 +179,6 @@ def classes_section(view: RunView, number: int) -> Html | None:
 
 
 def _class_map(view: RunView, scores: Sequence[Row], confusions: Sequence[Row]) -> Html:
-    """Return the share of each class's test tokens that are taken for each class, as shades."""
     labels = [row["class"] for row in scores]
     cell = max(LEAST, min(MOST, WIDE // len(labels)))
     every = -(-APART // cell) if not is_numeric(labels) else -(-2 * APART // cell)
@@ -209,12 +201,10 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM, MOST_POSITIONS, MOST_RANKS = 640, 150, 
 
 
 def neuron_pages(view: RunView, anchor: str, room: int) -> Html | None:
-    """Return what is known of the first neurons of each layer; nothing for a run without text.
+    """Return the pages of the first neurons of each layer; nothing for a run without text.
 
-    Args:
-        view: The run.
-        anchor: What the section is linked by; that of a neuron is followed by its layer and its index.
-        room: Number of characters that there are for more than tokens; the neurons of the first ranks have it.
+    `anchor` links the section and, with layer and index, its neurons. `room` is the number of characters for more than
+    tokens, which the neurons of the first ranks use.
     """
     with reading(view.run.folder):  # an error means that its tables are damaged
         of_layers = {layer: list(pages) for layer, pages in groupby(pages_of_first(view.run), lambda page: page.layer)}
@@ -227,7 +217,6 @@ def neuron_pages(view: RunView, anchor: str, room: int) -> Html | None:
 
 
 def _layer(layer: int, pages: Sequence[NeuronPage], most: int, anchor: str) -> Html:
-    """Return the neurons of a layer, of which `most` have more than tokens."""
     blocks = [
         element(
             "details", element("summary", f"Neuron {page.neuron}"),
@@ -240,7 +229,7 @@ def _layer(layer: int, pages: Sequence[NeuronPage], most: int, anchor: str) -> H
 
 
 def _most(of_layers: Sequence[Sequence[NeuronPage]], room: int) -> int:
-    """Return how many of each layer's neurons have more than tokens, so that these take at most the room."""
+    """Return how many of each layer's neurons have more than tokens, so that these fit into the room."""
     for most in range(max(map(len, of_layers))):
         room -= sum(len(neuron_block(pages[most])) for pages in of_layers if most < len(pages))
         if room < 0:
@@ -249,7 +238,7 @@ def _most(of_layers: Sequence[Sequence[NeuronPage]], room: int) -> int:
 
 
 def neuron_block(page: NeuronPage) -> Html:
-    """Return a neuron's page: what is said of it, its tokens, its means by position, and its weights by class."""
+    """Return a neuron's page: sentences, tokens, means by position, and weights by class."""
     positions = page.positions
     parts = [
         element("figure", element("figcaption", _about(positions)), position_chart(positions)) if positions else None,
@@ -283,22 +272,14 @@ def _token(row: Row) -> Html:
 
 
 def position_chart(positions: Sequence[Row]) -> Html:
-    """Return the means at positions as a line, and their intervals as a band.
-
-    Args:
-        positions: Rows of `profiles.csv`, by position.
-    """
+    """Return the means at positions, from `profiles.csv`, as a line, and their intervals as a band."""
     rows = positions[:MOST_POSITIONS]
     points = [Point(row["index"], row["value"], ends(row, "value")) for row in rows]
     return band_chart(points, [rows[0]["index"], rows[-1]["index"]], "position", "mean activation")
 
 
 def directions_chart(rows: Sequence[Row]) -> Html:
-    """Return contributions of neurons by rank as a line, and those of directions of the same rank as a band.
-
-    Args:
-        rows: Rows of `neurons.csv` of one layer, by rank, each with what directions contribute.
-    """
+    """Return contributions of a layer's neurons by rank as a line, and of directions of the same rank as a band."""
     at = np.unique(np.geomspace(1, len(rows), MOST_RANKS).round().astype(int)).tolist()
     decades = [10**i for i in range(len(str(len(rows) // 2)))]
     points = [
@@ -312,13 +293,7 @@ def directions_chart(rows: Sequence[Row]) -> Html:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a chart with a band.
-
-    Args:
-        at: Position or rank.
-        value: Value of the line.
-        band: Lower and upper end of the band, None where there is none.
-    """
+    """Point of a chart at a position or rank; the band has its lower and upper end, or is None."""
 
     at: int
     value: float
@@ -329,15 +304,9 @@ def band_chart(
     points: Sequence[Point], ticks: Sequence[int], across: str, up: str, place: Callable[[int], float] = float,
     rings: Sequence[Point] = (),
 ) -> Html:  # fmt: skip
-    """Return a line with a band.
+    """Return a line with a band, from points from left to right; `rings` are marked points.
 
-    Args:
-        points: What is drawn, from left to right.
-        ticks: Positions or ranks that are labelled, ascending, from the first to the last.
-        across: Name of the x axis.
-        up: Name of the values.
-        place: Returns where a position or rank stands on the x axis, in any unit.
-        rings: Points of the line that are marked.
+    `ticks` are labelled, ascending, from the first to the last; `place` gives positions on the x axis, in any unit.
     """
     values = [value for point in points for value in (point.value, *(point.band or ()))]
     low, high = min(values), max(values)
@@ -381,7 +350,7 @@ def band_chart(
 
 
 def accuracy_table(view: RunView, caption: str) -> Html:
-    """Return a run's accuracy by layer with its controls; of numbers, R²."""
+    """Return a run's accuracy by layer with its controls; for numbers, R²."""
     if view.score is R2:
         return _r2_table(view, caption)
     rows, controls = view.run.accuracy, controls_of(view.run.accuracy)
@@ -441,10 +410,7 @@ def accuracy_lines(view: RunView) -> list[Line]:
 def accuracy_figure(view: RunView, beside_others: bool) -> Html:
     """Return a run's accuracy by layer, drawn and as numbers.
 
-    Args:
-        view: The run.
-        beside_others: Whether it is also drawn in one chart with other runs, which is enough if the majority class is
-            its only control.
+    With `beside_others`, a chart of several runs has it too, which suffices if the majority class is the only control.
     """
     title = f"{view.label}: test {view.score.words} of a linear probe of {view.task} by layer"
     numbers = element("details", element("summary", f"The numbers of {view.label}"), accuracy_table(view, title))
@@ -454,13 +420,9 @@ def accuracy_figure(view: RunView, beside_others: bool) -> Html:
 
 
 def neurons_section(view: RunView, number: int, room: int, room_of_each: int) -> Html:
-    """Return the neurons of a run.
+    """Return the neurons of the run with this index on the page.
 
-    Args:
-        view: The run.
-        number: Index of the run on the page, from 0.
-        room: Number of characters that the page has for contributions by class and for single neurons.
-        room_of_each: How many of these are for single neurons.
+    `room` is the number of characters for contributions by class and single neurons, `room_of_each` the latter's share.
     """
     by_neuron, directions = neuron_pages(view, f"neurons-{number}", room_of_each), _directions(view)
     classes = class_data(view, max(0, room - len(f"{by_neuron or ''}{directions}")))
@@ -491,12 +453,7 @@ def neurons_section(view: RunView, number: int, room: int, room_of_each: int) ->
 
 
 def heads_section(view: RunView, number: int) -> Html | None:
-    """Return the heads of each layer, those of the leading one open; nothing where the neurons belong to no head.
-
-    Args:
-        view: The run.
-        number: Index of the run on the page, from 0.
-    """
+    """Return the heads of each layer, open for the leading layer; nothing if neurons belong to no head."""
     rows = view.run.heads
     if not rows:
         return None
@@ -509,12 +466,7 @@ def heads_section(view: RunView, number: int) -> Html | None:
 
 
 def bases_section(view: RunView, number: int) -> Html | None:
-    """Return how features compare with other units of each layer; nothing where neurons are no features.
-
-    Args:
-        view: The run.
-        number: Index of the run on the page, from 0.
-    """
+    """Return the comparison of features with other units of each layer; nothing if neurons are no features."""
     if not (rows := view.run.bases):
         return None
     shown = [bases_table([row for row in rows if row["layer"] == layer]) for layer in view.layers]
@@ -524,7 +476,7 @@ def bases_section(view: RunView, number: int) -> Html | None:
 
 
 def script_data(data: Any) -> Html:
-    """Return data as JSON that cannot end the element it stands in."""
+    """Return data as JSON that cannot end its element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return Html(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
@@ -541,7 +493,6 @@ def _map(view: RunView) -> Html:
 
 
 def _directions(view: RunView) -> Html:
-    """Return the sorted contributions of each layer's neurons over those of directions, the leading layer's first."""
     live = {layer: directions for layer, rows in view.ranked.items() if (directions := beside_directions(rows))}
     panels = [_panel(layer, live[layer]) for layer in sorted(live, key=lambda layer: layer != view.leading)]
     others = element("div", *panels[1:], class_="panels")
@@ -568,7 +519,7 @@ def _listing(view: RunView) -> Html:
 
 
 def _detail(view: RunView, per_layer: int) -> Html:
-    """Return the details of one neuron: the leading layer's first, until the script shows the picked one."""
+    """Return the details of a neuron: the leading layer's first, until the script shows the picked neuron."""
     layer = view.leading
     top, by_class = view.ranked[layer][0], view.by_class[view.layers.index(layer)]
     of_numbers = view.score is R2
@@ -599,7 +550,6 @@ def _detail(view: RunView, per_layer: int) -> Html:
 
 
 def _flags(view: RunView) -> list[str]:
-    """Return the flags that neurons of a run have, the most frequent first."""
     flags = Counter(row["flag"] for row in view.run.neurons if row["flag"])
     return [flag for flag, _ in flags.most_common()]
 
@@ -621,7 +571,7 @@ def _filters(view: RunView) -> Html:
 
 
 def accuracies_figure(views: Sequence[RunView]) -> Html:
-    """Return the accuracies of several runs in one chart."""
+    """Return the accuracies of several runs in a single chart."""
     tasks = listed(list(dict.fromkeys(view.task for view in views)))
     lines = [
         Line(

@@ -1,4 +1,4 @@
-"""The neurons of a run on a page, and the terms: the meaning of every heading and of every name in a chart."""
+"""Neurons of a run on a page, and the terms: the meaning of every heading and of every name in a chart."""
 
 from __future__ import annotations
 
@@ -28,11 +28,7 @@ BASE64 = 4 / 3
 
 
 def pack_integers(values: ArrayLike) -> dict[str, Any]:
-    """Return numbers from 0 to 65535 as base64 of little-endian uint16.
-
-    Raises:
-        ValueError: If one is out of range.
-    """
+    """Return numbers from 0 to 65535 as base64 of little-endian uint16; raise ValueError if out of range."""
     array = np.asarray(values)
     if array.size and (array.min() < 0 or array.max() > 0xFFFF):
         raise ValueError(f"numbers from 0 to 65535 were expected, not {array.min()} to {array.max()}")
@@ -40,15 +36,15 @@ def pack_integers(values: ArrayLike) -> dict[str, Any]:
 
 
 def pack_floats(values: ArrayLike) -> dict[str, Any]:
-    """Return numbers as base64 of little-endian float32 (seven digits); infinities become not-a-number."""
+    """Return numbers as base64 of little-endian float32 (seven digits); infinities become NaN."""
     return {"kind": "single", "data": _text(_finite(values).astype("<f4"))}
 
 
 def pack_halves(values: ArrayLike) -> dict[str, Any]:
-    """Return numbers as base64 of little-endian float16 (three digits), with the factor to multiply them by.
+    """Return numbers as base64 of little-endian float16 (three digits), with the power of two to multiply them by.
 
-    The factor is a power of two. Division by it brings the largest magnitude to between 1/2 and 1, so that no number
-    overflows; numbers below 6e-8 of the largest become 0. Infinities become not-a-number.
+    Division by it brings the largest magnitude to between 1/2 and 1, so that no number overflows; numbers below 6e-8 of
+    the largest become 0. Infinities become NaN.
     """
     array = _finite(values)
     largest = float(np.nanmax(np.abs(array), initial=0.0))
@@ -63,7 +59,7 @@ def unpack(packed: Mapping[str, Any]) -> NDArray[np.float64]:
 
 
 def shades(values: ArrayLike) -> str:
-    """Return values from 0 to 1, shape (height, width), as a data URL of a PNG whose opacity they are."""
+    """Return opacities from 0 to 1, shape (height, width), as a data URL of a PNG."""
     alpha = np.clip(np.nan_to_num(np.asarray(values, dtype=np.float64)), 0, 1)
     pixels = np.zeros((*alpha.shape, 2), dtype=np.uint8)
     pixels[..., 1] = np.round(alpha * 255)
@@ -99,14 +95,7 @@ MOST_LABELS = 40
 
 
 def class_chart(values: Sequence[float], typical: Sequence[float], classes: Sequence[int | str], task: str) -> Html:
-    """Return a bar per class, and a line for the average contribution of the layer's neurons.
-
-    Args:
-        values: Contribution of the neuron to each class, in logit units.
-        typical: Mean contribution over all neurons, for each class.
-        classes: Labels of the classes, in the same order.
-        task: Name of the task whose labels they are.
-    """
+    """Return a bar per class, in logit units, and a line for the average contribution of the layer's neurons."""
     bottom = BARS_HIGH - (BOTTOM_OF_NUMBERS if is_numeric(classes) else BOTTOM_OF_WORDS)
     # The coordinates that the script needs to draw another neuron.
     frame = {"data_left": LEFT, "data_width": WIDTH - LEFT - RIGHT, "data_top": TOP, "data_height": bottom - TOP}
@@ -169,15 +158,10 @@ def _steps(values: Sequence[float], top: float, bottom: float) -> str:
 
 
 def class_data(view: RunView, room: int) -> dict[str, Any]:
-    """Return contributions by class for the script.
+    """Return contributions by class for the script, in at most `room` characters.
 
-    Args:
-        view: The run.
-        room: Number of characters that the page has for them.
-
-    Returns:
-        `per_layer`, the number of neurons of each layer, first ranks first; `values`, packed, by layer, rank and class;
-        `typical`, packed, the mean over all neurons by layer and class.
+    `values` are packed by layer, rank and class for the first `per_layer` ranks; `typical`, the mean over all neurons,
+    by layer and class.
     """
     n_layers, n_classes, d_model = view.by_class.shape
     per_layer = int(min(d_model, max(1, room // (n_layers * n_classes * 2 * BASE64))))
@@ -208,7 +192,7 @@ def cell(column: Column, row: Row) -> str:
 
 
 def described(column: Column) -> dict[str, Any]:
-    """Return what the script has to know of a column: its heading, its meaning and its format."""
+    """Return the heading, meaning and format of a column, for the script."""
     digits = re.search(r"\.(\d+)", column.form)
     return {
         "key": column.name, "label": column.words, "help": column.meaning, "digits": int(digits[1]) if digits else 0,
@@ -246,7 +230,7 @@ _INTEGERS = ("rank", "neuron", "feature", "head", "rank_low", "rank_high")
 
 
 def shown_columns(view: RunView) -> list[Column]:
-    """Return the columns that a run has, except empty ones."""
+    """Return the non-empty columns of a run."""
     rows = view.run.neurons
     return [column for column in COLUMNS if any(row.get(column.name, "") != "" for row in rows)]
 
@@ -292,7 +276,7 @@ _TOGETHER = "offset", "no-signal"
 
 
 def flags_of(flag: str) -> list[str]:
-    """Return what a neuron's flag consists of, as the terms of the page have it."""
+    """Return the components of a neuron's flag, as in the terms of the page."""
     names = flag.split()
     if not {*_TOGETHER} <= {*names}:
         return names
@@ -300,7 +284,7 @@ def flags_of(flag: str) -> list[str]:
 
 
 def shown_by_script(view: RunView) -> set[str]:
-    """Return the names that the map and the script show of a run's neurons beside the headings of the table."""
+    """Return the names in the map and the script of a run's neurons, besides the headings of the table."""
     rows = view.run.neurons
     removed = {row.get("removed") or "" for row in rows}
     ranges = [f"{name}_{end}" for name in WITHOUT for end in ("low", "high")]
@@ -338,15 +322,9 @@ def shaded_map(
     darkness: ArrayLike, cell: tuple[int, int], names: Sequence[str | int], ticks: Mapping[int, str | int],
     about: str, kind: str = "map",
 ) -> Html:  # fmt: skip
-    """Return a matrix as shades, with the names of its rows and of some columns.
+    """Return a matrix, shape (n_rows, n_columns), from 0 to 1, as shades, with names of rows and of some columns.
 
-    Args:
-        darkness: From 0 to 1, shape (n_rows, n_columns).
-        cell: Width and height of a cell in pixels.
-        names: A name for each row; empty where it has none.
-        ticks: Names of some columns, by index.
-        about: What is shown, for those who cannot see it.
-        kind: Class of the element.
+    `cell` is in pixels (width, height); `about` describes it for readers who do not see it.
     """
     (wide, high), (n_rows, n_columns) = cell, np.shape(darkness)
     size = f"--width:{wide * n_columns}px;--row:{high}px;--rows:{n_rows}"
@@ -384,7 +362,7 @@ def ratios(view: RunView) -> NDArray[np.float64]:
 
 
 def ratio_shades(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the shade of each ratio, 0 for a tenth of the mean and less, 1 for ten times it and more."""
+    """Return the shade of each ratio: 0 up to a tenth of the mean, 1 from ten times the mean."""
     return (np.log(np.clip(values, LOW, HIGH)) - np.log(LOW)) / (np.log(HIGH) - np.log(LOW))
 
 
@@ -525,27 +503,23 @@ _NAMING = re.compile(r"<(th|td|li|option)\b[^>]*>(.*?)</\1>", re.DOTALL)
 
 
 def names_in(part: Html) -> set[str]:
-    """Return the texts of a part that name something; of a label with details behind it, also the label alone."""
+    """Return the texts of a part that name something; for a label with details after it, also the label alone."""
     texts = {unescape(re.sub("<[^>]*>", "", tag_text)) for _, tag_text in _NAMING.findall(part)}
     labels = {re.split(r", | \(", text, maxsplit=1)[0] for text in texts}
     return texts | labels | {"*" for text in texts if text.startswith("*") or text.endswith("*")}
 
 
 class Glossary:
-    """The terms of a page, those alone that it uses; they are gathered while its parts are made."""
+    """Terms used by the parts of a page, gathered as the parts arise."""
 
     def __init__(self) -> None:
         self._used: dict[str, dict[str, str]] = {}
 
     def add(self, title: str, terms: Terms, part: Html | None, also: Collection[str] = ()) -> None:
-        """Add the terms that name something in a part of the page.
+        """Add the terms that name something in a part of the page; several parts can share a title.
 
-        Args:
-            title: Heading of the terms; those of several parts can stand under one.
-            terms: Meanings of everything that such parts can show. Names that are explained together are separated by
-                commas, and stand where all of them are used.
-            part: The part.
-            also: Names that the script or an image shows.
+        Names explained together are separated by commas and added if all are used; `also` has names of scripts and
+        images.
         """
         names = names_in(part) | {*also} if part else set()
         before = self._used.get(title, {})

@@ -1,4 +1,4 @@
-"""This machine: its memory, how fast it computes, and how long the stages of a command take."""
+"""Memory, computing speed, stage timings, quiet libraries and versions on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.
 
 
 def memory_bytes() -> int | None:
-    """Return the bytes of memory that processes can use in all; None where the system does not say."""
+    """Return the bytes of memory available to all processes together; None if the system does not report them."""
     limits = []
     with suppress(AttributeError, ValueError, OSError):  # Windows has no `sysconf`
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -43,15 +43,9 @@ def gigabytes(n_bytes: float) -> str:
 
 
 def check_memory(needed: int, what: str, way_out: str) -> None:
-    """Refuse what cannot fit in the memory of the machine.
+    """Raise UserError if work needs more memory than the machine is known to have.
 
-    Args:
-        needed: Approximate number of bytes that are needed.
-        what: What needs them: a plural noun phrase, the subject of the message.
-        way_out: What the user can do.
-
-    Raises:
-        UserError: If the memory is known and too small.
+    `what` is a plural noun phrase that names the work and `way_out` the advice, both for the message.
     """
     most = memory_bytes()
     if most is not None and needed > most:
@@ -61,20 +55,13 @@ def check_memory(needed: int, what: str, way_out: str) -> None:
 
 
 def give_back_memory() -> None:
-    """Return the allocator's free memory to the operating system, under glibc.
-
-    Memory that one thread frees is not reused by others, so that free memory grows with every pass over a text: by
-    100 MiB over 18 shards of an extraction, after which 300 MiB would stay unused.
-    """
+    """Return the allocator's free memory to the system (glibc): 18 shards of an extraction left 300 MiB unused."""
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def drop_garbage() -> None:
-    """Free objects that refer to each other, as a model and its trainer do, and give their memory back.
-
-    Python itself looks for such objects only when there are many of them, even if a few hold much memory.
-    """
+    """Collect reference cycles now and free their memory: Python waits for many cycles, even if a few are large."""
     gc.collect()
     give_back_memory()
 
@@ -84,12 +71,12 @@ _is_set_aside = False
 
 
 def heap_is_set_aside() -> bool:
-    """Return whether this program leaves objects out of the searches for garbage."""
+    """Return whether this program excludes its objects from garbage collection."""
     return _is_set_aside
 
 
 def set_heap_aside() -> None:
-    """Leave all objects that exist now out of later garbage collections, to the end of the process."""
+    """Exclude all existing objects from garbage collection, to the end of the process."""
     global _is_set_aside
     gc.freeze()
     _is_set_aside = True
@@ -101,10 +88,7 @@ _FROZEN_AT_START = gc.get_freeze_count()
 
 @contextmanager
 def heap_set_aside() -> Iterator[None]:
-    """Leave all objects that exist now out of garbage collections: with all libraries, each would take 0.2 s.
-
-    Does nothing if objects are set aside already, by this program for its whole process or by its caller.
-    """
+    """Exclude all existing objects from garbage collection, unless they already are: each would take 0.2 s."""
     global _is_set_aside
     if _is_set_aside or gc.get_freeze_count() > _FROZEN_AT_START:
         yield
@@ -119,13 +103,9 @@ def heap_set_aside() -> Iterator[None]:
 
 
 def rate(work: Callable[[], object], amount: float, attempts: int = 3, attempt_s: float = 0.15) -> float:
-    """Return the best rate over several attempts, in units of `amount` per second; work is done once before.
+    """Return the best rate over several attempts, in units of `amount` (per call) per second, after a warm-up call.
 
-    Args:
-        work: Does the work, and returns when it is done.
-        amount: How much is done in one call.
-        attempts: Number of attempts. The best of several leaves out what other programs take from the machine.
-        attempt_s: Least duration of an attempt in seconds; with 0 it is a single call.
+    The best excludes the load of other programs. An attempt lasts at least `attempt_s` seconds, or a single call if 0.
     """
     work()
     best = 0.0
@@ -139,16 +119,10 @@ def rate(work: Callable[[], object], amount: float, attempts: int = 3, attempt_s
 
 
 def undisturbed_rate(work: Callable[[], object], amount: float, device: str = "cpu") -> float:
-    """Return the rate that the machine has with nothing else running, also where it is busy now.
+    """Return the rate of an idle machine for work of about a millisecond in torch, even if the machine is busy.
 
-    This is the rate of the fastest of many short calls, because few short calls are interrupted. On a processor, calls
-    run in one thread, and the rate is multiplied by the number of threads, because on a busy machine threads wait for
-    each other.
-
-    Args:
-        work: Work of about a millisecond, by torch.
-        amount: How much is done in one call.
-        device: Where the work is done, by its name in torch.
+    This is the fastest of many short calls, few of which are interrupted. On a CPU, calls run in one thread and the
+    rate is multiplied by the number of threads, because threads wait for each other on a busy machine.
     """
     if device != "cpu":
         return rate(work, amount, attempts=40, attempt_s=0)
@@ -163,19 +137,19 @@ def undisturbed_rate(work: Callable[[], object], amount: float, device: str = "c
 
 
 class Stopwatch:
-    """Starts when it is created; each stage begins where the previous one ends."""
+    """Stopwatch that starts when created; each stage begins where the previous stage ends."""
 
     def __init__(self) -> None:
         self._start = self._last = perf_counter()
         self._stages: dict[str, float] = {}
 
     def end(self, stage: str) -> None:
-        """Record the end of a stage, which begins the next one."""
+        """Record the end of a stage, which begins the next stage."""
         now = perf_counter()
         self._stages[f"{stage}_s"], self._last = now - self._last, now
 
     def timings(self) -> dict[str, float]:
-        """Return the seconds of each stage, and of all stages together, as in `results.json`."""
+        """Return the seconds of each stage and their total, as in `results.json`."""
         return {**self._stages, "total_s": self._last - self._start}
 
 
@@ -183,8 +157,8 @@ class Stopwatch:
 def _without_garbage_collection() -> Iterator[None]:
     """Disable garbage collection during imports, which create no garbage: it took a quarter of their time.
 
-    Where the process is a command's own, which sets all objects aside, what was imported is set aside too: later
-    collections do not read it. In a notebook, that would keep the user's garbage as well.
+    In a process of a command, which excludes all objects from collection, imported objects are excluded too. In a
+    notebook, that would also keep the user's garbage.
     """
     was_enabled, n_modules = gc.isenabled(), len(sys.modules)
     gc.disable()
@@ -199,7 +173,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Silence the logs and warnings of Lightning and transformers; their exceptions still raise."""
+    """Silence the logs and warnings of Lightning and transformers, but not their exceptions."""
     with counted("loading PyTorch, Lightning and transformers", None), _without_garbage_collection():
         import pytorch_lightning  # noqa: F401  importing it sets the log levels that are changed here
         import transformers.utils.logging  # noqa: F401  the same
@@ -226,7 +200,7 @@ def quiet_libraries() -> Iterator[None]:
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Silence transformers, whose switch of progress bars is also that of the hub's client; restore both switches."""
+    """Silence transformers, whose switch of progress bars also switches the hub's client; restore both afterwards."""
     from huggingface_hub import utils as hub
     from transformers.utils import logging as transformers_logging
 
@@ -261,18 +235,18 @@ LOGGERS: Mapping[str, tuple[str, ...]] = {
 
 
 def logger_names(trainer: Mapping[str, Any]) -> list[str]:
-    """Return the loggers that the Trainer's arguments name, in the order of `LOGGERS`; `false` names none."""
+    """Return the loggers named in the Trainer's arguments, in the order of `LOGGERS`; `false` names none."""
     named = _logger_words(trainer.get("logger"))
     return [name for name in LOGGERS if name in named]
 
 
 def without_logger(trainer: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the Trainer's other arguments."""
+    """Return the Trainer's arguments without the logger."""
     return {name: value for name, value in (trainer or {}).items() if name != "logger"}
 
 
 def logger_problems(trainer: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with `--trainer.logger`: an unknown name, or a package that is not installed."""
+    """Return the problems of `--trainer.logger`: unknown names and packages that are not installed."""
     value = trainer.get("logger")
     problems = []
     for name in _logger_words(value):
@@ -307,12 +281,12 @@ _version = cache(version)
 
 
 def package_version() -> str:
-    """Return this package's version."""
+    """Return the version of this package."""
     return _version(PACKAGE)
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, of this package, and of the libraries that results depend on."""
+    """Return the versions of Python, this package and the libraries that results depend on."""
     return {"python": platform.python_version(), **{name: _version(name) for name in (PACKAGE, *_LIBRARIES)}}
 
 
@@ -321,16 +295,14 @@ OTHER = "probing"
 
 
 def started_as() -> str:
-    """Return what the user typed before the command: the installed script, or else what works in every installation."""
+    """Return how the user starts commands: the installed script, or else the form that works in every installation."""
     return PACKAGE if Path(sys.argv[0]).stem == PACKAGE else "python -m probing"
 
 
 def refuse_mixed_files() -> None:
-    """Refuse to start where the files of the other distribution lie among ours: each overwrites some of the other.
+    """Raise UserError if files of the other distribution are mixed with this package's files.
 
-    Raises:
-        UserError: If the other distribution has files in this package's folder, or this package's `__init__.py` is not
-            its own, as after the other one was installed later or was removed.
+    Each distribution overwrites some files of the other; removal of the other may leave a foreign `__init__.py`.
     """
     package = Path(__file__).resolve().parent.parent
     version = _other_in(package)
@@ -346,7 +318,6 @@ def refuse_mixed_files() -> None:
 
 
 def _other_in(package: Path) -> str | None:
-    """Return the version of the other distribution if it has files in this folder, or None."""
     try:
         other = distribution(OTHER)
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""How files from outside are read, within limits, and how files are replaced atomically and tensors written.
+"""Files from outside, read within limits; atomic replacement of files; tensor files.
 
 Every file that may come from elsewhere is opened by `open_file`, or by a library after `regular` or `files_of`.
-SECURITY.md states what they promise.
+SECURITY.md states their guarantees.
 """
 
 from __future__ import annotations
@@ -40,11 +40,7 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 
 def most_text() -> int:
-    """Return the most bytes of a text or a table: those of $PROBING_MAX_GB, or 2 GB.
-
-    Raises:
-        UserError: If the variable is no number above 0.
-    """
+    """Return the most bytes of a text or table: $PROBING_MAX_GB, which must be above 0 (UserError), or 2 GB."""
     variable_text = os.environ.get(_VARIABLE, "")
     try:
         gb = float(variable_text or _MOST_GB)
@@ -56,30 +52,25 @@ def most_text() -> int:
 
 
 def above_most_text(most: int) -> str:
-    """Return that something has more bytes than a text may have, as a clause."""
+    """Return the clause for something that is larger than a text may be."""
     return f"it has more than {most / 1e9:g} GB, the most that is read; ${_VARIABLE} raises it"
 
 
 def open_file(
     path: str | Path, mode: str = "rb", *, within: Path | None = None, most: int | None = None, **how: Any
 ) -> IO[Any]:
-    """Open a file for reading if it is a regular one; nothing is waited for, as it would be at a named pipe.
+    """Open a regular file for reading, without blocking on anything else, such as a named pipe.
 
-    Args:
-        path: The file.
-        mode: As of `open`.
-        within: Folder that the file has to be in, wherever links lead.
-        most: Most bytes that it may have.
-        how: Further arguments of `open`, such as the encoding.
+    `within` is a folder that must contain the file after links are resolved, `most` the maximal number of bytes.
 
     Raises:
-        OSError: If it cannot be opened, is no regular file, lies elsewhere or is larger; the message says which.
+        OSError: If the file cannot be opened, is not regular, lies elsewhere or is too large; the message says which.
     """
     return open(path, mode, opener=partial(_descriptor, within, most), **how)
 
 
 def _descriptor(within: Path | None, most: int | None, path: str, flags: int) -> int:
-    """Open a file, and look at what was opened: another process could exchange what was looked at before."""
+    """Open a file, then check the open descriptor: another process could exchange a file between check and opening."""
     target = path
     if within is not None:
         target = os.path.realpath(path)
@@ -115,11 +106,7 @@ def _too_large(most: int) -> str:
 
 
 def home_of(folder: Path) -> Path:
-    """Return the folder that the files of a folder have to lie in.
-
-    It is the folder itself or, of a snapshot in a cache of the hub, that of the repository: snapshots consist of links
-    to files beside them.
-    """
+    """Return the folder that must contain a folder's files: for a snapshot of links in a hub cache, its repository."""
     place = folder.resolve()
     for snapshot in (place, *place.parents):
         home = snapshot.parent.parent
@@ -129,20 +116,15 @@ def home_of(folder: Path) -> Path:
 
 
 def regular(path: Path, within: Path | None = None, most: int | None = None) -> Path:
-    """Return the path of a file that a library opens, after looking at it as `open_file` does.
-
-    Raises:
-        OSError: As of `open_file`.
-    """
+    """Return the path of a file that a library will open, after the checks of `open_file`, which raise OSError."""
     open_file(path, within=within, most=most).close()
     return path
 
 
 def stored(path: Path, within: Path | None = None) -> Path:
-    """Return the path of a file of `torch.save`, which never compresses: what is compressed could be of any size.
+    """Return the path of a file of `torch.save`, after the checks of `open_file`; compressed parts raise OSError.
 
-    Raises:
-        OSError: As of `open_file`, or if a part of it is compressed.
+    `torch.save` never compresses, and compressed content could have any size.
     """
     with open_file(path, within=within) as file:
         if zipfile.is_zipfile(file):
@@ -153,14 +135,9 @@ def stored(path: Path, within: Path | None = None) -> Path:
 
 
 def files_of(folder: Path, within: Path | None = None) -> set[str]:
-    """Return the paths of all files in a folder that a library reads whole, from the folder, with `/` between names.
+    """Return the paths of all files of a folder that a library reads as a whole, relative to the folder, with `/`.
 
-    Args:
-        folder: The folder, with all folders in it.
-        within: Folder that every file has to be in, wherever links lead; the folder itself by default.
-
-    Raises:
-        OSError: If one is no regular file, or lies elsewhere.
+    Raises OSError if a file is not regular or lies, links resolved, outside `within` (by default the folder itself).
     """
     paths, waiting = set(), [""]
     while waiting:
@@ -177,12 +154,7 @@ def files_of(folder: Path, within: Path | None = None) -> set[str]:
 
 
 def read_text(path: Path, within: Path | None = None, most: int = DOCUMENT, errors: str = "strict") -> str:
-    """Return the text of a document in UTF-8.
-
-    Raises:
-        OSError: As of `open_file`.
-        UnicodeDecodeError: If it is not UTF-8.
-    """
+    """Return the text of a document in UTF-8; raise errors as `open_file`, and UnicodeDecodeError."""
     with open_file(path, "r", within=within, most=most, encoding="utf-8", errors=errors) as file:
         text: str = file.read(most + 1)
     if len(text) > most:  # it has grown, or the system does not know its size
@@ -191,11 +163,7 @@ def read_text(path: Path, within: Path | None = None, most: int = DOCUMENT, erro
 
 
 def file_sha256(path: str | Path, within: Path | None = None, digest: Any = None) -> str:
-    """Return the SHA-256 (hex) of a file, or of what a digest was given before and the file.
-
-    Raises:
-        OSError: As of `open_file`.
-    """
+    """Return the SHA-256 (hex) of a file, or the given digest continued with the file; errors as `open_file`."""
     digest = digest or sha256()
     with open_file(path, within=within) as file:
         while block := file.read(1 << 20):
@@ -204,15 +172,7 @@ def file_sha256(path: str | Path, within: Path | None = None, digest: Any = None
 
 
 def parse_json(text: str, **how: Any) -> Any:
-    """Return what a text in JSON holds, whose levels are counted before anything is made of it.
-
-    Args:
-        text: The text.
-        how: Further arguments of `json.loads`.
-
-    Raises:
-        ValueError: If it is not JSON, or has more than `MOST_LEVELS` levels.
-    """
+    """Return the content of a JSON text; above `MOST_LEVELS` levels, counted before parsing, raise ValueError."""
     if text.count("[") + text.count("{") > MOST_LEVELS:
         # Only brackets outside of strings count. Escaped quotation marks and backslashes are in strings.
         brackets = text.encode("utf-8", "surrogatepass").replace(rb"\\", b"").replace(rb"\"", b"")
@@ -231,15 +191,12 @@ _NEITHER = bytes(sorted({*range(256)} - {*b'[]{}"'}))
 
 
 def check_yaml(text: str, most: int = MOST_VALUES, *, anchors: bool = True) -> None:
-    """Refuse a text in YAML that would take much memory or time, before anything is made of it.
+    """Refuse a YAML text that would take much memory or time, before any object is built.
 
-    Args:
-        text: The text.
-        most: Most values, keys included, where each use of an anchor counts as often as what it stands for.
-        anchors: Whether anchors and merge keys may be used.
+    `most` limits the values, including keys; each use of an anchor counts all values of the anchor.
 
     Raises:
-        ValueError: If it has more values or levels, a key that is no scalar, or an anchor where there may be none.
+        ValueError: If it has too many values or levels, a key that is no scalar, or a forbidden anchor or merge key.
         yaml.YAMLError: If it is not YAML.
     """
     import yaml
@@ -297,7 +254,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that takes the place of `path` after writing; if writing fails, nothing changes."""
+    """Yield a temporary folder that replaces `path` after writing; if writing fails, nothing changes."""
     partial, old = (path.with_name(f".{path.name}.{os.getpid()}{end}") for end in ("", ".old"))
     partial.mkdir(parents=True)
     try:
@@ -316,18 +273,10 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file: the same content has the same bytes, and the umask sets who may read it.
+    """Write a safetensors file whose bytes depend only on the content, readable as the umask allows.
 
-    By itself safetensors writes the metadata in any order, and makes its files readable by the owner only, so that a
-    cache could not be shared.
-
-    Args:
-        path: Path of the file.
-        tensors: Tensors of torch, or arrays of NumPy, by name.
-        metadata: Texts by name.
-
-    Raises:
-        OSError: If the file cannot be written.
+    The library alone writes metadata in any order, and files that only the owner can read, unfit for shared caches.
+    `tensors` are of torch or of NumPy, by name.
     """
     from safetensors import SafetensorError
 
@@ -366,12 +315,7 @@ RUNNING = ".running"
 
 @dataclass(frozen=True)
 class Owner:
-    """A process.
-
-    Args:
-        process: Its number.
-        machine: Name of the machine that it runs on, and the namespace in which its number is valid.
-    """
+    """Process that writes a folder: its number, and its machine with the namespace in which the number is valid."""
 
     process: int
     machine: str
@@ -383,7 +327,7 @@ class Owner:
 
     @classmethod
     def read(cls, folder: Path) -> Owner | None:
-        """Return the process that writes a folder, or wrote it; None if the folder does not say."""
+        """Return the process that writes or wrote a folder; None if the folder does not record it."""
         try:
             record = parse_json(read_text(folder / RUNNING, folder))
             return cls(int(record["process"]), str(record["machine"]))
@@ -391,19 +335,19 @@ class Owner:
             return None
 
     def write(self, folder: Path) -> None:
-        """Name the process in a folder."""
+        """Record the process in a folder."""
         temporary = folder / f"{RUNNING}.{self.process}"
         temporary.write_text(json.dumps(asdict(self)), encoding="utf-8")
         temporary.replace(folder / RUNNING)
 
     @property
     def is_on_this_machine(self) -> bool:
-        """Whether it is, or was, a process of this machine."""
+        """Whether the process runs, or ran, on this machine."""
         return self.machine == _machine()
 
     @property
     def is_dead(self) -> bool:
-        """Whether it has ended for certain: a process of another machine cannot be looked up."""
+        """Whether the process has certainly ended; unknown (False) for a process of another machine."""
         if not self.is_on_this_machine or sys.platform == "win32":  # where a signal of 0 would end it
             return False
         try:
@@ -424,11 +368,7 @@ def _machine() -> str:
 
 
 def take_over(folder: Path, dead: Owner) -> bool:
-    """Empty a folder that a dead process has left, and name this process in it.
-
-    Returns:
-        Whether it was this process that took it, and not another one before it.
-    """
+    """Empty a dead process's folder and record this process in it; return False if another process was first."""
     mark = folder / f"{RUNNING}.after.{dead.process}"
     try:
         os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY))

@@ -1,4 +1,4 @@
-"""The processes (ranks) of a job: rank and world size, sums over ranks, and how all of them end, by Ctrl-C too."""
+"""Processes (ranks) of a job: rank and world size, sums over ranks, and the end of all ranks, also by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _is_alone = False
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Compute by this process alone: nothing is divided among ranks, summed over them, or left to the first one."""
+    """Compute in this process alone: nothing is divided among ranks, summed over them or left to rank zero."""
     global _is_alone
     before, _is_alone = _is_alone, True
     try:
@@ -48,7 +48,7 @@ def alone() -> Iterator[None]:
 
 
 def is_main_process() -> bool:
-    """Whether this process writes results and messages: true for rank 0 and without ranks."""
+    """Return whether this process writes results and messages: true for rank 0 and without ranks."""
     if _is_alone:
         return True
     rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0")
@@ -59,10 +59,9 @@ def is_main_process() -> bool:
 
 
 def check_ranks() -> None:
-    """Refuse variables of a launcher that has not started this process, as an earlier job leaves them in a shell.
+    """Raise UserError if the environment names a further process of a job and no launcher started this process.
 
-    Raises:
-        UserError: If they say that this is not the first process of a job without one, or are no whole numbers.
+    An earlier job may have left such variables in a shell. Variables that are not whole numbers are refused too.
     """
     leftover = [f"{name}={os.environ[name]}" for name in ("WORLD_SIZE", *_RANK_VARIABLES[:2]) if name in os.environ]
     is_lightnings = "RANK" not in os.environ and "MASTER_ADDR" in os.environ
@@ -82,10 +81,9 @@ def check_ranks() -> None:
 
 
 def launched() -> dict[str, Any]:
-    """Return the Trainer options that join processes started by torchrun or srun; empty for a process by itself.
+    """Return the Trainer options that join processes started by torchrun or srun; empty for a single process.
 
-    Raises:
-        UserError: If srun does not say how many processes run on each host.
+    Raises UserError if srun does not set the number of processes per host.
     """
     variables = os.environ
     if _is_alone:
@@ -107,7 +105,7 @@ def launched() -> dict[str, Any]:
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Return this process's rank and the number of ranks; (0, 1) before a Trainer has set up the process group."""
+    """Return the rank of this process and the number of ranks; (0, 1) before a Trainer has set up the process group."""
     if _is_alone or not _has_process_group():
         return 0, 1
     from torch import distributed
@@ -116,20 +114,17 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def are_several() -> bool:
-    """Whether this process is one of several that divide the work."""
+    """Return whether several processes divide the work."""
     return rank_and_world_size()[1] > 1
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:
-    """All-reduce a tensor: return the sum over all ranks, bitwise the same on each. A single rank returns the tensor.
-
-    All ranks must call this, in the same order.
-    """
+    """Return the sum of a tensor over all ranks, bitwise equal on each; all ranks must call this in the same order."""
     return _all_reduce(tensor, "SUM")
 
 
 def most_over_ranks(tensor: Tensor | None) -> Tensor | None:
-    """All-reduce a tensor, if there is one: return the greatest values over all ranks, as `sum_over_ranks` the sum."""
+    """Return the maximum of a tensor over all ranks; None for None. All ranks must call this in the same order."""
     return None if tensor is None else _all_reduce(tensor, "MAX")
 
 
@@ -145,7 +140,7 @@ def _all_reduce(tensor: Tensor, operation: str) -> Tensor:
 
 
 def run_on_rank_zero(make: Callable[[], _T]) -> _T:
-    """Return on every rank what the first one makes by itself, while the others wait; they raise its error, too.
+    """Return on every rank the result of a function that rank zero alone calls; all ranks raise its error.
 
     All ranks must call this, in the same order.
     """
@@ -189,10 +184,7 @@ _launchers: list[Any] = []  # Lightning's launchers that may have started proces
 
 
 def end_with_parent() -> None:
-    """End this process soon after its launcher has ended, if it is a rank that a launcher started.
-
-    Otherwise a rank in the middle of its work would go on for hours although nobody uses the result.
-    """
+    """End this process soon after its launcher has ended; otherwise a rank would work for hours without any use."""
     # Local rank 0 has no launcher as its parent under Lightning, where it is the launcher itself; under torchrun it
     # does.
     if "TORCHELASTIC_RUN_ID" not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
@@ -209,13 +201,9 @@ def end_with_parent() -> None:
 
 
 def end_together(trainer: Any) -> None:
-    """Report which rank has failed, and close the process group when the interpreter exits.
+    """Report a failed rank, and close the process group at exit; call this before the Trainer runs.
 
-    Lightning's launcher watches the processes that it started. If one fails, it kills the others within seconds,
-    including the first rank, which would otherwise end without a message.
-
-    Args:
-        trainer: The Trainer that is about to run.
+    Lightning's launcher kills the other processes within seconds, so that the first rank would end without a message.
     """
     logger = logging.getLogger(_LAUNCHER)
     if trainer.world_size == 1:
@@ -232,8 +220,6 @@ def end_together(trainer: Any) -> None:
 
 
 class _EndedRanks(logging.Handler):
-    """Prints a message when Lightning's launcher logs that a process has ended."""
-
     spoken = False
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -246,7 +232,7 @@ class _EndedRanks(logging.Handler):
 
 
 def lost_rank(error: BaseException) -> RunError | None:
-    """Return the message for an error that only shows that another rank has ended; None for any other error."""
+    """Return a message for an error that only shows that another rank has ended; None for any other error."""
     if not _has_process_group() or not isinstance(error, RuntimeError) or not _LOST.search(str(error)):
         return None
     _EndedRanks.spoken = True
@@ -254,14 +240,14 @@ def lost_rank(error: BaseException) -> RunError | None:
 
 
 def end_others() -> None:
-    """Kill the processes that this one has started, after it has failed."""
+    """Kill the processes that this process has started, after it has failed."""
     for launcher in _launchers:
         for process in launcher.procs:
             process.kill()
 
 
 def wait_for_first_rank() -> None:
-    """On all ranks but the first: wait, so that the first can print the error they share and end the others."""
+    """Wait on all ranks but the first, so that the first can print the shared error and end the others."""
     if not is_main_process():
         time.sleep(8)  # longer than the launcher's polling interval
 
@@ -279,11 +265,11 @@ def _leave_process_group() -> None:
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised on SIGTERM, which `kill` sends, and a batch system at the end of a job's time."""
+    """Interrupt by SIGTERM, which `kill` sends, and a batch system at the end of a job's time."""
 
 
 class HungUp(Terminated):
-    """Raised on SIGHUP, which the system sends when the terminal is closed."""
+    """Interrupt by SIGHUP, which the system sends when the terminal is closed."""
 
 
 # Seconds after which a signal that arrived while an object was finalised is sent again.
@@ -303,10 +289,7 @@ _again: threading.Timer | None = None
 
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
-    """Raise an exception on signals; Lightning by itself would continue after SIGTERM to the end of the batch.
-
-    A process that ignores a signal, as a shell sets up background processes and `nohup` any, continues to ignore it.
-    """
+    """Raise an exception on signals, unless ignored (`nohup`); Lightning alone would end the batch after SIGTERM."""
     global _interrupted_at
     with ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():  # other threads cannot handle signals
@@ -359,7 +342,7 @@ def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
 
 @contextmanager
 def interrupts_pass() -> Iterator[None]:
-    """Raise the interrupt again if Lightning's Trainer has turned it into a SystemExit, whose status may be 0."""
+    """Raise the interrupt again if Lightning's Trainer turned it into a SystemExit, whose status may be 0."""
     try:
         yield
     except SystemExit as stop:

@@ -1,4 +1,4 @@
-"""How far a command is: which stage of how many, the count inside the stage, and the time left where that is known.
+"""Progress of a command: its stage, the count inside the stage, and the remaining time where it is known.
 
 A stage is declared where its work is done, `with stage("hidden states of 7 layers"):`, and so is a count inside it,
 `with counted("texts", 40) as advance:`. What is shown of them is decided once, by the `overview` of the command: at a
@@ -38,12 +38,7 @@ SURE_AFTER_S, SURE_SHARE = 5.0, 0.05
 
 @dataclass(frozen=True)
 class Cost:
-    """What a stage takes, compared with other stages of its kind.
-
-    Args:
-        kind: What the cost is counted in; how long one of these takes is known once a stage of the kind has ended.
-        amount: How many of these the stage takes.
-    """
+    """Cost of a stage, in units of its kind; the time per unit is known once a stage of the kind has ended."""
 
     kind: str
     amount: float
@@ -54,13 +49,9 @@ BRIEF = Cost("", 0.0)
 
 
 class Stage:
-    """A stage that has begun, or something that is counted inside it.
+    """Open stage, or open count inside a stage, with `done` steps done before and a total of None if unknown.
 
-    Args:
-        name: What is done.
-        total: Number of steps; None if that is not known.
-        done: Number of steps that were done before.
-        is_even: Whether steps take about as long as each other, so that they tell the time left.
+    `is_even`: whether steps take about equally long, so that they determine the remaining time.
     """
 
     def __init__(self, name: str, total: int | None = None, done: int = 0, is_even: bool = True) -> None:
@@ -70,11 +61,11 @@ class Stage:
 
     @property
     def seconds(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the beginning."""
         return time.monotonic() - self._begun
 
     def remaining_seconds(self) -> float | None:
-        """Return about how many seconds the remaining steps take, None if that cannot be told."""
+        """Return the estimated seconds of the remaining steps; None if there is no estimate."""
         steps, seconds = self.done - self._done_before, self.seconds
         if not self.is_even or not self.total or not steps or seconds < SURE_AFTER_S:
             return None
@@ -84,23 +75,17 @@ class Stage:
 
 
 class StageLine(Protocol):
-    """Shows a stage while it goes on."""
+    """Display of an open stage."""
 
     def changed(self) -> None:
-        """Show what has changed."""
+        """Show changes."""
 
     def stop(self) -> None:
-        """Show nothing any more."""
+        """Remove the display."""
 
 
 class Overview:
-    """The stages of a command.
-
-    Args:
-        line: Begins to show a stage while it goes on, if stages are shown so.
-        prints_lines: Whether stages are said, one line each.
-        briefly: Whether a stage is said only if it was long, as for a call from Python.
-    """
+    """Stages of a command, shown by the display `line`, printed, or if `briefly` printed only if long."""
 
     def __init__(
         self, line: Callable[[Overview], StageLine] | None = None, prints_lines: bool = False, briefly: bool = False
@@ -118,7 +103,7 @@ class Overview:
         self._speaking = Lock()
 
     def begin(self, open_stage: Stage, is_stage: bool) -> None:
-        """Note that a stage, or a count, has begun."""
+        """Record that a stage or count has begun."""
         is_first = not self.open
         self.open.append(open_stage)
         if is_first:
@@ -132,7 +117,7 @@ class Overview:
         self.changed()
 
     def end(self, open_stage: Stage, has_failed: bool) -> None:
-        """Note that a stage or count has ended, and with it what began inside it and was interrupted."""
+        """Record that a stage or count has ended, together with interrupted parts inside it."""
         if open_stage not in self.open:
             return
         if open_stage is self.open[0]:
@@ -150,7 +135,7 @@ class Overview:
                 say(f"{self.name()}: {spent(open_stage.seconds)}")
 
     def changed(self) -> None:
-        """Show what has changed, where it is not shown again at intervals."""
+        """Update the display, if any."""
         if self._shown and self.open:
             self._shown.changed()
 
@@ -172,7 +157,6 @@ class Overview:
             self._wait()
 
     def _stop(self) -> None:
-        """End what shows the stage."""
         with self._speaking:
             if self._timer is not None:
                 self._timer.cancel()
@@ -189,7 +173,7 @@ class Overview:
         return (f"[{self.n_begun}{of}] " if self._is_numbered else "") + self.open[0].name
 
     def inside(self) -> list[str]:
-        """Return the names of what goes on inside the stage."""
+        """Return the names and notes of the parts inside the stage."""
         first, *others = tuple(self.open)
         return [
             text
@@ -198,16 +182,16 @@ class Overview:
         ]
 
     def counting(self) -> Stage | None:
-        """Return what is counted: by the stage itself, or else inside it."""
+        """Return the outermost open stage or count that has a total."""
         return next((open_stage for open_stage in tuple(self.open) if open_stage.total), None)
 
     def count(self) -> str:
-        """Return how far the count is, such as `14 of 40`."""
+        """Return the progress of the count, such as `14 of 40`."""
         counter = self.counting()
         return f"{counter.done} of {counter.total}" if counter else ""
 
     def remaining_time(self) -> str:
-        """Return the time left as far as it can be told: of the command, or else of what is counted."""
+        """Return the remaining time of the command, or else of the count; empty if unknown."""
         counter = self.counting()
         remaining = counter.remaining_seconds() if counter else None
         of_stage = remaining if counter is self.open[0] else None
@@ -220,7 +204,6 @@ class Overview:
         return self.costs[number - 1] if 0 < number <= len(self.costs) else None
 
     def _seconds(self, cost: Cost) -> float | None:
-        """Return about how many seconds a stage takes, by those of its kind that have ended."""
         if not cost.amount:
             return 0.0
         if not (spent := self._spent.get(cost.kind)):
@@ -228,14 +211,13 @@ class Overview:
         return cost.amount * sum(seconds for _, seconds in spent) / sum(amount for amount, _ in spent)
 
     def _remaining_by_cost(self) -> float | None:
-        """Return about how many seconds are left of this stage; None if it takes longer than it should, too."""
+        """Return the estimated remaining seconds of this stage; None also if the estimate is exceeded."""
         cost = self._cost(self.n_begun)
         seconds = self._seconds(cost) if cost else None
         remaining = (seconds or 0.0) - self.open[0].seconds
         return remaining if remaining > 0 else None
 
     def _later(self) -> float | None:
-        """Return about how many seconds the later stages take; None if that is not known of one of them."""
         if len(self.costs) < self.n_begun:
             return None
         known = [self._seconds(cost) if cost else None for cost in self.costs[self.n_begun :]]
@@ -243,7 +225,7 @@ class Overview:
 
 
 def spent(seconds: float) -> str:
-    """Return a duration that was measured in words: below ten seconds with a decimal, below an hour with seconds."""
+    """Return a measured duration in words: with a decimal below ten seconds, with seconds below an hour."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     if seconds < 60 or seconds >= 3600:
@@ -252,7 +234,7 @@ def spent(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in words, to two digits at most."""
+    """Return a duration in words, to at most two digits."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
@@ -264,11 +246,9 @@ _is_part: ContextVar[bool] = ContextVar("is_part", default=False)
 
 @contextmanager
 def overview(quiet: bool, briefly: bool = False) -> Iterator[None]:
-    """Show or say the stages of a command; a command inside another one is a part of that one's stage.
+    """Show or print the stages of a command, unless quiet; a nested command is part of the outer command's stage.
 
-    Args:
-        quiet: Whether nothing is shown or said.
-        briefly: Whether only long stages are said where nothing is shown.
+    `briefly` prints only long stages where there is no display.
     """
     if _overview.get() is not None:
         is_part = _is_part.set(True)
@@ -287,27 +267,22 @@ def overview(quiet: bool, briefly: bool = False) -> Iterator[None]:
 
 
 def is_part() -> bool:
-    """Whether this is a command inside another one."""
+    """Return whether the current command runs inside another command."""
     return _is_part.get()
 
 
 def messages(quiet: bool) -> Callable[[str], None]:
-    """Return what takes one-line messages that a reader needs to trust the results: `quiet` does not drop them.
-
-    Args:
-        quiet: Whether the command is quiet; one inside another command, such as a trial of a sweep, then says nothing.
-    """
+    """Return a printer of messages that are needed to trust the results: only a quiet nested command drops them."""
     return silence if quiet and is_part() else say
 
 
 def remark(message: str) -> None:
-    """Say how far a command is in a line of its own, unless it is quiet."""
+    """Print a line about the progress of a command, unless it is quiet."""
     if (current := _overview.get()) and (current.line or current.prints_lines):
         say(message)
 
 
 def _line() -> Any:
-    """Return what shows a stage while it goes on; None where a line cannot be replaced."""
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     if not is_terminal and not in_notebook():
         return None
@@ -316,13 +291,13 @@ def _line() -> Any:
 
 
 def disable_progress() -> None:
-    """Show and say nothing of this command's stages: that it is quiet was found in a file that it reads."""
+    """Stop showing the stages of this command, for commands that a file sets to quiet."""
     if current := _overview.get():
         current.line, current.prints_lines = None, False
 
 
 def say_once(message: str) -> None:
-    """Print a message, with `--quiet` too, unless this command has printed it, or the one that it is a part of."""
+    """Print a message, also with `--quiet`, unless this command or its outer command has printed it."""
     printed = current.printed if (current := _overview.get()) else set[str]()
     if message not in printed:
         printed.add(message)
@@ -330,34 +305,24 @@ def say_once(message: str) -> None:
 
 
 def expect(stages: Sequence[Cost | None]) -> None:
-    """Say which stages a command has, before the first one; inside another command's stage, this is not heard.
-
-    Args:
-        stages: For each stage, in their order, what it takes, where that can be compared with others; else None.
-    """
+    """Set the costs of a command's stages in order, None if not comparable; ignored inside another command's stage."""
     current = _overview.get()
     if current and not current.n_begun and not current.open:
         current.costs = list(stages)
 
 
 class Advance(Protocol):
-    """Is called with the number of steps that were finished, and what is done now if that is another thing."""
+    """Callback that takes the number of finished steps and, if it changes, the name of the current work."""
 
     def __call__(self, n: int, name: str | None = None) -> None:
-        """Note that so many steps were finished."""
+        """Record finished steps."""
 
 
 @contextmanager
 def stage(name: str, total: int | None = None, done: int = 0) -> Iterator[Advance]:
-    """Do a stage of the command; inside another stage, it is a part of that one.
+    """Open a stage, such as "hidden states of 7 layers", or a part of the open stage; yield the callback of steps.
 
-    Args:
-        name: What is done, such as "hidden states of 7 layers".
-        total: Number of steps, if it has steps that are counted.
-        done: Number of steps that were done before.
-
-    Yields:
-        A function that is called with the number of steps that were finished.
+    `total` is the number of steps, if counted, of which `done` were done before.
     """
     with _begun(Stage(name, total, done), is_stage=True) as advance:
         yield advance
@@ -365,30 +330,20 @@ def stage(name: str, total: int | None = None, done: int = 0) -> Iterator[Advanc
 
 @contextmanager
 def counted(name: str, total: int | None, done: int = 0, is_even: bool = True) -> Iterator[Advance]:
-    """Do something inside a stage that is counted.
-
-    Args:
-        name: What is done.
-        total: Number of steps, if they are known.
-        done: Number of steps that were done before.
-        is_even: Whether steps take about as long as each other.
-
-    Yields:
-        A function that is called with the number of steps that were finished, and what is done now.
-    """
+    """Open a count inside a stage, with arguments as of `Stage`; yield the callback of finished steps."""
     with _begun(Stage(name, total, done, is_even), is_stage=False) as advance:
         yield advance
 
 
 def note(what: str) -> None:
-    """Say what is done now inside a stage, where it is shown."""
+    """Show the current work inside a stage."""
     if (current := _overview.get()) and current.open:
         current.open[-1].note = what
         current.changed()
 
 
 def _unheard(n: int, name: str | None = None) -> None:
-    """Take no notice of steps where no command shows them."""
+    """Ignore steps outside of commands."""
 
 
 @contextmanager
@@ -427,11 +382,7 @@ def shards_counted() -> Any:
 
 
 def solutions_counted(what: str) -> Any:
-    """Return a Lightning callback that counts the probes that are solved, and the passes over the tokens.
-
-    Args:
-        what: What the probes are called.
-    """
+    """Return a Lightning callback that counts solved probes and passes over the tokens; `what` names the probes."""
     import pytorch_lightning as pl
 
     class Solutions(_Counting, pl.Callback):
@@ -449,7 +400,7 @@ def solutions_counted(what: str) -> Any:
 
 
 def steps_counted() -> Any:
-    """Return a Lightning callback that counts the steps of a training."""
+    """Return a Lightning callback that counts training steps."""
     import pytorch_lightning as pl
 
     class Steps(_Counting, pl.Callback):
@@ -465,20 +416,17 @@ def steps_counted() -> Any:
 
 
 class _Counting:
-    """A count that begins and ends with a loop of Lightning's Trainer."""
+    """Count that begins and ends with a loop of Lightning's Trainer."""
 
     def begin(self, name: str, total: int, done: int = 0, is_even: bool = True) -> None:
-        """Begin the count."""
         self.stack = ExitStack()
         self.advance = self.stack.enter_context(counted(name, total, done, is_even))
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """End it."""
         if hasattr(self, "stack"):
             self.stack.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End it after an error."""
         self.teardown(trainer, pl_module, "")
 
 
@@ -494,19 +442,15 @@ _outputs: set[str] = set()
 
 
 class NotebookProgress(Progress):
-    """Shows the bars that rich shows in a terminal, as an output below the cell; each step replaces this output.
-
-    rich's own way into notebooks needs ipywidgets, both in the kernel and in the browser. The output is empty once the
-    bar is at its end, so that a saved notebook has no bars.
-    """
+    """Progress bars of rich as an output below the cell, empty at the end; rich's notebook bars need ipywidgets."""
 
     _last = -float("inf")
 
     def start(self) -> None:
-        """Show the bar with the first task."""
+        """Do nothing; the first task shows the bar."""
 
     def add_task(self, *args: Any, **options: Any) -> Any:
-        """Add a task and show it at once."""
+        """Add a task and show it immediately."""
         self._last = -float("inf")
         return super().add_task(*args, **options)
 
@@ -521,7 +465,7 @@ class NotebookProgress(Progress):
         self.refresh()
 
     def refresh(self) -> None:
-        """Show all tasks, unless they were shown a moment ago."""
+        """Show all tasks, at most once per `PAUSE_S`."""
         if time.monotonic() - self._last >= PAUSE_S:
             self._last = time.monotonic()
             _show(self)
@@ -532,7 +476,6 @@ class NotebookProgress(Progress):
 
 
 def _show(what: Any, raw: bool = False) -> None:
-    """Show something in the output of bars of the cell that runs."""
     from IPython import get_ipython
     from IPython.display import display
 
@@ -550,23 +493,18 @@ _WIDTH, _PER_S = 8, 4
 
 
 class _RemainingTime(ProgressColumn):
-    """The time left, which also falls while no step ends."""
+    """Remaining time, which also decreases while no step ends."""
 
     def __init__(self, of: Overview) -> None:
         super().__init__(Column(no_wrap=True))
         self.of = of
 
     def render(self, task: Task) -> Text:
-        """Return the time left; nothing if it cannot be told."""
         return Text(self.of.remaining_time().removeprefix("about ") if self.of.open else "")
 
 
 class ProgressLine:
-    """One line for all stages; it vanishes with the stage, so that nothing else that is printed meets it.
-
-    Args:
-        of: The stages.
-    """
+    """Line for all stages; it vanishes with the stage, so that it does not mix with printed text."""
 
     def __init__(self, of: Overview) -> None:
         name = Column(ratio=1, no_wrap=True, overflow="ellipsis")
@@ -592,11 +530,11 @@ class ProgressLine:
         self.task = self.progress.add_task(**self._task_fields())
 
     def changed(self) -> None:
-        """Show what has changed."""
+        """Show changes."""
         self.progress.update(self.task, **self._task_fields())
 
     def stop(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         self.progress.stop()
 
     def _task_fields(self) -> dict[str, Any]:

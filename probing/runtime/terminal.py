@@ -1,4 +1,4 @@
-"""Terminal output: messages and tables."""
+"""Messages and tables in the terminal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ESCAPED = "probing.escaped"
 
 @contextmanager
 def escaped_output() -> Iterator[None]:
-    """Let any text be printed: what the terminal's encoding lacks is escaped, and bytes of paths stay as they are."""
+    """Allow any text to be printed: characters that the encoding lacks are escaped, bytes of paths stay unchanged."""
     codecs.register_error(_ESCAPED, _as_bytes_or_escaped)
     with ExitStack() as stack:
         for stream in (sys.stdout, sys.stderr):
@@ -42,13 +42,13 @@ def escaped_output() -> Iterator[None]:
 
 
 def _restore(stream: io.TextIOWrapper, errors: str | None) -> None:
-    """Give a stream back its handling of errors; what is left to be written may find no room there any more."""
+    """Restore the error handling of a stream; there may be no room left for pending output."""
     with suppress(OSError):
         stream.reconfigure(errors=errors)
 
 
 def _as_bytes_or_escaped(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Return a path's bytes that are no text of the locale, which Python has as lone surrogates, or an escape."""
+    """Return an escape, or a path's bytes that are no text of the locale (lone surrogates in Python)."""
     try:
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeError:
@@ -56,7 +56,7 @@ def _as_bytes_or_escaped(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def prints_unicode() -> bool:
-    """Whether standard output takes every character."""
+    """Return whether standard output accepts every character."""
     return codecs.lookup(sys.stdout.encoding or "utf-8").name.startswith("utf-")
 
 
@@ -65,32 +65,23 @@ _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 
 
 def visible(text: str) -> str:
-    r"""Return a text with what would steer the terminal written as Python writes it: \x1b for an escape character."""
+    r"""Return a text in which terminal control characters are escaped as in Python: \x1b for an escape character."""
     return _HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class Output:
-    """A standard stream to which text is written as `visible` returns it.
-
-    Args:
-        stream: The stream.
-    """
+    """Standard stream that writes text as `visible` returns it."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text.
-
-        Raises:
-            BrokenPipeError: If nobody reads the stream any more.
-            RunError: If the text cannot be written.
-        """
+        """Write a text; raise BrokenPipeError if nobody reads the stream, RunError if writing fails."""
         with _writing():
             return self.stream.write(visible(text))
 
     def flush(self) -> None:
-        """Send what was written; the same is raised as by `write`."""
+        """Flush the stream; errors as `write`."""
         with _writing():
             self.stream.flush()
 
@@ -112,7 +103,7 @@ def _writing() -> Iterator[None]:
 
 @contextmanager
 def visible_output() -> Iterator[None]:
-    """Write all that is printed on standard output as `visible` returns it."""
+    """Write everything printed on standard output as `visible` returns it."""
     if (before := sys.stdout) is None:
         yield
         return
@@ -128,10 +119,9 @@ def visible_output() -> Iterator[None]:
 
 @contextmanager
 def open_output() -> Iterator[None]:
-    """Drop what is printed if standard output is closed; if standard error is closed, messages are printed there.
+    """Drop all output if standard output is closed; print messages there if standard error is closed.
 
-    A shell closes them by `>&-` and `2>&-`. The next files that are opened would take their numbers, and libraries
-    would write messages into them.
+    Otherwise the next opened files would take the numbers closed by `>&-` and `2>&-`, and receive libraries' messages.
     """
     with ExitStack() as stack:
         for number in range(3):
@@ -176,7 +166,7 @@ def columns_of_environment() -> int | None:
 
 
 def columns() -> int:
-    """Return the width of the terminal, or $COLUMNS, in characters; 80 where there is none."""
+    """Return the width of the terminal, or $COLUMNS, in characters, at least 40; 80 without a terminal."""
     return max(40, get_terminal_size().columns)
 
 
@@ -185,7 +175,7 @@ def silence(message: str) -> None:
 
 
 def once(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a function that says each message the first time only."""
+    """Return a function that prints each message only once."""
     printed: set[str] = set()
 
     def say_new(message: str) -> None:
@@ -210,12 +200,7 @@ def _captured(console: Console, tables: Sequence[Any]) -> str:
 
 
 def show(*tables: Any, whole_lines: bool = False) -> None:
-    """Print tables; in a terminal, with colours and as wide as the window, otherwise with all their columns.
-
-    Args:
-        tables: The tables.
-        whole_lines: Whether no row is broken over lines, however long, where the output is not a terminal.
-    """
+    """Print tables, fitted to a terminal, otherwise with all columns; `whole_lines` then never wraps rows."""
     console = _console() if sys.stdout.isatty() else _plain_console(tables, whole_lines)
     if sys.stdout.isatty() or console.is_jupyter:
         for table in tables:
@@ -225,7 +210,6 @@ def show(*tables: Any, whole_lines: bool = False) -> None:
 
 
 def _plain_console(tables: Sequence[Any], whole_lines: bool = False, **options: Any) -> Any:
-    """Return a console in which tables have all of their columns."""
     widths = [table.width_of_all(_console(color_system=None), whole_lines) for table in tables]
     return _console(width=max([PLAIN_WIDTH, *widths]), color_system=None, **options)
 
@@ -237,7 +221,6 @@ def tell(*sentences: str) -> None:
 
 
 def _console(**options: Any) -> Any:
-    """Return a rich console for which brackets and colons in names are letters; colours pass to the terminal."""
     from rich.console import Console
 
     stream = sys.stdout.stream if isinstance(sys.stdout, Output) else None
@@ -245,7 +228,7 @@ def _console(**options: Any) -> Any:
 
 
 def in_notebook() -> bool:
-    """Whether the code runs in a cell of a notebook: IPython, which is imported then, has a kernel."""
+    """Return whether the code runs in a notebook cell: IPython is then imported and has a kernel."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return getattr(shell, "kernel", None) is not None
 
@@ -265,17 +248,11 @@ OF_THE_ROW = 2
 
 
 def plain_table(title: str | None, leave_out: Sequence[str] = (), **options: Any) -> Any:
-    """Return an empty rich table in the style of all tables of this project, whose cells are made visible.
+    """Return an empty rich table in the style of this project, whose cells are escaped by `visible`.
 
-    Where there is no room for all of it, headings are broken between words, and then columns are left out and named
-    below the table; what still has no room goes over the width. A column whose heading recurs, such as an interval, is
-    never without the column to its left.
-
-    Args:
-        title: Its title.
-        leave_out: Headings of the columns that are left out first, in this order; then those at the right, except the
-            first two columns and the last one.
-        options: Further options of rich's table.
+    Without enough room, headings are wrapped first, then columns are omitted and named below the table: the columns in
+    `leave_out`, in this order, then from the right, except the first two and the last. A table that still does not fit
+    exceeds the width. A repeated heading, such as an interval, never appears without the column to its left.
     """
     from rich import box
     from rich.table import Table
@@ -288,7 +265,7 @@ def plain_table(title: str | None, leave_out: Sequence[str] = (), **options: Any
             super().add_row(*(visible(cell) if isinstance(cell, str) else cell for cell in cells), **options)
 
         def width_of_all(self, console: Console, whole_lines: bool = False) -> int:
-            """Return the number of characters a line of all columns has; cells are broken where they can be."""
+            """Return the line width of all columns in characters, with cells wrapped where possible."""
             from rich.measure import Measurement
 
             table = self if whole_lines else _with(self, self.columns, broken=True)
@@ -304,7 +281,7 @@ def plain_table(title: str | None, leave_out: Sequence[str] = (), **options: Any
 
 
 def _fitted(table: Any, console: Console, options: ConsoleOptions, leave_out: Sequence[str]) -> tuple[Any, int]:
-    """Return a table that fits into the width, or is as narrow as it can be, and its least width."""
+    """Return a table that fits into the width, or is as narrow as possible, and its minimal width."""
     from rich.measure import Measurement
 
     endless = options.update(width=_ENDLESS)
@@ -335,12 +312,10 @@ def _fitted(table: Any, console: Console, options: ConsoleOptions, leave_out: Se
 
 
 def _called(names: Sequence[str], k: int) -> str:
-    """Return what a column is called below its table."""
     return f"{names[k]} of {names[k - 1]}" if names.count(names[k]) > 1 and k else names[k]
 
 
 def _legend(caption: str, dropped: Sequence[str]) -> list[str]:
-    """Return the lines of a caption without what they say of columns that are left out."""
     prefixes = tuple(f"{name}: " for name in dropped)
     lines = [
         "; ".join(part for part in line.split("; ") if not part.startswith(prefixes)) for line in caption.splitlines()
@@ -349,7 +324,7 @@ def _legend(caption: str, dropped: Sequence[str]) -> list[str]:
 
 
 def _with(table: Any, columns: Sequence[Column], broken: bool) -> Any:
-    """Return the table with these columns alone, none narrower than its numbers; headings are broken if asked for."""
+    """Return a table of these columns, none narrower than its numbers; `broken` wraps headings."""
     from copy import copy
 
     copied = copy(table)
@@ -366,10 +341,7 @@ def _is_of_numbers(column: Column) -> bool:
 
 
 def _least(header: str, column: Column) -> int:
-    """Return the number of characters below which something of a column would be cut: a number, or a word of a text.
-
-    rich takes width from the widest columns of text, whatever their longest word, and cuts that.
-    """
+    """Return the width below which rich, which shrinks the widest text columns, would cut a number or a word."""
     from rich.cells import cell_len
 
     lines = [line for cell in column.cells for line in str(cell).splitlines()]

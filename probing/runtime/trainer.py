@@ -1,4 +1,4 @@
-"""Lightning's Trainer: accepted arguments and defaults; large products of matrices, and where float64 is computed."""
+"""Lightning's Trainer, its accepted arguments and defaults; large matrix products and the device of float64."""
 
 from __future__ import annotations
 
@@ -38,38 +38,25 @@ _ERROR = 1e-5
 
 
 def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return the product of two matrices, of shapes (n, k) and (k, m), or of as many of each, stacked.
-
-    Args:
-        a: The first one.
-        b: The second one, on the same device.
-        out: Where the product is written, if given.
-    """
+    """Return the product of matrices of shapes (n, k) and (k, m), or of stacks of them, on the same device."""
     with _fastest(a, b):
         return torch.matmul(a, b, out=out)
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add the product of two matrices, of shapes (n, k) and (k, m), to a third one.
-
-    Args:
-        total: The one that is changed, shape (n, m).
-        a: The first factor.
-        b: The second one, on the same device.
-    """
+    """Add the product of matrices of shapes (n, k) and (k, m) to `total`, shape (n, m), in place."""
     with _fastest(a, b):
         total.addmm_(a, b)
 
 
 def _fastest(a: Tensor, b: Tensor) -> AbstractContextManager[None]:
-    """Return the context in which the product of two matrices is computed."""
     is_large = a.numel() * b.shape[-1] >= LEAST
     return _by_onednn() if is_large and _is_for_onednn(a) else nullcontext()
 
 
 @contextmanager
 def fast_linear_maps() -> Iterator[None]:
-    """Let oneDNN compute the large linear maps of a forward pass without gradients, where it is faster."""
+    """Compute large linear maps of a forward pass without gradients by oneDNN where that is faster."""
     if not is_onednn_faster():
         yield
         return
@@ -78,12 +65,11 @@ def fast_linear_maps() -> Iterator[None]:
 
 
 class _LinearMaps(TorchFunctionMode):
-    """Sees the linear maps of a forward pass; what attention computes is left to torch's own kernels.
+    """Linear maps of a forward pass by oneDNN; products of attention stay with torch's kernels.
 
-    Maps are chosen by their weights, not by the number of tokens, so that a token's states do not depend on how many
-    others are in its batch. oneDNN is called for a map, and no setting of the process is changed: several threads run
-    passes at the same time, and a setting that another thread changed would reach the small products of attention,
-    which then take seven times as long.
+    Maps are chosen by their weights, not by the number of tokens, so that a token's states do not depend on the size of
+    its batch. oneDNN is called for each map, without a setting of the process: a setting changed by another thread
+    would reach the small products of attention, which then take seven times as long.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -105,12 +91,10 @@ _Map = tuple[Tensor, Tensor, Tensor | None]
 
 
 def _linear_arguments(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Map:
-    """Return the arguments of `torch.nn.functional.linear`, however they are passed."""
     return input, weight, bias
 
 
 def _is_other_bias(bias: Tensor | None, weight: Tensor) -> bool:
-    """Return whether what is added is not a vector of float32 with an entry for each output."""
     return bias is not None and (bias.shape != weight.shape[:1] or not _is_for_onednn(bias))
 
 
@@ -121,9 +105,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _is_for_onednn(factor: Tensor) -> bool:
-    """Return whether oneDNN takes it and is faster: a dense matrix of float32 on the processor, of no other kind.
+    """Return whether oneDNN is faster for a factor: a dense float32 matrix on the CPU, no subclass.
 
-    Quantised weights, for example, are of a class of their own, which says float32 and computes products itself.
+    Quantised weights, for example, have a separate class, which reports float32 and computes products differently.
     """
     is_plain = type(factor) in (Tensor, Parameter) and factor.layout == torch.strided and not factor.is_nested
     return is_plain and factor.dtype == torch.float32 and factor.device.type == "cpu" and is_onednn_faster()
@@ -131,7 +115,7 @@ def _is_for_onednn(factor: Tensor) -> bool:
 
 @cache
 def is_onednn_faster() -> bool:
-    """Return whether oneDNN is faster than torch's own products and as exact: on AMD's processors with AVX-512."""
+    """Return whether oneDNN is faster than torch's products and as exact: on AMD processors with AVX-512."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or "AuthenticAMD" not in _processor():
         return False
     if not hasattr(torch.backends.mkldnn, "matmul"):  # versions of torch before 2.9
@@ -150,7 +134,7 @@ _switch, _using, _before = Lock(), 0, "none"
 
 @contextmanager
 def _by_onednn() -> Iterator[None]:
-    """Compute products by oneDNN; the setting is the process's, and is set back when no thread uses it any more."""
+    """Compute products by oneDNN; the process-wide setting is restored when no thread uses it any more."""
     global _using, _before
     settings: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     with _switch:
@@ -167,7 +151,6 @@ def _by_onednn() -> Iterator[None]:
 
 
 def _processor() -> str:
-    """Return what the system says of the processor."""
     cpuinfo = Path("/proc/cpuinfo")
     try:
         return cpuinfo.read_text(encoding="utf-8", errors="replace")
@@ -177,7 +160,7 @@ def _processor() -> str:
 
 @cache
 def float64_device(device: torch.device) -> torch.device:
-    """Return the device itself if it holds float64, else the processor."""
+    """Return the device if it supports float64, else the CPU."""
     try:
         torch.zeros(1, dtype=torch.float64, device=device)
     except TypeError:  # raised by MPS
@@ -186,24 +169,24 @@ def float64_device(device: torch.device) -> torch.device:
 
 
 def on_float64_device(tensor: Tensor) -> Tensor:
-    """Return a tensor where float64 can be computed: unchanged, or copied to the processor."""
+    """Return a tensor where float64 is supported: unchanged, or copied to the CPU."""
     return tensor.to(float64_device(tensor.device))
 
 
 def to_float64(tensor: Tensor) -> Tensor:
-    """Return a tensor in float64, on the processor if its device has none."""
+    """Return a tensor in float64, on the CPU if its device has no float64."""
     # First moved, then converted: MPS refuses to copy into a float64 tensor of the processor.
     return on_float64_device(tensor).double()
 
 
 def seed_of(*parts: int | str) -> int:
-    """Return a seed that depends on these parts alone."""
+    """Return a seed that depends only on these parts."""
     digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def generator_of(*parts: int | str) -> torch.Generator:
-    """Return a generator whose draws depend on these parts alone."""
+    """Return a generator whose draws depend only on these parts."""
     return torch.Generator().manual_seed(seed_of(*parts))
 
 
@@ -246,14 +229,9 @@ _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def check_trainer_options(options: Mapping[str, Any], solver: str) -> None:
-    """Check the Trainer's arguments before any work.
+    """Raise UserError for unknown or refused Trainer arguments, or those that the solver does not honour.
 
-    Args:
-        options: Arguments of the Trainer, by name.
-        solver: What they are for: `lbfgs` or `adam`, which honours more arguments, `pretraining` or `tuning`.
-
-    Raises:
-        UserError: If one is unknown, cannot be honoured by the solver, or has a value that Lightning refuses.
+    The solver is `lbfgs`, or `adam`, which honours more arguments, or `pretraining` or `tuning` of models.
     """
     known = set(inspect.signature(pl.Trainer).parameters)
     of_models = dict.fromkeys(_INSTEAD, _HONOURED_BY_PRETRAINING)
@@ -307,7 +285,7 @@ def check_trainer_options(options: Mapping[str, Any], solver: str) -> None:
 
 
 def _of_the_other_package(options: Mapping[str, Any]) -> list[str]:
-    """Return which values are objects of `lightning`, whose classes `pytorch_lightning` does not know as its own."""
+    """Return problems of objects from `lightning`, whose classes `pytorch_lightning` does not recognise."""
     return [
         f"`trainer['{name}']` is of the package lightning, and its Trainer is not the one used here: import "
         f"{type(value).__name__} from pytorch_lightning instead"
@@ -317,7 +295,6 @@ def _of_the_other_package(options: Mapping[str, Any]) -> list[str]:
 
 
 def _rank_problems(options: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with the number of processes and with the strategy."""
     problems = []
     strategy = options.get("strategy", "auto")
     if isinstance(strategy, str) and strategy not in STRATEGIES:  # a strategy object is accepted unchecked
@@ -342,7 +319,7 @@ def _rank_problems(options: Mapping[str, Any]) -> list[str]:
 
 @contextmanager
 def preserve_algorithms() -> Iterator[None]:
-    """Restore torch's choice of algorithms, which a Trainer changes for the whole process and does not restore."""
+    """Restore torch's choice of algorithms, which a Trainer changes for the whole process."""
     mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
     workspace = os.environ.get(_CUBLAS)
     try:
@@ -384,36 +361,31 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Places:
-    """Where trainings write.
-
-    Args:
-        folder: The run's folder.
-        writes: Whether this process writes there: the first one alone does.
-    """
+    """Output paths of trainings in a run's folder; only the first process writes."""
 
     folder: Path
     writes: bool = True
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of all checkpoints."""
+        """Folder of all checkpoints."""
         return self.folder / "checkpoints"
 
     def state(self, name: str) -> Path:
-        """The file of the last state of an unfinished training."""
+        """Return the path of the last state of an unfinished training."""
         return self.folder / "state" / f"{name}.ckpt"
 
     def curve(self, name: str) -> Path:
-        """The file with the curve of a finished training."""
+        """Return the path of the curve of a finished training."""
         return self.folder / "state" / f"{name}.json"
 
     def finished(self, name: str) -> list[Row] | None:
-        """Return the curve of a training; None if it is not finished."""
+        """Return the curve of a training; None if the training is not finished."""
         path = self.curve(name)
         return cast(list[Row], parse_json(read_text(path, self.folder, most_text()))) if path.is_file() else None
 
     def finish(self, name: str, curve: list[Row]) -> None:
-        """Write the curve of a training, which says that it is finished, and remove its state."""
+        """Write the curve of a training, which marks it as finished, and remove its state."""
         if not self.writes:
             return
         path = self.curve(name)
@@ -423,7 +395,7 @@ class Places:
         self.state(name).unlink(missing_ok=True)
 
     def keep(self, name: str, trainer: pl.Trainer) -> None:
-        """Write the state from which a killed training is continued; the file is replaced as a whole."""
+        """Save the state from which a killed training continues; the file is replaced atomically."""
         path = self.state(name)
         if not self.writes:
             trainer.save_checkpoint(path)  # takes part in what the first process writes
@@ -434,7 +406,7 @@ class Places:
 
 
 def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
-    """Write a model and its tokenizer as a folder that `from_pretrained` reads; an older one is replaced."""
+    """Write a model and its tokenizer to a folder for `from_pretrained`, replacing an older folder."""
     partial = folder.with_name(f"{folder.name}.partial")
     for stale in (partial, folder):
         shutil.rmtree(stale, ignore_errors=True)
@@ -444,11 +416,10 @@ def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
 
 
 class ContinuedModule(pl.LightningModule):
-    """A LightningModule whose steps are the same in a training that was killed and continued.
+    """LightningModule whose steps are the same after a training was killed and continued.
 
-    Args:
-        seed: Seed of dropout. A draw depends only on it, the step, the batch and the process.
-        rate: The option of the learning rate with its value, for messages.
+    Dropout depends only on the seed, the step, the batch and the process. `rate` is the option of the learning rate
+    with its value, for messages.
     """
 
     def __init__(self, seed: int, rate: str) -> None:
@@ -457,7 +428,7 @@ class ContinuedModule(pl.LightningModule):
         self.last_loss = math.nan
 
     def on_train_batch_start(self, batch: Any, batch_index: int) -> None:
-        """Draw the dropout of each batch from the seed, its number and the process."""
+        """Seed the dropout of each batch from the seed, the batch number and the process."""
         seed = seed_of(self.seed, "dropout", self.global_step, batch_index, self.global_rank)
         if self.device.type == "cpu":
             # torch.manual_seed also formats the stack for each kind of accelerator that may be started later.
@@ -466,14 +437,10 @@ class ContinuedModule(pl.LightningModule):
             torch.manual_seed(seed)
 
     def loss_of_step(self, loss_sum: Tensor, n: int) -> Tensor:
-        """Return the loss whose mean over processes and accumulated batches is the mean over all targets of the step.
-
-        Args:
-            loss_sum: Sum of the losses of the targets of a batch.
-            n: Number of targets in all batches of the step.
+        """Return the loss whose mean over processes and accumulated batches is the mean over the `n` targets of a step.
 
         Raises:
-            UserError: If it is not finite.
+            UserError: If the loss is not finite.
         """
         loss = loss_sum * self.trainer.world_size * self.trainer.accumulate_grad_batches / max(n, 1)
         if not math.isfinite(value := float(loss.detach())):
@@ -483,17 +450,9 @@ class ContinuedModule(pl.LightningModule):
 
 
 class RecordedTraining(pl.Callback):
-    """Keeps the states and the curve of a training, and logs the curve; subclasses note what is due.
+    """Callback that saves the states and the curve of a training and logs the curve; subclasses define `note`.
 
-    Args:
-        name: Name of the training.
-        steps: Number of steps.
-        due: Further steps at which something is noted, besides about `points` of them.
-        points: Number of points of the curve.
-        save_every: Number of steps between saved states.
-        places: Where to write.
-        logger: Lightning logger of the curves, if any.
-        logged: The columns of the curve that are logged.
+    The curve has about `points` rows and a row for each step in `due`. `save_every` is in steps; `logged` are columns.
     """
 
     def __init__(
@@ -507,7 +466,7 @@ class RecordedTraining(pl.Callback):
         self.done = -1
 
     def note(self, trainer: pl.Trainer, module: Any, step: int) -> None:
-        """Add what is due after a step to the curve, by `add`."""
+        """Add the row of a step to the curve, by `add`."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
@@ -519,13 +478,13 @@ class RecordedTraining(pl.Callback):
         self.curve, self.losses = list(state_dict["curve"]), list(state_dict["losses"])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Of a continued training, log the curve so far."""
+        """Log the curve so far of a continued training."""
         self.done = trainer.global_step
         if self.done:
             self.log_curve(self.curve)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        """After a step of the optimiser, note what is due, and keep the state."""
+        """Note due rows and save the state after a step of the optimiser."""
         step = trainer.global_step
         self.losses.append(cast(ContinuedModule, pl_module).last_loss)
         if step == self.done:  # gradients are still accumulated
@@ -537,7 +496,7 @@ class RecordedTraining(pl.Callback):
             self.places.keep(self.name, trainer)
 
     def mean_loss(self, trainer: pl.Trainer) -> float:
-        """Return the mean loss over all processes since it was last asked for."""
+        """Return the mean loss over all processes since the last call."""
         device = float64_device(trainer.strategy.root_device)
         mean = torch.tensor(sum(self.losses) / len(self.losses), dtype=torch.float64, device=device)
         self.losses = []
@@ -556,7 +515,7 @@ class RecordedTraining(pl.Callback):
 
 
 def share_of_rate(steps: int, warm_up: int) -> Callable[[int], float]:
-    """Return what share of the highest learning rate each step has, counted from 0: it rises and falls linearly."""
+    """Return the function from a step, counted from 0, to its share of the peak learning rate: linear rise and fall."""
 
     def share(step: int) -> float:
         if step < warm_up:

@@ -24,40 +24,27 @@ NEGLIGIBLE_NATS = 1e-3
 
 
 def has_intercept(config: Mapping[str, Any]) -> bool:
-    """Return whether the probes of a run have an intercept; those of versions without the option have none."""
+    """Return whether the probes of a run have an intercept; versions without the option have none."""
     return bool(config["probe"].get("bias", False))
 
 
 def accuracy_flag(row: Row) -> str:
-    """Return `uninformative` where a layer's probe is not shown to beat a constant answer, otherwise an empty text.
+    """Return `uninformative` unless the lower end of a layer's `information` is above 0, otherwise an empty text.
 
-    A probe beats it if the lower end of `information` is above 0. With too few test sentences for an interval, nothing
-    shows that it does. `information` is the nats that the probe saves over the constant answer: the shares of the
-    classes in training, or a uniform guess if that is better.
+    `information` is the nats that the probe saves over a constant answer: the class shares in training, or a uniform
+    guess if that is better. Too few test sentences for an interval show nothing.
     """
     return "" if row["information_low"] > 0 else UNINFORMATIVE
 
 
 def r2_flag(row: Row) -> str:
-    """Return `uninformative` where a ridge probe is not shown to beat the constant answer, otherwise an empty text.
-
-    A probe beats it where the lower end of R² is above 0, which needs enough test sentences for an interval.
-    """
+    """Return `uninformative` unless the lower end of a ridge probe's R² is above 0, otherwise an empty text."""
     return "" if row["r2_low"] > 0 else UNINFORMATIVE
 
 
 @dataclass(frozen=True)
 class Score:
-    """How well a probe predicts: what a table has of it, and in which words.
-
-    Args:
-        name: The column, and the last word of the columns of controls.
-        words: What it is called in tables and figures.
-        without: Column of what is lost without a neuron.
-        unit: Unit of that loss.
-        contribution: What contributions are to, and in which unit, for titles and axes.
-        axis: Unit of contributions.
-    """
+    """Score of a probe: its column, names and units in tables, and the column of the loss without a neuron."""
 
     name: str
     words: str
@@ -73,17 +60,17 @@ R2 = Score("r2", "R²", "r2_without", " of R²", "the predicted number", "units 
 
 
 def score_of(row: Row) -> Score:
-    """Return how a run's probes are scored, given a row of its `accuracy.csv`."""
+    """Return the score of a run's probes, given a row of its `accuracy.csv`."""
     return R2 if "r2" in row else ACCURACY
 
 
 def score_of_neurons(row: Row) -> Score:
-    """Return the same, given a row of its `neurons.csv`, in which numbers have correlations."""
+    """Return the score of a run's probes, given a row of its `neurons.csv`; numbers have correlations there."""
     return R2 if "correlation" in row else ACCURACY
 
 
 def controls_of(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the controls that the table has, the majority class first, with their names for a reader."""
+    """Return the controls of the table, majority class first, with their names for a reader."""
     known = {"majority": "majority"}
     known |= {name: control.words for name, control in {**CONTROLS, **ADDED_CONTROLS}.items()}
     score = score_of(rows[0]).name
@@ -100,13 +87,13 @@ def ordered(neurons: Sequence[Row], by: Order) -> list[Row]:
 
 
 def centred_of(row: Row) -> float:
-    """Return a neuron's centred contribution, to a probe that has an intercept if one was trained for it."""
+    """Return a neuron's centred contribution, to a probe with an intercept if such a probe was trained for it."""
     value = with_intercept(row)
     return float(row["contribution_centred"]) if value is None else value
 
 
 def with_intercept(row: Row) -> float | None:
-    """Return a neuron's centred contribution to a probe that has an intercept; None if none was trained for it."""
+    """Return a neuron's centred contribution to a probe with an intercept; None if no such probe was trained."""
     value = row.get("contribution_companion")
     return value if isinstance(value, float) else None
 
@@ -122,7 +109,6 @@ FIRST = 10
 
 
 def _beside_directions(name: str, meaning: str, form: str) -> Iterator[Column]:
-    """Yield how concentrated contributions of neurons are, and beside it how concentrated those of directions are."""
     beside = {
         "directions": "The same of the directions of a rotation: the median of the rotations.",
         "lowest": "The lowest of a rotation.", "highest": "The highest of a rotation.",
@@ -209,7 +195,7 @@ def rankings_lines(rankings: Mapping[str, Sequence[Row]]) -> list[str]:
 
 
 def rankings_tables(rankings: Mapping[str, Sequence[Row]], directions: Sequence[Row] = ()) -> list[Any]:
-    """Return a table per layer with the first neurons by each method, and their share beside that of directions."""
+    """Return a table per layer with the first neurons by each method, and their share compared with directions."""
     tables, beside = [], {(row["layer"], row["ranking"]): row for row in directions}
     share = f"first_{FIRST}_share"
     for layer in _layers_of(rankings):
@@ -342,7 +328,6 @@ def curves_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def _curves(rows: Sequence[Row]) -> Iterator[tuple[list[Row], list[Row]]]:
-    """Yield the rows of each layer and ranking, and the rows of random neurons in that layer."""
     for layer, ranking in dict.fromkeys((row["layer"], row["ranking"]) for row in rows if row["ranking"] != "random"):
         in_layer = [row for row in rows if row["layer"] == layer]
         yield tuple([row for row in in_layer if row["ranking"] == name] for name in (ranking, "random"))  # type: ignore[misc]
@@ -372,10 +357,9 @@ def _curves_table(rows: Sequence[Row], random: Sequence[Row]) -> Any:
 
 
 def smallest(rows: Sequence[Row]) -> Row:
-    """Return the row of the fewest first neurons whose validation accuracy is within 1 point of that of all.
+    """Return the row of the fewest first neurons whose validation accuracy is within 1 point of all neurons.
 
-    Args:
-        rows: Rows of one layer and ranking.
+    Takes rows of one layer and ranking.
     """
     tops = [row for row in rows if is_top(row)]
     full = max(tops, key=lambda row: row["k"])

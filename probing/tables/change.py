@@ -1,4 +1,4 @@
-"""Table and sentences about what changes between two checkpoints, for the terminal."""
+"""Table and sentences about changes between two checkpoints, for the terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def of_heads(rows: Sequence[Row], measure: str, of: str = SAME) -> list[Row]:
 
 
 def change_table(rows: Sequence[Row]) -> Any:
-    """Return what changes in each layer as a rich table; None if nothing was compared."""
+    """Return the changes in each layer as a rich table; None without comparisons."""
     from probing.runtime.terminal import plain_table
 
     by_heading = {heading: of_layers(rows, *which) for heading, *which in _COLUMNS}
@@ -49,7 +49,7 @@ def change_table(rows: Sequence[Row]) -> Any:
 
 
 def change_conclusions(rows: Sequence[Row]) -> list[str]:
-    """Return what changes, and beside which baseline, in a sentence for each measure."""
+    """Return a sentence for each measure on its changes and their baseline."""
     return [*_maps(rows), *_published(rows), *_states(rows), *_parameters(rows)]
 
 
@@ -121,7 +121,6 @@ def _of(rows: Sequence[Row], measure: str, of: str) -> list[Row]:
 
 
 def _beside(rows: Sequence[Row], changed: Row, baselines: Mapping[str, str]) -> list[str]:
-    """Return the values of the same measure for the baselines that are compared in this layer."""
     parts = []
     for of, words in baselines.items():
         for row in of_layers(rows, changed["measure"], of):
@@ -150,7 +149,7 @@ _BASELINES = {"last layer": "last layer", "best layer": "best layer", "equal": "
 
 
 def fusion_tables(rows: Sequence[Row]) -> list[Any]:
-    """Return the accuracies of layers and fusions, and how they differ, as rich tables; none without rows."""
+    """Return the accuracies of layers and fusions and their differences as rich tables; none without rows."""
     from probing.runtime.terminal import plain_table
 
     if not rows:
@@ -176,7 +175,7 @@ def fusion_tables(rows: Sequence[Row]) -> list[Any]:
 
 
 def fusion_lines(rows: Sequence[Row]) -> list[str]:
-    """Return a sentence for each task, one on the similarity of tokens, and what all of this does not say."""
+    """Return a sentence for each task, a sentence on the similarity of tokens, and the limits of both."""
     if not rows:
         return []
     return [
@@ -191,7 +190,6 @@ def _tasks(rows: Sequence[Row]) -> list[str]:
 
 
 def _accuracies(rows: Sequence[Row], task: str) -> dict[tuple[str, int | None], Row]:
-    """Return the accuracy of each fusion and layer by its name and, if it is one, the number of the layer."""
     task_rows = [row for row in rows if (row.get("task"), row["measure"]) == (task, "accuracy")]
     return {(row["fusion"], row.get("layer")): row for row in task_rows}
 
@@ -205,13 +203,12 @@ def _best(accuracy_rows: Mapping[tuple[str, int | None], Row]) -> Row:
 
 
 def _differences(rows: Sequence[Row], task: str, fusion: str) -> dict[str, Row]:
-    """Return how the accuracy of a fusion differs from each baseline, by its name."""
     of = [row for row in rows if (row.get("task"), row["fusion"], row["measure"]) == (task, fusion, "difference")]
     return {row["against"]: row for row in of}
 
 
 def _compared(rows: Sequence[Row], task: str) -> str:
-    """Say whether fusions tell more than the best layer: any other layer too may tell more than the last one."""
+    """Compare fusions with the best layer, since any other layer too may exceed the last layer."""
     best = _best(_accuracies(rows, task))
     between = interval(best, between=" to ", form=".1f", times=100)
     parts = []

@@ -1,4 +1,4 @@
-"""Sentences on what the numbers of a layer and the rankings of a run support, and what its intervals hold for."""
+"""Sentences on the evidence of a layer's numbers and rankings, and on the scope of intervals."""
 
 from __future__ import annotations
 
@@ -35,14 +35,7 @@ from probing.tables.evidence_sentences import ALPHA, say
 
 
 def compare_with_controls(row: Mapping[str, Any], task: str) -> str:
-    """Compare a layer's accuracy with each control, by the interval of the difference.
-
-    Where there are no intervals, only the controls and their accuracies are listed.
-
-    Args:
-        row: The layer's row of `accuracy.csv`.
-        task: What the probe predicts.
-    """
+    """Compare a layer's accuracy with each control, by the interval of the difference; without intervals, list them."""
     score = score_of(row).name
     if not controls_of([row]):
         return ""
@@ -59,14 +52,9 @@ def compare_with_controls(row: Mapping[str, Any], task: str) -> str:
 
 
 def compare_layers_with_controls(rows: Sequence[Mapping[str, Any]], task: str) -> str:
-    """Compare the accuracies of several layers with each control, by the intervals of the differences.
+    """Compare the accuracies of ascending layers with each control, by the intervals of the differences.
 
-    Args:
-        rows: Rows of `accuracy.csv`, ascending by layer.
-        task: What the probe predicts.
-
-    Returns:
-        What `compare_with_controls` says of the last layer where there are no intervals, or is a single layer.
+    For a single layer, or without intervals, returns `compare_with_controls` of the last layer.
     """
     if len(rows) == 1:
         return compare_with_controls(rows[0], task)
@@ -100,11 +88,7 @@ def compare_layers_with_controls(rows: Sequence[Mapping[str, Any]], task: str) -
 
 
 def not_above(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each control that is not beaten in some layer, by the interval of the difference.
-
-    Args:
-        rows: Rows of `accuracy.csv`, ascending by layer.
-    """
+    """Return a sentence for each control that the probe does not beat in some layer, by the difference's interval."""
     what = "R²" if score_of(rows[0]) is R2 else "accuracy"
     sentences = []
     for name, words in controls_of(rows).items():
@@ -120,7 +104,7 @@ _NO_FLOORS = ("untransformed", "others_clipped")
 
 
 def _strongest_floor(row: Row) -> tuple[str, float]:
-    """Return the floor with the highest score, in words, and its score; of R² without controls, a constant answer."""
+    """Return the floor with the highest score, in words, and its score; for R² without controls, a constant answer."""
     score = score_of(row).name
     # Of positions, a model without training is a ceiling; only labels that are such numbers have `within_one`.
     ceilings = ("untrained",) if "within_one" in row else ()
@@ -131,13 +115,9 @@ def _strongest_floor(row: Row) -> tuple[str, float]:
 
 
 def leading(rows: Sequence[Row]) -> Row:
-    """Return the row of the layer whose neurons are shown first: the one furthest above its strongest floor.
+    """Return the row of the layer shown first, furthest above its strongest floor; uninformative layers come last.
 
-    Layers whose ranking is not to be read come after all others. Of differences that are equal to three digits, the
-    last layer is taken.
-
-    Args:
-        rows: Rows of `accuracy.csv`, ascending by layer.
+    Of differences equal to three digits, the last layer is taken; rows of `accuracy.csv` ascend by layer.
     """
     return max(reversed(rows), key=lambda row: (row.get("flag") != UNINFORMATIVE, _above_floor(row)))
 
@@ -147,7 +127,7 @@ def _above_floor(row: Row) -> float:
 
 
 def why_leading(rows: Sequence[Row]) -> str:
-    """Say which of several layers has its neurons shown first, and why; an empty text for a single layer."""
+    """Explain which layer's neurons are shown first, and why; empty for a single layer."""
     if len(rows) == 1:
         return ""
     row = leading(rows)
@@ -163,14 +143,13 @@ SIDES = ("above", "alike", "below")
 
 
 def side_of(row: Mapping[str, Any], name: str) -> str:
-    """Return how a layer's score lies to a control's; empty where there are no intervals."""
+    """Return whether a layer's score is above, alike or below a control's; empty without intervals."""
     if (apart := ends(row, f"above_{name}")) is None:
         return ""
     return "above" if apart[0] > 0 else "below" if apart[1] < 0 else "alike"
 
 
 def _called(name: str) -> str:
-    """Return the name of a control in a sentence."""
     return "the majority class" if name == "majority" else {**CONTROLS, **ADDED_CONTROLS}[name].called
 
 
@@ -207,12 +186,7 @@ def bases_table(rows: Sequence[Row]) -> Any:
 
 
 def bases_lines(rows: Sequence[Row], task: str) -> list[str]:
-    """Return what may be concluded: of each basis where features are better, and plainly where nowhere.
-
-    Args:
-        rows: The rows of `bases.csv`.
-        task: The task in words.
-    """
+    """Return conclusions from `bases.csv` on where features are better than each basis, and where they are not."""
     lines = []
     for layer in dict.fromkeys(row["layer"] for row in rows):
         layer_rows = [row for row in rows if row["layer"] == layer and row["basis"] != FEATURES]
@@ -228,7 +202,6 @@ def bases_lines(rows: Sequence[Row], task: str) -> list[str]:
 
 
 def _part(verdict: str, rows: Sequence[Row]) -> str:
-    """Return with which numbers of units a verdict holds; nothing where it holds with none."""
     if not rows:
         return ""
     most = max(abs(row["difference"]) for row in rows)
@@ -242,14 +215,10 @@ def basis(
     rows: Sequence[Row], beside: Sequence[Row] = (), task: str = "", config: Mapping[str, Any] | None = None,
     in_short: bool = False,
 ) -> list[str]:  # fmt: skip
-    """Say whether layers favour neurons over directions; nothing of layers whose rankings are not to be read.
+    """Return whether layers favour neurons over directions, without layers that have an uninformative ranking.
 
-    Args:
-        rows: Rows of `accuracy.csv`.
-        beside: Rows of `basis.csv`; without any, say that directions were not measured.
-        task: Name of the task.
-        config: The resolved configuration.
-        in_short: Whether several layers are taken together.
+    Takes rows of `accuracy.csv` and of `basis.csv`; without the latter, the sentence is that directions were not
+    measured.
     """
     layers = [row["layer"] for row in rows if row.get("flag") != UNINFORMATIVE]
     if not layers:
@@ -266,7 +235,6 @@ def basis(
 
 
 def _favouring(plain: Row, centred: Row, task: str) -> str:
-    """Say whether a layer favours neurons, and how many contribute more than directions."""
     favours, beside = _favours(plain), ""
     if favours != _favours(centred):
         beside = say("centred_favours_not" if favours else "centred_favours", **_shares(centred))
@@ -277,7 +245,6 @@ def _favouring(plain: Row, centred: Row, task: str) -> str:
 
 
 def _favouring_layers(rows: Sequence[Row], task: str) -> list[str]:
-    """Say which layers favour neurons and which do not, and in which no neuron contributes more than directions."""
     sentences = []
     for favours in (True, False):
         name = "layers_favour_neurons" if favours else "layers_favour_no_neurons"
@@ -297,7 +264,7 @@ def _not(n: int) -> str:
 
 
 def _share(row: Row) -> str:
-    """Return the column that a layer is judged by: of few neurons the first ten would be nearly all."""
+    """Return the column that decides for a layer: of few neurons the first ten would be nearly all."""
     return f"first_{FIRST}_share" if row["n_neurons"] >= 4 * FIRST else "first_share"
 
 
@@ -306,7 +273,6 @@ def _favours(row: Row) -> bool:
 
 
 def _shares(row: Row) -> dict[str, Any]:
-    """Return what sentences say of the shares of a row of `basis.csv`."""
     share = _share(row)
     is_largest = share == "first_share"
     return {
@@ -317,7 +283,7 @@ def _shares(row: Row) -> dict[str, Any]:
 
 
 def _direction(row: Row) -> str:
-    """Return what neurons contribute more than: with so few rotations than all directions of all of them."""
+    """Return the bar that neurons exceed: with few rotations, all directions of all rotations."""
     every = 2 / (1 + row["n_rotations"]) > ALPHA
     return "any direction" if every else f"the largest direction of 95% of {row['n_rotations']} rotations"
 
@@ -327,36 +293,28 @@ _CURVES = (f"first_{FIRST}_share", *(f"first_{FIRST}_share_{of}" for of in ("dir
 
 
 def with_basis(accuracy: Sequence[Row], beside: Sequence[Row]) -> list[Row]:
-    """Return the rows of `accuracy.csv` with how each layer compares with directions, as loggers show them.
-
-    Args:
-        accuracy: Rows of `accuracy.csv`.
-        beside: Rows of `basis.csv`; without any, nothing is added.
-    """
+    """Return the rows of `accuracy.csv` with each layer's comparison with directions from `basis.csv`, for loggers."""
     of_layers = {row["layer"]: {name: row[name] for name in _CURVES} for row in beside if row["kind"] == PLAIN}
     return [{**row, **of_layers.get(row["layer"], {})} for row in accuracy]
 
 
 def is_above_directions(row: Mapping[str, Any]) -> bool:
-    """Return whether a neuron contributes more than directions; one with the flag `offset`, centred too.
+    """Return whether a neuron contributes more than directions, and if flagged `offset`, also when centred.
 
-    Nothing is shown where no rotations were measured.
-
-    Args:
-        row: The neuron's row of the table.
+    False without rotations.
     """
     names = ["direction_p", *["direction_p_centred"] * ("offset" in row["flag"])]
     return all(isinstance(row.get(name), float) and row[name] <= ALPHA for name in names)
 
 
 def beside_directions(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of `neurons.csv` of neurons that were rotated: none without rotations, and no dead ones."""
+    """Return the rows of `neurons.csv` of rotated neurons: none without rotations, and no dead neurons."""
     ends = ("direction_lowest", "direction_highest")
     return [row for row in rows if all(isinstance(at := row.get(end), float) and math.isfinite(at) for end in ends)]
 
 
 def as_a_direction(top: Mapping[str, Any]) -> str:
-    """Say that a direction contributes as much; an empty text where none does, or none was measured."""
+    """Return the sentence that a direction contributes as much; empty if none does, or none was measured."""
     return say("as_a_direction", p=top["direction_p"]) if "direction" in top["flag"].split() else ""
 
 
@@ -372,15 +330,11 @@ def conclusion(
     rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, Any] | None = None, covariate: str = "",
     bias: bool = False, dependent: str = "",
 ) -> str:  # fmt: skip
-    """Return what the top neuron's numbers support, in a few sentences.
+    """Return the evidence on the top neuron of the ranked table of one layer, in a few sentences.
 
-    Args:
-        rows: The whole ranked table of one layer.
-        task: What the probe predicts, such as `position`.
-        layer: The layer's row of `accuracy.csv`, for the controls that see the token, or the covariate, alone.
-        covariate: The covariate, as `covariate_words` says it.
-        bias: Whether the probe has an intercept.
-        dependent: What is not independent, as `dependent_unit` says it; of it, no p-value is a claim.
+    `layer` is the layer's row of `accuracy.csv`, for the controls that see only the token, or the covariate.
+    `covariate` and `dependent` are from `covariate_words` and `dependent_unit`; with a dependent unit, no p-value is a
+    claim.
     """
     top = rows[0]
     if not top["contribution"]:
@@ -401,7 +355,6 @@ def conclusion(
 
 
 def _unread(rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, Any], bias: bool, dependent: str) -> str:
-    """Say that a ranking is not to be read, and whether the probe lacks an intercept."""
     is_number = score_of_neurons(rows[0]) is R2
     column, values = "r2" if is_number else "information", {"measure": "R²" if is_number else "nats", "task": task}
     sentence = say("unread", layer=rows[0]["layer"], **values)
@@ -413,7 +366,6 @@ def _unread(rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, An
 
 
 def _far_mean(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name the neuron whose mean is farthest from 0, if it is far."""
     live = [row for row in rows if row["flag"] != "dead" and known(row, "sd") and row["sd"] > 0]
     far, neuron = max(((abs(row["mean"]) / row["sd"], row["neuron"]) for row in live), default=(0.0, 0))
     return [say("far_mean", neuron=neuron, far=far)] if far > FAR else []
@@ -422,7 +374,7 @@ def _far_mean(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _varies_by_itself(
     rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, Any], is_number: bool
 ) -> list[str]:
-    """Name the neuron that varies most surely with what a probe predicts worse than the majority class does."""
+    """Name the neuron that varies most surely with labels that a probe predicts worse than the majority class does."""
     q, neuron = min(
         ((row["eta_squared_q"], row["neuron"]) for row in rows if known(row, "eta_squared_q")), default=(1, 0)
     )
@@ -433,20 +385,18 @@ def _varies_by_itself(
 
 
 def _correlated(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Name the neurons that correlate nearly fully with the top one; an empty text if none does."""
     group = rows[0].get("correlated_group")
     others = [row["neuron"] for row in rows[1:] if isinstance(group, int) and row.get("correlated_group") == group]
     return say("correlated", neurons=_named(sorted([rows[0]["neuron"], *others]))) if others else ""
 
 
 def _named(neurons: Sequence[int]) -> str:
-    """Return the first neurons of a list, and how many more there are."""
     more = [f"{len(neurons) - MOST_NAMED} more"] if len(neurons) > MOST_NAMED else []
     return listed([*map(str, neurons[:MOST_NAMED]), *more])
 
 
 def first_unflagged(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the first neuron of a ranking that has no flag; None if all have one."""
+    """Return the first neuron of a ranking without a flag; None if all are flagged."""
     return next((row for row in rows if not row["flag"]), None)
 
 
@@ -482,13 +432,10 @@ def _of_itself(top: Mapping[str, Any], task: str, layer: Mapping[str, Any] | Non
 
 
 def carries_it(row: Mapping[str, Any]) -> bool:
-    """Return whether a probe without a neuron is shown to do worse, at an error rate for all that were removed.
+    """Return whether the probe is demonstrably worse without a neuron, with an error rate over all removed neurons.
 
     The loss must be above 0 with a p-value of at most `ALPHA` that is corrected for the layer's removed neurons, and
-    its own interval must reach `NEGLIGIBLE_NATS`. Without a removal there is no p-value: nothing is shown.
-
-    Args:
-        row: The neuron's row of the table.
+    its interval must reach `NEGLIGIBLE_NATS`. False for a neuron that was not removed.
     """
     p, loss = row.get("removed_p"), ends(row, score_of_neurons(row).without) if row.get("removed") else None
     return loss is not None and isinstance(p, float) and p <= ALPHA and loss[0] > 0 and loss[1] >= NEGLIGIBLE_NATS
@@ -504,7 +451,6 @@ def _is_enough(layer: Mapping[str, Any] | None, control: str) -> bool:
 
 
 def _confounds(layer: Mapping[str, Any] | None, task: str, covariate: str) -> list[str]:
-    """Say which probes of a confound alone are not beaten; nothing of those that are, or were not trained."""
     sentences = []
     for control, name in _ALONE.items():
         if layer is not None and _is_enough(layer, control):
@@ -515,7 +461,7 @@ def _confounds(layer: Mapping[str, Any] | None, task: str, covariate: str) -> li
 
 
 def covariate_words(config: Mapping[str, Any]) -> str:
-    """Return what a run holds fixed, as a sentence says it; an empty text if nothing."""
+    """Return the covariate of a run in words; empty without a covariate."""
     covariate = config.get("control_for")
     if not covariate:
         return ""
@@ -523,7 +469,7 @@ def covariate_words(config: Mapping[str, Any]) -> str:
 
 
 def held_fixed(results: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Say which tokens are compared within the covariate; an empty text without one."""
+    """Return which tokens are compared within the covariate; empty without a covariate."""
     if "covariate" not in results:
         return ""
     n_train = results["n_example_tokens"]["train"]
@@ -531,7 +477,6 @@ def held_fixed(results: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def _within_covariate(top: Mapping[str, Any], task: str, covariate: str, dependent: str) -> str:
-    """Say how the neuron goes with the labels within the covariate; an empty text without one."""
     if not known(top, "within_covariate_q") or "no-signal" in top["flag"]:
         return ""
     if "confound" in top["flag"]:
@@ -550,20 +495,17 @@ def _within_covariate(top: Mapping[str, Any], task: str, covariate: str, depende
 
 
 def _in_control_tasks(top: Mapping[str, Any]) -> str:
-    """Say what share the neuron has in probes of the control task; an empty text where there are none."""
     share = top.get("control_task_share")
     return say("share_of_control_task", share=share) if isinstance(share, float) else ""
 
 
 def _missing_evidence(top: Mapping[str, Any]) -> str:
-    """Say which evidence on the neuron the run did not measure; return an empty text if it measured all."""
     lacking = [say("its_stability")] if "rank_low" not in top else []
     lacking += [say("its_loss")] if not top.get("removed") else []
     return say("not_measured", what=listed(lacking)) if lacking else ""
 
 
 def _range(top: Mapping[str, Any]) -> str:
-    """Return the best and the worst rank in brackets; nothing where there were no bootstraps."""
     if "rank_low" not in top:
         return ""
     if top["rank_low"] == top["rank_high"]:
@@ -572,12 +514,7 @@ def _range(top: Mapping[str, Any]) -> str:
 
 
 def _centred(top: Mapping[str, Any], only: str = "") -> str:
-    """Say how much of the contribution is left once the neuron cannot stand in for the intercept.
-
-    Args:
-        top: The neuron's row.
-        only: Text before the share that is left, such as `only `.
-    """
+    """Return the share of the contribution that remains once the neuron cannot replace the intercept."""
     value = with_intercept(top)
     if value is not None:
         return say("left_with_intercept", only=only, left=value / top["contribution"])
@@ -588,7 +525,6 @@ def _centred(top: Mapping[str, Any], only: str = "") -> str:
 
 
 def _without_it(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Say what the probe loses or gains without the top neuron, compared with what it loses without others."""
     top = rows[0]
     if not top.get("removed"):
         return ""
@@ -608,20 +544,11 @@ def _without_it(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _lost(value: float) -> str:
-    """Return a loss with its verb; one below 0 is a gain."""
     return f"{'gains' if value < 0 else 'loses'} {shown(abs(value), '.4f')}"
 
 
 def overlaps(layer: Mapping[str, Any], n_neurons: int) -> str:
-    """Say how much of a layer's ranking stays under other penalties and other samples of the training part.
-
-    Args:
-        layer: The layer's row of `accuracy.csv`.
-        n_neurons: Number of neurons of the layer.
-
-    Returns:
-        An empty text where the ranking is not to be read, or neither was measured.
-    """
+    """Return the stability of a layer's ranking over penalties and samples; empty if uninformative or not measured."""
     parts = []
     if layer.get("flag") == UNINFORMATIVE:
         return ""
@@ -646,22 +573,13 @@ def known(row: Mapping[str, Any], column: str) -> bool:
 
 
 def few_clusters(results: Mapping[str, Any]) -> str | None:
-    """Return a sentence that tells the reader why a run has no intervals; None where it has them.
-
-    Args:
-        results: The content of the run's `results.json`.
-    """
+    """Return a sentence on why a run has no intervals, from its `results.json`; None if it has intervals."""
     over = _over(results)
     return few_sentences(over["n"], f"test {over['unit']}")
 
 
 def scope(results: Mapping[str, Any], test_corpus: str | None) -> str:
-    """Return what a run's intervals are over, or why there are none, what speaks against them, and what was rounded.
-
-    Args:
-        results: The content of the run's `results.json`.
-        test_corpus: Name of the test corpus, if it is not the training corpus.
-    """
+    """Return the unit of a run's intervals or the reason for none, the dependence of the unit, and rounding."""
     return " ".join(filter(None, (_interval_scope(results, test_corpus), _dependence(results), _rounding(results))))
 
 
@@ -681,7 +599,7 @@ def _interval_scope(results: Mapping[str, Any], test_corpus: str | None) -> str:
 
 
 def dependent_unit(results: Mapping[str, Any]) -> str:
-    """Return what is not independent, `row` or `sentence`; an empty text where labels do not speak against it."""
+    """Return the unit that is not independent, `row` or `sentence`; empty if labels do not indicate dependence."""
     return str(_over(results)["unit"]) if "correlation_of_neighbours" in results else ""
 
 
@@ -711,16 +629,7 @@ def ranking_conclusions(
     accuracy: Sequence[Row], neurons: Sequence[Row], task: str, results: Mapping[str, Any], config: Mapping[str, Any],
     beside: Sequence[Row] = (),
 ) -> list[str]:  # fmt: skip
-    """Return the conclusion on the ranking of each layer, and what all of them hold for.
-
-    Args:
-        accuracy: Rows of `accuracy.csv`.
-        neurons: Rows of `neurons.csv`.
-        task: Name of the task.
-        results: The content of `results.json`.
-        config: The resolved configuration.
-        beside: Rows of `basis.csv`.
-    """
+    """Return the conclusion on the ranking of each layer, and the scope of all; `beside` has rows of `basis.csv`."""
     lines: list[str] = []
     for row, fitted in zip(accuracy, results["layers"], strict=True):
         ranked = [neuron for neuron in neurons if neuron["layer"] == row["layer"]]

@@ -7,13 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EvidenceSentence:
-    """A sentence, and when it may be said.
-
-    Args:
-        text: The sentence, with names in braces for what is filled in.
-        rule: What must hold.
-        group: What it is about; of most groups one sentence is said.
-    """
+    """Sentence of evidence with names in braces, its rule (condition), and its group; most groups use one sentence."""
 
     text: str
     rule: str

@@ -1,7 +1,7 @@
-"""Every sentence of evidence that `fit`, `probe` and `compare` can print or show in a report, with its rule.
+"""All sentences of evidence that `fit`, `probe` and `compare` print or show in a report, with their rules.
 
-A sentence is taken from here by its name, so that none can be said that is not listed; docs/evidence.md is written from
-this table by `python docs/evidence.py`. Sentences of a group exclude one another.
+Code takes sentences from here by name, so that no unlisted sentence appears; `python docs/evidence.py` writes
+docs/evidence.md from this table. Sentences of a group exclude each other.
 """
 
 from __future__ import annotations
@@ -24,12 +24,7 @@ SAME = 0.5
 
 
 def say(name: str, **values: object) -> str:
-    """Return a sentence with its values filled in.
-
-    Args:
-        name: Its name in `SENTENCES`.
-        values: What its braces stand for.
-    """
+    """Return the sentence of this name with the values of its braces filled in."""
     return SENTENCES[name].text.format(**values)
 
 

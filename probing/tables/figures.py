@@ -1,4 +1,4 @@
-"""The style of every figure and their size on paper; the one place that writes figures, as PNG, PDF and SVG."""
+"""Style and paper size of all figures; the only place that writes figures, as PNG, PDF and SVG."""
 
 from __future__ import annotations
 
@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
 
 def spaced_layers(layers: Sequence[int], most: int) -> list[int]:
-    """Return the layers to label: the first, and each that is far enough from the last labelled one.
-
-    Args:
-        layers: Layers that were measured, ascending.
-        most: Number of labels that fit side by side between the first and the last layer.
-    """
+    """Return the layers to label, of which at most `most` fit: the first, and each far enough from the last label."""
     room = (layers[-1] - layers[0]) / most if layers else 0.0
     named: list[int] = []
     for layer in layers:
@@ -47,11 +42,7 @@ _BETWEEN, _APART, _LEAST_APART = 1.5, 0.12, 0.3
 
 
 def coordinates(steps: Sequence[int]) -> list[float]:
-    """Return where each step stands on a logarithmic axis; step 0, which has no logarithm, stands apart on the left.
-
-    Args:
-        steps: Distinct steps, ascending.
-    """
+    """Return the positions of ascending, distinct steps on a logarithmic axis; step 0 is separate on the left."""
     positive = [math.log10(step) for step in steps if step > 0]
     if len(positive) == len(steps):
         return positive
@@ -61,12 +52,7 @@ def coordinates(steps: Sequence[int]) -> list[float]:
 
 
 def labels(steps: Sequence[int], n_characters: float) -> list[str]:
-    """Return the label of each step, such as 143k; empty where there is no room beside the one before and the last.
-
-    Args:
-        steps: Distinct steps, ascending.
-        n_characters: Length of the axis, in characters.
-    """
+    """Return the label of each ascending step, such as 143k, or "" without room on an axis of `n_characters`."""
     at, names = coordinates(steps), [short(step) for step in steps]
     width, end = (at[-1] - at[0]) / n_characters, len(steps) - 1
 
@@ -81,7 +67,7 @@ def labels(steps: Sequence[int], n_characters: float) -> list[str]:
 
 
 def name(steps: Sequence[int]) -> str:
-    """Return the name of the axis, with how it is scaled."""
+    """Return the name of the axis with its scale."""
     return f"step (logarithmic{', 0 apart' if 0 in steps else ''})"
 
 
@@ -98,12 +84,7 @@ USUAL = tuple(figure_formats(FIGURE_FORMAT))
 
 
 def forms_of(paths: Sequence[Path], formats: Sequence[str]) -> list[Path]:
-    """Return the files of some figures.
-
-    Args:
-        paths: Path of each figure, whose suffix is replaced by that of each format.
-        formats: Formats that the figures are written in.
-    """
+    """Return the files of figures: each path with the suffix of each format."""
     return [path.with_suffix(f".{form}") for path in paths for form in formats]
 
 
@@ -130,13 +111,10 @@ FILLED, PANEL = 0.9, 0.62
 
 
 def fit_to_paper(figure: Figure) -> Bbox:
-    """Give a figure, as it was drawn for the screen, the width of a column or of a page.
+    """Resize a figure for the screen to the width of a column or a page; return the box to write, in inches.
 
-    A figure with one panel gets the width of a column, and its legend is below the panel. Letters shrink with the
-    width, but not below what can be read, and titles that are too long for it go over several lines.
-
-    Returns:
-        What is to be written, in inches: the whole figure, and what might stick out of it.
+    A figure with one panel gets the width of a column and its legend below. Letters shrink with the width, but stay
+    legible, and long titles are wrapped. The box contains the whole figure and whatever sticks out of it.
     """
     from matplotlib.transforms import Bbox
 
@@ -163,7 +141,7 @@ def fit_to_paper(figure: Figure) -> Bbox:
 
 
 def _below(figure: Figure, legend: Legend, axes: Axes) -> float:
-    """Put a legend below the only panel, in as many columns as there is room for, and return its height in inches."""
+    """Put a legend below the only panel in as many columns as fit; return its height in inches."""
     handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
     labels = [text.get_text() for text in legend.get_texts()]
     for n_columns in (3, 2, 1):
@@ -177,13 +155,12 @@ def _below(figure: Figure, legend: Legend, axes: Axes) -> float:
 
 
 def _upright(figure: Figure, axes: Axes) -> float:
-    """Return the height in inches of names of layers that stand upright below an axis; 0 where there are none."""
     names = [label for label in axes.get_xticklabels() if label.get_rotation() == 90]
     return max((float(name.get_window_extent().height / figure.dpi) for name in names), default=0.0)
 
 
 def _fit_cells(axes: Axes) -> None:
-    """Make the numbers in the cells of a map as small as the cells, or leave them out; name the columns with room."""
+    """Fit the numbers in the cells of a map, or hide them; label the columns that have room."""
     n_columns = axes.images[0].get_size()[1]
     width = axes.get_window_extent().width / n_columns
     widest = max((text.get_window_extent().width for text in axes.texts), default=0.0)
@@ -200,7 +177,7 @@ def _fit_cells(axes: Axes) -> None:
 
 
 def _fit_titles(figure: Figure, panels: list[Axes]) -> bool:
-    """Break the titles that would reach beyond the figure, or into the next panel; return whether there were any."""
+    """Wrap titles that reach beyond the figure or into the next panel; return whether there were any."""
     lefts = [box.x0 for axes in panels if (box := axes.get_tightbbox())]
     rooms: dict[Text, float] = {text: figure.bbox.width for text in figure.texts if not text.get_rotation()}
     for axes in panels:
@@ -220,7 +197,7 @@ def _texts(part: Artist) -> list[Text]:
 
 
 def _break(text: Text, end: float) -> bool:
-    """Break a text over several lines, so that it ends before a coordinate; return whether that was needed."""
+    """Wrap a text so that it ends before a coordinate; return whether that was needed."""
     extent = text.get_window_extent()
     if extent.x1 <= end:
         return False
@@ -252,14 +229,9 @@ _METADATA: dict[str, dict[str, Any]] = {"png": {}, "pdf": {"CreationDate": None}
 
 @contextmanager
 def drawing(path: Path, formats: Sequence[str] = USUAL) -> Iterator[Figure]:
-    """Yield an empty figure to draw on; afterwards write it in each format.
+    """Yield an empty figure to draw on; afterwards write it in each format, atomically and reproducibly.
 
-    A PNG has the size that it is drawn at, vector forms have that of a paper's column or page. The same drawing gives
-    the same bytes. Each file replaces an older one as a whole.
-
-    Args:
-        path: Path of the figure; each file has the suffix of its format.
-        formats: Formats to write.
+    A PNG keeps its size, vector formats get the width of a paper's column or page.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -277,10 +249,7 @@ def drawing(path: Path, formats: Sequence[str] = USUAL) -> Iterator[Figure]:
 
 
 def _show_as_written(figure: Figure) -> None:
-    """Show names and words as they are, where matplotlib would read what is between two `$` as a formula.
-
-    The numbers of logarithmic axes are formulas.
-    """
+    """Show names literally, where matplotlib would read text between two `$` as a formula; keep logarithmic axes."""
     from matplotlib.text import Text
     from matplotlib.ticker import LogFormatter
 
@@ -295,13 +264,7 @@ def _show_as_written(figure: Figure) -> None:
 def write_drawings(
     folder: Path, drawings: Mapping[str, Callable[[Figure], None]], formats: Sequence[str] = USUAL
 ) -> list[Path]:
-    """Draw figures, each in some formats, and return the paths of the files.
-
-    Args:
-        folder: Folder of the figures.
-        drawings: What draws each figure, by its name.
-        formats: Formats of the files.
-    """
+    """Draw figures by name, each in some formats, and return the paths of the files."""
     paths = [folder / name for name in drawings]
     for path, draw in zip(paths, drawings.values(), strict=True):
         with drawing(path.with_suffix(".png"), formats) as figure:
@@ -316,7 +279,7 @@ def _save(figure: Figure, path: Path, form: str, **options: Any) -> None:
 
 
 def _in_lines(name: str) -> str:
-    """Return a name broken behind dots into lines of at most `NAME_WIDTH` characters, where it can be."""
+    """Return a name wrapped after dots into lines of at most `NAME_WIDTH` characters, where possible."""
     lines = [""]
     for part in re.split(r"(?<=\.)", name):
         if lines[-1] and len(lines[-1]) + len(part) > NAME_WIDTH:
@@ -326,15 +289,9 @@ def _in_lines(name: str) -> str:
 
 
 def name_layers(axes: Axes, layers: Sequence[int], most: int = 14, what: str = "layer (0 = embeddings)") -> None:
-    """Mark the measured layers on the x axis, and label as many as there is room for.
+    """Mark the measured layers on the x axis, and label at most `most` of them.
 
     A single layer is placed in the middle, with room for `side_by_side` marks.
-
-    Args:
-        axes: Axes to label.
-        layers: Layers that were measured, in any order.
-        most: Number of labels that fit side by side.
-        what: Label of the axis.
     """
     numbers = sorted(set(layers))
     has_names = any(isinstance(layer, NamedLayer) for layer in numbers)
@@ -352,15 +309,7 @@ def name_layers(axes: Axes, layers: Sequence[int], most: int = 14, what: str = "
 
 
 def panels(figure: Figure, n: int, size: tuple[float, float], room: tuple[float, float], **options: Any) -> list[Axes]:
-    """Return n panels, at most `SIDE_BY_SIDE` in a row.
-
-    Args:
-        figure: An empty figure, which gets its size.
-        n: Number of panels.
-        size: Width and height of a panel, in inches.
-        room: Width and height around all of them, in inches.
-        options: Options of `Figure.subplots`.
-    """
+    """Return n panels, at most `SIDE_BY_SIDE` in a row; `size` of a panel and `room` around all are in inches."""
     columns = min(SIDE_BY_SIDE, n)
     rows = -(-n // columns)
     figure.set_size_inches(max(NARROWEST, room[0] + size[0] * columns), room[1] + size[1] * rows)
@@ -371,16 +320,13 @@ def panels(figure: Figure, n: int, size: tuple[float, float], room: tuple[float,
 
 
 def from_zero(axes: Axes) -> None:
-    """Let the y axis begin at 0 and end above all that was drawn, so that no line lies on its border."""
+    """Let the y axis begin at 0 and end above all data, so that no line lies on its border."""
     top = float(axes.dataLim.ymax)
     axes.set_ylim(0, 1.05 * top if top > 0 else 1)
 
 
 def side_by_side(n: int, layers: Sequence[int]) -> NDArray[np.float64]:
-    """Return a shift along the x axis for each of n lines, in layers; it is 0 unless there is only one layer.
-
-    Lines over several layers are told apart by their course; at a single layer one mark would cover another.
-    """
+    """Return a shift along the x axis for each of n lines, in layers, for a single layer, whose marks would overlap."""
     if len(set(layers)) > 1 or n == 1:
         return np.zeros(n)
     return np.linspace(-0.3, 0.3, n)
@@ -392,13 +338,10 @@ def joined(look: dict[str, Any], layers: Sequence[int]) -> dict[str, Any]:
 
 
 def error_bars(rows: Sequence[Row], values: NDArray[np.float64], of: str = "", times: float = 1) -> NDArray[Any] | None:
-    """Return how far intervals reach below and above the values, shape (2, n); None if no row has an interval.
+    """Return the reach of intervals below and above the values, shape (2, n); None if no row has an interval.
 
-    Args:
-        rows: A row for each value.
-        values: The values, already multiplied by `times`, shape (n,).
-        of: Name of the value whose interval is drawn, as in `probing.results.ends`.
-        times: Factor of the ends. A row without an interval gets a bar of length 0.
+    Values, shape (n,), are already multiplied by `times`; `of` is as in `probing.results.ends`. A row without an
+    interval gets a bar of length 0.
     """
     intervals = [ends(row, of) for row in rows]
     if not any(intervals):

@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 
 def role_lines(role_rows: Sequence[Row]) -> list[str]:
-    """Return a sentence on the heads that attend along role links, and on how many links are compared."""
+    """Return a sentence on the heads that attend along role links, and on the number of compared links."""
     rows = [row for row in role_rows if row["role"] == "all"]
     if not rows:
         return []
@@ -35,7 +35,6 @@ def role_lines(role_rows: Sequence[Row]) -> list[str]:
 
 
 def _unmatched(row: Row) -> str:
-    """Return how many links were not compared; empty if none."""
     n = int(row["n_unmatched"])
     several = "A further link has" if n == 1 else f"A further {n:,} links have"
     alike = "no unlinked pairs that look alike, together with the other links of their predicate"
@@ -61,7 +60,7 @@ _SHARES = {
 
 
 def rollout_table(rows: Sequence[Row]) -> Any:
-    """Return what the vectors of words are composed of after each layer, as a rich table; None without rows."""
+    """Return the composition of the vectors of words after each layer as a rich table; None without rows."""
     from probing.runtime.terminal import plain_table
 
     by_measure = {(row["layer"], row["measure"]): row for row in _of_words(rows)}
@@ -119,7 +118,7 @@ _PROFILE = {"entropy": "entropy", "distance": "distance", "self": "self", "previ
 
 
 def tables(by_name: Tables) -> list[Any]:
-    """Return the tables of the terminal as rich ones; those without rows are left out."""
+    """Return the non-empty tables of the terminal as rich tables."""
     optional_tables = (
         _classes_table(by_name), _layers_table(by_name), _types_table(by_name),
         rollout_table(by_name.get("rollout", ())), change_table(by_name.get("change", ())),
@@ -158,7 +157,7 @@ def of_all_maps(by_name: Tables, factor: float = 1.0) -> dict[str, Row]:
 
 
 def of_measure(rows: Sequence[Row], measure: str, to: str = "") -> list[Row]:
-    """Return the rows of one measure and, where it has one, one type of tokens."""
+    """Return the rows of a measure and, where it has one, a type of tokens."""
     return [row for row in rows if row["measure"] == measure and row.get("to", "") == to]
 
 
@@ -168,17 +167,17 @@ def name_of(row: Row) -> str:
 
 
 def beats_offset(row: Row) -> bool:
-    """Whether a head finds a relation more often than the best fixed offset (corrected p below .05)."""
+    """Return whether a head finds a relation more often than the best fixed offset (corrected p below .05)."""
     return bool(row["difference"] > 0 and row["p_value"] < 0.05)
 
 
 def finds_relation(row: Row) -> bool:
-    """Whether a head finds a relation more often than the best fixed offset and than with permuted syntactic heads."""
+    """Return whether a head beats the best fixed offset by more than with permuted syntactic heads."""
     return beats_offset(row) and bool(row["p_permuted"] < 0.05)
 
 
 def largest_move(by_name: Tables) -> tuple[str, float] | None:
-    """Return the class whose share of all maps changes most when all thresholds move by a quarter, and by how much."""
+    """Return the class whose share changes most when all thresholds move by a quarter, and the change."""
     unmoved = of_all_maps(by_name)
     factors = {row["factor"] for row in by_name.get("attention_classes", ())} - {1.0}
     moves = {
@@ -198,7 +197,6 @@ def _table(title: str, *headings: str) -> Any:
 
 
 def _classes_table(by_name: Tables) -> Any:
-    """Return the heads of each layer by the class that most of their maps have."""
     rows = of_heads(by_name)
     if not rows:
         return None
@@ -216,7 +214,6 @@ def _classes_table(by_name: Tables) -> Any:
 
 
 def _layers_table(by_name: Tables) -> Any:
-    """Return what heads attend to, as the mean over the heads of each layer."""
     rows = by_name.get("attention_layers", ())
     profile = {name: heading for name, heading in _PROFILE.items() if of_measure(rows, name)}
     types = [SPECIAL] if of_measure(rows, "mass", SPECIAL) else []
@@ -234,7 +231,6 @@ def _layers_table(by_name: Tables) -> Any:
 
 
 def _types_table(by_name: Tables) -> Any:
-    """Return for each type of token the head that attends to it most, beside what uniform attention would give."""
     rows = by_name.get("heads", ())
     types = list(dict.fromkeys(row["to"] for row in rows if row["measure"] == "lift"))
     if not types:
@@ -396,7 +392,6 @@ def _relations(by_name: Tables) -> list[str]:
 
 
 def _only_beyond_offset(rows: Sequence[Row]) -> list[str]:
-    """Return a sentence on relations that are found more often than by the offset, which shows no syntax."""
     names = [row["relation"] for row in rows if beats_offset(row) and not finds_relation(row)]
     if not names:
         return []
@@ -453,7 +448,7 @@ _NAMES = {_NORM: "norm", _COSINE: "mean cosine"}
 
 
 def first_token_tables(rows: Sequence[Row]) -> list[Any]:
-    """Return as a rich table which neurons have an outlying mean without the first token, with it, and on it alone."""
+    """Return a rich table of neurons with an outlying mean without the first token, with it, and on it alone."""
     from probing.runtime.terminal import plain_table
 
     if not rows:
@@ -474,7 +469,7 @@ def first_token_tables(rows: Sequence[Row]) -> list[Any]:
 
 
 def first_token_conclusions(rows: Sequence[Row]) -> list[str]:
-    """Return sentences on the outliers that the first token adds, hides, or has alone, if it was measured."""
+    """Return sentences on the outliers that the first token adds, hides, or has alone."""
     if not rows:
         return []
     without, with_it, alone = (_neurons(rows, which) for which in TOKENS)
@@ -489,12 +484,7 @@ def first_token_conclusions(rows: Sequence[Row]) -> list[str]:
 
 
 def causal_conclusions(is_causal: bool, heads: Sequence[Row]) -> list[str]:
-    """Return a sentence on the first token of a causal model, where it is counted among the special tokens.
-
-    Args:
-        is_causal: Whether no token attends to a later one.
-        heads: Rows of `heads.csv`.
-    """
+    """Return a sentence on the first token of a causal model, if it counts as a special token."""
     if (
         not is_causal
         or not any(row.get("to") == SPECIAL for row in heads)
@@ -508,7 +498,6 @@ def causal_conclusions(is_causal: bool, heads: Sequence[Row]) -> list[str]:
 
 
 def _neurons(rows: Sequence[Row], which: str) -> dict[int, set[int]]:
-    """Return the neurons with a far mean in each layer, over some of the tokens."""
     return {layer: {row["neuron"] for row in _far(rows, which) if row["layer"] == layer} for layer in _layers(rows)}
 
 

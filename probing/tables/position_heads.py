@@ -1,4 +1,4 @@
-"""Columns, tables and sentences of the part of `attention` on position heads, for files and the terminal."""
+"""Columns, tables and sentences of `attention` on position heads, for files and the terminal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def examined_heads(by_name: Tables) -> list[Row]:
 
 
 def tables(by_name: Tables) -> list[Any]:
-    """Return the tables of the terminal as rich ones; those without rows are left out."""
+    """Return the non-empty tables of the terminal as rich tables."""
     optional_tables = (_heads_table(by_name), _removal_table(by_name))
     return [table for table in optional_tables if table is not None]
 
@@ -68,7 +68,6 @@ def _table(title: str, *headings: str) -> Any:
 
 
 def _heads_table(by_name: Tables) -> Any:
-    """Return the position heads and the other heads whose neurons are reported."""
     heads = {name_of(row): row for row in (*position_heads(by_name), *examined_heads(by_name))}
     rows = [row for row in heads.values() if "mass" in row]
     if not rows:
@@ -88,7 +87,6 @@ def _heads_table(by_name: Tables) -> Any:
 
 
 def _removal_table(by_name: Tables) -> Any:
-    """Return what is left of each head without some neurons."""
     rows = _about(by_name)
     if not rows:
         return None
@@ -110,7 +108,6 @@ _NAMES = {
 
 
 def _about(by_name: Tables) -> list[Row]:
-    """Return the rows of the removal that the terminal shows."""
     rows = by_name.get("position_removal", ())
     sizes = sorted({row["k"] for row in rows})
     if not sizes:

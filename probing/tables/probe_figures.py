@@ -1,4 +1,4 @@
-"""Figures of a run, suitable for a paper: readable in greyscale, with units on every axis."""
+"""Figures of a run for papers: readable in greyscale, with units on every axis."""
 
 from __future__ import annotations
 
@@ -70,14 +70,7 @@ def accuracy_by_basis(figure: Figure, bases: Sequence[Mapping[str, Any]], task: 
 def neurons_beside_directions(
     figure: Figure, by_layer: Mapping[int, Sequence[Row]], n_rotations: int, model: str
 ) -> None:
-    """Draw the sorted contributions of each layer's neurons over the range of the directions of the same rank.
-
-    Args:
-        figure: An empty figure.
-        by_layer: Rows of `neurons.csv` of each layer, by rank.
-        n_rotations: Number of rotations.
-        model: Model name for the title.
-    """
+    """Draw the sorted contributions of each layer's neurons over the range of the directions of the same rank."""
     unit = score_of_neurons(next(iter(by_layer.values()))[0]).axis
     grid = panels(figure, len(by_layer), (2.5, 2.3), (0, 0.8))
     for axes, (layer, rows) in zip(grid, by_layer.items(), strict=True):
@@ -134,15 +127,7 @@ def write_figures(
     model: str,
     formats: Sequence[str] = USUAL,
 ) -> list[Path]:
-    """Draw a run's figures, each in some formats, and return the paths of the files.
-
-    Args:
-        folder: Folder of the figures.
-        tables: The tables of the run by their names.
-        task: Name of the task that the probe is trained on.
-        model: Model name for the titles.
-        formats: Formats of the files.
-    """
+    """Draw a run's figures in each format and return the paths of the files; `tables` has the run's tables by name."""
     accuracy, neurons = tables["accuracy"], tables["neurons"]
     by_layer = {row["layer"]: [n for n in neurons if n["layer"] == row["layer"]] for row in accuracy}
     paths = [folder / name for name in ("accuracy", "top_neurons", "neuron_map")]
@@ -172,10 +157,7 @@ def write_figures(
 
 
 def accuracy_by_layer(figure: Figure, accuracy: Sequence[Row], task: str, model: str) -> None:
-    """Draw accuracy by layer with its interval, together with its controls.
-
-    For a single layer, all values are marks side by side, so that none covers another.
-    """
+    """Draw accuracy by layer with its interval and its controls; a single layer has marks side by side."""
     figure.set_size_inches(6.4, 3.4)
     axes = figure.add_subplot()
     layers = [row["layer"] for row in accuracy]
@@ -223,9 +205,9 @@ def accuracy_by_position(figure: Figure, positions: Sequence[Row], task: str, mo
 
 
 def top_neurons(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str) -> None:
-    """Draw the first neurons of each layer's ranking: the contribution as a bar, its centred part over it.
+    """Draw the first neurons of each layer: the contribution as a bar, its centred part over it.
 
-    Where that is unreliable, a mark stands at the centred contribution to a probe that has an intercept.
+    If the centred part is unreliable, a mark shows the centred contribution to a probe with an intercept.
     """
     score = score_of_neurons(next(iter(by_layer.values()))[0])
     grid = panels(figure, len(by_layer), (2.5, 3.0), (0, 0.6))
@@ -274,15 +256,7 @@ def neuron_map(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str
 
 
 def confusion_matrices(figure: Figure, scores: Sequence[Row], confusions: Sequence[Row], task: str, model: str) -> None:
-    """Draw for each layer which share of each class's test tokens is taken for which class.
-
-    Args:
-        figure: An empty figure.
-        scores: Rows of `class_scores.csv`.
-        confusions: Rows of `confusions.csv`.
-        task: Name of the task whose classes they are.
-        model: Model name for the title.
-    """
+    """Draw for each layer the share of each class's test tokens predicted as each class."""
     layers = list(dict.fromkeys(row["layer"] for row in scores))
     classes = [row["class"] for row in scores if row["layer"] == layers[0]]
     every = -(-len(classes) // (LABELLED if isinstance(classes[0], str) else NUMBERED))
@@ -319,15 +293,7 @@ def write_comparison_figures(
     task: str,
     formats: Sequence[str] = USUAL,
 ) -> list[Path]:
-    """Draw a heat map for each pair of runs, and accuracy curves, in some formats; return the paths of the files.
-
-    Args:
-        folder: Folder of the figures.
-        agreement: Rows of `agreement.csv`.
-        accuracy: A row per layer, by run.
-        task: Name of the task that the probes are trained on.
-        formats: Formats of the files.
-    """
+    """Draw a heat map for each pair of runs, and accuracy curves, in each format; return the paths of the files."""
     pairs = list(dict.fromkeys((row["model_a"], row["model_b"]) for row in agreement))
     names = [f"agreement_{number}" for number in range(1, len(pairs) + 1)] if len(pairs) > 1 else ["agreement"]
     paths = [folder / name for name in (*names, "accuracy")]
@@ -340,7 +306,7 @@ def write_comparison_figures(
 
 
 def layers_by_layers(figure: Figure, rows: Sequence[Row]) -> None:
-    """Draw the agreement of each layer of one run with each of another, a panel for each of three statistics."""
+    """Draw the agreement of each layer of one run with each layer of another, a panel for each of three statistics."""
     panels = {"spearman": "Spearman of the rankings", "overlap": "overlap of the top", "cka": "linear CKA"}
     layers_a, layers_b = (sorted({row[f"layer_{side}"] for row in rows}) for side in "ab")
     figure.set_size_inches(2.3 + 3 * max(1.9, 0.42 * len(layers_b)), 1.3 + max(1.6, 0.36 * len(layers_a)))
@@ -364,10 +330,7 @@ def layers_by_layers(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def accuracies(figure: Figure, accuracy: Mapping[str, Sequence[Row]], task: str) -> None:
-    """Draw the accuracy curves of several runs, told apart by line style and mark as well as by colour.
-
-    A run of one layer is a mark at that layer. All marks but the first are open, so that they hide none beneath.
-    """
+    """Draw the accuracy curves of several runs, distinguished by line style and mark as well as by colour."""
     figure.set_size_inches(6.4, 3.4)
     axes = figure.add_subplot()
     looks = [("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"), ("-", "v"), ("--", "P")]
@@ -391,16 +354,7 @@ def accuracies(figure: Figure, accuracy: Mapping[str, Sequence[Row]], task: str)
 def write_curves_figure(
     path: Path, rows: Sequence[Row], majority: float, task: str, model: str, formats: Sequence[str] = USUAL
 ) -> list[Path]:
-    """Draw accuracy against the number of neurons in one layer, in some formats, and return the paths of the files.
-
-    Args:
-        path: Path of the figure, whose suffix is replaced by that of each format.
-        rows: Rows of `curves.csv` of one layer.
-        majority: Accuracy of the most frequent class.
-        task: Name of the task that the probes are trained on.
-        model: Model name for the title.
-        formats: Formats of the files.
-    """
+    """Draw accuracy against the number of neurons in one layer, in each format, and return the paths of the files."""
     with drawing(path, formats) as figure:
         how_many_neurons(figure, rows, majority, task, model)
     return forms_of([path], formats)

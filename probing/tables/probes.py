@@ -58,19 +58,14 @@ SHOWN = "class", "n_test_tokens", "recall*", "precision*", "f1"
 
 
 def are_unequal(row: Row) -> bool:
-    """Whether the classes of a run are of so unequal sizes that accuracy says little, given a row of `accuracy.csv`."""
+    """Return whether the classes of a run (a row of `accuracy.csv`) are too unequal for accuracy to be informative."""
     if "macro_f1" not in row or "prior_cross_entropy" not in row:
         return False
     return bool(row["prior_cross_entropy"] < EQUAL * math.log(row["n_classes"]))
 
 
 def classes_table(rows: Rows, most: int = MOST) -> Any:
-    """Return the classes of one layer as a rich table, those with most test tokens first.
-
-    Args:
-        rows: Rows of `class_scores.csv` of one layer.
-        most: Most classes to show.
-    """
+    """Return the classes of one layer as a rich table, those with most test tokens first, at most `most`."""
     shown = sorted(rows, key=lambda row: -row["n_test_tokens"])[:most]
     which = f", of {len(rows)} the {most} with most test tokens" * (len(rows) > most)
     title = f"Layer {rows[0]['layer']}: recall and precision of each class{which}"
@@ -85,14 +80,7 @@ def _taken_for(row: Row) -> str:
 
 
 def worst_class(row: Row, scores: Rows) -> str:
-    """Return a sentence on the class with the lowest F1 among those with `FEW` test tokens, and what it is taken for.
-
-    It is empty where classes are numbers, or nothing is wrong.
-
-    Args:
-        row: The layer's row of `accuracy.csv`.
-        scores: Its rows of `class_scores.csv`.
-    """
+    """Return a sentence on the class with the lowest F1 among those with `FEW` test tokens; empty for numbers."""
     frequent = [scored for scored in scores if scored["n_test_tokens"] >= FEW]
     if "macro_f1" not in row or "within_one" in row or row["accuracy"] == 1 or len(frequent) < 2:
         return ""
@@ -106,14 +94,9 @@ def worst_class(row: Row, scores: Rows) -> str:
 
 
 def confusion_shares(scores: Rows, confusions: Rows) -> list[list[float]]:
-    """Return the share of each class's test tokens that are taken for each class; NaN without any.
+    """Return the share of each class's test tokens predicted as each class, shape (n_classes, n_classes).
 
-    Args:
-        scores: Rows of `class_scores.csv` of one layer.
-        confusions: Rows of `confusions.csv` of that layer.
-
-    Returns:
-        Shape (n_classes, n_classes): the class, and what it is taken for.
+    A class without test tokens has NaN. Takes rows of `class_scores.csv` and `confusions.csv` of one layer.
     """
     index, counts = {row["class"]: i for i, row in enumerate(scores)}, [[0] * len(scores) for _ in scores]
     for row in confusions:
@@ -150,7 +133,7 @@ def result_line(row: Row, top: Sequence[Row]) -> str:
 
 
 def accuracy_table(rows: Sequence[Row]) -> Any:
-    """Return the accuracies by layer as a rich table; of numbers, R²."""
+    """Return the accuracies by layer as a rich table; for numbers, R²."""
     if score_of(rows[0]) is R2:
         return _r2_table(rows)
     table = plain_table("Test accuracy by layer", leave_out=("constant", "compression", "error", "within 1"))
@@ -183,7 +166,6 @@ def accuracy_table(rows: Sequence[Row]) -> Any:
 
 
 def _r2_table(rows: Sequence[Row]) -> Any:
-    """Return R² by layer as a rich table."""
     table = plain_table("Test R² by layer")
     for heading in ("layer", "R²", "95% range", "in training", "error", "rms error", "constant", "gradient"):
         table.add_column(heading, justify="right")
@@ -208,18 +190,13 @@ def _r2_table(rows: Sequence[Row]) -> Any:
 
 
 def _uninformative(rows: Sequence[Row], unit: str = "") -> list[str]:
-    """Return a line on the layers whose probe is not shown to be better than a constant answer, if there are any."""
     poor = [str(row["layer"]) for row in rows if row.get("flag") == UNINFORMATIVE]
     of = "layer" if len(poor) == 1 else "layers"
     return [say("not_better", layers=f"{of} {', '.join(poor)}", unit=unit)] if poor else []
 
 
 def penalty_lines(penalty: Mapping[str, Any]) -> list[str]:
-    """Return how the penalty was chosen, in sentences; an empty list if the user gave it.
-
-    Args:
-        penalty: The entry `penalty` of `results.json`.
-    """
+    """Return sentences on the choice of the penalty, from that entry of `results.json`; none if the user set it."""
     if "tried" not in penalty:
         return []
     of_numbers = "validation_r2" in penalty
@@ -247,18 +224,12 @@ def penalty_lines(penalty: Mapping[str, Any]) -> list[str]:
 
 
 def _end(l2: float, tried: Sequence[float]) -> str:
-    """Return the words before a penalty at either end of those tried: a value beyond it may be better still."""
+    """Return the words before a penalty at either end of the tried values: a value beyond it may be better still."""
     return "at most " if l2 == tried[-1] else "at least " if l2 == tried[0] else ""
 
 
 def layers_table(accuracy: Sequence[Row], neurons: Sequence[Row], by: Order = "contribution") -> Any:
-    """Return a line for each layer as a rich table: its accuracy, its controls and its first neurons.
-
-    Args:
-        accuracy: Rows of `accuracy.csv`.
-        neurons: Rows of `neurons.csv`.
-        by: The order in which neurons are first.
-    """
+    """Return a row for each layer as a rich table: its accuracy, its controls and its first neurons in this order."""
     controls, score = controls_of(accuracy), score_of(accuracy[0])
     with_f1 = any(are_unequal(row) for row in accuracy)
     title = f"Layers: test {score.words} of the probe and of its controls, and its first neurons"
@@ -300,14 +271,10 @@ def controls_table(rows: Sequence[Row]) -> Any:
 def neurons_table(
     rows: Sequence[Row], site: str = "residual", n_removed: int = 0, by: Order = "contribution", in_full: bool = True
 ) -> Any:
-    """Return the first neurons of one layer's ranking as a rich table, which says what a neuron is at this site.
+    """Return the first neurons of one layer's ranking as a rich table.
 
-    Args:
-        rows: The first rows of the layer's ranked table.
-        site: Where the neurons are, as in `--site`.
-        n_removed: Number of neurons of the layer that a probe was retrained without, one at a time.
-        by: The order of the rows.
-        in_full: Whether the notes also say what a neuron of the residual stream is, and what intervals are worth.
+    `n_removed` is the number of neurons that a probe was retrained without, one at a time. With `in_full` the notes
+    also define a neuron of the residual stream and explain the intervals.
     """
     score = score_of_neurons(rows[0])
     least = ("share", "z", "ratio", "range", "within", "head", "feature")
@@ -384,17 +351,14 @@ def heads_table(rows: Sequence[Row]) -> Any:
 
 
 def _is_far(row: Row) -> bool:
-    """Whether a neuron's mean is so far from 0 that its centred contribution is unreliable."""
     return bool(abs(row["mean"]) > FAR * row["sd"] and row["flag"] != "dead")
 
 
 def _centred(row: Row) -> str:
-    """Return the centred contribution, from a probe with an intercept if there is one; a star marks unreliable ones."""
     return f"{centred_of(row):.4f}" + "*" * _is_far(row)
 
 
 def _without(row: Row) -> str:
-    """Return the ablation effect of a neuron: the increase in cross-entropy without it, in nats, or what R² loses."""
     if not row["removed"]:
         return ""
     if NEGLIGIBLE in row["removed"]:
@@ -414,12 +378,7 @@ _DONE = {
 
 
 def transform_lines(transform: str, accuracy: Sequence[Row]) -> list[str]:
-    """Return a line per layer on how the transform of `fit --transform` changed accuracy; nothing for other runs.
-
-    Args:
-        transform: Value of `--transform` in the run's configuration.
-        accuracy: Rows of the run's `accuracy.csv`.
-    """
+    """Return a line per layer on the effect of `fit --transform` on accuracy; nothing without a known transform."""
     done = _DONE.get(transform)
     if done is None:
         return []
@@ -427,7 +386,7 @@ def transform_lines(transform: str, accuracy: Sequence[Row]) -> list[str]:
 
 
 def transform_sizes(transform: str, accuracy: Sequence[Row]) -> list[str]:
-    """Return on how much text the transform of `fit --transform` was fitted, if it uses a covariance."""
+    """Return the amount of text that `fit --transform` was fitted on, if it uses a covariance."""
     return size_lines(({**row, "transform": transform} for row in accuracy), MORE_SENTENCES)
 
 
@@ -448,7 +407,7 @@ def _transform_line(row: Row, done: str) -> str:
 
 
 def accuracies(rows: Rows) -> str:
-    """Return how well the probes predict: in the first layer, in the best one and in the last one."""
+    """Return the performance of the probes in the first, the best and the last layer."""
     first, last = rows[0], rows[-1]
     score = score_of(first)
     if len(rows) == 1:
@@ -477,15 +436,7 @@ def _share(row: Row) -> str:
 def answer(
     accuracy: Rows, neurons: Rows, task: str, results: Mapping[str, Any], config: Mapping[str, Any]
 ) -> list[str]:
-    """Return how well the task is read, the controls beside it, and which neuron contributes most in the leading layer.
-
-    Args:
-        accuracy: Rows of `accuracy.csv`.
-        neurons: Rows of `neurons.csv`.
-        task: Name of the task.
-        results: The content of `results.json`.
-        config: The resolved configuration.
-    """
+    """Return the accuracy of the task, its controls, and the top neuron of the leading layer."""
     row = leading(accuracy)
     layer_neurons = [neuron_row for neuron_row in neurons if neuron_row["layer"] == row["layer"]]
     of_neuron = conclusion(
@@ -496,7 +447,6 @@ def answer(
 
 
 def _led_by_means(neurons: Rows) -> str:
-    """Return in which layers the first neuron contributes by its mean; empty where none does."""
     led = sorted({row["layer"] for row in neurons if row["rank"] == 1 and "offset" in row["flag"]})
     return say("led_by_means", layers=layers_named(led)) if led else ""
 
@@ -505,16 +455,9 @@ def caveats(
     accuracy: Rows, neurons: Rows, scores: Rows, task: str, results: Mapping[str, Any], config: Mapping[str, Any],
     beside: Rows = (),
 ) -> list[str]:  # fmt: skip
-    """Return what speaks against a ranking, or limits what it says, for the end of what is printed.
+    """Return evidence against a ranking and limits of its meaning, for the end of the output.
 
-    Args:
-        accuracy: Rows of `accuracy.csv`.
-        neurons: Rows of `neurons.csv`.
-        scores: Rows of `class_scores.csv`.
-        task: Name of the task.
-        results: The content of `results.json`.
-        config: The resolved configuration.
-        beside: Rows of `basis.csv`.
+    `scores` has rows of `class_scores.csv`, `beside` rows of `basis.csv`.
     """
     sentences: list[str | None] = []
     if len(accuracy) == 1:

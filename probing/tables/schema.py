@@ -1,4 +1,4 @@
-"""Tables of `fit`, `probe` and `rank`, and columns that tables of several commands have."""
+"""Tables of `fit`, `probe` and `rank`, and columns shared by several commands."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LAYER = layer_column(), _LAYER_NAME
 
 
 def block(meaning: str = "Number of the block, from 1.") -> Column:
-    """Return the column of the layer where it is the number of a block."""
+    """Return the column of the layer for tables where it is the number of a block."""
     return Column("layer", layer_number, meaning)
 
 
@@ -82,7 +82,6 @@ N_TEST_TOKENS = whole("n_test_tokens", "Number of test tokens, or of sentences o
 
 
 def _controls(score: str, words: str) -> Iterator[Column]:
-    """Yield of each control its score, and the interval of the probe's minus that."""
     for name, control in {**CONTROLS, **ADDED_CONTROLS}.items():
         meaning = f"{words} of the control {control.words}, a mean over its draws."
         yield Column(f"{name}_{score}", float, meaning, form=".3f", interval=f"above_{name}")
@@ -415,14 +414,7 @@ MOST_CLASSES = 5
 
 
 def rank_sentence(layer: int, neuron: int, ranks: Sequence[Row], n_neurons: int) -> str:
-    """Return a neuron's rank, and those of the neurons of the same index in the other layers of the run.
-
-    Args:
-        layer: The layer.
-        neuron: Index of the neuron.
-        ranks: The row of `neurons.csv` of that index in each layer.
-        n_neurons: Number of neurons of a layer.
-    """
+    """Return a neuron's rank in its layer of `n_neurons`, and the ranks of the same index in the run's other layers."""
     (layer_row,) = (row for row in ranks if row["layer"] == layer)
     sentence = f"Neuron {neuron} of layer {layer} has rank {layer_row['rank']} of {n_neurons}"
     others = [row for row in ranks if row["layer"] != layer]
@@ -435,11 +427,7 @@ def rank_sentence(layer: int, neuron: int, ranks: Sequence[Row], n_neurons: int)
 
 
 def profile_sentences(profile: Sequence[Row]) -> list[str]:
-    """Return a neuron's mean, its share of the mean cosine, and the neurons that it varies with.
-
-    Args:
-        profile: Its rows of `profiles.csv`.
-    """
+    """Return a neuron's mean, its share of the mean cosine, and its correlated neurons, from its `profiles.csv`."""
     sentences = []
     for row in _of("mean", profile):
         inside = _interval(row)

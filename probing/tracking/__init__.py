@@ -1,9 +1,8 @@
 """Logs a run to Weights & Biases, and to other loggers, without depending on them.
 
-This is the only package that imports wandb, tensorboard or mlflow, and it does so only when a run is tracked. The
-files of a run are complete before they are logged, so a failure of a logger (no network, a server that does not answer,
-a full quota) only causes one warning. Tested with wandb 0.31; comments name the behaviour of the client that each
-precaution is for.
+Only this package imports wandb, tensorboard or mlflow, and only when a run is tracked. The files of a run are complete
+before they are logged, so a failure of a logger (no network, no answer, a full quota) only causes a warning. Tested
+with wandb 0.31; comments name the client's behaviour behind each precaution.
 """
 
 from __future__ import annotations
@@ -21,20 +20,19 @@ from probing.tracking.wandb_run import WandbRun
 
 
 class Tracker:
-    """One run in each logger, from its start to `finish`; no method raises because of a failure of a logger.
+    """Run in each logger, from its start to `finish`; no method raises because of a failure of a logger.
 
     Args:
-        options: The W&B options.
         folder: The run's folder, which must exist; each logger writes only into a folder of its name there.
         name: Name of the run, unless the options name it, and of its artifact.
-        config: The run's resolved configuration, which loggers show unchanged; it must not hold secrets. Its
-            `trainer.logger` names the loggers beside W&B.
-        warn: Called at most once for each logger, with one sentence, if it fails.
+        config: The run's resolved configuration, which loggers show unchanged, so it must not contain secrets. Its
+            `trainer.logger` names the loggers besides W&B.
+        warn: Called with a sentence, at most once per logger, if it fails.
         light: Whether this is one of many runs of a process; then W&B gets less, because it takes most of the time.
         final: The run's folder under its final name; `folder` by default.
 
     Raises:
-        UserError: If the requested mode of W&B is not a valid mode.
+        UserError: If the requested mode of W&B is invalid.
     """
 
     def __init__(
@@ -57,7 +55,7 @@ class Tracker:
 
     @property
     def mode(self) -> Mode:
-        """The current mode of W&B: the requested one, or its replacement after a failure."""
+        """Current mode of W&B: the requested mode, or its replacement after a failure."""
         return self._wandb.mode
 
     @cached_property
@@ -84,19 +82,19 @@ class Tracker:
         """Log the run's results.
 
         Args:
-            accuracy: One row per layer, logged as curves over layers, `by_layer/COLUMN`, and in the summary as
-                `layer_06/COLUMN`; if there is a column `accuracy` or `r2`, also as the table `accuracy`. One layer
-                alone makes no curve.
-            neurons: Rows with `layer` and `rank`, logged as one table per layer, such as `neurons/layer_06`, with the
-                first 10,000 ranks.
-            figures: Figures; images (PNG) are logged as `figures/STEM`, vector forms are stored in the artifact only.
-            files: Files of the run's folder, stored in one artifact. They must not change afterwards, because they are
-                uploaded in place.
+            accuracy: Rows, usually by layer, logged as curves over layers, `by_layer/COLUMN`, and in the summary as
+                `layer_06/COLUMN`; with a column `accuracy` or `r2` also as the table `accuracy`. A single layer makes
+                no curve.
+            neurons: Rows with `layer` and `rank`, logged as a table per layer, such as `neurons/layer_06`, up to rank
+                10,000.
+            figures: PNG images are logged as `figures/STEM`, vector formats are only stored in the artifact.
+            files: Files of the run's folder, stored in the artifact; uploaded in place, so they must not change
+                afterwards.
             tables: Further tables by name, each with the first 10,000 rows.
             kind: Type of the artifact.
-            report: A self-contained page, logged as `report`, and copied into the artifact because it may be written
-                again later.
-            axis: What the rows of `accuracy` are by: their column that is the axis of the curves, `by_AXIS/COLUMN`.
+            report: A self-contained page, logged as `report` and copied into the artifact, since it may be written
+                again.
+            axis: Column of `accuracy` that is the axis of the curves, `by_AXIS/COLUMN`.
             curves: Rows of further curves by their axes.
         """
         by_name = {**by_layer(neurons), **(tables or {})}
@@ -109,11 +107,7 @@ class Tracker:
             run.log_results(logged)
 
     def finish(self, exit_code: int = 0) -> None:
-        """Close the run in all loggers; a second call does nothing.
-
-        Args:
-            exit_code: 0 marks the run as finished, any other code as failed.
-        """
+        """Close the run in all loggers, as failed unless `exit_code` is 0; a second call does nothing."""
         for run in self._others:
             run.finish(exit_code)
         self._wandb.finish(exit_code)

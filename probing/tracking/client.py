@@ -1,4 +1,4 @@
-"""The client of W&B: its background process, temporary files and variables, and a logger without its exceptions."""
+"""Client of W&B: its background process, temporary files and variables, and a logger without its exceptions."""
 
 from __future__ import annotations
 
@@ -45,18 +45,12 @@ _TRUE = {"1", "on", "t", "true", "y", "yes"}
 
 
 def resolve_mode(mode: str) -> Mode:
-    """Decide where the run is logged, without network or prompt.
+    """Return where the run is logged, without network or prompt; raise UserError for an invalid mode.
 
-    The client's own rules are not used: without a key it prompts forever in a terminal and fails elsewhere, and it
-    treats an empty `WANDB_MODE` as an error. A user who has switched it off anywhere, as `wandb offline` and `wandb
-    disabled` do for a folder, is followed even if the environment says `online`.
-
-    Args:
-        mode: The requested mode; `auto` takes the least of `WANDB_MODE`, or else of what an API key allows, of
-            `WANDB_DISABLED`, and of the client's settings files.
-
-    Raises:
-        UserError: If the option, `WANDB_MODE` or the mode of a settings file is not a valid mode.
+    The client's rules are not used: without a key it prompts forever in a terminal and fails elsewhere, and it rejects
+    an empty `WANDB_MODE`. If `wandb offline` or `wandb disabled` has switched it off for a folder, that takes
+    precedence over the environment. `auto` takes the least of `WANDB_MODE` (or else online with an API key and offline
+    without), of `WANDB_DISABLED`, and of the client's settings files.
     """
     if mode != "auto":
         return _checked_mode("--wandb.mode", mode)
@@ -74,7 +68,7 @@ def least(modes: Iterable[Mode]) -> Mode:
 
 
 def _modes_of_settings() -> list[Mode]:
-    """Return the modes of the folder's settings, or else of the user's; those of clients up to 0.17 say `disabled`."""
+    """Return the modes of the folder's settings, or else of the user's; clients up to 0.17 write `disabled`."""
     modes: list[Mode] = []
     for path in _local_settings():
         modes += _mode_of_file(path)
@@ -98,11 +92,9 @@ def _checked_mode(source: str, mode: str) -> Mode:
 
 
 def credentials() -> dict[str, str]:
-    """Find the user's W&B credentials, and return them as an environment variable.
+    """Return the user's W&B credentials as an environment variable; empty without any.
 
-    Returns:
-        One variable and its value, or an empty dict. In this form the client uses credentials from netrc as they were
-        found here, and does not prompt because it reads the file differently.
+    The client then uses netrc credentials as read here, and does not prompt because it reads the file differently.
     """
     for variable in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
         if value := os.environ.get(variable):
@@ -112,7 +104,7 @@ def credentials() -> dict[str, str]:
 
 
 def _api_hosts() -> tuple[str, ...]:
-    """Return the hosts whose netrc entries are used: the configured server, else W&B's own service."""
+    """Return the hosts whose netrc entries are used: the configured server, else W&B's service."""
     configured = [settings["base_url"] for path in _local_settings() if "base_url" in (settings := _settings_in(path))]
     url = os.environ.get("WANDB_BASE_URL") or next(iter(configured), _settings_in(_global_settings()).get("base_url"))
     # Both names of W&B's own service; the client accepts an entry for either.
@@ -131,7 +123,7 @@ def _local_settings() -> list[Path]:
 
 
 def _settings_in(path: Path) -> Mapping[str, str]:
-    """Return the settings in a file of the client, which also takes one that cannot be read as empty."""
+    """Return the settings in a file; empty, as in the client, if the file cannot be read."""
     parser = ConfigParser(interpolation=None)
     try:
         parser.read(path, encoding="utf-8")
@@ -167,17 +159,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Logged:
-    """The results of a run, as every logger takes them.
-
-    Args:
-        name: Name of the run.
-        curves: Rows by the axis of their curves.
-        tables: Rows by the name of their table.
-        figures: Figures.
-        files: Files of the run's folder.
-        kind: What kind of results they are.
-        report: A self-contained page.
-    """
+    """Results of a run for every logger: curves by axis, tables by name, figures, files, kind and a page."""
 
     name: str
     curves: Mapping[str, Rows]
@@ -189,7 +171,7 @@ class Logged:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the summary of the run says of all rows with an axis; see `summary_of`."""
+        """Summary of all rows with an axis; see `summary_of`."""
         return {key: value for axis, rows in self.curves.items() for key, value in summary_of(rows, axis).items()}
 
     def shown(self) -> Iterator[tuple[str, list[str], list[list[Any]]]]:
@@ -201,7 +183,7 @@ class Logged:
                 yield name, columns, [[row.get(column) for column in columns] for row in rows]
 
     def artifact_paths(self) -> dict[Path, str]:
-        """Return where each file is kept beside the others: files, and figures that are no images."""
+        """Return the path in the artifact of each file and each vector figure."""
         vectors = [figure for figure in self.figures if figure.suffix != ".png"]
         return {file: file.name for file in self.files} | {file: f"figures/{file.name}" for file in vectors}
 
@@ -212,17 +194,11 @@ class Logged:
 
 
 def summary_of(rows: Rows, axis: str = LAYER) -> dict[str, Any]:
-    """Return what the summary of a run says of some rows: numbers whose names tell what they are of.
+    """Return the summary of rows: numbers under the names of their curves.
 
-    Over layers these are `layer_06/COLUMN` for each number, and the best accuracy (of numbers, R²) with its layer, the
-    lowest one among equals. A run of one layer also has `layer` and `by_layer/COLUMN`, which in trials of a sweep over
-    layers are the same for all.
-
-    These are set explicitly because `define_metric(summary="max")` gives different values before and after a sync.
-
-    Args:
-        rows: Rows of a table.
-        axis: Their column that is the axis of the curves.
+    Over layers these are `layer_06/COLUMN` for each number, and the best accuracy (R² for numbers) with its layer, the
+    lowest among equals. A single row also has the axis and `by_AXIS/COLUMN`, the same names in all trials of a sweep
+    over layers. Set explicitly because `define_metric(summary="max")` gives different values before and after a sync.
     """
     summary: dict[str, Any] = {}
     for row in rows:
@@ -241,7 +217,7 @@ def curves_of(rows: Rows, axis: str) -> list[str]:
 
 
 def points(rows: Rows, axis: str) -> Iterator[dict[str, Any]]:
-    """Yield the points of the curves over an axis, one for each row that has any."""
+    """Yield the points of the curves over an axis, for each row that has any."""
     columns = curves_of(rows, axis)
     for row in rows:
         if values := {by(axis, column): row[column] for column in columns if _is_number(row.get(column))}:
@@ -254,7 +230,6 @@ def by(axis: str, column: str) -> str:
 
 
 def _best(accuracy: Rows) -> dict[str, Any]:
-    """Return the best accuracy, of numbers the best R², and its layer, the lowest one among equals."""
     for name in ("accuracy", "r2"):
         if scored := [row for row in accuracy if _is_number(row.get(name))]:
             best = max(scored, key=lambda row: (row[name], -row[LAYER]))
@@ -263,14 +238,11 @@ def _best(accuracy: Rows) -> dict[str, Any]:
 
 
 def of_lightning(metrics: Mapping[str, Any], layers: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a call of Lightning's logger into what is a curve and what belongs into the summary alone.
+    """Split the metrics of a call of Lightning's logger into curves and entries of the summary alone.
 
-    Metrics of the test tokens are measured once. Means over several layers, which `LinearProbe` logs for callbacks,
-    belong to neither: they stand in no table.
-
-    Args:
-        metrics: Values by name, such as `val/layer_06/accuracy`; `val/accuracy` is the mean.
-        layers: The layers in former calls, to which those of this one are added: solved ones are no longer logged.
+    Metrics of the test tokens are measured once. Means over several layers, such as `val/accuracy`, which `LinearProbe`
+    logs for callbacks, belong to neither. The layers of this call are added to `layers`, the layers of former calls,
+    since solved layers are no longer logged.
     """
     of_layers = [parts for parts in (key.split("/") for key in metrics) if len(parts) == 3]
     layers |= {layer for _, layer, _ in of_layers}
@@ -281,7 +253,7 @@ def of_lightning(metrics: Mapping[str, Any], layers: set[str]) -> tuple[dict[str
 
 
 def by_layer(neurons: Rows) -> dict[str, list[Mapping[str, Any]]]:
-    """Split the ranking into one table per layer, in order of rank."""
+    """Split the ranking into a table per layer, in order of rank."""
     layers = sorted({row["layer"] for row in neurons})
     tables: dict[str, list[Mapping[str, Any]]] = {f"neurons/layer_{n:02d}": [] for n in layers}
     for row in sorted(neurons, key=lambda row: row["rank"]):
@@ -313,9 +285,9 @@ _PREFIX, _LOCK = "probing-wandb-", ".lock"
 
 @contextmanager
 def temporary_client_folder() -> Iterator[None]:
-    """Import the client here: it makes temporary folders when it is imported, which only a regular end removes.
+    """Import the client here, in a locked temporary folder; abandoned folders are removed.
 
-    They are made in one folder of this process, which it holds by a lock. Folders whose process is gone are removed.
+    On import the client makes temporary folders, which only a regular end removes.
     """
     if "wandb" in sys.modules:
         yield
@@ -344,7 +316,6 @@ def _claim() -> Path:
 
 
 def _remove_abandoned(place: Path) -> None:
-    """Remove the folders of processes that were killed."""
     for folder in place.glob(f"{_PREFIX}*"):
         with suppress(Timeout, OSError):  # in use, or another user's
             if (folder / _LOCK).is_file():
@@ -366,7 +337,7 @@ def refused_variables() -> dict[str, str]:
 
 
 def reason_of(error: Exception) -> str:
-    """Return what the client says is wrong, or the first line of an error, or its type's name if it has no message."""
+    """Return the client's reason, the first line of an error, or its type's name if it has no message."""
     wrong = [str(problem["msg"]) for problem in error.errors()] if hasattr(error, "errors") else []  # of pydantic
     first_line = ("; ".join(wrong) or str(error) or type(error).__name__).splitlines()[0]
     return first_line.removeprefix("Value error, ").rstrip(" .")[:200]
@@ -379,10 +350,7 @@ Call = Callable[["WandbLogger"], None]
 def guarded_logger(
     run: Run, note: Callable[[Call], None], attempt: Callable[[Callable[[], None]], None], **options: Any
 ) -> WandbLogger:
-    """Return Lightning's logger for a run, which records its calls and keeps W&B's errors out of training.
-
-    Metrics go where `of_lightning` says.
-    """
+    """Return Lightning's logger with metrics split by `of_lightning`; it records calls and isolates W&B's errors."""
     from pytorch_lightning.loggers import WandbLogger
 
     layers: set[str] = set()
@@ -407,9 +375,9 @@ def guarded_logger(
 
 @contextmanager
 def shared_service(mode: Mode) -> Iterator[None]:
-    """Share one background process of the client between all offline runs in this context.
+    """Share a background process of the client between all offline runs in this context.
 
-    Online runs still have a process each, so that the process can be stopped if the server no longer answers.
+    Online runs still have a process each, so that it can be stopped if the server no longer answers.
     """
     if mode != "offline" or "WANDB_SERVICE" in os.environ:
         yield
@@ -427,7 +395,7 @@ def shared_service(mode: Mode) -> Iterator[None]:
 
 
 def background_process() -> Popen[bytes] | None:
-    """Return the client's background process, which has no public name; None if it is not found."""
+    """Return the client's background process, which has no public name; None if it does not exist."""
     from wandb.sdk import wandb_setup
 
     try:
@@ -438,11 +406,7 @@ def background_process() -> Popen[bytes] | None:
 
 
 def close_service() -> None:
-    """End the background process, which closes its files and clears its environment variable.
-
-    Raises:
-        RuntimeError: If the client reports that the process failed.
-    """
+    """End the background process, which closes its files and clears its variable; raise RuntimeError if it failed."""
     import wandb
 
     try:
@@ -452,19 +416,10 @@ def close_service() -> None:
 
 
 def within(seconds: float, service: Popen[bytes] | None, action: Callable[[], None]) -> None:
-    """Run an action; if it exceeds a time limit, stop an online run's background process.
+    """Run an action; if it exceeds a time limit, stop the background process of an online run and raise TimeoutError.
 
-    Stopping the process ends the wait with an error. The client's own limits do not always hold: if a server stops
-    answering during the upload of an artifact, `finish` with a limit of 9 s takes minutes.
-
-    Args:
-        seconds: The time limit.
-        service: The background process; without one there is no limit.
-        action: The action.
-
-    Raises:
-        TimeoutError: If the action took longer.
-        Exception: Any other error of the action.
+    The client's limits are not reliable: if a server stops answering during the upload of an artifact, `finish` with a
+    limit of 9 s takes minutes. Without a service there is no limit.
     """
     if service is None:
         return action()

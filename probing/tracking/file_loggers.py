@@ -1,6 +1,6 @@
 """Loggers of Lightning that write into the run's folder: CSV, TensorBoard and MLflow.
 
-A run looks the same in all of them: metrics have the keys that they have on W&B, and the configuration is the same.
+All of them have the metric keys and the configuration of W&B.
 """
 
 from __future__ import annotations
@@ -24,16 +24,10 @@ _TEXT_ROWS = 100
 
 
 class LoggerRun:
-    """One run in a logger, from its start to `finish`; the first failure ends it, with one warning.
+    """Run in a logger, from its start to `finish`; the first failure ends it, with a warning.
 
-    Args:
-        folder: The run's folder; a folder of the logger's name there is written anew, since a run that goes on logs
-            again what it had logged.
-        final: The run's folder under its final name.
-        name: Name of the run.
-        project: Project of the run; `probing` by default.
-        config: The run's resolved configuration.
-        warn: Takes one sentence.
+    The logger's folder in the run's folder is written anew, since a continued run logs everything again. `final` is the
+    run's folder under its final name.
     """
 
     label = ""
@@ -55,14 +49,14 @@ class LoggerRun:
         self.log_settings(config)
 
     def log_training(self, metrics: Mapping[str, Any], step: int | None) -> None:
-        """Log a call of Lightning's Trainer, as `of_lightning` divides it."""
+        """Log a call of Lightning's Trainer, split by `of_lightning`."""
         curves, summary = of_lightning(metrics, self._layers)
         self._summary |= {key: float(value) for key, value in summary.items()}
         if curves:
             self._attempt(lambda: self._log({key: float(value) for key, value in curves.items()}, step))
 
     def log_settings(self, settings: Mapping[str, Any]) -> None:
-        """Log settings: the configuration, and what Lightning adds to it."""
+        """Log settings: the configuration, and additions of Lightning."""
         new = {key: value for key, value in settings.items() if key not in self._settings}
         self._settings |= new
         if new:
@@ -114,20 +108,20 @@ class LoggerRun:
         raise NotImplementedError
 
     def _log_table(self, name: str, columns: Sequence[str], data: Sequence[Sequence[Any]]) -> None:
-        """Log a table, where the logger has any."""
+        """Log a table, if the logger supports tables."""
 
     def _log_image(self, path: Path) -> None:
-        """Log an image, where the logger has any."""
+        """Log an image, if the logger supports images."""
 
     def _log_file(self, path: Path, artifact_path: str) -> None:
-        """Log a file, where the logger keeps any."""
+        """Log a file, if the logger stores files."""
 
     def _end(self, is_finished: bool) -> None:
         raise NotImplementedError
 
 
 class CsvRun(LoggerRun):
-    """`metrics.csv` and `hparams.yaml`; tables and figures are files of the run already."""
+    """Run as `metrics.csv` and `hparams.yaml`; tables and figures are already files of the run."""
 
     label = "csv"
 
@@ -151,7 +145,7 @@ class CsvRun(LoggerRun):
 
 
 class TensorBoardRun(LoggerRun):
-    """Scalars, images, tables as text, and the settings beside the summary."""
+    """Run as scalars, images, tables as text, and settings with the summary."""
 
     label = "tensorboard"
 
@@ -187,7 +181,7 @@ class TensorBoardRun(LoggerRun):
 
 
 class MlflowRun(LoggerRun):
-    """Metrics, parameters, tables and files, in a database in the run's folder or on `$MLFLOW_TRACKING_URI`."""
+    """Run as metrics, parameters, tables and files, in a database in the run's folder or on `$MLFLOW_TRACKING_URI`."""
 
     label = "mlflow"
 
@@ -235,7 +229,7 @@ class MlflowRun(LoggerRun):
 
 
 def _move(database: Path, before: str, after: str) -> None:
-    """Write the final place of artifacts into a database of MLflow, which keeps absolute ones."""
+    """Write the final place of artifacts into a database of MLflow, which stores absolute paths."""
     with closing(sqlite3.connect(database)) as connection, connection:
         for table, column in (("runs", "artifact_uri"), ("experiments", "artifact_location")):
             connection.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (before, after))
@@ -243,7 +237,7 @@ def _move(database: Path, before: str, after: str) -> None:
 
 @contextmanager
 def _quiet_mlflow() -> Iterator[None]:
-    """Let MLflow say nothing, send nothing about its use, and give up a server that does not answer."""
+    """Silence MLflow and its telemetry, and give up a server that does not answer."""
     loggers = [logging.getLogger(name) for name in ("mlflow", "alembic", "pytorch_lightning.loggers.mlflow")]
     levels = [logger.level for logger in loggers]
     ours = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}

@@ -1,4 +1,4 @@
-"""Lightning's logger of a run that has several: W&B's and others, as a Trainer takes them."""
+"""Lightning's logger of a run with several loggers, for a Trainer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from probing.tracking.file_loggers import LoggerRun
 
 
 def in_all(wandb: Logger | None, others: Sequence[LoggerRun]) -> Logger:
-    """Return a logger that passes everything on to W&B's logger, if there is one, and to other runs."""
+    """Return a logger that passes everything on to W&B's logger, if any, and to other runs."""
     return _InAll(wandb, others)
 
 
 class _InAll(Logger):
-    """Passes on metrics and settings; its runs end with the command, not with the training of some probes."""
+    """Logger that passes on metrics and settings; its runs end with the command, not with a training."""
 
     def __init__(self, wandb: Logger | None, others: Sequence[LoggerRun]) -> None:
         super().__init__()

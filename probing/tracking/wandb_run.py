@@ -1,4 +1,4 @@
-"""One W&B run, from its start to its end."""
+"""W&B run, from its start to its end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def log_results(run: Run, logged: Logged) -> None:
-    """Log curves by their axes, their summary, tables, images, one artifact and a page; see `Tracker.log_results`."""
+    """Log curves by their axes, their summary, tables, images, an artifact and a page; see `Tracker.log_results`."""
     import wandb
 
     # First, because it is the largest, and is uploaded while the rest is logged.
@@ -69,7 +69,7 @@ def log_results(run: Run, logged: Logged) -> None:
 
 
 def _declare(run: Run, rows: Rows, axis: str) -> None:
-    """Declare the columns with several numbers as curves over the axis: W&B would draw a chart of one point."""
+    """Declare the columns with several numbers as curves over the axis: W&B would draw a chart of a single point."""
     columns = curves_of(rows, axis)
     if not columns:
         return
@@ -94,12 +94,12 @@ def _artifact(logged: Logged) -> Artifact:
 
 
 def repair_artifacts(run: Run, folder: Path, offline: bool) -> None:
-    """Correct how the client handles two properties of a run's artifacts; tables are artifacts too.
+    """Correct the paths and temporary folders of a run's artifacts, tables included.
 
-    An offline run records the absolute paths of an artifact's files. If a sync does not find a file, it leaves the
-    artifact pending, with exit status 0. Because the run's folder is renamed, and may be copied to another machine,
-    paths are made relative to the folder, and a sync must be started in it. Also, the temporary folder of a table is
-    removed here; otherwise the garbage collector removes it much later, with a warning.
+    An offline run records absolute paths of an artifact's files, and a sync that misses a file leaves the artifact
+    pending, with exit status 0. Since the run's folder is renamed and may be copied, paths become relative to the
+    folder, where a sync must be started. The temporary folder of a table is removed here; the garbage collector would
+    remove it much later, with a warning.
     """
     log_artifact = run.log_artifact
 
@@ -136,19 +136,18 @@ _REQUEST_S = 4
 
 
 class WandbRun:
-    """One W&B run, from its start to `finish`; no method raises because of a failure of W&B.
+    """Run on W&B, from its start to `finish`; no method raises because of a failure of W&B.
 
     Args:
-        options: The W&B options.
         folder: The run's folder, which must exist; W&B writes only into `folder/wandb`.
         name: Name of the run, unless the options name it, and of its artifact.
-        config: The run's resolved configuration, which W&B shows unchanged; it must not hold secrets.
-        warn: Called at most once, with one sentence, if W&B fails.
+        config: The run's resolved configuration, which W&B shows unchanged, so it must not contain secrets.
+        warn: Called at most once, with a sentence, if W&B fails.
         light: Whether this is one of many runs of a process; then the list of packages and the machine's data, which
             take most of the time, are left out.
 
     Raises:
-        UserError: If the requested mode is not a valid mode.
+        UserError: If the requested mode is invalid.
     """
 
     def __init__(
@@ -189,7 +188,7 @@ class WandbRun:
             self._report(failure)
 
     def _id_of_environment(self) -> str | None:
-        """Return `$WANDB_RUN_ID`, which a sweep's agent sets, for one run of this process: that of the command."""
+        """Return `$WANDB_RUN_ID`, which a sweep's agent sets, for a single run of this process: the command's."""
         run_id = os.environ.get("WANDB_RUN_ID")
         if not run_id or self._is_part or _FOLDER_OF_ID.setdefault(run_id, self._folder) != self._folder:
             return None
@@ -197,7 +196,7 @@ class WandbRun:
 
     @property
     def mode(self) -> Mode:
-        """The current mode: the requested one, or its replacement after a failure of W&B."""
+        """Current mode: the requested mode, or its replacement after a failure of W&B."""
         return self._mode
 
     @cached_property
@@ -213,13 +212,10 @@ class WandbRun:
         self._log_results()
 
     def finish(self, exit_code: int = 0) -> None:
-        """Close the run and everything that W&B holds open; a second call does nothing.
+        """Close the run and all resources of W&B, as failed unless `exit_code` is 0; a second call does nothing.
 
-        A run that did not reach the server completely is written again as an offline run with the same id. It replaces
-        the local log of the online run, which has no artifacts.
-
-        Args:
-            exit_code: 0 marks the run as finished on W&B, any other code as failed.
+        A run that did not reach the server completely is written again as an offline run with the same id, which
+        replaces the local log of the online run, since that has no artifacts.
         """
         self._close(exit_code)
         if (failure := self._failure) is None:
@@ -256,11 +252,7 @@ class WandbRun:
         return None
 
     def _start(self) -> Exception | None:
-        """Start a run in the current mode, or in the next mode that works.
-
-        Returns:
-            The error of the first mode that failed, if any.
-        """
+        """Start a run in the current mode or the next mode that works; return the first mode's error, if any."""
         self._failure, first_error = None, None
         while self._mode != "disabled":
             before = set(self._logs())
@@ -342,7 +334,6 @@ class WandbRun:
         return guarded_logger(run, self._from_lightning.append, self._attempt, **options)
 
     def _repeat(self, run: Run) -> None:
-        """Repeat the calls that Lightning made to a failed run."""
         if self._from_lightning:
             logger = self._logger_on(run)
             for call in self._from_lightning:
@@ -370,7 +361,6 @@ class WandbRun:
             self._remove(f"data/{self._id}")  # kept for offline runs, whose tables are sent from there
 
     def _report(self, failure: Exception) -> None:
-        """Tell the user, once, the current mode and what to do."""
         if self._warned:
             return
         self._warned = True
@@ -387,7 +377,6 @@ class WandbRun:
             )
 
     def _reason(self, failure: Exception) -> str:
-        """Return why W&B failed: the variables of the environment that it refuses, or else the error."""
         refused: dict[str, str] = {}
         with self._environment(), suppress(Exception):
             refused = refused_variables()
@@ -403,7 +392,6 @@ class WandbRun:
                 self._remove(path.name)
 
     def _logs(self) -> list[Path]:
-        """Return the folders of all runs logged in this folder."""
         return list((self._folder / "wandb").glob("*run-*"))
 
     def _remove(self, name: str) -> None:
@@ -416,7 +404,6 @@ class WandbRun:
 
     @contextmanager
     def _environment(self) -> Iterator[None]:
-        """Set the environment variables of the client, and restore them afterwards."""
         wandb_folder = self._folder / "wandb"
         ours = {
             "WANDB_MODE": self._mode,  # an empty value is an error even if the mode is passed as an argument

@@ -1,4 +1,4 @@
-"""The study `checkpoints`: the measures of `fit`, `geometry` and `attention` over the checkpoints of one training."""
+"""The study `checkpoints`: measures of `fit`, `geometry` and `attention` over the checkpoints of a training."""
 
 from __future__ import annotations
 
@@ -54,12 +54,7 @@ _BESIDE = 2
 
 
 def checkpoints_section(result: Result, anchor: str) -> Html:
-    """Return what came first, the measures over the steps, and the tables of the terminal.
-
-    Args:
-        result: The results of `checkpoints`.
-        anchor: What the section is linked by.
-    """
+    """Return the order of emergence, the measures over the steps, and the tables of the terminal."""
     return section_of(
         result,
         anchor,
@@ -69,7 +64,6 @@ def checkpoints_section(result: Result, anchor: str) -> Html:
 
 
 def _chart(rows_by_table: Tables, panel: Panel) -> Html:
-    """Return a measure over the steps, with what it is compared with and its threshold."""
     steps = sorted({row["step"] for row in rows_by_table["checkpoints"] if not row.get("same_as")})
     spread, layers = _spread(layers_of(rows_by_table), LOOKS - _BESIDE), layers_of(rows_by_table, panel.measure)
     drawn = [layer for layer in spread if layer in layers]
@@ -94,7 +88,7 @@ def _named(layer: int) -> str:
 
 
 def _spread(layers: Sequence[int], most: int) -> list[int]:
-    """Return at most so many layers at equal distances, the first and the last among them."""
+    """Return at most `most` layers at equal distances, including the first and the last."""
     if len(layers) <= most:
         return list(layers)
     return [layers[round(i * (len(layers) - 1) / (most - 1))] for i in range(most)]
@@ -171,14 +165,7 @@ def checkpoints(
 
 
 def _source_of(layer: Layers, trainer: Any, solver: str, **how: Any) -> Callable[[Any], Any]:
-    """Return what makes the `probing.activations.source.ActivationSource` of a checkpoint.
-
-    Args:
-        layer: Layers, as typed.
-        trainer: Arguments of Lightning's Trainer.
-        solver: Solver of the probes, for which these are.
-        how: Further fields of the source.
-    """
+    """Return the function from a checkpoint to its `probing.activations.source.ActivationSource`."""
     from probing.activations.source import ActivationSource
 
     def source_of(checkpoint: Any) -> Any:
@@ -189,14 +176,13 @@ def _source_of(layer: Layers, trainer: Any, solver: str, **how: Any) -> Callable
 
 
 def _check_revisions(checkpoints: Sequence[Any]) -> None:
-    """Refuse a revision that is not there, before any checkpoint is measured; folders were looked at when found."""
+    """Refuse a missing revision before any checkpoint is measured; folders were checked before."""
     for checkpoint in checkpoints:
         if checkpoint.revision is not None:
             check_revision(checkpoint.model, checkpoint.revision, "--revisions")
 
 
 def _problems(loss: float, position: float, outliers: float) -> list[str]:
-    """Return the problems with these numbers that are known without a checkpoint."""
     return [
         *out_of_range("threshold_loss", loss, 0),
         *out_of_range("threshold_position", position, 0, 1),
@@ -205,12 +191,11 @@ def _problems(loss: float, position: float, outliers: float) -> list[str]:
 
 
 def _title(checkpoints: Sequence[Any]) -> str:
-    """Return what the checkpoints are of."""
     return series_name(str(checkpoints[0].model), checkpoints[0].revision)
 
 
 class Checkpoints(Study):
-    """The measures of several commands over the checkpoints of one training."""
+    """Measures of several commands over the checkpoints of a training."""
 
     name, kind, title = "checkpoints", "checkpoints of a training", "Checkpoints"
     function = "probing.studies.checkpoints:checkpoints"
@@ -225,7 +210,7 @@ class Checkpoints(Study):
         return tables.tables(result.by_name)
 
     def conclusions(self, result: Result) -> list[str]:
-        """Return when each quantity came, and in which order."""
+        """Return the step and the order of emergence of each quantity."""
         return tables.conclusions(result.by_name)
 
     def about(self, result: Result) -> str:
@@ -234,7 +219,7 @@ class Checkpoints(Study):
         return f"checkpoints of {tables.series_name(first['model'], first['revision'])}"
 
     def section(self, result: Result, place: SectionPlace) -> Html:
-        """Return what came first, and the measures over the steps."""
+        """Return the order of emergence, and the measures over the steps."""
         return checkpoints_section(result, place.anchor)
 
     def terms(self, result: Result) -> Mapping[str, Terms]:

@@ -1,4 +1,4 @@
-"""The numbers that `fit`, `geometry` and `attention` find in each layer of a checkpoint, and their cache."""
+"""Measures of `fit`, `geometry` and `attention` in each layer of a checkpoint, and their cache."""
 
 from __future__ import annotations
 
@@ -54,12 +54,7 @@ _ONLY = 0
 
 
 def folder_of(cache: Path, key: Mapping[str, Any]) -> Path:
-    """Return the folder of an entry.
-
-    Args:
-        cache: The cache folder.
-        key: Everything that changes the result; a checkpoint under another name has the same.
-    """
+    """Return the folder of a cache entry; the key contains all that changes the result, but no checkpoint names."""
     return cache / f"checkpoints-{key['checkpoints']}-{fingerprint(key)[:16]}"
 
 
@@ -69,13 +64,9 @@ def cached_document(
     make: Callable[[], tuple[Document, ActivationStore]],
     say: Callable[[str], None],
 ) -> tuple[Document, bool]:
-    """Return what an entry of the cache holds, or make and keep it; also return whether it was there.
+    """Return the content of a cache entry, and whether it existed; if not, make and store it.
 
-    Args:
-        cache: The cache folder.
-        key: Everything that changes the result.
-        make: Returns the result, and an entry of the cache that it was made from, which tells its origin.
-        say: Called with one-line messages.
+    The key has everything that changes the result. `make` returns the result and the cache entry that is its origin.
 
     Raises:
         UserError: If the cache cannot be written.
@@ -100,14 +91,10 @@ def cached_document(
 
 @contextmanager
 def without_new_entries(sources: Sequence[ActivationSource], keeps: bool) -> Iterator[None]:
-    """Remove the hidden states that were extracted inside, when all is measured; what is measured of them stays.
+    """Remove the hidden states that were extracted inside, after the measurement, unless `keeps`.
 
-    Which entries there were before is noted in the cache until then, so that a command that goes on after a kill does
-    not take the entries that it has made for those of others.
-
-    Args:
-        sources: The models.
-        keeps: Whether they stay, too.
+    The entries that existed before are recorded in the cache until then, so that a command that resumes after a kill
+    does not mistake its entries for earlier entries.
 
     Raises:
         UserError: If the cache cannot be written.
@@ -127,12 +114,11 @@ def without_new_entries(sources: Sequence[ActivationSource], keeps: bool) -> Ite
 
 
 def _entries(source: ActivationSource) -> set[Path]:
-    """Return the entries of the cache that hold what a model of this name made, such as hidden states."""
     return set(source.cache.glob(f"{escape(source.model.short_name)}-{'[0-9a-f]' * 16}"))
 
 
 def _note(source: ActivationSource) -> Path:
-    """Return the path of the note that says which entries a checkpoint had before it was measured."""
+    """Return the path of the note on the entries that a checkpoint had before it was measured."""
     return source.cache / f"checkpoints-{source.model.short_name}-{source.model.fingerprint()[:16]}.json"
 
 
@@ -149,7 +135,7 @@ def _entries_before(note: Path, source: ActivationSource) -> set[Path]:
 
 
 def not_writable(cache: Path, error: OSError) -> UserError:
-    """Return the error for a cache that nothing can be written to."""
+    """Return the error for a cache that cannot be written."""
     return UserError(
         f"`--cache {cache}` cannot be written ({error.strerror or error}); name a writable folder with --cache."
     )
@@ -192,12 +178,7 @@ _OF_HEADS = {
 
 @dataclass(frozen=True)
 class CheckpointText:
-    """What every checkpoint of a series reads.
-
-    Args:
-        corpora: The corpus, and the test corpus, if there is one.
-        splits: The side of each of their sentences.
-    """
+    """Text of every checkpoint of a series: the corpus and any test corpus, and the sides of their sentences."""
 
     corpora: Sequence[Corpus]
     splits: Sequence[Sequence[Split]]
@@ -205,26 +186,14 @@ class CheckpointText:
 
 @dataclass(frozen=True)
 class How:
-    """How a checkpoint is measured.
-
-    Args:
-        probe: How probes are trained.
-        seed: Seed of every random draw.
-    """
+    """Options of the measurement of a checkpoint."""
 
     probe: ProbeOptions
     seed: int
 
 
 def key_of(name: str, source: ActivationSource, text: CheckpointText, how: How) -> dict[str, Any]:
-    """Return everything that changes what a measure finds.
-
-    Args:
-        name: Name of the measure.
-        source: The checkpoint.
-        text: What it reads.
-        how: How it is measured.
-    """
+    """Return everything that changes the result of a measure."""
     return {
         **source.request(text.corpora[0]).key(),
         "checkpoints": name,
@@ -237,7 +206,7 @@ def key_of(name: str, source: ActivationSource, text: CheckpointText, how: How) 
 
 
 def _of_fit(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, ActivationStore]:
-    """Measure how well a probe of each layer reads positions, and how well one does that sees the token alone."""
+    """Measure the accuracy of position probes of each layer, and of a probe of the token alone."""
     task, corpora = load_task("position", None), text.corpora
     sides, stores = read_sides(source, corpora, text.splits, task, how.probe, "auto")
     controls = control_sides(["token"], sides, corpora, source, how.seed)
@@ -251,7 +220,6 @@ def _of_fit(source: ActivationSource, text: CheckpointText, how: How) -> tuple[D
 
 
 def _probe_rows(accuracy_row: Mapping[str, Any]) -> Rows:
-    """Return the rows of one layer of `accuracy.csv`."""
     rows = [
         _row(
             accuracy_row["layer"],
@@ -270,7 +238,7 @@ def _probe_rows(accuracy_row: Mapping[str, Any]) -> Rows:
 
 
 def _of_geometry(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, ActivationStore]:
-    """Measure the anisotropy of each layer, and how far the mean of each neuron is from those of the others."""
+    """Measure the anisotropy of each layer, and the distance of each neuron's mean from the others."""
     (store,) = source.read(text.corpora[:1], [partial(check_tokens, special_tokens="exclude")])
     plan = GeometryPlan("exclude", (), "mean_profile", Fitting(), 0, (), how.seed)
     geometry = survey(store, store, source.layers, load_encoder(source.model), load_tokenizer(source.model), plan)
@@ -287,7 +255,7 @@ def _of_geometry(source: ActivationSource, text: CheckpointText, how: How) -> tu
 
 
 def _of_attention(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, ActivationStore]:
-    """Measure what heads attend to: fixed offsets, special tokens, how far and how widely."""
+    """Measure attention to fixed offsets and special tokens, its distance and its entropy."""
     blocks = [layer for layer in source.layers if layer > 0]
     request, *test = (source.request(corpus) for corpus in text.corpora)
     heads_config = HeadConfig(test=test[0] if test else None, splits=text.splits, source=source)
@@ -308,7 +276,6 @@ def _of_attention(source: ActivationSource, text: CheckpointText, how: How) -> t
 
 
 def _offset_rows(layer: int, heads: Sequence[Mapping[str, Any]]) -> Rows:
-    """Return how many heads of a layer attend to a fixed offset, and the one that does so most."""
     n = sum(row["position_head"] == "yes" for row in heads)
     rows = [_row(layer, "n_position_heads", n)]
     attending = [row for row in heads if not math.isnan(row["mass"])]
@@ -326,7 +293,6 @@ MEASURES: Mapping[str, Callable[[ActivationSource, CheckpointText, How], tuple[D
 
 
 def _row(layer: int, measure: str, value: float, low: float | None = None, high: float | None = None) -> dict[str, Any]:
-    """Return one number of a layer, with its interval if it has one."""
     ends = {"low": low, "high": high} if low is not None and high is not None else {}
     return {
         "layer": int(layer), "measure": measure, "value": float(value),

@@ -1,4 +1,4 @@
-"""Measures one checkpoint after the other, each with what is not in the cache yet."""
+"""Measurement of checkpoints in turn, each with the measures that are not cached yet."""
 
 from __future__ import annotations
 
@@ -76,14 +76,7 @@ _NAMED = re.compile(r"(?:step|steps|checkpoint|ckpt|iter|iteration)[-_=]?(\d+)([
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state of a model in its training.
-
-    Args:
-        step: Number of steps of the training.
-        name: The name of its folder, or of the revision.
-        model: Folder, hub id or alias.
-        revision: Revision on the hub; None for a folder.
-    """
+    """State of a model in its training: a folder with its name, or a revision of a hub id or alias."""
 
     step: int
     name: str
@@ -92,23 +85,18 @@ class Checkpoint:
 
     @property
     def folder(self) -> Path | None:
-        """The local folder; None if it is a revision on the hub."""
+        """Local folder; None for a revision on the hub."""
         return Path(self.model) if self.revision is None else None
 
 
 def find_checkpoints(
     model: str | None, revisions: str | Sequence[str] | None, checkpoints: str | Sequence[str] | None
 ) -> list[Checkpoint]:
-    """Return the checkpoints that the options name, by step.
-
-    Args:
-        model: Model on the hub whose revisions are read.
-        revisions: Names of the revisions, separated by commas.
-        checkpoints: Local folders, or patterns such as DIR/*, separated by commas.
+    """Return the checkpoints that the options name, by step: revisions, or folders and patterns such as DIR/*.
 
     Raises:
-        UserError: If both or neither are given, nothing is found, a folder holds no model, or the steps cannot be told
-            from the names.
+        UserError: If both or neither are given, nothing matches, a folder has no model, or names give no distinct
+            steps.
     """
     if checkpoints is not None:
         if model is not None or revisions is not None:
@@ -135,7 +123,7 @@ def _words(flag_value: str | Sequence[str]) -> list[str]:
 
 
 def _folders(patterns: Sequence[str]) -> list[Path]:
-    """Return the folders that patterns match; files beside checkpoints, such as a table, are passed over."""
+    """Return the folders that patterns match; files next to checkpoints, such as a table, are skipped."""
     folders_in_order: dict[Path, None] = {}
     for pattern in patterns:
         matches = [Path(path) for path in sorted(glob(pattern))] if has_magic(pattern) else [Path(pattern)]
@@ -166,11 +154,7 @@ def _of_folder(folder: Path) -> Checkpoint:
 
 
 def _step(name: str, option: str) -> int:
-    """Return the step that a name tells: the number after a word such as step, or else the last number.
-
-    Raises:
-        UserError: If there is no number.
-    """
+    """Return the step in a name: the number after a word such as step, or else the last number; refuse other names."""
     numbers = _NAMED.findall(name) or re.findall(_NUMBER, name, re.IGNORECASE)
     if not numbers:
         raise UserError(
@@ -182,11 +166,7 @@ def _step(name: str, option: str) -> int:
 
 
 def _by_step(checkpoints: Sequence[Checkpoint], option: str) -> list[Checkpoint]:
-    """Return checkpoints in the order of their steps.
-
-    Raises:
-        UserError: If two are of one step.
-    """
+    """Return checkpoints in the order of their steps; refuse equal steps."""
     ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
     for earlier, later in pairwise(ordered):
         if earlier.step == later.step:
@@ -206,9 +186,9 @@ LOSSES = "losses.csv"
 
 
 def loss_rows(checkpoints: Sequence[Checkpoint]) -> list[dict[str, Any]]:
-    """Return the rows of `checkpoints.csv` with the loss of each checkpoint whose folder tells one.
+    """Return the rows of `checkpoints.csv` with the loss of each checkpoint whose folder records it.
 
-    A run of `pretrain` also tells the loss of a model of token frequencies.
+    A run of `pretrain` also records the loss of a model of token frequencies.
     """
     return [
         {
@@ -227,7 +207,6 @@ def loss_rows(checkpoints: Sequence[Checkpoint]) -> list[dict[str, Any]]:
 
 
 def _of_pretrain(folder: Path, step: int) -> dict[str, float]:
-    """Return both losses of a checkpoint of a run of `pretrain`; nothing if it is none."""
     training = folder.absolute().parent
     try:
         with open_file(training.parent.parent / LOSSES, "r", most=most_text(), newline="", encoding="utf-8") as file:
@@ -239,7 +218,7 @@ def _of_pretrain(folder: Path, step: int) -> dict[str, float]:
 
 
 def _of_trainer(folder: Path, step: int) -> dict[str, float]:
-    """Return the loss on the evaluation set at a step; nothing if the Trainer did not write it."""
+    """Return the loss on the evaluation set at a step; empty if the Trainer did not write it."""
     try:
         state = parse_json(read_text(folder / TRAINER_STATE, folder, most_text()))
     except (OSError, ValueError):
@@ -251,13 +230,9 @@ def _of_trainer(folder: Path, step: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class CheckpointMeasurements:
-    """What was measured of a series.
+    """Results of a series, by step and measure, with the number of cached results.
 
-    Args:
-        checkpoints: The checkpoints, by step.
-        documents: For each checkpoint what each measure found, by its name.
-        n_cached: Number of these that were in the cache.
-        identity: Of each checkpoint, what its weights, its configuration and its tokenizer are known by.
+    `identity` is a digest of the weights, configuration and tokenizer of each checkpoint.
     """
 
     checkpoints: Sequence[Checkpoint]
@@ -266,7 +241,7 @@ class CheckpointMeasurements:
     identity: Sequence[str] = ()
 
     def same_as(self) -> dict[int, str]:
-        """Return by the step of each checkpoint that is the same model as later ones the name of the last of these."""
+        """Return the name of the last equal model, by the step of each checkpoint that equals later checkpoints."""
         last = dict(zip(self.identity, self.checkpoints, strict=False))
         pairs = zip(self.checkpoints, (last[digest] for digest in self.identity), strict=False)
         return {checkpoint.step: other.name for checkpoint, other in pairs if checkpoint is not other}
@@ -283,9 +258,9 @@ class CheckpointMeasurements:
         ]
 
     def deviations(self) -> list[dict[int, list[float]]]:
-        """Return for each checkpoint by layer how far the mean of each neuron is from those of the others, in sd.
+        """Return for each checkpoint, by layer, the distance of each neuron's mean from the others, in sd.
 
-        There are no layers if `geometry` was not measured.
+        Without `geometry` there are no layers.
         """
         return [
             {int(layer): list(values) for layer, values in documents["geometry"]["deviations"].items()}
@@ -302,18 +277,10 @@ def survey(
     how: How,
     keeps_activations: bool,
 ) -> CheckpointMeasurements:
-    """Measure each checkpoint, with one model in memory at a time.
-
-    Args:
-        checkpoints: The checkpoints, by step.
-        source_of: Returns the model of a checkpoint; called just before the checkpoint is measured.
-        names: Names of the measures.
-        text: What all of them read.
-        how: How they are measured.
-        keeps_activations: Whether the hidden states of a checkpoint stay in the cache once it is measured.
+    """Measure each checkpoint, in order, with one model in memory at a time.
 
     Raises:
-        UserError: If a checkpoint cannot be read, or does not read the text as the first one does.
+        UserError: If a checkpoint cannot be read, or tokenises the text differently from the first.
     """
     documents: list[dict[str, Document]] = []
     identity: list[str] = []
@@ -356,7 +323,7 @@ def survey(
 
 
 def _identity(source: ActivationSource) -> str:
-    """SHA-256 (hex) of the parameters, the configuration and the tokenizer of a checkpoint, however they are stored."""
+    """Return the SHA-256 (hex) of a checkpoint's parameters, configuration and tokenizer, however stored."""
     encoder: Any = load_encoder(source.model, dtype=source.dtype)
     beside = {*NOT_OF_THE_MODEL, "architectures"}
     config = {name: value for name, value in encoder.config.to_dict().items() if name not in beside}
@@ -373,11 +340,6 @@ def _identity(source: ActivationSource) -> str:
 def _check_text(
     first: Checkpoint, of_first: dict[str, Document], checkpoint: Checkpoint, documents: dict[str, Document]
 ) -> None:
-    """Refuse a checkpoint whose tokenizer makes other tokens of the text.
-
-    Raises:
-        UserError: If the tokens differ.
-    """
     for key, document in documents.items():
         if document["tokens"] != of_first[key]["tokens"]:
             option = "--checkpoints" if checkpoint.revision is None else "--revisions"
@@ -399,19 +361,12 @@ _MARKERS = "osv^Dx+*"
 
 
 def write_figures(folder: Path, tables: Tables, model: str, formats: Sequence[str] = USUAL) -> list[Path]:
-    """Draw a series, in some formats, and return the paths of the files.
-
-    Args:
-        folder: Folder of the figures.
-        tables: The tables by name.
-        model: Name of the model or of the folder of its checkpoints, for the title.
-        formats: Formats of the files.
-    """
+    """Draw a series in each format and return the paths of the files; `model` is for the title."""
     return write_drawings(folder, {"checkpoints": lambda figure: curves(figure, tables, model)}, formats)
 
 
 def curves(figure: Figure, tables: Tables, model: str) -> None:
-    """Draw a panel for each measure that there is, with a line for each layer over the steps."""
+    """Draw a panel for each measure, with a line for each layer over the steps."""
     shown, firsts = panels(tables), first_rows(tables)
     steps = sorted({row["step"] for row in tables["checkpoints"]})
     height, width = -(-len(shown) // _COLUMNS), min(len(shown), _COLUMNS)
@@ -427,7 +382,6 @@ def curves(figure: Figure, tables: Tables, model: str) -> None:
 
 
 def _draw(axes: Axes, panel: Panel, tables: Tables, steps: Sequence[int]) -> None:
-    """Draw a measure, what it is compared with and its threshold."""
     at, layers = dict(zip(steps, coordinates(steps), strict=True)), layers_of(tables)
     named = spaced_layers(layers, _LAYERS_NAMED)
     for layer in layers_of(tables, panel.measure):
@@ -452,7 +406,7 @@ def _draw(axes: Axes, panel: Panel, tables: Tables, steps: Sequence[int]) -> Non
 def _line(
     axes: Axes, at: Mapping[int, float], steps: Sequence[int], values: Sequence[float], label: str | None, **look: Any
 ) -> None:
-    """Draw a line; from step 0 to the next one it is dotted, because that distance is not to scale."""
+    """Draw a line; from step 0 to the next step it is dotted, because that distance is not to scale."""
     if not steps:
         return
     places, apart = [at[step] for step in steps], steps[0] == 0 and len(steps) > 1
@@ -462,7 +416,6 @@ def _line(
 
 
 def _name_steps(axes: Axes, steps: Sequence[int]) -> None:
-    """Mark every step, with a long tick and its label where there is room for one."""
     named = list(zip(coordinates(steps), labels(steps, _CHARACTERS), strict=True))
     axes.set_xticks([at for at, label in named if label], [label for _, label in named if label])
     axes.set_xticks([at for at, label in named if not label], minor=True)
@@ -470,7 +423,6 @@ def _name_steps(axes: Axes, steps: Sequence[int]) -> None:
 
 
 def _legend(figure: Figure) -> None:
-    """Write one legend for all panels: first the layers, then what they are compared with."""
     shown = {
         str(label): line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
@@ -519,14 +471,7 @@ def tables_of(measurements: CheckpointMeasurements, thresholds: Thresholds) -> W
 def study_output(
     measurements: CheckpointMeasurements, names: Sequence[str], thresholds: Thresholds, title: str
 ) -> Measured:
-    """Return the tables with what belongs to them.
-
-    Args:
-        measurements: What was measured.
-        names: The measures.
-        thresholds: The thresholds past which a quantity counts as present.
-        title: What the checkpoints are of.
-    """
+    """Return the tables with their summary and figures; `title` names the series."""
     tables = tables_of(measurements, thresholds)
     results = {
         "models": [

@@ -23,15 +23,9 @@ LOST, UNIGRAM = "held_out_loss", "unigram_loss"
 
 @dataclass(frozen=True)
 class Panel:
-    """A measure as figures show it, over the steps.
+    """Measure in figures, over the steps, with its title and unit.
 
-    Args:
-        measure: The measure, as in `checkpoints.csv`.
-        title: What it is.
-        unit: Name of the axis of its values.
-        quantity: The quantity that is there where the measure is past a threshold.
-        beside: A measure that it is compared with, of the last layer, and its name.
-        from_zero: Whether the axis begins at 0.
+    `quantity` emerges where the measure passes a threshold; `beside` is a measure of the last layer to compare with.
     """
 
     measure: str
@@ -48,7 +42,7 @@ class Panel:
         return next((row["threshold"] for row in rows_by_table["emergence"] if row["quantity"] == self.quantity), None)
 
     def compared(self, rows_by_table: Tables) -> tuple[list[int], list[float]]:
-        """Return the course of what it is compared with: empty if there is none."""
+        """Return the steps and values of the compared measure; empty without any."""
         if self.beside is None:
             return [], []
         layers = layers_of(rows_by_table, self.beside[0])
@@ -81,29 +75,18 @@ _SHOWN = 30
 
 
 def series_name(model: str, revision: str | None) -> str:
-    """Return what checkpoints are of: the model on the hub, or the folder that they lie in.
-
-    Args:
-        model: Folder, hub id or alias of one of them.
-        revision: Its revision on the hub; None for a folder.
-    """
+    """Return the model on the hub, or the parent folder of local checkpoints (`revision` is None)."""
     return model.rsplit("/", 1)[-1] if revision else Path(model).absolute().parent.name
 
 
 def panels(rows_by_table: Tables) -> list[Panel]:
-    """Return the panels of the measures that there are."""
+    """Return the panels of the present measures."""
     names = {row["measure"] for row in rows_by_table["checkpoints"]}
     return [panel for panel in PANELS if panel.measure in names]
 
 
 def course(rows_by_table: Tables, measure: str, layer: int | None = None) -> tuple[list[int], list[float]]:
-    """Return the steps at which something was measured, ascending, and its values there.
-
-    Args:
-        rows_by_table: The tables.
-        measure: The measure.
-        layer: The layer; None for a measure of the whole model.
-    """
+    """Return the steps of a measure, ascending, and its values; `layer` is None for a measure of the whole model."""
     measure_rows = [
         row for row in _distinct_rows(rows_by_table) if row["measure"] == measure and row.get("layer") == layer
     ]
@@ -112,23 +95,18 @@ def course(rows_by_table: Tables, measure: str, layer: int | None = None) -> tup
 
 
 def _distinct_rows(rows_by_table: Tables) -> list[Row]:
-    """Return the rows of checkpoints that equal no later one."""
     return [row for row in rows_by_table["checkpoints"] if not row.get("same_as")]
 
 
 def layers_of(rows_by_table: Tables, measure: str | None = None) -> list[int]:
-    """Return the layers of which a measure was taken, or any, ascending."""
+    """Return the layers of a measure, or of any measure, ascending."""
     return sorted(
         {row["layer"] for row in rows_by_table["checkpoints"] if "layer" in row and measure in (None, row["measure"])}
     )
 
 
 def first_rows(rows_by_table: Tables) -> dict[str, list[Row]]:
-    """Return for each quantity the rows with the first step from which it stays, above the embeddings.
-
-    Args:
-        rows_by_table: The tables.
-    """
+    """Return for each quantity the rows with the first step from which it stays, above the embeddings."""
     stable_rows: dict[str, list[Row]] = {}
     for row in rows_by_table["emergence"]:
         stable_rows.setdefault(row["quantity"], [])
@@ -150,7 +128,7 @@ def by_step(rows_by_table: Tables) -> list[Row]:
 
 
 def tables(rows_by_table: Tables) -> list[Any]:
-    """Return the tables of the terminal as rich ones; those without rows are left out."""
+    """Return the non-empty tables of the terminal as rich tables."""
     return [table for table in (_steps_table(rows_by_table), _emergence_table(rows_by_table)) if table is not None]
 
 
@@ -164,7 +142,7 @@ def _table(title: str, *headings: str) -> Any:
 
 
 def _steps_table(rows_by_table: Tables) -> Any:
-    """Return what matters of each checkpoint; the file has every layer and measure."""
+    """Return the main measures of each checkpoint; the file has every layer and measure."""
     rows = rows_by_table["checkpoints"]
     layers = [row["layer"] for row in rows if "layer" in row]
     last = max(layers, default=0)
@@ -210,7 +188,6 @@ def _of(rows: Sequence[Row], measure: str, layer: int | None = None) -> Row | No
 
 
 def _all(rows: Sequence[Row], measure: str) -> list[Row]:
-    """Return the rows of a measure of all layers but the embeddings."""
     return [row for row in rows if row["measure"] == measure and row["layer"] > 0]
 
 
@@ -237,7 +214,6 @@ def _largest(rows: Sequence[Row], measure: str, form: str, name: Callable[[Row],
 
 
 def _emergence_table(rows_by_table: Tables) -> Any:
-    """Return when each quantity came to stay, without layers in which it was never there."""
     rows = [row for row in rows_by_table["emergence"] if "first_seen" in row]
     if not rows:
         return None
@@ -252,7 +228,7 @@ def _emergence_table(rows_by_table: Tables) -> Any:
 
 
 def conclusions(rows_by_table: Tables) -> list[str]:
-    """Return the conclusions from the tables: when each quantity came, and in which order."""
+    """Return the step of each quantity and the order of emergence."""
     steps = sorted({row["step"] for row in _distinct_rows(rows_by_table)})
     firsts = first_rows(rows_by_table)
     lines = [*_equal(rows_by_table), *(_when(rows_by_table, name, rows, steps) for name, rows in firsts.items())]
@@ -264,7 +240,6 @@ def conclusions(rows_by_table: Tables) -> list[str]:
 
 
 def _equal(rows_by_table: Tables) -> Iterator[str]:
-    """Yield a sentence for each model that stands under several steps."""
     same: dict[str, set[int]] = {}
     for row in rows_by_table["checkpoints"]:
         if row.get("same_as"):
@@ -277,14 +252,7 @@ def _equal(rows_by_table: Tables) -> Iterator[str]:
 
 
 def _when(rows_by_table: Tables, name: str, rows: Sequence[Row], steps: Sequence[int]) -> str:
-    """Return the sentence on one quantity.
-
-    Args:
-        rows_by_table: The tables.
-        name: The quantity.
-        rows: Its rows with the first step from which it stays.
-        steps: All steps.
-    """
+    """Return the sentence on a quantity, from its rows with the first step from which it stays."""
     quantity_rows = [row for row in rows_by_table["emergence"] if row["quantity"] == name and row.get("layer") != 0]
     if not quantity_rows:
         return f"{name[0].upper()}{name[1:]}: only layer 0 was measured, which says nothing of what the blocks do."
@@ -300,7 +268,6 @@ def _when(rows_by_table: Tables, name: str, rows: Sequence[Row], steps: Sequence
 
 
 def _where(rows: Sequence[Row]) -> str:
-    """Return in which layers, and which neurons, something came first."""
     if "neuron" in rows[0]:
         neurons: dict[int, list[int]] = {}
         for row in rows:
@@ -314,7 +281,6 @@ def _layers(layers: Sequence[int]) -> str:
 
 
 def _order(firsts: Mapping[str, Sequence[Row]], steps: Sequence[int]) -> Iterator[str]:
-    """Yield what came first, as far as the checkpoints tell."""
     at: dict[int, list[str]] = {}
     for name, rows in firsts.items():
         if rows:
@@ -377,12 +343,12 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The thresholds past which a quantity counts as present.
+    """Thresholds past which a quantity counts as present.
 
     Args:
-        loss: Nats by which the held-out loss is below that of a model of token frequencies, or, where that is not
-            known, below that of the first checkpoint.
-        position: Accuracy of the position probe above that of one that sees the token alone: lower end of the interval.
+        loss: Nats by which the held-out loss is below that of a model of token frequencies or, if unknown, below that
+            of the first checkpoint.
+        position: Accuracy of the position probe above a probe of the token alone: lower end of the interval.
         outliers: Standard deviations between the mean of a neuron and the mean of the neurons' means.
     """
 
@@ -393,22 +359,13 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class CheckpointCourse:
-    """A quantity over the checkpoints of a series.
-
-    Args:
-        values: Its value at each checkpoint; NaN where it was not measured.
-        is_past: Whether it is past its threshold there.
-    """
+    """Values of a quantity over the checkpoints (NaN where not measured), and where they are past its threshold."""
 
     values: Sequence[float]
     is_past: Sequence[bool]
 
     def row(self, steps: Sequence[int]) -> dict[str, Any]:
-        """Return when it came, as in `emergence.csv`.
-
-        Args:
-            steps: The step of each checkpoint, ascending.
-        """
+        """Return the steps of emergence, as in `emergence.csv`; `steps` ascend."""
         columns: dict[str, Any] = {"first_value": self.values[0], "last_value": self.values[-1]}
         if any(self.is_past):
             columns["first_seen"] = steps[self.is_past.index(True)]
@@ -420,7 +377,7 @@ class CheckpointCourse:
         return columns
 
     def _half(self) -> int:
-        """Return the index of the checkpoint from which on at least half of the change over the series is made."""
+        """Return the index of the checkpoint from which on at least half of the change over the series is complete."""
         first, last = self.values[0], self.values[-1]
         middle, sign = (first + last) / 2, 1 if last >= first else -1
         at = stays_from([sign * value >= sign * middle for value in self.values])
@@ -428,7 +385,7 @@ class CheckpointCourse:
 
 
 def stays_from(is_past: Sequence[bool]) -> int | None:
-    """Return the index from which on all are true; None if the last one is not."""
+    """Return the index from which on all are true; None if the last is not."""
     at = len(is_past)
     while at and is_past[at - 1]:
         at -= 1
@@ -439,13 +396,9 @@ def emergence(
     rows: Sequence[Row], deviations: Sequence[Mapping[int, Sequence[float]]], steps: Sequence[int],
     thresholds: Thresholds,
 ) -> Rows:  # fmt: skip
-    """Return the rows of `emergence.csv`: when each quantity came to stay, by layer, for outliers also by neuron.
+    """Return the rows of `emergence.csv`: emergence of each quantity, by layer, for outliers also by neuron.
 
-    Args:
-        rows: Rows of `checkpoints.csv`.
-        deviations: For each checkpoint by layer how far each neuron's mean is from the others', in sd.
-        steps: The step of each checkpoint, ascending.
-        thresholds: The thresholds past which a quantity counts as present.
+    `deviations` has, by checkpoint and layer, the distance of each neuron's mean from the others, in sd.
     """
     return [
         *_loss(rows, steps, thresholds.loss),
@@ -459,7 +412,6 @@ def emergence(
 
 
 def _loss(rows: Sequence[Row], steps: Sequence[int], nats: float) -> Iterator[dict[str, Any]]:
-    """Yield the row of the held-out loss, if every checkpoint has one."""
     losses, unigram = (
         {row["step"]: row["value"] for row in rows if row["measure"] == name} for name in (LOST, UNIGRAM)
     )
@@ -472,7 +424,7 @@ def _loss(rows: Sequence[Row], steps: Sequence[int], nats: float) -> Iterator[di
 
 
 def _lower_end(row: Row) -> float:
-    """Return the lower end of a number's interval, or the number itself where the text is too short for one."""
+    """Return the lower end of a number's interval, or the number if the text is too short for an interval."""
     low = row.get("low", math.nan)
     return float(row["value"] if math.isnan(low) else low)
 
@@ -480,14 +432,7 @@ def _lower_end(row: Row) -> float:
 def _by_layer(
     rows: Sequence[Row], steps: Sequence[int], what: tuple[str, str, float], is_past: Callable[[Row], bool]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each layer.
-
-    Args:
-        rows: Rows of `checkpoints.csv`.
-        steps: The step of each checkpoint.
-        what: The quantity, its measure in the rows, and its threshold.
-        is_past: Whether a row is past the threshold.
-    """
+    """Yield a row for each layer; `what` is the quantity, its measure in the rows, and its threshold."""
     quantity, measure, threshold = what
     row_of = {(row["step"], row["layer"]): row for row in rows if row["measure"] == measure}
     for layer in sorted({layer for _, layer in row_of}):
@@ -500,7 +445,7 @@ def _by_layer(
 def _outliers(
     deviations: Sequence[Mapping[int, Sequence[float]]], steps: Sequence[int], threshold: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each layer and neuron that is an outlier at some checkpoint, or one for a layer without any."""
+    """Yield a row for each layer and neuron that is an outlier at some checkpoint, or a row for a layer without any."""
     for layer in sorted({layer for checkpoint_values in deviations for layer in checkpoint_values}):
         of_layer = [checkpoint_values.get(layer, ()) for checkpoint_values in deviations]
         about = {"quantity": OUTLIERS, "layer": layer, "measure": "deviation", "threshold": threshold}

@@ -1,4 +1,4 @@
-"""The study `compare`: whether the rankings of several runs agree."""
+"""The study `compare`: agreement of the rankings of several runs."""
 
 from __future__ import annotations
 
@@ -127,11 +127,7 @@ def compare(
 
 
 def _compare_recipes(call: Call, run_folders: Sequence[str], name: str | None) -> Result:
-    """Compare runs of `finetune`; of the options, those of where and how results are written apply.
-
-    Raises:
-        UserError: If another option is given, or a run of another command, or the runs cannot be compared.
-    """
+    """Compare runs of `finetune`; only options of where and how results are written apply."""
     option_defaults = {option: parameter.default for option, parameter in signature(compare).parameters.items()}
     of_rankings = [key for key in option_defaults if key not in (*_OF_RECIPES, "folders", "name", "wandb")]
     if changed_options := [
@@ -157,14 +153,6 @@ def _compare_recipes(call: Call, run_folders: Sequence[str], name: str | None) -
 
 
 def _summary_lines(opened: Sequence[Any], rows: Sequence[Row], common: Any, top: int) -> list[str]:
-    """Return what a neuron is in the compared runs, and what is said of neurons at the top of all of them.
-
-    Args:
-        opened: The runs, each a `probing.runs.finished.Finished`.
-        rows: Rows of `agreement.csv`.
-        common: The `probing.studies.compare.recipes.Common` of the runs.
-        top: Number of first neurons that count as the top.
-    """
     from probing.probes.agreement import BASES
     from probing.statistics import few_sentences
     from probing.tables.evidence_sentences import say
@@ -184,7 +172,6 @@ def _summary_lines(opened: Sequence[Any], rows: Sequence[Row], common: Any, top:
 def _fit_options(
     options: Mapping[str, Any], fit_values: Mapping[str, Any] | None, models: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Return the keyword arguments of `fit`: the options given for it, and those that it shares with the comparison."""
     from probing.cli.arguments import OptionSource, checked
     from probing.studies.fit import fit
 
@@ -205,14 +192,7 @@ def _fitted(model: str, options: Mapping[str, Any]) -> Run:
 
 
 def _study_output(opened: Sequence[Any], pairs: Mapping[tuple[int, int], Any], common: Any, top: int) -> Measured:
-    """Return what a comparison writes.
-
-    Args:
-        opened: The `probing.runs.finished.Finished` of each run; types that need torch are not imported here.
-        pairs: Comparisons of two runs, by their indices.
-        common: The neurons that are among the first of every run.
-        top: Number of first neurons that count as the top.
-    """
+    """Return the output of a comparison of `probing.runs.finished.Finished` runs; `pairs` are by their indices."""
     rows = [row for pair in pairs.values() for row in pair.rows]
     results = {
         "runs": {finished.label: str(finished.run.folder) for finished in opened},
@@ -241,7 +221,7 @@ _RECIPES = "Recipes of tuning"
 
 
 class Compare(Study):
-    """Whether the rankings of several runs agree; of runs of `finetune`, which recipe is better."""
+    """Agreement of the rankings of several runs; for runs of `finetune`, comparison of recipes."""
 
     name, kind, title = "compare", "comparison", "Agreement"
     function = "probing.studies.compare:compare"
@@ -253,7 +233,7 @@ class Compare(Study):
     }
 
     def read(self, folder: Path) -> Result:
-        """Read a comparison, whose tables are those of rankings, or those of recipes."""
+        """Read a comparison, whose tables are of rankings or of recipes."""
         results = read_json(folder / "results.json")
         schemas = (RECIPES, OPTIONS) if results.get("compared") == TUNINGS else (AGREEMENT, TOP_EVERYWHERE)
         tables = {schema.name: read_rows(folder / f"{schema.name}.csv", schema) for schema in schemas}
@@ -264,7 +244,7 @@ class Compare(Study):
         return bool(result.results.get("compared") == TUNINGS)
 
     def tables(self, result: Result) -> list[Any]:
-        """Return the agreement; of recipes, their scores and options."""
+        """Return the agreement; for recipes, their scores and options."""
         if self.is_of_recipes(result):
             return compare_tables.recipe_tables(result.recipes, result.options)
         return agreement_tables(result.agreement, result.config["top"])
@@ -280,13 +260,13 @@ class Compare(Study):
         return list(result.results["verdicts"].values())
 
     def conclusions(self, result: Result) -> list[str]:
-        """Return what is said of neurons at the top of all runs, and what the verdicts hold for."""
+        """Return sentences on neurons at the top of all runs, and the scope of the verdicts."""
         if self.is_of_recipes(result):
             return compare_tables.conclusions(result.recipes, result.options, result.results)
         return list(result.results["said"])
 
     def about(self, result: Result) -> str:
-        """Return the title of a page that shows these results alone."""
+        """Return the title of a page of these results alone."""
         if self.is_of_recipes(result):
             return f"recipes of tuning: {listed(list(result.results['runs']))}"
         return super().about(result)
@@ -296,7 +276,7 @@ class Compare(Study):
         return f"{_RECIPES}: {result.folder.name}" if self.is_of_recipes(result) else super().heading(result)
 
     def section(self, result: Result, place: SectionPlace) -> Html:
-        """Return the agreement of each pair of runs; of recipes, what the terminal shows."""
+        """Return the agreement of each pair of runs; for recipes, the content of the terminal."""
         if self.is_of_recipes(result):
             return super().section(result, place)
 

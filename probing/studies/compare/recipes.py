@@ -1,4 +1,4 @@
-"""Two or more runs of `finetune` on the same test part: whether their recipes differ by more than seeds do."""
+"""Runs of `finetune` on the same test part: whether their recipes differ by more than seeds do."""
 
 from __future__ import annotations
 
@@ -43,14 +43,7 @@ _NAME = 24
 def write_recipe_figures(
     folder: Path, rows: Sequence[Row], is_number: bool, formats: Sequence[str] = USUAL
 ) -> list[Path]:
-    """Draw the differences, and return the paths of the files.
-
-    Args:
-        folder: Folder of the figures.
-        rows: Rows of `recipes.csv`.
-        is_number: Whether numbers are predicted.
-        formats: Formats of the files.
-    """
+    """Draw the differences of `recipes.csv`, and return the paths of the files."""
     return write_drawings(folder, {"recipes": partial(differences, rows=rows, is_number=is_number)}, formats)
 
 
@@ -80,13 +73,10 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Tunings:
-    """The tunings of a run on a test part that others share.
+    """Tunings of a run on a test part that others share.
 
-    Args:
-        label: Name of the run.
-        run: The run.
-        of: What a score is a share of in each test cluster, shape (n_clusters,).
-        right: What each tuning has of each cluster, by start, and by seed and order.
+    Per test cluster, `of` is the denominator of scores, shape (n_clusters,), and `right` the numerator of each tuning,
+    by start, and by seed and order.
     """
 
     label: str
@@ -95,7 +85,7 @@ class Tunings:
     right: Mapping[str, Mapping[Draw, Sums]]
 
     def crossed(self, start: str, seeds: Sequence[int], orders: Sequence[int]) -> Sums:
-        """Return what tunings of a start have, shape (n_seeds, n_orders, n_clusters)."""
+        """Return the numerators of the tunings of a start, shape (n_seeds, n_orders, n_clusters)."""
         return np.stack([np.stack([self.right[start][seed, order] for order in orders]) for seed in seeds])
 
     def levels(self, start: str) -> tuple[list[int], list[int]]:
@@ -105,11 +95,7 @@ class Tunings:
 
 
 def labels_of(runs: Sequence[Result]) -> list[str]:
-    """Return the names of runs: those of their folders, or whole paths where these are equal.
-
-    Raises:
-        UserError: If a run is given twice.
-    """
+    """Return the folder names of runs, or whole paths if names are equal; raise UserError for a repeated run."""
     paths = [run.folder.resolve() for run in runs]
     for path, run in zip(paths, runs, strict=True):
         if paths.count(path) > 1:
@@ -122,7 +108,7 @@ def tunings_of(runs: Sequence[Result]) -> list[Tunings]:
     """Return the tunings of runs by test cluster, in the same order of clusters.
 
     Raises:
-        UserError: If runs are of other tasks, classes or test parts, or one does not have its answers.
+        UserError: If runs have other tasks, classes or test parts, or a run lacks its answers.
     """
     labels, first = labels_of(runs), runs[0]
     answers = []
@@ -138,7 +124,6 @@ def tunings_of(runs: Sequence[Result]) -> list[Tunings]:
 
 
 def _check_task(first: Result, run: Result) -> None:
-    """Refuse runs that do not predict the same."""
     both = f"`{first.folder}` and `{run.folder}`"
     tasks = [short_name(compared_run.config) for compared_run in (first, run)]
     if tasks[0] != tasks[1] or first.results["numbers"] != run.results["numbers"]:
@@ -154,11 +139,7 @@ def _check_task(first: Result, run: Result) -> None:
 
 
 def _aligned(first: Result, of_first: TunedAnswers, run: Result, run_answers: TunedAnswers) -> TunedAnswers:
-    """Return the answers of a run in the order of the test sentences of the first one.
-
-    Raises:
-        UserError: If the test parts differ.
-    """
+    """Return the answers of a run in the order of the first run's test sentences; refuse different test parts."""
     both = f"`{first.folder}` and `{run.folder}`"
     n_shared = len(np.intersect1d(of_first.sentence, run_answers.sentence))
     examples = examples_of(run.results)
@@ -211,11 +192,7 @@ def _by_cluster(label: str, run: Result, answers: TunedAnswers) -> Tunings:
 
 
 def recipes_of(tunings: Sequence[Tunings]) -> list[dict[str, Any]]:
-    """Return the rows of `recipes.csv`: each pair of runs, from each start that both have.
-
-    Raises:
-        UserError: If two runs have no start in common.
-    """
+    """Return the rows of `recipes.csv`: each pair of runs, from each common start; without any, raise UserError."""
     pairs = list(combinations(tunings, 2))
     rows = []
     for a, b in pairs:
@@ -249,7 +226,7 @@ def _recipe(a: Tunings, b: Tunings, start: str, level: float) -> dict[str, Any]:
 
 
 def _options(tunings: Sequence[Tunings]) -> dict[str, dict[str, str]]:
-    """Return the options of each run; a text is what it holds, so that one that has moved is the same."""
+    """Return the options of each run; a text is represented by its content, so that a moved text is the same."""
     texts = {tuning.label: tuning.run.results["corpora"] for tuning in tunings}
     options = {}
     names = [name for of in texts.values() for name in of]
@@ -264,11 +241,7 @@ def _options(tunings: Sequence[Tunings]) -> dict[str, dict[str, str]]:
 
 
 def study_output(runs: Sequence[Result]) -> Measured:
-    """Hold runs against each other, and return what is written.
-
-    Raises:
-        UserError: If they cannot be.
-    """
+    """Compare runs and return the output; raise UserError if they cannot be compared."""
     tunings = tunings_of(runs)
     rows = recipes_of(tunings)
     first = runs[0]
@@ -302,12 +275,10 @@ def _results(tunings: Sequence[Tunings], first: Result) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Common:
-    """Neurons of the first run that are in the top k of every run, together with their partners there.
+    """Neurons of the first run that are, with their partners, in the top k of every run.
 
-    Args:
-        rows: Rows of `top_everywhere.csv`.
-        chance: Number of such neurons when one run's ranking is replaced by one under shuffled labels, and the share of
-            such rankings that leave at least as many; None where no run has such rankings.
+    `chance` is their number when the ranking of a run is replaced by a ranking under shuffled labels, and the share of
+    such rankings with at least as many; None without such rankings.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -320,15 +291,11 @@ class Common:
 
 
 def top_everywhere(ranked: Sequence[Ranked], pairs: Mapping[int, RunPair], k: int) -> Common:
-    """Return the neurons that are in the top of every run, in layers of the same relative depth.
+    """Return the neurons that are in the top k of every run, in layers of the same relative depth.
 
-    A neuron's p-value in one run is the share of the run's rankings under shuffled labels that also have it in the top,
-    the true ranking included; the largest over the runs is reported.
-
-    Args:
-        ranked: The runs.
-        pairs: Comparison of the first run with each other run, by the index of the other run.
-        k: Size of the top.
+    A neuron's p-value in a run is the share of the run's rankings under shuffled labels that also have it in the top,
+    the true ranking included; the maximum over the runs is reported. `pairs` compares the first run with each other
+    run.
     """
     at_top = [_of_first(ranked, pairs, run, ranked[run].scores[:, None], k)[:, 0] for run in range(len(ranked))]
     everywhere = np.all(at_top, axis=0)
@@ -354,15 +321,8 @@ def _of_first(
 ) -> NDArray[np.bool_]:
     """Return whether rankings of a run have the partner of each neuron of the first run in their top k.
 
-    Args:
-        ranked: The runs.
-        pairs: Comparison of the first run with each other run.
-        run: Index of the run.
-        scores: Scores of its neurons, shape (n_layers of the run, n_rankings, d_model of the run).
-        k: Size of the top.
-
-    Returns:
-        Shape (n_layers, n_rankings, d_model) of the first run; False in layers without a partner in the run.
+    Scores have shape (n_layers of the run, n_rankings, d_model of the run), the result (n_layers, n_rankings, d_model)
+    of the first run; False in layers without a partner in the run.
     """
     top = (ranks := neuron_ranks(scores)) <= min(k, ranks.shape[-1])
     if run == 0:
@@ -375,7 +335,6 @@ def _of_first(
 
 
 def _row(ranked: Sequence[Ranked], pairs: Mapping[int, RunPair], i: int, neuron: int) -> dict[str, Any]:
-    """Return a row for a neuron of the first run and its partners in the other runs, with their ranks."""
     first = ranked[0]
     row: dict[str, Any] = {"layer": first.layers[i], "neuron": int(neuron), "rank": _rank(first, i, neuron)}
     unseen = [first.label] if _is_unseen(first, i, neuron) else []

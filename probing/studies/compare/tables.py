@@ -1,4 +1,4 @@
-"""Tables of `compare`, and their sentences: two runs layer by layer, and the neurons at the top of all runs."""
+"""Tables and sentences of `compare`: two runs layer by layer, and the neurons at the top of all runs."""
 
 from __future__ import annotations
 
@@ -46,12 +46,7 @@ NULLS = {
 
 
 def agreement_tables(rows: Sequence[Row], top: int) -> list[Any]:
-    """Return a table per pair of runs with their layers at the same relative depth; the last one has the legend.
-
-    Args:
-        rows: Rows of `agreement.csv`.
-        top: Number of first neurons whose overlap is measured.
-    """
+    """Return a table per pair of runs with their layers at the same relative depth; the last has the legend."""
     tables = [_agreement_table(of_pair) for of_pair in _by_pair(rows).values()]
     nulls = dict.fromkeys(NULLS[row["null"]] for row in rows if row["statistic"] == "spearman")
     if tables:
@@ -77,11 +72,7 @@ def same_depth(rows: Sequence[Row]) -> list[tuple[int, int]]:
 
 
 def unpaired_lines(rows: Sequence[Row]) -> list[str]:
-    """Name the layers of each run that have no layer of the same relative depth in another run.
-
-    Args:
-        rows: Rows of `agreement.csv`.
-    """
+    """Name the layers of each run that have no layer of the same relative depth in another run."""
     lines = []
     for (a, b), of_pair in _by_pair(rows).items():
         pairs = same_depth(of_pair)
@@ -93,13 +84,7 @@ def unpaired_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def verdicts(rows: Sequence[Row], accuracy_of_run: Mapping[str, Sequence[Row]], top: int) -> dict[str, str]:
-    """Return a sentence for each pair of runs on whether they rank the same neurons first.
-
-    Args:
-        rows: Rows of `agreement.csv`.
-        accuracy_of_run: The rows of `accuracy.csv` of each run, by its name in the tables.
-        top: Number of first neurons whose overlap was measured.
-    """
+    """Return a sentence for each pair of runs on whether they rank the same neurons first."""
     unread = {
         (label, row["layer"])
         for label, of_run in accuracy_of_run.items()
@@ -135,18 +120,14 @@ def _verdict(a: str, b: str, rows: Sequence[Row], unread: Collection[tuple[str, 
 
 
 def _span(values: Sequence[float], form: str) -> str:
-    """Return the lowest and the highest of some numbers, or one if they look the same; NaN are left out."""
+    """Return the lowest and the highest of some numbers, or a single number if they look the same; without NaN."""
     known = [value + 0.0 for value in values if math.isfinite(value)]
     low, high = (form.format(end(known, default=math.nan)) for end in (min, max))
     return low if low == high else f"{low} to {high}"
 
 
 def sites_lines(site_of_run: Mapping[str, str]) -> list[str]:
-    """Say what a neuron is in the compared runs: in one line, or in one for each run where sites differ.
-
-    Args:
-        site_of_run: The site of each run, by its name in the tables.
-    """
+    """Return the definition of a neuron in the compared runs: a line, or a line for each run if sites differ."""
     sites = set(site_of_run.values())
     if len(sites) == 1:
         return [what_is_a_neuron(sites.pop())]
@@ -154,11 +135,7 @@ def sites_lines(site_of_run: Mapping[str, str]) -> list[str]:
 
 
 def unread_lines(accuracy_of_run: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Name the layers whose rankings are not to be read, because their probe is not shown to be better than a constant.
-
-    Args:
-        accuracy_of_run: The rows of `accuracy.csv` of each run, by its name in the tables.
-    """
+    """Name the layers with an uninformative ranking, whose probe does not beat a constant answer."""
     lines = []
     for label, rows in accuracy_of_run.items():
         layers = [str(row["layer"]) for row in rows if UNINFORMATIVE in row.get("flag", "")]
@@ -169,11 +146,7 @@ def unread_lines(accuracy_of_run: Mapping[str, Sequence[Row]]) -> list[str]:
 
 
 def everywhere_tables(rows: Sequence[Row]) -> list[Any]:
-    """Return a table of the neurons at the top of every run with all their columns, if there are any.
-
-    Args:
-        rows: Rows of `top_everywhere.csv`.
-    """
+    """Return a table of the neurons at the top of every run with all their columns, if there are any."""
     if not rows:
         return []
     table = plain_table("Neurons at the top of every run; layer, neuron and rank without a name are of the first run")
@@ -185,13 +158,9 @@ def everywhere_tables(rows: Sequence[Row]) -> list[Any]:
 
 
 def everywhere_sentence(rows: Sequence[Row], summary: Row, top: int, is_evidence: bool = True) -> str:
-    """Say how many neurons are at the top of every run, compared with how many are there with shuffled labels.
+    """Return the number of neurons at the top of every run, compared with shuffled labels.
 
-    Args:
-        rows: Rows of `top_everywhere.csv`.
-        summary: The entry `top_everywhere` of `results.json`.
-        top: Number of first neurons that count as the top.
-        is_evidence: Whether the rankings of all runs are to be read; otherwise nothing is said of signals.
+    `summary` is that entry of `results.json`; without `is_evidence`, signals are not mentioned.
     """
     n = len(rows)
     neurons = "1 neuron and its match are" if n == 1 else f"{n} neurons and their matches are"
@@ -258,7 +227,6 @@ _OF_A_RUN: dict[str, Type] = {"neuron": int, "rank": int, "layer": layer_number}
 
 
 def _of_a_run(name: str) -> Type | None:
-    """Return the type of a column that begins with the name of a run: `bert neuron`."""
     run, _, of = name.rpartition(" ")
     return _OF_A_RUN.get(of) if run else None
 
@@ -304,14 +272,7 @@ STRONG = 0.6
 def heat_map(
     values: Mapping[tuple[int, int], float], titles: Mapping[tuple[int, int], str], names: tuple[str, str], title: str
 ) -> Html:
-    """Return a grid of cells, the first run's layers upwards, shaded from 0 to 1.
-
-    Args:
-        values: Values by a layer of the first run and a layer of the second.
-        titles: Text shown for each cell.
-        names: Names of the two runs.
-        title: Title of the map.
-    """
+    """Return a grid of cells, the first run's layers upwards, by the second run's, shaded from 0 to 1."""
     down, across = (sorted({layers[side] for layers in values}) for side in (0, 1))
     # Beside few cells the names of the axes are longer than these, and the map gets room for them.
     upwards, along = (f"layer of {shortened(name, LONGEST)}" for name in names)
@@ -396,7 +357,6 @@ def _pair(rows: Sequence[Row]) -> Html:
 
 
 def _cell_title(row: Row) -> str:
-    """Return a cell's numbers in words."""
     parts = [f"layers {row['layer_a']} and {row['layer_b']}: {row['value']:.3f}"]
     for of, words in (("", "95% range"), ("chance", "by chance")):
         if bounds := interval(row, of, " to "):
@@ -492,17 +452,12 @@ RECIPE_TERMS = RECIPES.terms(_SHOWN) | OPTIONS.terms(("option",))
 
 
 def level_of(n_pairs: int) -> float:
-    """Return the level of the interval of a pair of runs with which all pairs hold together (Bonferroni)."""
+    """Return the level of each pair's interval for joint coverage of all pairs (Bonferroni)."""
     return 1 - (1 - LEVEL) / n_pairs
 
 
 def verdict_of(row: Row, is_equal: bool) -> str:
-    """Return which run is better, by the interval of the difference.
-
-    Args:
-        row: A row of `recipes.csv` without its verdict.
-        is_equal: Whether both runs have the same score on every test cluster.
-    """
+    """Return the better run by the interval of the difference; `is_equal` if scores agree on every test cluster."""
     if is_equal:
         return EQUAL
     if (bounds := ends(row)) is None:
@@ -511,12 +466,7 @@ def verdict_of(row: Row, is_equal: bool) -> str:
 
 
 def answer(rows: Sequence[Row], results: Mapping[str, Any]) -> list[str]:
-    """Return for each pair of runs and start which run is better.
-
-    Args:
-        rows: Rows of `recipes.csv`.
-        results: The content of `results.json`.
-    """
+    """Return the better run for each pair of runs and start, from `recipes.csv`."""
     return [_recipe_verdict(row, score_words(results["numbers"]), results["examples"]) for row in rows]
 
 
@@ -543,13 +493,7 @@ def _recipe_verdict(row: Row, score: str, examples: str) -> str:
 
 
 def conclusions(rows: Sequence[Row], options: Sequence[Row], results: Mapping[str, Any]) -> list[str]:
-    """Return in which options the runs differ, how their tunings are compared, and what intervals hold for.
-
-    Args:
-        rows: Rows of `recipes.csv`.
-        options: Rows of `options.csv`.
-        results: The content of `results.json`.
-    """
+    """Return the options in which the runs differ, the pairing of their tunings, and the scope of intervals."""
     lines = [_options(options)]
     pairs = _pairs(rows)
     for a, b in pairs:
@@ -607,12 +551,7 @@ def _scores(rows: Sequence[Row]) -> Any:
 
 
 def options_of(config: Mapping[str, Any], excluded: Sequence[str]) -> dict[str, str]:
-    """Return the options of a run as text by name, those of a group as `group.name`.
-
-    Args:
-        config: Its configuration.
-        excluded: Options that do not decide what is learnt.
-    """
+    """Return the options of a run as text by name, of groups as `group.name`, without the excluded options."""
     options: dict[str, str] = {}
     for name, setting in config.items():
         if isinstance(setting, dict):
@@ -623,11 +562,7 @@ def options_of(config: Mapping[str, Any], excluded: Sequence[str]) -> dict[str, 
 
 
 def differing(options: Mapping[str, Mapping[str, str]]) -> list[dict[str, str]]:
-    """Return the rows of `options.csv`.
-
-    Args:
-        options: The options of each run, by its name.
-    """
+    """Return the rows of `options.csv`, from the options of each run."""
     names = dict.fromkeys(name for of_run in options.values() for name in of_run)
     return [
         {"option": name, "run": run, "setting": of_run.get(name, "")}

@@ -157,7 +157,7 @@ def controls_of_call(
     controls: str | list[str], task: TokenTask, probe: ProbeOptions, trainer: dict[str, Any] | None, mdl: bool,
     control_for: str | None,
 ) -> list[str]:  # fmt: skip
-    """Return the controls, once it is known that all options apply to what the task predicts."""
+    """Return the controls, after a check that all options suit the predictions of the task."""
     numbers = predicts_numbers(task)
     refuse(probe.problems_with_numbers(trainer or {}, mdl) if numbers else probe.problems_with_trainer(trainer or {}))
     chosen = chosen_controls(controls, task.ordinal, isinstance(task, SentenceTask), numbers)
@@ -168,19 +168,9 @@ def _read(
     source: Any, text: tuple[Any, Any], task: TokenTask, covariate: Covariate | None, group_by: GroupBy,
     probe: ProbeOptions, controls: Sequence[str], settings: Any, watch: Stopwatch,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    """Return the examples, those of each control, the fitted transforms, if any, and the activations of each corpus.
+    """Return the examples, the examples of each control, the transforms if any, and the activations of each corpus.
 
-    Args:
-        source: The `probing.activations.source.ActivationSource`; types that need torch are not imported here, since
-            the parser of arguments imports whatever this file names.
-        text: The corpora, and the side of each of their sentences.
-        task: The task, which gives the labels.
-        covariate: The covariate, if there is one.
-        group_by: The option's value.
-        probe: How the probe is trained.
-        controls: Names of the controls.
-        settings: The `probing.runs.finished.EvidenceConfig` of the run.
-        watch: Notes how long reading takes.
+    Types that need torch are not imported here, since the parser of arguments imports every name of this file.
     """
     from probing.data.labelling import read_sides, selected_features_of, warn_unused_columns
     from probing.data.module import READ_AGAIN, control_sides, source_of_control
@@ -222,20 +212,6 @@ def _write(
     tracker: Tracker,
     input_files: Sequence[Path],
 ) -> None:
-    """Write everything that was measured, with a page, and log it.
-
-    Args:
-        folder: The run's folder.
-        config: The resolved configuration.
-        results: The `probing.runs.results.ClassResults` of the run.
-        fitted: Transform of each layer, if activations were transformed or centred.
-        stores: Activations of each corpus.
-        corpus: The test corpus.
-        model: The model.
-        watch: Notes how long writing takes.
-        tracker: Logs what is written.
-        input_files: Files that are written already.
-    """
     from probing.data.labelling import origin
     from probing.page.build import build
     from probing.page.charts import source_of
@@ -254,10 +230,7 @@ def _write(
 
 
 def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order = "contribution") -> None:
-    """Print the answer, the tables, what to distrust, and where the results are; with `verbose` all there is.
-
-    If `quiet`, a line for each layer stands in place of the tables; sentences are the same.
-    """
+    """Print the answer, tables, caveats and the output folder; `quiet` replaces the tables by a line per layer."""
     from probing.tables import probes
     from probing.tables import probes as tables_probes
     from probing.tables.conclusions import bases_lines, leading
@@ -282,7 +255,6 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
 
 
 def _show(run: Run, layer: int, verbose: bool, sort: Order) -> None:
-    """Print the tables of the leading layer, and of all layers; with `verbose` all there are."""
     from probing.tables import probes
     from probing.tables.conclusions import bases_table
     from probing.tables.probes import classes_table
@@ -369,45 +341,44 @@ def probe(
     numbers: bool | None = None, figure_format: FigureFormat = FIGURE_FORMAT,
     wandb: WandbOptions | Mapping[str, Any] | None = None, control_for: Any = None, rotations: int | None = None,
 ) -> Run:  # fmt: skip
-    """Probe activations that come from anywhere, and rank their neurons, with the evidence that `fit` gives.
+    """Probe activations from any source, and rank their neurons, with the evidence of `fit`.
 
     Args:
-        X: Activations, shape (n_rows, d_model), or a dict of such an array for each layer number or name, in the order
-            of the layers: NumPy arrays, memory maps, tensors or the layers of `read_activations`. A neuron is a column.
-        y: Label of each row, a whole number or a string. Every label of a training row is a class. Or a number for each
-            row that is to be predicted, by a ridge probe; see `numbers`.
-        groups: Group of each row, such as its sentence, document or speaker. Rows of a group are on the same side of
-            the split, and intervals, bootstraps and p-values take groups, not rows, to be independent. If None, every
-            row is a group of its own.
-        split: `train`, `validation` or `test` for each row; if None, a hash of the row's group and `seed` puts 80% on
-            the train side, and 10% each on the others.
+        X: Activations, shape (n_rows, d_model), or a dict of such arrays by layer number or name, in the order of the
+            layers: NumPy arrays, memory maps, tensors or the layers of `read_activations`. A neuron is a column.
+        y: Label of each row, a whole number or a string; every label of a training row is a class. Or a number for each
+            row to predict by a ridge probe; see `numbers`.
+        groups: Group of each row, such as its sentence, document or speaker. The split keeps groups whole, and
+            intervals, bootstraps and p-values treat groups, not rows, as independent. If None, every row is a group.
+        split: `train`, `validation` or `test` for each row; if None, a hash of the group and `seed` puts 80% into
+            training and 10% each into the others.
         ordinal: Whether labels are numbers, so that distances between labels are meaningful.
         replicates: Number of probes trained on bootstrap samples of the training groups; 0 trains none.
         controls: `all`, `none` or `shuffled` (shuffled labels); the other controls of `fit` need a model.
-        evidence: `all`: probes without first neurons and under other penalties, and directions beside neurons; `none`.
+        evidence: `all` retrains without the first neurons and under other penalties and compares with directions;
+            `none`.
         mdl: Also measure the length in bits of the training labels, encoded online with each layer's activations.
         seed: Seed of every random draw.
-        model: What the activations are called in tables and figures.
-        task: What the labels are called there.
+        model: Name of the activations in tables and figures.
+        task: Name of the labels there.
         runs: Folder in which the run is written; `runs` if only a name is given.
-        name: Name of the run; MODEL-TASK-YYYYMMDD-HHMMSS by default. If neither `runs` nor `name` is given, the run
-            lives as long as the returned object.
+        name: Name of the run; MODEL-TASK-YYYYMMDD-HHMMSS by default. Without `runs` and `name`, the run exists as long
+            as the returned object.
         trainer: Arguments of Lightning's Trainer.
-        probe: How the probe is trained.
+        probe: Options of the probe.
         logger: Lightning logger for the training curves, of `pytorch_lightning` or of `lightning`.
-        quiet: Whether to show no progress and not to say where results are; what was left out is said in any case.
-        numbers: Whether labels are numbers to predict as such, and not classes; if None, they are where at least one
-            has a fraction.
-        figure_format: Formats of the figures of a run that is written: `all`, or some of `png`, `pdf` and `svg`.
-        wandb: How a run with a name or `runs` is logged to Weights & Biases, as in `fit`; if None, it is not.
+        quiet: Whether to hide progress and the output folder; warnings on omitted rows are always printed.
+        numbers: Whether labels are numbers to predict, and not classes; if None, true if a label has a fraction.
+        figure_format: Formats of the figures of a written run: `all`, or some of `png`, `pdf` and `svg`.
+        wandb: Options of Weights & Biases for a run with a name or `runs`, as in `fit`; None for no logging.
         control_for: The covariate: a value of each row, text or a whole number, that is held fixed, as in `fit`.
-        rotations: Number of random rotations whose directions neurons are compared with, as in `fit`.
+        rotations: Number of random rotations for the comparison with directions, as in `fit`.
 
     Returns:
-        The run, with the same tables and files as one of `fit`.
+        The run, with the tables and files of a run of `fit`.
 
     Raises:
-        UserError: If the arrays do not fit together, a value is infinite or not a number, or an option is out of range.
+        UserError: If the arrays do not match, a value is infinite or not a number, or an option is out of range.
     """
     options, tracked, seed, replicates, evidence, mdl, rotations, quiet, trainer = _converted(
         probe, wandb, seed=seed, replicates=replicates, evidence=evidence, mdl=mdl, rotations=rotations, quiet=quiet,
@@ -445,7 +416,7 @@ def probe(
 def _read_arrays(
     sides: Any, layers: Sequence[int], options: ProbeOptions, controls: Sequence[str], control_for: Any, seed: int
 ) -> tuple[Any, dict[str, list[Any]], Any]:
-    """Return the examples, those of each control, and the transforms by which they were centred, if they were."""
+    """Return the examples, the examples of each control, and the transforms that centred them, if any."""
     from probing.data.examples import permuted_within
     from probing.data.module import shuffled
     from probing.probes.transforms import centred
@@ -456,7 +427,7 @@ def _read_arrays(
 
 
 def _check(options: ProbeOptions, sides: Any, trainer: Mapping[str, Any], mdl: bool, logger: Any) -> None:
-    """Check that the options go with what is predicted, and that there are validation rows if they are needed."""
+    """Check that the options suit the labels, and that there are validation rows if needed."""
     of_numbers = _problems_with_numbers(options, trainer, mdl, logger) if sides.numbers else []
     refuse(of_numbers + options.problems_with_trainer(trainer))
     if options.needs_validation and not sides.validation.n_tokens:
@@ -467,7 +438,6 @@ def _check(options: ProbeOptions, sides: Any, trainer: Mapping[str, Any], mdl: b
 
 
 def _place(runs: str | Path | None, name: str | None) -> Path | None:
-    """Return the folder of runs; None if the run is not to be kept."""
     if runs is None and name is None:
         return None
     place = runs_folder(str(runs or "runs"))
@@ -477,12 +447,11 @@ def _place(runs: str | Path | None, name: str | None) -> Path | None:
 
 
 def _description(store: Any) -> dict[str, Any]:
-    """Return what a configuration says of the arrays."""
     return {"shape": [store.tokens.n_tokens, store.plan.d_model], "sha256": store.fingerprint}
 
 
 def _converted(probe: Any, wandb: Any, **others: Any) -> tuple[Any, ...]:
-    """Return options that `fit` has too, converted and checked as there: the two groups, then the others in order."""
+    """Return options shared with `fit`, converted and checked: the two groups, then the others in order."""
     given = {"probe": probe, "wandb": WandbOptions("disabled") if wandb is None else wandb, **others}
     values = converted(fit, given, "probe")
     options = as_options(ProbeOptions, values["probe"], "probe")
@@ -528,7 +497,6 @@ def _saved_run(
     measure_run: Callable[[Any, None], Any], config: Mapping[str, Any], folder: RunFolder, watch: Stopwatch,
     formats: Sequence[str], tracked: WandbOptions, logger: Any, quiet: bool, fitted: Any,
 ) -> Run:  # fmt: skip
-    """Write a run with figures and a page, log it, say where it is, and return it."""
     from probing.page.build import build
     from probing.page.charts import source_of
 
@@ -563,16 +531,7 @@ def _passing(results: Any, config: Mapping[str, Any], watch: Stopwatch, fitted: 
 def _write_arrays(
     folder: Path, results: Any, config: Mapping[str, Any], watch: Stopwatch, fitted: Any, formats: Sequence[str] = ()
 ) -> tuple[Any, Path]:
-    """Write everything that was measured; return what was written, and the path of the summary.
-
-    Args:
-        folder: The run's folder.
-        results: The `probing.runs.results.ClassResults` of the run.
-        config: The resolved configuration.
-        watch: Notes how long writing takes.
-        fitted: Transform of each layer, if activations were centred.
-        formats: Formats of the figures; without any, none are drawn.
-    """
+    """Write all results; return the written files and the path of the summary."""
     from probing.runs.results import write, write_summary
 
     written = write(folder, config, results, config["model"], formats, transforms=fitted)
@@ -607,7 +566,7 @@ class Fit(Study):
     }
 
     def tables(self, result: Result) -> list[Any]:
-        """Return the accuracy of each layer, and the first neurons of the leading one."""
+        """Return the accuracy of each layer, and the first neurons of the leading layer."""
         from probing.tables.conclusions import leading
         from probing.tables.probes import accuracy_table, classes_table, neurons_table
 
@@ -618,7 +577,7 @@ class Fit(Study):
         return tables + [classes_table(scores) for scores in [result.scores_of(layer)] if scores]
 
     def conclusions(self, result: Result) -> list[str]:
-        """Return the penalty, what the accuracies say, and then the rankings, layer by layer."""
+        """Return the penalty, the evidence of the accuracies, and then the rankings, layer by layer."""
         from probing.probes.neuron_profiles import position_line
         from probing.tables.conclusions import bases_lines, leading, not_above, ranking_conclusions, why_leading
         from probing.tables.probes import penalty_lines
@@ -634,7 +593,7 @@ class Fit(Study):
         ]  # fmt: skip
 
     def read(self, folder: Path) -> Run:
-        """Read a run whose tables are all written, also in a folder that is not renamed yet."""
+        """Read a run whose tables are complete, also from a folder before its final renaming."""
         config, results = read_yaml(folder / "config.yaml"), read_json(folder / "results.json")
         schemas = (NUMBERS, NUMBER_NEURONS) if "numbers" in results else (ACCURACY, NEURONS)
         accuracy, neurons = (read_csv(folder / f"{schema.name}.csv", schema) for schema in schemas)

@@ -1,8 +1,8 @@
-"""Estimates of the time, disk space and memory that a run of `fit` takes, made before a model reads anything.
+"""Estimates of the time, disk space and memory of a run of `fit`, before a model reads anything; rankings of `rank`.
 
-The time is that of floating-point operations, at the rate that this machine has with nothing else on it: of the matrix
-products of the blocks for hidden states (`probing.activations.source`), and of passes over the training tokens for
-probes, which are timed on a few random vectors of the same width and number of classes.
+The time counts floating-point operations at the rate of this machine when idle: matrix products of the blocks for
+hidden states (`probing.activations.source`), and passes over the training tokens for probes, timed on a few random
+vectors of the same width and number of classes.
 """
 
 from __future__ import annotations
@@ -70,19 +70,13 @@ _COPIES = 12
 
 @dataclass(frozen=True)
 class ProbeCosts:
-    """The probes of a run, by what their cost depends on.
+    """Probes of a run, by the quantities that determine their cost.
 
     Args:
-        n_tokens: Number of training tokens.
-        n_layers: Number of layers.
-        n_classes: Number of classes.
-        d_model: Number of neurons of a layer.
         n_controls: Number of controls that train a probe for each layer.
-        n_replicates: Number of bootstraps.
         retrains: Whether probes are retrained without neurons and under other penalties.
         codes: Whether labels are encoded online.
         chooses: Whether the penalty is chosen.
-        is_adam: Whether the probes are trained by Adam.
     """
 
     n_tokens: int
@@ -101,15 +95,9 @@ class ProbeCosts:
         cls, layers: Sequence[int], controls: Sequence[str], n_replicates: int, retrains: bool, codes: bool,
         probe: ProbeOptions,
     ) -> ProbeCosts:  # fmt: skip
-        """Return the probes that options of `fit` ask for, before tokens and classes are known.
+        """Return the probes of options of `fit`, before tokens and classes are known.
 
-        Args:
-            layers: Layer numbers.
-            controls: Names of the controls, of which `token` has a single probe for all layers.
-            n_replicates: Number of bootstraps.
-            retrains: Whether probes are retrained without neurons and under other penalties.
-            codes: Whether labels are encoded online.
-            probe: How the probes are trained.
+        The control `token` has a single probe for all layers, which is not counted.
         """
         n_controls = sum(CONTROL_DRAWS if name == "control_task" else name != "token" for name in controls)
         is_adam = probe.solver == "adam"
@@ -118,7 +106,7 @@ class ProbeCosts:
 
     @property
     def passes(self) -> dict[str, int]:
-        """About how many passes over the training tokens of a layer each stage takes that trains probes."""
+        """Approximate number of passes over the training tokens of a layer in each stage that trains probes."""
         probe_passes, epochs = PASSES["path"] * self.chooses + PASSES["probe"], EPOCHS * self.is_adam
         retrained = PASSES["penalties"] + PASSES["removal"] * (2 * REMOVED + 1) + PASSES["intercept"]
         evidence = PASSES["replicate"] * self.n_replicates + retrained * self.retrains
@@ -129,28 +117,23 @@ class ProbeCosts:
 
     @property
     def n_passes(self) -> int:
-        """About how many passes over the training tokens of a layer there are."""
+        """Approximate number of passes over the training tokens of a layer."""
         return sum(self.passes.values())
 
     @property
     def n_stacks(self) -> int:
-        """How often eigenvectors of every layer are found, about."""
+        """Approximate number of eigendecompositions of every layer."""
         return 4 * self.chooses + 1 + self.n_controls + bool(self.n_replicates) + 2 * self.retrains
 
     def seconds(self, pass_s: float, operations_per_s: float) -> float:
-        """Return about how many seconds training takes.
-
-        Args:
-            pass_s: Seconds of a pass for a token of a layer.
-            operations_per_s: This machine's rate in floating-point operations.
-        """
+        """Return the approximate seconds of training; `pass_s` is for a token of a layer."""
         algebra = _EIGENVECTORS * self.n_stacks * self.d_model**3
         if self.retrains and not self.is_adam and fits(self.n_classes, self.d_model):
             algebra += _CURVATURE * self.n_classes * self.d_model**2
         return self.n_layers * (self.n_passes * self.n_tokens * pass_s + algebra / operations_per_s)
 
     def pass_seconds(self, device: str = "cpu") -> float:
-        """Return how many seconds a pass takes for a token of a layer, on random numbers."""
+        """Return the seconds of a pass for a token of a layer, measured on random numbers."""
         d, rows = self.d_model, min(_ROWS, max(self.n_tokens, 1))
         generator = torch.Generator().manual_seed(0)
         sizes = (1, self.n_classes, d), (rows, d)
@@ -165,7 +148,7 @@ class ProbeCosts:
         return 1 / undisturbed_rate(once, rows, device)
 
     def memory(self) -> dict[str, int]:
-        """Return the approximate bytes of anonymous memory of the growing parts of a run, by what they grow with."""
+        """Return the approximate bytes of anonymous memory of the growing parts of a run, by the cause of growth."""
         weights = 4 * self.n_classes * self.d_model
         of_problem = weights * (3 * LONGEST + _COPIES)
         second_moments = 8 * self.d_model**2 * self.n_layers
@@ -181,13 +164,7 @@ class ProbeCosts:
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """What a run takes, about.
-
-    Args:
-        readings: The texts that models read.
-        probes: The probes.
-        cache: The cache folder.
-    """
+    """Approximate cost of a run: the texts that models read, the probes, and the cache folder."""
 
     readings: Sequence[PendingRequest]
     probes: ProbeCosts
@@ -205,16 +182,12 @@ class CostEstimate:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of anonymous memory at most: hidden states are read before probes are trained."""
+        """Upper estimate of anonymous memory in bytes: hidden states are read before probes are trained."""
         reading = max((reading.memory_bytes() for reading in self.readings), default=0)
         return _LIBRARIES + max(reading, sum(self.probes.memory().values()))
 
     def check_memory(self) -> None:
-        """Refuse a run that cannot fit in the memory of the machine.
-
-        Raises:
-            UserError: If it does not fit.
-        """
+        """Raise UserError if the run does not fit into the memory of the machine."""
         parts, probes = self.probes.memory(), self.probes
         ways = {
             "--replicates": "give fewer `--replicates`, or fewer layers at a time with `--layer`",
@@ -228,7 +201,7 @@ class CostEstimate:
         check_memory(self.memory_bytes, what, way_out or "give fewer layers at a time with `--layer`, or fewer classes")
 
     def line(self, trainer: Mapping[str, Any] | None = None) -> str:
-        """Return the estimate as a sentence; rates are measured for it."""
+        """Return the estimate as a sentence, with rates measured now."""
         speed = Speed.measure(self.readings[0].request, trainer)
         reading = sum(cost.seconds(speed) for cost in self.readings)
         device = "cuda" if torch.cuda.is_available() and (trainer or {}).get("accelerator") != "cpu" else "cpu"
@@ -248,7 +221,7 @@ class CostEstimate:
 
 
 def busy() -> str:
-    """Return that the machine is busy, in brackets, where more processes want to run than it has cores."""
+    """Return a note in brackets if more processes want to run than the machine has cores."""
     load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
     return f" (it takes longer now: the load is {load:.0f} on {count(cores, 'core')})" if load > cores else ""
 
@@ -256,16 +229,7 @@ def busy() -> str:
 def stages_of_probes(
     controls: Sequence[str], n_replicates: int, retrains: bool, codes: bool, probe: ProbeOptions, numbers: bool
 ) -> list[Cost | None]:
-    """Return the stages of `probing.runs.finished.measure` and that of the results, each with what it takes.
-
-    Args:
-        controls: Names of the controls that there are.
-        n_replicates: Number of bootstraps.
-        retrains: Whether probes are retrained without neurons and under other penalties.
-        codes: Whether labels are encoded online.
-        probe: How the probes are trained.
-        numbers: Whether the probes predict numbers, which takes no passes.
-    """
+    """Return the cost of each stage of `probing.runs.finished.measure` and of the results; numbers take no passes."""
     passes = ProbeCosts.of_options([0], controls, n_replicates, retrains, codes, probe).passes
     stages = ["probes", *["controls"] * bool(controls), *["codes"] * codes, "evidence"]
     return [*(None if numbers else Cost("pass", passes[name]) for name in stages), BRIEF]
@@ -274,16 +238,10 @@ def stages_of_probes(
 def estimate_callback(
     source: ActivationSource, corpora: Sequence[Corpus], controls: Sequence[str], seed: int, *options: Any
 ) -> Callable[[Tokens, int, int], None]:
-    """Return a function to call when the tokens and classes of a run of `fit` are known, before a model reads them.
+    """Return a callback for a run of `fit` whose tokens and classes are known, before a model reads them.
 
-    It refuses what does not fit in memory, and says what the run takes if its cache is large.
-
-    Args:
-        source: The model that reads the corpora, and its cache.
-        corpora: The corpora.
-        controls: Names of the controls, of which some read the corpora again.
-        seed: Seed of the controls.
-        options: Further arguments of `ProbeCosts.of_options`.
+    It refuses a run that does not fit into memory, and prints the cost if the cache is large. `options` are further
+    arguments of `ProbeCosts.of_options`.
     """
     probes = ProbeCosts.of_options(source.layers, controls, *options)
     sources = [source, *filter(None, (source_of_control(name, source, seed) for name in controls))]
@@ -308,13 +266,13 @@ CONTRIBUTIONS = ("contribution", "contribution_centred")
 
 @dataclass(frozen=True)
 class Judging:
-    """How rankings are evaluated.
+    """Options of the evaluation of rankings.
 
     Args:
         evaluate: Whether probes are trained on the first, the last and random neurons.
         curves: Whether accuracy is measured over the number of neurons.
-        sizes: Numbers of neurons, ascending; None for the default ones.
-        draws: Number of draws of random neurons; None for the default number.
+        sizes: Numbers of neurons, ascending; None for the default.
+        draws: Number of draws of random neurons; None for the default.
     """
 
     evaluate: bool
@@ -323,7 +281,7 @@ class Judging:
     draws: int | None
 
     def fitting(self, default: Sequence[int], d_model: int) -> list[int]:
-        """Return the numbers of neurons that are below `d_model`; if none is, half of `d_model`."""
+        """Return the numbers of neurons below `d_model`; without any, half of `d_model`."""
         return [size for size in self.sizes or default if size < d_model] or [max(1, d_model // 2)]
 
 
@@ -336,19 +294,10 @@ def rank_layers(
     seed: int,
     n_rotations: int,
 ) -> tuple[dict[str, Rows], dict[str, Rows]]:
-    """Return the rows of each method's ranking, and those of `directions`, `evaluation` and `curves`.
+    """Return the rows of each method's ranking, and of `directions`, `evaluation` and `curves`.
 
-    Args:
-        run: The finished run.
-        layers: Layers of the run to rank.
-        sides: The run's examples and their classes.
-        methods: Names of the methods.
-        judging: How the rankings are judged.
-        seed: Seed of every random draw: random neurons, rotations, and a sample of the tokens where not all are used.
-        n_rotations: Number of rotations whose directions neurons are compared with; 0 for none.
-
-    Raises:
-        RunError: If recomputed contributions differ from those of the run.
+    `seed` is of random neurons, rotations, and a sample of the tokens where not all are used. Contributions that differ
+    from the run's raise RunError.
     """
     weight, penalty, space = probe_weight(run), penalty_of(run), run.config["probe"]["penalty_space"]
     rankings: dict[str, Rows] = {name: [] for name in methods}
@@ -377,7 +326,7 @@ def rank_layers(
 
 
 def _direction_rows(data: LayerData, sides: Sides, methods: Sequence[str], n_rotations: int, seed: int) -> Rows:
-    """Return a layer's rows of `directions.csv`: of contributions on test tokens as `fit` has them, and of others."""
+    """Return a layer's rows of `directions.csv`: contributions on test tokens, as in `fit`, and other scores."""
     directions: dict[str, tuple[Tensor, Tensor]] = {}
     if {*CONTRIBUTIONS} & {*methods}:
         on_test = measure_directions(
@@ -399,7 +348,6 @@ def _direction_rows(data: LayerData, sides: Sides, methods: Sequence[str], n_rot
 
 
 def _judge(rankings: dict[str, Ranking], data: LayerData, sides: Sides, judging: Judging) -> tuple[Rows, Rows]:
-    """Return a layer's rows of `evaluation.csv` and of `curves.csv`, each empty if not asked for."""
     evaluated: Rows = []
     curves: Rows = []
     d_model = len(data.moments.sd)
@@ -416,22 +364,10 @@ def _judge(rankings: dict[str, Ranking], data: LayerData, sides: Sides, judging:
 
 @stage("information without neurons")
 def erasure_rows(run: Run, sides: Sides, layers: Sequence[int], n_top: int, seed: int) -> list[dict[str, Any]]:
-    """Return the usable information under each condition in some layers of a run.
+    """Return the usable information under each condition in some layers, as rows of `usable_information`.
 
-    Probes are trained with the run's penalty by lbfgs, whatever trained the run's own.
-
-    Args:
-        run: The finished run.
-        sides: The run's examples and their classes.
-        layers: Layers of the run to measure.
-        n_top: Number of first neurons of the run's ranking that are kept or removed.
-        seed: Seed of every random draw: random neurons, shuffled labels and resampled sentences.
-
-    Returns:
-        Rows as `probing.probes.removal.usable_information` returns them.
-
-    Raises:
-        ValueError: If `n_top` is not between 1 and half the neurons.
+    Probes use the run's penalty, but lbfgs whatever its solver. The `n_top` first neurons, at most half of all
+    (ValueError), are used alone or removed.
     """
     d_model = sides.train.store.plan.d_model
     rankings = {layer: [row["neuron"] for row in run.top(layer, d_model)] for layer in layers}

@@ -1,4 +1,4 @@
-"""`rank`: rank the neurons of a finished run by other methods, and evaluate the rankings by other probes."""
+"""Command `rank`: other rankings of the neurons of a finished run, and their evaluation by other probes."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def rank(
 
 
 def _without_intercept(run: Run) -> Run:
-    """Return a run whose probes have no intercept; all else is refused."""
+    """Return a run whose probes have no intercept, or refuse it."""
     if has_intercept(run.config):
         raise UserError(
             f"`rank {run.folder}`: its probes have an intercept (`--probe.bias true`), and the other rankings are of "
@@ -142,14 +142,7 @@ def _without_intercept(run: Run) -> Run:
 
 
 def _read(run: Run, corpus: Moved | None, cache: str | None, quiet: bool) -> tuple[str, Any]:
-    """Return what the run is called in figures, and its examples as a `probing.data.examples.Sides`.
-
-    Args:
-        run: The run.
-        corpus: Its text, if that has moved.
-        cache: Folder of cached activations; by default that of the run.
-        quiet: Whether progress is left out.
-    """
+    """Return the name of the run in figures, and its examples as a `probing.data.examples.Sides`."""
     from probing.runs.finished import RunExtraction, open_runs, sides_of
     from probing.runs.places import cache_of, given_texts
 
@@ -160,7 +153,7 @@ def _read(run: Run, corpus: Moved | None, cache: str | None, quiet: bool) -> tup
 
 @stage("tables and figures")
 def _write(rankings: Rankings, run: Run, layers: Sequence[int], label: str, formats: Sequence[str]) -> list[Path]:
-    """Write the tables into the files, keeping rows of earlier calls, and return the paths of the figures."""
+    """Write the tables, keeping rows of earlier calls, and return the paths of the figures."""
     from probing.probes.evaluation import CURVE_KEY, EVALUATION_KEY
     from probing.probes.removal import INFORMATION_KEY
 
@@ -175,7 +168,6 @@ def _write(rankings: Rankings, run: Run, layers: Sequence[int], label: str, form
 
 
 def _report(rankings: Rankings, run: Run, where: str | None, quiet: bool) -> None:
-    """Print the rankings, and where they are."""
     from probing.runtime import terminal
     from probing.tables.conclusions import few_clusters
 
@@ -192,11 +184,6 @@ def _report(rankings: Rankings, run: Run, where: str | None, quiet: bool) -> Non
 
 
 def _sizes(k: int | Sequence[int] | str | None) -> list[int] | None:
-    """Return the numbers of neurons that the user named, ascending.
-
-    Raises:
-        UserError: If one is not a whole number.
-    """
     if k is None:
         return None
     flag_text = str(k) if isinstance(k, int | str) else ",".join(map(str, k))
@@ -207,11 +194,7 @@ def _sizes(k: int | Sequence[int] | str | None) -> list[int] | None:
 
 
 def _layers(layer: Layers, run: Run) -> list[int]:
-    """Return which of the run's layers are asked for, ascending.
-
-    Raises:
-        UserError: If the run does not have one of them.
-    """
+    """Return the requested layers, ascending; raise UserError for a layer that the run lacks."""
     run_layers = [row["layer"] for row in run.accuracy]
     selected = from_the_end(layer_numbers(layer) or run_layers, run_layers)
     if missing := [number for number in selected if number not in run_layers]:
@@ -220,11 +203,6 @@ def _layers(layer: Layers, run: Run) -> list[int]:
 
 
 def _methods(selection: str | Sequence[str], known: Mapping[str, Callable[..., Any]]) -> list[str]:
-    """Return the methods that were asked for, in the order of the tables.
-
-    Raises:
-        UserError: If one is unknown.
-    """
     names = [name.strip() for name in selection.split(",")] if isinstance(selection, str) else list(selection)
     if names == ["all"]:
         return list(known)
@@ -251,14 +229,14 @@ def _track(
 
 
 def top_problems(n_top: int, d_model: int) -> list[str]:
-    """Return what is wrong with a number of first neurons, with which as many random ones are compared."""
+    """Return the problems with a number of first neurons, which are compared with as many random neurons."""
     half = d_model // 2
     expected = f"expected 1 to {half}, half the neurons, since they are compared with as many random ones"
     return [] if 1 <= n_top <= half else [f"`--top {n_top}` is out of range: {expected}"]
 
 
 class Rank(Study):
-    """Rankings of a finished run by other methods, and what probes read from their first neurons."""
+    """Rankings of a finished run by other methods, and evaluations of their first neurons by probes."""
 
     name, kind, title = "rank", "rankings", "Rankings"
     function = "probing.studies.fit.rank:rank"
@@ -269,7 +247,7 @@ class Rank(Study):
     }
 
     def tables(self, result: Result) -> list[Any]:
-        """Return the rankings side by side, and what was measured of them."""
+        """Return the rankings side by side, and their evaluations."""
         return [
             *rankings_tables(vars(result)["rankings"], result.directions),
             *evaluation_tables(result.evaluation),
@@ -278,7 +256,7 @@ class Rank(Study):
         ]
 
     def conclusions(self, result: Result) -> list[str]:
-        """Return how many neurons of each ranking are enough."""
+        """Return the smallest sufficient number of neurons of each ranking."""
         return curves_lines(result.curves)
 
 

@@ -121,18 +121,6 @@ def position_bias(
 
 @dataclass(frozen=True)
 class _Setting:
-    """How the model is read.
-
-    Args:
-        source: The `probing.activations.source.ActivationSource`.
-        tokenizer: Its tokenizer.
-        layer: The layer that is pooled.
-        pooling: How.
-        pooling_source: Who says so, for `results.json`.
-        limit: Most tokens of a text.
-        n_special: Number of special tokens of a text.
-    """
-
     source: Any
     tokenizer: Any
     layer: int
@@ -143,11 +131,7 @@ class _Setting:
 
 
 def _setting(call: Call, tokenizer: Any) -> _Setting:
-    """Return how the model is read: by the options, or else as the files of its checkpoint say it.
-
-    Raises:
-        UserError: If the pooling is unknown or not one of these, or several layers are named.
-    """
+    """Return the settings from the options, or else from the files of the checkpoint."""
     poolings = [name for name in POOLINGS if name != "first_last"]
     source = call.source(tokenizer=tokenizer)
     if len(source.layers) > 1:
@@ -190,7 +174,7 @@ def _setting(call: Call, tokenizer: Any) -> _Setting:
 
 
 def _n_tokens(setting: _Setting, sentences: Sequence[str]) -> Any:
-    """Return the number of tokens of some distinct sentences, without special ones, shape (n_sentences,)."""
+    """Return the number of tokens of distinct sentences, without special tokens, shape (n_sentences,)."""
     from probing.activations import tokens_of
 
     tokens = tokens_of(setting.source.request(from_sentences("documents", sentences)), setting.tokenizer)
@@ -198,11 +182,6 @@ def _n_tokens(setting: _Setting, sentences: Sequence[str]) -> Any:
 
 
 def _read_sets(flag_value: str | Sequence[str] | None, say: Callable[[str], None]) -> list[Any]:
-    """Return the sets of sentence pairs that are reported on.
-
-    Raises:
-        UserError: If there are training parts only.
-    """
     folders = flag_value.split(",") if isinstance(flag_value, str) else list(flag_value or [])
     if not folders:
         return []
@@ -215,11 +194,7 @@ def _read_sets(flag_value: str | Sequence[str] | None, say: Callable[[str], None
 
 
 def _run_of(config: dict[str, Any]) -> Run:
-    """Return the run whose neurons are held, and note in the configuration that its model is read.
-
-    Raises:
-        UserError: If there is no such run of the task position, or an option contradicts it.
-    """
+    """Return the run whose neurons are fixed, and record in the configuration that its model is read."""
     run = load_fit_of_classes(config["run"])
     needs = {"the task position": run.config["task"] == "position"}
     read_as_run(run, f"--run {config['run']}", config, defaults(position_bias), OF_RUN, needs)
@@ -227,11 +202,6 @@ def _run_of(config: dict[str, Any]) -> Run:
 
 
 def _neurons(run: Run, layer: int, n: int) -> list[int]:
-    """Return the first neurons of a run's ranking of a layer.
-
-    Raises:
-        UserError: If the run does not have the layer.
-    """
     if layer not in run.layers:
         run_layers = ", ".join(map(str, run.layers))
         raise UserError(
@@ -241,7 +211,6 @@ def _neurons(run: Run, layer: int, n: int) -> list[int]:
 
 
 def _word_table(source: Any, text: Corpus) -> Any:
-    """Return the model's table of word embeddings."""
     from probing.activations import load
     from probing.models.residual_stream import word_table
 
@@ -250,7 +219,6 @@ def _word_table(source: Any, text: Corpus) -> Any:
 
 
 def _study_output(bias_results: Any, read: Any, documents: Any, setting: _Setting) -> Measured:
-    """Return the tables of a `probing.studies.position_bias.survey.BiasResults` with what belongs to them."""
     from probing.data.labelling import origin
     from probing.studies.position_bias.survey import write_figures
 
@@ -274,7 +242,7 @@ def _study_output(bias_results: Any, read: Any, documents: Any, setting: _Settin
 
 
 class PositionBias(Study):
-    """Whether the start of a document weighs more in its embedding than the end."""
+    """Comparison of the weight of the start and the end of a document in its embedding."""
 
     name, kind, title = "position-bias", "position bias of embeddings", "Position bias of embeddings"
     function = "probing.studies.position_bias:position_bias"
@@ -296,7 +264,7 @@ class PositionBias(Study):
         return tables.answer(result.by_name, model_name(result.config))
 
     def conclusions(self, result: Result) -> list[str]:
-        """Return what the bias is held against, and what corrections do to it."""
+        """Return the baselines of the bias, and the effect of corrections."""
         return tables.conclusions(result.by_name, result.results)
 
     def about(self, result: Result) -> str:

@@ -1,4 +1,4 @@
-"""Reads the documents, and measures the bias of their vectors as they are and after each correction."""
+"""Documents, and the bias of their vectors without and with each correction."""
 
 from __future__ import annotations
 
@@ -69,12 +69,11 @@ class Documents:
     """Documents of equally many sentences.
 
     Args:
-        sentences: The sentences of the corpus.
-        evaluated: The sentences of the documents that are measured, by their index, shape (n_documents, n_sentences).
-        others: The same of other documents, from which sentences come that replace others, and position parts.
-        n_tokens: Number of tokens of each sentence without special ones; 0 for those of no document.
-        n_too_long: Number of runs that were looked at and left out because the model does not take them whole.
-        room: Most tokens that a document may gain by an edit, shape (n_documents,).
+        evaluated: Sentence indices of the measured documents, shape (n_documents, n_sentences).
+        others: The same of other documents, the source of replacing sentences and position parts.
+        n_tokens: Number of tokens of each sentence without special tokens; 0 for sentences of no document.
+        n_too_long: Number of examined runs that the model does not take whole.
+        room: Maximal number of tokens that an edit may add, shape (n_documents,).
     """
 
     sentences: Sequence[str]
@@ -86,7 +85,7 @@ class Documents:
 
     @property
     def of_others(self) -> Corpus:
-        """The other documents, a text each."""
+        """Corpus of the other documents, a text each."""
         return from_sentences("other documents", [self.text(document.tolist()) for document in self.others])
 
     def text(self, sentences: Sequence[int]) -> str:
@@ -95,13 +94,9 @@ class Documents:
 
 
 def runs_of(corpus: Corpus, n_sentences: int) -> Ints:
-    """Return all runs of so many consecutive sentences that do not overlap, shape (n_runs, n_sentences).
+    """Return all disjoint runs of `n_sentences` consecutive sentences, shape (n_runs, n_sentences).
 
-    Where the corpus has documents, a run lies in one, and the first run begins where the document does.
-
-    Args:
-        corpus: The corpus.
-        n_sentences: Number of sentences of a run.
+    If the corpus has documents, no run crosses their borders, and the first run of each begins at its start.
     """
     numbers = np.asarray(corpus.documents or np.zeros(len(corpus.sentences)), dtype=np.int64)
     runs = [
@@ -121,17 +116,14 @@ def documents_of(
     corpus: Corpus, n_sentences: int, n_documents: int, inserts: bool, limit: int, n_special: int,
     n_tokens_of: Callable[[Sequence[str]], Ints], seed: int,
 ) -> Documents:  # fmt: skip
-    """Draw documents that a model takes whole, and others beside them.
+    """Draw documents that a model takes whole, and other documents.
 
     Args:
-        corpus: The corpus.
-        n_sentences: Number of sentences of a document.
-        n_documents: Most documents that are measured; at most half of those that there are.
-        inserts: Whether sentences are inserted, for which there must be room.
-        limit: Most tokens of a text.
+        n_documents: Maximal number of measured documents; at most half of all.
+        inserts: Whether sentences are inserted, which needs room.
+        limit: Maximal number of tokens of a text.
         n_special: Number of special tokens of a text.
-        n_tokens_of: Returns the number of tokens of sentences, without special ones.
-        seed: Seed of the draw.
+        n_tokens_of: Returns the number of tokens of sentences, without special tokens.
 
     Raises:
         UserError: If there are fewer than four documents.
@@ -159,16 +151,15 @@ def documents_of(
 
 @dataclass(frozen=True)
 class DocumentTexts:
-    """All texts that are read of the measured documents, and which of them are compared.
+    """All texts of the measured documents: the distinct texts in `corpus`, and indices into it.
 
     Args:
-        corpus: The distinct texts.
         orders: Index in the document of the sentence at each place, shape (n_orders, n_documents, n_sentences).
         intact: The text of each document in each order, shape (n_orders, n_documents).
-        edited: By the name of an edit, the text after it at each place, shape (n_orders, n_documents, n_places).
+        edited: By edit, the text after it at each place, shape (n_orders, n_documents, n_places).
         alone: The text of each sentence alone, shape (n_documents, n_sentences).
         shares: Share of each sentence in the tokens of its document, shape (n_documents, n_sentences).
-        donor_distance: By how many tokens a sentence and the one that replaces it differ, on average.
+        donor_distance: Mean difference in tokens between a sentence and its replacement.
     """
 
     corpus: Corpus
@@ -183,13 +174,8 @@ class DocumentTexts:
 def texts_of(documents: Documents, edits: Sequence[str], seed: int) -> DocumentTexts:
     """Return the documents in three orders, each with every edit at every place, and their sentences alone.
 
-    The order that is shuffled is drawn for each document. In its reverse, every sentence stands at the opposite place
-    and is edited in the same way there, so that what the first sentence says is what the last one says.
-
-    Args:
-        documents: The documents.
-        edits: Names of the edits.
-        seed: Seed of the orders, and of the sentences that replace others.
+    The shuffled order is drawn for each document. In its reverse, every sentence is at the opposite place with the same
+    edit, so that the first and the last place have the same sentences.
     """
     generator = np.random.default_rng([seed, 1])
     n_documents, n_sentences = documents.evaluated.shape
@@ -221,14 +207,7 @@ def texts_of(documents: Documents, edits: Sequence[str], seed: int) -> DocumentT
 
 
 def edited_at_all_places(text: Sequence[int], edit: str, others: Sequence[int], inserted: int) -> list[list[int]]:
-    """Return a text after an edit at its first place, at the second and so on; an insertion has one place more.
-
-    Args:
-        text: The sentences of the text.
-        edit: Name of the edit.
-        others: The sentence that replaces each.
-        inserted: The sentence that is inserted.
-    """
+    """Return a text after an edit at each place; `others` has the replacements, insertions have an additional place."""
     if edit == INSERT:
         return [[*text[:at], inserted, *text[at:]] for at in range(len(text) + 1)]
     new = [[other] for other in others] if edit == REPLACE else [[] for _ in text]
@@ -236,10 +215,10 @@ def edited_at_all_places(text: Sequence[int], edit: str, others: Sequence[int], 
 
 
 def _donors(documents: Documents, generator: np.random.Generator) -> tuple[Ints, Ints, float]:
-    """Draw the sentence of another document that replaces each sentence, and the one that is inserted everywhere.
+    """Draw the replacement of each sentence, and the sentence that is inserted everywhere, from other documents.
 
-    Each is drawn from the `NEAREST` that are closest in length to what they replace, or to the document's median
-    sentence, among those for which there is room; no sentence is drawn twice for a document.
+    Each is drawn from the `NEAREST` closest in length to the replaced sentence, or to the document's median sentence,
+    among those that fit; no sentence is drawn twice for a document.
     """
     pool = documents.others.ravel()
     lengths = documents.n_tokens[pool]
@@ -276,14 +255,7 @@ LEAST = 10
 
 
 def bag_of_words(tokens: Tokens, table: nn.Module) -> Floats:
-    """Return the mean of the word embeddings of each text's tokens that are not special, shape (n_texts, width).
-
-    No position and no other token plays a role in it. It is zero for a text without such tokens.
-
-    Args:
-        tokens: The table of tokens.
-        table: The model's table of word embeddings.
-    """
+    """Return the mean word embedding of each text's non-special tokens, shape (n_texts, width); 0 without any."""
     is_content = ~tokens.special
     ids, at = np.unique(tokens.input_ids[is_content], return_inverse=True)
     device = next(table.parameters()).device
@@ -296,13 +268,7 @@ def bag_of_words(tokens: Tokens, table: nn.Module) -> Floats:
 
 @dataclass(frozen=True)
 class Pooled:
-    """The vectors of texts, and which of their tokens these are the means of.
-
-    Args:
-        vectors: The vectors, shape (n_texts, d_model).
-        first: Position of the first token that is pooled, shape (n_texts,).
-        stop: Position behind the last one, shape (n_texts,).
-    """
+    """Vectors of texts, shape (n_texts, d_model), pooled from position `first` to before `stop`, shape (n_texts,)."""
 
     vectors: Floats
     first: Ints
@@ -310,13 +276,7 @@ class Pooled:
 
     @classmethod
     def of(cls, store: ActivationStore, layer: int, pooling: Pooling) -> Pooled:
-        """Pool the hidden states of a layer.
-
-        Args:
-            store: Store of the activations.
-            layer: Layer number.
-            pooling: `mean`, `mean_special` or `cls`.
-        """
+        """Pool the hidden states of a layer by `mean`, `mean_special` or `cls`."""
         tokens = store.tokens
         first, stop = np.zeros(tokens.n_sentences, dtype=np.int64), tokens.lengths.astype(np.int64)
         if pooling == "cls":
@@ -332,13 +292,13 @@ class Pooled:
 
 @dataclass(frozen=True)
 class PositionPart:
-    """What the position adds to hidden states, estimated on some texts by a two-way analysis of variance.
+    """Contribution of the position to hidden states, estimated on texts by a two-way analysis of variance.
 
     Args:
-        means: Mean of all tokens and position part of each position, shape (n_positions, d_model).
+        means: Mean of all tokens plus the part of each position, shape (n_positions, d_model).
         mean: Mean of all tokens, shape (d_model,).
-        shares: Share of each neuron's variance over tokens that are not special which positions explain beyond what
-            texts do and beyond chance, shape (d_model,); 0 for a neuron that does not vary.
+        shares: Share of each neuron's variance over non-special tokens that positions explain beyond texts and chance,
+            shape (d_model,); 0 for a constant neuron.
     """
 
     means: Floats
@@ -347,13 +307,7 @@ class PositionPart:
 
     @classmethod
     def of(cls, store: ActivationStore, layer: int, with_special: bool = True) -> PositionPart:
-        """Estimate it.
-
-        Args:
-            store: Store of the activations of the texts.
-            layer: Layer number.
-            with_special: Whether the means are over special tokens, too.
-        """
+        """Estimate the part on the activations of texts; `with_special` includes special tokens in the means."""
         tokens = store.tokens
         near, words = tokens.positions < MOST_POSITIONS, ~tokens.special
         sums, of_words = (
@@ -370,9 +324,9 @@ class PositionPart:
         return cls(mean + part, mean, np.nan_to_num(of_words.shares(by_neuron=True)[0].excess["position"]))
 
     def over(self, first: Ints, stop: Ints) -> Floats:
-        """Return the mean of `means` from one position up to another, of each text, shape (n, d_model).
+        """Return the mean of `means` over positions from `first` to before `stop` of each text, shape (n, d_model).
 
-        Positions behind the last one that is known have its mean.
+        Positions after the last known position have its mean.
         """
         n_more = max(int(stop.max()) - len(self.means), 0)
         means = np.concatenate([self.means, np.repeat(self.means[-1:], n_more, axis=0)])
@@ -380,26 +334,25 @@ class PositionPart:
         return np.asarray((until[stop] - until[first]) / np.maximum(stop - first, 1)[:, None])
 
     def first_neurons(self, n: int) -> list[int]:
-        """Return the neurons with the largest share of position, of equal ones the lower first."""
+        """Return the neurons with the largest share of position; ties by index."""
         return [int(i) for i in np.argsort(-self.shares, kind="stable")[:n]]
 
     def centred(self, texts: Pooled) -> Floats:
-        """Return vectors less the mean of all tokens."""
+        """Return vectors minus the mean of all tokens."""
         return np.asarray(texts.vectors - self.mean)
 
     def removed(self, texts: Pooled) -> Floats:
-        """Return vectors less the mean and the position parts of their tokens, as if taken from each token."""
+        """Return vectors minus the mean and the position parts of their tokens, as if subtracted from each token."""
         return np.asarray(texts.vectors - self.over(texts.first, texts.stop))
 
     def with_mean_neurons(self, texts: Pooled, neurons: Sequence[int]) -> Floats:
-        """Return vectors in which some neurons have the mean of all tokens, as if held there in each token."""
+        """Return vectors in which some neurons have the mean of all tokens, as if fixed there in each token."""
         vectors = texts.vectors.copy()
         vectors[:, list(neurons)] = self.mean[list(neurons)]
         return vectors
 
 
 def _summed(store: ActivationStore, layer: int, selected: NDArray[np.bool_]) -> TwoWaySums:
-    """Return the sums over some of the tokens of a layer."""
     tokens = store.tokens
     design = Design(tokens.sentences[selected], tokens.positions[selected])
     sums = TwoWaySums(design, store.read(layer, 0).shape[1])
@@ -422,12 +375,10 @@ DECIMALS = 7
 
 
 def changes(vectors: Floats, intact: Ints, edited: Ints) -> Floats:
-    """Return 1 less the cosine of each document's vector before and after an edit, shape (n_documents, n_places).
+    """Return 1 minus the cosine of each document's vector before and after an edit, shape (n_documents, n_places).
 
-    Args:
-        vectors: The vector of each text, shape (n_texts, d_model).
-        intact: The text of each document, shape (n_documents,).
-        edited: The text after the edit at each place, shape (n_documents, n_places).
+    `vectors` has a row per text; `intact`, shape (n_documents,), and `edited`, shape (n_documents, n_places), index
+    them.
     """
     before = torch.from_numpy(vectors[np.repeat(intact, edited.shape[1])])
     distances = 1 - cosines(before, torch.from_numpy(vectors[edited.ravel()]))
@@ -444,8 +395,8 @@ def weights(documents: Floats, parts: Floats) -> tuple[Floats, float]:
         parts: The vector of the sentence at each place, shape (n_documents, n_orders, n_sentences, d_model).
 
     Returns:
-        The jackknife's pseudo-values of each document, shape (n_documents, n_sentences), whose mean are the weights,
-        and the share of the squared length of the documents' vectors that the fit explains.
+        The jackknife's pseudo-values, shape (n_documents, n_sentences), whose mean is the weights, and the share of the
+        squared length of the documents' vectors that the fit explains.
     """
     grams = np.einsum("noid,nojd->nij", parts, parts)
     products = np.einsum("noid,nod->ni", parts, documents)
@@ -461,9 +412,7 @@ def weights(documents: Floats, parts: Floats) -> tuple[Floats, float]:
 def values_of(vectors: Floats, texts: DocumentTexts) -> tuple[dict[tuple[str, str], Floats], dict[str, float]]:
     """Return the numbers of each document by measure and order, and the share that each order's fit explains.
 
-    Args:
-        vectors: The vector of each text, shape (n_texts, d_model).
-        texts: The texts.
+    Vectors of texts have shape (n_texts, d_model).
     """
     values: dict[tuple[str, str], Floats] = {}
     explained: dict[str, float] = {}
@@ -479,20 +428,19 @@ def values_of(vectors: Floats, texts: DocumentTexts) -> tuple[dict[tuple[str, st
 
 
 def middle(n_places: int) -> list[int]:
-    """Return the index of the place in the middle, or of both."""
+    """Return the index of the middle place, or of both."""
     return sorted({(n_places - 1) // 2, n_places // 2})
 
 
 def relative(values: Floats) -> tuple[Floats, Floats]:
-    """Return the number at the first place less that at the last, and the mean over places, both of each document."""
+    """Return the difference of the first and the last place, and the mean over places, of each document."""
     return values[:, 0] - values[:, -1], values.mean(1)
 
 
 def bias(values: Floats) -> dict[str, Any]:
     """Return the numbers at the start, in the middle and at the end, and their differences with intervals.
 
-    Args:
-        values: Numbers of each document at each place, shape (n_documents, n_places).
+    Values have shape (n_documents, n_places).
     """
     ones = np.ones(len(values), dtype=np.int64)
     start, end, between = values[:, 0], values[:, -1], values[:, middle(values.shape[1])].mean(1)
@@ -506,7 +454,7 @@ def bias(values: Floats) -> dict[str, Any]:
 
 
 def ratio(name: str, *ratios: tuple[Floats, Floats]) -> dict[str, Any]:
-    """Return a ratio of sums over documents, or the first of two less the second, with its interval."""
+    """Return a ratio of sums over documents, or the difference of two, with its interval."""
     with np.errstate(invalid="ignore", divide="ignore"):
         each = [float(above.sum() / below.sum()) for above, below in ratios]
     low, high = ratio_interval(*ratios)
@@ -526,15 +474,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class BiasConfig:
-    """What is measured.
+    """Options of the measurement: the pooled layer, and `n_neurons` fixed neurons, compared with random neurons.
 
-    Args:
-        layer: The layer whose hidden states are pooled.
-        pooling: How.
-        neurons: The neurons that are held; None for those of whose variance position explains the largest share.
-        n_neurons: How many are held.
-        n_draws: Number of draws of as many random neurons.
-        seed: Seed of these draws, and of the bootstrap over pairs of sentences.
+    Without `neurons`, those with the largest share of variance explained by position are fixed. `seed` is of the draws
+    and of the bootstrap over pairs of sentences.
     """
 
     layer: int
@@ -547,15 +490,7 @@ class BiasConfig:
 
 @dataclass(frozen=True)
 class DocumentVectors:
-    """What a model has read.
-
-    Args:
-        texts: The texts of the measured documents.
-        store: Their activations.
-        others: The activations of other documents.
-        sets: Sets of pairs of sentences with human scores, each with the activations of its sentences.
-        words: The model's table of word embeddings.
-    """
+    """Activations of the measured texts, of other documents and of scored sentence pairs, and the word embeddings."""
 
     texts: DocumentTexts
     store: ActivationStore
@@ -566,13 +501,7 @@ class DocumentVectors:
 
 @dataclass(frozen=True)
 class BiasResults:
-    """What was found.
-
-    Args:
-        tables: Rows by the name of their table.
-        explained: Share of the documents' vectors that the weighted sum of sentences explains, by order.
-        neurons: The neurons that were held.
-    """
+    """Tables, the share of document vectors explained by weighted sentences, by order, and the fixed neurons."""
 
     tables: Mapping[str, Sequence[Row]]
     explained: Mapping[str, float]
@@ -580,7 +509,7 @@ class BiasResults:
 
 
 def survey(read: DocumentVectors, config: BiasConfig) -> BiasResults:
-    """Measure the bias of every kind of vector, and how well each agrees with human scores."""
+    """Measure the bias of every kind of vector, and its agreement with human scores."""
     part = PositionPart.of(read.others, config.layer, config.pooling != "mean")
     neurons = part.first_neurons(config.n_neurons) if config.neurons is None else list(config.neurons)
     generator = np.random.default_rng([config.seed, 2])
@@ -612,12 +541,7 @@ def _corrected(texts: Pooled, part: PositionPart, neurons: Sequence[int]) -> dic
 
 
 def bias_rows(values_by_name: Mapping[str, Values], of_draws: Sequence[Values]) -> list[Row]:
-    """Return the rows of `bias.csv`.
-
-    Args:
-        values_by_name: The numbers of each document, by the name of the vectors.
-        of_draws: Those of each draw of random neurons.
-    """
+    """Return the rows of `bias.csv`, from the numbers of each document by vectors, and by random draw."""
     rows = []
     for key in values_by_name[MODEL]:
         ratios = {name: relative(values[key]) for name, values in values_by_name.items()}
@@ -646,7 +570,6 @@ def _of_pairs(
     pairs: SentencePairs, store: ActivationStore, part: PositionPart, neurons: Sequence[int],
     draws: Sequence[Sequence[int]], config: BiasConfig,
 ) -> list[Row]:  # fmt: skip
-    """Return the correlation of each kind of vector with human scores, and what it gains beside another kind."""
     pooled = Pooled.of(store, config.layer, config.pooling)
     resampled = Draws.of(pairs.subset, config.seed, N_DRAWS)
     times = np.concatenate([np.ones((1, pairs.n_pairs), dtype=np.float32), resampled.times])
@@ -694,25 +617,12 @@ _COLUMNS = 2
 
 
 def write_figures(folder: Path, rows: Sequence[ReadonlyRow], model: str, formats: Sequence[str] = USUAL) -> list[Path]:
-    """Draw the curves over places, in some formats, and return the paths of the files.
-
-    Args:
-        folder: Folder of the figures.
-        rows: Rows of `places.csv`.
-        model: Model name for the title.
-        formats: Formats of the files.
-    """
+    """Draw the curves over places from `places.csv`, in each format, and return the paths of the files."""
     return write_drawings(folder, {"position_bias": lambda figure: curves(figure, rows, model)}, formats)
 
 
 def curves(figure: Figure, rows: Sequence[ReadonlyRow], model: str) -> None:
-    """Draw a panel for each measure, with a line for the model, in both orders, and for the bag of words.
-
-    Args:
-        figure: The figure.
-        rows: Rows of `places.csv`.
-        model: Model name for the title.
-    """
+    """Draw a panel for each measure, with a line for the model, in both orders, and for the bag of words."""
     shown = measures_of(rows)
     n_lines = -(-len(shown) // _COLUMNS)
     figure.set_size_inches(2.2 + 2.9 * _COLUMNS, 0.5 + 2.7 * n_lines)

@@ -109,13 +109,13 @@ def rows_of(rows: Sequence[Row], **values: str) -> list[Row]:
 
 
 def measures_of(rows: Sequence[Row]) -> list[str]:
-    """Return the measures that there are, edits first."""
+    """Return the present measures, edits first."""
     names = {row["measure"] for row in rows}
     return [name for name in MEASURES if name in names]
 
 
 def tables(rows_by_table: Tables) -> list[Any]:
-    """Return start, middle and end of the model, the bias of all vectors by measure, and the correlations, if any."""
+    """Return start, middle and end of the model, the bias of all vectors by measure, and any correlations."""
     bias = rows_by_table["bias"]
     shown_tables = [
         shown_table(
@@ -138,7 +138,7 @@ def terms() -> dict[str, str]:
 
 
 def answer(rows_by_table: Tables, model: str) -> list[str]:
-    """Return whether the start counts more than the end, where the same sentences stand at both."""
+    """Return whether the start counts more than the end, with the same sentences at both."""
     bias = rows_by_table["bias"]
     first = measures_of(bias)[0]
     (row,) = rows_of(bias, measure=first, order=SHUFFLED, embedding=MODEL)
@@ -156,7 +156,7 @@ def answer(rows_by_table: Tables, model: str) -> list[str]:
 
 
 def _side(row: Row, of: str) -> int:
-    """Return on which side of 0 an interval lies: 1, -1, or 0 where it holds 0 or is not there."""
+    """Return the side of 0 on which an interval lies: 1, -1, or 0 if it contains 0 or is missing."""
     bounds = ends(row, of)
     return 0 if bounds is None else int(bounds[0] > 0) - int(bounds[1] < 0)
 
@@ -169,12 +169,7 @@ def _difference(row: Row, of: str, form: str = "+.4f") -> str:
 
 
 def conclusions(rows_by_table: Tables, results: Mapping[str, Any]) -> list[str]:
-    """Return what stands beside the answer: the null, the middle, the weights, and what each correction changes.
-
-    Args:
-        rows_by_table: The tables.
-        results: The content of `results.json`.
-    """
+    """Return the null, the middle, the weights, and the effect of each correction."""
     bias = rows_by_table["bias"]
     first = measures_of(bias)[0]
     by_order = {order: rows_of(bias, measure=first, order=order) for order in ORDERS}
@@ -229,7 +224,6 @@ def _of_correction(row: Row) -> str:
 
 
 def _of_pairs(rows: Sequence[Row]) -> list[str]:
-    """Return a sentence for each set of sentence pairs: what each correction changes there."""
     lines = []
     for name in dict.fromkeys(row["set"] for row in rows):
         model_row, *others = rows_of(rows, set=name)
@@ -251,13 +245,7 @@ LINES = {
 
 
 class PlaceCurve(NamedTuple):
-    """A measure by place, over its mean of all places.
-
-    Args:
-        places: Places in the document, from 1.
-        values: The measure there over its mean.
-        ends: Both ends of its interval over the same mean; None where there is none.
-    """
+    """Measure by place, from 1, over its mean of all places, with interval ends over the same mean or None."""
 
     places: list[int]
     values: list[float]
@@ -265,7 +253,7 @@ class PlaceCurve(NamedTuple):
 
 
 def curve(rows: Sequence[Row], measure: str, order: str, embedding: str) -> PlaceCurve:
-    """Return the line of some vectors, from rows of `places.csv`; all 0 where the mean is 0."""
+    """Return the line of some vectors, from rows of `places.csv`; all 0 if the mean is 0."""
     place_rows = rows_of(rows, measure=measure, order=order, embedding=embedding)
     mean = sum(row["value"] for row in place_rows) / len(place_rows)
     scale = 1 / mean if mean else 0.0
@@ -286,12 +274,7 @@ _PLACES = Across(
 
 
 def position_bias_section(result: Result, anchor: str) -> Html:
-    """Return the answer, a chart for each measure, and the tables of the terminal.
-
-    Args:
-        result: The results of `position-bias`.
-        anchor: What the section is linked by.
-    """
+    """Return the answer, a chart for each measure, and the tables of the terminal."""
     charts = [_chart(result, name) for name in measures_of(result.bias)]
     return section_of(result, anchor, *charts, *framed(result.tables()))
 

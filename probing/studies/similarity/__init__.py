@@ -1,4 +1,4 @@
-"""The studies `wic` and `sts`: what hidden states achieve without training, by cosine."""
+"""The studies `wic` and `sts`: performance of hidden states without training, by cosine."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def wic_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
 
 
 def wic_lines(chosen: Sequence[Row]) -> list[str]:
-    """Return a sentence for each space, then on how much text the transforms were fitted."""
+    """Return a sentence for each space, then the amount of text that the transforms were fitted on."""
     lines = []
     constant = next(row for row in chosen if row["protocol"] == "constant_true")["accuracy"]
     for row in chosen:
@@ -127,7 +127,6 @@ def sts_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
 
 
 def _chosen_sts(chosen: Sequence[Row], protocol: str) -> list[Any]:
-    """Return the layers that one protocol chose as a rich table; an empty list where it chose none."""
     title = {
         "held_out": "Spearman x 100 with the layer chosen on other pairs, in three aggregations",
         "published": "As published, which can be too high: Spearman x 100 with the layer chosen on the set itself",
@@ -156,9 +155,9 @@ def _chosen_sts(chosen: Sequence[Row], protocol: str) -> list[Any]:
 
 
 def sts_lines(chosen: Sequence[Row]) -> list[str]:
-    """Return a sentence for each set and space over all pairs; where no layer could be chosen, it is on the best one.
+    """Return a sentence for each set and space over all pairs, in the chosen layer or else the best layer.
 
-    The last sentences say on how much text the transforms were fitted.
+    The last sentences give the amount of text that the transforms were fitted on.
     """
     protocols = [row["protocol"] for row in chosen if row["pooling"] != "static"]
     protocol = "held_out" if "held_out" in protocols else "published"
@@ -189,7 +188,6 @@ def _gain(row: Row, form: str, times: int) -> list[str]:
 
 
 def _verdict(row: Row, form: str, times: int, pairs: str) -> str:
-    """Return a clause that compares the space with the plain one."""
     if "gain" not in row:
         return ""
     (gain, within), gain_ends = _gain(row, form, times), ends(row, "gain")
@@ -203,10 +201,7 @@ def _verdict(row: Row, form: str, times: int, pairs: str) -> str:
 
 
 def _spearman(row: Row) -> str:
-    """Return a correlation in points, `-` where it is undefined, such as where all sentences have one vector.
-
-    A file leaves it out, and what is in memory is NaN.
-    """
+    """Return a correlation in points; `-` if undefined (missing or NaN), as when all sentences share a vector."""
     value = row.get("spearman", math.nan)
     return f"{100 * value:.1f}" if value == value else "-"
 
@@ -315,12 +310,12 @@ EVALUATIONS: Terms = {
 
 
 def senses_section(result: Result, anchor: str) -> Html:
-    """Return the results of `wic` in sentences, as lines over the layers, and in the tables that the terminal shows."""
+    """Return the results of `wic` in sentences, as lines over the layers, and in the tables of the terminal."""
     return _section(result, anchor, [_senses(result.wic, result.chosen)])
 
 
 def similarity_section(result: Result, anchor: str) -> Html:
-    """Return the results of `sts` in sentences, as lines over the layers, and in the tables that the terminal shows."""
+    """Return the results of `sts` in sentences, as lines over the layers, and in the tables of the terminal."""
     return _section(result, anchor, _similarities(result.sts))
 
 
@@ -334,7 +329,6 @@ def _section(result: Result, anchor: str, charts: Sequence[Html]) -> Html:
 
 
 def _senses(rows: Sequence[Row], chosen: Sequence[Row]) -> Html:
-    """Return the accuracy of each space by layer, compared with that of always answering yes."""
     part = next(row["reported_on"] for row in chosen if row["protocol"] == "held_out")
     lines = _by_space(rows, "accuracy", "accuracy")
     lines.append(_level("always yes", rows, rows[0]["constant_true_accuracy"]))
@@ -346,7 +340,6 @@ def _senses(rows: Sequence[Row], chosen: Sequence[Row]) -> Html:
 
 
 def _similarities(rows: Sequence[Row]) -> list[Html]:
-    """Return Spearman's correlation of each space by layer, a chart for each set."""
     charts = []
     # Where all cosines of a set are the same, as of the first token's embedding, there is no correlation.
     defined = [row for row in rows if math.isfinite(row.get("spearman", math.nan))]
@@ -368,7 +361,7 @@ def _similarities(rows: Sequence[Row]) -> list[Html]:
 
 
 def _by_space(rows: Sequence[Row], column: str, of: str) -> list[Line]:
-    """Return a line for each space, from the column of the value and the name of its interval, as `ends` takes it."""
+    """Return a line for each space; `of` names the interval as in `ends`."""
     lines = []
     for space in dict.fromkeys(row["transform"] for row in rows):
         space_rows = sorted((row for row in rows if row["transform"] == space), key=lambda row: row["layer"])
@@ -378,7 +371,6 @@ def _by_space(rows: Sequence[Row], column: str, of: str) -> list[Line]:
 
 
 def _level(label: str, rows: Sequence[Row], value: float) -> Line:
-    """Return a line of one value for all layers."""
     layers = sorted({row["layer"] for row in rows})
     return Line(label, layers, [value] * len(layers))
 
@@ -458,11 +450,6 @@ def sts(
 
 
 def _read_sets(folders: Sequence[str], say: Callable[[str], None]) -> Any:
-    """Return the sets that the user named, and say how many pairs were left out.
-
-    Raises:
-        UserError: If there are none, or only training parts.
-    """
     from probing.downstream import READABLE, read_sts
     from probing.downstream.sentence_vectors import reported
 
@@ -478,13 +465,7 @@ def _read_sets(folders: Sequence[str], say: Callable[[str], None]) -> Any:
 
 
 def _described(vectors: Any, tokenizer: Any, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return descriptions of the sets, and say for how many of their sentences no vector stands.
-
-    Args:
-        vectors: The `probing.downstream.sentence_vectors.Vectors` that are compared.
-        tokenizer: The model's tokenizer.
-        say: Function that takes one-line messages.
-    """
+    """Return descriptions of the sets, and report sentences without a vector."""
     from probing.downstream.sentence_vectors import described, unknown_messages
 
     stores = zip(vectors.sets, vectors.stores, strict=True)
@@ -495,11 +476,7 @@ def _described(vectors: Any, tokenizer: Any, say: Callable[[str], None]) -> list
 
 
 def _with_first(source: Any, poolings: Sequence[str], model: str) -> Any:
-    """Return the source with the layer that the pooling `first_last` also needs.
-
-    Raises:
-        UserError: If the model does not have it.
-    """
+    """Return the source with the layer that the pooling `first_last` also needs."""
     from probing.downstream.sentence_vectors import FIRST
 
     if "first_last" not in poolings:
@@ -510,13 +487,6 @@ def _with_first(source: Any, poolings: Sequence[str], model: str) -> Any:
 
 
 def _outside(fit_on: str, lacks_training_part: bool, say: Callable[[str], None]) -> Any:
-    """Return the text outside the sets on which transforms are fitted, None if there is none.
-
-    Args:
-        fit_on: Value of `--fit_on`.
-        lacks_training_part: Whether there are transforms but no training part to fit them on.
-        say: Function that takes one-line messages.
-    """
     from probing.text import load_corpus
 
     if fit_on == "train" and lacks_training_part:
@@ -586,11 +556,6 @@ def wic(
 
 
 def _read_pairs(folder: str | None, part: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return the pairs of the training part and of another part, and say how many have no label.
-
-    Raises:
-        UserError: If no folder is given, or it cannot be read.
-    """
     from probing.downstream.labelled_pairs import READABLE, read_wic
 
     if not folder:
@@ -602,7 +567,7 @@ def _read_pairs(folder: str | None, part: str, say: Callable[[str], None]) -> di
 
 
 class WordsInContext(Study):
-    """Whether the cosine of a word's vectors tells its senses apart."""
+    """Distinction of word senses by the cosine of a word's vectors."""
 
     name, kind, title = "wic", "word-in-context evaluation", "Word senses"
     function = "probing.studies.similarity:wic"
@@ -618,7 +583,7 @@ class WordsInContext(Study):
         return wic_tables(result.wic, result.chosen)
 
     def conclusions(self, result: Result) -> list[str]:
-        """Return what the results say, a sentence for each question."""
+        """Return a sentence for each question."""
         return wic_lines(result.chosen)
 
     def section(self, result: Result, place: SectionPlace) -> Html:
@@ -631,7 +596,7 @@ class WordsInContext(Study):
 
 
 class SentenceSimilarity(Study):
-    """Whether the cosine of two sentences' vectors correlates with human scores."""
+    """Correlation of the cosine of two sentences' vectors with human scores."""
 
     name, kind, title = "sts", "similarity evaluation", "Similar sentences"
     function = "probing.studies.similarity:sts"
@@ -647,7 +612,7 @@ class SentenceSimilarity(Study):
         return sts_tables(result.sts, result.chosen)
 
     def conclusions(self, result: Result) -> list[str]:
-        """Return what the results say, a sentence for each question."""
+        """Return a sentence for each question."""
         return sts_lines(result.chosen)
 
     def section(self, result: Result, place: SectionPlace) -> Html:

@@ -1,4 +1,4 @@
-"""What `wic` and `sts` write: tables, and figures of each layer in each space, with its baselines."""
+"""Output of `wic` and `sts`: tables, and figures of each layer in each space, with its baselines."""
 
 from __future__ import annotations
 
@@ -48,15 +48,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 def write_wic_figure(
     path: Path, rows: Sequence[Row], part: str, model: str, formats: Sequence[str] = USUAL
 ) -> list[Path]:
-    """Draw accuracy and area under the curve by layer, in some formats, and return the paths of the files.
-
-    Args:
-        path: Path of the figure, whose suffix is replaced by that of each format.
-        rows: Rows of `wic.csv`.
-        part: Part of the data that is reported on.
-        model: Model name for the title.
-        formats: Formats of the files.
-    """
+    """Draw accuracy and area under the curve by layer, in each format, and return the paths of the files."""
     with drawing(path, formats) as figure:
         figure.set_size_inches(9.2, 3.3)
         panels = {"accuracy": f"accuracy on {part}, threshold chosen on train", "auc": "area under the ROC curve"}
@@ -79,15 +71,7 @@ def write_wic_figure(
 def write_sts_figure(
     path: Path, rows: Sequence[Row], pooling: str, model: str, formats: Sequence[str] = USUAL
 ) -> list[Path]:
-    """Draw Spearman's correlation by layer, a panel for each set, in some formats, and return the paths of the files.
-
-    Args:
-        path: Path of the figure, whose suffix is replaced by that of each format.
-        rows: Rows of `sts.csv`; only those over all pairs are drawn.
-        pooling: Pooling of the sentence vectors.
-        model: Model name for the title.
-        formats: Formats of the files.
-    """
+    """Draw Spearman's correlation over all pairs by layer, a panel for each set; return the paths of the files."""
     rows = [row for row in rows if row["aggregation"] == "all"]
     of_pooling = [row for row in rows if row["pooling"] == pooling]
     sets = list(dict.fromkeys(row["set"] for row in rows))
@@ -118,15 +102,7 @@ def write_sts_figure(
 
 
 def _by_layer(axes: Axes, rows: Sequence[Row], measure: str, times: int, of_figure: Sequence[Row]) -> None:
-    """Draw one measure by layer, a line for each space, shifted slightly so that error bars do not overlap.
-
-    Args:
-        axes: Axes to draw on.
-        rows: Rows to draw.
-        measure: Column that is drawn.
-        times: Factor by which values are multiplied.
-        of_figure: Rows of the whole figure, which shares one legend.
-    """
+    """Draw a measure by layer, a line for each space, shifted slightly so that error bars do not overlap."""
     spaces = list(dict.fromkeys(row["transform"] for row in rows))
     layers = sorted({row["layer"] for row in rows})
     of = measure if measure in ("accuracy", "auc") else ""
@@ -147,17 +123,7 @@ def sts_output(
     rows: Sequence[Row], chosen: Sequence[Row], texts: Mapping[str, Any], vectors: Vectors,
     sets: Sequence[Mapping[str, Any]], poolings: Sequence[str], model_name: str,
 ) -> Measured:  # fmt: skip
-    """Return the tables with what belongs to them.
-
-    Args:
-        rows: Rows of `sts.csv`.
-        chosen: Rows of `chosen.csv`.
-        texts: The texts that transforms were fitted on, by their names.
-        vectors: The vectors that were compared.
-        sets: Descriptions of the sets.
-        poolings: How sentences were pooled.
-        model_name: The model's short name, for titles.
-    """
+    """Return the tables with their summary, curves and figures; the transforms were fitted on `texts`."""
     cached = {pairs.corpus.name: origin(store) for pairs, store in zip(vectors.sets, vectors.stores, strict=True)}
     if vectors.outside:
         cached[vectors.outside[0].name] = origin(vectors.outside[1])
@@ -176,7 +142,6 @@ def sts_output(
 
 
 def _curves_of_sts(rows: Sequence[Row], pooling: str) -> list[dict[str, Any]]:
-    """Return a row per layer with a column for each set and space, for W&B's curves."""
     by_layer: dict[int, dict[str, Any]] = {}
     for row in rows:
         if row["pooling"] == pooling and row["aggregation"] == "all":
@@ -189,17 +154,7 @@ def wic_output(
     rows: Sequence[Row], chosen: Sequence[Row], read: Mapping[str, Any], pairs: Mapping[str, Any],
     stores: Sequence[ActivationStore], results: Mapping[str, Any], model_name: str,
 ) -> Measured:  # fmt: skip
-    """Return the tables with what belongs to them.
-
-    Args:
-        rows: Rows of `wic.csv`.
-        chosen: Rows of `chosen.csv`.
-        read: The pairs of the training part, and those of the part that is reported, by the name of the part.
-        pairs: Those of them whose words the model has read whole.
-        stores: The activations of both.
-        results: What else belongs into `results.json`.
-        model_name: The model's short name, for titles.
-    """
+    """Return the tables with summary and figures; `read` are all pairs by part, `pairs` those read whole."""
     part = list(read)[1]
     counts = {
         "n_read_pairs": {which: some.n_read for which, some in read.items()},
@@ -217,7 +172,6 @@ def wic_output(
 
 
 def _curves_of_wic(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return a row per layer with a column for each space and measure, for W&B's curves."""
     by_layer: dict[int, dict[str, Any]] = {}
     for row in rows:
         point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})

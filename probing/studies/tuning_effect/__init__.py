@@ -1,4 +1,4 @@
-"""The study `tuning-effect`: what tuning changes in a model, layer by layer, and whether the task does it."""
+"""The study `tuning-effect`: changes of a model by tuning, layer by layer, and whether the task causes them."""
 
 from __future__ import annotations
 
@@ -92,17 +92,11 @@ def _selected_measures(measures: str | Sequence[str]) -> list[str]:
 
 
 def _words(flag_value: str | Sequence[str] | None) -> list[str]:
-    """Return what an option names, separated by commas."""
     several = [flag_value] if isinstance(flag_value, str) else flag_value or []
     return [word.strip() for text in several for word in text.split(",") if word.strip()]
 
 
 def _check_which(run: Any, start: Any, tuned: Any, shuffled: Any) -> None:
-    """Refuse both a run and single checkpoints, or neither.
-
-    Raises:
-        UserError: If it is not clear what is compared with what.
-    """
     single = {"--start": start, "--tuned": tuned, "--shuffled": shuffled}
     if run is not None and (option := next((option for option, value in single.items() if value is not None), None)):
         raise UserError(
@@ -117,7 +111,7 @@ def _check_which(run: Any, start: Any, tuned: Any, shuffled: Any) -> None:
 
 
 class TuningEffect(Study):
-    """What tuning changes in a model, layer by layer."""
+    """Changes of a model by tuning, layer by layer."""
 
     name, kind, title = "tuning-effect", "effect of tuning", "What tuning changed"
     function = "probing.studies.tuning_effect:tuning_effect"
@@ -136,11 +130,11 @@ class TuningEffect(Study):
         return tables.more_tables(result.by_name)
 
     def answer(self, result: Result) -> list[str]:
-        """Return which layers the task has changed."""
+        """Return the layers that the task has changed."""
         return tables.answer(result.by_name, result.results["start"]["name"])
 
     def conclusions(self, result: Result) -> list[str]:
-        """Return for each measure where most is changed, and what cannot be told."""
+        """Return for each measure the layer of the largest change, and the limits of the evidence."""
         return tables.conclusions(result.by_name, result.results)
 
     def about(self, result: Result) -> str:

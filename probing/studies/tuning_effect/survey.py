@@ -1,4 +1,4 @@
-"""Measures all checkpoints and pairs of them, and asks of each layer whether the task has changed it."""
+"""Measures of all checkpoints and pairs, and tests of whether the task has changed a layer."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ _TINY = torch.finfo(torch.float64).tiny
 
 @dataclass(frozen=True)
 class StateDistances:
-    """Distances of a layer's hidden states in two checkpoints, each 0 for equal ones.
+    """Distances of a layer's hidden states in two checkpoints, 0 for equal checkpoints.
 
     Args:
-        cosine: One less the mean cosine of the same token's hidden states.
-        rotated: The same after the best rotation (or reflection) of one checkpoint, which is found on one half of the
-            sentences and measured on the other, and vice versa; never above `cosine` by more than what that costs.
-        cka: One less linear CKA (Kornblith et al. 2019).
+        cosine: 1 minus the mean cosine of the same token's hidden states.
+        rotated: The same after the best rotation (or reflection) of a checkpoint, estimated on a half of the sentences
+            and measured on the other, and vice versa; above `cosine` only by the cost of this split.
+        cka: 1 minus linear CKA (Kornblith et al. 2019).
     """
 
     cosine: float
@@ -89,13 +89,7 @@ class StateDistances:
 
 
 def state_distances(a: ActivationStore, b: ActivationStore, layers: Sequence[int]) -> dict[int, StateDistances]:
-    """Return the distances of each layer; the tokens of both entries must be the same.
-
-    Args:
-        a: Hidden states of a checkpoint.
-        b: Those of another one.
-        layers: Layer numbers.
-    """
+    """Return the distances of each layer of two checkpoints' hidden states, which must have the same tokens."""
     distances = {}
     for layer in layers:
         sums = _DistanceSums(a.plan.d_model)
@@ -113,7 +107,7 @@ def state_distances(a: ActivationStore, b: ActivationStore, layers: Sequence[int
 
 
 def _pairs(a: ActivationStore, b: ActivationStore, layer: int) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Yield the states of the same tokens in both entries, float64, and of which half their sentences are, 0 or 1."""
+    """Yield the states of the same tokens in both entries, float64, and the half of their sentences, 0 or 1."""
     for shard in a.plan.shards:
         first, second = (store.read(layer, shard.index).double() for store in (a, b))
         halves = torch.from_numpy(a.tokens.sentences[a.shard_tokens(shard)] % 2)
@@ -125,8 +119,6 @@ def _pairs(a: ActivationStore, b: ActivationStore, layer: int) -> Iterator[tuple
 
 @dataclass
 class _DistanceSums:
-    """Sums over tokens of what the distances are made of."""
-
     d: int
     n: int = 0
     cosines: float = 0.0
@@ -156,7 +148,7 @@ class _DistanceSums:
         self.turns[half].addmm_(second.T, first)
 
     def rotations(self) -> list[Tensor]:
-        """Return what turns `b` onto `a` for the sentences of each half: the best one for those of the other half.
+        """Return the rotations of `b` onto `a` for the sentences of each half: the best rotation of the other half.
 
         The sum of cosines of `a` and `b R` is trace(R' S), S the sum of outer products of directions, and is highest
         for R = U V' of the singular value decomposition of S (Schoenemann 1966).
@@ -181,13 +173,9 @@ Rows = list[dict[str, Any]]
 
 
 def of_checkpoint(name: str, source: ActivationSource, text: CheckpointText, how: How) -> Rows:
-    """Return a property of a checkpoint: a row for each layer with `measure` and `value`.
+    """Return a property of a checkpoint: rows with `measure`, `layer` and `value`.
 
-    Args:
-        name: `position`, `outliers` or `special`.
-        source: The checkpoint.
-        text: What it reads.
-        how: How probes are trained.
+    The name is `position`, `outliers` or `special`.
     """
     command, read = _OF_CHECKPOINT[name]
     source = replace(source, say=silence)  # what is said of the labels of positions has no remedy here
@@ -199,7 +187,7 @@ def of_checkpoint(name: str, source: ActivationSource, text: CheckpointText, how
 
 
 def _of_special(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, ActivationStore]:
-    """Measure which share of the attention of each block goes to special tokens."""
+    """Measure the share of the attention of each block that goes to special tokens."""
     blocks = [layer for layer in source.layers if layer > 0]
     head_inputs = HeadSurvey.of(source.request(text.corpora[0]), blocks, how.seed)
     parts = [part for part in PARTS if part.name == "tokens"]
@@ -217,7 +205,6 @@ def _accuracies(document: Document) -> Rows:
 
 
 def _geometry(document: Document) -> Rows:
-    """Return the mean cosine of two tokens, and how far the mean of the farthest neuron is from those of the others."""
     farthest = [
         {"layer": layer, "value": float(np.abs(values).max())} for layer, values in document["deviations"].items()
     ]
@@ -233,14 +220,9 @@ _OF_CHECKPOINT: Mapping[str, tuple[str, Callable[[Document], Rows]]] = {
 
 
 def of_pair(names: Sequence[str], a: ActivationSource, b: ActivationSource, text: CheckpointText, how: How) -> Rows:
-    """Return distances of two checkpoints: a row for each layer with `measure` and `value`.
+    """Return distances of two checkpoints with the same tokens: rows with `measure`, `layer` and `value`.
 
-    Args:
-        names: Some of `maps`, `published` and `states`.
-        a: A checkpoint.
-        b: The other one, with the same tokens.
-        text: What both read.
-        how: Nothing of it matters.
+    Names are some of `maps`, `published` and `states`. `how` only identifies the cache entry.
     """
     rows: Rows = []
     for name in names:
@@ -301,17 +283,7 @@ _OF_PAIR: Mapping[str, _PairMeasure] = {
 def check_members(
     start: ActivationSource, others: Mapping[str, ActivationSource], options: Mapping[str, str], text: CheckpointText
 ) -> None:  # fmt: skip
-    """Refuse checkpoints that are not of the start's architecture, or divide the text into other tokens.
-
-    Args:
-        start: The start.
-        others: The checkpoints by name.
-        options: The option that names each, by its name.
-        text: What all read.
-
-    Raises:
-        UserError: If one cannot be compared.
-    """
+    """Refuse checkpoints of another architecture or tokenisation; `options` names the option of each, for messages."""
     heads = HeadSurvey.of(start.request(text.corpora[0]), [], 0).heads
     for name, other in others.items():
         against = SurveyedCheckpoint(other.request(text.corpora[0]))
@@ -328,14 +300,9 @@ TRUE, SHUFFLED = "pretrained", "shuffled"
 
 @dataclass(frozen=True)
 class Member:
-    """A checkpoint that was tuned from the start.
+    """Checkpoint that was tuned from the start, on the true labels (`pretrained`) or on shuffled labels (`shuffled`).
 
-    Args:
-        name: Its name, in tables.
-        model: Its folder, or another name of a model.
-        start: Whether it was tuned on the true labels (`pretrained`) or on labels that were shuffled (`shuffled`).
-        seed: Its seed; two checkpoints that differ in the seed alone have the same order.
-        order: The seed of the order of its data.
+    Two checkpoints that differ only in the seed have the same order; `order` is the seed of the order of the data.
     """
 
     name: str
@@ -346,20 +313,13 @@ class Member:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The columns that say which checkpoint a row is of."""
+        """Columns that identify the checkpoint of a row."""
         return {"checkpoint": self.name, "start": self.start, "seed": self.seed, "order_seed": self.order}
 
 
 @dataclass(frozen=True)
 class TuningFamily:
-    """A start, and what was tuned from it.
-
-    Args:
-        start: Name or folder of the start.
-        revision: Its revision on the hub.
-        members: The checkpoints.
-        run: The run of `finetune` that has tuned them, if it was one.
-    """
+    """Start, its revision on the hub, the checkpoints tuned from it, and the run of `finetune`, if any."""
 
     start: str
     revision: str | None
@@ -367,17 +327,17 @@ class TuningFamily:
     run: Any = None
 
     def of(self, start: str) -> list[Member]:
-        """Return the members that were tuned on true, or on shuffled labels."""
+        """Return the members tuned on true or on shuffled labels."""
         return [member for member in self.members if member.start == start]
 
     def apart(self) -> Iterator[tuple[Member, Member]]:
-        """Yield the pairs of members tuned on true labels that differ in the seed alone."""
+        """Yield the pairs of members tuned on true labels that differ only in the seed."""
         true_members = self.of(TRUE)
         yield from ((a, b) for a, b in combinations(true_members, 2) if a.order == b.order)
 
 
 def of_run(folder: str) -> TuningFamily:
-    """Return what a run of `finetune` tuned from trained weights.
+    """Return the checkpoints that a run of `finetune` tuned from trained weights.
 
     Raises:
         UserError: If it is another run, tuned nothing from trained weights on true labels, or lacks a checkpoint.
@@ -403,11 +363,7 @@ def of_run(folder: str) -> TuningFamily:
 
 
 def of_names(start: str, tuned: Sequence[str], shuffled: Sequence[str]) -> TuningFamily:
-    """Return checkpoints that a user names; each is taken for one of another seed.
-
-    Raises:
-        UserError: If one is named twice.
-    """
+    """Return checkpoints that a user names, each with another seed; raise UserError for a repeated name."""
     groups = {TRUE: tuned, SHUFFLED: shuffled}
     models = [start, *(name for names in groups.values() for name in names)]
     places = [os.path.realpath(name) if os.path.isdir(name) else name for name in models]
@@ -426,7 +382,7 @@ def of_names(start: str, tuned: Sequence[str], shuffled: Sequence[str]) -> Tunin
 
 
 def tuned_on(family: TuningFamily) -> Tuned | None:
-    """Return the run as one whose text can be read again; None if it is not that of a run, or it is of pairs."""
+    """Return the run as a run whose text can be read again; None without a run or for a run on pairs."""
     if family.run is None or "corpus" not in family.run.results["corpora"]:
         return None
     return Tuned(family.run, Path(family.members[0].model), f"--run {family.run.folder}")
@@ -441,19 +397,10 @@ def survey(
     text: CheckpointText, names: Sequence[str],
     how: How, options: Mapping[str, str],
 ) -> dict[str, Rows]:  # fmt: skip
-    """Return the rows of all tables.
-
-    Args:
-        family: The start, and what was tuned from it.
-        sources: The checkpoints by name.
-        start: The start.
-        text: What all of them read.
-        names: What is measured.
-        how: How probes are trained.
-        options: The option that names each checkpoint, by its name.
+    """Return the rows of all tables; `options` has the option that names each checkpoint, for messages.
 
     Raises:
-        UserError: If a checkpoint is of another architecture, or divides the text into other tokens.
+        UserError: If a checkpoint has another architecture, or tokenises the text differently.
     """
     with stage("tokens of the text"):
         check_members(start, sources, options, text)
@@ -489,7 +436,6 @@ def _by_layer(rows: Rows) -> _LayerValues:
 def _changes(
     family: TuningFamily, values: Mapping[str, _LayerValues], apart: Mapping[tuple[str, str], _LayerValues]
 ) -> list[dict[str, Any]]:
-    """Return a row for each checkpoint, what it is compared with, measure and layer, with the change."""
 
     def row(member: Member, against: str, key: tuple[str, int], change: float) -> dict[str, Any]:
         return {**member.row, "against": against, "measure": key[0], "layer": key[1], "change": change}
@@ -508,14 +454,10 @@ def _less(a: _LayerValues, b: _LayerValues) -> _LayerValues:
 
 
 def layer_rows(changes: Sequence[Mapping[str, Any]], of_start: Mapping[tuple[str, int], float]) -> Rows:
-    """Return for each measure and layer how much tuning changes it, beside what shuffled labels and seeds change.
+    """Return for each measure and layer the change by tuning, and that by shuffled labels and between seeds.
 
-    Seeds are the draws: what the same seed has at several orders of the data is averaged. The p-values are corrected
+    Seeds are the draws: values of the same seed at several orders of the data are averaged. The p-values are corrected
     for all measures and layers together (Holm 1979).
-
-    Args:
-        changes: Rows of `checkpoint_changes`.
-        of_start: What was measured of the start, by measure and layer.
     """
     by_key: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for row in changes:
@@ -545,36 +487,27 @@ def _layer_row(key: tuple[str, int], rows: Sequence[Mapping[str, Any]], of_start
 
 
 def _beyond(true_changes: Sequence[float], shuffled: Sequence[float], is_distance: bool) -> dict[str, float]:
-    """Return how what the true labels change is related to what shuffled ones do, and whether that may be chance."""
+    """Return the ratio or difference of the changes by true and by shuffled labels, with interval and p-value."""
     test = times(true_changes, shuffled) if is_distance else welch(true_changes, shuffled, is_above=False)
     name = "ratio" if is_distance else "difference"
     return {name: test.value, f"{name}_low": test.low, f"{name}_high": test.high, "p_value": test.p}
 
 
 def _changes_from_start(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return the change of each checkpoint that was tuned on true labels, from the start."""
     return [row["change"] for row in rows if row["start"] == TRUE and row["against"] == START]
 
 
 def _by_seed(rows: Sequence[Mapping[str, Any]], start: str) -> list[float]:
-    """Return the change from the start of each seed, the mean over its orders."""
+    """Return the change from the start of each seed, averaged over its orders."""
     seed_rows = [row for row in rows if row["start"] == start and row["against"] == START]
     seeds = dict.fromkeys(row["seed"] for row in seed_rows)
     return [float(np.mean([row["change"] for row in seed_rows if row["seed"] == seed])) for seed in seeds]
 
 
 def text_of(corpus: Any, family: TuningFamily, most: int, seed: int, say: Callable[[str], None]) -> Corpus:
-    """Return the text: what is given, or that of the run, or the built-in one; at most so many sentences of it.
+    """Return the given text, the run's text, or the built-in text; at most `most` sentences of it, or all if 0.
 
-    Args:
-        corpus: The text, as given; None if it is not.
-        family: What is compared.
-        most: Most sentences that are read; 0 for all.
-        seed: Seed of their choice.
-        say: Takes messages.
-
-    Raises:
-        UserError: If it cannot be read, or the run was tuned on pairs and none is given.
+    A run that was tuned on pairs needs a text (UserError).
     """
     if corpus is not None or family.run is None:
         text = load_corpus("builtin" if corpus is None else corpus)
@@ -607,15 +540,7 @@ def study_output(
     tables: Mapping[str, Sequence[Row]], family: TuningFamily, start: ActivationSource,
     sources: Mapping[str, ActivationSource], text: CheckpointText,
 ) -> Measured:  # fmt: skip
-    """Return what is written of a run.
-
-    Args:
-        tables: Rows by the name of their table.
-        family: The start and its checkpoints.
-        start: The start.
-        sources: The checkpoints by name.
-        text: What they read.
-    """
+    """Return the output of a run: its tables, summary and figures."""
     corpus = text.corpora[0]
     results = {
         "start": {"name": start.model.name, "fingerprint": start.model.fingerprint()},
@@ -634,7 +559,7 @@ def study_output(
 def write_figures(
     folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
 ) -> list[Path]:
-    """Draw the changes by layer, in some formats, and return the paths of the files."""
+    """Draw the changes by layer in each format, and return the paths of the files."""
     return write_drawings(folder, {"tuning_effect": lambda figure: curves(figure, tables, model)}, formats)
 
 
@@ -659,7 +584,7 @@ def curves(figure: Figure, tables: Mapping[str, Sequence[Row]], model: str) -> N
 
 
 def grouped(rows: Sequence[Row]) -> dict[tuple[str, bool], dict[int, list[float]]]:
-    """Return the changes of one measure by group and layer, a value for each checkpoint or pair."""
+    """Return the changes of a measure by group and layer, a value for each checkpoint or pair."""
     groups: dict[tuple[str, bool], dict[int, list[float]]] = {}
     for row in rows:
         key = (row["start"], row["against"] == "start")
@@ -681,12 +606,7 @@ def _draw(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def tuning_effect_section(result: Result, anchor: str) -> Html:
-    """Return the sentences, a chart for each measure, and the tables.
-
-    Args:
-        result: The results of `tuning-effect`.
-        anchor: What the section is linked by.
-    """
+    """Return the sentences, a chart for each measure, and the tables."""
     shown = [*result.tables(), *result.study.more_tables(result)]
     return section_of(
         result,
@@ -697,7 +617,6 @@ def tuning_effect_section(result: Result, anchor: str) -> Html:
 
 
 def _chart(result: Result, name: str) -> Html:
-    """Return the means of a measure by layer, with the range of all checkpoints."""
     lines = []
     for key, by_layer in grouped([row for row in result.checkpoint_changes if row["measure"] == name]).items():
         layers = sorted(by_layer)

@@ -22,13 +22,7 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class TuningMeasure:
-    """A measure of change.
-
-    Args:
-        words: What is measured, as sentences begin with it.
-        meaning: Its definition, as the end of a sentence.
-        is_distance: Whether it is the distance of two checkpoints, 0 for equal ones; otherwise the property of one.
-    """
+    """Measure of change: subject and end of its sentences, and whether it is a distance, 0 for equal checkpoints."""
 
     words: str
     meaning: str
@@ -107,13 +101,13 @@ def rows_of(rows_by_table: Tables, measure: str) -> list[Row]:
 
 
 def measures_of(rows_by_table: Tables) -> list[str]:
-    """Return the measures that there are."""
+    """Return the present measures."""
     names = {row["measure"] for row in rows_by_table["layer_changes"]}
     return [name for name in MEASURES if name in names]
 
 
 def tables(rows_by_table: Tables) -> list[Any]:
-    """Return a rich table for each of the first measures, or for all if none of these is there."""
+    """Return a rich table for each of the first measures, or for all if none of these is present."""
     names = measures_of(rows_by_table)
     return [_table(rows_by_table, name) for name in [measure for measure in names if measure in _FIRST] or names]
 
@@ -143,7 +137,7 @@ def known(row: Row, column: str) -> bool:
 
 
 def answer(rows_by_table: Tables, model: str) -> list[str]:
-    """Return which layers the task has changed, in attention and in hidden states."""
+    """Return the layers that the task has changed, in attention and in hidden states."""
     first = [name for name in _FIRST if rows_of(rows_by_table, name)] or measures_of(rows_by_table)[:1]
     return [_by_task(rows_by_table, name, model) for name in first]
 
@@ -162,19 +156,13 @@ def _by_task(rows_by_table: Tables, name: str, model: str) -> str:
 
 
 def _size(row: Row) -> str:
-    """Return a change with its sign, if it has one, and its interval."""
     form = _form(MEASURES[row["measure"]])
     within = f", {apart[0]:{form}} to {apart[1]:{form}}" if (apart := ends(row, "tuned")) else ""
     return f"{row['tuned']:{form}}{within}"
 
 
 def conclusions(rows_by_table: Tables, results: Mapping[str, Any]) -> list[str]:
-    """Return for each measure where most is changed and by what, and what cannot be told.
-
-    Args:
-        rows_by_table: The tables.
-        results: The content of `results.json`.
-    """
+    """Return for each measure the layer of the largest change and its cause, and the limits of the evidence."""
     names = measures_of(rows_by_table)
     unchanged = [
         name
@@ -208,7 +196,6 @@ def conclusions(rows_by_table: Tables, results: Mapping[str, Any]) -> list[str]:
 
 
 def _tested(rows_by_table: Tables, name: str) -> bool:
-    """Return whether it is known of some layer whether the task has changed it."""
     return any(row.get("by_task") for row in rows_of(rows_by_table, name))
 
 
@@ -239,7 +226,7 @@ def _form(property_measure: TuningMeasure) -> str:
 
 
 def _last_two(rows_by_table: Tables, name: str, begin: str) -> str:
-    """Return in how many checkpoints the last two layers change most, as Kovaleva et al. (2019) report for BERT."""
+    """Count checkpoints whose last two layers change most, as Kovaleva et al. (2019) report for BERT."""
     last_rows = [
         row for row in rows_by_table["checkpoint_changes"]
         if row["measure"] == name and row["start"] == "pretrained" and row["against"] == "start"
