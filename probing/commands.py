@@ -21,13 +21,13 @@ from probing.runtime.files import open_file
 
 @command
 def report(folders: Folders | None = None, output: str | None = None) -> Path:
-    """Write finished runs as one HTML page: question and answer, figures, sortable tables, and how to repeat them.
+    """Write finished runs as one HTML page: question and answer, figures, sortable tables and commands.
 
     Args:
-        folders: Folders of finished runs, of at most one comparison of them, and of the results of any other command;
-            may be given without `--folders`.
-        output: File to write. By default RUN/report.html, for several runs report-A-B.html beside the first, and with a
-            comparison report.html in its folder. An existing report is replaced.
+        folders: Folders of finished runs, of at most one comparison of these runs, and of the results of any other
+            command; may be given without `--folders`.
+        output: File to write. Default: RUN/report.html; for several runs, report-A-B.html next to the first run; for a
+            comparison, report.html in its folder. An existing report is replaced.
 
     Returns:
         The file.
@@ -115,7 +115,7 @@ def ls(cache: str | None = None) -> list[Path]:
     """List the entries of the cache.
 
     Args:
-        cache: Folder of cached activations; $PROBING_CACHE or runs/cache by default.
+        cache: Folder of cached activations; default: $PROBING_CACHE or runs/cache.
 
     Returns:
         The folders of the entries.
@@ -155,10 +155,10 @@ def ls(cache: str | None = None) -> list[Path]:
 def verify(cache: str | None = None) -> None:
     """Compare every cached file with its checksum; exit status 1 if one differs.
 
-    A damaged file is never read: the next run that needs it extracts it again.
+    A damaged file is never used: the next run that needs it extracts it again.
 
     Args:
-        cache: Folder of cached activations; $PROBING_CACHE or runs/cache by default.
+        cache: Folder of cached activations; default: $PROBING_CACHE or runs/cache.
     """
     folder = cache_folder(cache)
     if cache and not os.path.isdir(folder):
@@ -187,12 +187,12 @@ def verify(cache: str | None = None) -> None:
 def prune(
     cache: str | None = None, unused_days: float = 30.0, yes: bool = False, runs: str = "runs"
 ) -> list[Path]:  # fmt: skip
-    """Remove entries that were not used recently, and what interrupted runs left behind, there and in --runs.
+    """Remove cache entries that were not used recently, and partial files of interrupted runs, here and in --runs.
 
-    Entries that a running job reads or writes are left. Without --yes, only list what would be removed.
+    Entries in use by a running job are not removed. Without --yes, only list what would be removed.
 
     Args:
-        cache: Folder of cached activations; by default $PROBING_CACHE, or cache in --runs.
+        cache: Folder of cached activations; default: $PROBING_CACHE, or cache in --runs.
         unused_days: Remove entries, and folders NAME.partial of killed runs, that were not used for this many days; 0
             removes all.
         yes: Remove the entries instead of only listing them.

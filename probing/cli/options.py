@@ -32,17 +32,17 @@ class ProbeOptions:
 
     Args:
         l1: Strength of the l1 penalty on the scaled weights.
-        l2: Strength of the squared l2 penalty on the scaled weights, above 0; auto chooses one value for all layers on
+        l2: Strength of the squared l2 penalty on the scaled weights, above 0; auto selects one value for all layers on
             validation sentences.
-        penalty_space: What each neuron is divided by before its weights are penalised: its standard deviation (sd), its
-            root mean square (rms), or 1 (raw).
-        solver: lbfgs trains until a bound on the distance to the optimum is reached; adam trains on mini-batches, as
-            published probes do.
-        tolerance: lbfgs stops when the bound on the distance to the optimum is at most this, in nats.
+        penalty_space: Scale that each neuron is divided by before its weights are penalised: its standard deviation
+            (sd), its root mean square (rms), or 1 (raw).
+        solver: Solver: lbfgs trains until the bound on the distance to the optimum is at most the tolerance; adam
+            trains on mini-batches, as published probes do.
+        tolerance: Bound on the distance to the optimum at which lbfgs stops, in nats.
         learning_rate: Learning rate of adam.
         batch_size: Batch size of adam, in tokens.
-        patience: With adam, a layer stops after this many epochs without a lower validation cross-entropy.
-        bias: Whether the probe has an intercept: its neurons are then centred on their training means, and their
+        patience: Number of epochs without a lower validation cross-entropy after which adam stops training a layer.
+        bias: Whether the probe has an intercept. If true, neurons are centred on their training means, and their
             contributions are to the difference from the logit of a mean hidden state.
     """
 
@@ -122,16 +122,16 @@ class WandbOptions:
     """Where and how a run is logged to Weights & Biases.
 
     Args:
-        mode: `online`, `offline` or `disabled`; `auto` takes `$WANDB_MODE` if set, otherwise online if there is an API
-            key and offline if not, and follows `wandb offline` and `wandb disabled` in any case.
-        project: Project that the run belongs to; `$WANDB_PROJECT` by default, or else `probing`.
-        entity: User or team that owns the project; `$WANDB_ENTITY` by default, or else your own default entity.
-        group: Name under which runs are shown together, such as the name of their sweep.
+        mode: Mode: `online`, `offline`, `disabled` or `auto`, which uses `$WANDB_MODE` if set, otherwise online with an
+            API key and offline without; `auto` always respects `wandb offline` and `wandb disabled`.
+        project: Project of the run; default: `$WANDB_PROJECT`, otherwise `probing`.
+        entity: User or team that owns the project; default: `$WANDB_ENTITY`, otherwise your W&B default entity.
+        group: Name that groups runs, such as the name of their sweep.
         tags: Tags of the run, such as `a,b`, of at most 64 characters each.
-        name: Name that W&B shows the run under; `$WANDB_NAME` by default, or else the name of its folder. Of a command
-            that makes several runs, it is the name of the one that holds their results.
-        notes: What is to be remembered of the run, shown beside it.
-        job_type: What kind of run it is, by which runs of a group can be told apart.
+        name: Name of the run in W&B; default: `$WANDB_NAME`, otherwise the name of its folder. If a command creates
+            several runs, this names the run with their results.
+        notes: Notes shown with the run.
+        job_type: Type of the run, which distinguishes the runs of a group.
     """
 
     mode: Literal["auto", "online", "offline", "disabled"] = "auto"
@@ -168,30 +168,31 @@ def as_options(kind: type[_Options], value: _Options | Mapping[str, Any], name: 
 DESCRIPTIONS = {
     "model": "Model to read: an alias (minilm, bert, roberta, distilbert, ...), a hub id, or a local folder.",
     "layer": "Layers to read: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer 0 is the embedding output "
-    "(of the residual stream alone).",
+    "(only in the residual stream).",
     "revision": "Branch, tag or commit of the model on the hub.",
-    "random_weights": "Use a randomly initialised model: the same architecture, weights drawn with --seed.",
+    "random_weights": "Use a randomly initialised model: the same architecture, with weights drawn with --seed.",
     "dtype": "Precision of the forward pass and of the cached activations.",
     "corpus": "Text to read: builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv, .jsonl; "
     "also as .gz), hf:NAME?config=C&split=S&column=T, or - for standard input. FILE?word=2&label=4 names columns.",
-    "test_corpus": "Corpus to test on, given like --corpus; the test part of --corpus then joins the training part.",
-    "group_by": "Unit that the split keeps whole and that intervals treat as independent: sentence or document; auto "
-    "is document where the corpus marks at least 60 (`# newdoc` in CoNLL-U, empty lines in .txt).",
+    "test_corpus": "Corpus to test on, given like --corpus; the test split of --corpus is then added to the training "
+    "split.",
+    "group_by": "Unit that the split never divides and that intervals treat as independent: sentence, document or "
+    "auto, which is document if the corpus marks at least 60 (`# newdoc` in CoNLL-U, empty lines in .txt).",
     "first_token": "Whether the first token of each sequence is measured: include or exclude; the model reads it in "
-    "both cases. In decoders the first token often attracts much attention and has outliers of its own.",
-    "max_length": "Maximum length of a tokenised sentence, special tokens included; longer ones are truncated. The "
-    "model's own limit by default.",
-    "batch_tokens": "Maximum number of tokens in one forward pass, padding included; an existing cache entry keeps the "
-    "value that it was made with.",
-    "tokenizer": "Tokenizer of a model that is given as an object; only from Python.",
-    "definition": "Definition of the outliers that are clipped, as for `geometry`.",
-    "components": "Number of directions that whitening keeps; all that vary by default.",
+    "both cases. In decoders the first token often attracts much attention and has outliers.",
+    "max_length": "Maximum length of a tokenised sentence, including special tokens; longer sentences are truncated. "
+    "Default: the model's limit.",
+    "batch_tokens": "Maximum number of tokens in one forward pass, including padding; an existing cache entry keeps "
+    "its original value.",
+    "tokenizer": "Tokenizer of a model that is passed as an object; only from Python.",
+    "definition": "Definition of the outliers that are clipped, as in `geometry`.",
+    "components": "Number of directions that whitening keeps; default: all that vary.",
     "seed": "Seed of every random draw: bootstrap samples, clip_random's neurons and random initialisation.",
-    "runs": "Folder in which the run is written.",
-    "cache": "Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.",
+    "runs": "Folder in which the run is saved.",
+    "cache": "Folder of cached activations; default: $PROBING_CACHE or RUNS/cache.",
     "quiet": "Print result lines, sentences and warnings, without tables and progress.",
-    "figure_format": "Formats of the figures: all, or some of png (for the screen; W&B shows it), pdf and svg (for a "
-    "paper, 3.3 or 6.8 inches wide).",
+    "figure_format": "Formats of the figures: all, or some of png (for the screen and W&B), pdf and svg (for a paper, "
+    "3.3 or 6.8 inches wide).",
     "probe": "How the probe is trained.",
     "trainer": "Arguments of Lightning's Trainer that apply to a forward pass, such as --trainer.devices 2.",
     "wandb": "Where and how to track the run in Weights & Biases.",

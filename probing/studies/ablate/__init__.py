@@ -62,48 +62,47 @@ def ablate(
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Result | None:  # fmt: skip
-    """Ablate one head or layer after the other, and measure how well probes of the later layers still read positions.
+    """Ablate one head or layer at a time, and measure how well probes of the later layers still decode positions.
 
     Args:
         layer: Layers whose heads are ablated: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer k is block
             k, counted from 1.
-        corpus: Text to read; probes are trained on its training part, and heads are ablated on its test part. Given as
-            builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv, .jsonl; also as .gz),
+        corpus: Text to read: probes are trained on its training split, and heads are ablated on its test split. Given
+            as builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv, .jsonl; also as .gz),
             hf:NAME?config=C&split=S&column=T, or - for standard input.
-        test_corpus: Corpus on which heads are ablated, given like --corpus; the test part of --corpus then joins the
-            training part.
-        run: Finished run of `fit` for the task position, whose probes read the later layers; its model, its corpus and
-            its split are then read (--corpus and --model say where these are, if they have moved). By default, probes
-            are trained as `fit` trains them.
-        units: What is ablated: heads, layers (all heads of a layer) or all.
-        kinds: What replaces a head's output: all, or some of uniform (its output under uniform attention), zero, mean
-            (over training tokens), resample (its output at a random token of another sentence), and skip, which removes
+        test_corpus: Corpus on which heads are ablated, given like --corpus; the test split of --corpus is then added to
+            the training split.
+        run: Finished run of `fit` for the task position, whose probes decode the later layers; its model, corpus and
+            split are then used (--corpus and --model give their new locations if they have moved). By default, probes
+            are trained as in `fit`.
+        units: Units to ablate: heads, layers (all heads of a layer) or all.
+        kinds: Replacements of a head's output: all, or some of uniform (its output under uniform attention), zero, mean
+            (over training tokens), resample (its output at a random token of another sentence) and skip, which removes
             a whole layer.
-        readouts: What is read while something is ablated, one or more: position (by probes of the later layers), mlm
-            (the loss of masked words, by the model's own head), sts=DIR (Spearman's correlation of the last layer's
-            cosines with human scores), wic=DIR (accuracy of the last layer's cosines), with data as of sts and wic;
-            task=RUN (the score of a tuned model's own head on the test part of the run of `finetune`), where RUN is the
-            folder of the run, or of one of its checkpoints. Its model, corpus and split are then read.
-        tokens: Maximum number of tokens of the test sentences that are read, and also of the training sentences from
-            which replacement values come; if there are more, sentences are drawn at random.
-        retrain: Retrain probes without each of this many heads and layers with the largest effect, and without each of
-            as many random ones, by the first of the kinds; 0 retrains no probe.
-        prune: Also ablate heads, and layers, cumulatively: the least important first, and for comparison in random
-            orders and in the reverse order; by zero if it is among the kinds, otherwise by mean. Without a value, or
-            with units, these are pruned; with weights, a growing share of the weights of every matrix, by magnitude and
-            at random; units,weights or all does both.
-        prune_share: Share of all heads, or layers, that is ablated in addition at each step of --prune; 0 ablates one
-            more at each step.
-        quantise: Also round the weights of the layers, the hidden states that enter them, and both, to these numbers of
-            bits, such as 8,4, by one scale a tensor and one a channel, with outlier neurons kept in full and, for
-            comparison, as many random ones.
-        seed: Seed of every random draw: the split, the sentences that are read, tokens that replace others, random
-            initialisation.
-        name: Name of this run; MODEL-ablate-YYYYMMDD-HHMMSS by default.
-        cache: Folder of cached activations and finished passes; $PROBING_CACHE or RUNS/cache by default.
+        readouts: Measures to read during ablation, one or more: position (by probes of the later layers), mlm (the loss
+            of masked words, by the model's head), sts=DIR (Spearman's correlation of the last layer's cosines with
+            human scores), wic=DIR (accuracy of the last layer's cosines), with data as in sts and wic; task=RUN (the
+            score of a tuned model's head on the test split of a run of `finetune`), where RUN is the folder of the run
+            or of one of its checkpoints. The model, corpus and split of RUN are then used.
+        tokens: Maximum number of tokens of test sentences, and also of the training sentences that replacement values
+            come from; if there are more, sentences are sampled at random.
+        retrain: Number of heads and layers with the largest effect, and of random ones, without which probes are
+            retrained, under the first of --kinds; 0 retrains no probe.
+        prune: Also ablate heads and layers cumulatively: the least important first and, for comparison, in random
+            orders and in reverse order; by zero if it is among the kinds, otherwise by mean. Without a value, or with
+            units, heads and layers are pruned; with weights, a growing share of the weights of every matrix, by
+            magnitude and at random; units,weights or all prunes both.
+        prune_share: Share of all heads, or layers, that each step of --prune additionally ablates; 0 ablates one more
+            at each step.
+        quantise: Also round the weights of the layers, their input hidden states, and both, to these numbers of bits,
+            such as 8,4, with one scale per tensor and one per channel. Outlier neurons and, for comparison, equally
+            many random neurons keep full precision.
+        seed: Seed of every random draw: the split, sampled sentences, replacement tokens and random initialisation.
+        name: Name of this run; default: MODEL-ablate-YYYYMMDD-HHMMSS.
+        cache: Folder of cached activations and finished passes; default: $PROBING_CACHE or RUNS/cache.
 
     Returns:
-        What was found; None on ranks other than the first.
+        The results; None except in the rank-zero process.
     """
     call = Call.of(study_of("ablate"), config, name, wandb, _problems(tokens, retrain, prune_share))
     readout_sources: dict[str, Any] = {**chosen_with_data("--readouts", config["readouts"], READOUTS_OF_TUNED)}

@@ -50,36 +50,36 @@ def attention(
     wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
     first_token: FirstToken = "include",
 ) -> Result | None:  # fmt: skip
-    """Find what the heads of a model do: which pattern each follows, how far it reaches, which tokens it attends to.
+    """Survey the attention heads of a model: the pattern of each head, its distance and the tokens it attends to.
 
     Args:
         layer: Layers whose heads are reported: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer k is block
             k, counted from 1.
         dtype: Precision of the forward pass.
-        test_corpus: Treebank on which relations and trees are tested, given like --corpus; without it, they are tested
-            on the test part of --corpus.
-        pairs: Pairs of sentences to read in place of --corpus, each pair as one input: a file with two sentences on
-            each line, separated by a tab.
-        roles: Role links to follow: a file with lines text TAB predicate TAB role TAB filler, whose words are counted
-            from 0, such as 3 or 3-4, or framenet:FOLDER; without it, the subjects and objects of a treebank.
-        against: Another checkpoint of the model, an alias, a hub id or a local folder with the same tokenizer, to
-            compare its heads, hidden states and parameters with those of --model: the part change.
-        as_published: With --against, also compare the heads as the code of Kovaleva et al. (2019) does: by maps of
-            200 x 200 tokens, which include rows of padding, over the first 1,000 sentences.
-        run: Folder of a run of fit on position, of the same model. With it, find the heads that attend to a fixed
-            offset, and measure whether they read the neurons that the run ranks first. Or that of a run of finetune, or
-            of a checkpoint in it, which is then read in place of --model and compared with the model that it was tuned
-            from, on the run's own text.
+        test_corpus: Treebank on which relations and trees are tested, given like --corpus; default: the test split of
+            --corpus.
+        pairs: Sentence pairs that replace --corpus, each pair as one input: a file with two sentences on each line,
+            separated by a tab.
+        roles: Role links to follow: a file with lines text TAB predicate TAB role TAB filler, with words counted from
+            0, such as 3 or 3-4, or framenet:FOLDER. Default: the subjects and objects of a treebank.
+        against: Another checkpoint of the model, an alias, a hub id or a local folder with the same tokenizer, whose
+            heads, hidden states and parameters are compared with those of --model: the part change.
+        as_published: With --against, also compare the heads as in the code of Kovaleva et al. (2019): by maps of 200 x
+            200 tokens, including rows of padding, over the first 1,000 sentences.
+        run: Folder of a run of fit on position, with the same model: find the heads that attend to a fixed offset, and
+            measure whether they read the neurons that the run ranks first. Or the folder of a run of finetune, or of
+            one of its checkpoints, which then replaces --model and is compared with the model that it was tuned from,
+            on the run's text.
         parts: Parts of the survey: all, or some of classes, profile, tokens, words, rollout, similarity, relations,
             trees, roles, change (with --against), position_heads and position_neurons (with --run), first_token (with
-            --first_token exclude), attention_probe and fusion. The last two take long and are not among all. Parts that
-            need columns which the corpus does not have are left out, unless they are named.
-        seed: Seed of the bootstrap of the sentences, of random initialisation, and of the split of the corpus.
-        name: Name of this run; MODEL-attention-YYYYMMDD-HHMMSS by default.
-        cache: Folder of cached sums; $PROBING_CACHE or RUNS/cache by default.
+            --first_token exclude), attention_probe and fusion. The last two are slow and not included in all. Parts
+            that need missing columns of the corpus are skipped unless you name them.
+        seed: Seed of the bootstrap of sentences, of random initialisation and of the corpus split.
+        name: Name of this run; default: MODEL-attention-YYYYMMDD-HHMMSS.
+        cache: Folder of cached sums; default: $PROBING_CACHE or RUNS/cache.
 
     Returns:
-        The survey; None on ranks other than the first.
+        The survey; None except in the rank-zero process.
     """
     ranked: str | None = config["run"]
     if ranked is not None and is_tuned(ranked):

@@ -106,34 +106,33 @@ def checkpoints(
     probe: Probe = ProbeOptions(), wandb: Wandb = WandbOptions(),
     figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Result:  # fmt: skip
-    """Measure the checkpoints of a training one after the other: what comes first, loss, position or outliers?
+    """Measure the checkpoints of a training run: which comes first, lower loss, position or outliers?
 
     Args:
         checkpoints: Local folders of the checkpoints, or patterns such as 'DIR/step*', in any order; the step is the
             number in the folder's name. May be given without --checkpoints.
         model: Model on the hub whose --revisions are read: an alias (pythia) or a hub id.
         revisions: Revisions of --model, with the step in their names, such as step0,step1000.
-        measures: What is measured of each checkpoint: all, or some of fit (accuracy of a position probe), geometry
-            (outliers, anisotropy) and attention (heads at fixed offsets, attention to special tokens).
-        test_corpus: Corpus on which probes and position heads are tested, given like --corpus; the test part of
-            --corpus then joins the training part.
-        threshold_loss: The loss has fallen once the held-out loss is this many nats below that of a model that knows
-            only token frequencies or, if that is not known, below that of the first checkpoint.
-        threshold_position: Position is encoded once the accuracy of its probe exceeds that of a probe of the token
-            alone by this much; the lower end of the interval decides.
-        threshold_outliers: A neuron is an outlier once its mean is this many standard deviations from the mean of the
-            neurons' means.
-        keep_activations: Keep the hidden states of every checkpoint in the cache, for other commands; by default, those
-            that the series made are removed once the checkpoint is measured.
-        seed: Seed of every random draw, the same for all checkpoints.
-        name: Name of this run; checkpoints-NAME-YYYYMMDD-HHMMSS by default.
-        cache: Folder of cached activations and finished measures; $PROBING_CACHE or RUNS/cache by default.
-        trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator and --trainer.logger
-            are accepted.
+        measures: Measures of each checkpoint: all, or some of fit (accuracy of a position probe), geometry (outliers,
+            anisotropy) and attention (heads at fixed offsets, attention to special tokens).
+        test_corpus: Corpus on which probes and position heads are tested, given like --corpus; the test split of
+            --corpus is then added to the training split.
+        threshold_loss: Threshold of the loss, in nats: the held-out loss has fallen when it is this far below the loss
+            of a model that knows only token frequencies or, if that is unknown, below the loss of the first checkpoint.
+        threshold_position: Threshold of position: position is encoded when the accuracy of its probe exceeds the
+            accuracy of a probe of the token alone by this much; the lower end of the interval decides.
+        threshold_outliers: Threshold of outliers: a neuron is an outlier when its mean is this many standard deviations
+            from the mean of the neurons' means.
+        keep_activations: Keep the hidden states of every checkpoint in the cache, for other commands; by default, the
+            states that this command extracted are removed after each checkpoint.
+        seed: Seed of every random draw, equal for all checkpoints.
+        name: Name of this run; default: checkpoints-NAME-YYYYMMDD-HHMMSS.
+        cache: Folder of cached activations and finished measures; default: $PROBING_CACHE or RUNS/cache.
+        trainer: Arguments of Lightning's Trainer; only --trainer.accelerator and --trainer.logger are accepted.
         probe: How the probes are trained.
 
     Returns:
-        The finished series.
+        The results.
     """
     probe = as_options(ProbeOptions, probe, "probe")
     problems = probe.problems_without_bias() + _problems(threshold_loss, threshold_position, threshold_outliers)

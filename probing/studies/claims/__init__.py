@@ -347,34 +347,34 @@ def reproduce(
     dry_run: bool = False, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
     wandb: Wandb = WandbOptions(),
 ) -> Result | None:  # fmt: skip
-    """Measure what a paper claims on the models at hand, and give a verdict on each claim.
+    """Measure the claims of a paper on available models, and give a verdict on each claim.
 
     Args:
         paper: The paper: bertology, kovaleva2019, luo2021 or shi2022; may be given without --paper.
-        models: Models to measure: aliases, hub ids or local folders, as for --model; NAME=FOLDER says that a folder
-            holds a model of the paper, such as bert=FOLDER; pretrain-tiny and pretrain-base are encoders that are
-            trained here, with position embeddings and without. By default the built-in model and those models of the
-            paper that are on this machine; other models of the paper are downloaded if you name them. For a model that
-            is not one of the paper's, the table says analogue and gives no verdict on the paper.
-        claims: Numbers of the claims, such as 19-28,31; all by default.
+        models: Models to measure: aliases, hub ids or local folders, as for --model; NAME=FOLDER identifies a folder as
+            a model of the paper, such as bert=FOLDER; pretrain-tiny and pretrain-base are encoders that the command
+            trains, with and without position embeddings. Default: the built-in model and the paper's models on this
+            machine; other models of the paper are downloaded if you name them. For other models, the table says
+            analogue and gives no verdict on the paper.
+        claims: Numbers of the claims, such as 19-28,31; default: all.
         other_corpus: Another text, given like --corpus, for claims about held-out text and about several texts.
         third_corpus: A third text, for claims about several texts.
-        wic: Folder of the WiC data set, for claims about word senses, given as to `wic`.
-        sts: Folder with STS12 to STS16, STS-B and SICK, for claims about similarity, given as to `sts`.
+        wic: Folder of the WiC data set, for claims about word senses, as in `wic`.
+        sts: Folder with STS12 to STS16, STS-B and SICK, for claims about similarity, as in `sts`.
         static: File of word vectors in GloVe's format, for claims about static vectors.
-        labels: Sentences with labels, such as SST-2, for claims about supervised tasks and tuned models: a table, a
-            .jsonl file or a data set, as for `fit --task sentence_label`; without it, models are tuned to tell the
-            position of a token from the end of its sentence.
-        pairs: File of pairs of sentences, for claims about heads that read two sentences, given as to `attention`.
-        roles: Role links, for claims about semantic roles, given as to `attention`; without them, the subjects and
-            objects of a treebank are taken.
-        untuned: Pretrained model from which the models were fine-tuned, for claims about what fine-tuning changes,
-            given as --against to `attention`; without it, the models are tuned here.
-        cloze: File of pairs of words at a mask, for claims about negation and agreement, given as to `cloze`; without
-            it, the forty pairs that come with the program.
-        dry_run: Only say which runs are needed and which of them are there, with an estimate of time and disk.
-        runs: Folder of runs. Runs with the same settings that are in it are read, and the others are made there.
-        name: Name of the table's folder; PAPER-YYYYMMDD-HHMMSS by default.
+        labels: Labelled sentences, such as SST-2, for claims about supervised tasks and tuned models: a table, a .jsonl
+            file or a data set, as in `fit --task sentence_label`. By default, models are tuned to predict the position
+            of a token from the end of its sentence.
+        pairs: File of sentence pairs, for claims about heads that read two sentences, as in `attention`.
+        roles: Role links, for claims about semantic roles, as in `attention`; default: the subjects and objects of a
+            treebank.
+        untuned: Pretrained model from which the models were fine-tuned, for claims about the effects of fine-tuning, as
+            --against in `attention`; by default, the command tunes the models.
+        cloze: File of word pairs at a mask, for claims about negation and agreement, as in `cloze`; default: the forty
+            built-in pairs.
+        dry_run: Only list the required runs and which of them exist, with an estimate of time and disk space.
+        runs: Folder of runs. Existing runs with the same settings are used, and missing runs are added.
+        name: Name of the table's folder; default: PAPER-YYYYMMDD-HHMMSS.
 
     Returns:
         The table of claims; None for a dry run.

@@ -25,24 +25,23 @@ def cloze(
     runs: str = "runs", name: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Result:  # fmt: skip
-    """Ask a masked language model for the likelier of two words, and measure its loss in text that was changed.
+    """Compare a masked language model's probabilities of two words, and measure its loss on changed text.
 
     Args:
         file: File of word pairs, one per line: the text with [MASK], the better word, the worse word and a group,
-            separated by tabs; may be given without `--file`. builtin stands for the forty pairs that come with the
-            program; they are also used if neither --file nor --corpus is given.
+            separated by tabs; may be given without `--file`. builtin is the forty built-in pairs, the default if
+            neither --file nor --corpus is given.
         corpus: Text to change: builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv, .jsonl;
             also as .gz), hf:NAME?config=C&split=S&column=T, or - for standard input. Names and nouns are replaced in
             .conllu files.
-        tokens: Maximum number of tokens of the corpus that are read; if it has more, sentences are drawn at random.
-        batch_tokens: Maximum number of tokens in one forward pass, padding included.
-        seed: Seed of every random draw: sentences, masked words, orders, and words that replace others.
-        name: Name of this run; MODEL-cloze-YYYYMMDD-HHMMSS by default.
-        trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator and --trainer.logger
-            are accepted.
+        tokens: Maximum number of tokens of the corpus; if it has more, sentences are sampled at random.
+        batch_tokens: Maximum number of tokens in one forward pass, including padding.
+        seed: Seed of every random draw: sentences, masked words, orders and replacement words.
+        name: Name of this run; default: MODEL-cloze-YYYYMMDD-HHMMSS.
+        trainer: Arguments of Lightning's Trainer; only --trainer.accelerator and --trainer.logger are accepted.
 
     Returns:
-        What was found.
+        The results.
     """
     call = Call.of(study_of("cloze"), config, name, wandb, out_of_range("tokens", tokens, 1))
     with quiet_libraries():

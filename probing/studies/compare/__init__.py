@@ -59,33 +59,32 @@ def compare(
 ) -> Result:  # fmt: skip
     """Compare the rankings of finished runs: do their models encode the task in corresponding neurons?
 
-    Of runs of `finetune`, compare the scores: is one recipe better than another, by more than seeds do? Then all
-    options but those of where and how to write are refused.
+    For runs of `finetune`, compare the scores: does the difference between two recipes exceed the variation between
+    seeds? All options except output options are then refused.
 
     Args:
-        folders: Folders of finished runs; may be given without `--folders`. All are of `fit`, or all of `finetune`.
-        models: Models to fit first and to compare as well, such as [bert, roberta].
-        fit: Options of `fit` for the models of --models, such as --fit.layer 0,6,12.
-        matching: How neurons of two models are paired: by index, for models of one lineage, or by correlation, for
-            others; auto is index where both runs are of the same model.
-        assignment: Whether several neurons may be paired with the same one (many_to_one) where they are matched by
-            correlation.
+        folders: Folders of finished runs, all of `fit` or all of `finetune`; may be given without `--folders`.
+        models: Models to fit first and to include in the comparison, such as [bert, roberta].
+        fit: Options of `fit` for --models, such as --fit.layer 0,6,12.
+        matching: How neurons of two models are paired: index, for models with a common origin; correlation, for other
+            models; auto is index if both runs use the same model.
+        assignment: With matching by correlation, whether several neurons may be paired with the same neuron
+            (many_to_one).
         top: Number of first neurons whose overlap is measured.
-        null_draws: Number of times that labels are shuffled, for runs whose neurons are compared by index; no p-value
-            there is below 1 / (1 + null_draws).
+        null_draws: Number of times that labels are shuffled, for runs whose neurons are compared by index; the smallest
+            possible p-value is 1 / (1 + null_draws).
         seed: Seed of every random draw: resampled sentences and the null distributions.
-        runs: Folder of runs, in which the comparison is written too.
-        name: Name of the comparison; compare-MODELS-YYYYMMDD-HHMMSS by default.
-        quiet: Print the sentences and warnings only.
-        verbose: Print the neurons at the top of every run, too.
-        trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator and --trainer.logger
-            are accepted.
+        runs: Folder of runs, in which the comparison is also saved.
+        name: Name of the comparison; default: compare-MODELS-YYYYMMDD-HHMMSS.
+        quiet: Print only the sentences and warnings.
+        verbose: Also print the top neurons of every run.
+        trainer: Arguments of Lightning's Trainer; only --trainer.accelerator and --trainer.logger are accepted.
         wandb: Where and how to track the comparison in Weights & Biases.
-        corpus: The text of runs whose text has moved: its path, or [A, B] for several; each is taken for every text of
-            a run with the same content, and refused if there is none.
+        corpus: Text of runs whose text has moved: its path, or [A, B] for several texts. Each text replaces every run's
+            text with the same content; a text that matches no run is refused.
 
     Returns:
-        The finished comparison.
+        The comparison.
     """
     out_of_them = [*out_of_range("top", top, 1), *out_of_range("null_draws", null_draws, 1, MOST_NULL_DRAWS)]
     call = Call.of(study_of("compare"), config, name, wandb, out_of_them)

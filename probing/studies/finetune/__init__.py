@@ -47,33 +47,32 @@ def finetune(
     trainer: dict[str, Any] | None = None, tuning: TuningGroup = TuningOptions(), wandb: Wandb = WandbOptions(),
     figure_format: FigureFormat = FIGURE_FORMAT, verbose: bool = False,
 ) -> Result | None:  # fmt: skip
-    """Tune a model on a task, and say how much the score owes to pretraining, seed, order and test sentences.
+    """Tune a model on a task, and measure how the score depends on pretraining, seed, order and test sentences.
 
     Args:
-        pairs: Labelled pairs of sentences to read in place of --corpus: a folder or file of SICK, STS-B, one of STS12
-            to STS16, or WiC, as `sts` and `wic` read them, or hf:NAME?config=C. What SICK says of a pair is named by
-            --task_args.column: entailment or relatedness. Pairs that share a sentence are a document for --group_by.
-        test_pairs: Pairs to test on, given like --pairs; without it, the test part of --pairs, or its dev part, or if
-            it has one part alone, a tenth of its pairs.
-        task: What is predicted: the name of a task, such as sentence_label or upos, or FILE.py:CLASS for one of your
-            own. A task of sentences is given a head of sentences, every other one a head of tokens.
+        pairs: Labelled sentence pairs that replace --corpus: a folder or file of SICK, STS-B, one of STS12 to STS16, or
+            WiC, as in `sts` and `wic`, or hf:NAME?config=C. For SICK, --task_args.column selects entailment or
+            relatedness. Pairs that share a sentence are a document for --group_by.
+        test_pairs: Pairs to test on, given like --pairs. Default: the test part of --pairs, otherwise its dev part or,
+            if it has only one part, a tenth of its pairs.
+        task: Task to predict: its name, such as sentence_label or upos, or FILE.py:CLASS for a custom task. A sentence
+            task gets a sentence head, every other task a token head.
         task_args: Options of the task, such as --task_args.min_count 20.
-        starts: From where the model starts: all, or some of pretrained, random (the same model, randomly initialised)
-            and shuffled (the pretrained model, tuned on labels that are exchanged at random among the training
-            examples, differently for each seed).
-        seeds: Number of seeds of the head, and of what is randomly initialised, from --seed on.
-        orders: Number of orders of the training sentences, each with its own dropout, from --seed on. Every seed is
-            tuned with every order.
+        starts: Starting points: all, or some of pretrained, random (a randomly initialised model) and shuffled (the
+            pretrained model, tuned on labels that are exchanged at random among the training examples, differently for
+            each seed).
+        seeds: Number of seeds of the head and of random initialisation, from --seed on.
+        orders: Number of orders of the training sentences, each with different dropout, from --seed on. Every seed is
+            combined with every order.
         seed: Seed of the split, first seed of the head, and first order.
-        name: Name of this run; MODEL-finetune-YYYYMMDD-HHMMSS by default. A killed run of this name goes on where it
-            stopped.
+        name: Name of this run; default: MODEL-finetune-YYYYMMDD-HHMMSS. A killed run of this name is continued.
         trainer: Arguments of Lightning's Trainer, such as --trainer.devices 2, --trainer.precision bf16-mixed or
             --trainer.accumulate_grad_batches 4.
         tuning: How the model is tuned.
         verbose: Also print a row for each tuning, and all differences.
 
     Returns:
-        The tables of the run; None on ranks other than the first.
+        The tables of the run; None except in the rank-zero process.
     """
     recipe = as_options(TuningOptions, tuning, "tuning")
     config |= {"tuning": asdict(recipe), **described(task, task_args)}

@@ -80,17 +80,17 @@ def fit(
     """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
 
     Args:
-        site: What a neuron is: a coordinate of the hidden state (residual), a unit of the MLP inside block k after its
-            activation function (mlp), a coordinate of a head's output inside block k (attention), or a feature of the
-            sparse autoencoder in a folder (sae:FOLDER).
-        task: What the probe predicts: the name of a task, such as position, or FILE.py:CLASS; in Python also an object.
+        site: Definition of a neuron: a coordinate of the hidden state (residual), a unit of the MLP inside block k
+            after its activation function (mlp), a coordinate of an attention head's output inside block k (attention),
+            or a feature of the sparse autoencoder in a folder (sae:FOLDER).
+        task: Task that the probe predicts: its name, such as position, or FILE.py:CLASS; in Python also an object.
         task_args: Options of the task, such as --task_args.special_tokens include.
         label_name: Name of what the probe predicts, in titles and sentences, such as "part of speech"; the task's or
             its column's name by default.
         replicates: Number of probes trained on bootstrap samples of the training sentences; the range of a rank is over
             these probes and the run's own. 0 trains none.
         controls: Controls of the accuracy: all that apply to the task, none, or some of shuffled, token, untrained (a
-            randomly initialised model), permuted_positions (sentences are read with their tokens permuted),
+            randomly initialised model), permuted_positions (the model reads sentences with permuted tokens),
             control_task.
         evidence: Further evidence for the ranking: all retrains the probe without each of the first neurons and under
             other penalties, and compares neurons with directions; none does neither.
@@ -108,7 +108,7 @@ def fit(
         verbose: Print all tables and sentences, layer by layer.
 
     Returns:
-        The finished run; None on ranks other than the first.
+        The finished run; None except in the rank-zero process.
     """
     probe, wandb = as_options(ProbeOptions, probe, "probe"), as_options(WandbOptions, wandb, "wandb")
     config |= described(task, task_args)
@@ -286,16 +286,17 @@ def extract(
     trainer: dict[str, Any] | None = None,
     tokenizer: Tokenizer = None,
 ) -> Path:  # fmt: skip
-    """Cache the hidden states of a corpus, from which `fit` reads them.
+    """Cache the hidden states of a corpus for `fit`.
 
     Args:
-        layer: Layers to read: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer 0 is the embedding output,
-            which only the residual stream has.
-        site: What is cached: hidden states (residual), units of the MLP inside block k after its activation function
-            (mlp), or outputs of its heads (attention). Features (sae:FOLDER) are computed from hidden states.
+        layer: Layers to read: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer 0, the embedding output,
+            exists only in the residual stream.
+        site: Activations to cache: hidden states (residual), units of the MLP inside block k after its activation
+            function (mlp), or outputs of its attention heads (attention). Features (sae:FOLDER) are computed from
+            hidden states.
         seed: Seed of the weights of a randomly initialised model.
-        runs: Folder of runs, in which the cache is by default.
-        quiet: Print the result line and warnings only.
+        runs: Folder of runs, which contains the cache by default.
+        quiet: Print only the result line and warnings.
 
     Returns:
         The folder of the cache entry.

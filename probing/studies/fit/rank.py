@@ -66,26 +66,26 @@ def rank(
         folder: Folder of a finished run; may be given without `--folder`.
         method: Ranking methods: all, or some of contribution, contribution_predicted, contribution_all,
             contribution_centred, weight, weight_mass, elastic_net, probeless, probeless_standardised, anova, gaussian,
-            random; by default contribution with `--erase` or `--curves`, otherwise all.
+            random. Default: contribution with `--erase` or `--curves`, otherwise all.
         layer: Layers of the run to rank: one (6), several (0,3,6 or 3-6), the last (-1) or all.
         evaluate: Evaluate every ranking by a linear and a Gaussian probe of its first, its last and random neurons.
-        erase: Measure what a linear probe still reads from the first neurons of the run's own ranking alone, from all
-            others, and after the class is erased linearly, each compared with a random counterpart.
-        curves: Measure how accuracy grows with only the first k neurons of every ranking and falls without them,
-            compared with random neurons and the last ones, and find the fewest neurons within 1 point of the accuracy
-            of all.
-        k: Numbers of neurons that the probes of `--evaluate` and `--curves` use, such as 10,50,100; by default those of
-            10, 50, 100 (`--evaluate`) or 1, 2, 5, 10, 20, 50, 100, 200 (`--curves`) that are fewer than all.
-        draws: Number of draws of random neurons for comparison; 10 by default.
+        erase: Measure what a linear probe still decodes from only the first neurons of the run's ranking, from all
+            other neurons, and after the class is erased linearly, each compared with a random counterpart.
+        curves: Measure how accuracy rises with only the first k neurons of every ranking and falls without them,
+            compared with random and last neurons, and find the fewest neurons within 1 point of the accuracy of all.
+        k: Numbers of neurons for the probes of `--evaluate` and `--curves`, such as 10,50,100. Default: 10, 50, 100
+            (`--evaluate`) or 1, 2, 5, 10, 20, 50, 100, 200 (`--curves`), as far as these are fewer than all.
+        draws: Number of draws of random neurons for comparison; default: 10.
         top: Number of first neurons that `--erase` keeps or removes, at most half of all.
-        seed: Seed of every random draw: random neurons, and a sample of the tokens where not all are used.
-        cache: Folder of cached activations; the one that the run used by default.
-        quiet: Print result lines and warnings, without tables and progress.
-        wandb: Where and how to track the rankings in Weights & Biases; with the mode auto, not sent if the run was not.
-        corpus: The text of the run, if it has moved: its path, or [A, B] for a corpus and a test corpus; accepted if it
-            has the same content.
-        rotations: Number of random rotations whose directions neurons are compared with, by the methods whose score is
-            one of a direction, too; 0 for none.
+        seed: Seed of every random draw: random neurons, and a sample of the tokens if not all are used.
+        cache: Folder of cached activations; default: the cache of the run.
+        quiet: Print only result lines and warnings, without tables and progress.
+        wandb: Where and how to track the rankings in Weights & Biases; with the mode auto, they are not sent if the run
+            was not.
+        corpus: Text of the run, if it has moved: its path, or [A, B] for a corpus and a test corpus; its content must
+            be unchanged.
+        rotations: Number of random rotations for comparing neurons with directions, for methods that can also score
+            directions; 0 for none.
 
     Returns:
         The rankings.

@@ -313,63 +313,66 @@ def geometry(
     """Find outlier dimensions, and measure anisotropy before and after clipping, whitening and other transforms.
 
     Args:
-        fit_corpus: Corpus, given like --corpus, on which outliers are found and transforms are fitted; the corpus that
-            is measured by default.
-        special_tokens: Whether special tokens are measured; outliers are found without and with them in any case.
+        fit_corpus: Corpus, given like --corpus, on which outliers are identified and transforms are fitted; default:
+            --corpus.
+        special_tokens: Whether special tokens are included in the measurements; outliers are always reported both
+            without and with them.
         transforms: Transforms to compare with the untransformed states: all, none, or some of clip, whiten,
             standardise, center, all_but_the_top.
-        definition: Definition of the outliers that are clipped; the outliers by all five definitions are reported.
-        clip_to: Value that clipped neurons are set to: zero, or mean as a control.
-        draws: Number of draws of other neurons, as many as there are outliers, for comparison; 10 by default. With
-            --neurons or --from_run, also the number of random sets and of matched ones of each size, 20 by default.
-        whitening: Kind of whitening: pca, or zca, which rotates whitened vectors back; cosines are the same.
+        definition: Definition of the outliers that are clipped; outliers by all five definitions are reported.
+        clip_to: Value of clipped neurons: zero, or mean as a control.
+        draws: Number of draws of other neurons, as many as there are outliers, for comparison; default: 10. With
+            --neurons or --from_run, also the number of random and of matched sets of each size; default: 20.
+        whitening: Kind of whitening: pca, or zca, which rotates whitened vectors back; both give the same cosines.
         shrinkage: Weight, from 0 to 1, with which whitening shrinks the covariance towards a multiple of the identity,
             for few tokens.
-        top: Number of principal directions that all_but_the_top removes; d_model / 100 by default. With --from_run,
-            the number of neurons that are changed instead; 10 by default, and at most half of all.
-        estimators: Published estimators of the mean cosine to report beside the exact one: all, none, or some of e19,
-            lkm, tvs.
-        smoothing_bound: Also run the model to measure, for every sentence, how each block changes the distance between
-            tokens and how much it can at most: every term of Theorem 2 of Shi et al. (2022). Post-LN models only.
-        interventions: Also set the outliers to 0 inside the model, in the LayerNorm after every block, and measure how
-            well the model then predicts masked words or, without a head for these, how well probes then read
-            positions. Outliers that are clipped only after the model are measured in the same way. With --neurons or
-            --from_run, change these neurons instead.
+        top: Number of principal directions that all_but_the_top removes; default: d_model / 100. With --from_run, the
+            number of neurons that are changed instead, at most half of all; default: 10.
+        estimators: Published estimators of the mean cosine to report in addition to the exact value: all, none, or some
+            of e19, lkm, tvs.
+        smoothing_bound: Also run the model to measure, for every sentence, how much each block changes the distance
+            between tokens, with an upper bound: every term of Theorem 2 of Shi et al. (2022). Post-LN models only.
+        interventions: Also set the outliers to 0 inside the model, in the LayerNorm after every block, and measure the
+            model's loss on masked words or, without a masked-language-model head, how well probes decode positions.
+            Clipping outliers only after the model is measured in the same way. With --neurons or --from_run, change
+            these neurons instead.
         neurons: Neurons, such as 18,99, that are changed inside the model in the hidden states of each layer of
-            --layer, to measure what later layers lose beside random sets of as many; with --kind direction also all.
-        from_run: Finished run of `fit`, whose neurons with the largest contributions are changed, as many as --top, in
-            each of its layers and of --layer, or with --neurons all all of them; its model, its corpus, its split and
-            its task are then read (--corpus and --model say where these are, if they have moved).
-        kind: What replaces the neurons: mean (over training tokens), zero, resample (their values at a random token of
-            another sentence), direction (their values after linear erasure, by LEACE, of the task of --from_run, or of
-            the position without it), shuffled (as direction, but for shuffled labels, as a control), translate (their
-            values moved by the difference between the means of another class and of their own), interchange (their
-            values at the same token of the other sentence of --pairs); some of these, or all but the last one.
-        pairs: File of pairs that --kind interchange exchanges neurons between: `sentence TAB counterfactual`, read by
-            the probes of --from_run, or, of texts with [MASK], `text TAB counterfactual TAB word TAB other word`.
-        at: Whether neurons are changed at words only, or everywhere, which includes special tokens.
-        readouts: What is read while neurons are changed, one or more: task (the classes of the task of --from_run, by
-            its probes of the later layers; the default with it), position (by probes of the later layers and by heads;
-            the default without a run), or others as in `ablate`: mlm (the loss of masked words, by the model's own
+            --layer, to measure the loss of later layers compared with random sets of the same size; with --kind
+            direction, shuffled, translate or interchange also all.
+        from_run: Finished run of `fit` whose --top neurons by contribution are changed, in each layer that is both in
+            the run and in --layer; --neurons all changes all neurons. The run's model, corpus, split and task are used
+            (--corpus and --model give their new locations if they have moved).
+        kind: Replacement of the neurons: some of mean (over training tokens), zero, resample (values at a random token
+            of another sentence), direction (values after linear erasure, by LEACE, of the task of --from_run, or of
+            position without it), shuffled (as direction for shuffled labels, a control), translate (values plus the
+            difference between the means of another class and of their class), interchange (values at the same token of
+            the other sentence of --pairs); or all, without interchange.
+        pairs: File of pairs between which --kind interchange exchanges neurons: `sentence TAB counterfactual`, decoded
+            by the probes of --from_run or, for texts with [MASK], `text TAB counterfactual TAB word TAB other word`.
+        at: Whether neurons are changed only at words, or everywhere, including special tokens.
+        readouts: Measures to read while neurons are changed, one or more: task (the classes of the task of --from_run,
+            by its probes of the later layers; the default with --from_run), position (by probes of the later layers and
+            by heads; the default without a run), or, as in `ablate`, mlm (the loss of masked words, by the model's
             head), sts=DIR, wic=DIR.
-        tokens: Maximum number of tokens of the test sentences that are read while neurons are changed, and also of the
-            training sentences from which replacement values come; if there are more, sentences are drawn at random.
-        retrain: For the neurons and for this many random and as many matched sets of the largest size, also retrain a
-            probe of the last layer while they are changed; 0 retrains no probe.
+        tokens: Maximum number of tokens of test sentences while neurons are changed, and also of the training sentences
+            that replacement values come from; if there are more, sentences are sampled at random.
+        retrain: Number of random sets, and of matched sets, of the largest size for which a probe of the last layer is
+            also retrained, in addition to the selected neurons; 0 retrains no probe.
         norms: Also split the mean output of each outlier in every norm of every block into terms. Then set the
-            outliers' gains and biases to the mean of the other neurons', and measure the outliers again, how well
-            probes read positions, and the loss of masked words.
-        path: Also follow outliers along the residual stream, from the embeddings through the terms that blocks add to
-            it and their norms, on the first token and on words.
-        position: Also split the hidden states into mean, position, context and rest, and measure how much is position,
-            in how many directions, of which shape, and whether these are neurons; with --from_run beside its ranking.
-        extremes: Also find massive activations and other large values, by token and layer, what tokens get of the
-            attention and add to the stream, and what heads attend to without outliers in their queries and keys.
+            outliers' gains and biases to the mean of the other neurons', and measure again the outliers, how well
+            probes decode positions, and the loss of masked words.
+        path: Also follow outliers along the residual stream, from the embeddings through the outputs and norms of the
+            blocks, on the first token and on words.
+        position: Also split the hidden states into mean, position, context and rest, and measure the amount of
+            position, its number of directions, its shape, and whether these directions are neurons; with --from_run
+            compared with its ranking.
+        extremes: Also find massive activations and other large values, by token and layer, the attention to tokens and
+            their additions to the stream, and what heads attend to without outliers in their queries and keys.
         seed: Seed of every random draw: tokens, neurons, sentences and random initialisation.
-        name: Name of this run; MODEL-geometry-YYYYMMDD-HHMMSS by default.
+        name: Name of this run; default: MODEL-geometry-YYYYMMDD-HHMMSS.
 
     Returns:
-        The measurement; None on ranks other than the first.
+        The measurements; None except in the rank-zero process.
     """
     call = Call.of(study_of("geometry"), config, name, wandb, _problems(draws, components, shrinkage))
     return _run(call, *_neurons_of(config), tokenizer)

@@ -29,26 +29,26 @@ def hierarchy(
     probe: Probe = ProbeOptions(), wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None,
     figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Result | None:  # fmt: skip
-    """Find whether a probe of each layer generalises by linear order or by hierarchy.
+    """Test whether a probe of each layer generalises by linear order or by hierarchy.
 
-    The sentences come from a grammar. In those that the probe is trained on, the first auxiliary (or noun) is the main
-    one; in those for generalisation it is not.
+    The sentences come from a grammar. In the training sentences, the first auxiliary (or noun) is the main auxiliary
+    (or noun); in the generalisation sentences, it is not.
 
     Args:
-        tasks: What the probe looks for: all, or some of main_auxiliary (the auxiliary of the main clause) and
+        tasks: Words that the probe predicts: all, or some of main_auxiliary (the auxiliary of the main clause) and
             subject_noun (the head of the subject).
-        controls: Controls that the model is compared with: all, none, or some of untrained (a randomly initialised
-            model) and permuted_positions (the model reads each sentence with its tokens permuted).
-        train_sentences: Number of sentences that probes are trained on.
-        test_sentences: Number of validation sentences, on which the penalty is chosen, and also of test sentences; both
-            are of the same kind as the training sentences.
+        controls: Controls: all, none, or some of untrained (a randomly initialised model) and permuted_positions (the
+            model reads each sentence with permuted tokens).
+        train_sentences: Number of training sentences.
+        test_sentences: Number of validation sentences, on which the penalty is selected, and also of test sentences;
+            both are of the same kind as the training sentences.
         generalisation_sentences: Number of sentences in which the two rules differ.
         seed: Seed of every random draw: the sentences, permuted tokens, adam's batches, random initialisation.
-        name: Name of this run; MODEL-hierarchy-YYYYMMDD-HHMMSS by default.
+        name: Name of this run; default: MODEL-hierarchy-YYYYMMDD-HHMMSS.
         trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50.
 
     Returns:
-        What was found; None on ranks other than the first.
+        The results; None except in the rank-zero process.
     """
     sizes = {name: config[name] for name in ("train_sentences", "test_sentences", "generalisation_sentences")}
     too_few = [problem for option, n in sizes.items() for problem in out_of_range(option, n, 1, 100_000)]

@@ -55,32 +55,32 @@ def position_bias(
     trainer: dict[str, Any] | None = None, wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None,
     figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Result | None:  # fmt: skip
-    """Measure the position bias of embeddings: does a sentence count more at the start of a document than at the end?
+    """Measure the position bias of embeddings: does a sentence weigh more at the start of a document than at the end?
 
     Args:
-        layer: The layer whose hidden states are pooled, the last by default.
-        corpus: Text whose consecutive sentences make documents; where it has documents of its own (.conllu, empty lines
-            of a .txt), none crosses their borders.
-        pooling: How token vectors become an embedding: checkpoint, as sentence-transformers does it by the model's
-            files (mean_special where they do not say it), or mean_special for all tokens, mean for those that are not
-            special, cls for the first one.
-        sentences: Number of sentences of a document, at least 3.
-        documents: Maximum number of documents that are measured; at most half of those that there are, as
-            sentences that replace others and position parts come from the rest.
-        edits: What is done to a sentence, some or all: replace it by one of another document with about as many tokens,
-            delete it, insert one of another document.
-        top: Number of neurons that are held at their mean after the model, those that read the position most.
-        draws: Number of draws of as many random neurons, for comparison.
-        run: Finished run of fit for the task position, of the same model and layer; the neurons with the largest
-            contributions to it are held, instead of those of whose variance the position explains most.
-        sts: Folders of sentence pairs with human scores, as of the command sts, separated by commas: what corrections
-            cost there.
-        seed: Seed of every random draw: documents, orders, sentences that replace others, neurons, random
-            initialisation.
-        name: Name of this run; MODEL-position-bias-YYYYMMDD-HHMMSS by default.
+        layer: Layer whose hidden states are pooled; default: the last layer.
+        corpus: Text whose consecutive sentences form documents; if the corpus marks documents (.conllu, empty lines in
+            .txt), none crosses their boundaries.
+        pooling: How token vectors become an embedding: checkpoint (as the model's sentence-transformers files specify,
+            otherwise mean_special), mean_special (all tokens), mean (special tokens are excluded) or cls (the first
+            token).
+        sentences: Number of sentences per document, at least 3.
+        documents: Maximum number of documents to measure, at most half of those available; replacement sentences and
+            position parts come from the rest.
+        edits: Edits of a sentence, some or all: replace (by a sentence of another document with about as many tokens),
+            delete, insert (a sentence of another document).
+        top: Number of neurons that are set to their mean after the model: those that encode position most.
+        draws: Number of draws of equally many random neurons, for comparison.
+        run: Finished run of fit for the task position, with the same model and layer. The neurons with the largest
+            contributions in this run are set to their mean, instead of the neurons whose variance position explains
+            most.
+        sts: Folders of sentence pairs with human scores, as in the command sts, separated by commas, on which the cost
+            of corrections is measured.
+        seed: Seed of every random draw: documents, orders, replacement sentences, neurons, random initialisation.
+        name: Name of this run; default: MODEL-position-bias-YYYYMMDD-HHMMSS.
 
     Returns:
-        What was found; None on ranks other than the first.
+        The results; None except in the rank-zero process.
     """
     call = Call.of(study_of("position-bias"), config, name, wandb, [
         *out_of_range("sentences", sentences, 3), *out_of_range("documents", documents, 2),

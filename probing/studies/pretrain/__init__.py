@@ -59,38 +59,36 @@ def pretrain(
     encoder: EncoderGroup = EncoderOptions(), training: TrainingGroup = TrainingOptions(),
     wandb: Wandb = WandbOptions(), figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Result | None:  # fmt: skip
-    """Pretrain encoders that differ only in what tells them positions, and measure outliers in their checkpoints.
+    """Pretrain encoders that differ only in their position information, and measure outliers in their checkpoints.
 
     Args:
         corpus: Text to learn from; a tenth of its documents is held out, or a tenth of its sentences if it marks fewer
             than 20 documents. Given as builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv,
             .jsonl; also as .gz), hf:NAME?config=C&split=S&column=T, or - for standard input.
-        arms: How the encoder is given positions: all, or some of learned (a table of embeddings), none, constant (every
-            token is given the same position), causal (as none, but each token attends only to itself and earlier
+        arms: Sources of position information: all, or some of learned (a trained table of embeddings), none, constant
+            (every token gets the same position), causal (as none, but each token attends only to itself and earlier
             tokens), sinusoidal (a table of sines that is not trained), rotary (queries and keys rotated by the
-            position), alibi (scores of attention that fall with the distance), relative (a trained number for each
+            position), alibi (attention scores that fall with the distance), relative (a trained number for each
             distance and head, as in T5), disentangled (trained embeddings of distances, as in DeBERTa), causal_lm (as
-            causal, and the next token is predicted in place of masked ones), pre_norm (learned, with norms before the
-            parts of a block, where all others have them behind), plain_norm (learned, with norms without gain and
-            bias).
-        seeds: Number of trainings of each arm, with the seeds from --seed on.
+            causal, but predicts the next token instead of masked tokens), pre_norm (learned, with norms before the
+            parts of a block; in all other arms they follow), plain_norm (learned, with norms without gain and bias).
+        seeds: Number of trainings of each arm, with seeds from --seed on.
         size: Shape of the encoder and its training, which --encoder and --training change: tiny trains in minutes on a
-            processor, base is that of Luo, Kulmizev & Mao (2021).
+            CPU; base follows Luo, Kulmizev & Mao (2021).
         sentences: Maximum number of held-out sentences on which checkpoints are measured.
-        lengths: Lengths of rows that each arm reads after the last step, in lengths of the rows of its training,
-            such as 1,2,4; none by default.
-        seed: Seed of the division of the text, of what is drawn to measure, and first seed of the trainings: initial
+        lengths: Lengths of rows that each arm reads after the last step, in multiples of the training length, such as
+            1,2,4; default: none.
+        seed: Seed of the split of the text and of measurement samples, and first seed of the trainings: initial
             weights, order of the text, masks.
-        name: Name of this run; pretrain-SIZE-YYYYMMDD-HHMMSS by default. A killed run of this name goes on where it
-            stopped.
-        cache: Folder of activations while a checkpoint is measured; $PROBING_CACHE or RUNS/cache by default.
+        name: Name of this run; default: pretrain-SIZE-YYYYMMDD-HHMMSS. A killed run of this name is continued.
+        cache: Folder of activations while a checkpoint is measured; default: $PROBING_CACHE or RUNS/cache.
         trainer: Arguments of Lightning's Trainer, such as --trainer.devices 2, --trainer.precision bf16-mixed or
             --trainer.accumulate_grad_batches 4.
-        encoder: Shape of the encoder and of its input, where it is not that of the size.
-        training: How the encoder is trained, where it is not as the size says.
+        encoder: Shape of the encoder and of its input, where it differs from --size.
+        training: How the encoder is trained, where this differs from --size.
 
     Returns:
-        The tables of the run; None on ranks other than the first.
+        The tables of the run; None except in the rank-zero process.
     """
     shape, recipe = chosen_recipe(size, encoder, training)
     numbers = [*out_of_range("seeds", seeds, 1, 1000), *out_of_range("sentences", sentences, 10)]

@@ -386,21 +386,22 @@ def sts(
     cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Result | None:  # fmt: skip
-    """Correlate cosines of sentences with human scores (STS, SICK-R), per layer, plain, clipped and whitened.
+    """Correlate sentence cosines with human scores (STS, SICK-R), per layer: plain, clipped and whitened.
 
     Args:
         folders: Folders with STS12 to STS16, STS-B and SICK, or hf:NAME?config=C; may be given without `--folders`.
-        pooling: How token vectors become the vector of a sentence, some or all: mean over tokens that are not special,
-            mean_special over all tokens, cls for the first token, first_last for the average of layer 1 and each layer.
+        pooling: How token vectors become a sentence vector, some or all: mean (special tokens are excluded),
+            mean_special (all tokens), cls (the first token), first_last (the average of layer 1 and each layer).
         transforms: Transforms to compare with the plain vectors: all, none, or some of clip, clip_random, whiten,
             standardise, center, all_but_the_top.
-        fit_on: Text that transforms are fitted on: train for the training parts (the built-in corpus where there are
-            none), a corpus such as builtin or text.txt, or target for each set's own sentences, which is transductive.
+        fit_on: Text that transforms are fitted on: train (the training parts, or the built-in corpus if there are
+            none), a corpus such as builtin or text.txt, or target (the sentences of each test set, which is
+            transductive).
         static: File of word vectors in GloVe's format, whose mean over a sentence is evaluated for comparison.
-        name: Name of this run; MODEL-sts-YYYYMMDD-HHMMSS by default.
+        name: Name of this run; default: MODEL-sts-YYYYMMDD-HHMMSS.
 
     Returns:
-        The results; None on ranks other than the first.
+        The results; None except in the rank-zero process.
     """
     from probing.cli.option_types import chosen as named
 
@@ -507,17 +508,17 @@ def wic(
     trainer: dict[str, Any] | None = None, wandb: Wandb = WandbOptions(),
     tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Result | None:  # fmt: skip
-    """Tell word senses apart by cosine (WiC), per layer, plain, clipped and whitened.
+    """Distinguish word senses by cosine (WiC), per layer: plain, clipped and whitened.
 
     Args:
         folder: Folder of the WiC data set, or hf:NAME?config=C for its SuperGLUE form; may be given without `--folder`.
-        part: Part whose accuracy is reported; layer and threshold are chosen on train.
+        part: Part whose accuracy is reported; layer and threshold are selected on train.
         transforms: Transforms to compare with the plain hidden states: all, none, or some of clip, clip_random, whiten,
             standardise, center, all_but_the_top; they are fitted on the tokens of training sentences.
-        name: Name of this run; MODEL-wic-YYYYMMDD-HHMMSS by default.
+        name: Name of this run; default: MODEL-wic-YYYYMMDD-HHMMSS.
 
     Returns:
-        The results; None on ranks other than the first.
+        The results; None except in the rank-zero process.
     """
     from probing.cli.option_types import chosen as named
 

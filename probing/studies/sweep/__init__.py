@@ -223,19 +223,19 @@ def sweep(
     wandb: Wandb = WandbOptions(),
     figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Result:
-    """Run the trials of a W&B sweep file here; train those that differ in layer, seed or penalty together.
+    """Run the trials of a W&B sweep file locally; trials that differ only in layer, seed or penalty train together.
 
     Args:
         file: Sweep file whose trials are runs of fit; may be given without `--file`.
-        trials: Maximum number of trials; by default all of a grid, otherwise run_cap of the file.
+        trials: Maximum number of trials; default: all of a grid, otherwise run_cap of the file.
         seed: Seed of random and Bayesian search; the seed of the split is an option of the trials.
-        fit: Options of fit that hold for all trials and override the file, such as --fit.corpus text.txt.
-        runs: Folder of runs, in which the sweep is written too.
-        name: Name of the sweep, that of the file by default; an unfinished sweep of this name is continued.
+        fit: Options of fit that apply to all trials and override the file, such as --fit.corpus text.txt.
+        runs: Folder of runs, in which the sweep is also saved.
+        name: Name of the sweep; default: the name of the file. An unfinished sweep of this name is continued.
         wandb: Where and how to track the trials, as one group, in Weights & Biases.
 
     Returns:
-        The finished sweep.
+        The sweep.
     """
     wandb = as_options(WandbOptions, wandb, "wandb")
     command_options = {

@@ -28,31 +28,30 @@ def tuning_effect(
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: Wandb = WandbOptions(), figure_format: FigureFormat = FIGURE_FORMAT, verbose: bool = False,
 ) -> Result:  # fmt: skip
-    """Measure what tuning changes in a model, beside what other seeds and tuning on shuffled labels change.
+    """Measure what tuning changes in a model, compared with other seeds and with tuning on shuffled labels.
 
     Args:
         run: Folder of a run of finetune: its checkpoints from the pretrained model, on true and on shuffled labels
             (finetune --starts pretrained,shuffled), are compared with the model that they started from.
-        start: Without --run, the model that was tuned: an alias, a hub id or a local folder.
+        start: Without --run, the model before tuning: an alias, a hub id or a local folder.
         tuned: Without --run, the checkpoints that were tuned from --start, one for each seed, separated by commas.
         shuffled: Without --run, checkpoints that were tuned from --start on shuffled labels, one for each seed.
-        measures: What is measured: all, or some of maps (attention), states (hidden states), position (accuracy of a
-            position probe), outliers (with the mean cosine of two tokens), special (attention to special tokens) and
-            published (maps of 200 x 200 tokens, padding included; takes long and is not among all).
-        corpus: Text that all checkpoints read: builtin, a file, or hf:NAME; with --run, the text of that run by
-            default, otherwise builtin.
-        sentences: Most sentences of it that are read, drawn by --seed; 0 reads all.
-        keep_activations: Keep the hidden states of all checkpoints in the cache; by default, those that were not there
-            before are removed at the end.
-        seed: Seed of the choice of sentences, and of the split of the position probe.
-        name: Name of this run; MODEL-tuning-effect-YYYYMMDD-HHMMSS by default.
-        cache: Folder of cached activations and finished measures; $PROBING_CACHE or RUNS/cache by default.
-        trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator and --trainer.logger
-            are accepted.
+        measures: Measures: all, or some of maps (attention), states (hidden states), position (accuracy of a position
+            probe), outliers (with the mean cosine of two tokens), special (attention to special tokens) and published
+            (maps of 200 x 200 tokens, including padding; slow and not included in all).
+        corpus: Text that all checkpoints read: builtin, a file, or hf:NAME; default: the text of --run, otherwise
+            builtin.
+        sentences: Maximum number of sentences of the text, sampled by --seed; 0 reads all.
+        keep_activations: Keep the hidden states of all checkpoints in the cache; by default, newly cached states are
+            removed at the end.
+        seed: Seed of the sample of sentences, and of the split of the position probe.
+        name: Name of this run; default: MODEL-tuning-effect-YYYYMMDD-HHMMSS.
+        cache: Folder of cached activations and finished measures; default: $PROBING_CACHE or RUNS/cache.
+        trainer: Arguments of Lightning's Trainer; only --trainer.accelerator and --trainer.logger are accepted.
         verbose: Also print the tables of all other measures.
 
     Returns:
-        What was found.
+        The results.
     """
     call = Call.of(study_of("tuning-effect"), config, name, wandb, [*out_of_range("sentences", sentences, 0)])
     names = _selected_measures(measures)
