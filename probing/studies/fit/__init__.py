@@ -85,26 +85,28 @@ def fit(
             or a feature of the sparse autoencoder in a folder (sae:FOLDER).
         task: Task that the probe predicts: its name, such as position, or FILE.py:CLASS; in Python also an object.
         task_args: Options of the task, such as --task_args.special_tokens include.
-        label_name: Name of what the probe predicts, in titles and sentences, such as "part of speech"; the task's or
-            its column's name by default.
-        replicates: Number of probes trained on bootstrap samples of the training sentences; the range of a rank is over
-            these probes and the run's own. 0 trains none.
+        label_name: Name of what the probe predicts, for titles and sentences, such as "part of speech"; default: the name
+            of the task or of its column.
+        replicates: Number of probes trained on bootstrap samples of the training sentences; 0 trains none. The range of
+            a rank covers these probes and the run's probe.
         controls: Controls of the accuracy: all that apply to the task, none, or some of shuffled, token, untrained (a
             randomly initialised model), permuted_positions (the model reads sentences with permuted tokens),
             control_task.
         evidence: Further evidence for the ranking: all retrains the probe without each of the first neurons and under
-            other penalties, and compares neurons with directions; none does neither.
-        mdl: Also measure the minimum description length of the training labels, in bits: they are encoded online.
-        rotations: Number of random rotations whose directions neurons are compared with; 20 with --evidence all, or 0.
-        transform: Transform of the activations that the probes are trained on, fitted on training tokens; probes on the
-            untransformed activations are trained as well. clip sets neurons with an outlying mean to 0, whiten is ZCA.
-        seed: Seed of every draw: split, shuffled labels, permuted tokens, bootstraps, batches, random initialisation.
-        name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
-        trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50; or loggers beside W&B, some of
-            csv, tensorboard and mlflow: --trainer.logger csv,mlflow.
-        control_for: A covariate that may explain the labels: token, a task, or a column of the corpus. Neurons are also
-            compared among tokens with the same value, and a control has labels permuted among these.
-        sort: Order of the neurons that are printed: contribution, or centred (without the neurons' means).
+            other penalties, and compares neurons with directions; none omits these.
+        mdl: Also measure the minimum description length of the training labels, in bits, by online coding.
+        rotations: Number of random rotations whose directions neurons are compared with; default: 20 with --evidence
+            all, otherwise 0.
+        transform: Transform of the activations that the probes are trained on, fitted on training tokens; probes of
+            untransformed activations are also trained. clip sets neurons with an outlying mean to 0; whiten is ZCA.
+        seed: Seed of every random draw: split, shuffled labels, permuted tokens, bootstraps, batches, random
+            initialisation.
+        name: Name of this run; default: MODEL-TASK-YYYYMMDD-HHMMSS.
+        trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50, or loggers in addition to W&B, some
+            of csv, tensorboard and mlflow: --trainer.logger csv,mlflow.
+        control_for: Covariate that may be correlated with the labels: token, a task, or a column of the corpus. Neurons
+            are also compared within values of the covariate, and a control permutes labels within these values.
+        sort: Order of the printed neurons: contribution, or centred (without the neurons' means).
         verbose: Print all tables and sentences, layer by layer.
 
     Returns:
