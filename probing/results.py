@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import Any, TextIO
@@ -262,6 +262,27 @@ def interval(row: Row, of: str = "", between: str = "-", form: str = ".3f", time
     return between.join(shown(end, form) for end in both_ends)
 
 
+def sign_of_interval(row: Row, of: str = "") -> int:
+    """Return 1 for an interval above 0, -1 for one below 0, and 0 for one that contains 0 or is missing."""
+    bounds = ends(row, of)
+    return 0 if bounds is None else int(bounds[0] > 0) - int(bounds[1] < 0)
+
+
+def estimated(row: Row, column: str, form: str = ".3f", of: str | None = None) -> str:
+    """Return a number with its interval, such as `0.386 (0.369 to 0.404)`.
+
+    Args:
+        row: A row, from memory or from a file.
+        column: The number's column.
+        form: Format of the number; of the ends without the sign of percent.
+        of: Name of the interval, as in `ends`; the column by default.
+    """
+    percent = form.endswith("%")
+    ends_form = f"{form[:-1]}f" if percent else form
+    within = interval(row, column if of is None else of, " to ", ends_form, 100 if percent else 1)
+    return f"{shown(row[column], form)}{in_brackets(within)}"
+
+
 def in_brackets(*parts: str) -> str:
     """Return the non-empty parts in brackets after a space; an empty text without any."""
     joined = "; ".join(part for part in parts if part)
@@ -295,6 +316,18 @@ def layers_named(layers: Sequence[int]) -> str:
     return f"layers {layers[0]} to {layers[-1]}" if in_a_row else f"layers {listed(layers)}"
 
 
+def layers_by(rows: Sequence[Row], of: str, phrases: Mapping[int, str]) -> str:
+    """Return in which layers an interval is above 0, below 0 or neither: "above it in layer 0 and below it in layer 3".
+
+    Args:
+        rows: A row per layer, ascending.
+        of: Name of the interval, as in `ends`.
+        phrases: What is said of layers of each sign of the interval (1, -1, 0), in this order, with `{layers}`.
+    """
+    layers = {sign: [row["layer"] for row in rows if sign_of_interval(row, of) == sign] for sign in phrases}
+    return listed([phrases[sign].format(layers=layers_named(of_sign)) for sign, of_sign in layers.items() if of_sign])
+
+
 def count(n: int, singular: str, many: str = "") -> str:
     """Return a number with its noun."""
     return f"{n:,} {singular if n == 1 else many or singular + 's'}"
@@ -326,6 +359,58 @@ def shown_table(
     for row in rows:
         table.add_row(*(cell(row) for cell in cells))
     return table
+
+
+@dataclass(frozen=True)
+class View:
+    """A table of the terminal and the page: some rows and columns of a table of the results.
+
+    Args:
+        schema: The table.
+        columns: Its columns as in `shown_table`.
+        title: Title, with a column's name in braces for the value of `by`; what a row is by default.
+        by: A table is shown for each value of this column; empty for one table.
+        where: The rows that are shown, as in `Table.where`.
+        pivot: A column whose other values get a column each: its name, the number shown, and the heading by value.
+    """
+
+    schema: Schema
+    columns: Sequence[str] = ()
+    title: str = ""
+    by: str = ""
+    where: Mapping[str, Any] = field(default_factory=dict)
+    pivot: tuple[str, str, Mapping[str, str]] | None = None
+
+    def tables(self, rows: Table) -> list[Any]:
+        """Return the rich tables; none without rows."""
+        chosen = rows.where(**self.where)
+        parts = chosen.by(self.by) if self.by else {"": chosen}
+        return [self._table(part, value, rows) for value, part in parts.items() if part]
+
+    def _table(self, part: Table, value: Any, rows: Table) -> Any:
+        words = self.schema[self.by].show(part[0]) if self.by else ""
+        title = self.title.format(**{self.by: words}) if self.by else self.title
+        beside: dict[str, Callable[[Row], str]] = {}
+        if self.pivot:
+            column, number, headings = self.pivot
+            others = rows.where(**({self.by: value} if self.by else {}))
+            for other, heading in headings.items():
+                if by_layer := {row["layer"]: row for row in others.where(**{column: other})}:
+                    beside[heading] = partial(self._cell, by_layer, number)
+        columns = [name for name in self.columns if any(self.schema[name.rstrip("*")].show(row) for row in part)]
+        return shown_table(self.schema, part, title[:1].upper() + title[1:], columns, beside)
+
+    def _cell(self, by_layer: Mapping[int, Row], number: str, row: Row) -> str:
+        return self.schema[number].show(by_layer[row["layer"]]) if row["layer"] in by_layer else ""
+
+    def terms(self) -> dict[str, str]:
+        """Return the meanings of the headings."""
+        meanings = self.schema.terms(self.columns or [column.name for column in self.schema.columns])
+        if self.pivot:
+            column, number, headings = self.pivot
+            name, other = self.schema[number].words, self.schema[column].words
+            meanings |= {heading: f"{name} where {other} is {value}." for value, heading in headings.items()}
+        return meanings
 
 
 def _default_columns(schema: Schema, rows: Sequence[Row]) -> list[str]:
@@ -493,6 +578,71 @@ class Table(list[dict[str, Any]]):
         table = self._shown()
         shown = as_in_terminal(table)
         return element("div", _STYLE, element("p", table.title), shown, element("p", self._which()), class_="probing")
+
+    def where(self, holds: Callable[[Row], bool] | None = None, /, **values: Any) -> Table:
+        """Return the rows that have these values, and for which a function holds.
+
+        Args:
+            holds: A function of a row.
+            values: The value of each named column; of several in a tuple, one.
+        """
+        wanted = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
+        return self._with(
+            row
+            for row in self
+            if all(row.get(name) in accepted for name, accepted in wanted.items()) and (holds is None or holds(row))
+        )
+
+    def by(self, column: str) -> dict[Any, Table]:
+        """Return the rows of each value of a column, in the order in which the values occur."""
+        return {value: self.where(**{column: value}) for value in self.values(column)}
+
+    def values(self, column: str) -> list[Any]:
+        """Return the distinct values of a column, in the order in which they occur."""
+        return list(dict.fromkeys(self.column(column)))
+
+    def column(self, name: str) -> list[Any]:
+        """Return the cells of a column, of the rows that have one.
+
+        Raises:
+            UserError: If the table has rows and no such column.
+        """
+        if self and not (self.schema and name in self.schema) and not any(name in row for row in self):
+            raise UserError(self._no_column(name))
+        return [row[name] for row in self if name in row]
+
+    def layers(self, holds: Callable[[Row], bool] = bool) -> list[int]:
+        """Return the layers of the rows for which a function holds."""
+        return [row["layer"] for row in self if holds(row)]
+
+    def first_and_last(self) -> Table:
+        """Return the first row and the last one; a single row once."""
+        return self._with(self[:1] + self[1:][-1:])
+
+    def _with(self, rows: Iterable[dict[str, Any]]) -> Table:
+        return Table(rows, self.schema)
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            raise UserError(self._no_column(key))
+        selected = super().__getitem__(key)
+        return self._with(selected) if isinstance(key, slice) else selected
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(self._no_column(name))
+
+    def _no_column(self, name: str) -> str:
+        columns = list(
+            dict.fromkeys([column.name for column in self.schema.columns] if self.schema else self._columns())
+        )
+        if name in columns:
+            return (
+                f"a table is a list of rows: `column({name!r})` gives the column `{name}`, `to_pandas()` a DataFrame."
+            )
+        return (
+            f"the table has no column `{name}`: expected one of {', '.join(columns)} (`column(NAME)` gives the cells, "
+            "`to_pandas()` a DataFrame)."
+        )
 
     def _shown(self) -> Any:
         assert self.schema

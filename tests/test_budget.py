@@ -6,10 +6,8 @@ python tests/test_budget.py    # writes the numbers that have fallen
 from __future__ import annotations
 
 import ast
-import io
 import json
 import re
-import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -23,10 +21,6 @@ VAGUE = (
     "there", "those", "told", "typed", "usual", "wanted",
 )  # fmt: skip
 DOCUMENTS = {"README": ["README.md"], "manual": ["docs/*.md"], "notes": ["docs/notes/*.md"]}
-# Tokens that are no code.
-_BLANK = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
-}  # fmt: skip
 
 
 def python_files(room: str) -> Iterator[Path]:
@@ -45,22 +39,23 @@ def rooms() -> dict[str, list[Path]]:
     return by_room
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def code_lines(path: Path) -> int:
     """Return the number of lines with code, without docstrings, comments and empty lines."""
-    source = path.read_text(encoding="utf-8")
-    docstrings = {
-        line
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        for line in range(node.lineno, (node.end_lineno or 0) + 1)
-    }
-    lines = {
-        line
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type not in _BLANK
-        for line in range(token.start[0], token.end[0] + 1)
-    }
-    return len(lines - docstrings)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    code = {i for i, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")}
+    docstrings: set[int] = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docstrings.update(range(node.lineno, (node.end_lineno or 0) + 1))
+        elif isinstance(node, ast.Constant | ast.JoinedStr) and node.lineno != node.end_lineno:
+            code.update(range(node.lineno, (node.end_lineno or 0) + 1))
+    return len(code - docstrings)
 
 
 def identifiers(tree: ast.AST) -> Iterator[str]:
@@ -75,7 +70,7 @@ def vague_identifiers() -> dict[str, int]:
     """Return how often each vague word stands in identifiers of the package."""
     words: Counter[str] = Counter()
     for path in python_files("probing"):
-        for identifier in identifiers(ast.parse(path.read_text(encoding="utf-8"))):
+        for identifier in identifiers(tree_of(path)):
             words.update(re.findall(r"[a-z]+", re.sub(r"([A-Z])", r"_\1", identifier).lower()))
     return {word: words[word] for word in VAGUE}
 
@@ -85,7 +80,7 @@ def import_lines() -> int:
     lines = {
         (path, line)
         for path in python_files("probing")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for line in range(node.lineno, (node.end_lineno or 0) + 1)
     }

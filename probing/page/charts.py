@@ -17,17 +17,15 @@ from numpy.typing import NDArray
 
 from probing.errors import UserError
 from probing.heads import ExampleMaps
-from probing.models import site_in_names, site_of
-from probing.results import Child, Html, NamedLayer, Row, element, in_brackets, interval, joined, pairs, two_decimals
-from probing.runs import Result
+from probing.results import Child, Html, Row, element, in_brackets, interval, joined, pairs, two_decimals
+from probing.runs import Result, model_name
 from probing.runs.checks import read_tensor, reading
 from probing.runs.loading import load_run
 from probing.runs.run import Run, load_fit
 from probing.runtime.files import read_text
 from probing.tables import Score, score_of
-from probing.tables import figures as step_axis
 from probing.tables.conclusions import leading
-from probing.tables.figures import spaced_layers
+from probing.tables.figures import BY_LAYER, Chart, Line, XAxis
 from probing.tables.heads import CLASSES, FIRST, LETTERS, SPECIAL, finds_relation, of_heads, of_measure
 from probing.text.tasks import label_name, task_in_words
 
@@ -165,13 +163,6 @@ def labels(runs: Sequence[Run], taken: Sequence[str] = ()) -> list[str]:
     return [str(run.folder) for run in runs]
 
 
-def model_name(config: Mapping[str, Any]) -> str:
-    """Return the model of a run, with the site of its neurons if that is not the residual stream."""
-    model = str(config["model"])
-    name = (Path(model).name or model) + site_in_names(site_of(config))
-    return f"{name} (randomly initialised)" if config.get("random_weights") else name
-
-
 def _find(comparison: Path, folder: str, given: Sequence[Run]) -> Run:
     """Return a compared run: among the given runs, at its recorded path, or next to the comparison."""
     name = Path(folder).name
@@ -285,28 +276,12 @@ def _fingerprints(cache: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Htm
     ]
 
 
-# Labels of layers, and characters of the labels of steps, that fit side by side.
-MOST_LAYERS, CHARACTERS = 26, 68
-
 # Most intervals between the ticks of an axis of values.
 MOST_TICKS = 6
 
 
 @dataclass(frozen=True)
-class Across:
-    """X axis: its unit, and functions of its numbers.
-
-    `name` returns the name of the axis, `places` positions in any unit, and `labels` a label or "" for each number.
-    """
-
-    unit: str
-    name: Callable[[Sequence[int]], str]
-    places: Callable[[Sequence[int]], Sequence[float]]
-    labels: Callable[[Sequence[int]], Sequence[str]]
-
-
-@dataclass(frozen=True)
-class Up:
+class YAxis:
     """Y axis with its lower end, its upper end and the labelled values."""
 
     low: float
@@ -314,7 +289,7 @@ class Up:
     ticks: Sequence[float]
 
     @classmethod
-    def of(cls, values: Iterable[float], from_zero: bool = False) -> Up:
+    def of(cls, values: Iterable[float], from_zero: bool = False) -> YAxis:
         """Return an axis with round ends that contains all values."""
         finite = [value for value in values if math.isfinite(value)] or [0.0]
         least, most = min(finite), max(finite)
@@ -332,21 +307,7 @@ def _round_step(span: float) -> float:
     return next(times * power for times in (1, 2, 5, 10) if times * power >= least)
 
 
-def _spaced(layers: Sequence[int]) -> list[str]:
-    longest = max((len(str(layer)) for layer in layers), default=1)
-    named = spaced_layers(layers, min(MOST_LAYERS, max(1, WIDTH // (longest * LETTER))))
-    return [str(layer) if layer in named else "" for layer in layers]
-
-
-def _axis_of_layers(layers: Sequence[int]) -> str:
-    return "layer" if isinstance(layers[0], NamedLayer) else "layer (0 = embeddings)"
-
-
-SHARES = Up(0.0, 1.0, (0, 0.25, 0.5, 0.75, 1))
-
-BY_LAYER = Across("layer", _axis_of_layers, lambda layers: layers, _spaced)
-
-BY_STEP = Across("step", step_axis.name, step_axis.coordinates, lambda steps: step_axis.labels(steps, CHARACTERS))
+SHARES = YAxis(0.0, 1.0, (0, 0.25, 0.5, 0.75, 1))
 
 WIDTH, HEIGHT = 560, 320
 
@@ -374,22 +335,8 @@ LOOKS = len(_MARKS)
 _DASHES = ("", "7 4", "2 3", "8 3 2 3", "4 2", "1 4", "10 4")
 
 
-@dataclass(frozen=True)
-class Line:
-    """Line of a chart, with values at layers or steps and intervals, None where there is none, or empty.
-
-    `which` distinguishes lines of the same label on pointing.
-    """
-
-    label: str
-    at: Sequence[int]
-    values: Sequence[float]
-    ranges: Sequence[tuple[float, float] | None] = ()
-    which: str = ""
-
-
 def line_chart(
-    lines: Sequence[Line], title: str, across: Across = BY_LAYER, up: Up = SHARES, labels: Sequence[str] = ()
+    lines: Sequence[Line], title: str, across: XAxis = BY_LAYER, up: YAxis = SHARES, labels: Sequence[str] = ()
 ) -> Html:
     """Return the chart with its legend, later lines on top: their dashes and open marks hide no line below.
 
@@ -410,7 +357,7 @@ def line_chart(
     return element("div", svg, _legend(lines, looks), class_="with-legend")
 
 
-def x(at: int, all_at: Sequence[int], across: Across = BY_LAYER) -> float:
+def x(at: int, all_at: Sequence[int], across: XAxis = BY_LAYER) -> float:
     """Return the x coordinate of a layer or a step among all; a single layer or step is in the middle."""
     places = dict(zip(all_at, across.places(all_at), strict=True))
     low, high = places[all_at[0]], places[all_at[-1]]
@@ -418,7 +365,7 @@ def x(at: int, all_at: Sequence[int], across: Across = BY_LAYER) -> float:
     return LEFT + INSET + share * (WIDTH - LEFT - RIGHT - 2 * INSET)
 
 
-def y(value: float, up: Up = SHARES) -> float:
+def y(value: float, up: YAxis = SHARES) -> float:
     """Return the y coordinate of a value, limited to the ends of the axis."""
     share = (value - up.low) / (up.high - up.low)
     return TOP + (1 - min(max(share, 0.0), 1.0)) * (HEIGHT - TOP - BOTTOM)
@@ -430,13 +377,13 @@ def _shifts(n: int) -> list[float]:
     return [beside * (i - (n - 1) / 2) for i in range(n)]
 
 
-def _frame(all_at: Sequence[int], across: Across, up: Up) -> list[Html]:
+def _frame(all_at: Sequence[int], across: XAxis, up: YAxis) -> list[Html]:
     parts = []
     for tick in up.ticks:
         at_y = y(tick, up)
         parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=_at(at_y), y2=_at(at_y), class_="grid"))
         parts.append(element("text", f"{tick:g}", x=LEFT - 7, y=_at(at_y + 4), text_anchor="end"))
-    for at, label in zip(all_at, across.labels(all_at), strict=True):
+    for at, label in zip(all_at, across.labels(all_at, (WIDTH - LEFT - RIGHT) // LETTER), strict=True):
         if label:
             at_x = _at(x(at, all_at, across))
             ends = {all_at[0]: "start", all_at[-1]: "end"} if LETTER * len(label) > 2 * LEFT and len(all_at) > 1 else {}
@@ -446,7 +393,7 @@ def _frame(all_at: Sequence[int], across: Across, up: Up) -> list[Html]:
     return parts
 
 
-def _line(line: Line, look: int, xs: Sequence[float], across: Across, up: Up) -> Html:
+def _line(line: Line, look: int, xs: Sequence[float], across: XAxis, up: YAxis) -> Html:
     points = [f"{_at(at_x)} {_at(y(value, up))}" for at_x, value in zip(xs, line.values, strict=True)]
     name = f"{line.label}, {line.which}" if line.which else line.label
     marks = []
@@ -460,7 +407,27 @@ def _line(line: Line, look: int, xs: Sequence[float], across: Across, up: Up) ->
             bar = element("path", d=f"M{at_x} {bottom}V{top}{caps}", class_="bar")
         mark = element("path", d=_mark(look), transform=f"translate({points[i]})", class_="mark")
         marks.append(element("g", element("title", text), bar, mark))
-    return element("g", _stroke(line, look, "M" + "L".join(points)), *marks, class_=f"look-{look % len(_MARKS)}")
+    path = "".join("M" + "L".join(points[part]) for part in line.parts(across is BY_LAYER))
+    return element("g", _stroke(line, look, path), *marks, class_=f"look-{look % len(_MARKS)}")
+
+
+def chart_html(chart: Chart) -> list[Html]:
+    """Return a chart as figures of a page, one for each panel."""
+    intervals = (
+        ", with 95% intervals" if any(any(line.ranges) for panel in chart.panels for line in panel.lines) else ""
+    )
+    y_axis = SHARES if chart.limits == (0, 1) else None
+    if y_axis is None:
+        drawn = [value for panel in chart.panels for line in panel.lines for value in line.values]
+        drawn += [end for panel in chart.panels for line in panel.lines for pair in line.ranges for end in pair or ()]
+        y_axis = YAxis.of(drawn, chart.from_zero)
+    figures = []
+    for panel in chart.panels:
+        begin = f"{panel.title[:1].upper()}{panel.title[1:]}: " if panel.title else ""
+        title = f"{begin}{chart.y or chart.title}{intervals}"
+        drawn_panel = line_chart(panel.lines, title, chart.x, y_axis, [*chart.looks])
+        figures.append(element("figure", element("figcaption", title), drawn_panel))
+    return figures
 
 
 def _stroke(line: Line, look: int, path: str) -> Html | None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from probing.models import neuron_of, site_of, what_is_a_neuron
-from probing.page.charts import Line, RunView, Sources, line_chart
+from probing.page.charts import RunView, Sources, line_chart
 from probing.page.terms import (
     class_chart,
     class_data,
@@ -57,6 +57,7 @@ from probing.tables.conclusions import (
     why_leading,
 )
 from probing.tables.evidence_sentences import say
+from probing.tables.figures import Line
 from probing.tables.probes import accuracies, classes_table, confusion_shares, heads_table, transform_sizes
 from probing.tables.schema import CONTEXTS
 from probing.tables.schema import classes_table as neuron_classes_table

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from probing.errors import UserError
+from probing.models import site_in_names, site_of
 from probing.registry import ACTIONS, STUDIES, load
-from probing.results import Html, Schema, Table, as_in_terminal, element, listed, read_rows, shown_table
+from probing.results import Html, Schema, Table, View, as_in_terminal, element, listed, read_rows
 from probing.runs.checks import reading
 from probing.runs.folder import read_json, read_yaml
 from probing.runtime.processes import launched
+from probing.tables.figures import Chart
 
 
 class Result:
@@ -135,6 +137,7 @@ class Study:
         title: Subject of the results, as the beginning of a heading.
         function: The command as `module:function`, which `command` imports.
         schemas: Its tables.
+        views: The tables that the terminal and the page show; all of its tables by default.
         in_several_processes: Whether the command can run in several processes.
         files: The other files of its folder, with descriptions for the documentation.
         page: The page of the documentation that explains its measures.
@@ -146,6 +149,7 @@ class Study:
     title: ClassVar[str] = ""
     function: ClassVar[str] = ""
     schemas: ClassVar[Sequence[Schema]] = ()
+    views: ClassVar[Sequence[View]] = ()
     in_several_processes: ClassVar[bool] = False
     files: ClassVar[Mapping[str, str]] = {}
     page: ClassVar[str] = ""
@@ -158,8 +162,13 @@ class Study:
         return function
 
     def tables(self, result: Result) -> list[Any]:
-        """Return the tables of the terminal as rich tables; by default all columns of all tables that have rows."""
-        return [shown_table(schema, rows) for schema in self.schemas if (rows := result.by_name[schema.name])]
+        """Return the tables of the terminal as rich tables: by default its views of the tables that have rows."""
+        views = self.views or [View(schema) for schema in self.schemas]
+        return [table for view in views for table in view.tables(result.by_name[view.schema.name])]
+
+    def charts(self, result: Result) -> list[Chart]:
+        """Return the line charts, which are written as figures and shown on the page; none by default."""
+        return []
 
     def more_tables(self, result: Result) -> list[Any]:
         """Return the tables that the terminal shows only with `--verbose`, if the command has it; none by default."""
@@ -174,21 +183,25 @@ class Study:
         return []
 
     def about(self, result: Result) -> str:
-        """Return the title of a page that shows these results alone, in the form that continues a sentence."""
-        return f"{self.title[0].lower()}{self.title[1:]}: {result.folder.name}"
+        """Return the page title (lower case; used mid-sentence)."""
+        of = f" in {model_name(result.config)}" if "model" in result.config else f": {result.folder.name}"
+        return f"{self.title[0].lower()}{self.title[1:]}{of}"
 
     def heading(self, result: Result) -> str:
         """Return the heading of the section on a page."""
         return f"{self.title}: {result.folder.name}"
 
     def section(self, result: Result, place: SectionPlace) -> Html:
-        """Return the section of a page: by default the sentences and the tables of the terminal."""
-        return section_of(result, place.anchor, *framed(result.tables()))
+        """Return the section of a page: by default the sentences, the charts and the tables of the terminal."""
+        draw = load(ACTIONS["chart_html"])
+        charts = [figure for chart in self.charts(result) for figure in draw(chart)]
+        return section_of(result, place.anchor, *charts, *framed(result.tables()))
 
     def terms(self, result: Result) -> Mapping[str, Terms]:
-        """Return the meanings of the headings by part of the terms; by default the columns of non-empty tables."""
-        with_rows = [schema for schema in self.schemas if result.by_name[schema.name]]
-        return {self.title: {column.words: column.meaning for schema in with_rows for column in schema.columns}}
+        """Return the meanings of the headings by part of the terms; by default those of its views with rows."""
+        views = self.views or [View(schema) for schema in self.schemas]
+        shown = [view for view in views if result.by_name[view.schema.name]]
+        return {self.title: {heading: meaning for view in shown for heading, meaning in view.terms().items()}}
 
     def read(self, folder: Path) -> Result:
         """Read results whose tables are all written.
@@ -203,6 +216,13 @@ class Study:
             if not schema.optional or path.is_file():
                 tables[schema.name] = read_rows(path, schema)
         return Result(self, folder, read_yaml(folder / "config.yaml"), read_json(folder / "results.json"), tables)
+
+
+def model_name(config: Mapping[str, Any]) -> str:
+    """Return the model of a run, with the site of its neurons if that is not the residual stream."""
+    model = str(config["model"])
+    name = (Path(model).name or model) + site_in_names(site_of(config))
+    return f"{name} (randomly initialised)" if config.get("random_weights") else name
 
 
 def section_of(result: Result, anchor: str, *content: Html | None) -> Html:

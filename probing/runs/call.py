@@ -15,12 +15,13 @@ from probing.cli.option_types import FIGURE_FORMAT, Wandb, figure_formats, numbe
 from probing.cli.options import WandbOptions, as_options
 from probing.errors import UserError, as_clause, lack_of_machine, refuse
 from probing.models import layer_numbers
-from probing.results import Row, write_tables
-from probing.runs import Result, Study, refuse_several, several
+from probing.results import Row, Table, write_tables
+from probing.runs import Result, Study, model_name, refuse_several, several
 from probing.runs.folder import ResumableFolder, RunFolder, check_name
 from probing.runtime import Stopwatch, logger_problems, terminal, versions
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import BRIEF, expect, messages, stage
+from probing.tables.figures import write_charts
 from probing.tracking import Tracker, resolve_mode
 
 if TYPE_CHECKING:
@@ -293,4 +294,8 @@ class Call:
         files = write_tables(folder, self.config, output.tables, self.study.schemas)
         files += output.write(folder) if output.write else []
         formats = figure_formats(self.config.get("figure_format", FIGURE_FORMAT))
-        return files, output.draw(folder / "figures", formats) if output.draw else []
+        written = {schema.name: Table(output.tables.get(schema.name, ()), schema) for schema in self.study.schemas}
+        charts = self.study.charts(Result(self.study, folder, self.config, dict(output.results), written))
+        subject = model_name(self.config) if "model" in self.config else ""
+        figures = write_charts(folder / "figures", charts, subject, formats)
+        return files, figures + (output.draw(folder / "figures", formats) if output.draw else [])

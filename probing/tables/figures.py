@@ -6,6 +6,9 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, cast
@@ -270,6 +273,204 @@ def write_drawings(
         with drawing(path.with_suffix(".png"), formats) as figure:
             draw(figure)
     return forms_of(paths, formats)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Line charts: declared once, drawn here as figures and in `probing.page.charts` as SVG that can be pointed at.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Colour, dashes and mark of each look: lines differ without colour, too. `page/style.css` has the same looks.
+LOOKS = (
+    (BLUE, "-", "o"), (GREY, (0, (7, 4)), "s"), (ORANGE, ":", "^"), (GREEN, "-.", "D"), (PURPLE, (0, (4, 2)), "v"),
+    ("#1b1b1b", (0, (1, 4)), "x"), ("#00706b", (0, (10, 4)), "+"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a chart.
+
+    Args:
+        label: Name in the legend; lines of one name look alike in all panels.
+        at: Layers or steps along the x axis.
+        values: Values, one for each of these.
+        ranges: Intervals, one for each, None where there is none; empty if there are none at all.
+        which: What distinguishes it from other lines of the same label, shown to those who point at it.
+    """
+
+    label: str
+    at: Sequence[int]
+    values: Sequence[float]
+    ranges: Sequence[tuple[float, float] | None] = ()
+    which: str = ""
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[Row], column: str, label: str, interval: str | None = None, x: str = "layer",
+        scale: float = 1.0, which: str = "",
+    ) -> Line:  # fmt: skip
+        """Return the line of a column of a table, over the rows that have a number in it.
+
+        Args:
+            rows: The rows, ascending by x.
+            column: The column.
+            label: Name in the legend.
+            interval: Name of the interval, as in `probing.results.ends`; the column by default.
+            x: The column of the x axis.
+            scale: Factor of values and intervals.
+            which: As of `Line`.
+        """
+        drawn = [row for row in rows if isinstance(row.get(column), int | float)]
+        bounds = [ends(row, column if interval is None else interval) for row in drawn]
+        return cls(
+            label, [row[x] for row in drawn], [scale * row[column] for row in drawn],
+            [None if pair is None else (scale * pair[0], scale * pair[1]) for pair in bounds], which,
+        )  # fmt: skip
+
+    def parts(self, is_by_layer: bool) -> list[slice]:
+        """Return the parts that are joined: layers between which another was not measured are not."""
+        breaks = [
+            i + 1
+            for i, (a, b) in enumerate(pairwise(self.at))
+            if is_by_layer and not isinstance(a, NamedLayer) and b - a > 1
+        ]
+        return [slice(*bounds) for bounds in pairwise([0, *breaks, len(self.at)])]
+
+
+@dataclass(frozen=True)
+class XAxis:
+    """The x axis of a chart.
+
+    Args:
+        unit: What a number along the axis is called.
+        name: Returns the label of the axis, from the numbers.
+        places: Returns where the numbers are, in any unit.
+        labels: Returns the label of each number, given the characters that fit; empty where there is no room.
+    """
+
+    unit: str
+    name: Callable[[Sequence[int]], str]
+    places: Callable[[Sequence[int]], Sequence[float]]
+    labels: Callable[[Sequence[int], int], Sequence[str]]
+
+
+def _labels_of_layers(layers: Sequence[int], characters: int) -> list[str]:
+    longest = max((len(str(layer)) for layer in layers), default=1)
+    named = spaced_layers(layers, max(1, min(26, characters // longest)))
+    return [str(layer) if layer in named else "" for layer in layers]
+
+
+BY_LAYER = XAxis(
+    "layer", lambda layers: "layer" if isinstance(layers[0], NamedLayer) else "layer (0 = embeddings)",
+    lambda layers: layers, _labels_of_layers,
+)  # fmt: skip
+BY_STEP = XAxis("step", name, coordinates, labels)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The lines of one pair of axes, and its title."""
+
+    lines: Sequence[Line]
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A line chart, as figure and on the page.
+
+    Args:
+        name: Name of the figure's file.
+        title: What is shown, as a sentence without the model's name.
+        panels: Its panels, which share the axes' labels and, if `limits` are given, the y axis.
+        y: Label of the y axis.
+        limits: Ends of the y axis; round ends around the values by default.
+        from_zero: Whether the y axis begins at 0 where it has no limits.
+        x: The x axis.
+        reference: A value at which a horizontal line is drawn.
+    """
+
+    name: str
+    title: str
+    panels: Sequence[Panel]
+    y: str = ""
+    limits: tuple[float, float] | None = None
+    from_zero: bool = False
+    x: XAxis = BY_LAYER
+    reference: float | None = None
+
+    @property
+    def looks(self) -> dict[str, int]:
+        """The look of each label, the same in all panels."""
+        return {label: i for i, label in enumerate(dict.fromkeys(self._labels))}
+
+    @property
+    def _labels(self) -> list[str]:
+        return [line.label for panel in self.panels for line in panel.lines]
+
+
+def write_charts(folder: Path, charts: Sequence[Chart], subject: str, formats: Sequence[str] = USUAL) -> list[Path]:
+    """Draw charts, each in some formats, and return the paths of the files.
+
+    Args:
+        folder: Folder of the figures.
+        charts: The charts.
+        subject: Beginning of the titles, such as the model's name; may be empty.
+        formats: Formats of the files.
+    """
+    drawings = {chart.name: partial(_draw_chart, chart=chart, subject=subject) for chart in charts}
+    return write_drawings(folder, drawings, formats)
+
+
+def _draw_chart(figure: Figure, chart: Chart, subject: str) -> None:
+    n = len(chart.panels)
+    all_axes = panels(figure, n, (3.4, 2.9), (2.4, 0.5), sharey=chart.limits is not None)
+    for axes, panel in zip(all_axes, chart.panels, strict=True):
+        _draw_panel(axes, chart, panel)
+    for axes in all_axes[::SIDE_BY_SIDE]:
+        axes.set_ylabel(chart.y)
+    title = f"{subject}: {chart.title}" if subject else f"{chart.title[:1].upper()}{chart.title[1:]}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    handles = {
+        label: handle for axes in all_axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), map(_in_two_lines, handles), loc="outside right center")
+
+
+def _in_two_lines(label: str) -> str:
+    return fill(label, 26)
+
+
+def _draw_panel(axes: Axes, chart: Chart, panel: Panel) -> None:
+    if chart.reference is not None:
+        axes.axhline(chart.reference, color=GREY, lw=0.6)
+    all_at = sorted({at for line in panel.lines for at in line.at})
+    place = dict(zip(all_at, chart.x.places(all_at), strict=True))
+    span = (place[all_at[-1]] - place[all_at[0]]) or 1.0
+    shifts = np.arange(len(panel.lines)) - (len(panel.lines) - 1) / 2
+    shifts *= 0.01 * span if len(all_at) > 1 else 0.6 / max(1, len(panel.lines) - 1)
+    for line, shift in zip(panel.lines, shifts, strict=True):
+        color, dashes, mark = LOOKS[chart.looks[line.label] % len(LOOKS)]
+        xs = np.array([place[at] for at in line.at]) + shift
+        values = np.array(line.values, dtype=float)
+        for i, part in enumerate(line.parts(chart.x is BY_LAYER)):
+            label = line.label if i == 0 else None
+            axes.plot(xs[part], values[part], color=color, ls=dashes, lw=1.3, marker=mark, ms=4, label=label)
+        if any(line.ranges):
+            low, high = np.array([pair or (v, v) for pair, v in zip(line.ranges, values, strict=True)]).T
+            bars = np.clip([values - low, high - values], 0, None)
+            axes.errorbar(xs, values, yerr=bars, fmt="none", ecolor=color, capsize=2, elinewidth=0.7)
+    if chart.x is BY_LAYER:
+        name_layers(axes, all_at, most=9)
+    else:
+        axes.set_xticks([place[at] for at in all_at], chart.x.labels(all_at, 40))
+        axes.set_xlabel(chart.x.name(all_at))
+    if chart.limits:
+        margin = 0.04 * (chart.limits[1] - chart.limits[0])
+        axes.set_ylim(chart.limits[0] - margin, chart.limits[1] + margin)
+    elif chart.from_zero:
+        from_zero(axes)
+    axes.set_title(panel.title)
 
 
 def _save(figure: Figure, path: Path, form: str, **options: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -16,7 +17,11 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from probing.data import ADDED_CONTROLS, CONTROLS
+from probing.page.charts import chart_html
+from probing.results import Table
+from probing.runs import Result, SectionPlace, study_of
 from probing.studies.geometry import figures as geometry_figures
+from probing.studies.hierarchy.tables import LINEAR
 from probing.studies.similarity.results import write_sts_figure, write_wic_figure
 from probing.studies.sweep.search import write_sweep_figure
 from probing.tables import figures as style
@@ -399,3 +404,45 @@ def test_large_steps_are_short() -> None:
     assert [short(step) for step in (0, 512, 1000, 1500, 1024, 143_000, 2_500_000)] == [
         "0", "512", "1k", "1.5k", "1024", "143k", "2.5M",
     ]  # fmt: skip
+
+
+# --- charts that are declared once, for figures and pages ---
+
+
+def charts_of(layers: Sequence[int]) -> style.Chart:
+    probe = style.Line.of(accuracy(layers), "accuracy", "probe")
+    floor = style.Line("majority", [*layers], [0.05] * len(layers))
+    return style.Chart("chart", "accuracy by layer", [style.Panel([probe, floor])], "accuracy", (0, 1))
+
+
+@pytest.mark.parametrize(("layers", "n_parts"), [([0, 1, 2], 1), ([0, 3, 4, 6], 3), ([5], 1)])
+def test_layers_between_which_none_was_measured_are_not_joined(
+    layers: list[int], n_parts: int, drawn: Drawn, tmp_path: Path
+) -> None:
+    chart = charts_of(layers)
+    assert style.write_charts(tmp_path, [chart], "minilm", ["png"]) == [tmp_path / "chart.png"]
+    (axes,) = drawn[0].axes
+    parts = [line for line in axes.lines if line.get_color() == style.LOOKS[0][0] and line.get_marker() == "o"]
+    assert sum(np.size(part.get_xdata()) for part in parts) == len(layers)
+    assert len(parts) == n_parts
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["probe", "majority"]
+    (page,) = chart_html(chart)
+    paths = re.findall(r'class="line"[^>]*|<path d="([^"]*)" class="line"', page)
+    joined = [path for path in paths if path.count("M") == n_parts]
+    assert len(layers) == 1 or len(joined) >= 2
+    assert page.count('class="mark"') == 2 * len(layers) + 2  # those of the legend, too
+
+
+def test_a_chart_of_a_study_is_its_figure_and_stands_on_its_page() -> None:
+    hierarchy = study_of("hierarchy")
+    rows = [
+        {"task": task, "condition": condition, "layer": layer, "test": 1.0, "generalisation": 0.5, LINEAR[task]: 0.25}
+        for task in LINEAR for condition in ("model", "untrained") for layer in (0, 1)
+    ]  # fmt: skip
+    result = Result(hierarchy, Path("runs/h"), {"model": "minilm"}, {}, {"hierarchy": Table(rows)})
+    (chart,) = hierarchy.charts(result)
+    assert [panel.title for panel in chart.panels] == ["main auxiliary", "subject noun"]
+    assert [len(panel.lines) for panel in chart.panels] == [4, 4]
+    section = hierarchy.section(result, SectionPlace("h", 0, 1000))
+    assert section.count("<svg") >= 2
+    assert "Main auxiliary: share of sentences" in section

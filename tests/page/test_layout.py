@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from probing import report
-from probing.page.charts import BY_STEP, SHARES, Line, Up, line_chart
+from probing.page.charts import SHARES, YAxis, line_chart
 from probing.page.charts import x as x_at
 from probing.page.charts import y as y_at
 from probing.page.run import (
@@ -33,6 +33,7 @@ from probing.results import Html, element, joined, shortened, table
 from probing.studies.claims import INSET, expected, range_axis
 from probing.studies.claims import WIDTH as RANGE_WIDTH
 from probing.studies.compare.tables import heat_map
+from probing.tables.figures import BY_STEP, Line
 from report_runs import make_page, make_survey
 
 # Width and height in inches, upright.
@@ -235,7 +236,7 @@ STEPS = [0, 1, 10, 100]
     ],
 )
 def test_an_axis_has_round_ends_that_hold_all_values(values: list[float], from_zero: bool, ticks: list[float]) -> None:
-    up = Up.of(values, from_zero)
+    up = YAxis.of(values, from_zero)
     assert list(up.ticks) == pytest.approx(ticks)
     assert (up.low, up.high) == pytest.approx((ticks[0], ticks[-1]))
 
@@ -244,7 +245,7 @@ def test_steps_stand_at_their_logarithms_and_values_between_the_ends() -> None:
     places = [x_at(step, STEPS, BY_STEP) for step in STEPS]
     assert places[2] - places[1] == pytest.approx(places[3] - places[2])
     assert places[1] - places[0] < places[2] - places[1]
-    up = Up.of([2.5, 5.0])
+    up = YAxis.of([2.5, 5.0])
     assert y_at(3.75, up) == pytest.approx((y_at(2.5, up) + y_at(5.0, up)) / 2) == pytest.approx(y_at(0.5, SHARES))
     assert y_at(9.0, up) == y_at(5.0, up)
 
@@ -255,7 +256,7 @@ def test_lines_of_one_label_look_alike_and_are_told_apart_by_pointing_at_them() 
         Line("none", STEPS, [4.0, 3.9, 3.8, 3.7], which="seed 0"),
         Line("learned", STEPS, [4.0, 3.6, 3.1, math.e], which="seed 1"),
     ]
-    made = line_chart(lines, "title", BY_STEP, Up.of([2.5, 4.0]))
+    made = line_chart(lines, "title", BY_STEP, YAxis.of([2.5, 4.0]))
     assert re.findall(r'<g class="look-(\d)">', made) == ["0", "1", "0"]
     legend = made.split("</svg>", 1)[1]
     assert re.findall(r"</svg>(\w+)</li>", legend) == ["learned", "none"]

@@ -30,7 +30,7 @@ from probing.cli.commandline import run
 from probing.cli.option_types import plain
 from probing.errors import UserError
 from probing.page import run as page_run
-from probing.page.charts import LEFT, RIGHT, WIDTH, Line, RunView, command_line, line_chart, read_sources, x, y
+from probing.page.charts import LEFT, RIGHT, WIDTH, RunView, command_line, line_chart, read_sources, x, y
 from probing.page.run import script_data
 from probing.page.terms import (
     FIRST,
@@ -53,6 +53,7 @@ from probing.studies.geometry.inside import interventions_conclusion, interventi
 from probing.studies.geometry.tables import GEOMETRY, INTERVENTIONS
 from probing.studies.similarity import STS, STS_CHOSEN, WIC, WIC_CHOSEN, sts_lines, sts_tables, wic_lines, wic_tables
 from probing.tables.conclusions import compare_with_controls, not_above
+from probing.tables.figures import Line
 from report_runs import QUICKLY, make_run
 from written import complete, read_csv, write_csv
 
@@ -709,8 +710,8 @@ def unescape_entities(svg: str) -> str:
 
 
 def test_a_line_goes_through_its_values_and_bars_span_their_intervals() -> None:
-    line = Line("probe", [0, 3], [1.0, 0.25], [(0.9, 1.0), (0.2, 0.3)])
-    made = line_chart([line, Line("floor", [0, 3], [0.1, 0.1])], "title")
+    line = Line("probe", [2, 3], [1.0, 0.25], [(0.9, 1.0), (0.2, 0.3)])
+    made = line_chart([line, Line("floor", [2, 3], [0.1, 0.1])], "title")
     svg = re.search("<svg.*?</svg>", made, re.DOTALL)
     assert svg
     lines = paths(svg[0], "line")

@@ -17,7 +17,7 @@ import pytest
 from probing import Result, fit, report
 from probing.errors import UserError
 from probing.heads import Example, ExampleMaps, read_examples, write_examples
-from probing.page.charts import BY_STEP, Up, x, y
+from probing.page.charts import YAxis, x, y
 from probing.runs.loading import load_run
 from probing.studies.attention.section import ABOVE, BELOW, FULL, LEAST, TIP_WIDTH, Row, sentence_arcs
 from probing.studies.checkpoints import CHECKPOINT_TERMS
@@ -26,6 +26,7 @@ from probing.studies.cloze import tables as cloze
 from probing.studies.hierarchy import tables as hierarchy
 from probing.studies.pretrain import PRETRAINING
 from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
+from probing.tables.figures import BY_STEP
 from probing.tables.heads import conclusions, of_heads
 from report_runs import QUICKLY, make_survey
 from written import read_csv, write_csv
@@ -323,14 +324,14 @@ def of_cloze(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_page_says_which_layers_go_by_which_rule(of_hierarchy: str) -> None:
     section = unescape(section_of(of_hierarchy, "hierarchy"))
     assert "<h1>Linear order or hierarchy in minilm</h1>" in of_hierarchy
-    assert "probes go by linear order in layer 0 and by hierarchy in layer 1." in section
+    assert "probes follow linear order in layer 0 and hierarchy in layer 1." in section
     assert (
-        "Main auxiliary, beside randomly initialised: the model is above it in layer 1 and below it in layer 0."
+        "Main auxiliary, compared with randomly initialised: the model is above it in layer 1 and below it in layer 0."
         in section
     )
     for value, layer in ((0.75, 1), (0.25, 0)):
         assert f"translate({x(layer, [0, 1]):g} {y(value):g})" in section
-    assert "they differ, randomly initialised: right" in section
+    assert "randomly initialised: correct" in section
 
 
 def test_a_page_has_the_pairs_and_the_changes(of_cloze: str) -> None:
@@ -341,7 +342,7 @@ def test_a_page_has_the_pairs_and_the_changes(of_cloze: str) -> None:
     assert section.count("<table") == 2
 
 
-@pytest.mark.parametrize(("name", "terms"), [("of_hierarchy", hierarchy.terms()), ("of_cloze", cloze.terms())])
+@pytest.mark.parametrize(("name", "terms"), [("of_hierarchy", hierarchy.VIEWS[0].terms()), ("of_cloze", cloze.terms())])
 def test_every_heading_is_a_term(name: str, terms: dict[str, str], request: pytest.FixtureRequest) -> None:
     section = section_of(request.getfixturevalue(name), name.removeprefix("of_"))
     headings = {unescape(one) for one in re.findall(r'<th scope="col">(.*?)</th>', section)}
@@ -420,7 +421,7 @@ def test_losses_are_drawn_and_told_beside_the_frequencies_of_tokens(section: str
     chart, table = figure.split("</svg>")[0], figure.split("<table>")[1]
     assert "a uniform guess has ln 100 = 4.61" in section
     assert re.findall(r'<g class="look-(\d)">', chart) == ["0"] * 3 + ["1"] * 3 + ["2"]
-    up = Up.of([2.5, 4.62])
+    up = YAxis.of([2.5, 4.62])
     marks = re.findall(r'transform="translate\(([\d.]+) ([\d.]+)\)" class="mark"', chart)
     expected = [(x(step, STEPS, BY_STEP), y(loss_of(*who, step), up)) for who in LAST for step in STEPS]
     expected += [(x(step, STEPS, BY_STEP), y(UNIGRAM, up)) for step in STEPS]
@@ -553,7 +554,7 @@ def test_each_measure_is_a_chart_over_the_steps(series_section: str) -> None:
     loss = found["Held-out loss"]
     assert "past its threshold for good from step 1,000 on" in loss
     marks = re.findall(r'transform="translate\(([\d.]+) ([\d.]+)\)" class="mark"', loss)[: len(SERIES_STEPS)]
-    up = Up.of([3.0, 5.0])
+    up = YAxis.of([3.0, 5.0])
     expected = [
         (x(step, SERIES_STEPS, BY_STEP), y(value, up)) for step, value in zip(SERIES_STEPS, LOSSES, strict=True)
     ]

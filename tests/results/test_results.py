@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,19 @@ from probing.results import (
     Html,
     Schema,
     Table,
+    View,
     booktabs,
     element,
     escaped,
     estimate,
+    estimated,
     layer_number,
+    layers_by,
     layers_named,
     listed,
     number,
     read_csv,
+    sign_of_interval,
     text,
     two_decimals,
     whole,
@@ -321,3 +326,79 @@ def test_code_in_a_paragraph_is_marked(sentence: str, inner: str) -> None:
 
 def test_a_cell_of_data_is_text() -> None:
     assert element("td", "`a` --b") == "<td>`a` --b</td>"
+
+
+# --- selections of rows, and what is said and shown of them ---
+
+ACCURACIES = Schema("accuracy", "a row per condition and layer", (
+    text("condition", "The condition.", labels={"model": "the model"}), whole("layer", "Layer."),
+    estimate("accuracy", "Share of correct answers."), estimate("difference", "Model minus control."),
+))  # fmt: skip
+
+
+def accuracies() -> Table:
+    """Return rows in which the model is above the control in layers 1 and 2, and below it in layer 0."""
+    rows = [
+        {"condition": condition, "layer": layer, "accuracy": accuracy, "accuracy_low": accuracy - 0.1,
+         "accuracy_high": accuracy + 0.1}
+        for condition, values in {"model": (0.2, 0.8, 0.7), "control": (0.5, 0.5, 0.5)}.items()
+        for layer, accuracy in enumerate(values)
+    ]  # fmt: skip
+    for row, (low, high) in zip(rows[3:], [(-0.5, -0.1), (0.1, 0.5), (0.1, 0.3)], strict=True):
+        row |= {"difference": (low + high) / 2, "difference_low": low, "difference_high": high}
+    return Table(rows, ACCURACIES)
+
+
+def test_rows_are_selected_by_values_and_by_a_function() -> None:
+    table = accuracies()
+    model = table.where(condition="model")
+    assert model.column("accuracy") == [0.2, 0.8, 0.7]
+    assert model.layers(lambda row: row["accuracy"] > 0.5) == [1, 2]
+    assert table.where(lambda row: row["accuracy"] == 0.5, layer=(0, 2)).values("layer") == [0, 2]
+    assert {name: len(rows) for name, rows in table.by("condition").items()} == {"model": 3, "control": 3}
+    assert model.first_and_last() == [table[0], table[2]]
+    assert model[:1].first_and_last() == [table[0]]
+    assert table.values("condition") == ["model", "control"]
+    assert model.schema is ACCURACIES
+
+
+@pytest.mark.parametrize("access", [lambda table: table["accuracies"], lambda table: table.column("accuracies")])
+def test_a_column_that_is_not_there_is_refused_with_those_that_are(access: Callable[[Table], Any]) -> None:
+    with pytest.raises(UserError, match=r"no column `accuracies`: expected one of condition, layer, .*to_pandas"):
+        access(accuracies())
+
+
+def test_a_column_asked_for_as_of_a_frame_is_explained() -> None:
+    with pytest.raises(UserError, match=r"`column\('accuracy'\)` gives the column"):
+        accuracies()["accuracy"]
+    with pytest.raises(AttributeError, match=r"`column\('accuracy'\)` gives the column"):
+        _ = accuracies().accuracy
+
+
+def test_a_sign_of_an_interval_and_the_layers_that_have_it() -> None:
+    control = accuracies().where(condition="control")
+    assert [sign_of_interval(row, "difference") for row in control] == [-1, 1, 1]
+    assert sign_of_interval({"difference_low": -0.1, "difference_high": 0.1}, "difference") == 0
+    assert sign_of_interval({}, "difference") == 0
+    phrases = {1: "above it in {layers}", -1: "below it in {layers}", 0: "neither in {layers}"}
+    assert layers_by(control, "difference", phrases) == "above it in layers 1 and 2 and below it in layer 0"
+
+
+def test_a_number_has_its_interval_in_brackets_where_there_is_one() -> None:
+    row = accuracies()[0]
+    assert estimated(row, "accuracy") == "0.200 (0.100 to 0.300)"
+    assert estimated(row, "accuracy", ".1%") == "20.0% (10.0 to 30.0)"
+    assert estimated({"accuracy": 0.2}, "accuracy", ".1%") == "20.0%"
+
+
+def test_a_view_shows_some_rows_and_columns_and_other_values_beside_them() -> None:
+    pivot = "condition", "accuracy", {"control": "of the control"}
+    view = View(ACCURACIES, ("layer", "accuracy*", "difference"), "by layer", "", {"condition": "model"}, pivot)
+    (shown,) = view.tables(accuracies())
+    assert shown.title == "By layer"
+    # The column of differences has no value in these rows.
+    assert [str(column.header) for column in shown.columns] == ["layer", "accuracy", "95% range", "of the control"]
+    by_condition = View(ACCURACIES, ("layer", "accuracy"), "{condition} by layer", "condition")
+    assert [table.title for table in by_condition.tables(accuracies())] == ["The model by layer", "Control by layer"]
+    assert View(ACCURACIES).tables(Table((), ACCURACIES)) == []
+    assert set(view.terms()) >= {"layer", "accuracy", "of the control"}

@@ -99,7 +99,8 @@ def test_without_controls_numbers_are_held_against_a_constant_answer_and_one_lay
 def test_a_randomly_initialised_model_that_is_read_better_is_explained(low: float, high: float, is_said: bool) -> None:
     beside = {"untrained_accuracy": 0.9, "above_untrained_low": low, "above_untrained_high": high}
     said = compare_with_controls(layer(0, 0.5, **beside, above_majority_low=0.1, above_majority_high=0.2), "position")
-    end = "the randomly initialised model (0.900), which is an upper bound, not a baseline: untrained layers preserve position."
+    end = "the randomly initialised model (0.900), which is an upper bound, not a baseline: untrained layers preserve "
+    end += "position."
     assert said.endswith(end) is is_said
     assert ("upper bound" in said) is is_said
     assert "upper bound" not in compare_with_controls(layer(0, 0.5), "position")
@@ -145,9 +146,9 @@ def test_every_layer_is_held_against_each_control() -> None:
 
     rows = [layer(i, 0.6, **beside(*apart)) for i, apart in enumerate([(0.0, -0.2), (0.2, -0.2), (-0.2, -0.2)])]
     assert compare_layers_with_controls(rows, "position") == (
-        "In every layer the probe is above the majority class; below the randomly initialised model, which is an upper bound, not a "
-        "baseline: untrained layers preserve position. The probe is above the token alone in layer 1, not distinguished from it in layer "
-        "0 and below it in layer 2."
+        "In every layer the probe is above the majority class; below the randomly initialised model, which is an "
+        "upper bound, not a baseline: untrained layers preserve position. The probe is above the token alone in layer "
+        "1, not distinguished from it in layer 0 and below it in layer 2."
     )
     few = [{"layer": i, "accuracy": 0.6, "majority_accuracy": 0.1} for i in range(2)]
     assert compare_layers_with_controls(few, "position") == "In layer 1, compare it with the majority class (0.100)."

@@ -291,7 +291,7 @@ class Ablate(Study):
 
     def about(self, result: Result) -> str:
         """Return the title of a page."""
-        from probing.page.charts import model_name
+        from probing.runs import model_name
 
         return f"attention heads of {model_name(result.config)}"
 

@@ -10,7 +10,7 @@ from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Layers,
 from probing.cli.options import ProbeOptions, WandbOptions, as_options
 from probing.errors import about_option, out_of_range
 from probing.models import check_revision
-from probing.page.charts import BY_STEP, LOOKS, Line, Up, line_chart
+from probing.page.charts import LOOKS, YAxis, line_chart
 from probing.page.terms import ACCURACY, BY_TOKEN
 from probing.results import Html, element
 from probing.runs import Result, SectionPlace, Study, Terms, framed, section_of, study_of
@@ -19,6 +19,7 @@ from probing.runs.folder import RunFolder
 from probing.runtime import quiet_libraries, terminal
 from probing.studies.checkpoints import tables
 from probing.studies.checkpoints.tables import Panel, Tables, course, first_rows, layers_of, panels, series_name
+from probing.tables.figures import BY_STEP, Line
 from probing.text import read_corpora
 
 CHECKPOINT_TERMS: Terms = {
@@ -78,7 +79,7 @@ def _chart(rows_by_table: Tables, panel: Panel) -> Html:
     title += f"; {len(drawn)} of {len(layers)} layers" if len(drawn) < len(layers) else ""
     if rows := first_rows(rows_by_table).get(panel.quantity or ""):
         title += f"; past its threshold for good from step {rows[0]['step']:,} on"
-    up = Up.of((value for line in lines for value in line.values), panel.from_zero)
+    up = YAxis.of((value for line in lines for value in line.values), panel.from_zero)
     chart = line_chart(lines, title, BY_STEP, up, labels=[_named(layer) for layer in spread])
     return element("figure", element("figcaption", title), chart)
 

@@ -80,7 +80,7 @@ class Cloze(Study):
 
     def about(self, result: Result) -> str:
         """Return the title of a page."""
-        from probing.page.charts import model_name
+        from probing.runs import model_name
 
         return f"predictions of {model_name(result.config)} at masks"
 

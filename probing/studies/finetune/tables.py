@@ -11,11 +11,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from probing.errors import out_of_range
-from probing.page.charts import BY_STEP, SHARES, Across, Line, Up, line_chart
+from probing.page.charts import SHARES, YAxis, line_chart
 from probing.results import Html, Schema, element, ends, in_brackets, interval, listed, number, shown_table, text, whole
 from probing.results import estimate as with_interval
 from probing.runs import Result, folded, framed, section_of
 from probing.statistics import few_sentences
+from probing.tables.figures import BY_STEP, Line, XAxis
 
 # From where the model starts: its trained weights, or random ones; or its trained weights on labels that mean nothing.
 STARTS = PRETRAINED, RANDOM, SHUFFLED = "pretrained", "random", "shuffled"
@@ -372,16 +373,16 @@ def _scores(result: Result) -> Html:
         f"{score_words(is_number)[0].upper()}{score_words(is_number)[1:]} on the test part, a point for each tuning, "
         "with 95% intervals over the test part alone"
     )
-    chart = line_chart(lines, title, _by_tuning(rows), Up.of(values) if is_number else SHARES)
+    chart = line_chart(lines, title, _by_tuning(rows), YAxis.of(values) if is_number else SHARES)
     return element("figure", element("figcaption", title), chart)
 
 
-def _by_tuning(rows: Sequence[Row]) -> Across:
+def _by_tuning(rows: Sequence[Row]) -> XAxis:
     """Return an axis of tunings, labelled by seed and order; without room, labels are left out."""
     labels = [f"{row['seed']}, {row['order_seed']}" for row in rows]
     every = -(-sum(len(label) + 1 for label in labels) // _CHARACTERS)
     shown = [label if i % every == 0 else "" for i, label in enumerate(labels)]
-    return Across("tuning", lambda at: "seed, order of a tuning", lambda at: at, lambda at: [shown[i] for i in at])
+    return XAxis("tuning", lambda at: "seed, order of a tuning", lambda at: at, lambda at, _: [shown[i] for i in at])
 
 
 def _losses(result: Result) -> Html | None:
@@ -402,7 +403,7 @@ def _losses(result: Result) -> Html | None:
     title = (
         f"Losses by step, {losses_in(result.results['numbers'])}, a line for each tuning; validation after each epoch"
     )
-    up = Up.of(value for line in lines for value in line.values)
+    up = YAxis.of(value for line in lines for value in line.values)
     return element("figure", element("figcaption", title), line_chart(lines, title, BY_STEP, up))
 
 

@@ -85,8 +85,8 @@ def fit(
             or a feature of the sparse autoencoder in a folder (sae:FOLDER).
         task: Task that the probe predicts: its name, such as position, or FILE.py:CLASS; in Python also an object.
         task_args: Options of the task, such as --task_args.special_tokens include.
-        label_name: Name of what the probe predicts, for titles and sentences, such as "part of speech"; default: the name
-            of the task or of its column.
+        label_name: Name of what the probe predicts, for titles and sentences, such as "part of speech"; default: the
+            name of the task or of its column.
         replicates: Number of probes trained on bootstrap samples of the training sentences; 0 trains none. The range of
             a rank covers these probes and the run's probe.
         controls: Controls of the accuracy: all that apply to the task, none, or some of shuffled, token, untrained (a

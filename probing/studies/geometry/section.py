@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from probing.page.charts import Line, line_chart
+from probing.page.charts import line_chart
 from probing.page.terms import ACCURACY, TRANSFORMS
 from probing.results import Html, Row, as_in_terminal, element, ends, in_brackets, interval, table
 from probing.runs import Result, Terms
@@ -23,6 +23,7 @@ from probing.studies.geometry.extremes import (
 from probing.studies.geometry.inside import inside_conclusions, inside_tables
 from probing.studies.geometry.position import position_conclusions, position_tables
 from probing.studies.geometry.tables import MORE_TEXT
+from probing.tables.figures import Line
 from probing.tables.heads import first_token_conclusions, first_token_tables
 
 

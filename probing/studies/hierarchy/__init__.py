@@ -9,13 +9,13 @@ from probing.cli.commandline import configured
 from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Layers, Model, Probe, Tokenizer, Wandb, chosen
 from probing.cli.options import ProbeOptions, WandbOptions, as_options
 from probing.errors import out_of_range
-from probing.results import Html
-from probing.runs import Result, SectionPlace, Study, Terms, study_of
+from probing.runs import Result, Study, study_of
 from probing.runs.call import Call
 from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.hierarchy import tables
-from probing.studies.hierarchy.tables import CONTROLS, LINEAR, hierarchy_section
+from probing.studies.hierarchy.tables import CONTROLS, LINEAR
+from probing.tables.figures import Chart
 
 
 @configured
@@ -64,9 +64,7 @@ def hierarchy(
         outcome = survey(source, hierarchy_config, call.say)
         if not is_main_process():
             return None
-        return call.write(
-            source.model, lambda folder: study_output(outcome, hierarchy_config.sizes, source.model.short_name)
-        )
+        return call.write(source.model, lambda folder: study_output(outcome, hierarchy_config.sizes))
 
 
 class Hierarchy(Study):
@@ -81,27 +79,15 @@ class Hierarchy(Study):
         "figures/hierarchy": "The shares by layer, a panel for each task.",
     }
 
-    def tables(self, result: Result) -> list[Any]:
-        """Return the shares, a table for each task."""
-        return tables.tables(result.by_name)
+    views = tables.VIEWS
+
+    def charts(self, result: Result) -> list[Chart]:
+        """Return the shares by layer."""
+        return tables.charts(result.hierarchy)
 
     def conclusions(self, result: Result) -> list[str]:
-        """Return the layers that follow each rule."""
-        return tables.conclusions(result.by_name)
-
-    def about(self, result: Result) -> str:
-        """Return the title of a page."""
-        from probing.page.charts import model_name
-
-        return f"linear order or hierarchy in {model_name(result.config)}"
-
-    def section(self, result: Result, place: SectionPlace) -> Html:
-        """Return the shares by layer, and the tables of the terminal."""
-        return hierarchy_section(result, place.anchor)
-
-    def terms(self, result: Result) -> Mapping[str, Terms]:
-        """Return the meanings of the headings."""
-        return {self.title: tables.terms()}
+        """Return which layers follow which rule."""
+        return tables.conclusions(result.hierarchy)
 
 
 STUDY = Hierarchy()

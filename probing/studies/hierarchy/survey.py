@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,29 +21,13 @@ from probing.data.labelling import origin
 from probing.data.module import layer_moments
 from probing.errors import UserError
 from probing.probes.training import LayerFit, penalised, train_probes
-from probing.results import layers_named
+from probing.results import Table, layers_named
 from probing.runs.call import Measured
 from probing.runtime.progress import stage
 from probing.statistics import accuracy_interval, difference_interval
-from probing.studies.hierarchy.tables import ITSELF, LINEAR, controls_of, named, of_model, tasks_of
-from probing.tables.figures import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    USUAL,
-    drawing,
-    error_bars,
-    forms_of,
-    joined,
-    name_layers,
-)
+from probing.studies.hierarchy.tables import ITSELF, LINEAR, of_model
 from probing.text import Corpus, from_words
 from probing.text.tokens import Tokens
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # --------------------------------------------------------------------------------------------------------------------
 # A grammar of English sentences whose first auxiliary is, or is not, the main one; likewise for noun and subject.
@@ -479,64 +462,8 @@ def task_rows(
     return rows, kinds
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The figure of `hierarchy`: by which rule the probe of each layer generalises.
-# --------------------------------------------------------------------------------------------------------------------
-
-ReadonlyRow = Mapping[str, Any]
-
-# Lines can be told apart by their style and mark as well as by colour.
-_RIGHT: dict[str, Any] = {"color": BLUE, "ls": "-", "marker": "o"}
-_LINEAR: dict[str, Any] = {"color": ORANGE, "ls": "--", "marker": "s"}
-_TEST: dict[str, Any] = {"color": GREY, "ls": ":", "marker": "."}
-_CONTROLS: dict[str, dict[str, Any]] = {
-    "untrained": {"color": GREEN, "ls": "-.", "marker": "^"},
-    "permuted_positions": {"color": PURPLE, "ls": ":", "marker": "D"},
-}
-
-
-def write_figure(path: Path, rows: Sequence[ReadonlyRow], model: str, formats: Sequence[str] = USUAL) -> list[Path]:
-    """Draw a panel for each task from rows of `hierarchy.csv`, in some formats, and return the paths of the files."""
-    tasks = tasks_of(rows)
-    with drawing(path, formats) as figure:
-        figure.set_size_inches(2.4 + 3.4 * len(tasks), 3.3)
-        for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False, sharey=True)[0], tasks, strict=True):
-            _panel(axes, rows, task)
-        figure.axes[0].set_ylabel("share of sentences")
-        title = f"{model}: does a probe go on by linear order, or by hierarchy? (bars: 95% over sentences)"
-        figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
-    return forms_of([path], formats)
-
-
-def _panel(axes: Axes, rows: Sequence[ReadonlyRow], task: str) -> None:
-    model_rows = of_model(rows, task, ITSELF)
-    layers = [row["layer"] for row in model_rows]
-    lines = [
-        (model_rows, "test", "test", "both rules agree", _TEST),
-        (model_rows, "generalisation", "", "they differ: right", _RIGHT),
-        (model_rows, LINEAR[task], LINEAR[task], "they differ: the first\nauxiliary, or noun", _LINEAR),
-        *(
-            (of_model(rows, task, name), "generalisation", "", f"{words}: right", _CONTROLS[name])
-            for name, words in controls_of(rows).items()
-        ),
-    ]
-    for i, (line_rows, column, of, label, look) in enumerate(lines):
-        values = np.array([row[column] for row in line_rows])
-        shift = 0.06 * (i - (len(lines) - 1) / 2)
-        axes.errorbar(
-            [layer + shift for layer in layers], values, yerr=error_bars(line_rows, values, of), label=label,
-            ms=4, capsize=2, lw=1.3, elinewidth=0.7, **joined(look, layers),
-        )  # fmt: skip
-    name_layers(axes, layers, most=9)
-    axes.set_xlim(layers[0] - 0.6, layers[-1] + 0.6)
-    axes.set_ylim(-0.03, 1.05)
-    axes.set_title(named(task))
-
-
-def study_output(outcome: HierarchyOutcome, sizes: Sizes, model_name: str) -> Measured:
-    """Return the tables, results and figure of a run."""
-    rows = outcome.tables["hierarchy"]
+def study_output(outcome: HierarchyOutcome, sizes: Sizes) -> Measured:
+    """Return the tables with the other results of a survey."""
     results: dict[str, Any] = {
         "cache": {
             task: {side: origin(store) for side, store in zip(("train", "test"), task_results.stores, strict=True)}
@@ -546,19 +473,14 @@ def study_output(outcome: HierarchyOutcome, sizes: Sizes, model_name: str) -> Me
         "penalty": {task: task_results.l2 for task, task_results in outcome.tasks.items()},
         "optimality_gap": {task: task_results.optimality_gap for task, task_results in outcome.tasks.items()},
     }
-    return Measured(
-        outcome.tables,
-        results,
-        _curves(rows),
-        draw=lambda folder, formats: write_figure(folder / "hierarchy", rows, model_name, formats),
-    )
+    return Measured(outcome.tables, results, _curves(Table(outcome.tables["hierarchy"])))
 
 
-def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _curves(rows: Table) -> list[dict[str, Any]]:
     """Return a row per layer with a column for each task and share, for W&B's curves."""
     by_layer: dict[int, dict[str, Any]] = {}
-    for task in tasks_of(rows):
-        for row in of_model(rows, task, ITSELF):
+    for task in rows.values("task"):
+        for row in of_model(rows, task):
             point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
             for column in ("test", "generalisation", LINEAR[task]):
                 point[f"{task}_{column}"] = row[column]

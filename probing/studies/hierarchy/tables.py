@@ -1,45 +1,33 @@
-"""Tables and sentences of `hierarchy`."""
+"""Tables, charts and sentences of `hierarchy`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Iterator
 
 from probing.data import CONTROLS as OF_FIT
-from probing.page.charts import Line, line_chart
-from probing.results import (
-    Column,
-    Html,
-    Row,
-    Schema,
-    element,
-    ends,
-    estimate,
-    in_brackets,
-    interval,
-    layers_named,
-    listed,
-    shown_table,
-    text,
-    whole,
-)
-from probing.runs import Result, framed, section_of
+from probing.results import Column, Schema, Table, View, estimate, estimated, layers_by, layers_named, text, whole
+from probing.tables.figures import Chart, Line, Panel
 from probing.tables.schema import layer_column
 
-_TASK = text("task", "What the probe looks for: main_auxiliary or subject_noun.")
+# The column of what linear order gives, by task.
+LINEAR = {"main_auxiliary": "first_auxiliary", "subject_noun": "first_noun"}
+_TASK = text(
+    "task",
+    "What the probe looks for: main_auxiliary or subject_noun.",
+    labels={name: name.replace("_", " ") for name in LINEAR},
+)
 _CONDITION = text("condition", "model for the model itself, or the control.")
-_LINEAR = "Share of the sentences in which the two rules differ that is answered as linear order does"
+_LINEAR = "Share of the sentences in which the two rules differ whose answer follows linear order"
 _SHARES = (
-    Column("generalisation", float, "Share of the sentences answered rightly in which the two rules differ; low, high: "
-           "its 95% interval.", form=".3f", interval=""),
+    Column("generalisation", float, "Accuracy in the sentences in which the two rules differ; low, high: its 95% "
+           "interval.", form=".3f", interval=""),
     estimate("first_auxiliary", f"{_LINEAR}, by the first auxiliary."),
     estimate("first_noun", f"{_LINEAR}, by the first noun."),
-    estimate("preference", "Share answered rightly minus that answered as linear order does, paired."),
+    estimate("preference", "Accuracy minus the share whose answer follows linear order, paired."),
 )  # fmt: skip
 HIERARCHY = Schema("hierarchy", "a row per task, condition and layer", (
     _TASK, _CONDITION, layer_column(),
-    estimate("test", "Share of sentences answered rightly in which both rules give the same answer, as in training."),
+    estimate("test", "Accuracy in the sentences in which both rules give the same answer, as in training."),
     *_SHARES,
     estimate("difference", "Of a control: generalisation of the model minus that of the control, paired."),
 ))  # fmt: skip
@@ -54,16 +42,27 @@ DISTRACTORS = Schema("distractors", "the same for each construction that holds t
 CONTROLS = {name: OF_FIT[name].words for name in ("untrained", "permuted_positions")}
 # Stands for the model itself among the conditions.
 ITSELF = "model"
-# The column of what linear order gives, by task.
-LINEAR = {"main_auxiliary": "first_auxiliary", "subject_noun": "first_noun"}
 # A probe that is right in a smaller share of test sentences has not learned the task whose generalisation is measured.
 LEARNED = 0.95
 
-_SHOWN_SHARES = (
-    "generalisation", "low", "high",
-    *(f"{linear}{end}" for linear in LINEAR.values() for end in ("", "_low", "_high")),
-    "preference", "preference_low", "preference_high",
+VIEWS = (
+    View(
+        HIERARCHY, ("layer", "test", "generalisation*", "first_auxiliary*", "first_noun*"),
+        "{task}: accuracy, and share whose answer follows linear order", "task", {"condition": ITSELF},
+        ("condition", "generalisation", CONTROLS),
+    ),
 )  # fmt: skip
+
+SENTENCES = {
+    "rules": "{task}: where the two rules differ, probes follow {rules}.",
+    "shares": "{task}, layer {layer}: correct in {generalisation} of the sentences in which the {linear} is wrong; the "
+    "answer is the {linear} in {share}.",
+    "control": "{task}, compared with {control}: the model is {where}.",
+    "unlearned": "{task}: in {layers} the probe is correct in less than {learned:.0%} of test sentences of the kind "
+    "that it was trained on: it did not learn the task, so its answers to other sentences say little.",
+}
+_RULES = {-1: "linear order", 1: "hierarchy", 0: "neither beyond the interval"}
+_ABOVE = {1: "above it", -1: "below it", 0: "not distinguished from it"}
 
 
 def named(task: str) -> str:
@@ -71,135 +70,50 @@ def named(task: str) -> str:
     return task.replace("_", " ")
 
 
-def of_model(rows: Sequence[Row], task: str, condition: str = ITSELF) -> list[Row]:
+def of_model(rows: Table, task: str, condition: str = ITSELF) -> Table:
     """Return the rows of a task for the model itself or for a control, by layer."""
-    return [row for row in rows if (row["task"], row["condition"]) == (task, condition)]
+    return rows.where(task=task, condition=condition)
 
 
-def tasks_of(rows: Sequence[Row]) -> list[str]:
-    """Return the tasks of a table, in order."""
-    return list(dict.fromkeys(row["task"] for row in rows))
+def conclusions(rows: Table) -> list[str]:
+    """Return a few sentences for each task."""
+    return [line for task in rows.values("task") for line in _of_task(rows, task)]
 
 
-def controls_of(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the controls of a table, with their labels."""
-    conditions = {row["condition"] for row in rows}
-    return {name: words for name, words in CONTROLS.items() if name in conditions}
+def _of_task(rows: Table, task: str) -> Iterator[str]:
+    name, linear, model_rows = named(task).capitalize(), LINEAR[task], of_model(rows, task)
+    rules = layers_by(model_rows, "preference", {sign: f"{rule} in {{layers}}" for sign, rule in _RULES.items()})
+    yield SENTENCES["rules"].format(task=name, rules=rules)
+    for row in model_rows.first_and_last():
+        yield SENTENCES["shares"].format(
+            task=name, layer=row["layer"], linear=named(linear),
+            generalisation=estimated(row, "generalisation", ".1%", ""), share=estimated(row, linear, ".1%"),
+        )  # fmt: skip
+    for control, words in CONTROLS.items():
+        if compared := of_model(rows, task, control):
+            where = layers_by(
+                compared, "difference", {sign: f"{verdict} in {{layers}}" for sign, verdict in _ABOVE.items()}
+            )
+            yield SENTENCES["control"].format(task=name, control=words, where=where)
+    if unlearned := model_rows.layers(lambda row: row["test"] < LEARNED):
+        yield SENTENCES["unlearned"].format(task=name, layers=layers_named(unlearned), learned=LEARNED)
 
 
-def tables(by_name: Mapping[str, Sequence[Row]]) -> list[Any]:
-    """Return a rich table for each task: a row for each layer."""
-    return [_table(by_name["hierarchy"], task) for task in tasks_of(by_name["hierarchy"])]
+def charts(rows: Table) -> list[Chart]:
+    """Return the shares by layer, a panel for each task."""
+    panels = [Panel(_lines(rows, task), named(task)) for task in rows.values("task")]
+    title = "does a probe generalise by linear order, or by hierarchy? (bars: 95% over sentences)"
+    return [Chart("hierarchy", title, panels, "share of sentences", limits=(0, 1))]
 
 
-def _table(rows: Sequence[Row], task: str) -> Any:
-    title = f"{named(task).capitalize()}: share of sentences answered rightly, and by the {named(LINEAR[task])}"
-    return shown_table(HIERARCHY, of_model(rows, task), title, shown_columns(task), {
-        words: partial(_of_layer, {row["layer"]: row for row in of_model(rows, task, name)})
-        for name, words in controls_of(rows).items()
-    })  # fmt: skip
-
-
-def shown_columns(task: str) -> list[str]:
-    """Return the columns to show of a task, with an asterisk for columns with confidence intervals."""
-    return ["layer", "test", "generalisation*", f"{LINEAR[task]}*"]
-
-
-def _of_layer(by_layer: Mapping[int, Row], row: Row) -> str:
-    return HIERARCHY["generalisation"].show(by_layer[row["layer"]])
-
-
-def terms() -> dict[str, str]:
-    """Return the meanings of all headings."""
-    meanings = {name: meaning for task in LINEAR for name, meaning in HIERARCHY.terms(shown_columns(task)).items()}
-    return meanings | {
-        CONTROLS["untrained"]: "Share answered rightly by probes of the same architecture, randomly initialised.",
-        CONTROLS["permuted_positions"]: "Share answered rightly where the model reads each sentence with its tokens "
-        "permuted.",
-    }
-
-
-def conclusions(by_name: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Return the conclusions, a few sentences for each task."""
-    return [line for task in tasks_of(by_name["hierarchy"]) for line in _lines(by_name["hierarchy"], task)]
-
-
-def _lines(rows: Sequence[Row], task: str) -> list[str]:
-    model_rows, linear = of_model(rows, task), LINEAR[task]
-    name = named(task).capitalize()
-    lines = [f"{name}: where the two rules differ, probes go {_rules(model_rows)}."]
-    for layer_row in model_rows[:1] + model_rows[1:][-1:]:
-        lines.append(
-            f"{name}, layer {layer_row['layer']}: right in {layer_row['generalisation']:.1%}{_within(layer_row)} of "
-            f"the sentences in which the {named(linear)} is wrong, which it answers in "
-            f"{layer_row[linear]:.1%}{_within(layer_row, linear)}."
-        )
-    for control, words in controls_of(rows).items():
-        beside = of_model(rows, task, control)
-        above = _layers_where(beside, lambda row: _side(row, "difference") > 0)
-        where = f"above it in {layers_named(above)}" if above else "above it in no layer"
-        below = _layers_where(beside, lambda row: _side(row, "difference") < 0)
-        where += f" and below it in {layers_named(below)}" if below else ""
-        lines.append(f"{name}, beside {words}: the model is {where}.")
-    if unlearned := _layers_where(model_rows, lambda row: row["test"] < LEARNED):
-        lines.append(
-            f"{name}: in {layers_named(unlearned)} the probe is right in fewer than {LEARNED:.0%} of test sentences of "
-            "the kind it was trained on, so that what it does on others says little there."
-        )
-    return lines
-
-
-def _rules(model_rows: Sequence[Row]) -> str:
-    sides = {
-        side: _layers_where(model_rows, lambda row, side=side: _side(row, "preference") == side)  # type: ignore[misc]
-        for side in (-1, 1, 0)
-    }
-    words = {-1: "by linear order", 1: "by hierarchy", 0: "by neither beyond the interval"}
-    return listed([f"{words[side]} in {layers_named(layers)}" for side, layers in sides.items() if layers])
-
-
-def _layers_where(rows: Sequence[Row], holds: Callable[[Row], bool]) -> list[int]:
-    return [row["layer"] for row in rows if holds(row)]
-
-
-def _side(row: Row, of: str) -> int:
-    """Return the side of 0 on which an interval lies: 1, -1, or 0 if it contains 0 or is missing."""
-    interval = ends(row, of)
-    return 0 if interval is None else int(interval[0] > 0) - int(interval[1] < 0)
-
-
-def _within(row: Row, of: str = "") -> str:
-    return in_brackets(interval(row, of, " to ", ".1f", 100))
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# By which rule probes generalise (`hierarchy`).
-# --------------------------------------------------------------------------------------------------------------------
-
-
-def hierarchy_section(result: Result, anchor: str) -> Html:
-    """Return the layers that follow each rule, the shares by layer, and the tables of the terminal."""
-    rows = result.hierarchy
-    return section_of(
-        result,
-        anchor,
-        *(_shares(rows, task) for task in tasks_of(rows)),
-        *framed(result.tables()),
-    )
-
-
-def _shares(rows: Sequence[Row], task: str) -> Html:
+def _lines(rows: Table, task: str) -> list[Line]:
     model_rows, linear = of_model(rows, task), LINEAR[task]
     lines = [
-        _line("both rules agree: right", model_rows, "test", "test"),
-        _line("they differ: right", model_rows, "generalisation", ""),
-        _line(f"they differ: the {named(linear)}", model_rows, linear, linear),
+        Line.of(model_rows, "generalisation", "rules differ: correct", ""),
+        Line.of(model_rows, "test", "rules agree: correct"),
+        Line.of(model_rows, linear, "rules differ: the first auxiliary, or noun"),
     ]
-    for name, words in controls_of(rows).items():
-        lines.append(_line(f"they differ, {words}: right", of_model(rows, task, name), "generalisation", ""))
-    title = f"{named(task).capitalize()}: share of sentences by layer, with 95% intervals over sentences"
-    return element("figure", element("figcaption", title), line_chart(lines, title))
-
-
-def _line(label: str, rows: Sequence[Row], column: str, of: str) -> Line:
-    return Line(label, [row["layer"] for row in rows], [row[column] for row in rows], [ends(row, of) for row in rows])
+    controls = {words: of_model(rows, task, control) for control, words in CONTROLS.items()}
+    return lines + [
+        Line.of(compared, "generalisation", f"{words}: correct", "") for words, compared in controls.items() if compared
+    ]

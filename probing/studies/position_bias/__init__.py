@@ -259,7 +259,7 @@ class PositionBias(Study):
 
     def answer(self, result: Result) -> list[str]:
         """Return whether the start counts more than the end."""
-        from probing.page.charts import model_name
+        from probing.runs import model_name
 
         return tables.answer(result.by_name, model_name(result.config))
 
@@ -269,7 +269,7 @@ class PositionBias(Study):
 
     def about(self, result: Result) -> str:
         """Return the title of a page."""
-        from probing.page.charts import model_name
+        from probing.runs import model_name
 
         return f"position bias of embeddings of {model_name(result.config)}"
 

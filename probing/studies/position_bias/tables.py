@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from probing.page.charts import Across, Line, Up, line_chart
+from probing.page.charts import YAxis, line_chart
 from probing.results import (
     Html,
     Row,
@@ -24,6 +24,7 @@ from probing.results import (
 )
 from probing.runs import Result, framed, section_of
 from probing.statistics import few_sentences
+from probing.tables.figures import Line, XAxis
 
 Tables = Mapping[str, Sequence[Row]]
 
@@ -268,8 +269,8 @@ def curve(rows: Sequence[Row], measure: str, order: str, embedding: str) -> Plac
 # How much each place of a document counts in its embedding (`position-bias`).
 # --------------------------------------------------------------------------------------------------------------------
 
-_PLACES = Across(
-    "place", lambda at: "place of the sentence (1 = first)", lambda at: at, lambda at: [str(place) for place in at]
+_PLACES = XAxis(
+    "place", lambda at: "place of the sentence (1 = first)", lambda at: at, lambda at, _: [str(place) for place in at]
 )
 
 
@@ -288,5 +289,5 @@ def _chart(result: Result, measure: str) -> Html:
     title += ", with 95% intervals" if any(any(line.ranges) for line in lines) else ""
     drawn = [value for line in lines for value in line.values]
     drawn += [end for line in lines for ends in line.ranges for end in ends or ()]
-    up = Up.of(drawn, from_zero=True)
+    up = YAxis.of(drawn, from_zero=True)
     return element("figure", element("figcaption", title), line_chart(lines, title, _PLACES, up))

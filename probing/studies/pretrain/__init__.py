@@ -11,7 +11,7 @@ from probing.cli.commandline import configured
 from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Source, Wandb, chosen
 from probing.cli.options import WandbOptions
 from probing.errors import out_of_range
-from probing.page.charts import BY_LAYER, BY_STEP, LOOKS, SHARES, Across, Line, Up, line_chart
+from probing.page.charts import LOOKS, SHARES, YAxis, line_chart
 from probing.page.terms import ACCURACY, BY_TOKEN
 from probing.results import Html, element, table
 from probing.runs import Result, SectionPlace, Study, Terms, framed, section_of, study_of
@@ -46,6 +46,7 @@ from probing.studies.pretrain.tables import (
     row_multiples,
     trainings_of,
 )
+from probing.tables.figures import BY_LAYER, BY_STEP, Line, XAxis
 from probing.text import load_corpus
 from probing.tracking import Tracker
 
@@ -195,12 +196,12 @@ def _losses(result: Result) -> Html:
     return element("figure", element("figcaption", title), *charts, table(head, body))
 
 
-def _up(lines: Sequence[Line], from_zero: bool = False) -> Up:
-    return Up.of((value for line in lines for value in line.values), from_zero)
+def _up(lines: Sequence[Line], from_zero: bool = False) -> YAxis:
+    return YAxis.of((value for line in lines for value in line.values), from_zero)
 
 
 def _charts(
-    lines: Sequence[Line], references: Sequence[Line], title: str, across: Across = BY_LAYER, up: Up = SHARES
+    lines: Sequence[Line], references: Sequence[Line], title: str, across: XAxis = BY_LAYER, up: YAxis = SHARES
 ) -> list[Html]:  # fmt: skip
     """Return one chart, or several with the same axes where there are more arms than looks of lines."""
     arms = list(dict.fromkeys(line.label for line in lines))

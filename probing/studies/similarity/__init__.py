@@ -24,7 +24,7 @@ from probing.cli.options import WandbOptions
 from probing.downstream import CLIPPING, POOLINGS, SPACES, TRANSDUCTIVE, WORDS, Definition, Space
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import load_tokenizer
-from probing.page.charts import Line, line_chart
+from probing.page.charts import line_chart
 from probing.page.terms import ACCURACY, TRANSFORMS
 from probing.results import (
     Column,
@@ -46,6 +46,7 @@ from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import stage
 from probing.statistics import few_sentences, label, size_lines
+from probing.tables.figures import Line
 from probing.tables.schema import SIZES, layer_column
 
 Row = Mapping[str, Any]

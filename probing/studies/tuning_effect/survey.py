@@ -31,7 +31,7 @@ from probing.heads.change import (
 from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads
 from probing.heads.subject import HeadSurvey, SurveyedCheckpoint, check_comparable
-from probing.page.charts import Line, Up, line_chart
+from probing.page.charts import YAxis, line_chart
 from probing.results import Html, count, element, without_nan
 from probing.runs import Result, framed, section_of
 from probing.runs.call import Measured
@@ -58,7 +58,7 @@ from probing.studies.tuning_effect.tables import (
     Row,
     measures_of,
 )
-from probing.tables.figures import BLUE, GREEN, GREY, USUAL, from_zero, name_layers, write_drawings
+from probing.tables.figures import BLUE, GREEN, GREY, USUAL, Line, from_zero, name_layers, write_drawings
 from probing.tables.heads import SPECIAL, of_measure
 from probing.text import Corpus, load_corpus
 
@@ -624,5 +624,5 @@ def _chart(result: Result, name: str) -> Html:
         lines.append(Line(GROUPS[key][0], layers, means, [(min(by_layer[k]), max(by_layer[k])) for k in layers]))
     title = f"Change of {MEASURES[name].words} by layer: mean, and range of all checkpoints"
     ends = [end for line in lines for range_ in line.ranges if range_ for end in range_]
-    up = Up.of(ends, MEASURES[name].is_distance)
+    up = YAxis.of(ends, MEASURES[name].is_distance)
     return element("figure", element("figcaption", title), line_chart(lines, title, up=up))

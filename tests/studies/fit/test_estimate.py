@@ -27,7 +27,7 @@ from probing.cli.options import ProbeOptions
 from probing.errors import UserError
 from probing.models import resolve_model
 from probing.models.loading import Blocks
-from probing.page.charts import Line, line_chart
+from probing.page.charts import line_chart
 from probing.results import Column, Schema, ends, in_brackets, interval, without_nan
 from probing.runtime.progress import duration
 from probing.statistics import MIN_SENTENCES
@@ -35,6 +35,7 @@ from probing.studies.fit import estimate
 from probing.studies.fit.estimate import CostEstimate, ProbeCosts
 from probing.tables import centred_of
 from probing.tables.conclusions import conclusion
+from probing.tables.figures import Line
 from probing.tables.probe_figures import error_bars
 from probing.tables.probes import result_line
 from probing.text import assign_splits, from_sentences

@@ -511,7 +511,7 @@ def test_what_the_probe_predicts_has_the_name_that_the_user_gives_it(
     assert "may still show that place in the sentence can be decoded from this layer" in capsys.readouterr().out
     assert "Can place in the sentence be decoded from layer 0" in (named.folder / "report.html").read_text("utf-8")
     for name in (" ", "two\nlines", "x" * 61):
-        with pytest.raises(UserError, match="`--label_name .*: expected a name of 1 to 60 printable characters"):
+        with pytest.raises(UserError, match=r"`--label_name .*: expected a name of 1 to 60 printable characters"):
             again(run, label_name=name, name=None)
 
 
