@@ -17,6 +17,7 @@ from typing import Any, NoReturn, get_args
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader
 
 from probing.cli.option_types import admits_none, expected, for_command_line, is_mapping, option_types, python_only
+from probing.cli.options import HELP_GROUPS, help_group
 from probing.errors import UserError, as_clause, did_you_mean, refuse
 from probing.runtime import started_as
 from probing.runtime.files import MOST_LEVELS, YAML_DOCUMENT, check_yaml, read_text
@@ -212,8 +213,7 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
     """
     parser, known = _parser_of_command(f"{started_as()} {name}", function), option_types(function)
     if {"-h", "--help"} & set(args):
-        for group in parser._action_groups:  # argparse breaks all but the titles
-            group.title = fill(group.title or "", columns() - 2)
+        _group_help(parser)
         parser.usage = fill(parser.usage or "", columns() - 7, subsequent_indent=" " * 7)
         parser.parse_args(["--help"])
     collector, option_pairs = OptionCollector(parser, function, name), list(_option_pairs(args))
@@ -241,6 +241,25 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
         option_pairs = [(option, value) for option, value in option_pairs if option not in words]
     collector.take_arguments([(option, value) for option, value in option_pairs if option != "--config"])
     return {key: value for key, value in collector.keywords().items() if key not in ("config", "print_config")}
+
+
+def _group_help(parser: Parser) -> None:
+    """Sort the options of a help into `HELP_GROUPS`, most important first; options of a dataclass keep their groups."""
+    inner = [group for group in parser._action_groups if any("." in action.dest for action in group._group_actions)]
+    nested = {id(action) for group in inner for action in group._group_actions}
+    outer = [action for action in parser._actions if id(action) not in nested]
+    # The group of a function's options has its summary as title.
+    parser.description = next((f"{group.title}." for group in parser._action_groups[2:] if group not in inner), None)
+    parser._action_groups = []
+    for title in HELP_GROUPS:
+        actions = [action for action in outer if help_group(action.dest) == title]
+        order = HELP_GROUPS[title]
+        parser.add_argument_group(title)._group_actions.extend(
+            sorted(actions, key=lambda action, order=order: order.index(action.dest) if action.dest in order else 0)  # type: ignore[misc]
+        )
+    parser._action_groups.extend(inner)
+    for group in inner:  # argparse breaks all but the titles
+        group.title = fill(group.title or "", columns() - 2)
 
 
 def checked(

@@ -198,6 +198,32 @@ DESCRIPTIONS = {
     "wandb": "Where and how to track the run in Weights & Biases.",
 }
 
+_MEASURED = "what is measured"
+# Groups of options in the help of a command, in their order; an option that no group names says what is measured.
+HELP_GROUPS = {
+    "the options that matter most": (
+        "folder", "folders", "run", "file", "paper", "checkpoints", "model", "layer", "corpus", "task",
+        "evidence", "name",
+    ),
+    "what is read": (
+        "revision", "random_weights", "dtype", "site", "test_corpus", "fit_corpus", "group_by", "first_token",
+        "max_length", "batch_tokens", "pairs", "test_pairs", "documents",
+    ),
+    _MEASURED: (),
+    "how much evidence": (
+        "controls", "replicates", "rotations", "mdl", "draws", "null_draws", "seeds", "orders", "retrain",
+    ),
+    "how it is computed": ("seed", "trainer", "cache"),
+    "where results go": ("runs", "output", "figure_format", "verbose", "quiet"),
+    "help, and files of options": ("help", "config", "print_config"),
+}  # fmt: skip
+
+
+def help_group(option: str) -> str:
+    """Return the group of an option in the help."""
+    return next((title for title, options in HELP_GROUPS.items() if option in options), _MEASURED)
+
+
 # Width of a line of a docstring.
 WIDTH = 116
 

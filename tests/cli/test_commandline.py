@@ -26,8 +26,8 @@ from conftest import ROOT
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import COMMANDS_ELSEWHERE, ELSEWHERE, parse, with_underscores
 from probing.cli.commandline import load_command, run, without_display
-from probing.cli.option_types import option_types
-from probing.cli.options import ProbeOptions
+from probing.cli.option_types import option_types, python_only
+from probing.cli.options import HELP_GROUPS, ProbeOptions
 from probing.commands import prune
 from probing.errors import UserError, about_option, did_you_mean, lack_of_machine, library_errors
 from probing.registry import RENAMED, STUDIES, python_name
@@ -242,6 +242,15 @@ def test_help_of_every_command_is_shown_and_imports_nothing_heavy() -> None:
     lines = [line for text in helps.values() for line in text.splitlines()]
     wide = [line for line in lines if len(line) > 60 and not line.startswith("  --")]  # an option stays on one line
     assert [line for line in wide if len(line.split()) > 1] == []
+    for name, place in COMMANDS.items():
+        listed = re.findall(r"^  --([\w.]+)", helps[f"{name!r} 0"], re.MULTILINE)
+        known = {option for option in option_types(load_command(place)) if not option.startswith("return")}
+        assert len(listed) == len(set(listed)), name
+        assert known - python_only(load_command(place)) <= {*listed}, name
+    groups = re.split(r"^(?=\S.*:$)", helps["'fit' 0"], flags=re.MULTILINE)[1:]
+    assert [group.splitlines()[0] for group in groups[:6]] == [f"{title}:" for title in [*HELP_GROUPS][:6]]
+    first = ["model", "layer", "corpus", "task", "evidence", "name"]
+    assert re.findall(r"^  --([\w.]+)", groups[0], re.MULTILINE) == first
 
 
 def test_the_program_that_python_starts_shows_help() -> None:
@@ -288,8 +297,8 @@ def test_output_for_which_there_is_no_room_ends_in_a_sentence(args: str, unbuffe
         ended = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, encoding="utf-8", check=False, env=environment
         )
-    (line,) = ended.stderr.splitlines()
-    assert "standard output cannot be written (No space left on device); send it to where there is room." in line
+    said = " ".join(ended.stderr.split())
+    assert said.endswith("standard output cannot be written (No space left on device); send it to where there is room.")
     assert ended.returncode == 1
 
 
