@@ -60,6 +60,11 @@ class ModelObject(ModelSource):
     of_weights: str = field(default="", repr=False)
 
     @property
+    def has_files(self) -> bool:
+        """Whether the model is a folder: never."""
+        return False
+
+    @property
     def short_name(self) -> str:
         """The class of the model."""
         return type(self.model).__name__
@@ -365,15 +370,14 @@ def load_config(source: ModelSource) -> Any:
     """Load the model's configuration; refuse unknown families, remote code and models that are no text models."""
     from transformers import AutoConfig
 
-    if isinstance(source, ModelSource):
-        folder = source.checked()
-        check_counts(source.name, entries(source.folder, "config.json"))
-        know_family(folder)
+    if source.has_files:
+        check_counts(source.name, entries(source.checked(), "config.json"))
+        know_family(source.folder)
     try:
         config = (
             getattr(source.encoder, "config", source.model.config)
             if isinstance(source, ModelObject)
-            else AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            else AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
         )
     except Exception as error:  # transformers and its validators raise many types
         if "trust_remote_code" in str(error):

@@ -80,6 +80,11 @@ class ModelSource:
     revision: str | None = None
 
     @property
+    def has_files(self) -> bool:
+        """Whether the model is a folder; false for an object of this process, whose `folder` means nothing."""
+        return True
+
+    @property
     def short_name(self) -> str:
         """The last part of the name, with the revision, in characters that suit file names and titles."""
         last = self.folder.resolve().name if Path(self.name) == self.folder else self.name.rsplit("/", 1)[-1]
@@ -363,6 +368,8 @@ class SentenceModel:
 
 def sentence_model(model: ModelSource, with_pooling: bool = True) -> SentenceModel:
     """Read the definition of sentence vectors; `with_pooling` also the pooling, by the mean or the first token only."""
+    if not model.has_files:
+        return SentenceModel(None, None)
     length = next((entry.get("max_seq_length") for entry in entries(model.folder, "sentence_bert_config.json")), None)
     home, modules = _modules(model.folder)
     kinds = {str(entry.get("type", "")).rsplit(".", 1)[-1]: str(entry.get("path", "")) for entry in modules}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.testing import assert_close
+from transformers import AutoModel, AutoTokenizer
 
 from conftest import N_LAYERS
 from families import D_MODEL, MAX_LENGTH, batch_of, few_quickly, untouched
@@ -34,6 +36,8 @@ from probing.models import (
 from probing.models import examination as copies
 from probing.models.anatomy import examine, hidden_states
 from probing.models.examination import n_token_types
+from probing.models.loading import model_object
+from probing.models.source import ModelSource, SentenceModel, sentence_model
 
 # The same products in float32 in other shapes: a few units in the last place of values around 1 to 10.
 ROUNDING: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
@@ -688,3 +692,19 @@ def test_an_alias_is_not_shadowed_by_a_folder_of_its_name(
     assert resolve_model("./minilm").folder == Path("./minilm")
     with pytest.raises(UserError, match="is neither an alias, a folder, nor a hub id"):
         resolve_model("")
+
+
+def test_of_a_model_object_no_file_of_the_working_directory_is_read(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = checkpoints["bert"]
+    model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    source = model_object(model, tokenizer)
+    (tmp_path / "config.json").write_text('{"model_type": "no family", "num_hidden_layers": 1e400}', encoding="utf-8")
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 3}', encoding="utf-8")
+    os.mkfifo(tmp_path / "pipe.json")  # a folder of a model with it is refused
+    assert load_config(source) is model.config
+    assert sentence_model(source) == SentenceModel(None, None)
+    with pytest.raises(UserError, match=r"pipe\.json cannot be read"):
+        load_config(ModelSource(".", tmp_path))
