@@ -25,9 +25,8 @@ from probing.downstream.sentence_vectors import (
     word_vectors,
 )
 from probing.errors import UserError
-from probing.probes.agreement import holm
 from probing.statistics import MIN_SENTENCES, NO_INTERVAL, binomial_interval, difference_interval, size_columns
-from probing.statistics.chance import DRAWS, percentile_interval
+from probing.statistics.chance import DRAWS, holm, percentile_interval
 from probing.text.tokens import Tokens
 
 # The thresholds of Luo, Kulmizev & Mao (2021), who took the best of these and of all layers on the training set.

@@ -28,11 +28,11 @@ from probing.heads.accumulation import SumsStore
 from probing.heads.rows import Rows
 from probing.heads.subject import HeadSurvey, SurveyPart
 from probing.models import load_tokenizer
-from probing.probes.agreement import holm
 from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
 from probing.probes.training import LayerFit, Training, penalised, train_probes
 from probing.runtime.terminal import silence
 from probing.statistics import accuracy_interval, difference_interval, difference_p_value, mean_interval
+from probing.statistics.chance import holm
 from probing.statistics.moments import hardly_vary
 from probing.text.tasks import TokenTask, load_task
 from probing.text.tokens import Tokens

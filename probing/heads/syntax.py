@@ -16,8 +16,8 @@ from torch import Tensor
 
 from probing.errors import UserError
 from probing.heads.accumulation import Accumulator, BatchValues, BlockAttention, SentenceBatch, SumsStore
-from probing.probes.agreement import holm
 from probing.statistics import accuracy_interval, difference_interval, difference_p_value
+from probing.statistics.chance import holm
 from probing.text import Corpus
 from probing.text.columns import UNSPECIFIED
 from probing.text.tokens import Tokens

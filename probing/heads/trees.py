@@ -43,9 +43,9 @@ from probing.heads.syntax import (
     scored,
     with_interval,
 )
-from probing.probes.agreement import holm
 from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
 from probing.results import ALL_LAYERS
+from probing.statistics.chance import holm
 from probing.text import Corpus
 from probing.text.tokens import Tokens
 

@@ -38,11 +38,10 @@ from probing.interventions.probed_task import AblationJob, Frozen, ProbedTask
 from probing.models import load_encoder, load_tokenizer
 from probing.models.examination import n_token_types
 from probing.models.loading import load_tuned
-from probing.probes.agreement import holm
 from probing.results import layers_named
 from probing.runtime.progress import stage
 from probing.statistics import ENDS, difference_interval, difference_p_value, mean_interval, mean_p_value
-from probing.statistics.chance import percentile_of, rank_p
+from probing.statistics.chance import holm, percentile_of, rank_p
 from probing.text import Corpus, Split
 from probing.text.tasks import TokenTask, load_task
 from probing.text.tokens import Tokens

@@ -368,20 +368,6 @@ def permutations_for(n_tests: int) -> int:
     return max(PERMUTATIONS, 40 * n_tests)
 
 
-def holm(p_values: Sequence[float] | Array) -> Array:
-    """Return p-values corrected for multiple tests (Holm 1979), valid under any dependence; NaN stays NaN.
-
-    Correct each statistic separately over the pairs of layers: the statistics are four views of the same question and
-    none is selected for being the best, but pairs of layers are selected.
-    """
-    p = np.asarray(p_values, dtype=np.float64)
-    tested = np.flatnonzero(~np.isnan(p))
-    order = tested[np.argsort(p[tested], kind="stable")]
-    corrected = np.full(p.shape, np.nan)
-    corrected[order] = np.maximum.accumulate(np.arange(len(order), 0, -1) * p[order]).clip(max=1)
-    return corrected
-
-
 def _statistic_agreement(
     name: Statistic,
     a: Array,

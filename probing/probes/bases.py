@@ -30,7 +30,7 @@ from probing.probes.evaluation import BY_CHANCE, TOLERANCE, of_views
 from probing.probes.rankings import SELECTED, LayerData, mean_differences
 from probing.probes.solvers import Penalty, Problem, centre_over_classes
 from probing.probes.training import LayerFit, Lbfgs, Training, train_problems
-from probing.probes.transforms import Changed, centred, with_constant
+from probing.probes.transforms import Changed, ChangedOnce, centred, with_constant
 from probing.runtime.progress import note
 from probing.statistics import accuracy_interval, difference_interval
 from probing.statistics.chance import random_rotation
@@ -128,7 +128,7 @@ def _measure(
     n_active, n_test = 0, 0
     for batch in read(sides.test, [layer]):
         n_active, n_test = n_active + int(batch.hidden_states[0].count_nonzero()), n_test + len(batch.labels)
-    in_memory = sides.each(_ChangedOnce(lambda store: _Columns(store, layer, order)))
+    in_memory = ChangedOnce().change(sides, lambda store: _Columns(store, layer, order))
     read_by, _ = with_constant(centred(in_memory, {}, [layer])[0], {})
     fits, chosen = [], []
     for k in counts:
@@ -235,20 +235,7 @@ def _exchanged(sides: Sides, change: Callable[[FeatureStore], HiddenStateSource]
             store = store.store
         return exchanged(store, lambda inner: change(inner) if isinstance(inner, FeatureStore) else inner)
 
-    return sides.each(_ChangedOnce(of))
-
-
-class _ChangedOnce:
-    """A change of the store of examples, by which examples that share a store still share it afterwards."""
-
-    def __init__(self, change: Callable[[HiddenStateSource], HiddenStateSource]) -> None:
-        self.change, self._changed = change, dict[int, tuple[HiddenStateSource, HiddenStateSource]]()
-
-    def __call__(self, examples: Examples) -> Examples:
-        store = examples.store
-        if id(store) not in self._changed:
-            self._changed[id(store)] = store, self.change(store)
-        return replace(examples, store=self._changed[id(store)][1])
+    return ChangedOnce().change(sides, of)
 
 
 class _Columns(Changed):

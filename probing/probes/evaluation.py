@@ -23,7 +23,7 @@ from probing.activations.store import Shard, StorePlan
 from probing.data.examples import Examples, HiddenStateSource, Sides, n_constants, read
 from probing.data.labelling import thin
 from probing.probes import closed_forms
-from probing.probes.rankings import LayerData, Ranking
+from probing.probes.rankings import LayerData, Ranking, drawn_neurons
 from probing.probes.solvers import Problem
 from probing.probes.training import LayerFit, Lbfgs, Training, train_probes, train_variants
 from probing.statistics import accuracy_interval
@@ -334,7 +334,7 @@ def head_accuracies(sides: Sides, fit: LayerFit, n_heads: int, training: Trainin
     """
     d_model = fit.weight.shape[1] - n_constants(sides.train.store)
     slices = [list(neurons) for neurons in heads_of(d_model, n_heads)]
-    slices += [_drawn(d_model, len(slices[0]), fit.layer, draw, seed) for draw in range(1, DRAWS + 1)]
+    slices += [drawn_neurons(d_model, len(slices[0]), fit.layer, draw, seed) for draw in range(1, DRAWS + 1)]
     few = replace(sides, train=thin(sides.train, MOST_TOKENS, seed))
     viewed = few.each(lambda examples: of_views(examples, fit.layer, slices, fit.moments.dead))
     roughly = replace(training.for_measuring(), solver=Lbfgs(TOLERANCE))
@@ -371,12 +371,6 @@ def head_rows(
         accuracies: Rows = head_accuracies(sides, fit, n_heads, training, seed) if training else [{}] * n_heads
         rows += [{**share, **accuracy} for share, accuracy in zip(shares, accuracies, strict=True)]
     return rows
-
-
-def _drawn(d_model: int, n_neurons: int, layer: int, draw: int, seed: int) -> list[int]:
-    """Return randomly drawn neurons of a layer, ascending; each `draw` gives an independent draw."""
-    generator = np.random.default_rng([seed, layer, draw])
-    return sorted(generator.permutation(d_model)[:n_neurons].tolist())
 
 
 def _classes(sides: Sides) -> Any:

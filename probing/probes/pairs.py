@@ -22,14 +22,13 @@ from probing.probes.agreement import (
     RotationNull,
     agreement,
     excess,
-    holm,
     max_p_values,
     permutations_for,
 )
 from probing.probes.rankings import sentence_contributions
 from probing.runtime import check_memory
 from probing.statistics import MIN_SENTENCES
-from probing.statistics.chance import percentiles, resampled_means
+from probing.statistics.chance import holm, percentiles, resampled_means
 from probing.statistics.moments import ROWS, RunningMean, hardly_vary
 from probing.text.tokens import Tokens
 
@@ -503,7 +502,7 @@ def _correct(rows: Sequence[dict[str, Any]], nulls: Mapping[str, Array]) -> None
         if statistic in nulls:
             corrected = max_p_values(np.array([row["value"] for row in statistic_rows]), nulls[statistic])
         else:
-            corrected = holm([row["p_uncorrected"] for row in statistic_rows])
+            corrected = np.array(holm([row["p_uncorrected"] for row in statistic_rows]))
         for row, p_value in zip(statistic_rows, corrected, strict=True):
             row["p_value"] = float(p_value)
 

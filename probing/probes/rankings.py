@@ -294,8 +294,13 @@ class LayerData:
 
     def draw(self, n_neurons: int, draw: int) -> list[int]:
         """Return randomly drawn neurons, ascending; each `draw` gives an independent draw."""
-        generator = np.random.default_rng([self.seed, self.layer, draw])
-        return sorted(generator.permutation(len(self.moments.sd))[:n_neurons].tolist())
+        return drawn_neurons(len(self.moments.sd), n_neurons, self.layer, draw, self.seed)
+
+
+def drawn_neurons(d_model: int, n_neurons: int, layer: int, draw: int, seed: int) -> list[int]:
+    """Return randomly drawn neurons of a layer, ascending; each `draw` gives an independent draw."""
+    generator = np.random.default_rng([seed, layer, draw])
+    return sorted(generator.permutation(d_model)[:n_neurons].tolist())
 
 
 def read_layer(

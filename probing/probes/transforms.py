@@ -544,16 +544,17 @@ class ChangedOnce:
     """A change of activations, by which sides that share activations still share them; it must not outlive them."""
 
     def __init__(self) -> None:
-        self._changed: dict[int, Changed] = {}
+        # With the store before the change, so that no other store gets its id.
+        self._changed: dict[int, tuple[HiddenStateSource, HiddenStateSource]] = {}
 
-    def change(self, sides: Sides, change: Callable[[HiddenStateSource], Changed]) -> Sides:
+    def change(self, sides: Sides, change: Callable[[HiddenStateSource], HiddenStateSource]) -> Sides:
         """Return the sides with each store changed, by `change` unless it has been changed before."""
 
         def of(examples: Examples) -> Examples:
-            key = id(examples.store)
-            if key not in self._changed:
-                self._changed[key] = change(examples.store)
-            return replace(examples, store=self._changed[key])
+            store = examples.store
+            if id(store) not in self._changed:
+                self._changed[id(store)] = store, change(store)
+            return replace(examples, store=self._changed[id(store)][1])
 
         return sides.each(of)
 

@@ -36,11 +36,11 @@ from probing.interventions.probed_task import (
     uniform_outputs,
 )
 from probing.interventions.subject import PassScores, better_without_rows, effect_rows, pass_scores_of, raising_rows
-from probing.probes.agreement import holm
 from probing.probes.solvers import Penalty
 from probing.probes.training import Lbfgs, Training
 from probing.runs.run import Run
 from probing.statistics import difference_interval, difference_p_value, mean_interval
+from probing.statistics.chance import holm
 from probing.text import Corpus
 from probing.text.tasks import load_task
 from probing.text.tokens import Tokens
@@ -253,7 +253,7 @@ def test_an_effect_is_the_difference_of_accuracies_paired_by_sentence() -> None:
         difference = one.right - one.intact
         assert (row["low"], row["high"]) == difference_interval(difference, N)
         raw.append(difference_p_value(difference, N))
-    assert [row["p_value"] for row in rows] == pytest.approx(holm(raw).tolist())
+    assert [row["p_value"] for row in rows] == pytest.approx(holm(raw))
     # The head that costs most is at 100, the one that costs least at 0.
     assert [row["percentile"] for row in rows] == [100, 50, 0]
     # Heads that cost the same do not cost less.

@@ -53,10 +53,10 @@ from probing.interventions.subject import (
     raising_rows,
     tested,
 )
-from probing.probes.agreement import holm
 from probing.probes.transforms import random_neurons
 from probing.runtime.progress import stage
 from probing.statistics import widened
+from probing.statistics.chance import holm
 from probing.statistics.moments import ProfileAccumulator, outliers_of
 from probing.studies.ablate.tables import (
     ACTIVATIONS,

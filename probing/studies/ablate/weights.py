@@ -29,10 +29,9 @@ from probing.interventions.forward import (
 from probing.interventions.probed_task import Kind, UnitType, run_unfinished
 from probing.interventions.subject import Rows, tested
 from probing.models.examination import run, vectors_received, with_vectors
-from probing.probes.agreement import holm
 from probing.runtime.progress import counted
 from probing.statistics import mean_interval, widened
-from probing.statistics.chance import percentile_of, rank_p
+from probing.statistics.chance import holm, percentile_of, rank_p
 from probing.studies.ablate.tables import MAGNITUDE, MEAN
 from probing.studies.ablate.tables import RANDOM as RANDOM_UNITS
 
