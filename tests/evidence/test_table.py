@@ -371,7 +371,7 @@ def test_a_neuron_without_flags_carries_what_is_predicted() -> None:
 @pytest.mark.parametrize(
     ("flag", "words", "never"),
     [
-        ("offset no-signal", "stands in for the missing intercept and is no evidence of depth", "carr"),
+        ("offset no-signal", "replaces the missing intercept and is no evidence of depth", "carr"),
         ("offset", "overstates it: centring leaves only 75% of its contribution", "intercept"),
         ("no-signal", "useful only together with other neurons", "irrelevant"),
     ],

@@ -447,7 +447,7 @@ def test_shuffled_labels_find_nothing_in_any_basis(tmp_path: Path) -> None:
     assert all(row.get("features", "unresolved") == "unresolved" for row in found)
     assert all(row["accuracy_low"] < 0.5 < row["accuracy_high"] + 0.03 for row in found)
     (*_, last) = bases_lines(found, "labels")
-    assert "with no number of units are the features shown to tell more of labels than as many neurons, random " in last
+    assert "with no number of units are the features shown to predict labels better than as many neurons, random " in last
 
 
 @pytest.mark.slow
@@ -521,7 +521,7 @@ def test_of_a_wide_dictionary_the_most_active_features_are_read_under_their_numb
 def test_what_is_said_is_what_the_table_has(feature_rows: list[dict[str, Any]]) -> None:
     (neurons, *_) = bases_lines(feature_rows, "labels")
     verdicts = {row["k"]: row["features"] for row in feature_rows if row["basis"] == "neurons"}
-    assert "the first features beside as many neurons: better with 1" in neurons
+    assert "the first features compared with as many neurons: better with 1" in neurons
     assert ("not resolved with" in neurons) == ("unresolved" in verdicts.values())
     worse = [{**row, "features": "worse"} if row["basis"] == "neurons" else row for row in feature_rows]
     assert bases_lines(worse, "labels")[0].endswith("worse with 1, 4 and 16 (by "
