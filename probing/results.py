@@ -338,26 +338,38 @@ Beside = Mapping[str, Callable[[Row], str]]
 
 
 def shown_table(
-    schema: Schema, rows: Sequence[Row], title: str = "", names: Sequence[str] = (), beside: Beside | None = None
-) -> Any:
+    schema: Schema, rows: Sequence[Row], title: str = "", names: Sequence[str] = (), beside: Beside | None = None,
+    cells: Beside | None = None, leave_out: Sequence[str] = (),
+) -> Any:  # fmt: skip
     """Return rows as a rich table, by default titled by the meaning of a row.
 
     An asterisk after a name adds its interval. By default all columns that some row has are shown, ranges in one cell.
+
+    Args:
+        schema: The table.
+        rows: Its rows.
+        title: The title.
+        names: Names of the columns.
+        beside: Further columns by heading.
+        cells: Functions of a row for the cells of some columns, in place of the column's format.
+        leave_out: Columns that a narrow terminal leaves out first.
     """
-    table = plain_table(title or f"{schema.name.replace('_', ' ').capitalize()}: {schema.row}", collapse_padding=True)
-    cells: list[Callable[[Row], str]] = []
+    title = title or f"{schema.name.replace('_', ' ').capitalize()}: {schema.row}"
+    table = plain_table(title, [schema[name].words for name in leave_out], collapse_padding=True)
+    shows: list[Callable[[Row], str]] = []
     for name in names or _default_columns(schema, rows):
         column = schema[name.rstrip("*")]
         table.add_column(column.words, justify="left" if column.type is str else "right")
-        cells.append(column.show if names else _shown_with_other_end(schema, column))
+        show = column.show if names else _shown_with_other_end(schema, column)
+        shows.append((cells or {}).get(column.name, show))
         if name.endswith("*"):
             table.add_column(_heading_of_range(column), justify="right")
-            cells.append(_range_of(column))
+            shows.append(_range_of(column))
     for heading, cell in (beside or {}).items():
         table.add_column(heading, justify="right")
-        cells.append(cell)
+        shows.append(cell)
     for row in rows:
-        table.add_row(*(cell(row) for cell in cells))
+        table.add_row(*(show(row) for show in shows))
     return table
 
 
@@ -530,11 +542,11 @@ def _phrase(cell: Child) -> str | None:
     return "phrase" if " " in str(cell) else None
 
 
-def as_in_terminal(shown: Any) -> Html:
+def as_in_terminal(shown: Any, caption: Child = None) -> Html:
     """Return a rich table as a table of the page with the same content; the caller shows its title."""
     columns = [list(column.cells) for column in shown.columns]
     head = [str(column.header) for column in shown.columns]
-    return table(head, list(zip(*columns, strict=True)))
+    return table(head, list(zip(*columns, strict=True)), caption)
 
 
 def pairs(entries: Sequence[tuple[str, Child]]) -> Html:

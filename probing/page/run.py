@@ -32,12 +32,11 @@ from probing.results import (
     count,
     element,
     ends,
-    interval,
     joined,
     layers_named,
     listed,
     shortened,
-    table,
+    shown_table,
 )
 from probing.runs.checks import reading
 from probing.runs.predictions import NeuronPage, pages_of_first
@@ -59,7 +58,7 @@ from probing.tables.conclusions import (
 from probing.tables.evidence_sentences import say
 from probing.tables.figures import Line
 from probing.tables.probes import accuracies, classes_table, confusion_shares, heads_table, transform_sizes
-from probing.tables.schema import CONTEXTS
+from probing.tables.schema import ACCURACY, CONTEXTS, NUMBERS
 from probing.tables.schema import classes_table as neuron_classes_table
 from probing.text.tasks import task_in_words
 
@@ -352,49 +351,22 @@ def band_chart(
 
 def accuracy_table(view: RunView, caption: str) -> Html:
     """Return a run's accuracy by layer with its controls; for numbers, R²."""
-    if view.score is R2:
-        return _r2_table(view, caption)
-    rows, controls = view.run.accuracy, controls_of(view.run.accuracy)
-    optional = {"within 1": ("within_one", ".3f"), "error": ("mean_absolute_error", ".2f"),
-                "selectivity": ("selectivity", ".3f"), "compression": ("compression", ".1f")}  # fmt: skip
-    shown = {heading: how for heading, how in optional.items() if how[0] in rows[0]}
-    beside = {"constant": "prior_cross_entropy", "training": "train_cross_entropy"}
-    nats = {heading: column for heading, column in beside.items() if column in rows[0]}
-    head = ["layer", "accuracy", "95% range", *controls.values(), *shown, "nats", *nats, "gap"]
-    body = [
-        [
-            row["layer"],
-            f"{row['accuracy']:.3f}",
-            interval(row, "accuracy", "–"),
-            *(f"{row[f'{name}_accuracy']:.3f}" for name in controls),
-            *(format(row[column], form) for column, form in shown.values()),
-            f"{row['cross_entropy']:.3f}",
-            *(f"{row[column]:.3f}" for column in nats.values()),
-            f"{row['optimality_gap']:.1e}",
-        ]
-        for row in rows
-    ]
-    return table(head, body, caption)
+    rows, score = view.run.accuracy, view.score
+    controls = [f"{name}_{score.name}" for name in controls_of(rows)]
+    others = _OF_NUMBERS if score is R2 else _OF_CLASSES
+    names = ["layer", f"{score.name}*", *controls, *(name for name in others if name in rows[0])]
+    return as_in_terminal(shown_table(NUMBERS if score is R2 else ACCURACY, rows, caption, names), caption)
 
 
-def _r2_table(view: RunView, caption: str) -> Html:
-    rows, controls = view.run.accuracy, controls_of(view.run.accuracy)
-    head = ["layer", "R²", "95% range", *controls.values(), "in training", "error", "rms error", "constant", "gradient"]
-    body = [
-        [
-            row["layer"],
-            f"{row['r2']:.3f}",
-            interval(row, "r2", "–"),
-            *(f"{row[f'{name}_r2']:.3f}" for name in controls),
-            f"{row['train_r2']:.3f}",
-            f"{row['mean_absolute_error']:.3g}",
-            f"{row['root_mean_squared_error']:.3g}",
-            f"{row['constant_root_mean_squared_error']:.3g}",
-            f"{row['relative_gradient']:.1e}",
-        ]
-        for row in rows
-    ]
-    return table(head, body, caption)
+# Columns of the table of accuracies behind the controls.
+_OF_CLASSES = (
+    "within_one", "mean_absolute_error", "selectivity", "compression", "cross_entropy", "prior_cross_entropy",
+    "train_cross_entropy", "optimality_gap",
+)  # fmt: skip
+_OF_NUMBERS = (
+    "train_r2", "mean_absolute_error", "root_mean_squared_error", "constant_root_mean_squared_error",
+    "relative_gradient",
+)  # fmt: skip
 
 
 def accuracy_lines(view: RunView) -> list[Line]:

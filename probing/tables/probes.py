@@ -40,7 +40,7 @@ from probing.tables.conclusions import (
     why_leading,
 )
 from probing.tables.evidence_sentences import say
-from probing.tables.schema import CLASS_SCORES, NEURONS
+from probing.tables.schema import ACCURACY, CLASS_SCORES, NEURONS, NUMBERS
 
 # --------------------------------------------------------------------------------------------------------------------
 # How well each class is read: its table, what is confused, and a sentence on the class that is read worst.
@@ -105,6 +105,14 @@ def confusion_shares(scores: Rows, confusions: Rows) -> list[list[float]]:
     return [[n / total if total else math.nan for n in row] for row, total in zip(counts, totals, strict=True)]
 
 
+# Columns of neurons that a terminal shows, and those that a narrow one leaves out first.
+_OF_NEURONS = (
+    "rank", "rank_low", "neuron", "feature", "head", "contribution", "ratio", "share", "contribution_centred",
+    "eta_squared", "eta_squared_z", "within_covariate_eta_squared",
+)  # fmt: skip
+_FIRST_LEFT_OUT = (
+    "share", "eta_squared_z", "ratio", "rank_low", "within_covariate_eta_squared", "head", "feature",
+)  # fmt: skip
 # What the headings of the table of accuracies mean.
 _MEANINGS = {
     "within 1": "share of tokens at most 1 class off",
@@ -136,56 +144,38 @@ def accuracy_table(rows: Sequence[Row]) -> Any:
     """Return the accuracies by layer as a rich table; for numbers, R²."""
     if score_of(rows[0]) is R2:
         return _r2_table(rows)
-    table = plain_table("Test accuracy by layer", leave_out=("constant", "compression", "error", "within 1"))
-    optional = {
-        **({"macro F1": ("macro_f1", ".3f")} if "macro_f1" in rows[0] and "within_one" not in rows[0] else {}),
-        "within 1": ("within_one", ".3f"),
-        "error": ("mean_absolute_error", ".2f"),
-        "compression": ("compression", ".1f"),
-    }
-    shown = {heading: how for heading, how in optional.items() if how[0] in rows[0]}
-    has_prior = "prior_cross_entropy" in rows[0]
-    nats = ["nats", "constant"] if has_prior else ["nats"]
-    for heading in ("layer", "accuracy", "95% range", "majority", *shown, *nats, "gap"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(
-            str(row["layer"]),
-            f"{row['accuracy']:.3f}",
-            interval(row, "accuracy"),
-            f"{row['majority_accuracy']:.3f}",
-            *(format(row[column], form) for column, form in shown.values()),
-            f"{row['cross_entropy']:.3f}",
-            *([f"{row['prior_cross_entropy']:.3f}"] if has_prior else []),
-            f"{row['optimality_gap']:.1e}" + ("" if row.get("converged", True) else " stopped short"),
-        )
-    captions = ["; ".join(f"{heading}: {_MEANINGS[heading]}" for heading in (*shown, *nats, "gap"))]
-    table.caption = "\n".join(captions + _uninformative(rows, "in nats "))
-    table.caption_justify = "left"
-    return table
+    optional = ["macro_f1"] * ("within_one" not in rows[0]) + ["within_one", "mean_absolute_error", "compression"]
+    optional = [name for name in [*optional, "cross_entropy", "prior_cross_entropy"] if name in rows[0]]
+    table = shown_table(
+        ACCURACY, rows, "Test accuracy by layer",
+        ("layer", "accuracy*", "majority_accuracy", *optional, "optimality_gap"), cells={"optimality_gap": _gap},
+        leave_out=("prior_cross_entropy", "compression", "mean_absolute_error", "within_one"),
+    )  # fmt: skip
+    headings = [ACCURACY[name].words for name in (*optional, "optimality_gap")]
+    meanings = "; ".join(f"{heading}: {_MEANINGS[heading]}" for heading in headings)
+    return _with_notes(table, [meanings, *_uninformative(rows, "in nats ")])
+
+
+def _gap(row: Row) -> str:
+    return ACCURACY["optimality_gap"].show(row) + ("" if row.get("converged", True) else " stopped short")
 
 
 def _r2_table(rows: Sequence[Row]) -> Any:
-    table = plain_table("Test R² by layer")
-    for heading in ("layer", "R²", "95% range", "in training", "error", "rms error", "constant", "gradient"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        sizes = ("mean_absolute_error", "root_mean_squared_error", "constant_root_mean_squared_error")
-        table.add_row(
-            str(row["layer"]),
-            f"{row['r2']:.3f}",
-            interval(row, "r2"),
-            f"{row['train_r2']:.3f}",
-            *(f"{row[name]:.3g}" for name in sizes),
-            f"{row['relative_gradient']:.1e}",
-        )
-    captions = [
+    names = (
+        "layer", "r2*", "train_r2", "mean_absolute_error", "root_mean_squared_error",
+        "constant_root_mean_squared_error", "relative_gradient",
+    )  # fmt: skip
+    notes = [
         "R²: share of the constant answer's squared error that the probe saves; the constant is the training mean",
-        "error: mean absolute error; rms error: root mean squared error; constant: that of the constant answer",
+        "error: mean absolute error; rms error: root mean squared error; constant: rms error of the constant answer",
         "gradient: norm of the objective's gradient at the probe, divided by that at 0",
     ]
-    table.caption = "\n".join(captions + _uninformative(rows))
-    table.caption_justify = "left"
+    return _with_notes(shown_table(NUMBERS, rows, "Test R² by layer", names), notes + _uninformative(rows))
+
+
+def _with_notes(table: Any, notes: Sequence[str], between: str = "\n") -> Any:
+    """Return a table with notes below it."""
+    table.caption, table.caption_justify = between.join(notes), "left"
     return table
 
 
@@ -257,15 +247,10 @@ def layers_table(accuracy: Sequence[Row], neurons: Sequence[Row], by: Order = "c
 
 def controls_table(rows: Sequence[Row]) -> Any:
     """Return the accuracies of the controls as a rich table."""
-    shown = controls_of(rows)
     score = score_of(rows[0])
-    table = plain_table(f"Controls: test {score.words} of the same probe on other labels or inputs")
-    for heading in ("layer", score.words, *shown.values()):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        columns = (score.name, *(f"{name}_{score.name}" for name in shown))
-        table.add_row(str(row["layer"]), *(f"{row[column]:.3f}" for column in columns))
-    return table
+    title = f"Controls: test {score.words} of the same probe on other labels or inputs"
+    names = ("layer", score.name, *(f"{name}_{score.name}" for name in controls_of(rows)))
+    return shown_table(NUMBERS if score is R2 else ACCURACY, rows, title, names)
 
 
 def neurons_table(
@@ -277,52 +262,27 @@ def neurons_table(
     also define a neuron of the residual stream and explain the intervals.
     """
     score = score_of_neurons(rows[0])
-    least = ("share", "z", "ratio", "range", "within", "head", "feature")
     order = {"contribution": "contribution", "centred": "centred contribution"}[by]
-    table = plain_table(f"Layer {rows[0]['layer']}: neurons by {order} to {score.contribution}", leave_out=least)
-    has_range, has_removals, has_heads = "rank_low" in rows[0], "removed" in rows[0], "head" in rows[0]
-    has_covariate, has_features = "within_covariate_eta_squared" in rows[0], "feature" in rows[0]
-    names = ["rank"] + ["rank_low"] * has_range + ["neuron"] + ["feature"] * has_features + ["head"] * has_heads
-    names += ["contribution", "ratio", "share", "contribution_centred", "eta_squared", "eta_squared_z"]
-    names += ["within_covariate_eta_squared"] * has_covariate + ["cross_entropy_without"] * has_removals
-    for name in names:
-        table.add_column(NEURONS[name].words, justify="right")
-    table.add_column("flag")
-    for row in rows:
-        table.add_row(
-            str(row["rank"]),
-            *([f"{row['rank_low']}-{row['rank_high']}"] if has_range else []),
-            str(row["neuron"]),
-            *([str(row["feature"])] if has_features else []),
-            *([str(row["head"])] if has_heads else []),
-            f"{row['contribution']:.4f}",
-            f"{row['ratio']:.1f}",
-            f"{row['share']:.1%}",
-            _centred(row),
-            f"{row['eta_squared']:.3f}",
-            f"{row['eta_squared_z']:.0f}",
-            *([f"{row['within_covariate_eta_squared']:.3f}"] if has_covariate else []),
-            *([_without(row)] if has_removals else []),
-            row["flag"],
-        )
-    captions = [what_is_a_neuron(site)] * (in_full or site != "residual")
-    captions += [say("note_of_range")] * has_range
-    captions += [say("note_of_eta_of_numbers" if score is R2 else "note_of_eta"), say("note_of_z")]
-    captions += [say("note_of_covariate")] * has_covariate
-    lost = "R²" if score is R2 else "nats"
-    captions += [say("note_of_loss", unit=lost)] * has_removals
+    has_removals = "removed" in rows[0]
+    names = [name for name in _OF_NEURONS if name in rows[0]] + ["cross_entropy_without"] * has_removals + ["flag"]
+    table = shown_table(
+        NEURONS, rows, f"Layer {rows[0]['layer']}: neurons by {order} to {score.contribution}", names,
+        cells={"rank_low": _rank_range, "contribution_centred": _centred, "cross_entropy_without": _without},
+        leave_out=[name for name in _FIRST_LEFT_OUT if name in rows[0]],
+    )  # fmt: skip
+    notes = [what_is_a_neuron(site)] * (in_full or site != "residual")
+    notes += [say("note_of_range")] * ("rank_low" in rows[0])
+    notes += [say("note_of_eta_of_numbers" if score is R2 else "note_of_eta"), say("note_of_z")]
+    notes += [say("note_of_covariate")] * ("within_covariate_eta_squared" in rows[0])
+    notes += [say("note_of_loss", unit="R²" if score is R2 else "nats")] * has_removals
     if any(NEGLIGIBLE in str(row.get("removed")) for row in rows):
-        captions.append(say("note_of_negligible", word=NEGLIGIBLE, least=NEGLIGIBLE_NATS))
-    captions += [say("several_intervals", n=n_removed)] * bool(in_full and n_removed)
+        notes.append(say("note_of_negligible", word=NEGLIGIBLE, least=NEGLIGIBLE_NATS))
+    notes += [say("several_intervals", n=n_removed)] * bool(in_full and n_removed)
     if far := [row for row in rows if _is_far(row)]:
-        from probing.tables import FAR
-
         is_known = all(with_intercept(row) is not None for row in far)
         instead = "value from a probe with an intercept" if is_known else "unreliable"
-        captions.append(say("note_of_far", far=FAR, instead=instead))
-    table.caption = "; ".join(captions)
-    table.caption_justify = "left"
-    return table
+        notes.append(say("note_of_far", far=FAR, instead=instead))
+    return _with_notes(table, notes, "; ")
 
 
 def heads_table(rows: Sequence[Row]) -> Any:
@@ -352,6 +312,10 @@ def heads_table(rows: Sequence[Row]) -> Any:
 
 def _is_far(row: Row) -> bool:
     return bool(abs(row["mean"]) > FAR * row["sd"] and row["flag"] != "dead")
+
+
+def _rank_range(row: Row) -> str:
+    return f"{row['rank_low']}-{row['rank_high']}"
 
 
 def _centred(row: Row) -> str:

@@ -84,7 +84,7 @@ N_TEST_TOKENS = whole("n_test_tokens", "Number of test tokens, or of sentences o
 def _controls(score: str, words: str) -> Iterator[Column]:
     for name, control in {**CONTROLS, **ADDED_CONTROLS}.items():
         meaning = f"{words} of the control {control.words}, a mean over its draws."
-        yield Column(f"{name}_{score}", float, meaning, form=".3f", interval=f"above_{name}")
+        yield Column(f"{name}_{score}", float, meaning, control.words, ".3f", f"above_{name}")
 
 
 _AGREEMENT = (
@@ -101,15 +101,16 @@ ACCURACY = Schema("accuracy", "a row per layer", (
     number("macro_accuracy", "Mean over the classes of the accuracy of each."),
     number("macro_f1", "Mean over the classes of F1, the harmonic mean of precision and recall; without classes that "
            "the test part has no token of and the probe never predicts.", "macro F1"),
-    number("within_one", "Share of test tokens whose predicted class is at most 1 away, where classes are numbers."),
-    number("mean_absolute_error", "Mean absolute distance of the predicted number from the true one.", form=".2f"),
-    number("cross_entropy", "Cross-entropy of the test tokens, in nats."),
-    number("prior_cross_entropy", "Cross-entropy of a constant answer, in nats."),
-    number("train_cross_entropy", "Cross-entropy of the training tokens, in nats."),
+    number("within_one", "Share of test tokens whose predicted class is at most 1 away, where classes are numbers.",
+           "within 1"),
+    number("mean_absolute_error", "Mean absolute distance of the predicted number from the true one.", "error", ".2f"),
+    number("cross_entropy", "Cross-entropy of the test tokens, in nats.", "nats"),
+    number("prior_cross_entropy", "Cross-entropy of a constant answer, in nats.", "constant"),
+    number("train_cross_entropy", "Cross-entropy of the training tokens, in nats.", "training"),
     estimate("information", "Nats by which the probe is better than the constant answer."),
-    number("optimality_gap", "By how many nats, at most, the training objective is above its minimum.", form=".1e"),
+    number("optimality_gap", "By how many nats, at most, the training objective is above its minimum.", "gap", ".1e"),
     Column("majority_accuracy", float, "Accuracy of always predicting the most frequent class of training; "
-           "above_majority: by how much the probe is above it, paired.", form=".3f", interval="above_majority"),
+           "above_majority: by how much the probe is above it, paired.", "majority", ".3f", "above_majority"),
     N_TRAIN_TOKENS, N_TEST_TOKENS,
     whole("n_classes", "Number of classes."),
     *_controls("accuracy", "Accuracy"),
@@ -122,15 +123,16 @@ ACCURACY = Schema("accuracy", "a row per layer", (
     number("validation_cross_entropy", "Cross-entropy of the validation tokens, in nats."),
     *SIZES, _FLAG,
 ))  # fmt: skip
-# Of numbers, where the R² of a ridge probe stands in the place of the accuracy.
+# Of numbers, where the R² of a ridge probe replaces the accuracy.
 NUMBERS = Schema("accuracy", "a row per layer, of numbers", (
     *LAYER,
-    estimate("r2", "R² on test examples: the share of the constant answer's squared error that the probe saves."),
-    number("train_r2", "R² on training examples."),
-    number("mean_absolute_error", "Mean absolute error, in units of the number.", form=".3g"),
-    number("root_mean_squared_error", "Root of the mean squared error, in units of the number.", form=".3g"),
-    number("constant_root_mean_squared_error", "The same of the constant answer.", form=".3g"),
-    number("relative_gradient", "Norm of the gradient of the objective, divided by that at 0.", form=".1e"),
+    estimate("r2", "R² on test examples: the share of the constant answer's squared error that the probe saves.", "R²"),
+    number("train_r2", "R² on training examples.", "in training"),
+    number("mean_absolute_error", "Mean absolute error, in units of the number.", "error", ".3g"),
+    number("root_mean_squared_error", "Root of the mean squared error, in units of the number.", "rms error", ".3g"),
+    number("constant_root_mean_squared_error", "Root of the mean squared error of the constant answer, in units of the "
+           "number.", "constant", ".3g"),
+    number("relative_gradient", "Norm of the gradient of the objective, divided by that at 0.", "gradient", ".1e"),
     N_TRAIN_TOKENS, N_TEST_TOKENS,
     *_controls("r2", "R²"), *_AGREEMENT, *SIZES, _FLAG,
 ))  # fmt: skip

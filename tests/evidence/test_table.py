@@ -384,7 +384,7 @@ def test_each_flag_is_put_in_words(flag: str, words: str, never: str) -> None:
 
 @pytest.mark.parametrize("flag", ["no-signal", "offset no-signal"])
 def test_how_probable_it_is_under_chance_is_said_where_it_is_no_better(flag: str) -> None:
-    assert "apart beyond chance (p = 0.034)" in conclusion([row(flag=flag)], "depth")
+    assert "distinguish the classes beyond chance (p = 0.034)" in conclusion([row(flag=flag)], "depth")
 
 
 def test_a_negative_excess_is_said_as_none() -> None:

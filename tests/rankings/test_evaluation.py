@@ -447,7 +447,7 @@ def test_shuffled_labels_find_nothing_in_any_basis(tmp_path: Path) -> None:
     assert all(row.get("features", "unresolved") == "unresolved" for row in found)
     assert all(row["accuracy_low"] < 0.5 < row["accuracy_high"] + 0.03 for row in found)
     (*_, last) = bases_lines(found, "labels")
-    assert "with no number of units are the features shown to predict labels better than as many neurons, random " in last
+    assert "are the features shown to predict labels better than as many neurons, random features and " in last
 
 
 @pytest.mark.slow
