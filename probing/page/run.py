@@ -57,6 +57,7 @@ from probing.tables.conclusions import (
 )
 from probing.tables.evidence_sentences import say
 from probing.tables.figures import Line
+from probing.tables.probe_figures import accuracy_chart
 from probing.tables.probes import accuracies, classes_table, confusion_shares, heads_table, transform_sizes
 from probing.tables.schema import ACCURACY, CONTEXTS, NUMBERS
 from probing.tables.schema import classes_table as neuron_classes_table
@@ -369,17 +370,6 @@ _OF_NUMBERS = (
 )  # fmt: skip
 
 
-def accuracy_lines(view: RunView) -> list[Line]:
-    """Return the lines of a run's accuracy with its intervals, and of each control."""
-    rows, layers = view.run.accuracy, view.layers
-    score = view.score.name
-    ranges = [ends(row, score) for row in rows]
-    label = "probe" + ", 95% interval" * any(ranges)
-    probe = Line(label, layers, [row[score] for row in rows], ranges)
-    controls = controls_of(rows).items()
-    return [probe, *(Line(words, layers, [row[f"{name}_{score}"] for row in rows]) for name, words in controls)]
-
-
 def accuracy_figure(view: RunView, beside_others: bool) -> Html:
     """Return a run's accuracy by layer, drawn and as numbers.
 
@@ -389,7 +379,8 @@ def accuracy_figure(view: RunView, beside_others: bool) -> Html:
     numbers = element("details", element("summary", f"The numbers of {view.label}"), accuracy_table(view, title))
     if beside_others and {*controls_of(view.run.accuracy)} <= {"majority"}:
         return numbers
-    return element("figure", element("figcaption", title), line_chart(accuracy_lines(view), title), numbers)
+    chart = accuracy_chart(view.run.accuracy, view.task)
+    return element("figure", element("figcaption", title), line_chart(chart.panels[0].lines, title), numbers)
 
 
 def neurons_section(view: RunView, number: int, room: int, room_of_each: int) -> Html:

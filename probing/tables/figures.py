@@ -279,10 +279,11 @@ def write_drawings(
 # Line charts: declared once, drawn here as figures and in `probing.page.charts` as SVG that can be pointed at.
 # --------------------------------------------------------------------------------------------------------------------
 
-# Colour, dashes and mark of each look: lines differ without colour, too. `page/style.css` has the same looks.
+# Colour, dashes and mark of each look: lines differ without colour, too. `page/style.css` has the first seven.
 LOOKS = (
     (BLUE, "-", "o"), (GREY, (0, (7, 4)), "s"), (ORANGE, ":", "^"), (GREEN, "-.", "D"), (PURPLE, (0, (4, 2)), "v"),
-    ("#1b1b1b", (0, (1, 4)), "x"), ("#00706b", (0, (10, 4)), "+"),
+    ("#1b1b1b", (0, (1, 4)), "x"), ("#00706b", (0, (10, 4)), "+"), (GREY, "-", "P"), (ORANGE, "--", "*"),
+    (GREEN, (0, (1, 1)), "<"),
 )  # fmt: skip
 
 
@@ -447,10 +448,14 @@ def _draw_panel(axes: Axes, chart: Chart, panel: Panel) -> None:
     all_at = sorted({at for line in panel.lines for at in line.at})
     place = dict(zip(all_at, chart.x.places(all_at), strict=True))
     span = (place[all_at[-1]] - place[all_at[0]]) or 1.0
-    shifts = np.arange(len(panel.lines)) - (len(panel.lines) - 1) / 2
-    shifts *= 0.01 * span if len(all_at) > 1 else 0.6 / max(1, len(panel.lines) - 1)
+    # Intervals are drawn side by side; so are all marks where they are at one place.
+    beside = [i for i, line in enumerate(panel.lines) if any(line.ranges) or len(all_at) == 1]
+    shifts = np.zeros(len(panel.lines))
+    shifts[beside] = np.arange(len(beside)) - (len(beside) - 1) / 2
+    shifts *= 0.01 * span if len(all_at) > 1 else 0.6 / max(1, len(beside) - 1)
     for line, shift in zip(panel.lines, shifts, strict=True):
         color, dashes, mark = LOOKS[chart.looks[line.label] % len(LOOKS)]
+        dashes = dashes if len(all_at) > 1 else ""
         xs = np.array([place[at] for at in line.at]) + shift
         values = np.array(line.values, dtype=float)
         for i, part in enumerate(line.parts(chart.x is BY_LAYER)):

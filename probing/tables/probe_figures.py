@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.results import two_decimals
+from probing.results import ends, two_decimals
 from probing.tables import R2, controls_of, score_of, score_of_neurons, smallest, with_intercept
 from probing.tables.conclusions import beside_directions
 from probing.tables.figures import (
@@ -19,6 +19,9 @@ from probing.tables.figures import (
     PURPLE,
     SIDE_BY_SIDE,
     USUAL,
+    Chart,
+    Line,
+    Panel,
     drawing,
     error_bars,
     forms_of,
@@ -26,6 +29,7 @@ from probing.tables.figures import (
     name_layers,
     panels,
     side_by_side,
+    write_charts,
 )
 from probing.tables.probes import confusion_shares
 
@@ -106,19 +110,6 @@ LABELLED, NUMBERED = 24, 10
 
 TOP = 15  # neurons in the bar chart
 
-# Control lines can be told apart without colour, and by their marks alone.
-CONTROL_LOOKS: tuple[dict[str, Any], ...] = (
-    {"color": GREY, "ls": "--", "marker": "_", "markersize": 8},
-    {"color": GREY, "ls": ":", "marker": "x", "markersize": 4},
-    {"color": ORANGE, "ls": "-.", "marker": "s", "markersize": 3},
-    {"color": GREEN, "ls": ":", "marker": "v", "markersize": 4},
-    {"color": PURPLE, "ls": "-", "marker": "^", "markersize": 3, "lw": 1},
-    {"color": "black", "ls": "--", "marker": "D", "markersize": 4, "mfc": "white"},
-    {"color": GREY, "ls": "-", "marker": "P", "markersize": 4},
-    {"color": ORANGE, "ls": ":", "marker": "*", "markersize": 5},
-    {"color": GREEN, "ls": "-.", "marker": "<", "markersize": 4, "mfc": "white"},
-)
-
 
 def write_figures(
     folder: Path,
@@ -130,12 +121,11 @@ def write_figures(
     """Draw a run's figures in each format and return the paths of the files; `tables` has the run's tables by name."""
     accuracy, neurons = tables["accuracy"], tables["neurons"]
     by_layer = {row["layer"]: [n for n in neurons if n["layer"] == row["layer"]] for row in accuracy}
-    paths = [folder / name for name in ("accuracy", "top_neurons", "neuron_map")]
+    charts = write_charts(folder, [accuracy_chart(accuracy, task)], model, formats)
+    paths = [folder / name for name in ("top_neurons", "neuron_map")]
     with drawing(paths[0], formats) as figure:
-        accuracy_by_layer(figure, accuracy, task, model)
-    with drawing(paths[1], formats) as figure:
         top_neurons(figure, by_layer, model)
-    with drawing(paths[2], formats) as figure:
+    with drawing(paths[1], formats) as figure:
         neuron_map(figure, by_layer, model)
     if positions := tables.get("positions"):
         paths.append(folder / "positions")
@@ -153,34 +143,20 @@ def write_figures(
         paths.append(folder / "directions")
         with drawing(paths[-1], formats) as figure:
             neurons_beside_directions(figure, by_layer, basis[0]["n_rotations"], model)
-    return forms_of(paths, formats)
+    return charts + forms_of(paths, formats)
 
 
-def accuracy_by_layer(figure: Figure, accuracy: Sequence[Row], task: str, model: str) -> None:
-    """Draw accuracy by layer with its interval and its controls; a single layer has marks side by side."""
-    figure.set_size_inches(6.4, 3.4)
-    axes = figure.add_subplot()
-    layers = [row["layer"] for row in accuracy]
-    controls = controls_of(accuracy)
-    shifts = side_by_side(1 + len(controls), layers)
-    score = score_of(accuracy[0])
-    values = np.array([row[score.name] for row in accuracy])
-    reach = error_bars(accuracy, values, score.name)
-    axes.errorbar(
-        np.add(layers, shifts[0]), values, yerr=reach, color=BLUE, marker="o", ms=4, capsize=3,
-        label="probe" if reach is None else "probe (95% interval)", **joined({"ls": "-"}, layers),
-    )  # fmt: skip
-    looks = CONTROL_LOOKS[: len(controls)]
-    for (name, words), look, shift in zip(controls.items(), looks, shifts[1:], strict=True):
-        control = [row[f"{name}_{score.name}"] for row in accuracy]
-        axes.plot(np.add(layers, shift), control, label=words, **joined(look, layers))
-    name_layers(axes, layers)
+def accuracy_chart(rows: Sequence[Row], task: str) -> Chart:
+    """Return the chart of the accuracy by layer with its interval, and of each control."""
+    score = score_of(rows[0])
+    probe = "probe (95% interval)" if any(ends(row, score.name) for row in rows) else "probe"
+    controls = controls_of(rows).items()
+    lines = [
+        Line.of(rows, score.name, probe), *(Line.of(rows, f"{name}_{score.name}", words) for name, words in controls)
+    ]  # fmt: skip
     # A probe of numbers may be worse than the constant answer, whose R² is 0.
-    axes.set_ylim(min(0, axes.get_ylim()[0]) if score is R2 else 0, 1.03)
-    axes.set_ylabel(f"test {score.words}")
-    axes.set_title(f"{model}: linear probe of {task}")
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles[-1:] + handles[:-1], labels[-1:] + labels[:-1], loc="outside right center")
+    limits = None if score is R2 and any(value < 0 for line in lines for value in line.values) else (0, 1)
+    return Chart("accuracy", f"linear probe of {task}", [Panel(lines)], f"test {score.words}", limits, from_zero=True)
 
 
 def accuracy_by_position(figure: Figure, positions: Sequence[Row], task: str, model: str) -> None:

@@ -111,11 +111,12 @@ def test_accuracies_stand_at_the_layers_that_were_measured(layers: list[int], dr
     figures.write_figures(tmp_path, {"accuracy": accuracy(layers), "neurons": neurons(layers, 16)}, "position", "tiny")
     axes = drawn[0].axes[0]
     assert ticks(axes) == layers
-    found = [line for line in axes.lines if len(places_of(line)) == len(layers)]
-    assert len([line for line in found if line.get_linestyle() != "None"]) == 4  # the probe and three controls
-    for line in found:
-        assert places_of(line) == layers
-        assert line.get_marker() != "None"
+    by_look: dict[Any, list[float]] = {}
+    for line in axes.lines:
+        if line.get_marker() not in ("|", "_"):
+            by_look.setdefault((line.get_color(), line.get_marker()), []).extend(places_of(line))
+    assert len(by_look) == 4  # the probe and three controls
+    assert all(places == layers for places in by_look.values())
     names = [label.get_text() for label in axes.get_xticklabels()]
     assert all(name == "" or int(name) in layers for name in names)
 
@@ -360,15 +361,14 @@ def test_a_layer_of_dead_neurons_has_an_empty_panel_beside_directions(tmp_path: 
     assert [places_of(axes.lines[0]) for axes in figure.axes] == [[], [1, 2, 3, 4]]
 
 
-def test_every_control_has_a_line_that_looks_like_no_other() -> None:
+def test_every_control_has_a_line_that_looks_like_no_other(drawn: Drawn, tmp_path: Path) -> None:
     every = {"majority": "majority"} | {name: one.words for name, one in {**CONTROLS, **ADDED_CONTROLS}.items()}
-    assert len(figures.CONTROL_LOOKS) == len(every)
-    looks = [(look["color"], look["ls"], look["marker"]) for look in figures.CONTROL_LOOKS]
-    assert len(set(looks)) == len(looks)
+    assert len(style.LOOKS) == len(set(style.LOOKS)) == 1 + len(every)
     rows = [{"layer": 0, "accuracy": 0.5} | {f"{name}_accuracy": 0.1 for name in every}]
-    figure = Figure()
-    figures.accuracy_by_layer(figure, rows, "position", "bert")
-    assert len([line for line in figure.axes[0].lines if line.get_label() in every.values()]) == len(every)
+    style.write_charts(tmp_path, [figures.accuracy_chart(rows, "position")], "bert", ["png"])
+    axes = drawn[0].axes[0]
+    assert len([line for line in axes.lines if line.get_label() in every.values()]) == len(every)
+    assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == 1 + len(every)
 
 
 def test_steps_stand_at_their_logarithms_and_step_0_to_the_left_of_them() -> None:
