@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from probing.results import Column as Column
     from probing.results import Schema as Schema
     from probing.results import Table as Table
+    from probing.results import View as View
     from probing.runs import Result as Result
     from probing.runs import Study as Study
     from probing.runs.call import Call as Call
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
     from probing.studies.similarity import wic as wic
     from probing.studies.sweep import sweep as sweep
     from probing.studies.tuning_effect import tuning_effect as tuning_effect
+    from probing.tables.figures import Chart as Chart
+    from probing.tables.figures import Line as Line
+    from probing.tables.figures import Panel as Panel
     from probing.text.tasks import SentenceTask as SentenceTask
     from probing.text.tasks import Task as Task
 
@@ -61,7 +65,11 @@ _HOMES = {
     "Activations": "probing.activations.contents",
     "ActivationDataModule": "probing.data.module",
     "Call": "probing.runs.call",
+    "Chart": "probing.tables.figures",
     "Column": "probing.results",
+    "Line": "probing.tables.figures",
+    "Panel": "probing.tables.figures",
+    "View": "probing.results",
     "LinearProbe": "probing.probes.linear",
     "Measured": "probing.runs.call",
     "ProbeClassifier": "probing.probes.estimators",

@@ -319,7 +319,7 @@ def test_a_study_of_another_package_is_a_command_like_the_others(
     assert wrong[2].startswith("probing norms: `--seed -1` is out of range")
     assert wrong[3] == []
     assert done[0] == 0, done[2]
-    assert "Norms: a row per layer" in done[1]
+    assert "Mean norm of hidden states" in done[1]
     assert "Hidden states are longest in layer" in done[1]
     files = ("norms.csv", "config.yaml", "results.json", "figures", "wandb")
     assert set(done[3]) == {"runs", *(f"runs/a/{name}" for name in files)}
@@ -330,6 +330,7 @@ def test_a_study_of_another_package_is_a_command_like_the_others(
     for part in (
         "<h2>Norms of hidden states: a</h2>",
         "Hidden states are longest",
+        "<svg",
         "Mean Euclidean norm of the hidden",
     ):
         assert part in text
@@ -371,7 +372,7 @@ print("RESULT", json.dumps([columns[0], (sums / n).tolist(), columns[1], n]))
     assert (runs / "a" / "norms.csv").read_bytes() == (runs / "b" / "norms.csv").read_bytes()
     opened = done.stdout.partition("OPENED ")[2]
     assert "'layer': dtype('int64'), 'norm': dtype('float64')" in opened
-    assert "Norms: a row per layer" in opened
+    assert "Mean norm of hidden states" in opened
     ours, theirs, counts, n = json.loads(done.stdout.partition("RESULT ")[2])
     assert set(counts) == {n}
     np.testing.assert_allclose(ours, theirs, rtol=1e-4)
