@@ -273,8 +273,20 @@ def plain_table(title: str | None, leave_out: Sequence[str] = (), **options: Any
             return width.maximum if whole_lines else width.minimum
 
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            from copy import copy
+
+            from rich.text import Text
+
             fitted, width = _fitted(self, console, options, leave_out)
+            fitted = copy(fitted)
+            # rich would break title and caption at the width of the table, which may be narrow.
+            above, below, fitted.title, fitted.caption = fitted.title, fitted.caption, None, None
+            prose = options.update(width=min(options.max_width, PROSE_WIDTH))
+            if above:
+                yield from console.render(Text(str(above), "table.title"), prose)
             yield from Table.__rich_console__(fitted, console, options.update(width=max(width, options.max_width)))
+            if below:
+                yield from console.render(Text(str(below), "table.caption"), prose)
 
     shown = title and visible(title)
     return PlainTable(title=shown, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, **options)
