@@ -598,11 +598,11 @@ class Table(list[dict[str, Any]]):
             holds: A function of a row.
             values: The value of each named column; of several in a tuple, one.
         """
-        wanted = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
+        choices = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
         return self._with(
             row
             for row in self
-            if all(row.get(name) in accepted for name, accepted in wanted.items()) and (holds is None or holds(row))
+            if all(row.get(name) in accepted for name, accepted in choices.items()) and (holds is None or holds(row))
         )
 
     def by(self, column: str) -> dict[Any, Table]:

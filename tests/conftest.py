@@ -17,11 +17,10 @@ import pytest
 from families import FAMILIES as ALL_FAMILIES
 from families import make_checkpoint
 from kernels import n_threads_of
-from probing.runtime import set_heap_aside, terminal
+from probing.runtime import set_heap_aside
 
-# Sentences that tests compare are not wrapped.
-os.environ.pop("COLUMNS", None)
-terminal.PROSE_WIDTH = 100_000
+# Sentences that tests compare are not wrapped, here and in processes that tests start.
+os.environ["COLUMNS"] = "100000"
 
 # Nothing that imports create becomes garbage. The collector would search it again and again, which took a quarter of
 # the time of importing and a tenth of the time of testing.

@@ -296,6 +296,6 @@ class Call:
         formats = figure_formats(self.config.get("figure_format", FIGURE_FORMAT))
         written = {schema.name: Table(output.tables.get(schema.name, ()), schema) for schema in self.study.schemas}
         charts = self.study.charts(Result(self.study, folder, self.config, dict(output.results), written))
-        subject = model_name(self.config) if "model" in self.config else ""
-        figures = write_charts(folder / "figures", charts, subject, formats)
+        prefix = model_name(self.config) if "model" in self.config else ""
+        figures = write_charts(folder / "figures", charts, prefix, formats)
         return files, figures + (output.draw(folder / "figures", formats) if output.draw else [])

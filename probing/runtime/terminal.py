@@ -281,7 +281,7 @@ def plain_table(title: str | None, leave_out: Sequence[str] = (), **options: Any
             fitted = copy(fitted)
             # rich would break title and caption at the width of the table, which may be narrow.
             above, below, fitted.title, fitted.caption = fitted.title, fitted.caption, None, None
-            prose = options.update(width=min(options.max_width, PROSE_WIDTH))
+            prose = options.update(width=min(options.max_width, columns_of_environment() or PROSE_WIDTH))
             if above:
                 yield from console.render(Text(str(above), "table.title"), prose)
             yield from Table.__rich_console__(fitted, console, options.update(width=max(width, options.max_width)))

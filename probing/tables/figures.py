@@ -410,27 +410,27 @@ class Chart:
         return [line.label for panel in self.panels for line in panel.lines]
 
 
-def write_charts(folder: Path, charts: Sequence[Chart], subject: str, formats: Sequence[str] = USUAL) -> list[Path]:
+def write_charts(folder: Path, charts: Sequence[Chart], prefix: str, formats: Sequence[str] = USUAL) -> list[Path]:
     """Draw charts, each in some formats, and return the paths of the files.
 
     Args:
         folder: Folder of the figures.
         charts: The charts.
-        subject: Beginning of the titles, such as the model's name; may be empty.
+        prefix: Beginning of the titles, such as the model's name; may be empty.
         formats: Formats of the files.
     """
-    drawings = {chart.name: partial(_draw_chart, chart=chart, subject=subject) for chart in charts}
+    drawings = {chart.name: partial(_draw_chart, chart=chart, prefix=prefix) for chart in charts}
     return write_drawings(folder, drawings, formats)
 
 
-def _draw_chart(figure: Figure, chart: Chart, subject: str) -> None:
+def _draw_chart(figure: Figure, chart: Chart, prefix: str) -> None:
     n = len(chart.panels)
     all_axes = panels(figure, n, (3.4, 2.9), (2.4, 0.5), sharey=chart.limits is not None)
     for axes, panel in zip(all_axes, chart.panels, strict=True):
         _draw_panel(axes, chart, panel)
     for axes in all_axes[::SIDE_BY_SIDE]:
         axes.set_ylabel(chart.y)
-    title = f"{subject}: {chart.title}" if subject else f"{chart.title[:1].upper()}{chart.title[1:]}"
+    title = f"{prefix}: {chart.title}" if prefix else f"{chart.title[:1].upper()}{chart.title[1:]}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     handles = {
         label: handle for axes in all_axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)

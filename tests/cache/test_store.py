@@ -497,6 +497,6 @@ def test_a_run_says_that_its_activations_are_rounded() -> None:
         return scope({"intervals_over": {"unit": "sentence", "n": 30}, "cache": cache}, None)
 
     assert said("bfloat16").endswith(
-        "The model ran in bfloat16 and its activations are kept so: --dtype float32 gives them without this rounding."
+        "The model ran in bfloat16 and its activations are stored in bfloat16: --dtype float32 avoids this rounding."
     )
     assert "float32" not in said("float32")

@@ -232,7 +232,9 @@ def test_sentences_are_wrapped_between_words(
 def test_sentences_in_pipes_and_logs_have_lines_of_at_most_100_characters() -> None:
     code = "from probing.runtime.terminal import say, tell; tell('word ' * 100, 'Second.'); say('word ' * 100)"
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, encoding="utf-8", check=True
+    )
     *lines, second = done.stdout.splitlines()
     assert second == "Second."
     for of_stream in (lines, done.stderr.splitlines()):

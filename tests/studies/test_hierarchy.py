@@ -73,8 +73,8 @@ def test_both_tasks_with_their_controls_are_on_disk_and_repeat(
     args += [f"--probe.l2={probe['l2']}", "--layer=0,2", "--figure_format=png"]
     assert run(COMMANDS, ["hierarchy", *args, "--wandb.mode=offline", "--name=a"]) == 0
     said = capsys.readouterr().out
-    assert "Main auxiliary: share of sentences answered rightly" in said
-    assert "Subject noun: where the two rules differ, probes go by" in said
+    assert "Main auxiliary: accuracy, and share whose answer follows linear order" in said
+    assert "Subject noun: where the two rules differ, probes follow" in said
     folder = Path(options["runs"]) / "a"
     assert {path.name for path in folder.iterdir()} == {
         "hierarchy.csv", "distractors.csv", "config.yaml", "results.json", "figures", "wandb"

@@ -509,7 +509,9 @@ def test_what_the_probe_predicts_has_the_name_that_the_user_gives_it(
 ) -> None:
     named = again(run, label_name="place in the sentence", layer=[0], name=None, quiet=False, figure_format="svg")
     assert "may still show that place in the sentence can be decoded from this layer" in capsys.readouterr().out
-    assert "Can place in the sentence be decoded from layer 0" in (named.folder / "report.html").read_text("utf-8")
+    assert "Can place in the sentence be decoded from layer 0" in (named.folder / "report.html").read_text(
+        encoding="utf-8"
+    )
     for name in (" ", "two\nlines", "x" * 61):
         with pytest.raises(UserError, match=r"`--label_name .*: expected a name of 1 to 60 printable characters"):
             again(run, label_name=name, name=None)

@@ -432,8 +432,8 @@ def test_every_accuracy_stands_beside_other_bases(features_made: Run) -> None:
     by_k = [{row["n_train_tokens"], row["n_test_tokens"]} for row in rows]
     assert all(found == by_k[0] for found in by_k)
     assert (features_made.folder / "figures" / "bases.png").is_file() or not BARE.get("figure_format")
-    said = [line for line in features_made.conclusions() if "beside as many" in line]
-    assert [line.split(" beside as many ")[1].split(":")[0] for line in said] == [
+    said = [line for line in features_made.conclusions() if "compared with as many" in line]
+    assert [line.split(" compared with as many ")[1].split(":")[0] for line in said] == [
         "neurons", "random features", "rotated neurons"
     ]  # fmt: skip
     page = report(str(features_made.folder), output=str(features_made.folder.parent / "page.html"))
