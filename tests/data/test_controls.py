@@ -422,7 +422,7 @@ def test_controls_are_shown(made: Run, capsys: pytest.CaptureFixture[str]) -> No
     from probing.tables.probes import controls_table
 
     table = render(controls_table(made.accuracy))
-    assert "tokens permuted" in table
+    assert "permuted tokens" in table
     assert f"{made.accuracy[1]['untrained_accuracy']:.3f}" in table
 
 

@@ -558,7 +558,7 @@ def test_neurons_are_also_compared_with_the_token_held_fixed(
     assert strongest["within_covariate_q"] < 0.01
     assert strongest["within_covariate_eta_squared"] > strongest["eta_squared"]
     said = capsys.readouterr().out
-    assert "Neurons are compared with the token held fixed, among" in said
+    assert "Neurons are also compared within values of the token: among" in said
     assert "covariate alone" in said
     assert load_run(made.folder).neurons[0]["within_covariate_p"] == made.neurons[0]["within_covariate_p"]
 
