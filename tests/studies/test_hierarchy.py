@@ -102,7 +102,7 @@ def test_both_tasks_with_their_controls_are_on_disk_and_repeat(
     made = load_run(folder)
     assert type(made) is Result
     assert [row["condition"] for row in made.hierarchy[:3]] == ["model", "model", "untrained"]
-    assert "by the first auxiliary" in repr(made)
+    assert "accuracy, and share whose answer follows linear order" in repr(made)
     again = ["hierarchy", "--config", str(folder / "config.yaml"), "--name", "b", "--wandb.mode=disabled"]
     assert run(COMMANDS, again) == 0
     for name in ("hierarchy.csv", "distractors.csv"):

@@ -109,7 +109,7 @@ def test_a_model_with_itself_goes_by_index_and_has_intervals(runs: Path, capsys:
     (verdict,) = load_run(runs / "c").answer()
     assert output.out.startswith(f"{verdict}\nbert (a) and again (b), matched by index")
     assert "\ntop overlap: share of the first 10 neurons" in output.out
-    assert "\nFurther tables: --verbose" in output.out
+    assert "--verbose prints all" in output.out
     assert "Results: " in output.out
     found = rows(runs / "c", "spearman")
     assert set(found) == {(a, b) for a in range(4) for b in (0, 2)}
@@ -137,7 +137,7 @@ def test_a_run_and_its_copy_have_the_same_neurons_and_the_table_of_them_is_shown
     output = capsys.readouterr().out
     assert "Neurons at the top of every run; layer, neuron and rank" in output
     assert "copy neuron" in output
-    assert "Further tables" not in output
+    assert "--verbose prints all" not in output
 
 
 @pytest.mark.slow
