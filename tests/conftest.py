@@ -17,10 +17,10 @@ import pytest
 from families import FAMILIES as ALL_FAMILIES
 from families import make_checkpoint
 from kernels import n_threads_of
-from probing.runtime import set_heap_aside
+from probing.runtime import set_heap_aside, terminal
 
-# Sentences that tests compare are not wrapped, here and in processes that tests start.
-os.environ["COLUMNS"] = "100000"
+# Sentences that tests compare are not wrapped; `own_environment` does the same for processes that tests start.
+terminal.PROSE_WIDTH = 100_000
 
 # Nothing that imports create becomes garbage. The collector would search it again and again, which took a quarter of
 # the time of importing and a tenth of the time of testing.
@@ -137,6 +137,7 @@ def threads(request: pytest.FixtureRequest) -> None:
 def own_environment() -> Iterator[None]:
     """Restore the environment variables after each test: libraries set some, such as the mode of W&B."""
     before = dict(os.environ)
+    os.environ["COLUMNS"] = str(terminal.PROSE_WIDTH)  # not for all of pytest, whose lines would be as long
     yield
     for name in os.environ.keys() - before.keys():
         del os.environ[name]

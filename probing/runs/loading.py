@@ -53,11 +53,19 @@ def writing(folder: Path, run: Run) -> Iterator[None]:
 
 
 def write_tables(folder: Path, tables: Mapping[str, Ranked]) -> None:
-    """Write the tables that have rows; rows of other layers or rankings in the files are preserved."""
-    for name, (rows, schema, key) in tables.items():
-        if rows:
-            with replacing(path := folder / f"{name}.csv") as partial:
-                write_csv(partial, _merged(path, rows, schema, key), schema)
+    """Write the tables that have rows; rows of other layers or rankings in the files are preserved.
+
+    Raises:
+        UserError: If a file is damaged; no table is written then.
+    """
+    merged = {}
+    with reading(folder):
+        for name, (rows, schema, key) in tables.items():
+            if rows:
+                merged[name] = _merged(folder / f"{name}.csv", rows, schema, key), schema
+    for name, (rows, schema) in merged.items():
+        with replacing(folder / f"{name}.csv") as partial:
+            write_csv(partial, rows, schema)
 
 
 def draw_curves(folder: Path, layers: Sequence[int], model: str, run: Run, formats: Sequence[str]) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -360,6 +361,22 @@ def test_a_run_where_rankings_cannot_be_written_is_refused(plain: Path, tmp_path
     (copy / "rankings").write_text("in the way", encoding="utf-8")
     with pytest.raises(UserError, match=r"`rank .*copy` is no folder \(.*rankings is a file\)"):
         rank(str(copy), method="anova", quiet=True, wandb=NO_WANDB)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda text: text.replace("ranking", "layer", 1), lambda text: text[:-5], lambda _: ""]
+)
+def test_damaged_tables_of_earlier_rankings_are_refused_and_nothing_is_written(
+    damage: Callable[[str], str], plain: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(plain, tmp_path / "copy"))
+    rank(str(copy), method="weight", layer=0, quiet=True, wandb=NO_WANDB)
+    table = copy / "rankings" / "directions.csv"
+    table.write_text(damage(table.read_text(encoding="utf-8")), encoding="utf-8")
+    before = {path: path.read_bytes() for path in (copy / "rankings").glob("*.csv")}
+    with pytest.raises(UserError, match=r"rankings` is damaged \(directions\.csv"):
+        rank(str(copy), method="anova", layer=1, quiet=True, wandb=NO_WANDB)
+    assert {path: path.read_bytes() for path in (copy / "rankings").glob("*.csv")} == before
 
 
 def test_a_run_without_validation_tokens_is_ranked_by_what_needs_none(
