@@ -14,8 +14,7 @@ from benchmarks.harness import write_csv
 from benchmarks.real_models import READ, Read, first_neurons
 from benchmarks.two_models_page import draw_figures, shown, skipped, special_tokens
 from probing.tables import controls_of
-from probing.tables.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, error_bars, name_layers
-from probing.tables.probe_figures import CONTROL_LOOKS
+from probing.tables.figures import BLUE, GREEN, GREY, LOOKS, ORANGE, PURPLE, error_bars, name_layers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -220,8 +219,10 @@ def _finding(figure: Figure, runs: Runs) -> None:
         above.set_title(f"{name} ({read.text.replace('english', 'English')})")
         layers = [row["layer"] for row in run.accuracy]
         _bars(above, run.accuracy, "accuracy", {"color": BLUE, "marker": "o", "label": "probe (95% interval)"})
-        for (control, words), look in zip(controls_of(run.accuracy).items(), CONTROL_LOOKS, strict=False):
-            above.plot(layers, [row[f"{control}_accuracy"] for row in run.accuracy], label=words, **look)
+        controls = controls_of(run.accuracy).items()
+        for (control, words), (color, dashes, mark) in zip(controls, LOOKS[1:], strict=False):
+            values = [row[f"{control}_accuracy"] for row in run.accuracy]
+            above.plot(layers, values, label=words, color=color, ls=dashes, marker=mark, ms=4)
         _contributions(below, run, layers)
         name_layers(above, layers)
         name_layers(below, layers)

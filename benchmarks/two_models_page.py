@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import read_csv, write_csv
 from probing.tables import controls_of
-from probing.tables.figures import BLUE, GREY, ORANGE, drawing
+from probing.tables.figures import BLUE, GREY, LOOKS, ORANGE, drawing
 from probing.tables.heads import SPECIAL, of_measure
-from probing.tables.probe_figures import CONTROL_LOOKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -183,9 +182,11 @@ def _accuracy(figure: Figure, models: Sequence[str], runs: Runs) -> None:
             depth = depth_of(model, runs)
             ends, label = ("accuracy_low", "accuracy_high"), f"probe, {model}"
             _line(axes, depth, run.accuracy, "accuracy", *ends, colour, mark, label)
-            for (name, words), look in zip(controls_of(run.accuracy).items(), CONTROL_LOOKS, strict=False):
+            controls = controls_of(run.accuracy).items()
+            for (name, words), (color, dashes, control_mark) in zip(controls, LOOKS[1:], strict=False):
                 at = [depth(row["layer"]) for row in run.accuracy]
-                axes.plot(at, [row[f"{name}_accuracy"] for row in run.accuracy], label=words, **look)
+                values = [row[f"{name}_accuracy"] for row in run.accuracy]
+                axes.plot(at, values, label=words, color=color, ls=dashes, marker=control_mark, ms=4)
         axes.set_xlabel("relative depth (0 = embeddings)")
         axes.set_ylim(0, 1.03)
     figure.axes[0].set_ylabel("test accuracy of position")

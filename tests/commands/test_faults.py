@@ -49,6 +49,7 @@ def fit_here(results: Any, args: list[str], prepare: Callable[[], None] = nothin
     from probing.cli.commandline import run
 
     without_rendering()
+    os.environ["COLUMNS"] = "100000"  # a message is a line
     signal.signal(signal.SIGINT, signal.default_int_handler)
     messages = io.StringIO()
     with contextlib.redirect_stderr(messages):

@@ -273,7 +273,7 @@ def _compare_with_baselines(rows: Sequence[Row], start: str) -> str:
     sides: dict[str, list[str]] = {}
     for row in rows:
         if row["answer"] == start and row["against"] not in (PRETRAINED, RANDOM) and (apart := ends(row)):
-            side = "above" if apart[0] > 0 else "below" if apart[1] < 0 else "not told apart from"
+            side = "above" if apart[0] > 0 else "below" if apart[1] < 0 else "not distinguished from"
             between = f"{CALLED[row['against']]} ({row['difference']:+.3f}, {apart[0]:+.3f} to {apart[1]:+.3f})"
             sides.setdefault(side, []).append(between)
     sides_text = "; ".join(f"{side} {listed(names)}" for side, names in sides.items())

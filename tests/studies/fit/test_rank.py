@@ -369,7 +369,7 @@ def test_a_run_where_rankings_cannot_be_written_is_refused(plain: Path, tmp_path
 def test_damaged_tables_of_earlier_rankings_are_refused_and_nothing_is_written(
     damage: Callable[[str], str], plain: Path, tmp_path: Path
 ) -> None:
-    copy = Path(shutil.copytree(plain, tmp_path / "copy"))
+    copy = Path(shutil.copytree(plain, tmp_path / "copy", ignore=shutil.ignore_patterns("rankings")))
     rank(str(copy), method="weight", layer=0, quiet=True, wandb=NO_WANDB)
     table = copy / "rankings" / "directions.csv"
     table.write_text(damage(table.read_text(encoding="utf-8")), encoding="utf-8")
