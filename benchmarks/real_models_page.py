@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks.harness import write_csv
 from benchmarks.real_models import READ, Read, first_neurons
 from benchmarks.two_models_page import draw_figures, shown, skipped, special_tokens
-from probing.tables import controls_of
-from probing.tables.figures import BLUE, GREEN, GREY, LOOKS, ORANGE, PURPLE, error_bars, name_layers
+from probing.tables import controls_of, figures
+from probing.tables.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, error_bars, name_layers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -220,7 +220,7 @@ def _finding(figure: Figure, runs: Runs) -> None:
         layers = [row["layer"] for row in run.accuracy]
         _bars(above, run.accuracy, "accuracy", {"color": BLUE, "marker": "o", "label": "probe (95% interval)"})
         controls = controls_of(run.accuracy).items()
-        for (control, words), (color, dashes, mark) in zip(controls, LOOKS[1:], strict=False):
+        for (control, words), (color, dashes, mark) in zip(controls, figures.LOOKS[1:], strict=False):
             values = [row[f"{control}_accuracy"] for row in run.accuracy]
             above.plot(layers, values, label=words, color=color, ls=dashes, marker=mark, ms=4)
         _contributions(below, run, layers)
