@@ -19,7 +19,9 @@ from families import make_checkpoint
 from kernels import n_threads_of
 from probing.runtime import set_heap_aside, terminal
 
-# Sentences that tests compare are not wrapped; `own_environment` does the same for processes that tests start.
+# Sentences that tests compare are not wrapped; `own_environment` does the same for processes that tests start. Workers
+# of pytest-xdist have a width of 80.
+os.environ.pop("COLUMNS", None)
 terminal.PROSE_WIDTH = 100_000
 
 # Nothing that imports create becomes garbage. The collector would search it again and again, which took a quarter of

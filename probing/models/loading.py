@@ -371,13 +371,14 @@ def load_config(source: ModelSource) -> Any:
     from transformers import AutoConfig
 
     if source.has_files:
-        check_counts(source.name, entries(source.checked(), "config.json"))
-        know_family(source.folder)
+        folder = source.checked()
+        check_counts(source.name, entries(folder, "config.json"))
+        know_family(folder)
     try:
         config = (
             getattr(source.encoder, "config", source.model.config)
             if isinstance(source, ModelObject)
-            else AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
+            else AutoConfig.from_pretrained(folder, trust_remote_code=False)
         )
     except Exception as error:  # transformers and its validators raise many types
         if "trust_remote_code" in str(error):

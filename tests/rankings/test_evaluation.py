@@ -526,7 +526,7 @@ def test_what_is_said_is_what_the_table_has(feature_rows: list[dict[str, Any]]) 
     worse = [{**row, "features": "worse"} if row["basis"] == "neurons" else row for row in feature_rows]
     assert bases_lines(worse, "labels")[0].endswith("worse with 1, 4 and 16 (by "
         f"{max(abs(row['difference']) for row in worse if row['basis'] == 'neurons'):.3f} at most).")  # fmt: skip
-    assert bases_lines(worse, "labels")[-1].endswith("shown to tell more of labels than as many neurons.")
+    assert bases_lines(worse, "labels")[-1].endswith("shown to predict labels better than as many neurons.")
 
 
 def test_the_table_marks_what_features_are_not_better_than(feature_rows: list[dict[str, Any]]) -> None:
