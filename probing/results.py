@@ -18,17 +18,29 @@ from probing.errors import UserError, as_clause
 from probing.runtime.files import most_text, open_file, replacing
 from probing.runtime.terminal import plain_table, render
 
+# Largest difference of two equal numbers that are computed in another order.
+ROUNDING = 1e-12
+
 
 def shown(value: float, form: str) -> str:
     """Return a number in a format such as `.4f`, with enough digits that only 0 looks like 0.
 
-    So an interval that excludes 0 visibly does so, such as `2e-05 to 0.0036` instead of `0.0000 to 0.0036`.
+    So an interval that excludes 0 visibly does so, such as `2e-05 to 0.0036` instead of `0.0000 to 0.0036`. Rounding
+    errors of differences, whose format begins with `+`, are 0.
     """
+    if form.startswith("+") and abs(value) < ROUNDING:
+        value = 0.0
     text = format(value + 0.0 if value else 0.0, form)
     if value and math.isfinite(value) and not set(text) & set("123456789"):
         sign, percent = "+" * form.startswith("+"), "%" * form.endswith("%")
         return format(100 * value if percent else value, f"{sign}.1g") + percent
     return text
+
+
+def rounded(value: float, form: str) -> str:
+    """Return a number in a format such as `.3f`; what rounds to 0 has no sign."""
+    text = format(value, form)
+    return text if set(text) & set("123456789") else text.lstrip("+-")
 
 
 Row = Mapping[str, Any]
@@ -117,6 +129,7 @@ class Column:
             name such as `accuracy`; None without an interval.
         may_be_empty: Whether an empty cell is the empty text; otherwise it is no value.
         labels: Words shown for some values, such as `as it is` for `intact`.
+        times: Factor of the number and its interval where they are shown, such as 100 for points.
     """
 
     name: str
@@ -127,6 +140,7 @@ class Column:
     interval: str | None = None
     may_be_empty: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
+    times: float = 1
 
     @property
     def words(self) -> str:
@@ -143,11 +157,12 @@ class Column:
     def show(self, row: Row) -> str:
         """Return a row's cell as text, empty without a value; a number that is not 0 never looks like 0."""
         value = row.get(self.name)
-        if value is None or value == "":
+        if value is None or value == "" or value != value:
             return ""
         if value in self.labels:
             return self.labels[value]
-        return shown(value, self.form) if isinstance(value, float) and self.form else format(value, self.form)
+        is_number = isinstance(value, float) and self.form
+        return shown(self.times * value, self.form) if is_number else format(value, self.form)
 
 
 def text(
@@ -262,13 +277,13 @@ def interval(row: Row, of: str = "", between: str = "-", form: str = ".3f", time
     return between.join(shown(end, form) for end in both_ends)
 
 
-def sign_of_interval(row: Row, of: str = "") -> int:
-    """Return 1 for an interval above 0, -1 for one below 0, and 0 for one that contains 0 or is missing."""
+def sign_of_interval(row: Row, of: str = "", than: float = 0.0) -> int:
+    """Return 1 for an interval above a value, -1 for one below it, and 0 for one that contains it or is missing."""
     bounds = ends(row, of)
-    return 0 if bounds is None else int(bounds[0] > 0) - int(bounds[1] < 0)
+    return 0 if bounds is None else int(bounds[0] > than) - int(bounds[1] < than)
 
 
-def estimated(row: Row, column: str, form: str = ".3f", of: str | None = None) -> str:
+def estimated(row: Row, column: str, form: str = ".3f", of: str | None = None, times: float = 1) -> str:
     """Return a number with its interval, such as `0.386 (0.369 to 0.404)`.
 
     Args:
@@ -276,11 +291,12 @@ def estimated(row: Row, column: str, form: str = ".3f", of: str | None = None) -
         column: The number's column.
         form: Format of the number; of the ends without the sign of percent.
         of: Name of the interval, as in `ends`; the column by default.
+        times: Factor of the number and the ends.
     """
     percent = form.endswith("%")
     ends_form = f"{form[:-1]}f" if percent else form
-    within = interval(row, column if of is None else of, " to ", ends_form, 100 if percent else 1)
-    return f"{shown(row[column], form)}{in_brackets(within)}"
+    within = interval(row, column if of is None else of, " to ", ends_form, 100 * times if percent else times)
+    return f"{shown(times * row[column], form)}{in_brackets(within)}"
 
 
 def in_brackets(*parts: str) -> str:
@@ -328,6 +344,11 @@ def layers_by(rows: Sequence[Row], of: str, phrases: Mapping[int, str]) -> str:
     return listed([phrases[sign].format(layers=layers_named(of_sign)) for sign, of_sign in layers.items() if of_sign])
 
 
+def capitalised(text: str) -> str:
+    """Return a text with a capital first letter; the others stay."""
+    return text[:1].upper() + text[1:]
+
+
 def count(n: int, singular: str, many: str = "") -> str:
     """Return a number with its noun."""
     return f"{n:,} {singular if n == 1 else many or singular + 's'}"
@@ -373,6 +394,42 @@ def shown_table(
     return table
 
 
+def cells_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[str] = ()) -> Any:
+    """Return rows of text as a rich table, to the right but for the columns with the headings in `words`."""
+    table = plain_table(title)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in words else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def grouped_table(
+    schema: Schema,
+    groups: Iterable[Table],
+    title: str,
+    names: Sequence[str],
+    cells: Mapping[str, Callable[[Table], str]],
+) -> Any:
+    """Return a rich table with a row for each group of rows.
+
+    Args:
+        schema: The table that the rows are of.
+        groups: The groups, none of which is empty.
+        title: Title.
+        names: Columns in which the rows of a group are the same, as in `shown_table`.
+        cells: Functions from the rows of a group to the text of a cell, by heading; columns without text are left out.
+    """
+    texts = [(rows[0], {heading: cell(rows) for heading, cell in cells.items()}) for rows in groups]
+    by_row = {id(row): of_row for row, of_row in texts}
+    beside = {
+        heading: partial(lambda row, heading: by_row[id(row)][heading], heading=heading)
+        for heading in cells
+        if any(of_row[heading] for _, of_row in texts)
+    }
+    return shown_table(schema, [row for row, _ in texts], title, names, beside)
+
+
 @dataclass(frozen=True)
 class View:
     """A table of the terminal and the page: some rows and columns of a table of the results.
@@ -384,6 +441,7 @@ class View:
         by: A table is shown for each value of this column; empty for one table.
         where: The rows that are shown, as in `Table.where`.
         pivot: A column whose other values get a column each: its name, the number shown, and the heading by value.
+        keys: Columns that identify a row among the rows of one value of the pivot.
     """
 
     schema: Schema
@@ -392,6 +450,7 @@ class View:
     by: str = ""
     where: Mapping[str, Any] = field(default_factory=dict)
     pivot: tuple[str, str, Mapping[str, str]] | None = None
+    keys: Sequence[str] = ("layer",)
 
     def tables(self, rows: Table) -> list[Any]:
         """Return the rich tables; none without rows."""
@@ -407,13 +466,23 @@ class View:
             column, number, headings = self.pivot
             others = rows.where(**({self.by: value} if self.by else {}))
             for other, heading in headings.items():
-                if by_layer := {row["layer"]: row for row in others.where(**{column: other})}:
-                    beside[heading] = partial(self._cell, by_layer, number)
-        columns = [name for name in self.columns if any(self.schema[name.rstrip("*")].show(row) for row in part)]
+                if by_key := {self._key(row): row for row in others.where(**{column: other})}:
+                    beside[heading] = partial(self._cell, by_key, number)
+        columns = [name for name in map(partial(self._filled, part), self.columns) if name]
         return shown_table(self.schema, part, title[:1].upper() + title[1:], columns, beside)
 
-    def _cell(self, by_layer: Mapping[int, Row], number: str, row: Row) -> str:
-        return self.schema[number].show(by_layer[row["layer"]]) if row["layer"] in by_layer else ""
+    def _filled(self, part: Table, name: str) -> str:
+        """Return a column without its interval if no row has one; empty if no row has a value."""
+        column = self.schema[name.rstrip("*")]
+        if name.endswith("*") and not any(map(_range_of(column), part)):
+            name = column.name
+        return name if any(map(column.show, part)) else ""
+
+    def _key(self, row: Row) -> tuple[Any, ...]:
+        return tuple(row.get(name) for name in self.keys)
+
+    def _cell(self, by_key: Mapping[tuple[Any, ...], Row], number: str, row: Row) -> str:
+        return self.schema[number].show(by_key.get(self._key(row), {}))
 
     def terms(self) -> dict[str, str]:
         """Return the meanings of the headings."""
@@ -455,7 +524,7 @@ def _heading_of_range(column: Column) -> str:
 
 def _range_of(column: Column) -> Callable[[Row], str]:
     between, form = (" to ", column.form) if column.form.startswith("+") else ("-", column.form or ".3f")
-    return lambda row: interval(row, column.interval or "", between, form)
+    return lambda row: interval(row, column.interval or "", between, form, column.times)
 
 
 Child = str | int | None
@@ -605,9 +674,16 @@ class Table(list[dict[str, Any]]):
             if all(row.get(name) in accepted for name, accepted in choices.items()) and (holds is None or holds(row))
         )
 
-    def by(self, column: str) -> dict[Any, Table]:
-        """Return the rows of each value of a column, in the order in which the values occur."""
-        return {value: self.where(**{column: value}) for value in self.values(column)}
+    def by(self, *columns: str) -> dict[Any, Table]:
+        """Return the rows of each value of a column, in the order in which the values occur; of several, by tuples."""
+        for name in columns:
+            self.column(name)  # is refused if there is none
+        rows_of: dict[Any, list[dict[str, Any]]] = {}
+        for row in self:
+            if all(name in row for name in columns):
+                key = tuple(row[name] for name in columns)
+                rows_of.setdefault(key if len(columns) > 1 else key[0], []).append(row)
+        return {key: self._with(rows) for key, rows in rows_of.items()}
 
     def values(self, column: str) -> list[Any]:
         """Return the distinct values of a column, in the order in which they occur."""

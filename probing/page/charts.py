@@ -25,7 +25,7 @@ from probing.runs.run import Run, load_fit
 from probing.runtime.files import read_text
 from probing.tables import Score, score_of
 from probing.tables.conclusions import leading
-from probing.tables.figures import BY_LAYER, Chart, Line, XAxis
+from probing.tables.figures import BY_LAYER, Chart, Line, Panel, XAxis
 from probing.tables.heads import CLASSES, FIRST, LETTERS, SPECIAL, finds_relation, of_heads, of_measure
 from probing.text.tasks import label_name, task_in_words
 
@@ -336,12 +336,13 @@ _DASHES = ("", "7 4", "2 3", "8 3 2 3", "4 2", "1 4", "10 4")
 
 
 def line_chart(
-    lines: Sequence[Line], title: str, across: XAxis = BY_LAYER, up: YAxis = SHARES, labels: Sequence[str] = ()
-) -> Html:
+    lines: Sequence[Line], title: str, across: XAxis = BY_LAYER, up: YAxis = SHARES, labels: Sequence[str] = (),
+    reference: float | None = None,
+) -> Html:  # fmt: skip
     """Return the chart with its legend, later lines on top: their dashes and open marks hide no line below.
 
     `title` describes the chart for readers who do not see it; `labels` fix the looks across several charts. Values
-    beyond the y axis are drawn at its ends.
+    beyond the y axis are drawn at its ends. A horizontal line is drawn at the value `reference`.
     """
     all_at = sorted({at for line in lines for at in line.at})
     shifts = _shifts(len(lines)) if len(all_at) == 1 else [0.0] * len(lines)
@@ -351,10 +352,17 @@ def line_chart(
         for line, shift in zip(lines, shifts, strict=True)
     ]
     svg = element(
-        "svg", element("title", title), *_frame(all_at, across, up), *drawn,
+        "svg", element("title", title), *_frame(all_at, across, up), _reference(reference, up), *drawn,
         viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", class_="chart",
     )  # fmt: skip
     return element("div", svg, _legend(lines, looks), class_="with-legend")
+
+
+def _reference(value: float | None, up: YAxis) -> Html | None:
+    if value is None or not up.low <= value <= up.high:
+        return None
+    at_y = _at(y(value, up))
+    return element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=at_y, y2=at_y, class_="reference")
 
 
 def x(at: int, all_at: Sequence[int], across: XAxis = BY_LAYER) -> float:
@@ -405,29 +413,39 @@ def _line(line: Line, look: int, xs: Sequence[float], across: XAxis, up: YAxis) 
             at_x, top, bottom = _at(xs[i]), _at(y(high, up)), _at(y(low, up))
             caps = f"M{_at(xs[i] - 4)} {top}h8M{_at(xs[i] - 4)} {bottom}h8"
             bar = element("path", d=f"M{at_x} {bottom}V{top}{caps}", class_="bar")
+        dots = None
+        if line.points and (values := line.points[i]):
+            text += f" ({min(values):.3f} to {max(values):.3f} in {len(values)})" if len(values) > 1 else ""
+            dots = joined(*(element("circle", cx=_at(xs[i]), cy=_at(y(dot, up)), r=2, class_="dot") for dot in values))
         mark = element("path", d=_mark(look), transform=f"translate({points[i]})", class_="mark")
-        marks.append(element("g", element("title", text), bar, mark))
-    path = "".join("M" + "L".join(points[part]) for part in line.parts(across is BY_LAYER))
+        marks.append(element("g", element("title", text), bar, dots, mark))
+    path = "".join("M" + "L".join(points[part]) for part in line.parts(across.unit == "layer"))
+    if line.is_faint:
+        return element("path", element("title", name), d=path, class_="line faint")
     return element("g", _stroke(line, look, path), *marks, class_=f"look-{look % len(_MARKS)}")
 
 
 def chart_html(chart: Chart) -> list[Html]:
     """Return a chart as figures of a page, one for each panel."""
-    intervals = (
-        ", with 95% intervals" if any(any(line.ranges) for panel in chart.panels for line in panel.lines) else ""
-    )
-    y_axis = SHARES if chart.limits == (0, 1) else None
-    if y_axis is None:
-        drawn = [value for panel in chart.panels for line in panel.lines for value in line.values]
-        drawn += [end for panel in chart.panels for line in panel.lines for pair in line.ranges for end in pair or ()]
-        y_axis = YAxis.of(drawn, chart.from_zero)
+    drawn = [line for panel in chart.panels for line in panel.lines]
+    intervals = f", with {chart.bars}" if any(any(line.ranges) for line in drawn) else ""
+    shared = _y_axis(chart, chart.panels)
     figures = []
     for panel in chart.panels:
         begin = f"{panel.title[:1].upper()}{panel.title[1:]}: " if panel.title else ""
-        title = f"{begin}{chart.y or chart.title}{intervals}"
-        drawn_panel = line_chart(panel.lines, title, chart.x, y_axis, [*chart.looks])
+        about = "; ".join(filter(None, (panel.y, chart.caption))) or chart.y or chart.title
+        title = f"{begin}{about}{intervals}"
+        y_axis = _y_axis(chart, [panel]) if panel.y else shared
+        drawn_panel = line_chart(panel.lines, title, chart.x, y_axis, [*chart.looks_of(panel)], chart.reference)
         figures.append(element("figure", element("figcaption", title), drawn_panel))
-    return figures
+    return [element("div", *figures, class_="panels")] if len(figures) > 2 else figures
+
+
+def _y_axis(chart: Chart, panels: Sequence[Panel]) -> YAxis:
+    if chart.limits == (0, 1):
+        return SHARES
+    from_zero = all(panel.from_zero if panel.y else chart.from_zero for panel in panels)
+    return YAxis.of([value for panel in panels for line in panel.lines for value in line.extent], from_zero)
 
 
 def _stroke(line: Line, look: int, path: str) -> Html | None:
@@ -438,6 +456,7 @@ def _stroke(line: Line, look: int, path: str) -> Html | None:
 
 def _legend(lines: Sequence[Line], looks: Mapping[str, int]) -> Html:
     entries = []
+    lines = [line for line in lines if not line.is_faint]
     longest = {line.label: line for line in sorted(lines, key=lambda line: len(line.at))}
     for label in dict.fromkeys(line.label for line in lines):
         line, look = longest[label], looks[label]
@@ -472,9 +491,6 @@ class HeadSurveyView:
 
 
 HeadRow = Mapping[str, Any]
-
-# What a head is, among the terms of a page.
-HEAD = "One of the parallel attentions of a block; 3-9 is the ninth head of layer 3, both counted from 1."
 
 Place = tuple[int, int]  # layer and head
 

@@ -170,8 +170,12 @@ class Study:
         """Return the line charts, which are written as figures and shown on the page; none by default."""
         return []
 
+    def maps(self, result: Result) -> Iterable[Html]:
+        """Return the maps of the page, which are no line charts; none by default."""
+        return []
+
     def more_tables(self, result: Result) -> list[Any]:
-        """Return the tables that the terminal shows only with `--verbose`, if the command has it; none by default."""
+        """Return the tables that the page folds, and the terminal shows with `--verbose`; none by default."""
         return []
 
     def answer(self, result: Result) -> list[str]:
@@ -182,9 +186,13 @@ class Study:
         """Return the conclusions that follow the answer, a sentence for each question; none by default."""
         return []
 
+    def figure_prefix(self, result: Result) -> str:
+        """Return what is measured, which begins the titles of charts: by default the model; empty without one."""
+        return model_name(result.config) if "model" in result.config else ""
+
     def about(self, result: Result) -> str:
         """Return the page title (lower case; used mid-sentence)."""
-        of = f" in {model_name(result.config)}" if "model" in result.config else f": {result.folder.name}"
+        of = f" in {name}" if (name := self.figure_prefix(result)) else f": {result.folder.name}"
         return f"{self.title[0].lower()}{self.title[1:]}{of}"
 
     def heading(self, result: Result) -> str:
@@ -192,10 +200,13 @@ class Study:
         return f"{self.title}: {result.folder.name}"
 
     def section(self, result: Result, place: SectionPlace) -> Html:
-        """Return the section of a page: by default the sentences, the charts and the tables of the terminal."""
+        """Return the section of a page: by default sentences, maps, charts, tables and, folded, more."""
         draw = load(ACTIONS["chart_html"])
         charts = [figure for chart in self.charts(result) for figure in draw(chart)]
-        return section_of(result, place.anchor, *charts, *framed(result.tables()))
+        return section_of(
+            result, place.anchor, *self.maps(result), *charts, *framed(result.tables()),
+            *folded(self.more_tables(result)),
+        )  # fmt: skip
 
     def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings by part of the terms; by default those of its views with rows."""

@@ -16,7 +16,7 @@ from probing.cli.options import WandbOptions, as_options
 from probing.errors import UserError, as_clause, lack_of_machine, refuse
 from probing.models import layer_numbers
 from probing.results import Row, Table, write_tables
-from probing.runs import Result, Study, model_name, refuse_several, several
+from probing.runs import Result, Study, refuse_several, several
 from probing.runs.folder import ResumableFolder, RunFolder, check_name
 from probing.runtime import Stopwatch, logger_problems, terminal, versions
 from probing.runtime.processes import interrupt_behind
@@ -295,7 +295,6 @@ class Call:
         files += output.write(folder) if output.write else []
         formats = figure_formats(self.config.get("figure_format", FIGURE_FORMAT))
         written = {schema.name: Table(output.tables.get(schema.name, ()), schema) for schema in self.study.schemas}
-        charts = self.study.charts(Result(self.study, folder, self.config, dict(output.results), written))
-        prefix = model_name(self.config) if "model" in self.config else ""
-        figures = write_charts(folder / "figures", charts, prefix, formats)
+        result = Result(self.study, folder, self.config, dict(output.results), written)
+        figures = write_charts(folder / "figures", self.study.charts(result), self.study.figure_prefix(result), formats)
         return files, figures + (output.draw(folder / "figures", formats) if output.draw else [])

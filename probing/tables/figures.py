@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -279,7 +279,9 @@ def write_drawings(
 # Line charts: declared once, drawn here as figures and in `probing.page.charts` as SVG that can be pointed at.
 # --------------------------------------------------------------------------------------------------------------------
 
-# Colour, dashes and mark of each look: lines differ without colour, too. `page/style.css` has the first seven.
+# Number of looks that a page has (`page/style.css`), so that lines of one chart can be distinguished there, too.
+N_LOOKS = 7
+# Colour, dashes and mark of each look: lines differ without colour, too.
 LOOKS = (
     (BLUE, "-", "o"), (GREY, (0, (7, 4)), "s"), (ORANGE, ":", "^"), (GREEN, "-.", "D"), (PURPLE, (0, (4, 2)), "v"),
     ("#1b1b1b", (0, (1, 4)), "x"), ("#00706b", (0, (10, 4)), "+"), (GREY, "-", "P"), (ORANGE, "--", "*"),
@@ -297,6 +299,8 @@ class Line:
         values: Values, one for each of these.
         ranges: Intervals, one for each, None where there is none; empty if there are none at all.
         which: What distinguishes it from other lines of the same label, shown to those who point at it.
+        points: Values at each of these that the line averages, such as one per seed, drawn as small dots.
+        is_faint: Whether it is thin and grey, without marks and not in the legend, as one of many.
     """
 
     label: str
@@ -304,6 +308,8 @@ class Line:
     values: Sequence[float]
     ranges: Sequence[tuple[float, float] | None] = ()
     which: str = ""
+    points: Sequence[Sequence[float]] = ()
+    is_faint: bool = False
 
     @classmethod
     def of(
@@ -337,6 +343,12 @@ class Line:
         ]
         return [slice(*bounds) for bounds in pairwise([0, *breaks, len(self.at)])]
 
+    @property
+    def extent(self) -> list[float]:
+        """Everything that is drawn along the y axis: values, ends of intervals and points."""
+        bounds, points = (pair or () for pair in self.ranges), self.points
+        return [*self.values, *(value for several in (*bounds, *points) for value in several)]
+
 
 @dataclass(frozen=True)
 class XAxis:
@@ -368,12 +380,26 @@ BY_LAYER = XAxis(
 BY_STEP = XAxis("step", name, coordinates, labels)
 
 
+def linear(unit: str, name: str) -> XAxis:
+    """Return a linear x axis with whole numbers; of the unit `layer`, lines have gaps where no layer was measured."""
+    return XAxis(unit, lambda _: name, lambda numbers: numbers, _labels_of_layers)
+
+
 @dataclass(frozen=True)
 class Panel:
-    """The lines of one pair of axes, and its title."""
+    """The lines of one pair of axes.
+
+    Args:
+        lines: The lines.
+        title: Title of the panel.
+        y: Label of a y axis of this panel alone, where the panels show different quantities.
+        from_zero: Whether this y axis begins at 0.
+    """
 
     lines: Sequence[Line]
     title: str = ""
+    y: str = ""
+    from_zero: bool = False
 
 
 @dataclass(frozen=True)
@@ -383,12 +409,14 @@ class Chart:
     Args:
         name: Name of the figure's file.
         title: What is shown, as a sentence without the model's name.
-        panels: Its panels, which share the axes' labels and, if `limits` are given, the y axis.
+        panels: Its panels, which share the axes except for a y axis that is of a panel alone.
         y: Label of the y axis.
         limits: Ends of the y axis; round ends around the values by default.
         from_zero: Whether the y axis begins at 0 where it has no limits.
         x: The x axis.
         reference: A value at which a horizontal line is drawn.
+        bars: What the bars of the lines are.
+        caption: Caption on the page; the label of the y axis, or the title, by default.
     """
 
     name: str
@@ -399,15 +427,51 @@ class Chart:
     from_zero: bool = False
     x: XAxis = BY_LAYER
     reference: float | None = None
+    bars: str = "95% intervals"
+    caption: str = ""
+
+    @property
+    def is_split(self) -> bool:
+        """Whether there are more labels than looks: each panel then has looks and a legend for its own labels."""
+        return len(self.panels) > 1 and len(self.looks) > N_LOOKS
 
     @property
     def looks(self) -> dict[str, int]:
         """The look of each label, the same in all panels."""
-        return {label: i for i, label in enumerate(dict.fromkeys(self._labels))}
+        return {label: i for i, label in enumerate(dict.fromkeys(self._labels_of(*self.panels)))}
 
-    @property
-    def _labels(self) -> list[str]:
-        return [line.label for panel in self.panels for line in panel.lines]
+    def looks_of(self, panel: Panel) -> dict[str, int]:
+        """Return the look of each label of a panel; of a split chart, panels have looks of their own."""
+        shown = [panel] if self.is_split else self.panels
+        return {label: i for i, label in enumerate(dict.fromkeys(self._labels_of(*shown)))}
+
+    @staticmethod
+    def _labels_of(*panels: Panel) -> list[str]:
+        return [line.label for panel in panels for line in panel.lines if not line.is_faint]
+
+
+def in_panels(lines: Sequence[Line], references: Sequence[Line] = (), what: str = "lines") -> list[Panel]:
+    """Return the lines in as many panels as their looks can be distinguished in, each with the references.
+
+    `what` names the labels, in the titles of several panels.
+    """
+    labels = list(dict.fromkeys(line.label for line in lines))
+    n_panels = math.ceil(len(labels) / (N_LOOKS - len(references))) or 1
+    size = math.ceil(len(labels) / n_panels)
+    parts = [labels[first : first + size] for first in range(0, len(labels), size or 1)]
+    numbers = [f"{what} {i * size + 1} to {i * size + len(part)}" for i, part in enumerate(parts)]
+    return [
+        Panel([*(line for line in lines if line.label in part), *references], title if len(parts) > 1 else "")
+        for part, title in zip(parts, numbers, strict=True)
+    ]
+
+
+def with_lines(charts: Sequence[Chart]) -> list[Chart]:
+    """Return the charts without the lines that have no values, and without the panels and charts that have no lines."""
+    drawn = [replace(chart, panels=[
+        replace(panel, lines=lines) for panel in chart.panels if (lines := [line for line in panel.lines if line.at])
+    ]) for chart in charts]  # fmt: skip
+    return [chart for chart in drawn if chart.panels]
 
 
 def write_charts(folder: Path, charts: Sequence[Chart], prefix: str, formats: Sequence[str] = USUAL) -> list[Path]:
@@ -419,19 +483,30 @@ def write_charts(folder: Path, charts: Sequence[Chart], prefix: str, formats: Se
         prefix: Beginning of the titles, such as the model's name; may be empty.
         formats: Formats of the files.
     """
+    if charts:
+        folder.mkdir(exist_ok=True)
     drawings = {chart.name: partial(_draw_chart, chart=chart, prefix=prefix) for chart in charts}
     return write_drawings(folder, drawings, formats)
 
 
 def _draw_chart(figure: Figure, chart: Chart, prefix: str) -> None:
     n = len(chart.panels)
-    all_axes = panels(figure, n, (3.4, 2.9), (2.4, 0.5), sharey=chart.limits is not None)
+    has_shared_y = chart.is_split or not any(panel.y for panel in chart.panels)
+    all_axes = panels(figure, n, (3.4, 2.9), (2.4, 0.5), sharey=has_shared_y)
     for axes, panel in zip(all_axes, chart.panels, strict=True):
         _draw_panel(axes, chart, panel)
-    for axes in all_axes[::SIDE_BY_SIDE]:
-        axes.set_ylabel(chart.y)
+    shared = [axes for axes, panel in zip(all_axes, chart.panels, strict=True) if not panel.y]
+    if chart.from_zero and shared and not chart.limits:
+        from_zero(*shared)
+    for i, (axes, panel) in enumerate(zip(all_axes, chart.panels, strict=True)):
+        axes.set_ylabel(panel.y or (chart.y if i % SIDE_BY_SIDE == 0 else ""))
     title = f"{prefix}: {chart.title}" if prefix else f"{chart.title[:1].upper()}{chart.title[1:]}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    if chart.is_split:
+        for axes in all_axes:
+            handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+            axes.legend(handles.values(), map(_in_two_lines, handles), fontsize=7, framealpha=0.7, frameon=True)
+        return
     handles = {
         label: handle for axes in all_axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
@@ -448,34 +523,40 @@ def _draw_panel(axes: Axes, chart: Chart, panel: Panel) -> None:
     all_at = sorted({at for line in panel.lines for at in line.at})
     place = dict(zip(all_at, chart.x.places(all_at), strict=True))
     span = (place[all_at[-1]] - place[all_at[0]]) or 1.0
-    # Intervals are drawn side by side; so are all marks where they are at one place.
-    beside = [i for i, line in enumerate(panel.lines) if any(line.ranges) or len(all_at) == 1]
-    shifts = np.zeros(len(panel.lines))
-    shifts[beside] = np.arange(len(beside)) - (len(beside) - 1) / 2
-    shifts *= 0.01 * span if len(all_at) > 1 else 0.6 / max(1, len(beside) - 1)
-    for line, shift in zip(panel.lines, shifts, strict=True):
-        color, dashes, mark = LOOKS[chart.looks[line.label] % len(LOOKS)]
-        dashes = dashes if len(all_at) > 1 else ""
-        xs = np.array([place[at] for at in line.at]) + shift
+    is_single = len(all_at) == 1
+    # Intervals, and all marks of a single layer, are side by side.
+    beside = [line for line in panel.lines if is_single or (any(line.ranges) and len(line.at) > 1)]
+    distance = 0.6 / max(1, len(beside) - 1) if is_single else 0.01 * span
+    shifts = {id(line): distance * (i - (len(beside) - 1) / 2) for i, line in enumerate(beside)}
+    looks = chart.looks_of(panel)
+    for line in panel.lines:
+        xs = np.array([place[at] for at in line.at]) + shifts.get(id(line), 0.0)
+        if line.is_faint:
+            axes.plot(xs, line.values, color="#cccccc", lw=0.7, marker=".", ms=2, zorder=1)
+            continue
+        color, dashes, mark = LOOKS[looks[line.label] % len(LOOKS)]
+        dashes = "" if is_single else dashes
         values = np.array(line.values, dtype=float)
-        for i, part in enumerate(line.parts(chart.x is BY_LAYER)):
+        for i, part in enumerate(line.parts(chart.x.unit == "layer")):
             label = line.label if i == 0 else None
             axes.plot(xs[part], values[part], color=color, ls=dashes, lw=1.3, marker=mark, ms=4, label=label)
+        for x, some in zip(xs, line.points, strict=False):
+            axes.plot([x] * len(some), some, ".", ms=4, color=color, alpha=0.6)
         if any(line.ranges):
             low, high = np.array([pair or (v, v) for pair, v in zip(line.ranges, values, strict=True)]).T
             bars = np.clip([values - low, high - values], 0, None)
             axes.errorbar(xs, values, yerr=bars, fmt="none", ecolor=color, capsize=2, elinewidth=0.7)
-    if chart.x is BY_LAYER:
-        name_layers(axes, all_at, most=9)
+    if chart.x.unit == "layer":
+        name_layers(axes, all_at, most=9, what=chart.x.name(all_at))
     else:
         axes.set_xticks([place[at] for at in all_at], chart.x.labels(all_at, 40))
         axes.set_xlabel(chart.x.name(all_at))
     if chart.limits:
         margin = 0.04 * (chart.limits[1] - chart.limits[0])
         axes.set_ylim(chart.limits[0] - margin, chart.limits[1] + margin)
-    elif chart.from_zero:
+    elif panel.from_zero:
         from_zero(axes)
-    axes.set_title(panel.title)
+    axes.set_title(fill(panel.title, 46))
 
 
 def _save(figure: Figure, path: Path, form: str, **options: Any) -> None:
@@ -525,10 +606,11 @@ def panels(figure: Figure, n: int, size: tuple[float, float], room: tuple[float,
     return cast("list[Axes]", grid[:n])
 
 
-def from_zero(axes: Axes) -> None:
-    """Let the y axis begin at 0 and end above all data, so that no line lies on its border."""
-    top = float(axes.dataLim.ymax)
-    axes.set_ylim(0, 1.05 * top if top > 0 else 1)
+def from_zero(*panels: Axes) -> None:
+    """Let the y axes begin at 0, or below all data, and end above all data, so that no line lies on their border."""
+    bottom, top = min(axes.dataLim.ymin for axes in panels), max(axes.dataLim.ymax for axes in panels)
+    for axes in panels:
+        axes.set_ylim(min(0, 1.05 * bottom), 1.05 * top if top > 0 else 1)
 
 
 def side_by_side(n: int, layers: Sequence[int]) -> NDArray[np.float64]:

@@ -1,53 +1,79 @@
-"""Columns, tables and sentences of `attention`, for files and the terminal."""
+"""Tables, charts and sentences of `attention`, and sentences of `geometry` on the first token."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from probing.results import ALL_LAYERS, ends, in_brackets, interval
+from probing.results import (
+    ALL_LAYERS,
+    Row,
+    Table,
+    cells_table,
+    count,
+    ends,
+    estimated,
+    in_brackets,
+    interval,
+)
 from probing.statistics import few_sentences
 from probing.tables.change import change_conclusions, change_table, fusion_lines, fusion_tables
+from probing.tables.change import of_layers as change_of_layers
+from probing.tables.figures import Chart, Line, Panel, linear
 
-# --------------------------------------------------------------------------------------------------------------------
-# What the terminal says of heads and semantic roles.
-# --------------------------------------------------------------------------------------------------------------------
+Tables = Mapping[str, Sequence[Row]]
 
-Row = Mapping[str, Any]
-
-
-def role_lines(role_rows: Sequence[Row]) -> list[str]:
-    """Return a sentence on the heads that attend along role links, and on the number of compared links."""
-    rows = [row for row in role_rows if row["role"] == "all"]
-    if not rows:
-        return []
-    best = max(rows, key=lambda row: row["z"])
-    heads = {_name_of(row) for row in rows if row["p_value"] < 0.05}
-    several = f"{len(heads)} of {len({_name_of(row) for row in rows})} heads"
-    return [
-        f"Role links: {several} attend along {best['n']:,} links more than to pairs of other sentences that look alike"
-        ", the links of each predicate resampled together (p below .05, corrected for the choice of a head), above all "
-        f"{_name_of(best)} from the {best['query']}: {best['score']:.3f}"
-        f"{in_brackets(interval(best, between=' to '))}, unlinked pairs "
-        f"{best['unlinked']:.3f}, p {best['p_value']:.2g}.{_unmatched(best)}"
-    ]
-
-
-def _unmatched(row: Row) -> str:
-    n = int(row["n_unmatched"])
-    several = "A further link has" if n == 1 else f"A further {n:,} links have"
-    alike = "no unlinked pairs that look alike, together with the other links of their predicate"
-    return f" {several} {alike}, and cannot be compared." if n else ""
-
-
-def _name_of(row: Row) -> str:
-    return f"{row['layer']}-{row['head']}"
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The table and the sentence of attention rollout, for the terminal.
-# --------------------------------------------------------------------------------------------------------------------
+SENTENCES = {
+    "classes": "Classes of all attention maps: {classes}.",
+    "class_heads": "most maps of {n} of {heads}",
+    "boundary": "With the boundary of each pair moved so that its two sentences exchange their lengths, {share} of the "
+    "maps would be block: attention to nearby words explains these.",
+    "thresholds": "If all thresholds are 25% lower or higher, the share of {name} maps changes most of all classes, to "
+    "{lower:.1%} or {higher:.1%}: by {move:.1f} points.",
+    "neighbours": "Most attention to neighbours: {neighbours}.",
+    "neighbour": "head {head} gives {value:.3f} to {token}",
+    "neighbour_heads": "above .5 in {n} of {heads}",
+    "special_tokens": "Special tokens receive {most} of the attention in layer {layer}, the most of all layers, and "
+    "{least} in layer {least_layer}, the least (means over heads); in layer {layer} this is {lift:.1f} times uniform "
+    "attention{by_norm}.",
+    "special_tokens_of_layer": "Special tokens receive {most} of the attention in layer {layer} (mean over heads), "
+    "{lift:.1f} times uniform attention{by_norm}.",
+    "first_token": "The first token receives {most} of the attention of later tokens in layer {layer}{the_most}, and "
+    "more than .5 in {n} of {heads}{uniform}{by_norm}.",
+    "uniform": "; uniform attention gives it {value:.3f}",
+    "by_norm": ", and {value} if weights are multiplied by the norms of the vectors that are read",
+    "rollout": "Rollout, in which every block keeps half of each vector: after block {layer}, the vectors of words "
+    "consist of {shares}.",
+    "rollout_uniform": "uniform attention: {uniform:.1%}",
+    "similarity": "Of {pairs} of heads, {most} are most similar, {least} least similar.",
+    "similar_heads": "heads {head} and {other} ({value:.3f} nats{within})",
+    "similar_layers": "By the published cosine, layers {layer} and {other} are the most similar consecutive layers: "
+    "{published}; with best-matched heads and without special tokens, the cosine is {matched}.",
+    "relations": "A head finds {n} of {relations} more often than the best fixed offset{permuted} (corrected p below "
+    ".05): {heads}.",
+    "no_relations": "No head finds any of {relations} more often than the best fixed offset{permuted} (corrected p "
+    "below .05); the most accurate are {heads}.",
+    "permuted": ", by more than if syntactic heads are permuted within each sentence",
+    "relation": "{relation} {head} ({test:.3f}{within}; offset {offset:+d}: {offset_test:.3f}{untrained})",
+    "only_offset": "More often than the best fixed offset, but not by more than with permuted syntactic heads: "
+    "{relations}. Attention to words that head many others is enough for this.",
+    "uuas": "Trees of head {head}, which is selected on other sentences, have {test} of the treebank's edges, and the "
+    "chain of neighbours {baseline}.",
+    "uas": "A probe of the attention of all heads finds the syntactic head of {test} of the words, and the offset "
+    "{offset:+d} of {baseline}.",
+    "roles": "Role links: {n} of {heads} attend along {links} more than to similar unlinked pairs of other sentences "
+    "(p below .05, corrected for the choice of a head; the links of each predicate are resampled together), most of "
+    "all {best} from the {query}: {score}, unlinked pairs {unlinked:.3f}, p {p:.2g}.",
+    "unmatched_roles": " Of a further {links}, no unlinked pairs are similar to all links of the predicate, so that "
+    "these are not compared.",
+    "causal": "The first token counts as a special token here. With a causal mask, uniform attention favours it too: "
+    "`--first_token exclude` measures it separately and excludes it from all other measures.",
+    "no_first_outliers": "The first token adds no outlier and hides none.",
+    "with_first": "Neurons with a far mean with the first token and not without it: {neurons}.",
+    "without_first": "Neurons with a far mean without the first token, which it hides: {neurons}.",
+    "first_alone": "Neurons with a far mean on the first token alone, and not on the others: {neurons}.",
+}
 
 # Headings of the shares of a vector, in the order of the table, and their names in a sentence.
 _SHARES = {
@@ -57,49 +83,6 @@ _SHARES = {
     "next": ("next", "the next token"),
     "others": ("others", "all other tokens"),
 }
-
-
-def rollout_table(rows: Sequence[Row]) -> Any:
-    """Return the composition of the vectors of words after each layer as a rich table; None without rows."""
-    from probing.runtime.terminal import plain_table
-
-    by_measure = {(row["layer"], row["measure"]): row for row in _of_words(rows)}
-    if not by_measure:
-        return None
-    table = plain_table("Rollout: which tokens the vectors of words are composed of (under uniform attention)")
-    for heading in ("layer", *(heading for heading, _ in _SHARES.values())):
-        table.add_column(heading, justify="right")
-    for layer in dict.fromkeys(layer for layer, _ in by_measure):
-        cells = [by_measure[layer, name] for name in _SHARES]
-        table.add_row(str(layer), *(f"{row['value']:.3f} ({row['uniform']:.3f})" for row in cells))
-    return table
-
-
-def rollout_lines(rows: Sequence[Row]) -> list[str]:
-    """Return a sentence on the last layer."""
-    of_words = _of_words(rows)
-    if not of_words:
-        return []
-    layer = of_words[-1]["layer"]
-    last = {row["measure"]: row for row in of_words if row["layer"] == layer}
-    parts = []
-    for name in sorted(_SHARES, key=lambda name: -last[name]["value"]):
-        between = interval(last[name], between=" to ", form=".1f", times=100)
-        uniform = f"uniform attention: {last[name]['uniform']:.1%}"
-        parts.append(f"{_SHARES[name][1]} {last[name]['value']:.1%}{in_brackets(between, uniform)}")
-    return [
-        "Rollout, which takes every block to keep half of each vector, finds in the vectors of words after block "
-        f"{layer}: {', '.join(parts)}."
-    ]
-
-
-def _of_words(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if row["query"] == "words"]
-
-
-Tables = Mapping[str, Sequence[Row]]
-
-
 # Short headings of the classes.
 CLASSES = {
     "vertical": "vertical",
@@ -114,51 +97,87 @@ LETTERS = {
     "heterogeneous": ("h", 0.05),
 }  # fmt: skip
 SPECIAL, FIRST = "special tokens", "first token"
-_PROFILE = {"entropy": "entropy", "distance": "distance", "self": "self", "previous": "previous", "next": "next"}
+_PROFILE = ("entropy", "distance", "self", "previous", "next")
+_NEIGHBOURS = {"previous": "the previous token", "next": "the next token", "self": "the token itself"}
+
+
+def rows_of(by_name: Tables, name: str) -> Table:
+    """Return the rows of a table; none if it was not measured."""
+    return Table(by_name.get(name, ()))
 
 
 def tables(by_name: Tables) -> list[Any]:
     """Return the non-empty tables of the terminal as rich tables."""
     optional_tables = (
-        _classes_table(by_name), _layers_table(by_name), _types_table(by_name),
-        rollout_table(by_name.get("rollout", ())), change_table(by_name.get("change", ())),
-        *fusion_tables(by_name.get("fusion", ())),
+        _classes_table(by_name), _layers_table(rows_of(by_name, "attention_layers")),
+        _types_table(rows_of(by_name, "heads")), rollout_table(rows_of(by_name, "rollout")),
+        change_table(by_name.get("change", ())), *fusion_tables(by_name.get("fusion", ())),
     )  # fmt: skip
     return [table for table in optional_tables if table is not None]
 
 
+def charts(by_name: Tables, against: str = "") -> list[Chart]:
+    """Return the attention to special tokens by layer, and the change of maps; `against` is the other checkpoint."""
+    layers, changes = rows_of(by_name, "attention_layers"), by_name.get("change", ())
+    mass, lift = (of_measure(layers, measure, SPECIAL) for measure in ("mass", "lift"))
+    drawn = []
+    if mass:
+        uniform = {row["layer"]: row["value"] / of["value"] for row, of in zip(mass, lift, strict=True) if of["value"]}
+        lines = [
+            Line.of(mass, "value", "by weight", ""),
+            Line.of(of_measure(layers, "norm_mass", SPECIAL), "value", "by weight x norm", ""),
+            Line("uniform attention", [*uniform], [*uniform.values()]),
+        ]
+        panel = Panel([line for line in lines if line.at], "attention to special tokens")
+        y = "share of attention (mean of heads)"
+        drawn.append(Chart("special_tokens", _BY_LAYER, [panel], y, from_zero=True, x=_BY_BLOCK))
+    if changes:
+        lines = [
+            Line.of(rows, "value", label, "")
+            for *which, label in _CHANGES
+            if (rows := change_of_layers(changes, *which))
+        ]
+        panel = Panel(lines, f"attention maps compared with {against}")
+        drawn.append(Chart("change_by_layer", _BY_LAYER, [panel], "cosine (mean of heads)", x=_BY_BLOCK))
+    return drawn
+
+
+_BY_BLOCK, _BY_LAYER = linear("layer", "layer"), "means over heads by layer, 95% intervals"
+# Lines of the chart of changes: measure, comparison and label.
+_CHANGES = (
+    ("cosine", "same", "same head"),
+    ("cosine", "other heads", "two heads of the layer"),
+    ("cosine", "other sentences", "two sentences of equal length"),
+    ("cosine_as_published", "same", "same head, with padding"),
+)
+
+
 def conclusions(by_name: Tables) -> list[str]:
     """Return the conclusions from the tables, a sentence for each question."""
+    layers, heads = rows_of(by_name, "attention_layers"), rows_of(by_name, "heads")
     return [
-        *_which_classes(by_name),
-        *_neighbours(by_name),
-        *_special_tokens(by_name),
-        *_first_token(by_name),
-        *rollout_lines(by_name.get("rollout", ())),
-        *_similarity(by_name),
-        *_relations(by_name),
-        *_trees(by_name),
-        *role_lines(by_name.get("roles", ())),
-        *change_conclusions(by_name.get("change", ())),
-        *fusion_lines(by_name.get("fusion", ())),
-        *_why_no_intervals(by_name),
-    ]
+        *_which_classes(by_name), *_neighbours(heads), *_special_tokens(layers), *_first_token(layers, heads),
+        *_rollout(rows_of(by_name, "rollout")), *_similarity(rows_of(by_name, "similarity")),
+        *_relations(rows_of(by_name, "relations")), *_trees(rows_of(by_name, "trees")),
+        *_roles(rows_of(by_name, "roles")), *change_conclusions(by_name.get("change", ())),
+        *fusion_lines(by_name.get("fusion", ())), *_why_no_intervals(by_name),
+    ]  # fmt: skip
 
 
-def of_heads(by_name: Tables, factor: float = 1.0) -> list[Row]:
+def of_heads(by_name: Tables, factor: float = 1.0) -> Table:
     """Return the row of each head in `attention_classes.csv`."""
-    return [row for row in by_name.get("attention_classes", ()) if "head" in row and row["factor"] == factor]
+    return rows_of(by_name, "attention_classes").where(lambda row: "head" in row, factor=factor)
 
 
 def of_all_maps(by_name: Tables, factor: float = 1.0) -> dict[str, Row]:
     """Return the row of each class over all maps."""
-    rows = by_name.get("attention_classes", ())
-    return {row["class"]: row for row in rows if row["layer"] == ALL_LAYERS and row["factor"] == factor}
+    rows = rows_of(by_name, "attention_classes").where(layer=ALL_LAYERS, factor=factor)
+    return {row["class"]: row for row in rows}
 
 
-def of_measure(rows: Sequence[Row], measure: str, to: str = "") -> list[Row]:
+def of_measure(rows: Sequence[Row], measure: str, to: str = "") -> Table:
     """Return the rows of a measure and, where it has one, a type of tokens."""
-    return [row for row in rows if row["measure"] == measure and row.get("to", "") == to]
+    return Table(rows).where(lambda row: row.get("to", "") == to, measure=measure)
 
 
 def name_of(row: Row) -> str:
@@ -176,252 +195,16 @@ def finds_relation(row: Row) -> bool:
     return beats_offset(row) and bool(row["p_permuted"] < 0.05)
 
 
-def largest_move(by_name: Tables) -> tuple[str, float] | None:
-    """Return the class whose share changes most when all thresholds move by a quarter, and the change."""
-    unmoved = of_all_maps(by_name)
-    factors = {row["factor"] for row in by_name.get("attention_classes", ())} - {1.0}
-    moves = {
-        name: max(abs(of_all_maps(by_name, factor)[name]["share"] - row["share"]) for factor in factors)
-        for name, row in unmoved.items()
-    }
-    return max(moves.items(), key=lambda item: item[1]) if moves else None
+def _most(rows: Sequence[Row], column: str = "value") -> Row:
+    return max(rows, key=lambda row: row[column])
 
 
-def _table(title: str, *headings: str) -> Any:
-    from probing.runtime.terminal import plain_table
-
-    table = plain_table(title)
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    return table
+def _least(rows: Sequence[Row]) -> Row:
+    return min(rows, key=lambda row: row["value"])
 
 
-def _classes_table(by_name: Tables) -> Any:
-    rows = of_heads(by_name)
-    if not rows:
-        return None
-    n = rows[0]["n"]
-    classes = [name for name in CLASSES if any(row["class"] == name for row in rows)]
-    over = f"{n:,} {'pairs of sentences' if 'b' in rows[0] else 'sentences'}"
-    table = _table(f"Heads by the class that most of their maps have, over {over}", "layer")
-    for name in classes:
-        table.add_column(CLASSES[name])
-    for layer in dict.fromkeys(row["layer"] for row in rows):
-        layer_rows = [row for row in rows if row["layer"] == layer]
-        cells = (", ".join(str(row["head"]) for row in layer_rows if row["class"] == name) for name in classes)
-        table.add_row(str(layer), *cells)
-    return table
-
-
-def _layers_table(by_name: Tables) -> Any:
-    rows = by_name.get("attention_layers", ())
-    profile = {name: heading for name, heading in _PROFILE.items() if of_measure(rows, name)}
-    types = [SPECIAL] if of_measure(rows, "mass", SPECIAL) else []
-    by_norm = bool(of_measure(rows, "norm_mass", SPECIAL))
-    if not profile and not types:
-        return None
-    headings = ["layer", *profile.values(), *(["special tokens", "lift"] if types else []), *(["by norm"] * by_norm)]
-    table = _table("Attention of each layer, mean over its heads and all queries", *headings)
-    cells = [(name, "") for name in profile] + [(m, t) for t in types for m in ("mass", "lift")]
-    cells += [("norm_mass", SPECIAL)] * by_norm
-    by_cell = {(row["layer"], row["measure"], row.get("to", "")): row for row in rows}
-    for layer in dict.fromkeys(row["layer"] for row in rows):
-        table.add_row(str(layer), *(_number(by_cell.get((layer, *cell))) for cell in cells))
-    return table
-
-
-def _types_table(by_name: Tables) -> Any:
-    rows = by_name.get("heads", ())
-    types = list(dict.fromkeys(row["to"] for row in rows if row["measure"] == "lift"))
-    if not types:
-        return None
-    by_norm = any(row["measure"] == "norm_mass" for row in rows)
-    table = _table("For each type of token, the head with the most attention to it")
-    table.add_column("type of token")
-    for heading in ("if uniform", "head", "mass", "95% interval", "lift", *(["by norm"] * by_norm)):
-        table.add_column(heading, justify="right")
-    by_head = {(row["measure"], row.get("to", ""), row["layer"], row["head"]): row for row in rows}
-    for name in types:
-        best = max(of_measure(rows, "mass", name), key=lambda row: row["value"])
-        lift, norm = (by_head.get((m, name, best["layer"], best["head"])) for m in ("lift", "norm_mass"))
-        uniform = f"{best['value'] / lift['value']:.1%}" if lift and lift["value"] else ""
-        cells = [uniform, name_of(best), f"{best['value']:.3f}", interval(best), _number(lift)]
-        table.add_row(name, *cells, *([_number(norm, ".3f")] if norm else []))
-    return table
-
-
-def _number(row: Row | None, form: str = ".2f") -> str:
-    return "" if row is None else format(row["value"], form)
-
-
-def _which_classes(by_name: Tables) -> list[str]:
-    heads, overall = of_heads(by_name), of_all_maps(by_name)
-    if not heads:
-        return []
-    parts = []
-    for name, row in sorted(overall.items(), key=lambda item: -item[1]["share"]):
-        if not row["share"]:
-            continue
-        n = sum(head["class"] == name for head in heads)
-        between = interval(row, between=" to ", form=".1f", times=100)
-        parts.append(f"{name} {row['share']:.1%}{in_brackets(between, f'most maps of {n} of {len(heads)} heads')}")
-    lines = [f"Classes of all attention maps: {', '.join(parts)}."]
-    if (block := overall.get("block")) and "share_moved" in block:
-        lines.append(
-            "With the boundary of each pair moved, so that its two sentences exchange their lengths, "
-            f"{block['share_moved']:.1%}{in_brackets(interval(block, 'share_moved', ' to ', '.1f', 100))} of the maps "
-            "would be block: attention to words nearby is enough for these."
-        )
-    moved = largest_move(by_name)
-    if moved and moved[1] >= 0.0005:
-        lower, higher = (of_all_maps(by_name, factor)[moved[0]]["share"] for factor in (0.75, 1.25))
-        lines.append(
-            f"When all thresholds are 25% lower or higher, the share that changes most is that of {moved[0]} maps, to "
-            f"{lower:.1%} or {higher:.1%}: by {100 * moved[1]:.1f} points."
-        )
-    return lines
-
-
-def _neighbours(by_name: Tables) -> list[str]:
-    rows = by_name.get("heads", ())
-    parts = []
-    for measure, words in (("previous", "previous token"), ("next", "next token"), ("self", "token itself")):
-        head_rows = of_measure(rows, measure)
-        if any(row["value"] for row in head_rows):  # with a causal mask, no head attends to the next token
-            best = max(head_rows, key=lambda row: row["value"])
-            n = sum(row["value"] > 0.5 for row in head_rows)
-            many = f"above .5 in {n} of {len(head_rows)} heads"
-            parts.append(
-                f"the {words} gets {best['value']:.3f} of head {name_of(best)}"
-                f"{in_brackets(interval(best, between=' to '), many)}"
-            )
-    return [f"Most attention to neighbours: {'; '.join(parts)}."] if parts else []
-
-
-def _special_tokens(by_name: Tables) -> list[str]:
-    rows = of_measure(by_name.get("attention_layers", ()), "mass", SPECIAL)
-    if not rows or not any(row["value"] for row in rows):
-        return []
-    most, least = (choose(rows, key=lambda row: row["value"]) for choose in (max, min))
-    lifts = {row["layer"]: row for row in of_measure(by_name["attention_layers"], "lift", SPECIAL)}
-    norms = {row["layer"]: row for row in of_measure(by_name["attention_layers"], "norm_mass", SPECIAL)}
-
-    def share_text(row: Row) -> str:
-        return f"{row['value']:.3f}{in_brackets(interval(row, between=' to '))} in layer {row['layer']}"
-
-    line = (
-        f"Special tokens get {share_text(most)}, the most, and {share_text(least)}, the least, as means over heads; in "
-        f"layer {most['layer']} this is {lifts[most['layer']]['value']:.1f} times what uniform attention gives"
-    )
-    if norm := norms.get(most["layer"]):
-        between = in_brackets(interval(norm, between=" to "))
-        line += f", and when weights are multiplied by the norms of what is read it is {norm['value']:.3f}{between}"
-    return [line + "."]
-
-
-def _first_token(by_name: Tables) -> list[str]:
-    rows = of_measure(by_name.get("attention_layers", ()), "mass", FIRST)
-    if not rows:
-        return []
-    most = max(rows, key=lambda row: row["value"])
-    uniform, norm = (
-        next(
-            (row for row in of_measure(by_name["attention_layers"], name, FIRST) if row["layer"] == most["layer"]), None
-        )
-        for name in ("uniform", "norm_mass")
-    )
-    heads = of_measure(by_name.get("heads", ()), "mass", FIRST)
-    sinks = [row for row in heads if row["value"] > 0.5]
-    line = (
-        f"The first token gets {most['value']:.3f}{in_brackets(interval(most, between=' to '))} of the attention of "
-        f"later tokens in layer {most['layer']}, the most, and more than .5 in {len(sinks)} of {len(heads)} heads"
-    )
-    if uniform:
-        line += f"; uniform attention would give it {uniform['value']:.3f}"
-    if norm:
-        line += f", and when weights are multiplied by the norms of what is read it is {norm['value']:.3f}"
-    return [line + "."]
-
-
-def _similarity(by_name: Tables) -> list[str]:
-    rows = by_name.get("similarity", ())
-    lines = []
-    if pairs := [row for row in rows if row["measure"] == "jensen_shannon"]:
-        least, most = (choose(pairs, key=lambda row: row["value"]) for choose in (min, max))
-        extremes = [
-            f"heads {name_of(row)} and {row['other_layer']}-{row['other_head']} ({row['value']:.3f} nats{_within(row)})"
-            for row in (least, most)
-        ]
-        lines.append(f"Most alike of {len(pairs):,} pairs of heads are {extremes[0]}, least alike {extremes[1]}.")
-    if published := [row for row in rows if row["measure"] == "cosine"]:
-        best = max(published, key=lambda row: row["value"])
-        fair = next(
-            row for row in rows
-            if (row["measure"], row["layer"]) == ("cosine_matched_without_special", best["layer"])
-        )  # fmt: skip
-        lines.append(
-            f"Of consecutive layers, {best['layer']} and {best['other_layer']} are most alike by the published cosine: "
-            f"{best['value']:.3f}{in_brackets(interval(best, between=' to '))}; with best-matched heads and without "
-            f"special tokens it is {fair['value']:.3f}{in_brackets(interval(fair, between=' to '))}."
-        )
-    return lines
-
-
-def _relations(by_name: Tables) -> list[str]:
-    rows = by_name.get("relations", ())
-    if not rows:
-        return []
-    resolved = sorted(filter(finds_relation, rows), key=lambda row: -row["difference"])
-    reported = resolved or sorted(rows, key=lambda row: -row["test"])
-    several = [
-        f"{row['relation']} {name_of(row)} ({row['test']:.3f}{_within(row, 'test')}; offset {row['offset']:+d}: "
-        f"{row['offset_test']:.3f}{_beside(row)})"
-        for row in reported[:5]
-    ]
-    than = "more often than the best fixed offset"
-    if "p_permuted" in rows[0]:
-        than += ", by more than if syntactic heads are permuted within each sentence"
-    than += " (corrected p below .05)"
-    if not resolved:
-        return [
-            f"No head finds any of {len(rows)} relations {than}; the best are {', '.join(several)}.",
-            *_only_beyond_offset(rows),
-        ]
-    which = "above all " * (len(resolved) > len(several)) + ", ".join(several)
-    return [f"A head finds {len(resolved)} of {len(rows)} relations {than}: {which}.", *_only_beyond_offset(rows)]
-
-
-def _only_beyond_offset(rows: Sequence[Row]) -> list[str]:
-    names = [row["relation"] for row in rows if beats_offset(row) and not finds_relation(row)]
-    if not names:
-        return []
-    return [
-        f"Also more often than the best fixed offset, but not by more than with permuted syntactic heads: "
-        f"{', '.join(names)}. Attention to words that head many others is enough for that."
-    ]
-
-
-def _trees(by_name: Tables) -> list[str]:
-    lines = []
-    for row in by_name.get("trees", ()):
-        if row["measure"] == "uuas" and row["chosen"] == "yes":
-            lines.append(
-                f"Trees of head {name_of(row)}, which is chosen on other sentences, have {row['test']:.1%} of the "
-                f"treebank's edges{in_brackets(interval(row, 'test', ' to '))}, and the chain of neighbours "
-                f"{row['baseline']:.1%}{in_brackets(_beside(row)[2:])}."
-            )
-        elif row["measure"] == "uas":
-            lines.append(
-                f"A probe of the attention of all heads finds the head of {row['test']:.1%} of the words"
-                f"{in_brackets(interval(row, 'test', ' to '))}, and the offset {row['offset']:+d} that of "
-                f"{row['baseline']:.1%}{in_brackets(_beside(row)[2:])}."
-            )
-    return lines
-
-
-def _beside(row: Row) -> str:
-    untrained = row.get("untrained", math.nan)
-    return "" if math.isnan(untrained) else f"; randomly initialised model: {untrained:.3f}"
+def _value(row: Row) -> str:
+    return estimated(row, "value", of="")
 
 
 def _within(row: Row, of: str = "") -> str:
@@ -429,8 +212,219 @@ def _within(row: Row, of: str = "") -> str:
     return f", {between}" if between else ""
 
 
+def _of_heads(rows: Sequence[Row]) -> str:
+    return count(len(rows), "head")
+
+
+def _classes_table(by_name: Tables) -> Any:
+    rows = of_heads(by_name)
+    if not rows:
+        return None
+    of_pairs = "b" in rows[0]
+    over = count(rows[0]["n"], "pair of sentences" if of_pairs else "sentence", "pairs of sentences" * of_pairs)
+    classes = [name for name in CLASSES if rows.where(**{"class": name})]
+    body = [
+        [str(layer), *(", ".join(map(str, of.where(**{"class": name}).column("head"))) for name in classes)]
+        for layer, of in rows.by("layer").items()
+    ]
+    headings = ["layer", *(CLASSES[name] for name in classes)]
+    return cells_table(f"Heads by the class of most of their maps, over {over}", headings, body)
+
+
+def _layers_table(rows: Table) -> Any:
+    cells = {(name, ""): name for name in _PROFILE}
+    cells |= {("mass", SPECIAL): SPECIAL, ("lift", SPECIAL): "lift", ("norm_mass", SPECIAL): "by norm"}
+    cells = {cell: heading for cell, heading in cells.items() if of_measure(rows, *cell)}
+    if not cells:
+        return None
+    body = []
+    for layer, of in rows.by("layer").items():
+        by_cell = {(row["measure"], row.get("to", "")): row for row in of}
+        body.append([str(layer), *(_number(by_cell.get(cell)) for cell in cells)])
+    title = "Attention of each layer, mean over its heads and all queries"
+    return cells_table(title, ["layer", *cells.values()], body)
+
+
+def _types_table(rows: Table) -> Any:
+    lifts = rows.where(measure="lift")
+    if not lifts:
+        return None
+    by_head = {(row["measure"], row.get("to", ""), row["layer"], row["head"]): row for row in rows}
+    norms, body = rows.where(measure="norm_mass"), []
+    for name in lifts.values("to"):
+        best = _most(of_measure(rows, "mass", name))
+        lift, norm = (by_head.get((m, name, best["layer"], best["head"])) for m in ("lift", "norm_mass"))
+        uniform = f"{best['value'] / lift['value']:.1%}" if lift and lift["value"] else ""
+        cells = [name, uniform, name_of(best), f"{best['value']:.3f}", interval(best), _number(lift)]
+        body.append([*cells, *([_number(norm, ".3f")] if norms else [])])
+    headings = ("type of token", "if uniform", "head", "mass", "95% interval", "lift", *["by norm"] * bool(norms))
+    return cells_table(
+        "For each type of token, the head with the most attention to it", headings, body, words=headings[:1]
+    )
+
+
+def rollout_table(rows: Table) -> Any:
+    """Return the composition of the vectors of words after each layer as a rich table; None without rows."""
+    by_layer = rows.where(query="words").by("layer")
+    if not by_layer:
+        return None
+    body = []
+    for layer, of in by_layer.items():
+        by_measure = {row["measure"]: row for row in of}
+        cells = (by_measure[name] for name in _SHARES)
+        body.append([str(layer), *(f"{row['value']:.3f} ({row['uniform']:.3f})" for row in cells)])
+    title = "Rollout: which tokens the vectors of words are composed of (under uniform attention)"
+    return cells_table(title, ["layer", *(heading for heading, _ in _SHARES.values())], body)
+
+
+def _number(row: Row | None, form: str = ".2f") -> str:
+    return "" if row is None else format(row["value"], form)
+
+
+def _which_classes(by_name: Tables) -> Iterator[str]:
+    heads, overall = of_heads(by_name), of_all_maps(by_name)
+    if not heads:
+        return
+    parts = []
+    for name, row in sorted(overall.items(), key=lambda item: -item[1]["share"]):
+        of_class = SENTENCES["class_heads"].format(n=len(heads.where(**{"class": name})), heads=_of_heads(heads))
+        between = interval(row, between=" to ", form=".1f", times=100)
+        parts += [f"{name} {row['share']:.1%}{in_brackets(between, of_class)}"] if row["share"] else []
+    yield SENTENCES["classes"].format(classes=", ".join(parts))
+    if (block := overall.get("block")) and "share_moved" in block:
+        yield SENTENCES["boundary"].format(share=estimated(block, "share_moved", ".1%"))
+    factors = [factor for factor in rows_of(by_name, "attention_classes").values("factor") if factor != 1.0]
+    moved = {factor: of_all_maps(by_name, factor) for factor in sorted(factors)}
+    moves = {name: max(abs(of[name]["share"] - row["share"]) for of in moved.values()) for name, row in overall.items()}
+    name = max(moves, key=lambda name: moves[name], default="")
+    if moves and moves[name] >= 0.0005:
+        lower, higher = (of[name]["share"] for of in moved.values())
+        yield SENTENCES["thresholds"].format(name=name, lower=lower, higher=higher, move=100 * moves[name])
+
+
+def _neighbours(rows: Table) -> Iterator[str]:
+    parts = []
+    for measure, token in _NEIGHBOURS.items():
+        heads = of_measure(rows, measure)
+        if any(heads.column("value")):  # with a causal mask, no head attends to the next token
+            best, n = _most(heads), len(heads.where(lambda row: row["value"] > 0.5))
+            begin = SENTENCES["neighbour"].format(head=name_of(best), token=token, value=best["value"])
+            many = SENTENCES["neighbour_heads"].format(n=n, heads=_of_heads(heads))
+            parts.append(f"{begin}{in_brackets(interval(best, between=' to '), many)}")
+    if parts:
+        yield SENTENCES["neighbours"].format(neighbours="; ".join(parts))
+
+
+def _special_tokens(layers: Table) -> Iterator[str]:
+    rows = of_measure(layers, "mass", SPECIAL)
+    if any(rows.column("value")):
+        most, least = _most(rows), _least(rows)
+        yield SENTENCES["special_tokens" if len(rows) > 1 else "special_tokens_of_layer"].format(
+            most=_value(most), layer=most["layer"], least=_value(least), least_layer=least["layer"],
+            lift=of_measure(layers, "lift", SPECIAL).where(layer=most["layer"])[0]["value"],
+            by_norm=_by_norm(layers, most, SPECIAL),
+        )  # fmt: skip
+
+
+def _by_norm(layers: Table, most: Row, to: str) -> str:
+    norm = of_measure(layers, "norm_mass", to).where(layer=most["layer"])
+    return SENTENCES["by_norm"].format(value=_value(norm[0])) if norm else ""
+
+
+def _first_token(layers: Table, all_heads: Table) -> Iterator[str]:
+    rows, heads = of_measure(layers, "mass", FIRST), of_measure(all_heads, "mass", FIRST)
+    if rows:
+        most = _most(rows)
+        uniform = of_measure(layers, "uniform", FIRST).where(layer=most["layer"])
+        yield SENTENCES["first_token"].format(
+            most=_value(most), layer=most["layer"], the_most=", the most of all layers" * (len(rows) > 1),
+            n=len(heads.where(lambda row: row["value"] > 0.5)), heads=_of_heads(heads),
+            uniform=SENTENCES["uniform"].format(**uniform[0]) if uniform else "", by_norm=_by_norm(layers, most, FIRST),
+        )  # fmt: skip
+
+
+def _rollout(rows: Table) -> Iterator[str]:
+    if words := rows.where(query="words"):
+        last = {row["measure"]: row for row in words.where(layer=words[-1]["layer"])}
+        shares = []
+        for name in sorted(_SHARES, key=lambda name: -last[name]["value"]):
+            between = interval(last[name], between=" to ", form=".1f", times=100)
+            uniform = SENTENCES["rollout_uniform"].format(**last[name])
+            shares.append(f"{_SHARES[name][1]} {last[name]['value']:.1%}{in_brackets(between, uniform)}")
+        yield SENTENCES["rollout"].format(layer=words[-1]["layer"], shares=", ".join(shares))
+
+
+def _similarity(rows: Table) -> Iterator[str]:
+    if pairs := rows.where(measure="jensen_shannon"):
+        least, most = (
+            SENTENCES["similar_heads"].format(
+                head=name_of(row), other=f"{row['other_layer']}-{row['other_head']}", value=row["value"],
+                within=_within(row),
+            ) for row in (_most(pairs), _least(pairs))
+        )  # fmt: skip
+        yield SENTENCES["similarity"].format(pairs=count(len(pairs), "pair"), most=most, least=least)
+    if published := rows.where(measure="cosine"):
+        best = _most(published)
+        (matched,) = rows.where(measure="cosine_matched_without_special", layer=best["layer"])
+        yield SENTENCES["similar_layers"].format(
+            layer=best["layer"], other=best["other_layer"], published=_value(best), matched=_value(matched)
+        )
+
+
+def _relations(rows: Table) -> Iterator[str]:
+    if not rows:
+        return
+    resolved = sorted(rows.where(finds_relation), key=lambda row: -row["difference"])
+    reported = (resolved or sorted(rows, key=lambda row: -row["test"]))[:5]
+    of_relations = [
+        SENTENCES["relation"].format_map({
+            **row, "head": name_of(row), "within": _within(row, "test"), "untrained": _untrained(row),
+        }) for row in reported
+    ]  # fmt: skip
+    above_all = "above all " * (len(resolved) > len(reported))
+    yield SENTENCES["relations" if resolved else "no_relations"].format(
+        n=len(resolved), relations=count(len(rows), "relation"), heads=above_all + ", ".join(of_relations),
+        permuted=SENTENCES["permuted"] * ("p_permuted" in rows[0]),
+    )  # fmt: skip
+    if only_offset := rows.where(lambda row: beats_offset(row) and not finds_relation(row)):
+        yield SENTENCES["only_offset"].format(relations=", ".join(only_offset.column("relation")))
+
+
+def _untrained(row: Row) -> str:
+    untrained = row.get("untrained", math.nan)
+    return "" if math.isnan(untrained) else f"; randomly initialised model: {untrained:.3f}"
+
+
+def _trees(rows: Table) -> Iterator[str]:
+    for row in rows:
+        if row["measure"] == "uas" or row["chosen"] == "yes":
+            yield SENTENCES[row["measure"]].format(
+                head=name_of(row) if "head" in row else "", offset=row.get("offset"),
+                test=f"{row['test']:.1%}{in_brackets(interval(row, 'test', ' to '))}",
+                baseline=f"{row['baseline']:.1%}{in_brackets(_untrained(row)[2:])}",
+            )  # fmt: skip
+
+
+def _roles(rows: Table) -> Iterator[str]:
+    if links := rows.where(role="all"):
+        best = _most(links, "z")
+        heads = {name_of(row) for row in links.where(lambda row: row["p_value"] < 0.05)}
+        n = int(best["n_unmatched"])
+        yield SENTENCES["roles"].format(
+            n=len(heads), heads=count(len({name_of(row) for row in links}), "head"), links=count(best["n"], "link"),
+            best=name_of(best), query=best["query"], score=estimated(best, "score", of=""), unlinked=best["unlinked"],
+            p=best["p_value"],
+        ) + (SENTENCES["unmatched_roles"].format(links=count(n, "link")) if n else "")  # fmt: skip
+
+
+def causal_conclusions(is_causal: bool, heads: Table) -> list[str]:
+    """Return a sentence on the first token of a causal model, if it counts as a special token."""
+    types = heads.values("to")
+    return [SENTENCES["causal"]] if is_causal and SPECIAL in types and FIRST not in types else []
+
+
 def _why_no_intervals(by_name: Tables) -> list[str]:
-    rows = [*by_name.get("attention_layers", ()), *by_name.get("attention_classes", ())]
+    rows = [*rows_of(by_name, "attention_layers"), *rows_of(by_name, "attention_classes")]
     most = max(rows, key=lambda row: row["n"], default=None)
     of_pairs = any("b" in row for row in rows)
     few = few_sentences(most["n"], "pair" if of_pairs else "sentence") if most and not ends(most) else None
@@ -438,7 +432,7 @@ def _why_no_intervals(by_name: Tables) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# What the terminal says of the first token of each sentence: the table of `geometry`, and sentences.
+# The first token of each sentence: a table and sentences of `geometry`.
 # --------------------------------------------------------------------------------------------------------------------
 
 # Headings, by the value of the column `first_token`.
@@ -447,58 +441,42 @@ _FAR, _NORM, _COSINE = "mean_profile", "rms_norm", "mean_cosine"
 _NAMES = {_NORM: "norm", _COSINE: "mean cosine"}
 
 
-def first_token_tables(rows: Sequence[Row]) -> list[Any]:
+def first_token_tables(all_rows: Sequence[Row]) -> list[Any]:
     """Return a rich table of neurons with an outlying mean without the first token, with it, and on it alone."""
-    from probing.runtime.terminal import plain_table
-
-    if not rows:
+    if not all_rows:
         return []
-    table = plain_table("The first token of each sentence: neurons with a far mean (sd), norms, and mean cosines")
-    table.add_column("layer", justify="right")
-    for heading in TOKENS.values():
-        table.add_column(heading)
     shown = [(_NORM, "exclude"), (_NORM, "only"), (_COSINE, "exclude"), (_COSINE, "include")]
-    for measure, which in shown:
-        table.add_column(f"{_NAMES[measure]}, {TOKENS[which].removesuffix(' alone')}", justify="right")
-    for layer in _layers(rows):
-        layer_rows = [row for row in rows if row["layer"] == layer]
-        values = {(row["measure"], row["first_token"]): row["value"] for row in layer_rows if row["measure"] in _NAMES}
+    body = []
+    for layer, rows in sorted(Table(all_rows).by("layer").items()):
+        values = {(row["measure"], row["first_token"]): row["value"] for row in rows.where(measure=(_NORM, _COSINE))}
         numbers = (f"{values[key]:.{3 if key[0] == _COSINE else 1}f}" if key in values else "" for key in shown)
-        table.add_row(str(layer), *(_named(layer_rows, which) for which in TOKENS), *numbers)
-    return [table]
+        neurons = (
+            ", ".join(f"{row['neuron']} ({row['value']:+.1f})" for row in rows.where(first_token=which, measure=_FAR))
+            for which in TOKENS
+        )
+        body.append([str(layer), *neurons, *numbers])
+    of_numbers = (f"{_NAMES[measure]}, {TOKENS[which].removesuffix(' alone')}" for measure, which in shown)
+    title = "The first token of each sentence: neurons with a far mean (sd), norms, and mean cosines"
+    return [cells_table(title, ["layer", *TOKENS.values(), *of_numbers], body)]
 
 
 def first_token_conclusions(rows: Sequence[Row]) -> list[str]:
     """Return sentences on the outliers that the first token adds, hides, or has alone."""
     if not rows:
         return []
-    without, with_it, alone = (_neurons(rows, which) for which in TOKENS)
-    sentences = {
-        "Neurons with a far mean with the first token and not without it": _less(with_it, without),
-        "Neurons with a far mean without the first token, which it hides": _less(without, with_it),
-        "Neurons with a far mean on the first token alone, and not on the others": _less(alone, without),
+    without, with_it, alone = (_neurons(Table(rows), which) for which in TOKENS)
+    of_sentences = {
+        "with_first": _less(with_it, without),
+        "without_first": _less(without, with_it),
+        "first_alone": _less(alone, without),
     }
-    if not any(sentences.values()):
-        return ["The first token has no outlier of its own, and hides none."]
-    return [f"{what}: {_list(by_layer)}." for what, by_layer in sentences.items() if by_layer]
+    lines = [SENTENCES[name].format(neurons=_list(by_layer)) for name, by_layer in of_sentences.items() if by_layer]
+    return lines or [SENTENCES["no_first_outliers"]]
 
 
-def causal_conclusions(is_causal: bool, heads: Sequence[Row]) -> list[str]:
-    """Return a sentence on the first token of a causal model, if it counts as a special token."""
-    if (
-        not is_causal
-        or not any(row.get("to") == SPECIAL for row in heads)
-        or any(row.get("to") == FIRST for row in heads)
-    ):
-        return []
-    return [
-        "The first token counts as a special one here. With a causal mask uniform attention favours it too: "
-        "`--first_token exclude` measures it beside that, and leaves it out of all else."
-    ]
-
-
-def _neurons(rows: Sequence[Row], which: str) -> dict[int, set[int]]:
-    return {layer: {row["neuron"] for row in _far(rows, which) if row["layer"] == layer} for layer in _layers(rows)}
+def _neurons(rows: Table, which: str) -> dict[int, set[int]]:
+    far = rows.where(first_token=which, measure=_FAR)
+    return {layer: set(far.where(layer=layer).column("neuron")) for layer in sorted(rows.values("layer"))}
 
 
 def _less(some: Mapping[int, set[int]], others: Mapping[int, set[int]]) -> dict[int, list[int]]:
@@ -507,15 +485,3 @@ def _less(some: Mapping[int, set[int]], others: Mapping[int, set[int]]) -> dict[
 
 def _list(by_layer: Mapping[int, Sequence[int]]) -> str:
     return "; ".join(f"layer {layer}: {', '.join(map(str, neurons))}" for layer, neurons in by_layer.items())
-
-
-def _layers(rows: Sequence[Row]) -> list[int]:
-    return sorted({row["layer"] for row in rows})
-
-
-def _far(rows: Sequence[Row], which: str) -> list[Row]:
-    return [row for row in rows if row["first_token"] == which and row["measure"] == _FAR]
-
-
-def _named(rows: Sequence[Row], which: str) -> str:
-    return ", ".join(f"{row['neuron']} ({row['value']:+.1f})" for row in _far(rows, which))

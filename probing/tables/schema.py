@@ -47,6 +47,7 @@ def block(meaning: str = "Number of the block, from 1.") -> Column:
 
 
 HEAD = whole("head", "Number of the attention head within its block, from 1.")
+HEAD_NAME = "An attention head: 3-9 is head 9 of layer 3, both counted from 1."
 
 
 def ends(of: str, meaning: str, kind: Type = float) -> tuple[Column, Column]:

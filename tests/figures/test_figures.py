@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from probing.page.charts import chart_html
 from probing.results import Table
 from probing.runs import Result, SectionPlace, study_of
 from probing.studies.geometry import figures as geometry_figures
+from probing.studies.geometry import tables as geometry_tables
 from probing.studies.hierarchy.tables import LINEAR
-from probing.studies.similarity.results import write_sts_figure, write_wic_figure
+from probing.studies.similarity import STS, WIC, sts_charts, wic_charts
 from probing.studies.sweep.search import write_sweep_figure
 from probing.tables import figures as style
 from probing.tables import probe_figures as figures
@@ -155,34 +157,35 @@ def test_a_run_of_one_layer_is_a_mark_at_its_layer_in_a_comparison(drawn: Drawn,
     assert len(drawn[0].axes) == 4
 
 
-@pytest.mark.parametrize(("layers", "joined"), [([0, 3, 6], True), ([6], False)])
-def test_geometry_joins_the_layers_that_were_measured(
-    layers: list[int], joined: bool, drawn: Drawn, tmp_path: Path
-) -> None:
-    tables = {
-        "geometry": measured(layers, ("none", "whiten", "center")), "outliers": [], "explained": [],
-        "dimensions": [{"layer": k, "mean": 0.1, "neuron": i} for k in layers for i in range(4)],
-    }  # fmt: skip
-    geometry_figures.write_figures(tmp_path, tables, "tiny")
-    (axes,) = drawn[2].axes
+def geometry_charts(rows: Sequence[Row]) -> list[style.Chart]:
+    """The charts of `geometry` in which the transforms differ, and those without them."""
+    return geometry_tables.charts(Table(rows))
+
+
+@pytest.mark.parametrize("layers", [[0, 1, 2], [6]])
+def test_geometry_has_a_line_for_each_transform(layers: list[int], drawn: Drawn, tmp_path: Path) -> None:
+    charts = geometry_charts(measured(layers, ("none", "whiten", "center")))
+    assert [chart.name for chart in charts] == ["anisotropy", "transforms", "smoothing"]
+    assert [line.label for line in charts[1].panels[0].lines] == ["untransformed", "centred", "whitened"]
+    style.write_charts(tmp_path, charts, "tiny", ["png"])
+    (axes,) = drawn[1].axes
     assert ticks(axes) == layers
-    drawn_lines = [container.lines[0] for container in axes.containers]  # type: ignore[attr-defined]
-    assert len(drawn_lines) == 3
-    for line in drawn_lines:
-        assert not np.isnan(line.get_ydata(orig=False)).any()  # no gap between layers that were not asked for
-        assert (line.get_linestyle() != "None") == joined
-    first = [line.get_xdata()[0] for line in drawn_lines]
-    assert (len(set(first)) == 3) != joined  # of a single layer none covers another
+    marks = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+    assert len(marks) == 3
+    assert len({places_of(line)[0] for line in marks}) == 3  # none covers another
 
 
-def test_a_layer_without_a_value_breaks_the_line(drawn: Drawn, tmp_path: Path) -> None:
-    rows = measured([0, 3, 6], ("none", "whiten"))
-    rows = [row for row in rows if (row["layer"], row["transform"]) != (3, "whiten")]
-    tables = {"geometry": rows, "outliers": [], "explained": [], "dimensions": [{"layer": 0, "mean": 0.1, "neuron": 0}]}
-    geometry_figures.write_figures(tmp_path, tables, "tiny")
-    whole, broken = (container.lines[0].get_ydata(orig=False) for container in drawn[2].axes[0].containers)  # type: ignore[attr-defined]
-    assert np.isnan(whole).tolist() == [False] * 3
-    assert np.isnan(broken).tolist() == [False, True, False]
+def test_a_layer_without_a_value_breaks_the_line() -> None:
+    rows = measured([0, 1, 2], ("none", "whiten"))
+    rows = [row for row in rows if (row["layer"], row["transform"]) != (1, "whiten")]
+    whole, broken = geometry_charts(rows)[1].panels[0].lines
+    assert [len(line.parts(True)) for line in (whole, broken)] == [1, 2]
+    assert list(broken.at) == [0, 2]
+
+
+def test_a_chart_has_no_lines_without_values_and_no_panels_without_lines() -> None:
+    (chart,) = geometry_charts([row for row in measured([0, 1], ("none",)) if row["measure"] == "isoscore"])
+    assert [[line.label for line in panel.lines] for panel in chart.panels] == [["isoscore"]]
 
 
 # --- legends and text ---
@@ -221,10 +224,11 @@ def of_compare(path: Path) -> None:
 
 def of_geometry(path: Path) -> None:
     tables = {
-        "geometry": measured(range(13), list(geometry_figures.LOOKS)), "explained": [], "outliers": [],
+        "explained": [], "outliers": [],
         "dimensions": [{"layer": k, "mean": 0.1, "neuron": i} for k in range(13) for i in range(4)],
     }  # fmt: skip
     geometry_figures.write_figures(path, tables, "tiny")
+    style.write_charts(path, geometry_charts(measured(range(13), list(geometry_tables.TRANSFORMS))), "tiny")
 
 
 def of_wic(path: Path) -> None:
@@ -233,7 +237,9 @@ def of_wic(path: Path) -> None:
          "auc_low": 0.5, "auc_high": 0.7, "constant_true_accuracy": 0.5, "n_pairs": 400}
         for k in range(25) for space in ("none", "clip", "whiten")
     ]  # fmt: skip
-    write_wic_figure(path / "wic.png", rows, "dev", "tiny")
+    style.write_charts(
+        path, wic_charts(Table(rows, WIC), Table([{"protocol": "held_out", "reported_on": "dev"}])), "tiny"
+    )
 
 
 def of_sts(path: Path) -> None:
@@ -242,7 +248,7 @@ def of_sts(path: Path) -> None:
          "spearman": 0.6, "low": 0.5, "high": 0.7}
         for name in ("STS12", "STS-B dev", "SICK-R trial") for k in range(25) for space in ("none", "clip", "whiten")
     ]  # fmt: skip
-    write_sts_figure(path / "sts.png", rows, "mean", "tiny")
+    style.write_charts(path, sts_charts(Table(rows, STS)), "tiny")
 
 
 def of_curves(path: Path) -> None:
@@ -427,6 +433,8 @@ def test_layers_between_which_none_was_measured_are_not_joined(
     assert len(parts) == n_parts
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["probe", "majority"]
     (page,) = chart_html(chart)
+    assert "reference" not in page
+    assert 'class="reference"' in chart_html(replace(chart, reference=0.5))[0]
     paths = re.findall(r'class="line"[^>]*|<path d="([^"]*)" class="line"', page)
     joined = [path for path in paths if path.count("M") == n_parts]
     assert len(layers) == 1 or len(joined) >= 2

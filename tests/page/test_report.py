@@ -47,7 +47,7 @@ from probing.page.terms import (
     shades,
     unpack,
 )
-from probing.results import element
+from probing.results import Table, element
 from probing.studies.compare.tables import heat_map
 from probing.studies.geometry.inside import interventions_conclusion, interventions_tables
 from probing.studies.geometry.tables import GEOMETRY, INTERVENTIONS
@@ -314,15 +314,15 @@ def test_geometry_is_shown_where_it_was_measured(runs: Path, tmp_path: Path) -> 
     text = Words(page).text
     assert "Geometry: shape" in text
     assert "0.512 (0.5 to 0.53)" in text
-    assert "after clip" in text
-    assert "none, layer 2: 0.710" in text
+    assert "Measures of each layer, clipped" in text
+    assert "untransformed, layer 2: 0.710" in text
     assert "argmax share" not in text  # values are as measured, only headings are put in words
     assert "argmax_share70.875" in text
     alone = report([str(folder)])
     assert alone == folder / "report.html"
     page = alone.read_text(encoding="utf-8")
     assert "<title>Geometry: shape</title>" in page
-    assert "after clip" in Words(page).text
+    assert "Measures of each layer, clipped" in Words(page).text
     for absent in ("Question and answer", "Optimality gap", "Accuracy minus that of the control task"):
         assert absent not in page
 
@@ -368,9 +368,9 @@ def test_word_senses_are_shown_as_the_terminal_shows_them(runs: Path, tmp_path: 
     folder, rows, chosen = word_senses(tmp_path)
     page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     text = Words(page).text
-    for line in wic_lines(chosen):
+    for line in wic_lines(Table(chosen)):
         assert line in text
-    assert columns_of(page, "wic-0") == cells(wic_tables(rows, chosen))
+    assert columns_of(page, "wic-0") == cells(wic_tables(Table(rows), Table(chosen)))
     assert "whitened, layer 2: 0.751 (0.500 to 0.800)" in text
     assert "always yes, layer 0: 0.438" in text
     assert "the config of senses" in text
@@ -395,9 +395,9 @@ def test_similar_sentences_are_shown_by_set_and_undefined_ones_are_not_drawn(run
     folder = measured(tmp_path / "alike", "similarity evaluation", **tables)
     page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     text = Words(page).text
-    for line in sts_lines(chosen):
+    for line in sts_lines(Table(chosen)):
         assert line in text
-    assert columns_of(page, "sts-0") == cells(sts_tables(rows, chosen))
+    assert columns_of(page, "sts-0") == cells(sts_tables(Table(rows), Table(chosen)))
     assert "plain, layer 2: 0.818 (0.500 to 0.900)" in text
     assert "static vectors, plain, layer 0: 0.424" in text
     assert text.count("plain, layer 0: 0.618") == 1  # of 2012; of the other set it is undefined
@@ -417,8 +417,8 @@ def test_what_was_taken_out_of_the_model_is_shown_as_the_terminal_shows_it(runs:
     }
     folder = measured(tmp_path / "shape", "geometry", **kinds, interventions=(rows, tuple(INTERVENTIONS.types)))
     page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
-    assert columns_of(page, "geometry-0")[-7:] == cells(interventions_tables(rows))
-    assert interventions_conclusion(rows) in Words(page).text
+    assert columns_of(page, "geometry-0")[-7:] == cells(interventions_tables(Table(rows)))
+    assert interventions_conclusion(Table(rows)) in Words(page).text
 
 
 @pytest.mark.parametrize("column", ["accuracy", "transform", "constant_true_accuracy"])

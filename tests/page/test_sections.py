@@ -18,13 +18,13 @@ from probing import Result, fit, report
 from probing.errors import UserError
 from probing.heads import Example, ExampleMaps, read_examples, write_examples
 from probing.page.charts import YAxis, x, y
+from probing.results import Table
+from probing.runs import study_of
 from probing.runs.loading import load_run
 from probing.studies.attention.section import ABOVE, BELOW, FULL, LEAST, TIP_WIDTH, Row, sentence_arcs
-from probing.studies.checkpoints import CHECKPOINT_TERMS
 from probing.studies.checkpoints.tables import Thresholds, emergence
 from probing.studies.cloze import tables as cloze
 from probing.studies.hierarchy import tables as hierarchy
-from probing.studies.pretrain import PRETRAINING
 from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
 from probing.tables.figures import BY_STEP
 from probing.tables.heads import conclusions, of_heads
@@ -75,7 +75,7 @@ def detail(page: str, layer: int, head: int) -> str:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_page_says_what_the_survey_found_without_a_script(made: Result, page: str) -> None:
     text = text_of(page)
-    assert "<h1>Attention heads of tiny-bert</h1>" in page
+    assert "<h1>Attention heads in tiny-bert</h1>" in page
     for line in conclusions(made.by_name):
         assert line in text
     results = made.results
@@ -98,10 +98,14 @@ def test_the_page_says_what_the_survey_found_without_a_script(made: Result, page
     for row in made.head_relations:
         own = by_head[f"{row['layer']}-{row['head']}"]
         assert (own["best at"], own["accuracy"]) == (row["relation"], f"{row['test']:.3f}")
-    relations = next(rows_of(one) for one in re.findall(r"<table>.*?</table>", page) if "Dependency relations" in one)
-    assert [(row[0], row[4], row[7]) for row in relations[1:]] == [
-        (row["relation"], f"{row['test']:.3f}", f"{row['offset_test']:.3f}") for row in made.relations
+    (relations,) = re.findall(r"<figcaption>Dependency relations: .*?</figcaption>(.*?)</figure>", page)
+    head, *rows = rows_of(relations)
+    columns = [head.index(name) for name in ("relation", "layer", "head", "accuracy", "its accuracy")]
+    assert [tuple(row[i] for i in columns) for row in rows] == [
+        (row["relation"], str(row["layer"]), str(row["head"]), f"{row['test']:.3f}", f"{row['offset_test']:.3f}")
+        for row in made.relations
     ]
+    assert "Trees: the baseline is" in page
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -336,13 +340,22 @@ def test_a_page_says_which_layers_go_by_which_rule(of_hierarchy: str) -> None:
 
 def test_a_page_has_the_pairs_and_the_changes(of_cloze: str) -> None:
     section = section_of(of_cloze, "cloze")
-    assert "<h1>Predictions of minilm at masks</h1>" in of_cloze
-    assert "&lt;agreement&gt;: the good word is the likelier one in 6 of 8 pairs (75.0%; 34.9 to 96.8)" in section
-    assert "With words shuffled, the loss of masked words goes from 3.000 to 3.500 nats, by +0.500" in section
+    assert "<h1>Predictions at masks in minilm</h1>" in of_cloze
+    assert "&lt;agreement&gt;: the good word is more probable in 6 of 8 pairs, 75.0% (34.9 to 96.8): not" in section
+    assert (
+        "With words shuffled, the loss of masked words changes from 3.000 to 3.500 nats over 40 sentences: diff"
+        in section
+    )
     assert section.count("<table") == 2
 
 
-@pytest.mark.parametrize(("name", "terms"), [("of_hierarchy", hierarchy.VIEWS[0].terms()), ("of_cloze", cloze.terms())])
+@pytest.mark.parametrize(
+    ("name", "terms"),
+    [
+        ("of_hierarchy", hierarchy.VIEWS[0].terms()),
+        ("of_cloze", {**cloze.VIEWS[0].terms(), **cloze.VIEWS[1].terms()}),
+    ],
+)
 def test_every_heading_is_a_term(name: str, terms: dict[str, str], request: pytest.FixtureRequest) -> None:
     section = section_of(request.getfixturevalue(name), name.removeprefix("of_"))
     headings = {unescape(one) for one in re.findall(r'<th scope="col">(.*?)</th>', section)}
@@ -406,7 +419,7 @@ def pretraining_rows_of(table: str) -> list[list[str]]:
 
 
 def test_the_verdict_stands_there_without_a_script(pretraining_page: str, section: str) -> None:
-    assert "<h1>Encoders with and without positions</h1>" in pretraining_page
+    assert "<h1>Encoders with and without positions: &lt;arms&gt;</h1>" in pretraining_page
     assert '<a href="#pretrain-0">Encoders with and without positions: &lt;arms&gt;</a>' in pretraining_page
     assert (
         "(Luo, Kulmizev &amp; Mao 2021): confirmed: learned has an outlier with every seed, and none with no" in section
@@ -417,8 +430,8 @@ def test_the_verdict_stands_there_without_a_script(pretraining_page: str, sectio
 
 
 def test_losses_are_drawn_and_told_beside_the_frequencies_of_tokens(section: str) -> None:
-    figure = section.split("</figure>")[0]
-    chart, table = figure.split("</svg>")[0], figure.split("<table>")[1]
+    chart = section.split("</svg>")[0]
+    table, _ = re.findall("<details>.*?</details>", section, re.DOTALL)
     assert "a uniform guess has ln 100 = 4.61" in section
     assert re.findall(r'<g class="look-(\d)">', chart) == ["0"] * 3 + ["1"] * 3 + ["2"]
     up = YAxis.of([2.5, 4.62])
@@ -427,8 +440,8 @@ def test_losses_are_drawn_and_told_beside_the_frequencies_of_tokens(section: str
     expected += [(x(step, STEPS, BY_STEP), y(UNIGRAM, up)) for step in STEPS]
     assert [(float(across), float(down)) for across, down in marks] == [pytest.approx(at, abs=0.06) for at in expected]
     head, *body = pretraining_rows_of(table)
-    assert head == ["arm", "seed", "steps", "loss at first", "loss", "frequencies of tokens", "below it"]
-    assert body[1] == ["learned", "1", "64", "4.610", "2.700", "4.200", "1.500"]
+    assert head == ["arm", "seed", "step", "loss", "frequencies of tokens", "loss at first", "below it"]
+    assert body[1] == ["learned", "1", "64", "2.700", "4.200", "4.610", "1.500"]
     assert len(body) == len(LAST)
 
 
@@ -436,20 +449,22 @@ def test_outliers_positions_and_equivariance_stand_by_arm_seed_and_layer(section
     assert "learned, seed 2, layer 1: 8.250" in section
     assert "none, seed 0, layer 0: 0.150" in section
     assert "an outlier is beyond, layer 1: 5.000" in section
-    (details,) = re.findall("<details>.*?</details>", section, re.DOTALL)
+    _, details = re.findall("<details>.*?</details>", section, re.DOTALL)
     _, *body = pretraining_rows_of(details)
     assert len(body) == len(LAST) * 2
     assert body[3] == [
-        "learned", "1", "1", "7.25", "neuron 8", "0.250", "0.062", "0.900", "0.140", "3.5e+00"
+        "learned", "1", "1", "7.25", "8", "0.250", "0.062", "0.900", "0.140", "3.5e+00"
     ]  # fmt: skip
-    assert ["none", "0", "1", "2.00", "none", "0.125", "0.062", "0.150", "0.140", "2.0e-07"] in body
+    assert ["none", "0", "1", "2.00", "", "0.125", "0.062", "0.150", "0.140", "2.0e-07"] in body
 
 
 def test_every_heading_and_line_is_explained(section: str) -> None:
     headings = set(re.findall(r'<th scope="col">(.*?)</th>', section))
     lines = set(re.findall(r"</svg>([^<]+)</li>", section))
     assert len(headings) > 12
-    assert headings | lines - {"learned", "none"} <= set(PRETRAINING)
+    rows = Table(arms(), study_of("pretrain").schemas[0])
+    (terms,) = study_of("pretrain").terms(Result(study_of("pretrain"), Path("a"), {}, {}, {"arms": rows})).values()
+    assert headings | lines - {"learned", "none"} <= set(terms)
 
 
 def test_more_arms_than_looks_of_lines_are_drawn_in_several_charts_with_the_same_axes(tmp_path: Path) -> None:
@@ -461,14 +476,14 @@ def test_more_arms_than_looks_of_lines_are_drawn_in_several_charts_with_the_same
     )
     made = report([str(folder)]).read_text(encoding="utf-8")
     charts = [re.findall(r"</svg>([^<]+)</li>", one) for one in made.split('class="with-legend"')[1:]]
-    losses, means, positions = charts[:3], charts[3:5], charts[5:7]
+    losses, means, positions = charts[:3], charts[3:5], charts[5:]
     references = ["frequencies of tokens", "frequencies of tokens, causal_lm"]
     assert [label for chart in losses for label in chart if label in ARMS] == list(ARMS)
     assert all(chart[-2:] == references for chart in losses)
     assert [label for chart in means for label in chart if label in ARMS] == list(ARMS)
     assert [label for chart in positions for label in chart] == list(ARMS)
     assert max(map(len, charts)) == 7
-    assert "Loss of masked tokens (causal_lm: of the next) in held-out text" in made
+    assert "Arms 5 to 8: Loss of masked tokens (causal_lm: next tokens) in held-out text" in made
 
 
 def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
@@ -545,42 +560,48 @@ def charts(section: str) -> dict[str, str]:
     found = re.findall(
         r"<figure><figcaption>([^<]+)</figcaption><div class=\"with-legend\">(.*?)</figure>", section, re.DOTALL
     )
-    return {caption.split(" over the steps")[0]: caption + chart for caption, chart in found}
+    return {re.split("[:,(]", caption)[0].strip(): caption + chart for caption, chart in found}
 
 
 def test_each_measure_is_a_chart_over_the_steps(series_section: str) -> None:
     found = charts(series_section)
     assert list(found) == ["Held-out loss", "Strongest head at a fixed offset", "Anisotropy"]
     loss = found["Held-out loss"]
-    assert "past its threshold for good from step 1,000 on" in loss
+    assert "Held-out loss (baseline: token frequencies), past its threshold from step 1,000: nats per token" in loss
     marks = re.findall(r'transform="translate\(([\d.]+) ([\d.]+)\)" class="mark"', loss)[: len(SERIES_STEPS)]
     up = YAxis.of([3.0, 5.0])
     expected = [
         (x(step, SERIES_STEPS, BY_STEP), y(value, up)) for step, value in zip(SERIES_STEPS, LOSSES, strict=True)
     ]
     assert [(float(across), float(down)) for across, down in marks] == [pytest.approx(at, abs=0.06) for at in expected]
-    assert "token frequencies, step 10: 4.200" in loss
+    assert "baseline, step 10: 4.200" in loss
     assert "threshold, step 10: 3.200" in loss
     assert "layer 2, step 200: 0.120" in found["Anisotropy"]
 
 
 def test_a_layer_looks_the_same_in_every_chart(series_section: str) -> None:
     found = charts(series_section)
-    for name in ("Strongest head at a fixed offset", "Anisotropy"):
-        looks = re.findall(r'<g class="look-(\d)">(?:<path[^>]*></path>)?<g><title>layer (\d)', found[name])
-        assert looks
-        assert all(look == layer for look, layer in looks)
+    heads, cosine = (
+        dict(re.findall(r'<g class="look-(\d)">(?:<path[^>]*></path>)?<g><title>layer (\d)', found[name]))
+        for name in ("Strongest head at a fixed offset", "Anisotropy")
+    )
+    assert list(heads.values()) == ["1", "2"]
+    assert list(cosine.values()) == ["0", "1", "2"]
+    assert heads.items() <= cosine.items()
 
 
 def test_of_many_layers_some_are_drawn_and_the_page_says_so(tmp_path: Path) -> None:
     page = series_page_of(tmp_path / "deep", 25)
     cosine, heads = (charts(page)[name] for name in ("Anisotropy", "Strongest head at a fixed offset"))
-    assert re.findall(r"</svg>layer (\d+)</li>", cosine) == ["0", "6", "12", "18", "24"]
-    assert "; 5 of 25 layers" in cosine
-    assert "; 4 of 24 layers" in heads
+    assert re.findall(r"</svg>layer (\d+)</li>", cosine) == ["0", "8", "16", "24"]
+    assert "grey: the other layers" in cosine
+    assert [page.count('class="line faint"') for page in (cosine, heads)] == [21, 21]
 
 
 def test_every_heading_is_explained(series_section: str) -> None:
     headings = set(re.findall(r'<th scope="col">(.*?)</th>', series_section))
     assert len(headings) > 10
-    assert headings <= {name for names in CHECKPOINT_TERMS for name in names.split(", ")}
+    study = study_of("checkpoints")
+    rows = {schema.name: Table([{"step": 0}], schema) for schema in study.schemas}
+    (terms,) = study.terms(Result(study, Path("a"), {}, {}, rows)).values()
+    assert headings <= set(terms)

@@ -18,10 +18,7 @@ from probing.page.terms import ACCURACY, COLUMNS, FLAGS, Glossary, names_in
 from probing.page.terms import NEURON_TERMS as NEURON_TERMS
 from probing.results import Table, element, table
 from probing.studies import attention as schemas
-from probing.studies.ablate import tables as ablating
-from probing.studies.ablate.figures import ABLATED, PRUNED
-from probing.studies.ablate.tables import ABLATED as ABLATED_SCHEMA
-from probing.studies.ablate.tables import PLACES, WEIGHT_PRUNING, weight_tables
+from probing.studies.ablate.tables import ABLATED, EFFECTS, REPLACEMENTS, VIEWS, effect_tables
 from probing.studies.attention.section import ATTENTION, CHANGE, FUSION, POSITION_HEADS, ROLLOUT, terms_of_survey
 from probing.studies.geometry import neurons as neuron_interventions
 from probing.studies.geometry.section import CHANGED_NEURONS, MEASURES
@@ -40,8 +37,8 @@ PARTS = {
     "heads-0": "Heads",
     "bases-0": "Bases",
     "geometry-0": "Geometry",
-    "wic-0": "Words and sentences",
-    "sts-0": "Words and sentences",
+    "wic-0": "Word senses",
+    "sts-0": "Similar sentences",
 }
 
 
@@ -210,7 +207,7 @@ def head_headings(tables: Iterable[Any]) -> set[str]:
 def of_rollout() -> set[str]:
     shares = ("self", "special_tokens", "previous", "next", "others")
     rows = [{"query": "words", "layer": 1, "measure": name, "value": 0.2, "uniform": 0.1} for name in shares]
-    return head_headings([heads.rollout_table(rows)])
+    return head_headings([heads.rollout_table(Table(rows))])
 
 
 def of_change() -> set[str]:
@@ -239,17 +236,17 @@ def of_position_heads() -> set[str]:
 
 
 def of_ablated() -> set[str]:
-    row = {**dict.fromkeys(ABLATED_SCHEMA.types, 0.2), "layer": 2, "readout": "position"}
-    rows = [{**row, "unit": unit, "kind": kind} for unit in ("1", "1-2") for kind in PLACES]
-    return head_headings(
-        ablating.tables({"ablated": [*rows, *({**one, "readout": "position_retrained"} for one in rows)]})
-    )
+    row = {**dict.fromkeys(ABLATED.types, 0.2), "layer": 2, "readout": "position"}
+    rows = [{**row, "unit": unit, "kind": kind} for unit in ("1", "1-2") for kind in REPLACEMENTS]
+    again = [{**one, "readout": "position_retrained"} for one in rows]
+    return head_headings(effect_tables({"ablated": Table([*rows, *again], ABLATED)}))
 
 
-def of_pruned_weights() -> set[str]:
-    row = {**dict.fromkeys(WEIGHT_PRUNING.types, 0.2), **ENDS, "layer": 2, "readout": "tuned", "draw": 1}
-    pruned = [{**row, "order": order} for order in ("magnitude", "random", "random_mean")]
-    return head_headings(weight_tables({"ablated": [row], "weight_pruning": pruned}))
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.schema.name)
+def test_every_heading_of_pruned_and_rounded_weights_is_explained_and_nothing_else(view: Any) -> None:
+    row = {**dict.fromkeys(view.schema.types, 0.2), **ENDS, "layer": 2, "readout": "tuned", "draw": 1}
+    rows = [{**row, **{name: kept[0] for name, kept in view.where.items()}}]
+    assert head_headings(view.tables(Table(rows, view.schema))) == set(view.terms())
 
 
 def of_changed_neurons() -> set[str]:
@@ -262,7 +259,7 @@ def of_changed_neurons() -> set[str]:
     ("shown", "terms"),
     [
         (of_rollout, ROLLOUT), (of_change, CHANGE), (of_fusion, FUSION), (of_position_heads, POSITION_HEADS),
-        (of_ablated, ABLATED), (of_pruned_weights, PRUNED), (of_changed_neurons, CHANGED_NEURONS),
+        (of_ablated, EFFECTS), (of_changed_neurons, CHANGED_NEURONS),
     ],
 )  # fmt: skip
 def test_every_heading_is_explained_and_nothing_else(shown: Any, terms: Mapping[str, str]) -> None:

@@ -356,6 +356,9 @@ def test_rows_are_selected_by_values_and_by_a_function() -> None:
     assert model.layers(lambda row: row["accuracy"] > 0.5) == [1, 2]
     assert table.where(lambda row: row["accuracy"] == 0.5, layer=(0, 2)).values("layer") == [0, 2]
     assert {name: len(rows) for name, rows in table.by("condition").items()} == {"model": 3, "control": 3}
+    by_both = table.by("condition", "layer")
+    assert list(by_both) == [(condition, layer) for condition in ("model", "control") for layer in (0, 1, 2)]
+    assert by_both["control", 1] == [table[4]]
     assert model.first_and_last() == [table[0], table[2]]
     assert model[:1].first_and_last() == [table[0]]
     assert table.values("condition") == ["model", "control"]

@@ -13,12 +13,13 @@ from probing import fit, sts, wic
 from probing.page.charts import read_sources
 from probing.page.run import answer
 from probing.probes.transforms import whiten
+from probing.runs import SectionPlace
 from probing.statistics import ENOUGH, SampleSize, label, size_columns, size_lines, size_of
 from probing.statistics.moments import CovarianceAccumulator
 from probing.studies.geometry import geometry
 from probing.studies.geometry.section import geometry_section
 from probing.studies.geometry.tables import conclusions
-from probing.studies.similarity import similarity_section
+from probing.studies.similarity import STS_STUDY
 from probing.tables.probes import transform_lines
 from small_data import word_pairs, write_sts, write_wic
 from synthetic import LIGHTNING_WARNINGS
@@ -145,7 +146,7 @@ def test_sts_says_on_how_many_sentences_it_whitened(
     assert "STS12, static, whitened: Spearman" in said
     title = f"Spearman x 100: {name}"
     assert title in " ".join(repr(found).split())
-    section = similarity_section(found, "sts-0")
+    section = STS_STUDY.section(found, SectionPlace("sts-0", 0, 1000))
     assert title in section
     assert "Warning: Whitening of 16 dimensions is fitted on" in section
 
@@ -199,7 +200,7 @@ def test_geometry_says_on_how_many_tokens_it_whitened_in_the_report_too(
     assert "Warning" not in capsys.readouterr().out
     section = geometry_section(found, "geometry-0")
     assert f"Whitening of 16 dimensions is fitted on {size}, fewer than 10" in section
-    assert "after whiten (from" in section
+    assert "Measures of each layer, whitened (from" in section
 
 
 def test_fit_says_on_how_many_tokens_it_whitened_in_the_report_too(

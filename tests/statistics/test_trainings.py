@@ -220,8 +220,8 @@ def test_a_sentence_on_the_seed_says_what_so_few_tunings_cannot_tell(ends: tuple
         "share_test": 1 - ends[0], "share_test_low": 0.9, "share_test_high": 1.0, "sd_seed": 0.0, "sd_test": 0.02,
     }  # fmt: skip
     said = _variance(row, "pairs")
-    assert f"{ends[0]:.0%} ({ends[0]:.0%} to {ends[1]:.0%}) is of the seed and " in said
-    assert said.endswith("; so few tunings cannot tell whether a fifth of it is of the seed.") is is_open
+    assert f"{ends[0]:.0%} ({ends[0]:.0%} to {ends[1]:.0%}) is due to the seed and " in said
+    assert said.endswith("; with so few tunings, it is not resolved whether a fifth is due to the seed.") is is_open
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (3, 3), (3, 7)])

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from safetensors.torch import load_file, save_file
 
 import probing
@@ -23,18 +22,23 @@ from probing import Result, WandbOptions, attention, fit, geometry
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
+from probing.results import Table
 from probing.studies.checkpoints import survey as checkpoints_survey
-from probing.studies.checkpoints.survey import Checkpoint, curves, find_checkpoints, loss_rows
+from probing.studies.checkpoints.survey import Checkpoint, find_checkpoints, loss_rows
 from probing.studies.checkpoints.tables import (
+    CHECKPOINTS,
     EMERGENCE,
     LOST,
     UNIGRAM,
     CheckpointCourse,
     Thresholds,
+    charts,
     conclusions,
     emergence,
     stays_from,
 )
+from probing.tables import figures
+from probing.tables.figures import Chart, write_charts
 from wandb_stand_in import read_offline_runs
 
 D_MODEL, HEAD, LONGEST, NEURON = 64, 32, 24, 40
@@ -113,7 +117,7 @@ def test_what_is_planted_from_a_step_on_is_found_from_that_step_on(made: Result)
     (head,) = (row for row in made.checkpoints if row["measure"] == "offset_mass" and row["step"] == HEADS)
     assert (head["head"], head["offset"]) == (1, -1)
     assert head["value"] > 0.9
-    assert conclusions(made.by_name)[-1] == (
+    assert made.conclusions()[-1] == (
         f"Order: outliers (step {OUTLIER}), then position (step {POSITION}), then position heads (step {HEADS})."
     )
 
@@ -238,7 +242,7 @@ def test_from_the_command_line_one_checkpoint_and_a_loss_of_the_trainer(
     assert "Order: loss and outliers (step 1000)." in out.out
     assert f"step {HEADS} (checkpoint-{HEADS}) is measured, geometry from the cache; 0 of 2 left" in out.err
     assert run(COMMANDS, ["checkpoints", "checkpoint-0", "--measures=geometry", *usual, "--quiet"]) == 0
-    assert "One checkpoint (step 0) tells no order" in capsys.readouterr().out
+    assert "One checkpoint (step 0) has no order" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -347,11 +351,11 @@ def test_a_checkpoint_that_is_a_later_one_is_measured_once_and_is_no_earlier_eme
     assert at == {0: (1, POSITION), 1: (1, POSITION)}
     of_position = [[row["value"] for row in made.checkpoints if row["step"] == step] for step in (0, POSITION)]
     assert of_position[0] == of_position[1]
-    assert conclusions(made.by_name)[0] == (
-        f"Step 0 is the same model as step{POSITION}, to the bit: it was measured once, and counts at the last of its "
-        "steps alone."
+    assert made.conclusions()[0] == (
+        f"Step 0 is the same model as step{POSITION}, bit for bit: it was measured once, and counts only at the last "
+        "of its steps."
     )
-    assert not any("the first checkpoint" in line for line in conclusions(made.by_name))
+    assert not any("the first checkpoint" in line for line in made.conclusions())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -361,7 +365,7 @@ def test_without_equal_checkpoints_no_row_names_another(place: Path, tmp_path: P
         folders, measures="geometry", **{**USUAL, "corpus": place / "text.txt", "runs": tmp_path}
     )
     assert not any(row.get("same_as") for row in made.checkpoints)
-    assert not any("same model" in line for line in conclusions(made.by_name))
+    assert not any("same model" in line for line in made.conclusions())
 
 
 EMERGENCE_STEPS = [0, 1, 10, 100, 1000]
@@ -441,9 +445,9 @@ def test_a_flat_series_finds_no_emergence() -> None:
     rows = emergence(flat, deviations, EMERGENCE_STEPS, Thresholds())
     assert [row["quantity"] for row in rows] == ["loss", "position", "position heads", "outliers"]
     assert not any("step" in row or "first_seen" in row for row in rows)
-    lines = conclusions({"checkpoints": flat, "emergence": rows})
-    assert lines[-1] == "Nothing came to stay in this series."
-    assert sum("at no step for good." in line for line in lines) == 4
+    lines = conclusions(Table(flat, CHECKPOINTS), Table(rows, EMERGENCE))
+    assert lines[-1] == "No quantity emerged and stayed in this series."
+    assert sum("at no step." in line for line in lines) == 4
 
 
 def test_the_order_is_told_as_far_as_the_checkpoints_tell_it() -> None:
@@ -453,19 +457,20 @@ def test_the_order_is_told_as_far_as_the_checkpoints_tell_it() -> None:
     )  # fmt: skip
     deviations = [{1: [0.0, 0.0], 2: [0.0, -9.0 * (i > 2)]} for i in range(5)]
     rows = emergence(made, deviations, EMERGENCE_STEPS, Thresholds())
-    lines = conclusions({"checkpoints": made, "emergence": rows})
+    lines = conclusions(Table(made, CHECKPOINTS), Table(rows, EMERGENCE))
     assert lines[0] == "The held-out loss is at most 4.00 nats from step 1 on (not yet at step 0)."
-    assert "more than 5 points from step 0 on (the first checkpoint), in layer 1." in lines[1]
+    assert "more than 5 percentage points, from step 0 on (the first checkpoint), in layer 1." in lines[1]
     assert lines[3].endswith("from step 100 on (not yet at step 10): neuron 1 in layer 2.")
-    assert lines[4].startswith("There at the first checkpoint (step 0) and in all later ones: position;")
+    assert lines[4].startswith("Present at the first checkpoint (step 0) and in all later ones: position;")
     assert lines[5] == (
-        "Order: loss (step 1), then position heads and outliers (step 100). What came at one step, these checkpoints "
-        "cannot put in order."
+        "Order: loss (step 1), then position heads and outliers (step 100). These checkpoints do not show the order of "
+        "quantities that emerged at one step."
     )
     one = [row for row in made if row["step"] == 0 and row["measure"] != LOST]
-    lines = conclusions({"checkpoints": one, "emergence": emergence(one, deviations[:1], [0], Thresholds())})
-    assert lines[-1] == "One checkpoint (step 0) tells no order; give several."
-    assert lines[-2] == "The loss is left out: it is not told for every checkpoint."
+    rows = emergence(one, deviations[:1], [0], Thresholds())
+    lines = conclusions(Table(one, CHECKPOINTS), Table(rows, EMERGENCE))
+    assert lines[-1] == "One checkpoint (step 0) has no order; give several."
+    assert lines[-2] == "The loss is left out: it is not known for every checkpoint."
 
 
 def told(folder: Path, step: int) -> dict[str, float]:
@@ -553,39 +558,51 @@ def test_what_is_no_series_is_refused_with_what_to_do(folder: Path) -> None:
     assert "`--revisions`: the name main tells no step" in refused("m", "main,step7", None)
 
 
-def test_every_measure_has_a_panel_and_the_way_from_step_0_is_dotted() -> None:
+def chart_of(rows: list[dict[str, Any]], came: list[dict[str, Any]]) -> Chart:
+    (chart,) = charts(Table(rows, CHECKPOINTS), Table(came, EMERGENCE))
+    return chart
+
+
+def test_every_measure_has_a_panel_with_its_baseline_threshold_and_step_of_emergence(tmp_path: Path) -> None:
     steps = [0, 10, 100]
     rows: list[dict[str, Any]] = [
         {"step": step, "layer": layer, "measure": measure, "value": float(step > 10), "low": float(step > 10)}
         for step in steps for layer in (0, 1) for measure in ("accuracy", "token_accuracy", "above_token")
     ]  # fmt: skip
     rows += [{"step": step, "measure": "held_out_loss", "value": 5.0 - step / 25} for step in steps]
-    tables = {"checkpoints": rows, "emergence": emergence(rows, [{} for _ in steps], steps, Thresholds())}
-    curves(figure := Figure(), tables, "tiny")
-    assert [axes.get_title(loc="center") or axes.get_title(loc="left") for axes in figure.axes] == [
-        "held-out loss", "position by a linear probe",
+    chart = chart_of(rows, emergence(rows, [{} for _ in steps], steps, Thresholds()))
+    assert [(panel.title, panel.y, panel.from_zero) for panel in chart.panels] == [
+        ("held-out loss, past its threshold from step 100", "nats per token", False),
+        ("position by a linear probe (baseline: the token alone), past its threshold from step 100",
+         "test accuracy", True),
     ]  # fmt: skip
-    loss, position = figure.axes
-    dotted = [line for line in loss.lines if line.get_linestyle() == ":"]
-    assert [list(map(float, line.get_ydata())) for line in dotted] == [[5.0, 4.6]]  # type: ignore[arg-type]
-    marks = [line.get_xdata()[0] for line in position.lines if line.get_linestyle() == "-."]  # type: ignore[index]
-    assert marks == pytest.approx([2.0])
-    # The loss of token frequencies is not told; the layers lead the legend, and every step has a label here.
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["layer 0", "layer 1", "threshold", "the token alone"]
-    for axes in figure.axes:
-        assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "10", "100"]
-        assert list(axes.get_xticks(minor=True)) == []
+    loss, position = ({line.label: line for line in panel.lines} for panel in chart.panels)
+    assert list(loss) == ["the model", "threshold"]  # the loss of token frequencies is not known
+    assert (loss["the model"].at, loss["the model"].values) == (steps, [5.0, 4.6, 1.0])
+    assert list(position) == ["layer 0", "layer 1", "baseline"]
+    (path,) = write_charts(tmp_path / "figures", [chart], "tiny", ["png"])
+    assert path.name == "checkpoints.png"
 
 
-def test_no_line_lies_on_the_border_of_its_panel() -> None:
+def test_of_many_layers_those_without_a_look_are_faint() -> None:
+    rows: list[dict[str, Any]] = [
+        {"step": step, "layer": layer, "measure": "mean_cosine", "value": 0.5} for step in (1, 2) for layer in range(13)
+    ]
+    (panel,) = chart_of(rows, []).panels
+    assert len(panel.lines) == 13
+    assert [line.label for line in panel.lines if not line.is_faint] == ["layer 0", "layer 4", "layer 8", "layer 12"]
+
+
+def test_no_line_lies_on_the_border_of_its_panel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"step": step, "layer": 1, "measure": measure, "value": value}
         for measure, values in {"special_mass": (0.0706, 0.0707), "largest_deviation": (3.0, 4.9)}.items()
         for step, value in zip((1, 2), values, strict=True)
     ]
     outliers = [{"quantity": "outliers", "layer": 1, "measure": "deviation", "threshold": 5.0}]
-    curves(figure := Figure(), {"checkpoints": rows, "emergence": outliers}, "tiny")
-    assert [axes.get_ylim() for axes in figure.axes] == [
+    drawn: list[Any] = []
+    monkeypatch.setattr(figures, "_save", lambda figure, *_, **__: drawn.append(figure))
+    write_charts(tmp_path / "figures", [chart_of(rows, outliers)], "tiny", ["png"])
+    assert [axes.get_ylim() for axes in drawn[0].axes] == [
         pytest.approx((0, 1.05 * 5.0)), pytest.approx((0, 1.05 * 0.0707)),
     ]  # fmt: skip

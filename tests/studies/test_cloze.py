@@ -81,9 +81,9 @@ def test_pairs_and_changes_are_on_disk_and_repeat(
     assert run(COMMANDS, [*args, "--figure_format=png", "--wandb.mode=offline", "--name=a"]) == 0
     said = capsys.readouterr()
     assert "1 of 4 pairs are left out: a word is not a single piece of the vocabulary" in said.err
-    assert "At the mask, the good word beside the bad one" in said.out
-    assert "With words shuffled, the loss of masked words goes from" in said.out
-    assert "A name replaced costs" in said.out
+    assert "Probability of the good word at the mask, compared with the bad word" in said.out
+    assert "With words shuffled, the loss of masked words changes from" in said.out
+    assert "With a name replaced, compared with a noun replaced, the loss of masked words differs by" in said.out
     folder = tmp_path / "a"
     assert {path.name for path in folder.iterdir()} == {
         "cloze.csv", "groups.csv", "changes.csv", "config.yaml", "results.json", "figures", "wandb"
@@ -114,7 +114,7 @@ def test_pairs_and_changes_are_on_disk_and_repeat(
     made = load_run(folder)
     assert type(made) is Result
     assert len(made.cloze) == 3
-    assert "good likelier" in repr(made)
+    assert "good more probable" in repr(made)
     again = ["cloze", "--config", str(folder / "config.yaml"), "--name", "b", "--wandb.mode=disabled"]
     assert run(COMMANDS, again) == 0
     for table in ("cloze.csv", "groups.csv", "changes.csv"):

@@ -121,8 +121,8 @@ def test_a_bias_in_the_positions_is_found_and_none_where_words_count_the_same_ev
         assert removed["against"] == "centred"
         assert removed["relative_low"] > 0  # what positions do to the weight of words is no part that they add
     assert row_of(falling, measure="weight", order="shuffled", embedding="model")["start_end_low"] > 0
-    assert "the start of a document is not shown to count more or less than its end" in flat.answer()[0]
-    assert "the start of a document counts more than its end" in falling.answer()[0]
+    assert "the start of a document is not shown to have more or less weight than its end" in flat.answer()[0]
+    assert "the start of a document has more weight than its end" in falling.answer()[0]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
@@ -138,7 +138,7 @@ def test_everything_is_on_disk_and_repeats(
     assert run(COMMANDS, ["position-bias", *args, "--name=a", "--wandb.mode=offline"]) == 0
     said = capsys.readouterr()
     assert "has no file that says how it pools: the mean over all tokens is taken (--pooling)" in said.err
-    assert "Bias of other vectors, sentences shuffled: a sentence replaced" in said.out
+    assert "Relative bias of all vectors, sentences shuffled: replaced" in said.out
     assert "Similar sentences: Spearman's correlation" in said.out
     folder = Path(options["runs"]) / "a"
     tables = {"bias.csv", "places.csv", "similarity.csv"}
@@ -160,7 +160,9 @@ def test_everything_is_on_disk_and_repeats(
     for name in tables:
         assert (folder / name).read_bytes() == (folder.parent / "b" / name).read_bytes()
     made = load_run(folder)
-    assert made.conclusions()[1].startswith("Held against a bag of word embeddings, which has no positions: relative")
+    assert made.conclusions()[1].startswith(
+        "Relative bias of the model, compared with a bag of word embeddings, which has"
+    )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)

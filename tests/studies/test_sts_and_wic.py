@@ -261,7 +261,7 @@ def test_a_planted_difference_is_found_and_all_of_it_is_on_disk(
     args = [f"--{name}={value}" for name, value in wic_options.items() if name != "wandb"]
     assert run(COMMANDS, ["wic", str(wic_data), *args, "--wandb.mode=offline", "--name=a", "--layer=0,2"]) == 0
     said = capsys.readouterr()
-    assert "Layer and threshold chosen on train, reported on dev" in said.out
+    assert "Layer and threshold selected on train, accuracy on dev" in said.out
     assert "always yes" in said.out
     folder = Path(wic_options["runs"]) / "a"
     assert f"Results: {folder}" in said.out
@@ -291,7 +291,7 @@ def test_a_planted_difference_is_found_and_all_of_it_is_on_disk(
     assert type(opened) is Result
     assert (opened.folder, opened.results) == (folder, results)
     assert (len(opened.wic), len(opened.chosen)) == (len(rows), len(chosen))
-    assert "Layer and threshold chosen on train" in repr(opened)
+    assert "Layer and threshold selected on train" in repr(opened)
     # The configuration repeats the run.
     assert run(COMMANDS, ["wic", "--config", str(folder / "config.yaml"), "--name", "b", "--wandb.mode=disabled"]) == 0
     for name in ("wic.csv", "chosen.csv"):
@@ -312,7 +312,7 @@ def test_shuffled_labels_find_nothing(wic_data: Path, wic_options: dict[str, Any
     for row in found.chosen:
         if row["protocol"] == "held_out":
             assert row["accuracy_low"] <= 0.5 <= row["accuracy_high"]
-    assert "Layer and threshold chosen on train" in repr(found)
+    assert "Layer and threshold selected on train" in repr(found)
 
 
 def test_what_is_chosen_and_fitted_on_train_knows_nothing_of_dev(wic_data: Path, wic_options: dict[str, Any]) -> None:

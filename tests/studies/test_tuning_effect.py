@@ -17,9 +17,11 @@ from families import untouched
 from probing import Result, WandbOptions, attention, finetune, tuning_effect
 from probing.activations.store import ActivationStore
 from probing.errors import UserError
+from probing.results import Table
 from probing.runs.loading import load_run
 from probing.studies.tuning_effect.survey import START, TRUE, layer_rows, of_names, state_distances
-from probing.studies.tuning_effect.tables import MEASURES, Tables, answer, conclusions
+from probing.studies.tuning_effect.tables import CHECKPOINTS, MEASURES, answer, charts, conclusions
+from probing.studies.tuning_effect.tables import LAYERS as LAYER_CHANGES
 from synthetic import make_store, make_tokens
 from tiny_models import CHANGED
 
@@ -124,7 +126,7 @@ def test_rows_of_checkpoints_are_what_attention_against_finds(planted: dict[str,
 def test_without_shuffled_labels_nothing_is_called_the_tasks(planted: dict[str, Any]) -> None:
     found = measured(planted, "alone", planted["task"][:1], None, measures=["states"])
     assert all(not row.get("by_task") for row in found.layer_changes)
-    assert "whether the task does it is not known" in found.answer()[0]
+    assert "whether the task causes it is not known" in found.answer()[0]
     assert any("tuned on shuffled labels, such as" in line for line in found.conclusions())
 
 
@@ -319,14 +321,33 @@ def test_sentences_say_where_and_how_much() -> None:
         return (0.01 + 0.1 * (layer >= 5) * (start == "pretrained")) * (1 + 0.01 * seed) + 0.001 * layer
 
     rows = rule_changes(value, 3, 1)
-    made: Tables = {"layer_changes": layer_rows(rows, {}), "checkpoint_changes": rows}
-    assert answer(made, "bert")[1] == "bert: the task changes hidden states in layers 5 and 6."
-    said = conclusions(made, {"n_seeds": {"pretrained": 3, "shuffled": 3}})
-    assert "Hidden states: the last two layers, 5 and 6, change most in all 3 checkpoints." in said
-    assert any(line.startswith("Hidden states: changed most in layer 6 (0.117, ") for line in said)
-    assert said[-1].startswith(
-        "A change is the task's where it is larger than that by tuning on shuffled labels: Welch's"
+    layers, checkpoints = Table(layer_rows(rows, {}), LAYER_CHANGES), Table(rows, CHECKPOINTS)
+    assert answer(layers, "bert")[1] == "bert: the task changes hidden states in layers 5 and 6."
+    said = list(conclusions(layers, checkpoints, {"pretrained": 3, "shuffled": 3}))
+    assert "Hidden states: the last two layers, 5 and 6, change most in 3 of 3 checkpoints." in said
+    assert any(
+        line.startswith("Hidden states: the largest change is 0.117 (") and " in layer 6; " in line for line in said
     )
+    assert said[-1].startswith(
+        "The task causes a change if it is larger than the change by tuning on shuffled labels: W"
+    )
+
+
+@pytest.mark.numeric
+def test_lines_are_means_of_their_points_and_a_property_of_two_seeds_has_a_size() -> None:
+    def value(start: str, measure: str, layer: int, seed: int, order: int) -> float:
+        return 0.1 * layer - 0.01 * seed
+
+    rows = rule_changes(value, 3, 1)
+    rows += [{**row, "against": "pretrained-1-0", "change": -row["change"]} for row in rows if row["seed"] == 2]
+    (chart,) = charts(Table(rows, CHECKPOINTS))
+    assert [panel.title for panel in chart.panels] == [measure.words for measure in MEASURES.values()]
+    for panel, measure in zip(chart.panels, MEASURES.values(), strict=True):
+        assert (panel.y, panel.from_zero) == (("distance", True) if measure.is_distance else ("change", False))
+        assert [line.label for line in panel.lines] == ["tuned, and start", "shuffled labels, and start", "two seeds"]
+        for line in panel.lines:
+            assert line.values == pytest.approx([np.mean(some) for some in line.points])
+        assert panel.lines[2].values[1:] == pytest.approx([0.1 * layer - 0.02 for layer in range(1, LAYERS)])
 
 
 LENGTHS = [7, 4, 9, 12, 3, 8, 11, 5] * 6

@@ -11,6 +11,7 @@ import pytest
 from probing.results import Schema, Table, estimate, interval, number, shown
 from probing.runtime.terminal import render
 from probing.statistics import MIN_SENTENCES
+from probing.studies.ablate.tables import SCHEMAS as ABLATE_SCHEMAS
 from probing.studies.ablate.tables import conclusions
 from probing.studies.compare.tables import agreement_tables, everywhere_sentence, unread_lines, verdicts
 from probing.tables import UNINFORMATIVE, accuracy_flag, r2_flag
@@ -345,31 +346,41 @@ def test_the_verdict_is_on_layers_of_the_same_depth() -> None:
 
 
 def test_the_legend_stands_once_under_the_last_table() -> None:
-    first, last = agreement_tables([*rows_of(("a", "b")), *rows_of(("a", "c"))], 10)
+    first, last = agreement_tables(Table([*rows_of(("a", "b")), *rows_of(("a", "c"))]), 10)
     assert first.caption is None
     explained = {part.split(": ")[0] for line in last.caption.splitlines() for part in line.split("; ")}
     assert {column.header for column in last.columns} - explained == {"layers", "Spearman", "95% range"}
     assert "95% of what rankings under shuffled labels give" in last.caption
 
 
+def ablate_tables(**rows: list[dict[str, Any]]) -> dict[str, Table]:
+    return {schema.name: Table(rows.get(schema.name, ()), schema) for schema in ABLATE_SCHEMAS}
+
+
 @pytest.mark.parametrize(
-    ("effect", "verb"), [(-0.02, "loses most by layer 1, "), (0.02, "loses nothing, and gains least by layer 1, ")]
-)
-def test_a_gain_is_not_called_a_loss(effect: float, verb: str) -> None:
+    ("effect", "told", "extreme"),
+    [(-0.02, "Position accuracy of layer 6 falls most without layer 1 (zeros): from 0.400 to 0.380, by -2.0 ",
+      "largest loss"),
+     (0.02, "Without a layer (zeros), position accuracy of layer 6 never falls: the least favourable, layer 1, takes "
+      "it from 0.400 to 0.420, by +2.0 ", "smallest gain")],
+)  # fmt: skip
+def test_a_gain_is_not_called_a_loss(effect: float, told: str, extreme: str) -> None:
     rows: list[dict[str, Any]] = [
         {"unit": unit, "kind": "zero", "readout": readout, "layer": 6, "intact": 0.4, "value": 0.4 + of, "effect": of,
          "low": of - 0.01, "high": of + 0.01, "percentile": None, "p_value": 0.001, "n": 100}
         for readout in ("position", "position_retrained") for unit, of in (("1", effect), ("2", effect + 0.01))
     ]  # fmt: skip
-    first, again, *_ = conclusions({"ablated": rows})
-    assert f"the probe of layer 6 {verb}" in first
-    assert f"it {verb.replace(' by ', ' without ').removesuffix(', ')}: {100 * effect:+.1f} points" in again
+    first, again, *_ = conclusions(ablate_tables(ablated=rows), {})
+    assert first.startswith(told)
+    assert f"its {extreme} is without layer 1: {100 * effect:+.1f} points" in again
 
 
 @pytest.mark.parametrize(
     ("effect", "told"),
-    [(0.25, "rises most by layer 1, from 2.000 to 2.250 (+0.250 nats; +0.150 to +0.350); 0 of 2 layers lower it"),
-     (-0.25, "rises nowhere, and falls least by layer 2, from 2.000 to 1.875 (-0.125 nats; ")],
+    [(0.25, "Loss of masked words rises most without layer 1 (zeros): from 2.000 to 2.250, by +0.250 nats (+0.150 "
+      "to +0.350); it is lower without 0 of 2 layers and higher without 2"),
+     (-0.25, "Without a layer (zeros), loss of masked words never rises: the least favourable, layer 2, takes it from "
+      "2.000 to 1.875, by -0.125 nats (")],
 )  # fmt: skip
 def test_a_loss_that_rises_is_a_change_for_the_worse(effect: float, told: str) -> None:
     rows: list[dict[str, Any]] = [
@@ -378,7 +389,9 @@ def test_a_loss_that_rises_is_a_change_for_the_worse(effect: float, told: str) -
         for unit, of in (("1", effect), ("2", effect / 2))
     ]  # fmt: skip
     better = [{"units": "layers", **row, "n": 50} for row in rows[:1]]
-    first, second, *_ = conclusions({"ablated": rows, "better_without": better})
-    assert f"with zeros: the loss of masked words {told}" in first
-    better_told = "none" if effect > 0 else "1 (zero: -0.250 nats"
-    assert f"chosen on one half of the sentences (mlm) and measured on the other: {better_told}" in second
+    first, second, *_ = conclusions(ablate_tables(ablated=rows, better_without=better), {})
+    assert first.startswith(told)
+    begin = "No ablated layer significantly improves loss of masked words (" if effect > 0 else (
+        "Loss of masked words improves without layer 1 (zero) by -0.250 nats (-0.350 to -0.150) ("
+    )  # fmt: skip
+    assert second.startswith(f"{begin}selected on one half of the sentences, measured on the other")

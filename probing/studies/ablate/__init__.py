@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,7 +26,7 @@ from probing.errors import UserError, out_of_range, refuse
 from probing.interventions import POSITION, READOUTS_OF_TUNED, TASK, TUNED
 from probing.models import layer_numbers
 from probing.results import Html
-from probing.runs import Result, SectionPlace, Study, Terms, study_of
+from probing.runs import Result, Study, Terms, study_of
 from probing.runs.call import Call, Measured
 from probing.runs.loading import Tuned, load_fit_of_classes, read_as_run, read_as_tuned, tuned_of
 from probing.runs.places import task_of
@@ -34,13 +34,7 @@ from probing.runs.run import Run
 from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.ablate import tables
-from probing.studies.ablate.tables import (
-    SCHEMAS,
-    quantised_sentences,
-    quantised_tables,
-    weight_sentences,
-    weight_tables,
-)
+from probing.tables.figures import Chart
 from probing.text import GroupBy, read_corpora
 
 # Options whose values are those of `--run`, where it is given.
@@ -265,50 +259,37 @@ def _frozen(run: Run | None, source: Any) -> Any:
 class Ablate(Study):
     """Effects of ablating heads and layers."""
 
-    name, kind, title = "ablate", "ablation of heads and layers", "Without heads and layers"
+    name, kind, title = "ablate", "ablation of heads and layers", "Ablation of heads and layers"
     function = "probing.studies.ablate:ablate"
     in_several_processes = True
-    schemas = SCHEMAS
+    schemas = tables.SCHEMAS
+    views = tables.VIEWS
     page = "ablate.md"
     files: ClassVar[Mapping[str, str]] = {
         "figures/": "Effects by layer and head, and pruning curves.",
     }
 
     def tables(self, result: Result) -> list[Any]:
-        """Return the effects."""
-        return [*tables.tables(result.by_name), *weight_tables(result.by_name), *quantised_tables(result.by_name)]
+        """Return the effects, and the views of pruned and rounded weights."""
+        return [*tables.effect_tables(result.by_name), *super().tables(result)]
+
+    def charts(self, result: Result) -> list[Chart]:
+        """Return the effects of layers, and the curves of pruning."""
+        return tables.charts(result.by_name)
 
     def conclusions(self, result: Result) -> list[str]:
         """Return the conclusions, a sentence for each question."""
-        of = result.by_name
-        further = [
-            line
-            for say in (weight_sentences, quantised_sentences)
-            for readout in tables.readouts_of(of)
-            for line in say(of, readout)
-        ]
-        return [*tables.tuned_sentences(result.results), *tables.conclusions(of), *further]
+        return tables.conclusions(result.by_name, result.results)
 
-    def about(self, result: Result) -> str:
-        """Return the title of a page."""
-        from probing.runs import model_name
+    def maps(self, result: Result) -> Iterable[Html]:
+        """Return the maps of heads."""
+        from probing.studies.ablate.figures import maps_of_page
 
-        return f"attention heads of {model_name(result.config)}"
-
-    def section(self, result: Result, place: SectionPlace) -> Html:
-        """Return maps of heads, the tables of the terminal, and pruning curves."""
-        from probing.studies.ablate.figures import ablation_section
-
-        return ablation_section(result, place.anchor)
+        return maps_of_page(result.ablated)
 
     def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
-        from probing.studies.ablate.figures import ABLATED, PRUNED, ROUNDED
-
-        further = {"Pruned weights": (PRUNED, "weight_pruning"), "Rounded numbers": (ROUNDED, "quantised")}
-        return {self.title: ABLATED} | {
-            title: terms for title, (terms, name) in further.items() if result.by_name[name]
-        }
+        return {self.title: {**tables.EFFECTS, **super().terms(result)[self.title]}}
 
 
 STUDY = Ablate()

@@ -1,16 +1,36 @@
-"""Columns, tables and sentences of `ablate`, for files and the terminal."""
+"""Tables, charts and sentences of `ablate`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from probing.interventions import MLM, POSITION, RETRAINED, TUNED, TUNED_R2, measure_of
-from probing.results import Column, Schema, count, ends, in_brackets, interval, listed, number, text, whole
+from probing.results import (
+    Column,
+    Row,
+    Schema,
+    Table,
+    View,
+    capitalised,
+    cells_table,
+    count,
+    ends,
+    in_brackets,
+    interval,
+    listed,
+    number,
+    shown,
+    text,
+    whole,
+)
+from probing.runs import Terms
 from probing.statistics import few_sentences
-from probing.tables.schema import effect, layer_column
+from probing.tables.figures import Chart, Line, Panel, linear
+from probing.tables.schema import HEAD_NAME, effect, layer_column
 
-# What is rounded, by which scale, and what is kept in full.
+# What is rounded, by which scale, and which neurons keep full precision.
 WEIGHTS, ACTIVATIONS, BOTH = "weights", "activations", "both"
 
 TENSOR, CHANNEL = "tensor", "channel"
@@ -24,35 +44,36 @@ _UNIT = text("unit", "A head, such as 3-9, or the number of a layer.")
 
 _UNITS = text("units", "heads or layers.")
 
-_KIND = text("kind", "What replaces the output.")
+_KIND = text("kind", "Replacement of the output.")
 
 _READOUT = text(
     "readout",
-    "What is read: position, position_retrained, mlm, sts:NAME, wic, or of a tuned model its "
-    "task: tuned (accuracy) or tuned_r2 (R²).",
+    "The measure: position, position_retrained, mlm, sts:NAME, wic, or the task of a tuned model: tuned (accuracy) or "
+    "tuned_r2 (R²).",
+    labels={name: measure_of(name).noun for name in (POSITION, MLM, "wic", TUNED, TUNED_R2)},
 )
 
-_READ = layer_column("Layer that is read.")
+_READ = layer_column("Layer that is evaluated.")
 
 _N = whole("n", "Number of sentences, or of pairs.")
 
 _ORDER = text("order", "Order in which units are ablated: importance, reverse or random.")
 
-ABLATED = Schema("ablated", "a row per unit, kind of replacement and layer that is read", (
+ABLATED = Schema("ablated", "a row per unit, kind of replacement and evaluated layer", (
     _UNIT, _KIND, _READOUT, _READ,
     number("intact", "The measure of the intact model."),
     number("value", "The measure with the unit ablated."),
-    effect("The second minus the first"),
-    number("percentile", "Percentage of the units of its kind that do less harm.", form=".0f"),
+    effect("Value with the unit ablated minus value of the intact model"),
+    number("percentile", "Percentage of the units of this kind whose ablation does less harm.", form=".0f"),
     number("p_value", "p-value of the effect, corrected for the units."),
     _N,
 ))  # fmt: skip
 
 BETTER_WITHOUT = Schema("better_without", "a row per kind of unit, replacement, readout and layer", (
     _UNITS, _KIND, _READOUT, _READ,
-    text("unit", "The unit without which the model is best, chosen on one half of the sentences."),
-    number("effect_chosen_on", "Its effect on that half.", form="+.3f"),
-    effect("Its effect on the other half"),
+    text("unit", "The unit without which the model is best, selected on one half of the sentences."),
+    number("effect_chosen_on", "Effect on this half.", form="+.3f"),
+    effect("Effect on the other half"),
     number("p_value", "p-value, corrected for the number of rows."),
     whole("n", "Number of sentences, or of pairs, of the other half."),
 ))  # fmt: skip
@@ -60,19 +81,19 @@ BETTER_WITHOUT = Schema("better_without", "a row per kind of unit, replacement, 
 RAISING = Schema("raising", "a row per kind of unit, replacement and readout", (
     _UNITS, _KIND, _READOUT, _READ,
     whole("n_units", "Number of heads or layers."),
-    whole("n_better", "Number of them without which the measure is better, by however little."),
-    whole("n_clear", "Number of them without which it is better by more than 1.645 standard errors."),
-    whole("n_chance_low", "Lower end of the range of that number in 95% of draws in which the differences of each "
+    whole("n_better", "Number of units whose ablation improves the measure at all."),
+    whole("n_clear", "Number of units whose ablation improves the measure by more than 1.645 standard errors."),
+    whole("n_chance_low", "Lower end of the range of n_clear in 95% of draws in which the differences of each "
           "sentence, or pair, have the same or the opposite sign at random.", "by chance"),
     whole("n_chance_high", "Upper end."),
-    number("p_value", "Share of draws with at least as many, corrected for the rows of the readout."),
+    number("p_value", "Share of draws with at least as many units, corrected for the rows of the readout."),
 ), optional=True)  # fmt: skip
 
 IMPORTANCE = Schema("importance", "a row per head", (
     _UNIT, _READOUT, _READ,
     Column("importance", float, "Mean of |dL/d xi| over sentences, in nats; low, high: its 95% interval.", form=".3f",
            interval=""),
-    number("normalised", "That divided by the Euclidean norm over the heads of its layer."),
+    number("normalised", "Importance divided by the Euclidean norm over the heads of its layer."),
     whole("n", "Number of sentences."),
 ), optional=True)  # fmt: skip
 
@@ -80,9 +101,9 @@ PRUNING = Schema("pruning", "with `--prune`, a row per order and step", (
     _UNITS, _KIND, _READOUT, _READ, _ORDER,
     whole("draw", "Number of the random order."),
     whole("n_ablated", "Number of units that are ablated."),
-    number("share", "That as a share of all."),
+    number("share", "Share of units that are ablated."),
     number("value", "The measure."),
-    effect("Its difference from the intact model"),
+    effect("Difference from the intact model"),
     text("ablated", "Units that this step ablated."),
     _N,
 ), optional=True)  # fmt: skip
@@ -91,21 +112,21 @@ PRUNING_AREAS = Schema("pruning_areas", "with `--prune`, a row per order that is
     _UNITS, _KIND, _READOUT, _READ, _ORDER,
     number("area", "Area under the curve of the order."),
     number("random_area", "Mean area of the random orders."),
-    effect("The first minus the second"),
-    number("percentile", "Percentage of the random orders that keep less.", form=".0f"),
-    number("p_value", "Its p-value, by rank."),
+    effect("Area minus mean area of the random orders"),
+    number("percentile", "Percentage of the random orders with a worse area.", form=".0f"),
+    number("p_value", "p-value of the order, by rank."),
     _N,
 ), optional=True)  # fmt: skip
 
 WEIGHT_PRUNING = Schema("weight_pruning", "with `--prune weights`, a row per order, draw and share", (
     _READOUT, _READ,
-    text("order", "Which weights of each matrix are pruned: magnitude (the smallest), random, or random_mean, the mean "
-         "of the random draws."),
+    text("order", "Weights of each matrix that are pruned: magnitude (the smallest), random, or random_mean, the mean "
+         "of the random draws.", "weights", labels={MAGNITUDE: "smallest", MEAN: "random, mean of draws"}),
     whole("draw", "Number of the random draw."),
-    number("share", "Share of the weights of each matrix that is 0.", form=".0%"),
+    number("share", "Share of the weights of each matrix that is 0.", "pruned", form=".0%"),
     whole("n_weights", "Number of weights of all matrices.", form=","),
     number("value", "The measure."),
-    effect("Its difference from the whole model; for the mean, with an interval over sentences and draws"),
+    effect("Difference from the intact model; for the mean, with an interval over sentences and draws"),
     number("p_value", "p-value of the effect over sentences, corrected for the shares."),
     _N,
 ), optional=True)  # fmt: skip
@@ -113,46 +134,107 @@ WEIGHT_PRUNING = Schema("weight_pruning", "with `--prune weights`, a row per ord
 QUANTISED = Schema("quantised", "with `--quantise`, a row per rounding and readout", (
     _READOUT, _READ,
     whole("bits", "Number of bits that numbers are rounded to."),
-    text("rounded", "What is rounded: weights (the matrices of blocks), activations (the hidden states that enter "
+    text("rounded", "Rounded numbers: weights (the matrices of blocks), activations (the hidden states that enter "
          "blocks) or both."),
     text("scale", "tensor: a whole matrix, or layer, has one scale; channel: each unit, or neuron, has its own."),
-    text("kept", "Neurons of hidden states that are not rounded: none, outliers, random (as many others), or "
-         "random_mean, the mean of the random draws.", heading="kept in full"),
+    text("kept", "Neurons of hidden states that keep full precision: none, outliers, random (as many others), or "
+         "random_mean, the mean of the random draws.", "full precision",
+         labels={NOTHING: "none", RANDOM_MEAN: "random, mean of draws"}),
     whole("draw", "Number of the random draw."),
-    whole("n_kept", "Number of these neurons, summed over blocks."),
+    whole("n_kept", "Number of neurons that keep full precision, summed over blocks."),
     number("value", "The measure."),
-    effect("Its difference from the model as it is; for the mean, with an interval over sentences and draws"),
+    effect("Difference from the intact model; for the mean, with an interval over sentences and draws"),
     number("p_value", "p-value of the effect over sentences, corrected for all rows of the readout but single draws."),
-    number("rank_p", "Of kept outliers, the share of the random draws, and of what is tested, that lose no more."),
+    number("rank_p", "Of outliers at full precision, the share of all draws, outliers included, that lose no more."),
     _N,
 ), optional=True)  # fmt: skip
 
 SCHEMAS = ABLATED, BETTER_WITHOUT, RAISING, IMPORTANCE, PRUNING, PRUNING_AREAS, WEIGHT_PRUNING, QUANTISED
 
-Row = Mapping[str, Any]
+VIEWS = (
+    View(
+        WEIGHT_PRUNING, ("order", "layer", "share", "value", "effect*", "p_value"), "{readout}, weights pruned",
+        "readout", {"order": (MAGNITUDE, MEAN)},
+    ),
+    View(
+        QUANTISED, ("bits", "rounded", "scale", "kept", "layer", "value", "effect*", "p_value"),
+        "{readout}, numbers rounded", "readout", {"kept": (NOTHING, OUTLIERS, RANDOM_MEAN)},
+    ),
+)  # fmt: skip
 
-Tables = Mapping[str, Sequence[Row]]
-
-# What stands in the place of a unit, as the end of "with ...".
-PLACES = {
+# Replacements of a unit's output, in words.
+REPLACEMENTS = {
     "uniform": "uniform attention",
     "zero": "zeros",
-    "mean": "the mean of its outputs",
-    "resample": "its outputs at random tokens of other sentences",
-    "skip": "the block skipped",
+    "mean": "mean output",
+    "resample": "outputs at random tokens of other sentences",
+    "skip": "block skipped",
+}
+UNITS = ("layers", "heads")
+
+SENTENCES = {
+    "tuned_same": "The intact {checkpoint} has a {measure} of {intact:.3f} on {n:,} test targets, as in its run.",
+    "tuned_part": "The intact {checkpoint} has a {measure} of {intact:.3f} on {n:,} of the {n_tested:,} test targets "
+    "of its run, and of {score:.3f} in the run.",
+    "tuned_differs": "The intact {checkpoint} has a {measure} of {intact:.3f}, and of {score:.3f} in its run: it was "
+    "tuned with other versions or on another machine.",
+    "most": "{measure} {falls} most without {unit} {name} ({replacement}): from {intact:.3f} to {value:.3f}, by "
+    "{change}; it is lower without {lower} of {units} and higher without {higher} (corrected p below .05).",
+    "none": "Without a {unit} ({replacement}), {measure} never {falls}: the least favourable, {unit} {name}, takes it "
+    "from {intact:.3f} to {value:.3f}, by {change}; it is lower without {lower} of {units} and higher without {higher} "
+    "(corrected p below .05).",
+    "retrained": "If probes are retrained while one {unit} is ablated ({replacement}), the probe of layer {layer} is "
+    "less accurate without {lower} of {units} (corrected p below .05); its {extreme} is without {unit} {name}: "
+    "{change}.",
+    "raising": "Of {units}, {measure} rises without {kinds}: {verdict} (random signs of the differences, corrected p "
+    "below .05).",
+    "raising_kind": "{better} ({kind}; {clear} by more than 1.645 standard errors, {low} to {high} expected by chance)",
+    "raising_more": "more than expected by chance with {kinds}",
+    "raising_no_more": "no more than expected by chance",
+    "better": "{measure} improves without {units} (selected on one half of the {items}, measured on the other; "
+    "corrected p below .05).",
+    "not_better": "No ablated {unit} significantly improves {measure} (selected on one half of the {items}, measured "
+    "on the other; corrected p below .05).",
+    "importance": "By gradients (Michel et al. 2019), {loss} depends most on {heads}.",
+    "pruning": "{units} ablated cumulatively ({replacement}): the area under the curve of {measure} is {area:.3f} if "
+    "the least important are ablated first, {random_area:.3f} in random orders and {reverse:.3f} if the most important "
+    "are ablated first; the first differs from random orders by {change}, better than {percentile:.0f}% of them (p = "
+    "{p:.2g} by rank).",
+    "pruned_weights": "With the smallest weights of each matrix pruned, {measure} is worse than in the intact model "
+    "{smallest} ({n:,} weights); with randomly drawn weights pruned, {random} (corrected p below .05).",
+    "from_share": "from {share:.0%} on",
+    "no_share": "at no share",
+    "rounded": "With hidden states rounded to {bits} bits by one scale per layer, {measure} {changes}: {change}.",
+    "rounded_without_outliers": "No layer has an outlier neuron that could keep full precision.",
+    "rounded_with_outliers": "With the {outliers} of all blocks at full precision, the change is {exempt}; with as "
+    "many random neurons at full precision, it is {random}; p = {p:.2g} by rank.",
 }
 
-# The losses whose gradients tell the importance of heads.
+# The loss of each readout by whose gradients heads are ranked.
 _LOSSES = {
-    "position": "in nats, the loss of layer {layer}'s probe",
-    "mlm": "in nats, the loss of masked words",
+    "position": "the loss of the probe of layer {layer} (nats)",
+    "mlm": "the loss of masked words (nats)",
     "sts": "the squared error of the cosines",
-    "wic": "in nats, the loss of the cosine's logistic curve",
-    "tuned": "in nats, the loss of the task",
-    "tuned_r2": "in squared deviations, the loss of the task",
+    "wic": "the loss of the logistic curve of the cosine (nats)",
+    "tuned": "the loss of the task (nats)",
+    "tuned_r2": "the loss of the task (squared deviations)",
 }
 
-# What is read by a head of the model, which takes the last layer alone.
+# Meanings of the headings of effects, which are a column for each kind.
+EFFECTS: Terms = {
+    "head": HEAD_NAME,
+    "layer": "All heads of the layer are ablated together.",
+    **{kind: f"The output is replaced by {words}." for kind, words in REPLACEMENTS.items() if kind != "skip"},
+    "mean": "The output is replaced by its mean over training tokens.",
+    "skip": "The whole block is skipped.",
+    "*": "The p-value is below .05 after correction for the number of heads or layers (Holm).",
+    "without": "The ablated head or layer.",
+    "kind": "Replacement of the output.",
+    "frozen probe": "Effect on the probe that was trained on the intact model.",
+    "retrained probe": "Effect on a probe that is trained while the head or layer is ablated.",
+}
+
+# Readouts by a head of the model, which takes the last layer alone.
 _BY_HEAD = (MLM, TUNED, TUNED_R2)
 
 # Largest difference of two scores of the same model on the same text.
@@ -162,52 +244,67 @@ SAME = 1e-6
 _SHOWN = 10
 
 
+def _by_units(rows: Table) -> list[tuple[str, Table]]:
+    return [(units, of) for units in UNITS if (of := rows.where(units=units))]
+
+
 def is_head(row: Row) -> bool:
     """Return True if the unit of a row is a head, False for a layer."""
     return "-" in row["unit"]
 
 
-def at_last_layer(rows_by_table: Tables, readout: str = "position") -> list[Row]:
+def of_units(rows: Table, units: str) -> Table:
+    """Return the rows of `heads` or of `layers`."""
+    return rows.where(lambda row: is_head(row) == (units == "heads"))
+
+
+def at_last_layer(ablated: Table, readout: str = POSITION) -> Table:
     """Return the rows of `ablated.csv` for the highest layer, of a readout as named in the column `readout`."""
-    rows = [row for row in rows_by_table.get("ablated", ()) if row["readout"] == readout]
-    last = max((row["layer"] for row in rows), default=0)
-    return [row for row in rows if row["layer"] == last]
+    rows = ablated.where(readout=readout)
+    return rows.where(layer=max(rows.column("layer"), default=0))
 
 
-def kinds_of(rows: Sequence[Row]) -> list[str]:
-    """Return the kinds of replacement, in the order of the rows."""
-    return list(dict.fromkeys(row["kind"] for row in rows))
+def by_readout(tables: Mapping[str, Table]) -> dict[str, dict[str, Table]]:
+    """Return the tables of each readout, in the order of the rows, without retrained probes."""
+    names = [name for name in tables["ablated"].values("readout") if name != RETRAINED]
+    return {name: {table: rows.where(readout=name) for table, rows in tables.items()} for name in names}
 
 
-def readouts_of(rows_by_table: Tables) -> list[str]:
-    """Return the readouts, in the order of the rows, without retrained probes."""
-    return [
-        name for name in dict.fromkeys(row["readout"] for row in rows_by_table.get("ablated", ())) if name != RETRAINED
-    ]
+def named(row: Row) -> str:
+    """Return the measure of a row, with its data and its layer."""
+    of = row["readout"].partition(":")[2]
+    layer = "" if row["readout"] in _BY_HEAD else f" of layer {row['layer']}"
+    return f"{measure_of(row['readout']).noun}{in_brackets(of)}{layer}"
 
 
-def named(readout: str, layer: int) -> str:
-    """Return the name of a readout in titles."""
-    of = readout.partition(":")[2]
-    at = "" if readout in _BY_HEAD else f" of layer {layer}"
-    return f"{measure_of(readout).noun}{f' ({of})' if of else ''}{at}"
+def amount(row: Row) -> str:
+    """Return an effect in its unit, without the unit."""
+    measure = measure_of(row["readout"])
+    return shown(round(measure.times * row["effect"], measure.digits + 2), f"+.{measure.digits}f")
 
 
-def tables(rows_by_table: Tables) -> list[Any]:
-    """Return the tables of the terminal, as rich tables; tables without rows are omitted."""
-    readout_tables = []
-    for readout in readouts_of(rows_by_table):
-        rows = at_last_layer(rows_by_table, readout)
-        layers, heads = ([row for row in rows if is_head(row) is of_heads] for of_heads in (False, True))
-        readout_tables += [
-            _table(layers, "layer", ""),
-            _table(_first(heads), "head", f", of {len(_units(heads))} heads"),
-        ]
-    return [table for table in [*readout_tables, _retrained_table(rows_by_table)] if table is not None]
+def range_of(row: Row) -> str:
+    """Return the confidence interval of an effect in its unit; empty without one."""
+    measure = measure_of(row["readout"])
+    return interval(row, between=" to ", form=f"+.{measure.digits}f", times=measure.times)
 
 
-def _units(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(row["unit"] for row in rows))
+def points(row: Row | None) -> str:
+    """Return an effect in its unit with its confidence interval, and a star for a corrected p-value below .05."""
+    if row is None:
+        return ""
+    return f"{amount(row)}{in_brackets(range_of(row))}{'*' if row['p_value'] < 0.05 else ''}"
+
+
+def effect_tables(tables: Mapping[str, Table]) -> list[Any]:
+    """Return rich tables of the effects on the last layer, a column for each kind, and of retrained probes."""
+    rich = []
+    for readout in by_readout(tables):
+        rows = at_last_layer(tables["ablated"], readout)
+        layers, heads = (of_units(rows, units) for units in UNITS)
+        of = f", of {count(len(heads.values('unit')), 'head')}"
+        rich += [_effects(layers, layers.values("unit"), "layer"), _effects(heads, _first(heads), "head", of)]
+    return [table for table in [*rich, _retrained_table(tables["ablated"])] if table is not None]
 
 
 def _gain(row: Row) -> float:
@@ -215,232 +312,170 @@ def _gain(row: Row) -> float:
     return float(measure_of(row["readout"]).sign * row["effect"])
 
 
-def _first(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of the heads with the greatest loss by the first kind of replacement, in that order."""
-    kinds = kinds_of(rows)
-    order = sorted((row for row in rows if row["kind"] == kinds[0]), key=_gain)
-    first = [row["unit"] for row in order[:_SHOWN]]
-    return sorted((row for row in rows if row["unit"] in first), key=lambda row: first.index(row["unit"]))
+def _first(rows: Table) -> list[str]:
+    """Return the heads with the greatest loss by the first kind of replacement, in this order."""
+    return [row["unit"] for row in sorted(rows.where(kind=rows[0]["kind"]), key=_gain)[:_SHOWN]] if rows else []
 
 
-def _table(rows: Sequence[Row], what: str, of: str) -> Any:
-    from probing.runtime.terminal import plain_table
-
+def _effects(rows: Table, units: Sequence[str], what: str, of: str = "") -> Any:
     if not rows:
         return None
-    kinds = kinds_of(rows)
-    readout = rows[0]["readout"]
-    title = f"{named(readout, rows[0]['layer'])} without a {what}, in {measure_of(readout).unit}{of}"
-    table = plain_table(title[0].upper() + title[1:])
-    for heading in (what, *kinds):
-        table.add_column(heading, justify="right")
-    row_of = {(row["unit"], row["kind"]): row for row in rows}
-    for unit in _units(rows):
-        table.add_row(unit, *(points(row_of.get((unit, kind))) for kind in kinds))
-    return table
+    title = capitalised(f"{named(rows[0])} without a {what}, in {measure_of(rows[0]['readout']).unit}{of}")
+    row_of, kinds = {(row["unit"], row["kind"]): row for row in rows}, rows.values("kind")
+    body = ([unit, *(points(row_of.get((unit, kind))) for kind in kinds)] for unit in units)
+    return cells_table(title, [what, *kinds], body)
 
 
-def _retrained_table(rows_by_table: Tables) -> Any:
-    from probing.runtime.terminal import plain_table
-
-    rows = at_last_layer(rows_by_table, RETRAINED)
+def _retrained_table(ablated: Table) -> Any:
+    rows = at_last_layer(ablated, RETRAINED)
     if not rows:
         return None
-    table = plain_table(f"Position accuracy of layer {rows[0]['layer']} by probes trained again, in points")
-    for heading in ("without", "kind", "probe as it was", "trained again"):
-        table.add_column(heading, justify="right")
-    frozen = {(row["unit"], row["kind"]): row for row in at_last_layer(rows_by_table)}
-    for row in rows:
-        table.add_row(row["unit"], row["kind"], points(frozen.get((row["unit"], row["kind"]))), points(row))
-    return table
+    frozen = {(row["unit"], row["kind"]): row for row in at_last_layer(ablated)}
+    body = (
+        (row["unit"], row["kind"], points(frozen.get((row["unit"], row["kind"]))), points(row)) for row in rows
+    )  # fmt: skip
+    title = f"Position accuracy of layer {rows[0]['layer']} by retrained probes, in points"
+    return cells_table(title, ("without", "kind", "frozen probe", "retrained probe"), body)
 
 
-def points(row: Row | None) -> str:
-    """Return an effect in its unit with its confidence interval, and a star for a corrected p-value below .05."""
-    if row is None:
-        return ""
-    return f"{_change(row)}{in_brackets(_between(row))}{'*' if row['p_value'] < 0.05 else ''}"
+def conclusions(tables: Mapping[str, Table], results: Mapping[str, Any]) -> list[str]:
+    """Return the conclusions, a sentence for each question; `results` is the content of `results.json`."""
+    lines = [_tuned(results)] if "tuned" in results else []
+    for readout, of in by_readout(tables).items():
+        last = at_last_layer(of["ablated"], readout)
+        lines += [_most(rows) for units in UNITS for rows in of_units(last, units).by("kind").values()]
+        lines += _retrained(at_last_layer(tables["ablated"], RETRAINED)) if readout == POSITION else []
+        lines += _raising(of["raising"]) if readout in (TUNED, TUNED_R2) else []
+        lines += [
+            *_better_without(of["better_without"]), *_importance(of["importance"]), *_pruning(of["pruning_areas"]),
+            *_pruned_weights(of["weight_pruning"]), *_rounded(of["quantised"]), *_why_no_intervals(last),
+        ]  # fmt: skip
+    return [capitalised(line) for line in lines]
+
+
+def _tuned(results: Mapping[str, Any]) -> str:
+    """Return the intact score of a tuned head compared with the score of its run."""
+    tuned = results["tuned"]
+    (readout, values), *_ = ((name, of) for name, of in results["readouts"].items() if name in (TUNED, TUNED_R2))
+    (intact,), n = values["intact"].values(), values["n_examples"]
+    is_same = abs(intact - tuned["score"]) <= SAME
+    case = "tuned_part" if n < tuned["n_tested"] else "tuned_same" if is_same else "tuned_differs"
+    return SENTENCES[case].format(**tuned, measure=measure_of(readout).noun, intact=intact, n=n)
 
 
 def _change(row: Row) -> str:
-    measure = measure_of(row["readout"])
-    return f"{measure.times * row['effect']:+.{measure.digits}f}"
+    return f"{amount(row)} {measure_of(row['readout']).unit}{in_brackets(range_of(row))}"
 
 
-def _between(row: Row) -> str:
-    measure = measure_of(row["readout"])
-    return interval(row, between=" to ", form=f"+.{measure.digits}f", times=measure.times)
+def _is_clear(row: Row, sign: int) -> bool:
+    """Return whether an effect has a sign (1 or -1) and a corrected p-value below .05."""
+    return bool(sign * row["effect"] > 0 and row["p_value"] < 0.05)
 
 
-def conclusions(rows_by_table: Tables) -> list[str]:
-    """Return the conclusions from the tables, a sentence for each question."""
-    lines = []
-    for readout in readouts_of(rows_by_table):
-        rows = at_last_layer(rows_by_table, readout)
-        for of_heads, what in ((False, "layer"), (True, "head")):
-            for kind in kinds_of(rows):
-                if kind_rows := [row for row in rows if row["kind"] == kind and is_head(row) is of_heads]:
-                    lines.append(_most(kind_rows, what, kind))
-        lines += _trained_again(rows_by_table) if readout == POSITION else []
-        lines += [
-            *_raising(rows_by_table, readout),
-            *_better_without(rows_by_table, readout),
-            *_importance(rows_by_table, readout),
-            *_pruning(rows_by_table, readout),
-            *_why_no_intervals(rows),
-        ]
-    return lines
-
-
-def _most(rows: Sequence[Row], what: str, kind: str) -> str:
-    most = min(rows, key=_gain)
-    lower, higher = (
-        sum(sign * row["effect"] > 0 and row["p_value"] < 0.05 for row in rows) for sign in (-1, 1)
+def _most(rows: Table) -> str:
+    worst, unit = min(rows, key=_gain), "head" if is_head(rows[0]) else "layer"
+    lower, higher = (sum(_is_clear(row, sign) for row in rows) for sign in (-1, 1))
+    return SENTENCES["most" if _gain(worst) < 0 else "none"].format(
+        measure=named(worst), falls="falls" if measure_of(worst["readout"]).higher_is_better else "rises", unit=unit,
+        name=worst["unit"], replacement=REPLACEMENTS[worst["kind"]], intact=worst["intact"], value=worst["value"],
+        change=_change(worst), lower=lower, higher=higher, units=count(len(rows), unit),
     )  # fmt: skip
-    without = f"Without a {what}, with {PLACES[kind]}" if kind != "skip" else "With a block skipped"
-    return (
-        f"{without}: {_changes_most(most)} by {what} {most['unit']}, from {most['intact']:.3f} to "
-        f"{most['value']:.3f} ({_change(most)} {measure_of(most['readout']).unit}{_after(most)}); {lower} of "
-        f"{len(rows)} {what}s lower it and {higher} raise it (corrected p below .05)."
-    )
 
 
-def _after(row: Row) -> str:
-    between = _between(row)
-    return f"; {between}" if between else ""
+def _retrained(rows: Table) -> Iterator[str]:
+    for units in UNITS:
+        if unit_rows := of_units(rows, units):
+            worst, unit = min(unit_rows, key=_gain), units.removesuffix("s")
+            yield SENTENCES["retrained"].format(
+                unit=unit, replacement=REPLACEMENTS[worst["kind"]], layer=worst["layer"], name=worst["unit"],
+                lower=sum(_is_clear(row, -1) for row in unit_rows), units=count(len(unit_rows), unit),
+                extreme="largest loss" if worst["effect"] < 0 else "smallest gain", change=_change(worst),
+            )  # fmt: skip
 
 
-def _changes_most(most: Row) -> str:
-    measure = measure_of(most["readout"])
-    if most["readout"] == POSITION:
-        return f"the probe of layer {most['layer']} {_loses(most)}"
-    worse, better = ("falls", "rises") if measure.higher_is_better else ("rises", "falls")
-    article = "the " if most["readout"] in _BY_HEAD else ""
-    return f"{article}{named(most['readout'], most['layer'])} " + (
-        f"{worse} most" if _gain(most) < 0 else f"{worse} nowhere, and {better} least"
-    )
+def _raising(rows: Table) -> Iterator[str]:
+    for units, unit_rows in _by_units(rows):
+        kinds = [
+            SENTENCES["raising_kind"].format(
+                better=row["n_better"], kind=row["kind"], clear=row["n_clear"], low=row["n_chance_low"],
+                high=row["n_chance_high"],
+            ) for row in unit_rows
+        ]  # fmt: skip
+        more = [row["kind"] for row in unit_rows if row["p_value"] < 0.05]
+        verdict = SENTENCES["raising_more"].format(kinds=listed(more)) if more else SENTENCES["raising_no_more"]
+        yield SENTENCES["raising"].format(
+            units=count(unit_rows[0]["n_units"], units.removesuffix("s")), kinds=listed(kinds), verdict=verdict,
+            measure=measure_of(unit_rows[0]["readout"]).noun,
+        )  # fmt: skip
 
 
-def _loses(most: Row) -> str:
-    """Return a verb phrase for a probe without the unit whose absence costs it most; even this may be a gain."""
-    return "loses most" if most["effect"] < 0 else "loses nothing, and gains least"
-
-
-def _trained_again(rows_by_table: Tables) -> list[str]:
-    lines = []
-    for of_heads, what in ((False, "layer"), (True, "head")):
-        rows = [row for row in at_last_layer(rows_by_table, RETRAINED) if is_head(row) is of_heads]
-        if rows:
-            lower = sum(row["effect"] < 0 and row["p_value"] < 0.05 for row in rows)
-            most = min(rows, key=lambda row: row["effect"])
-            lines.append(
-                f"Trained again without one of {len(rows)} {what}s ({most['kind']}), the probe of layer "
-                f"{most['layer']} reads less in {lower} cases (corrected p below .05); it {_loses(most)} without "
-                f"{what} {most['unit']}: {100 * most['effect']:+.1f} points{_within(most)}."
-            )
-    return lines
-
-
-def _raising(rows_by_table: Tables, readout: str) -> list[str]:
-    """Return sentences on the units without which a tuned model's task gains, and on the chance level."""
-    if readout not in (TUNED, TUNED_R2):
-        return []
-    lines = []
-    for units in ("layers", "heads"):
-        rows = [row for row in rows_by_table.get("raising", ()) if (row["readout"], row["units"]) == (readout, units)]
-        if not rows:
-            continue
-        more = [row["kind"] for row in rows if row["p_value"] < 0.05]
-        names = [
-            f"{row['n_better']} ({row['kind']}; clearly without {row['n_clear']}, where chance gives "
-            f"{row['n_chance_low']} to {row['n_chance_high']})"
-            for row in rows
+def _better_without(rows: Table) -> Iterator[str]:
+    last = rows.where(layer=max(rows.column("layer"), default=0))
+    for units, unit_rows in _by_units(last):
+        better = [
+            f"{row['unit']} ({row['kind']}) by {_change(row)}"
+            for row in unit_rows
+            if _gain(row) > 0 and row["p_value"] < 0.05
         ]
-        verdict = f"more than chance gives with {listed(more)}" if more else "no more than chance gives"
-        lines.append(
-            f"Of {rows[0]['n_units']} {units}, the {measure_of(readout).noun} rises without {listed(names)}: {verdict} "
-            "(p below .05 by random signs of the differences, corrected)."
+        unit = units.removesuffix("s")
+        yield SENTENCES["better" if better else "not_better"].format(
+            measure=named(last[0]), unit=unit, units=f"{unit if len(better) == 1 else units} {', '.join(better)}",
+            items=f"{measure_of(last[0]['readout']).items}s",
+        )  # fmt: skip
+
+
+def _importance(rows: Table) -> Iterator[str]:
+    first = sorted(rows, key=lambda row: -row["importance"])[:3]
+    if first:
+        between = (interval(row, between=" to ", form=".3g") for row in first)
+        heads = ", ".join(
+            f"{row['unit']} ({row['importance']:.3g}{', ' + ends_of if ends_of else ''})"
+            for row, ends_of in zip(first, between, strict=True)
         )
-    return lines
+        loss = _LOSSES[first[0]["readout"].split(":")[0]].format(layer=first[0]["layer"])
+        yield SENTENCES["importance"].format(loss=loss, heads=f"head{'s' * (len(first) > 1)} {heads}")
 
 
-def tuned_sentences(results: Mapping[str, Any]) -> list[str]:
-    """Return the intact score of a tuned head and the score of its run; empty for other `results.json`."""
-    tuned = results.get("tuned")
-    if tuned is None:
-        return []
-    (readout, shown), *_ = ((name, values) for name, values in results["readouts"].items() if name in (TUNED, TUNED_R2))
-    (intact,), score = shown["intact"].values(), tuned["score"]
-    sentence = f"Intact, {tuned['checkpoint']} has a {measure_of(readout).noun} of {intact:.3f}"
-    if shown["n_examples"] < tuned["n_tested"]:
-        return [
-            f"{sentence} on {shown['n_examples']:,} of the {tuned['n_tested']:,} targets that its run tested "
-            f"({score:.3f})."
-        ]
-    if abs(intact - score) <= SAME:
-        return [f"{sentence} on the {shown['n_examples']:,} targets of the test part, as its run says."]
-    return [f"{sentence}, where its run says {score:.3f}: it was tuned with other versions or on another machine."]
+def _pruning(rows: Table) -> Iterator[str]:
+    for units, unit_rows in _by_units(rows):
+        least, reverse = (unit_rows.where(order=order)[0] for order in ("importance", "reverse"))
+        yield SENTENCES["pruning"].format(
+            units=units, replacement=REPLACEMENTS[least["kind"]], measure=named(least), area=least["area"],
+            random_area=least["random_area"], change=_change(least), percentile=least["percentile"],
+            p=least["p_value"], reverse=reverse["area"],
+        )  # fmt: skip
 
 
-def _better_without(rows_by_table: Tables, readout: str) -> list[str]:
-    rows = [row for row in rows_by_table.get("better_without", ()) if row["readout"] == readout]
-    last = max((row["layer"] for row in rows), default=0)
-    lines = []
-    for units in ("layers", "heads"):
-        unit_rows = [row for row in rows if row["units"] == units and row["layer"] == last]
-        better = [row for row in unit_rows if _gain(row) > 0 and row["p_value"] < 0.05]
-        if not unit_rows:
+def _pruned_weights(rows: Table) -> Iterator[str]:
+    if rows:
+        smallest, random = (_from(rows.where(order=order)) for order in (MAGNITUDE, MEAN))
+        yield SENTENCES["pruned_weights"].format(
+            measure=named(rows[0]), smallest=smallest, random=random, n=rows[0]["n_weights"]
+        )
+
+
+def _from(rows: Table) -> str:
+    """Return the lowest share of pruned weights from which on every share costs something, as a phrase."""
+    harmless = [i for i, row in enumerate(rows) if not (_gain(row) < 0 and row["p_value"] < 0.05)]
+    costly = rows[harmless[-1] + 1 :] if harmless else rows
+    return SENTENCES["from_share"].format(share=costly[0]["share"]) if costly else SENTENCES["no_share"]
+
+
+def _rounded(rows: Table) -> Iterator[str]:
+    """Return, for each number of bits, the effect of rounded hidden states, and the role of the outliers."""
+    for bits, of_bits in rows.where(rounded=ACTIVATIONS, scale=TENSOR).by("bits").items():
+        exempted = {row["kept"]: row for row in of_bits}
+        plain, exempt = exempted[NOTHING], exempted.get(OUTLIERS)
+        changes = "changes" if plain["p_value"] < 0.05 else "does not significantly change"
+        line = SENTENCES["rounded"].format(bits=bits, measure=named(plain), changes=changes, change=_change(plain))
+        if exempt is None:
+            yield f"{line} {SENTENCES['rounded_without_outliers']}"
             continue
-        unit = measure_of(readout).unit
-        better_texts = [f"{row['unit']} ({row['kind']}: {_change(row)} {unit}{_within(row)})" for row in better]
-        what = units.removesuffix("s")
-        of = "" if readout == POSITION else f" ({'task' if readout in (TUNED, TUNED_R2) else readout})"
-        items = f"{measure_of(readout).items}s{of}"
-        lines.append(
-            f"Better without a {what}, chosen on one half of the {items} and measured on the other: "
-            + (
-                f"{', '.join(better_texts)}."
-                if better_texts
-                else "none, by any kind of replacement (corrected p below .05)."
-            )
-        )
-    return lines
-
-
-def _importance(rows_by_table: Tables, readout: str) -> list[str]:
-    rows = [row for row in rows_by_table.get("importance", ()) if row["readout"] == readout]
-    rows.sort(key=lambda row: -row["importance"])
-    if not rows:
-        return []
-    head_texts = []
-    for row in rows[:3]:
-        between = interval(row, between=" to ", form=".3g")
-        head_texts.append(f"{row['unit']} ({row['importance']:.3g}{', ' + between if between else ''})")
-    loss = _LOSSES[readout.split(":")[0]].format(layer=rows[0]["layer"])
-    return [f"By gradients (Michel et al. 2019), {loss} depends most on heads {', '.join(head_texts)}."]
-
-
-def _pruning(rows_by_table: Tables, readout: str) -> list[str]:
-    rows = [row for row in rows_by_table.get("pruning_areas", ()) if row["readout"] == readout]
-    lines = []
-    for units in ("layers", "heads"):
-        by_order = {row["order"]: row for row in rows if row["units"] == units}
-        if not by_order:
-            continue
-        least, reverse = by_order["importance"], by_order["reverse"]
-        lines.append(
-            f"Ablated together ({least['kind']}), the least important {units} first, {units} leave an area of "
-            f"{least['area']:.3f} under the curve of {named(readout, least['layer'])}, and in random orders "
-            f"{least['random_area']:.3f} ({_change(least)} {measure_of(readout).unit}{_after(least)}; better than "
-            f"{least['percentile']:.0f}% of them, p = {least['p_value']:.2g} by rank); in the reverse order "
-            f"{reverse['area']:.3f}."
-        )
-    return lines
-
-
-def _within(row: Row) -> str:
-    between = _between(row)
-    return f", {between}" if between else ""
+        of_outliers = SENTENCES["rounded_with_outliers"].format(
+            outliers=count(exempt["n_kept"], "outlier"), exempt=_change(exempt), p=exempt["rank_p"],
+            random=_change(exempted[RANDOM_MEAN]),
+        )  # fmt: skip
+        yield f"{line} {of_outliers}"
 
 
 def _why_no_intervals(rows: Sequence[Row]) -> list[str]:
@@ -449,117 +484,64 @@ def _why_no_intervals(rows: Sequence[Row]) -> list[str]:
     return [few] if few else []
 
 
-def by_order(rows_by_table: Tables, readout: str) -> dict[str, list[Row]]:
-    """Return the rows of a readout by order, each by share; random draws follow each other."""
-    order_rows: dict[str, list[Row]] = {}
-    for row in rows_by_table.get("weight_pruning", ()):
-        if row["readout"] == readout:
-            order_rows.setdefault(row["order"], []).append(row)
-    return order_rows
+def charts(tables: Mapping[str, Table]) -> list[Chart]:
+    """Return the effects of layers, and the curves of pruning, of each readout."""
+    return [chart for readout, of in by_readout(tables).items() for chart in _charts(of, file_name(readout))]
 
 
-def weight_tables(rows_by_table: Tables) -> list[Any]:
-    """Return a rich table for each readout: the measure at each share, by magnitude and at random."""
-    return [_weight_table(rows) for readout in readouts_of(rows_by_table) if (rows := by_order(rows_by_table, readout))]
+def file_name(readout: str) -> str:
+    """Return the end of the name of a figure; empty for positions, the first readout."""
+    return "" if readout == POSITION else "_" + re.sub(r"[^A-Za-z0-9.-]+", "_", readout)
 
 
-def _weight_table(rows: Mapping[str, Sequence[Row]]) -> Any:
-    from probing.runtime.terminal import plain_table
-
-    first, random = rows[MAGNITUDE][0], {row["share"]: row for row in rows[MEAN]}
-    n_draws = len({row["draw"] for row in rows[RANDOM]})
-    title = (
-        f"{named(first['readout'], first['layer'])} with the smallest weights, or random ones (mean of {n_draws} "
-        f"draws), pruned, and its change in {measure_of(first['readout']).unit}"
-    )
-    table = plain_table(title[0].upper() + title[1:])
-    for heading in ("pruned", "smallest", "change", "random", "change"):
-        table.add_column(heading, justify="right")
-    for row in rows[MAGNITUDE]:
-        both = [row, random.get(row["share"], first)]
-        cells = [
-            cell
-            for order_row in both
-            for cell in (f"{order_row['value']:.3f}", points(order_row) if order_row["share"] else "")
+def _charts(of: Mapping[str, Table], end: str) -> Iterator[Chart]:
+    rows = at_last_layer(of["ablated"], of["ablated"][0]["readout"])
+    measure, name = measure_of(rows[0]["readout"]), named(rows[0])
+    if layers := Table({**row, "layer": int(row["unit"])} for row in of_units(rows, "layers")):
+        lines = [
+            Line.of(by_kind, "effect", kind, "", scale=measure.times) for kind, by_kind in layers.by("kind").items()
         ]
-        table.add_row(f"{row['share']:.0%}", *cells)
-    return table
+        yield Chart(
+            f"layers{end}", "effect of ablating a layer, 95% intervals", [Panel(lines, f"{name} without a layer")],
+            f"change in {measure.unit}", x=linear("layer", "ablated layer"), reference=0,
+        )  # fmt: skip
+    for units, curve in of["pruning"].by("units").items():
+        yield Chart(
+            f"pruning_{units}{end}", f"{units} ablated cumulatively; bars: range of random orders",
+            [Panel(_curves(curve), f"{name}, {units} ablated ({curve[0]['kind']})")], measure.noun,
+            x=linear(f"{units} ablated", f"{units} ablated, of {max(curve.column('n_ablated'))}"),
+            bars="the range of random orders",
+        )  # fmt: skip
+    if weights := of["weight_pruning"]:
+        yield Chart(
+            f"pruning_weights{end}", "weights pruned, 95% intervals of the change",
+            [Panel(_weight_curves(weights), f"{name}, weights pruned")], measure.noun,
+            x=linear("pruned %", "weights of each matrix pruned, %"), reference=weights[0]["value"],
+        )  # fmt: skip
 
 
-def weight_sentences(rows_by_table: Tables, readout: str) -> list[str]:
-    """Return the share from which on pruned weights reduce the measure, by magnitude and at random."""
-    rows = by_order(rows_by_table, readout)
-    if not rows:
-        return []
-    first, sign = rows[MAGNITUDE][0], measure_of(readout).sign
-    clauses = [_from(rows[order], sign) for order in (MAGNITUDE, MEAN)]
-    what = "the " + named(readout, first["layer"])
+def _curves(rows: Table) -> list[Line]:
+    drawn = {n: step.column("value") for n, step in rows.where(order="random").by("n_ablated").items()}
+    means, ranges = [sum(of) / len(of) for of in drawn.values()], [(min(of), max(of)) for of in drawn.values()]
+    orders = {"importance": "least important first", "reverse": "most important first"}
     return [
-        f"With the smallest weights of each matrix pruned, {what} is worse than the whole model's {clauses[0]} "
-        f"({first['n_weights']:,} weights); with random ones, {clauses[1]} (corrected p below .05)."
+        *(Line.of(rows.where(order=order), "value", label, x="n_ablated") for order, label in orders.items()),
+        Line("random orders: mean", [*drawn], means, ranges),
     ]
 
 
-def _from(rows: Sequence[Row], sign: int) -> str:
-    """Return the lowest share from which on every share costs something, as a phrase."""
-    worst = None
-    for row in reversed(rows):
-        if not (sign * row["effect"] < 0 and row["p_value"] < 0.05):
-            break
-        worst = row
-    return "at no share" if worst is None else f"from {worst['share']:.0%} on"
+def _weight_curves(rows: Table) -> list[Line]:
+    intact, lines = rows[0]["value"], []
+    for order, label in ((MAGNITUDE, "smallest weights"), (MEAN, "random draws: mean")):
+        of = rows.where(order=order)
+        intervals = [ends(row) for row in of]
+        ranges = [pair and (intact + pair[0], intact + pair[1]) for pair in intervals]
+        lines.append(Line(label, _percent(of), [intact + row["effect"] for row in of], ranges))
+    drawn = [step.column("value") for step in rows.where(order=RANDOM).by("share").values()]
+    percent = _percent(rows.where(order=MEAN))
+    extremes = {"lowest": min, "highest": max}
+    return lines + [Line(f"random draws: {name}", percent, [*map(of, drawn)]) for name, of in extremes.items()]
 
 
-_KEPT = {NOTHING: "", OUTLIERS: "outliers", RANDOM_MEAN: "random"}
-
-
-def quantised_tables(rows_by_table: Tables) -> list[Any]:
-    """Return a rich table for each readout."""
-    by_readout = {readout: _of(rows_by_table, readout) for readout in readouts_of(rows_by_table)}
-    return [_quantised_table(rows) for rows in by_readout.values() if rows]
-
-
-def _of(rows_by_table: Tables, readout: str) -> list[Row]:
-    """Return the rows of a readout but for single draws, by bits."""
-    rows = [row for row in rows_by_table.get("quantised", ()) if row["readout"] == readout and row["kept"] != RANDOM]
-    bits = list(dict.fromkeys(row["bits"] for row in rows))
-    return sorted(rows, key=lambda row: bits.index(row["bits"]))
-
-
-def _quantised_table(rows: Sequence[Row]) -> Any:
-    from probing.runtime.terminal import plain_table
-
-    first = rows[0]
-    title = f"{named(first['readout'], first['layer'])} with numbers rounded, and its change in "
-    table = plain_table(title[0].upper() + title[1:] + measure_of(first["readout"]).unit)
-    for heading in ("bits", "rounded", "scale", "kept in full", "value", "change"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        cells = (row["rounded"], row["scale"], _KEPT[row["kept"]], f"{row['value']:.3f}", points(row))
-        table.add_row(str(row["bits"]), *cells)
-    return table
-
-
-def quantised_sentences(rows_by_table: Tables, readout: str) -> list[str]:
-    """Return, for each number of bits, the cost of rounded hidden states, and the role of the outliers."""
-    row_of = {
-        (row["bits"], row["rounded"], row["scale"], row["kept"]): row for row in _of(rows_by_table, readout)
-    }  # fmt: skip
-    sentences = []
-    for bits in dict.fromkeys(key[0] for key in row_of):
-        plain = row_of[bits, ACTIVATIONS, TENSOR, NOTHING]
-        verb = "changes" if plain["p_value"] < 0.05 else "is not shown to change"
-        start = (
-            f"With hidden states rounded to {bits} bits by one scale a layer, {named(readout, plain['layer'])} {verb}"
-        )
-        start = f"{start}: {points(plain)}"
-        exempt = row_of.get((bits, ACTIVATIONS, TENSOR, OUTLIERS))
-        if exempt is None:
-            sentences.append(f"{start}; no layer has an outlier that could be kept in full.")
-            continue
-        random = row_of[bits, ACTIVATIONS, TENSOR, RANDOM_MEAN]
-        sentences.append(
-            f"{start}; with the {count(exempt['n_kept'], 'outlier')} of all blocks kept in full: {points(exempt)}; "
-            f"with as many random neurons: {points(random)} (p by rank {exempt['rank_p']:.2g})."
-        )
-    return sentences
+def _percent(rows: Table) -> list[int]:
+    return [round(100 * share) for share in rows.column("share")]

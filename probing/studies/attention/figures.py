@@ -13,7 +13,7 @@ from probing.heads import write_examples
 from probing.heads.example_sentences import examples_of
 from probing.heads.rows import Rows
 from probing.heads.subject import HeadSurvey
-from probing.results import two_decimals, without_nan
+from probing.results import Table, two_decimals, without_nan
 from probing.runs.call import Measured
 from probing.tables import change
 from probing.tables.change import FUSIONS
@@ -21,16 +21,13 @@ from probing.tables.figures import (
     BLUE,
     GREY,
     ORANGE,
-    PURPLE,
     USUAL,
     error_bars,
     joined,
-    name_layers,
-    side_by_side,
     spaced_layers,
     write_drawings,
 )
-from probing.tables.heads import CLASSES, LETTERS, SPECIAL, finds_relation, name_of, of_all_maps, of_heads, of_measure
+from probing.tables.heads import CLASSES, LETTERS, finds_relation, name_of, of_all_maps, of_heads, of_measure
 from probing.tables.position_heads import examined_heads
 from probing.text.tokens import count_words
 
@@ -46,17 +43,13 @@ _LABELS = 6
 
 def accuracy_of_fusions(figure: Figure, rows: Sequence[Mapping[str, Any]], model: str) -> None:
     """Draw a panel for each task from rows of `fusion.csv`: the layers from the left, joined, then the fusions."""
-    accuracies = [row for row in rows if row["measure"] == "accuracy"]
-    tasks = list(dict.fromkeys(row["task"] for row in accuracies))
-    figure.set_size_inches(max(3.4, 2.4 * len(tasks)), 2.8)
-    panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
-    for axes, task in zip(panels, tasks, strict=True):
-        task_rows = [row for row in accuracies if row["task"] == task]
-        single, fused = (
-            [row for row in task_rows if (row["fusion"] == "layer") == is_single] for is_single in (True, False)
-        )
-        fused.sort(key=lambda row: list(FUSIONS).index(row["fusion"]))
-        layers = [row["layer"] for row in single]
+    by_task = Table(rows).where(measure="accuracy").by("task")
+    figure.set_size_inches(max(3.4, 2.4 * len(by_task)), 2.8)
+    panels = figure.subplots(1, len(by_task), sharey=True, squeeze=False)[0]
+    for axes, (task, task_rows) in zip(panels, by_task.items(), strict=True):
+        single = task_rows.where(fusion="layer")
+        fused = [row for fusion in FUSIONS for row in task_rows.where(fusion=fusion)]
+        layers = single.layers()
         looks = ({"color": BLUE, "ls": "-", "marker": "o"}, {"color": ORANGE, "ls": "", "marker": "s"})
         places = (range(len(single)), range(len(single) + 1, len(single) + 1 + len(fused)))
         for shown_rows, where, look in zip((single, fused), places, looks, strict=True):
@@ -92,18 +85,14 @@ def write_figures(
 
     `models` are the names of the model and, if there is one, of the model it is compared with, for the titles.
     """
-    heads, layers, changes = (tables.get(name, ()) for name in ("heads", "attention_layers", "change"))
-    model = models[0]
+    changes, model = tables.get("change", ()), models[0]
     drawings: dict[str, Callable[[Figure], None]] = {}
     if classes := of_heads(tables):
         drawings["classes"] = lambda figure: class_map(figure, classes, model)
-    if entropies := of_measure(heads, "entropy"):
+    if entropies := of_measure(tables.get("heads", ()), "entropy"):
         drawings["entropy"] = lambda figure: entropy_map(figure, entropies, model)
-    if of_measure(layers, "mass", SPECIAL):
-        drawings["special_tokens"] = lambda figure: special_tokens_by_layer(figure, layers, model)
     if changes:
         drawings["change"] = lambda figure: change_map(figure, changes, models)
-        drawings["change_by_layer"] = lambda figure: change_by_layer(figure, changes, models)
     if examples and examples.classes:
         drawings["examples"] = lambda figure: class_examples(figure, examples, model)
     if relations := tables.get("head_relations"):
@@ -130,36 +119,6 @@ def entropy_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
     axes.set_title(f"{model}: entropy of attention (0: one token, 1: uniform)", fontsize=9)
 
 
-def special_tokens_by_layer(figure: Figure, rows: Sequence[Row], model: str) -> None:
-    """Draw the attention to special tokens by layer, by weight and by norm, and uniform attention."""
-    figure.set_size_inches(6.8, 3.1)
-    axes = figure.add_subplot()
-    mass = {row["layer"]: row for row in of_measure(rows, "mass", SPECIAL)}
-    lift = {row["layer"]: row for row in of_measure(rows, "lift", SPECIAL)}
-    lines = {
-        "by weight": (list(mass.values()), {"color": BLUE, "ls": "-", "marker": "o"}),
-        "by weight x norm": (of_measure(rows, "norm_mass", SPECIAL), {"color": ORANGE, "ls": "--", "marker": "s"}),
-    }
-    layers = list(mass)
-    drawn_lines = {name: line for name, line in lines.items() if line[0]}
-    for (name, (line_rows, look)), shift in zip(
-        drawn_lines.items(), side_by_side(len(drawn_lines), layers), strict=True
-    ):
-        values = np.array([row["value"] for row in line_rows])
-        reach = error_bars(line_rows, values)
-        axes.errorbar(np.add(layers, shift), values, yerr=reach, ms=4, capsize=2, label=name, **joined(look, layers))
-    uniform = [mass[layer]["value"] / (lift[layer]["value"] or np.nan) for layer in layers]
-    if np.ptp(uniform) < 1e-6:  # not so if the masks of layers differ
-        axes.axhline(uniform[0], color=GREY, ls=":", lw=1.2, label="uniform attention")
-    else:
-        axes.plot(layers, uniform, color=GREY, ls=":", lw=1.2, label="uniform attention")
-    name_layers(axes, layers, what="layer")
-    axes.set_ylim(0, None)
-    axes.set_ylabel("share of attention (mean of heads)")
-    axes.set_title(f"{model}: attention to special tokens, 95% intervals")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
-
-
 def change_map(figure: Figure, rows: Sequence[Row], models: Sequence[str]) -> None:
     """Draw the cosine of each head's maps in two checkpoints; the shade is relative to two heads of the layer."""
     others = {row["layer"]: 1 - row["value"] for row in change.of_layers(rows, "cosine", "other heads")}
@@ -175,34 +134,6 @@ def change_map(figure: Figure, rows: Sequence[Row], models: Sequence[str]) -> No
         f"{' and '.join(models)}: cosine of each head's attention maps\n"
         "(white: no change, black: as unlike as two heads of the layer)", fontsize=9,
     )  # fmt: skip
-
-
-# What is drawn by layer: measure, what is compared, its name and its look.
-_LINES = (
-    ("cosine", "same", "same head", {"color": BLUE, "ls": "-", "marker": "o"}),
-    ("cosine", "other heads", "two heads of the layer", {"color": ORANGE, "ls": "--", "marker": "s"}),
-    ("cosine", "other sentences", "two sentences of equal length", {"color": GREY, "ls": ":", "marker": "^"}),
-    ("cosine_as_published", "same", "same head, with padding", {"color": PURPLE, "ls": "-.", "marker": "D"}),
-)
-
-
-def change_by_layer(figure: Figure, rows: Sequence[Row], models: Sequence[str]) -> None:
-    """Draw the similarity of maps in two checkpoints by layer, as the mean over heads, and the baselines."""
-    figure.set_size_inches(6.8, 3.1)
-    axes = figure.add_subplot()
-    drawn_lines = [
-        (line_rows, name, look) for *which, name, look in _LINES if (line_rows := change.of_layers(rows, *which))
-    ]
-    layers = [row["layer"] for row in drawn_lines[0][0]]
-    for (line_rows, name, look), shift in zip(drawn_lines, side_by_side(len(drawn_lines), layers), strict=True):
-        values = np.array([row["value"] for row in line_rows])
-        reach = error_bars(line_rows, values)
-        axes.errorbar(np.add(layers, shift), values, yerr=reach, ms=4, capsize=2, label=name, **joined(look, layers))
-    name_layers(axes, layers, what="layer")
-    axes.set_ylim(None, 1.02)
-    axes.set_ylabel("cosine (mean of heads)")
-    axes.set_title(f"{' and '.join(models)}: attention maps, 95% intervals")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
 
 
 def class_examples(figure: Figure, examples: ExampleMaps, model: str) -> None:

@@ -9,11 +9,11 @@ from unicodedata import east_asian_width
 
 from probing.heads import Example, read_examples
 from probing.page.charts import (
-    HEAD,
     HeadMeasure,
     HeadSurveyView,
     Place,
     cell_of,
+    chart_html,
     head_id,
     head_map,
     head_measures,
@@ -22,10 +22,11 @@ from probing.page.charts import (
     values_of_head,
 )
 from probing.page.run import script_data
-from probing.results import Html, count, element, interval, joined, table
-from probing.runs import Result, SectionPlace, Terms, folded
+from probing.results import Html, count, element, joined, table
+from probing.runs import Result, SectionPlace, Study, Terms, folded, framed
 from probing.runs.checks import leaves_out_first
-from probing.tables.heads import finds_relation, name_of
+from probing.tables.heads import finds_relation
+from probing.tables.schema import HEAD_NAME
 
 # Width of a letter, of a wide one and of the room between words; distances of arcs from the line of the words.
 LETTER, WIDE, GAP = 7.4, 14.0, 16.0
@@ -122,7 +123,7 @@ def _number(value: float) -> str:
 ABOUT_ARCS = (
     "An arc goes from each word to the other word that it attends to most, and is as thick as this attention is large. "
     "As for dependency relations, attention to a word is the sum over its pieces, attention from a word the mean over "
-    "them, and special tokens are left out; beside each sentence stands how much of its attention they get."
+    "them, and special tokens are excluded; their share of the attention is below each sentence."
 )
 
 
@@ -131,7 +132,6 @@ def survey_section(result: Result, place: SectionPlace) -> Html:
     survey, number, room = HeadSurveyView(result, read_examples(result.folder)), place.number, place.room
     measures = head_measures(survey)
     heads = places(measures)
-    tables = result.tables()
     return element(
         "section",
         element("h2", result.study.heading(result)),
@@ -140,10 +140,10 @@ def survey_section(result: Result, place: SectionPlace) -> Html:
         *(element("p", f"The part {part} was left out: it needs {lack}.")
           for part, lack in survey.result.results["left_out"].items()),
         *([_map(survey, measures, heads, number), _numbers(measures, heads)] if heads else []),
+        *(figure for chart in result.study.charts(result) for figure in chart_html(chart)),
         *(_examples(survey, measures, heads, number, room) if heads and survey.examples else []),
-        _relations(survey.result.relations) if survey.result.relations else None,
-        _trees(survey.result.trees) if survey.result.trees else None,
-        *folded(tables),
+        *framed(table for view in result.study.views for table in view.tables(result.by_name[view.schema.name])),
+        *folded(result.tables()),
         class_="heads-of",
         id=f"attention-{number}",
     )  # fmt: skip
@@ -300,81 +300,23 @@ def _about_gold(relation: Mapping[str, Any] | None) -> str | None:
     )
 
 
-# --- relations and trees ---
-
-
-def _relations(rows: Sequence[Mapping[str, Any]]) -> Html:
-    by_model, is_permuted = "untrained" in rows[0], "p_permuted" in rows[0]
-    head = ["relation", "arcs", "from", "head", "accuracy", "95% range", "offset", "its accuracy", "difference",
-            "95% range", "p", *(["if permuted", "p beyond permuted"] if is_permuted else []),
-            *(["randomly initialised"] if by_model else [])]  # fmt: skip
-    body = [
-        [
-            row["relation"],
-            f"{row['n_test']:,}",
-            row["query"],
-            name_of(row),
-            f"{row['test']:.3f}",
-            interval(row, "test", "–"),
-            f"{row['offset']:+d}",
-            f"{row['offset_test']:.3f}",
-            f"{row['difference']:+.3f}",
-            interval(row, "difference", " to "),
-            f"{row['p_value']:.2g}",
-            *([f"{row['difference_permuted']:+.3f}", f"{row['p_permuted']:.2g}"] if is_permuted else []),
-            *([f"{row['untrained']:.3f}"] if by_model else []),
-        ]
-        for row in rows
-    ]
-    caption = (
-        "Dependency relations: the head that finds each most often, chosen on some sentences and tested on others, "
-        "beside the best fixed offset on the same arcs and the best head of a randomly initialised model"
-    )
-    return element("figure", table(head, body, caption))
-
-
-def _trees(rows: Sequence[Mapping[str, Any]]) -> Html:
-    names = {"uuas": "edges in the tree of the chosen head", "uas": "heads of words by a probe of all heads"}
-    body = [
-        [
-            names[row["measure"]],
-            name_of(row) if "head" in row else "all",
-            f"{row['test']:.1%}",
-            interval(row, "test", "–"),
-            f"{row['baseline']:.1%}",
-            f"{row['p_value']:.2g}",
-            f"{row['untrained']:.1%}" if "untrained" in row else "",
-        ]
-        for row in rows
-        if row["measure"] != "uuas" or row["chosen"] == "yes"
-    ]
-    head = ["share of", "head", "found", "95% range", "baseline", "p", "randomly initialised"]
-    caption = "Trees: the baseline is the chain of neighbours for edges, and the best fixed offset for heads of words"
-    return element("figure", table(head, body, caption))
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # Meanings of the headings of `attention` on a page.
 # --------------------------------------------------------------------------------------------------------------------
 
 ATTENTION: Terms = {
-    "head": HEAD,
+    "head": HEAD_NAME,
     "class": "Pattern that most maps of the head follow: vertical (attention to special tokens), diagonal (to the "
     "token itself and its neighbours), both, or heterogeneous (all others), by rules on the mean attention.",
-    "entropy": "Of a query's attention, in units of that of uniform attention to what the mask lets it see: 0 for "
-    "attention to one token.",
-    "special tokens": "Mean attention to all special tokens together. By itself it says little: lift is this mass over "
-    "that under uniform attention to what each query may see, and by norm weights each token by the norm of what the "
-    "head reads there.",
+    "entropy": "Entropy of a query's attention divided by the entropy of uniform attention to the tokens that the mask "
+    "lets it see: 0 for attention to one token.",
+    "special tokens": "Mean attention to all special tokens together. Alone it says little: lift is this mass divided "
+    "by the mass under uniform attention to the tokens that each query may see, and by norm weights each token by the "
+    "norm of the vector that the head reads there.",
     "best at": "The dependency relation in which the head is furthest above the best offset on the sentences to choose "
     "by; its accuracy is that on other sentences.",
     "best offset": "The fixed distance from a word to its head that most arcs of the relation have: what a head that "
     "knows positions alone would reach.",
-    "if permuted": "The same difference, as a mean over permutations of the syntactic heads among the dependents of "
-    "each sentence: what a head finds that attends to words which head many others, whatever depends on them.",
-    "p beyond permuted": "Of the difference being larger than under these permutations, corrected for the number of "
-    "relations by the largest of each permutation.",
-    "from": "The side of the relation that attends: dependent or head.",
     "p": "Of the difference between a head and the offset on the same arcs, corrected for the number of relations or "
     "of heads (Holm).",
 }
@@ -408,10 +350,10 @@ FUSION: Terms = {
     "concat": "A weighted sum of layers, with a weight for each that is the same for all tokens.",
     "max": "The largest of the layers, neuron by neuron, in which nothing is learnt.",
     "gate": "A weighted sum of layers, with weights for each token.",
-    "fusion": "How the layers are made one.",
+    "fusion": "How the layers are combined.",
     "from the last layer": "Difference of accuracies in points, with its 95% interval.",
-    "from the best layer": "The same beside the best layer.",
-    "from the mean": "The same beside the mean of the layers.",
+    "from the best layer": "Difference from the best layer.",
+    "from the mean": "Difference from the mean of the layers.",
 }
 
 POSITION_HEADS: Terms = {
@@ -421,17 +363,17 @@ POSITION_HEADS: Terms = {
     "column most.",
     "words": "The same as a share of the attention to words.",
     "most": "Share of the words that attend there most.",
-    "told": "Where the words are permuted before the model reads them: attention to the word that is told to be at the "
-    "offset.",
-    "true": "Attention to the word that is there in the sentence, in the same permuted text.",
+    "permuted": "With the words permuted before the model reads them: attention to the word at the offset in the "
+    "permuted order.",
+    "original": "With the same permuted words: attention to the word at the offset in the original order.",
     "contrast": "Score of the key at the offset less the mean score of all words, in logits of the attention.",
     "positions": "The part of the contrast that is left when each word is replaced by the mean word at its position.",
     "Spearman": "Rank correlation of what the head uses of each neuron with the contributions of the run.",
-    "partial": "The same with the spread of neurons over positions, and from position to position, held constant.",
+    "partial": "The same with the spread of neurons over positions, and from position to position, as covariates.",
     "ranking": "By what neurons are ranked: contribution, its centred form, eta squared (needs no probe), or use by "
     "the head itself.",
-    "held": "The number to the left with the first neurons of the ranking at their mean, in this head's queries and "
-    "keys alone.",
+    "ablated": "The number to the left with the first neurons of the ranking replaced by their mean, in the queries "
+    "and keys of this head alone.",
     "random": "The same for random neurons, mean of 100 sets.",
     "matched": "The same for neurons with about the same standard deviation, mean of 100 sets.",
     "p": "Share of the matched sets after which no more is left.",
@@ -446,4 +388,5 @@ _PARTS: Mapping[str, tuple[str, Terms]] = {
 def terms_of_survey(result: Result) -> dict[str, Terms]:
     """Return the terms of a survey by title; the terms of some tables only if the survey has them."""
     part_terms = {title: terms for name, (title, terms) in _PARTS.items() if result.by_name[name]}
-    return {"Attention heads": ATTENTION, **part_terms}
+    of_views = Study.terms(result.study, result)[result.study.title]
+    return {result.study.title: {**of_views, **ATTENTION}, **part_terms}

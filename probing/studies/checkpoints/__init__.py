@@ -10,89 +10,14 @@ from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Layers,
 from probing.cli.options import ProbeOptions, WandbOptions, as_options
 from probing.errors import about_option, out_of_range
 from probing.models import check_revision
-from probing.page.charts import LOOKS, YAxis, line_chart
-from probing.page.terms import ACCURACY, BY_TOKEN
-from probing.results import Html, element
-from probing.runs import Result, SectionPlace, Study, Terms, framed, section_of, study_of
+from probing.runs import Result, Study, Terms, study_of
 from probing.runs.call import Call, save_input_text
 from probing.runs.folder import RunFolder
 from probing.runtime import quiet_libraries, terminal
 from probing.studies.checkpoints import tables
-from probing.studies.checkpoints.tables import Panel, Tables, course, first_rows, layers_of, panels, series_name
-from probing.tables.figures import BY_STEP, Line
+from probing.studies.checkpoints.tables import series_name
+from probing.tables.figures import Chart
 from probing.text import read_corpora
-
-CHECKPOINT_TERMS: Terms = {
-    "step": "Number of steps of the training, from the name of the checkpoint.",
-    "loss": "Mean loss on held-out text, in nats, as the training wrote it.",
-    "token frequencies": "The loss of a model that knows how often each token occurs and nothing else.",
-    "position": "Accuracy of a linear probe of position.",
-    "95% range": "Confidence interval of that accuracy over sentences.",
-    "token, the token alone": BY_TOKEN,
-    "cosine": "Mean cosine of the hidden states of two tokens.",
-    "outliers": "Number of neurons whose mean is far from the means of the others.",
-    "largest": "The farthest mean, in standard deviations of the means, with its layer and neuron.",
-    "heads": "Number of heads that give more than half of their attention to one offset, or attend there most of all "
-    "in 90% of the queries.",
-    "strongest": "Most that a head gives to one offset, with the layer and the head.",
-    "special": "Share of the attention that goes to special tokens.",
-    "same as": "The last checkpoint that is the same model, where there is a later one.",
-    "quantity": "What comes: loss, position, position heads or outliers. It is there where its measure is past its "
-    "threshold.",
-    "threshold": "From where on a quantity is there.",
-    "layer": ACCURACY["layer"],
-    "neuron": "Coordinate of the hidden state.",
-    "first seen": "First step at which the quantity was there.",
-    "not at": "Last step at which it was not there before it came to stay.",
-    "stays from": "First step from which it is there in every later checkpoint.",
-    "half way": "First step from which at least half of its change over the series is made.",
-    "first": "Its measure at the first checkpoint.",
-    "last": "Its measure at the last checkpoint.",
-}
-
-# Looks of a chart that are left for what a measure is compared with, and for its threshold.
-_BESIDE = 2
-
-
-def checkpoints_section(result: Result, anchor: str) -> Html:
-    """Return the order of emergence, the measures over the steps, and the tables of the terminal."""
-    return section_of(
-        result,
-        anchor,
-        *framed(result.tables()),
-        element("div", *(_chart(result.by_name, panel) for panel in panels(result.by_name)), class_="panels"),
-    )
-
-
-def _chart(rows_by_table: Tables, panel: Panel) -> Html:
-    steps = sorted({row["step"] for row in rows_by_table["checkpoints"] if not row.get("same_as")})
-    spread, layers = _spread(layers_of(rows_by_table), LOOKS - _BESIDE), layers_of(rows_by_table, panel.measure)
-    drawn = [layer for layer in spread if layer in layers]
-    lines = [Line(_named(layer), *course(rows_by_table, panel.measure, layer)) for layer in drawn]
-    of_model = course(rows_by_table, panel.measure)
-    lines += [Line("the model", *of_model)] if of_model[0] else []
-    compared = panel.compared(rows_by_table)
-    lines += [Line(panel.beside[1], *compared)] if panel.beside and compared[0] else []
-    if (threshold := panel.threshold(rows_by_table)) is not None:
-        lines.append(Line("threshold", steps, [threshold] * len(steps)))
-    title = f"{panel.title[0].upper()}{panel.title[1:]} over the steps, in {panel.unit}"
-    title += f"; {len(drawn)} of {len(layers)} layers" if len(drawn) < len(layers) else ""
-    if rows := first_rows(rows_by_table).get(panel.quantity or ""):
-        title += f"; past its threshold for good from step {rows[0]['step']:,} on"
-    up = YAxis.of((value for line in lines for value in line.values), panel.from_zero)
-    chart = line_chart(lines, title, BY_STEP, up, labels=[_named(layer) for layer in spread])
-    return element("figure", element("figcaption", title), chart)
-
-
-def _named(layer: int) -> str:
-    return f"layer {layer}"
-
-
-def _spread(layers: Sequence[int], most: int) -> list[int]:
-    """Return at most `most` layers at equal distances, including the first and the last."""
-    if len(layers) <= most:
-        return list(layers)
-    return [layers[round(i * (len(layers) - 1) / (most - 1))] for i in range(most)]
 
 
 @configured
@@ -161,7 +86,7 @@ def checkpoints(
         title = _title(series_checkpoints)
         folder = RunFolder(call.place, name, f"checkpoints-{title}"[:120])
         save_input_text(config, config["model"], folder)
-        return call.write_into(folder, lambda _: study_output(measurements, names, thresholds, title))
+        return call.write_into(folder, lambda _: study_output(measurements, names, thresholds))
 
 
 def _source_of(layer: Layers, trainer: Any, solver: str, **how: Any) -> Callable[[Any], Any]:
@@ -206,25 +131,29 @@ class Checkpoints(Study):
     }
 
     def tables(self, result: Result) -> list[Any]:
-        """Return the series."""
-        return tables.tables(result.by_name)
+        """Return the main measures of each checkpoint, and the step of each quantity."""
+        return tables.tables(result.checkpoints, result.emergence)
+
+    def charts(self, result: Result) -> list[Chart]:
+        """Return each measure over the steps."""
+        return tables.charts(result.checkpoints, result.emergence)
 
     def conclusions(self, result: Result) -> list[str]:
         """Return the step and the order of emergence of each quantity."""
-        return tables.conclusions(result.by_name)
+        return tables.conclusions(result.checkpoints, result.emergence)
+
+    def figure_prefix(self, result: Result) -> str:
+        """Return the name of the series."""
+        first = result.results["models"][0]
+        return series_name(first["model"], first["revision"])
 
     def about(self, result: Result) -> str:
-        """Return the title of a page."""
-        first = result.results["models"][0]
-        return f"checkpoints of {tables.series_name(first['model'], first['revision'])}"
-
-    def section(self, result: Result, place: SectionPlace) -> Html:
-        """Return the order of emergence, and the measures over the steps."""
-        return checkpoints_section(result, place.anchor)
+        """Return the page title."""
+        return f"checkpoints of {self.figure_prefix(result)}"
 
     def terms(self, result: Result) -> Mapping[str, Terms]:
-        """Return the meanings of the headings."""
-        return {self.title: CHECKPOINT_TERMS}
+        """Return the meanings of the headings, and of the lines of charts."""
+        return {self.title: {**super().terms(result)[self.title], **tables.TERMS}}
 
 
 STUDY = Checkpoints()

@@ -36,6 +36,7 @@ from probing.heads.position import OFFSET_HEADS, POSITION_HEADS
 from probing.heads.subject import HeadConfig, HeadSurvey
 from probing.models import load_encoder, load_tokenizer
 from probing.probes.transforms import Fitting
+from probing.results import Table
 from probing.runs.finished import EvidenceConfig, measure
 from probing.runs.results import ClassResults
 from probing.runtime import Stopwatch
@@ -242,14 +243,13 @@ def _of_geometry(source: ActivationSource, text: CheckpointText, how: How) -> tu
     (store,) = source.read(text.corpora[:1], [partial(check_tokens, special_tokens="exclude")])
     plan = GeometryPlan("exclude", (), "mean_profile", Fitting(), 0, (), how.seed)
     geometry = survey(store, store, source.layers, load_encoder(source.model), load_tokenizer(source.model), plan)
-    rows, deviations = [], {}
+    rows, deviations, dimensions = [], {}, Table(geometry.dimensions).by("layer")
     for layer in source.layers:
-        means = [row["mean"] for row in geometry.dimensions if row["layer"] == layer]
-        deviations[str(layer)] = [float(value) for value in deviations_of(np.array(means))]
+        means = np.array(dimensions[layer].column("mean"))
+        deviations[str(layer)] = [float(value) for value in deviations_of(means)]
         rows += [
             {**_row(layer, row["measure"], row["value"], row.get("low"), row.get("high")), "n": int(row["n_tokens"])}
-            for row in geometry.geometry
-            if row["layer"] == layer and row["transform"] == "none"
+            for row in Table(geometry.geometry).where(layer=layer, transform="none")
         ]
     return {**_document(rows, store), "deviations": deviations}, store
 
@@ -270,7 +270,7 @@ def _of_attention(source: ActivationSource, text: CheckpointText, how: How) -> t
         for row in of_measure(tables["attention_layers"], quantity, to)
     ]
     for layer in blocks:
-        rows += _offset_rows(layer, [row for row in tables[POSITION_HEADS] if row["layer"] == layer])
+        rows += _offset_rows(layer, Table(tables[POSITION_HEADS]).where(layer=layer))
     store = head_inputs.entry(stores)
     return _document(rows, store), store
 

@@ -12,14 +12,14 @@ from glob import glob, has_magic
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from probing.activations.source import ActivationSource
 from probing.errors import UserError, about_option
 from probing.models import find_model, load_config, load_encoder, load_tokenizer
 from probing.models.examination import add_tensor, tokenizer_behaviour
 from probing.models.loading import NOT_OF_THE_MODEL
-from probing.results import count
+from probing.results import Table, count
 from probing.runs.call import Measured
 from probing.runtime import drop_garbage
 from probing.runtime.files import most_text, open_file, parse_json, read_text
@@ -34,34 +34,7 @@ from probing.studies.checkpoints.measures import (
     key_of,
     without_new_entries,
 )
-from probing.studies.checkpoints.tables import (
-    LOST,
-    UNIGRAM,
-    Panel,
-    Thresholds,
-    by_step,
-    course,
-    emergence,
-    first_rows,
-    layers_of,
-    panels,
-)
-from probing.tables.figures import (
-    BLUE,
-    GREY,
-    ORANGE,
-    USUAL,
-    coordinates,
-    from_zero,
-    labels,
-    name,
-    spaced_layers,
-    write_drawings,
-)
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from probing.studies.checkpoints.tables import CHECKPOINTS, LOST, UNIGRAM, Thresholds, by_step, emergence
 
 # --------------------------------------------------------------------------------------------------------------------
 # The checkpoints of a training in the order of their steps, and the losses that their training wrote beside them.
@@ -349,87 +322,6 @@ def _check_text(
             )
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Write what `checkpoints` found into a run's folder, with the figure of its measures over the steps.
-# --------------------------------------------------------------------------------------------------------------------
-
-Tables = Mapping[str, Sequence[Mapping[str, Any]]]
-
-# Panels side by side, layers in the legend, grey of the first layer, and characters along the axis of a panel.
-_COLUMNS, _LAYERS_NAMED, _LIGHTEST, _CHARACTERS = 3, 8, 0.7, 28
-_MARKERS = "osv^Dx+*"
-
-
-def write_figures(folder: Path, tables: Tables, model: str, formats: Sequence[str] = USUAL) -> list[Path]:
-    """Draw a series in each format and return the paths of the files; `model` is for the title."""
-    return write_drawings(folder, {"checkpoints": lambda figure: curves(figure, tables, model)}, formats)
-
-
-def curves(figure: Figure, tables: Tables, model: str) -> None:
-    """Draw a panel for each measure, with a line for each layer over the steps."""
-    shown, firsts = panels(tables), first_rows(tables)
-    steps = sorted({row["step"] for row in tables["checkpoints"]})
-    height, width = -(-len(shown) // _COLUMNS), min(len(shown), _COLUMNS)
-    figure.set_size_inches(3.0 * width + 1.2, 2.5 * height + 0.4)
-    for i, panel in enumerate(shown):
-        axes = figure.add_subplot(height, width, i + 1)
-        _draw(axes, panel, tables, steps)
-        for row in firsts.get(panel.quantity or "", ())[:1]:
-            axes.axvline(coordinates(steps)[steps.index(row["step"])], color=ORANGE, lw=1.2, ls="-.")
-        _name_steps(axes, steps)
-    _legend(figure)
-    figure.suptitle(f"{model}: dash-dotted where it is past its threshold and stays", fontsize=9, x=0.01, ha="left")
-
-
-def _draw(axes: Axes, panel: Panel, tables: Tables, steps: Sequence[int]) -> None:
-    at, layers = dict(zip(steps, coordinates(steps), strict=True)), layers_of(tables)
-    named = spaced_layers(layers, _LAYERS_NAMED)
-    for layer in layers_of(tables, panel.measure):
-        index = layers.index(layer)
-        look: dict[str, Any] = {
-            "color": str(_LIGHTEST * (1 - index / max(len(layers) - 1, 1))),
-            "marker": _MARKERS[index % len(_MARKERS)],
-        }
-        label = f"layer {layer}" if layer in named else None
-        _line(axes, at, *course(tables, panel.measure, layer), label, **look)
-    _line(axes, at, *course(tables, panel.measure), None, color=BLUE, marker="o")
-    compared, values = panel.compared(tables)
-    if panel.beside and compared:
-        axes.plot([at[step] for step in compared], values, color=GREY, ls="--", lw=1, label=panel.beside[1])
-    if (threshold := panel.threshold(tables)) is not None:
-        axes.axhline(threshold, color=ORANGE, lw=0.8, ls="--", label="threshold")
-    axes.set(title=panel.title, ylabel=panel.unit)
-    if panel.from_zero:
-        from_zero(axes)
-
-
-def _line(
-    axes: Axes, at: Mapping[int, float], steps: Sequence[int], values: Sequence[float], label: str | None, **look: Any
-) -> None:
-    """Draw a line; from step 0 to the next step it is dotted, because that distance is not to scale."""
-    if not steps:
-        return
-    places, apart = [at[step] for step in steps], steps[0] == 0 and len(steps) > 1
-    axes.plot(places[apart:], values[apart:], lw=1, ms=3, label=label, **look)
-    if apart:
-        axes.plot(places[:2], values[:2], lw=1, ls=":", ms=3, markevery=[0], **look)
-
-
-def _name_steps(axes: Axes, steps: Sequence[int]) -> None:
-    named = list(zip(coordinates(steps), labels(steps, _CHARACTERS), strict=True))
-    axes.set_xticks([at for at, label in named if label], [label for _, label in named if label])
-    axes.set_xticks([at for at, label in named if not label], minor=True)
-    axes.set_xlabel(name(steps))
-
-
-def _legend(figure: Figure) -> None:
-    shown = {
-        str(label): line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    ordered = sorted(shown, key=lambda label: not label.startswith("layer"))
-    figure.legend([shown[label] for label in ordered], ordered, loc="outside right center")
-
-
 Written = dict[str, list[dict[str, Any]]]
 
 
@@ -468,10 +360,8 @@ def tables_of(measurements: CheckpointMeasurements, thresholds: Thresholds) -> W
     }
 
 
-def study_output(
-    measurements: CheckpointMeasurements, names: Sequence[str], thresholds: Thresholds, title: str
-) -> Measured:
-    """Return the tables with their summary and figures; `title` names the series."""
+def study_output(measurements: CheckpointMeasurements, names: Sequence[str], thresholds: Thresholds) -> Measured:
+    """Return the tables with their summary."""
     tables = tables_of(measurements, thresholds)
     results = {
         "models": [
@@ -487,10 +377,4 @@ def study_output(
         "n_kept": measurements.n_cached,
         "thresholds": asdict(thresholds),
     }
-    return Measured(
-        tables,
-        results,
-        by_step(tables),
-        "step",
-        draw=lambda folder, formats: write_figures(folder, tables, title, formats),
-    )
+    return Measured(tables, results, by_step(Table(tables["checkpoints"], CHECKPOINTS)), "step")

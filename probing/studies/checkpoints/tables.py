@@ -1,310 +1,97 @@
-"""Columns, tables and sentences of `checkpoints`, for files and the terminal."""
+"""Columns, tables, charts and sentences of `checkpoints`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from probing.results import Schema, interval, number, text, whole
+from probing.results import (
+    Row,
+    Schema,
+    Table,
+    View,
+    count,
+    grouped_table,
+    interval,
+    layers_named,
+    listed,
+    number,
+    shown,
+    text,
+    whole,
+)
+from probing.tables.figures import BY_STEP, N_LOOKS, Chart, Line, Panel
 from probing.tables.schema import layer_column, value
 
-Row = Mapping[str, Any]
-Tables = Mapping[str, Sequence[Row]]
-
-
-# Quantities for which tables and sentences say when they emerged.
+# Quantities whose emergence is measured.
 LOSS, POSITION, HEADS, OUTLIERS = "loss", "position", "position heads", "outliers"
 # Measures that the training itself wrote for its checkpoints.
 LOST, UNIGRAM = "held_out_loss", "unigram_loss"
 
 
 @dataclass(frozen=True)
-class Panel:
-    """Measure in figures, over the steps, with its title and unit.
+class StepMeasure:
+    """Measure in charts over the steps, with its title and unit.
 
-    `quantity` emerges where the measure passes a threshold; `beside` is a measure of the last layer to compare with.
+    `quantity` emerges where the measure passes a threshold; `baseline` is a measure of the last layer to compare with,
+    and its name.
     """
 
-    measure: str
+    name: str
     title: str
     unit: str
     quantity: str | None = None
-    beside: tuple[str, str] | None = None
+    baseline: tuple[str, str] | None = None
     from_zero: bool = True
 
-    def threshold(self, rows_by_table: Tables) -> float | None:
-        """Return the threshold of the quantity, if it is in the unit of the axis."""
-        if self.quantity not in (LOSS, OUTLIERS):
-            return None
-        return next((row["threshold"] for row in rows_by_table["emergence"] if row["quantity"] == self.quantity), None)
 
-    def compared(self, rows_by_table: Tables) -> tuple[list[int], list[float]]:
-        """Return the steps and values of the compared measure; empty without any."""
-        if self.beside is None:
-            return [], []
-        layers = layers_of(rows_by_table, self.beside[0])
-        return course(rows_by_table, self.beside[0], layers[-1] if layers else None)
-
-
-PANELS = (
-    Panel(LOST, "held-out loss", "nats per token", LOSS, (UNIGRAM, "token frequencies"), from_zero=False),
-    Panel("accuracy", "position by a linear probe", "test accuracy", POSITION, ("token_accuracy", "the token alone")),
-    Panel("offset_mass", "strongest head at a fixed offset", "share of attention", HEADS),
-    Panel("largest_deviation", "farthest mean of a neuron", "sd of the means", OUTLIERS),
-    Panel("mean_cosine", "anisotropy", "mean cosine", from_zero=False),
-    Panel("special_mass", "attention to special tokens", "share of attention"),
+MEASURES = (
+    StepMeasure(LOST, "held-out loss", "nats per token", LOSS, (UNIGRAM, "token frequencies"), from_zero=False),
+    StepMeasure(
+        "accuracy", "position by a linear probe", "test accuracy", POSITION, ("token_accuracy", "the token alone")
+    ),
+    StepMeasure("offset_mass", "strongest head at a fixed offset", "share of attention", HEADS),
+    StepMeasure("largest_deviation", "farthest mean of a neuron", "sd of the means", OUTLIERS),
+    StepMeasure("mean_cosine", "anisotropy", "mean cosine", from_zero=False),
+    StepMeasure("special_mass", "attention to special tokens", "share of attention"),
 )
+# Most rows of the table of emergence, and most neurons in a sentence.
+_SHOWN, _NEURONS = 30, 5
+# Looks of a chart for the model, its baseline and the threshold; layers have the others.
+_NOT_LAYERS = 3
 
-# What a quantity is at its threshold, as the beginning of a sentence.
-_IS_THERE = {
+SENTENCES = {
+    # The beginning of a sentence on the step of a quantity.
     LOSS: "The held-out loss is at most {threshold:.2f} nats",
-    POSITION: "A probe reads positions better than one that sees the token alone, by more than {points:.0f} points",
-    HEADS: "A head attends to a fixed offset (over half of its attention, or most in 90% of the queries)",
-    OUTLIERS: "The mean of a neuron is more than {threshold:g} sd from the others'",
+    POSITION: "A linear probe of position is more accurate than a probe of the token alone, by more than {points:.0f} "
+    "percentage points,",
+    HEADS: "A head attends to a fixed offset (with over half of its attention, or most in 90% of the queries)",
+    OUTLIERS: "The mean of a neuron differs by more than {threshold:g} sd from the mean of the neurons' means",
+    "from": "{quantity} from step {step} on ({since}){where}.",
+    "since": "not yet at step {before}",
+    "since_first": "the first checkpoint",
+    "never": "{quantity} at no step.",
+    "not_stable": "{quantity} at step {step}, but not in all later checkpoints.",
+    "neurons": ": {neurons}",
+    "neuron": "neuron {neuron} in {layers}",
+    "layers": ", in {layers}",
+    "only_embeddings": "{quantity}: only layer 0 was measured, which does not depend on the blocks.",
+    "no_loss": "The loss is left out: it is not known for every checkpoint.",
+    "one": "One checkpoint (step {step}) has no order; give several.",
+    "same": "{steps} the same model as {name}, bit for bit: it was measured once, and counts only at the last of its "
+    "steps.",
+    "from_first": "Present at the first checkpoint (step {step}) and in all later ones: {names}; these checkpoints do "
+    "not show when this emerged.",
+    "order": "Order: {order}.",
+    "together": "Order: {order}. These checkpoints do not show the order of quantities that emerged at one step.",
+    "nothing": "No quantity emerged and stayed in this series.",
 }
-# Columns of the table of when each quantity came, and their headings.
-_STEPS = {
-    "layer": "layer", "neuron": "neuron", "first_seen": "first seen", "step_before": "not at", "step": "stays from",
-    "half_step": "half way",
-}  # fmt: skip
-# Most rows of the table of when each quantity came.
-_SHOWN = 30
-
-
-def series_name(model: str, revision: str | None) -> str:
-    """Return the model on the hub, or the parent folder of local checkpoints (`revision` is None)."""
-    return model.rsplit("/", 1)[-1] if revision else Path(model).absolute().parent.name
-
-
-def panels(rows_by_table: Tables) -> list[Panel]:
-    """Return the panels of the present measures."""
-    names = {row["measure"] for row in rows_by_table["checkpoints"]}
-    return [panel for panel in PANELS if panel.measure in names]
-
-
-def course(rows_by_table: Tables, measure: str, layer: int | None = None) -> tuple[list[int], list[float]]:
-    """Return the steps of a measure, ascending, and its values; `layer` is None for a measure of the whole model."""
-    measure_rows = [
-        row for row in _distinct_rows(rows_by_table) if row["measure"] == measure and row.get("layer") == layer
-    ]
-    measure_rows.sort(key=lambda row: int(row["step"]))
-    return [row["step"] for row in measure_rows], [row["value"] for row in measure_rows]
-
-
-def _distinct_rows(rows_by_table: Tables) -> list[Row]:
-    return [row for row in rows_by_table["checkpoints"] if not row.get("same_as")]
-
-
-def layers_of(rows_by_table: Tables, measure: str | None = None) -> list[int]:
-    """Return the layers of a measure, or of any measure, ascending."""
-    return sorted(
-        {row["layer"] for row in rows_by_table["checkpoints"] if "layer" in row and measure in (None, row["measure"])}
-    )
-
-
-def first_rows(rows_by_table: Tables) -> dict[str, list[Row]]:
-    """Return for each quantity the rows with the first step from which it stays, above the embeddings."""
-    stable_rows: dict[str, list[Row]] = {}
-    for row in rows_by_table["emergence"]:
-        stable_rows.setdefault(row["quantity"], [])
-        if row.get("layer") != 0 and "step" in row:
-            stable_rows[row["quantity"]].append(row)
-    return {
-        name: [row for row in rows if row["step"] == min(other_row["step"] for other_row in rows)]
-        for name, rows in stable_rows.items()
-    }
-
-
-def by_step(rows_by_table: Tables) -> list[Row]:
-    """Return a row for each step, with a column for each measure and layer, for W&B's curves."""
-    points: dict[int, dict[str, Any]] = {}
-    for row in rows_by_table["checkpoints"]:
-        name = row["measure"] + (f"_layer_{row['layer']:02d}" if "layer" in row else "")
-        points.setdefault(row["step"], {"step": row["step"]})[name] = row["value"]
-    return [points[step] for step in sorted(points)]
-
-
-def tables(rows_by_table: Tables) -> list[Any]:
-    """Return the non-empty tables of the terminal as rich tables."""
-    return [table for table in (_steps_table(rows_by_table), _emergence_table(rows_by_table)) if table is not None]
-
-
-def _table(title: str, *headings: str) -> Any:
-    from probing.runtime.terminal import plain_table
-
-    table = plain_table(title)
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    return table
-
-
-def _steps_table(rows_by_table: Tables) -> Any:
-    """Return the main measures of each checkpoint; the file has every layer and measure."""
-    rows = rows_by_table["checkpoints"]
-    layers = [row["layer"] for row in rows if "layer" in row]
-    last = max(layers, default=0)
-    columns = {
-        "loss": lambda step_rows: _cell(_of(step_rows, LOST)),
-        "position": lambda step_rows: _cell(_of(step_rows, "accuracy", last)),
-        "95% range": lambda step_rows: _range(_of(step_rows, "accuracy", last)),
-        "token": lambda step_rows: _cell(_of(step_rows, "token_accuracy", last)),
-        "cosine": lambda step_rows: _cell(_of(step_rows, "mean_cosine", last)),
-        "outliers": lambda step_rows: _sum(_all(step_rows, "n_outliers")),
-        "largest": lambda step_rows: _largest(step_rows, "largest_deviation", ".1f", _neuron),
-        "heads": lambda step_rows: _sum(_all(step_rows, "n_position_heads")),
-        "strongest": lambda step_rows: _largest(step_rows, "offset_mass", ".2f", _head),
-        "special": lambda step_rows: _mean(_all(step_rows, "special_mass")),
-        "same as": lambda step_rows: step_rows[0].get("same_as") or "",
-    }  # fmt: skip
-    cells = {
-        step: [cell([row for row in rows if row["step"] == step]) for cell in columns.values()]
-        for step in sorted({row["step"] for row in rows})
-    }
-    shown_columns = [i for i in range(len(columns)) if any(row_cells[i] for row_cells in cells.values())]
-    table = _table(
-        f"Checkpoints: accuracy of position, of the token alone, and mean cosine in layer {last}; in all layers "
-        "but the embeddings: outliers, the farthest mean in sd (layer:neuron), position heads, the most that a head "
-        "gives to an offset, attention to special tokens",
-        "step", *(name for i, name in enumerate(columns) if i in shown_columns),
-    )  # fmt: skip
-    for step, row_cells in cells.items():
-        table.add_row(str(step), *(row_cells[i] for i in shown_columns))
-    return table
-
-
-def _neuron(row: Row) -> str:
-    return f"{row['layer']}:{row['neuron']}"
-
-
-def _head(row: Row) -> str:
-    return f"{row['layer']}-{row['head']}"
-
-
-def _of(rows: Sequence[Row], measure: str, layer: int | None = None) -> Row | None:
-    return next((row for row in rows if row["measure"] == measure and layer in (None, row.get("layer"))), None)
-
-
-def _all(rows: Sequence[Row], measure: str) -> list[Row]:
-    return [row for row in rows if row["measure"] == measure and row["layer"] > 0]
-
-
-def _cell(row: Row | None) -> str:
-    return "" if row is None else f"{row['value']:.3f}"
-
-
-def _range(row: Row | None) -> str:
-    return "" if row is None else interval(row, form=".2f")
-
-
-def _sum(rows: Sequence[Row]) -> str:
-    return str(int(sum(row["value"] for row in rows))) if rows else ""
-
-
-def _mean(rows: Sequence[Row]) -> str:
-    return f"{sum(row['value'] for row in rows) / len(rows):.3f}" if rows else ""
-
-
-def _largest(rows: Sequence[Row], measure: str, form: str, name: Callable[[Row], str]) -> str:
-    layer_rows = _all(rows, measure)
-    most = max(layer_rows, key=lambda row: row["value"], default=None)
-    return "" if most is None else f"{most['value']:{form}} ({name(most)})"
-
-
-def _emergence_table(rows_by_table: Tables) -> Any:
-    rows = [row for row in rows_by_table["emergence"] if "first_seen" in row]
-    if not rows:
-        return None
-    title = "First step from which each stays" + (
-        f" ({_SHOWN} of {len(rows)} rows; the others are in emergence.csv)" if len(rows) > _SHOWN else ""
-    )
-    table = _table(title, "quantity", *_STEPS.values(), "first", "last")
-    for row in rows[:_SHOWN]:
-        steps = (str(row.get(name, "")) for name in _STEPS)
-        table.add_row(row["quantity"], *steps, f"{row['first_value']:.3f}", f"{row['last_value']:.3f}")
-    return table
-
-
-def conclusions(rows_by_table: Tables) -> list[str]:
-    """Return the step of each quantity and the order of emergence."""
-    steps = sorted({row["step"] for row in _distinct_rows(rows_by_table)})
-    firsts = first_rows(rows_by_table)
-    lines = [*_equal(rows_by_table), *(_when(rows_by_table, name, rows, steps) for name, rows in firsts.items())]
-    if "loss" not in firsts:
-        lines.append("The loss is left out: it is not told for every checkpoint.")
-    if len(steps) == 1:
-        return [*lines, f"One checkpoint (step {steps[0]}) tells no order; give several."]
-    return [*lines, *_order(firsts, steps)]
-
-
-def _equal(rows_by_table: Tables) -> Iterator[str]:
-    same: dict[str, set[int]] = {}
-    for row in rows_by_table["checkpoints"]:
-        if row.get("same_as"):
-            same.setdefault(row["same_as"], set()).add(row["step"])
-    for name, steps in same.items():
-        listed = _and([str(step) for step in sorted(steps)])
-        which = f"Step {listed} is" if len(steps) == 1 else f"Steps {listed} are"
-        note = "it was measured once, and counts at the last of its steps alone"
-        yield f"{which} the same model as {name}, to the bit: {note}."
-
-
-def _when(rows_by_table: Tables, name: str, rows: Sequence[Row], steps: Sequence[int]) -> str:
-    """Return the sentence on a quantity, from its rows with the first step from which it stays."""
-    quantity_rows = [row for row in rows_by_table["emergence"] if row["quantity"] == name and row.get("layer") != 0]
-    if not quantity_rows:
-        return f"{name[0].upper()}{name[1:]}: only layer 0 was measured, which says nothing of what the blocks do."
-    threshold = quantity_rows[0]["threshold"]
-    what = _IS_THERE[name].format(threshold=threshold, points=100 * threshold)
-    if not rows:
-        seen = sorted({row["first_seen"] for row in quantity_rows if "first_seen" in row})
-        but = f", though it was so at step {seen[0]}" if seen else ""
-        return f"{what}: at no step for good{but}."
-    step, before = rows[0]["step"], rows[0].get("step_before")
-    since = f"not yet at step {before}" if before is not None else "the first checkpoint"
-    return f"{what} from step {step} on ({since}){_where(rows)}."
-
-
-def _where(rows: Sequence[Row]) -> str:
-    if "neuron" in rows[0]:
-        neurons: dict[int, list[int]] = {}
-        for row in rows:
-            neurons.setdefault(row["neuron"], []).append(row["layer"])
-        return ": " + ", ".join(f"neuron {neuron} in {_layers(layers)}" for neuron, layers in list(neurons.items())[:5])
-    return f", in {_layers([row['layer'] for row in rows])}" if "layer" in rows[0] else ""
-
-
-def _layers(layers: Sequence[int]) -> str:
-    return f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, sorted(layers)))}"
-
-
-def _order(firsts: Mapping[str, Sequence[Row]], steps: Sequence[int]) -> Iterator[str]:
-    at: dict[int, list[str]] = {}
-    for name, rows in firsts.items():
-        if rows:
-            at.setdefault(rows[0]["step"], []).append(name)
-    first_names = at.pop(steps[0], [])
-    if first_names:
-        yield (
-            f"There at the first checkpoint (step {steps[0]}) and in all later ones: {_and(first_names)}; these "
-            "checkpoints cannot say when that came."
-        )
-    if at:
-        order = ", then ".join(f"{_and(names)} (step {step})" for step, names in sorted(at.items()))
-        together = any(len(names) > 1 for names in at.values())
-        yield f"Order: {order}." + (" What came at one step, these checkpoints cannot put in order." * together)
-    elif not first_names:
-        yield "Nothing came to stay in this series."
-
-
-def _and(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
 
 _CHECKPOINT = text("checkpoint", "Name of the checkpoint.")
-_OF_TRAINING = whole("step", "Number of steps, from the checkpoint's name.")
+_OF_TRAINING = whole("step", "Number of steps of the training, from the name of the checkpoint.")
 _SAME_AS = text("same_as", "The last checkpoint that is the same model, where there is a later one.")
 _NEURON = whole("neuron", "Neuron that the measure is of.")
 CHECKPOINTS = Schema("checkpoints", "a row per checkpoint, layer and measure", (
@@ -322,17 +109,214 @@ CHECKPOINT_OUTLIERS = Schema("checkpoint_outliers", "a row per checkpoint, layer
     number("deviations", "Distance of its mean from the mean of all neurons' means, in sd."), _SAME_AS,
 ), optional=True)  # fmt: skip
 EMERGENCE = Schema("emergence", "a row per quantity, layer and neuron", (
-    text("quantity", "What comes: loss, position, position heads or outliers."),
+    text("quantity", "Quantity whose emergence is measured: loss, position, position heads or outliers. It is present "
+         "when its measure is past its threshold."),
     layer_column(), whole("neuron", "Neuron, of outliers."),
     text("measure", "What is compared with the threshold."),
-    number("threshold", "From where on the quantity is there."),
-    number("first_value", "Its measure at the first checkpoint."),
-    number("last_value", "Its measure at the last checkpoint."),
-    whole("first_seen", "First step at which it was there."),
-    whole("step_before", "Last step at which it was not there before it came to stay."),
-    whole("step", "First step from which it is there in every later checkpoint."),
-    whole("half_step", "First step from which half of its change is made."),
+    number("threshold", "Value of the measure from which on the quantity is present."),
+    number("first_value", "Its measure at the first checkpoint.", "first"),
+    number("last_value", "Its measure at the last checkpoint.", "last"),
+    whole("first_seen", "First step at which the quantity was present."),
+    whole("step_before", "Last step at which it was absent, before it is present in all later checkpoints.", "not at"),
+    whole("step", "First step from which on it is present in every later checkpoint.", "stays from"),
+    whole("half_step", "First step from which on at least half of its change over the series is complete.", "half way"),
 ))  # fmt: skip
+
+EMERGED = View(EMERGENCE, (
+    "quantity", "layer", "neuron", "first_seen", "step_before", "step", "half_step", "first_value", "last_value",
+), "First step from which on each quantity stays")  # fmt: skip
+# Meanings of the headings of the table of checkpoints.
+TERMS = {
+    "loss": "Mean loss on held-out text, in nats, as the training wrote it.",
+    "position": "Accuracy of a linear probe of position in the last layer.",
+    "95% range": "Confidence interval of that accuracy over sentences.",
+    "token": "Accuracy of a probe of the token embedding alone, compared with the last layer.",
+    "cosine": "Mean cosine of the hidden states of two tokens in the last layer.",
+    "outliers": "Number of neurons whose mean is far from the means of the others, in all layers but the embeddings.",
+    "largest": "The farthest mean, in standard deviations of the means, with its layer and neuron.",
+    "heads": "Number of heads that give more than half of their attention to one offset, or attend there most in 90% "
+    "of the queries.",
+    "strongest": "Largest attention of a head to one offset, with the layer and the head.",
+    "special": "Share of the attention that goes to special tokens, in all layers but the embeddings.",
+    "same as": "The last checkpoint that is the same model, where there is a later one.",
+    "baseline": "What the measure is compared with: token frequencies for the loss, the token alone for position.",
+    "threshold": "Value of the measure from which on the quantity is present.",
+}
+
+
+def series_name(model: str, revision: str | None) -> str:
+    """Return the model on the hub, or the parent folder of local checkpoints (`revision` is None)."""
+    return model.rsplit("/", 1)[-1] if revision else Path(model).absolute().parent.name
+
+
+def _distinct(rows: Table) -> Table:
+    """Return the rows of `checkpoints` without checkpoints that are the same model as a later one."""
+    return rows.where(lambda row: not row.get("same_as"))
+
+
+def first_rows(emergence: Table) -> dict[str, Table]:
+    """Return for each quantity the rows with the first step from which it stays, above the embeddings."""
+    firsts = {}
+    for name, rows in emergence.by("quantity").items():
+        stable = rows.where(lambda row: row.get("layer") != 0 and "step" in row)
+        firsts[name] = stable.where(step=min(stable.column("step"), default=None))
+    return firsts
+
+
+def by_step(rows: Table) -> list[Row]:
+    """Return a row for each step, with a column for each measure and layer, for W&B's curves."""
+    points: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        name = row["measure"] + (f"_layer_{row['layer']:02d}" if "layer" in row else "")
+        points.setdefault(row["step"], {"step": row["step"]})[name] = row["value"]
+    return [points[step] for step in sorted(points)]
+
+
+def tables(checkpoints: Table, emergence: Table) -> list[Any]:
+    """Return the main measures of each checkpoint, and the step of each quantity."""
+    last = max(checkpoints.column("layer"), default=0)
+    columns: dict[str, Callable[[Table], str]] = {
+        "loss": lambda rows: _cell(rows.where(measure=LOST)),
+        "position": lambda rows: _cell(rows.where(measure="accuracy", layer=last)),
+        "95% range": lambda rows: "".join(
+            interval(row, form=".2f") for row in rows.where(measure="accuracy", layer=last)
+        ),
+        "token": lambda rows: _cell(rows.where(measure="token_accuracy", layer=last)),
+        "cosine": lambda rows: _cell(rows.where(measure="mean_cosine", layer=last)),
+        "outliers": lambda rows: _sum(_above(rows, "n_outliers")),
+        "largest": lambda rows: _largest(_above(rows, "largest_deviation"), "{value:.1f} ({layer}:{neuron})"),
+        "heads": lambda rows: _sum(_above(rows, "n_position_heads")),
+        "strongest": lambda rows: _largest(_above(rows, "offset_mass"), "{value:.2f} ({layer}-{head})"),
+        "special": lambda rows: _cell(_above(rows, "special_mass")),
+        "same as": lambda rows: rows[0].get("same_as") or "",
+    }  # fmt: skip
+    title = (
+        f"Checkpoints: accuracy of position, of the token alone, and mean cosine in layer {last}; in all layers but "
+        "the embeddings: outliers, the farthest mean in sd (layer:neuron), position heads, the largest attention of a "
+        "head to an offset, attention to special tokens"
+    )
+    by_step = sorted(checkpoints.by("step").items())
+    emerged = emergence.where(lambda row: "first_seen" in row)
+    others = f" ({_SHOWN} of {count(len(emerged), 'row')}; emergence.csv has all)" if len(emerged) > _SHOWN else ""
+    view = replace(EMERGED, title=EMERGED.title + others)
+    steps = [grouped_table(CHECKPOINTS, [rows for _, rows in by_step], title, ("step",), columns)] if by_step else []
+    return [*steps, *view.tables(emerged[:_SHOWN])]
+
+
+def _above(rows: Table, measure: str) -> Table:
+    return rows.where(lambda row: row["layer"] > 0, measure=measure)
+
+
+def _cell(rows: Table) -> str:
+    """Return the mean value; empty without rows."""
+    return shown(sum(rows.column("value")) / len(rows), ".3f") if rows else ""
+
+
+def _sum(rows: Table) -> str:
+    return f"{sum(rows.column('value')):.0f}" if rows else ""
+
+
+def _largest(rows: Table, form: str) -> str:
+    return form.format(**max(rows, key=lambda row: row["value"])) if rows else ""
+
+
+def charts(checkpoints: Table, emergence: Table) -> list[Chart]:
+    """Return each measure over the steps, a line for each layer."""
+    rows, layers = _distinct(checkpoints), sorted(checkpoints.values("layer"))
+    named, firsts = _spread(layers, N_LOOKS - _NOT_LAYERS), first_rows(emergence)
+    panels = []
+    for measure in MEASURES:
+        if not (chosen := rows.where(measure=measure.name)):
+            continue
+        by_layer = chosen.by("layer").items()
+        lines = [_line(of_layer, f"layer {layer}", layer not in named) for layer, of_layer in by_layer]
+        lines += [_line(chosen, "the model")] if not lines else []
+        title = measure.title
+        if measure.baseline and (baseline := rows.where(measure=measure.baseline[0])):
+            last = max(baseline.column("layer"), default=None)
+            lines.append(_line(baseline.where(layer=last), "baseline"))
+            title += f" (baseline: {measure.baseline[1]})"
+        passed = emergence.where(quantity=measure.quantity)
+        if passed and measure.quantity in (LOSS, OUTLIERS):
+            steps = sorted(rows.values("step"))
+            lines.append(Line("threshold", steps, [passed[0]["threshold"]] * len(steps)))
+        if first := firsts.get(measure.quantity or ""):
+            title += f", past its threshold from step {first[0]['step']:,}"
+        panels.append(Panel(lines, title, measure.unit, measure.from_zero))
+    others = "grey: the other layers" if len(named) < len(layers) else ""
+    title = "measures over the steps of the training" + (f"; {others}" if others else "")
+    return [Chart("checkpoints", title, panels, x=BY_STEP, caption=others)] if panels else []
+
+
+def _line(rows: Table, label: str, is_faint: bool = False) -> Line:
+    line = Line.of(sorted(rows, key=lambda row: row["step"]), "value", label, x="step")
+    return replace(line, is_faint=is_faint)
+
+
+def _spread(layers: Sequence[int], most: int) -> list[int]:
+    """Return at most `most` layers at equal distances, including the first and the last."""
+    if len(layers) <= most:
+        return list(layers)
+    return [layers[round(i * (len(layers) - 1) / (most - 1))] for i in range(most)]
+
+
+def conclusions(checkpoints: Table, emergence: Table) -> list[str]:
+    """Return the step of each quantity and the order of emergence."""
+    steps, firsts = sorted(_distinct(checkpoints).values("step")), first_rows(emergence)
+    lines = [*_equal(checkpoints)]
+    lines += [_when(emergence.where(quantity=name), name, rows) for name, rows in firsts.items()]
+    if LOSS not in firsts:
+        lines.append(SENTENCES["no_loss"])
+    if len(steps) == 1:
+        return [*lines, SENTENCES["one"].format(step=steps[0])]
+    return [*lines, *_order(firsts, steps[0])]
+
+
+def _equal(checkpoints: Table) -> Iterator[str]:
+    for name, rows in checkpoints.where(lambda row: bool(row.get("same_as"))).by("same_as").items():
+        steps = sorted(rows.values("step"))
+        which = f"Step {steps[0]} is" if len(steps) == 1 else f"Steps {listed(steps)} are"
+        yield SENTENCES["same"].format(steps=which, name=name)
+
+
+def _when(rows: Table, name: str, firsts: Table) -> str:
+    """Return the sentence on a quantity, from its rows and those with the first step from which it stays."""
+    above = rows.where(lambda row: row.get("layer") != 0)
+    if not above:
+        return SENTENCES["only_embeddings"].format(quantity=name.capitalize())
+    threshold = above[0]["threshold"]
+    quantity = SENTENCES[name].format(threshold=threshold, points=100 * threshold)
+    if not firsts:
+        seen = min(above.column("first_seen"), default=None)
+        return SENTENCES["never" if seen is None else "not_stable"].format(quantity=quantity.rstrip(","), step=seen)
+    before = firsts[0].get("step_before")
+    since = SENTENCES["since_first"] if before is None else SENTENCES["since"].format(before=before)
+    return SENTENCES["from"].format(quantity=quantity, step=firsts[0]["step"], since=since, where=_where(firsts))
+
+
+def _where(rows: Table) -> str:
+    if "neuron" in rows[0]:
+        neurons = [
+            SENTENCES["neuron"].format(neuron=neuron, layers=layers_named(sorted(of_neuron.column("layer"))))
+            for neuron, of_neuron in [*rows.by("neuron").items()][:_NEURONS]
+        ]
+        return SENTENCES["neurons"].format(neurons=", ".join(neurons))
+    return SENTENCES["layers"].format(layers=layers_named(sorted(rows.layers()))) if "layer" in rows[0] else ""
+
+
+def _order(firsts: Mapping[str, Table], first: int) -> Iterator[str]:
+    at: dict[int, list[str]] = {}
+    for name, rows in firsts.items():
+        if rows:
+            at.setdefault(rows[0]["step"], []).append(name)
+    if from_first := at.pop(first, []):
+        yield SENTENCES["from_first"].format(step=first, names=listed(from_first))
+    if at:
+        order = ", then ".join(f"{listed(names)} (step {step})" for step, names in sorted(at.items()))
+        yield SENTENCES["together" if any(len(names) > 1 for names in at.values()) else "order"].format(order=order)
+    elif not from_first:
+        yield SENTENCES["nothing"]
+
 
 # --------------------------------------------------------------------------------------------------------------------
 # The checkpoint from which on each quantity stays past its threshold: loss, position, position heads, outliers.
@@ -400,21 +384,20 @@ def emergence(
 
     `deviations` has, by checkpoint and layer, the distance of each neuron's mean from the others, in sd.
     """
+    table = Table(rows, CHECKPOINTS)
     return [
-        *_loss(rows, steps, thresholds.loss),
+        *_loss(table, steps, thresholds.loss),
         *_by_layer(
-            rows, steps, (POSITION, "above_token", thresholds.position),
+            table, steps, (POSITION, "above_token", thresholds.position),
             lambda row: _lower_end(row) > thresholds.position,
         ),
-        *_by_layer(rows, steps, (HEADS, "n_position_heads", 1.0), lambda row: row["value"] >= 1),
+        *_by_layer(table, steps, (HEADS, "n_position_heads", 1.0), lambda row: row["value"] >= 1),
         *_outliers(deviations, steps, thresholds.outliers),
     ]  # fmt: skip
 
 
-def _loss(rows: Sequence[Row], steps: Sequence[int], nats: float) -> Iterator[dict[str, Any]]:
-    losses, unigram = (
-        {row["step"]: row["value"] for row in rows if row["measure"] == name} for name in (LOST, UNIGRAM)
-    )
+def _loss(rows: Table, steps: Sequence[int], nats: float) -> Iterator[dict[str, Any]]:
+    losses, unigram = ({row["step"]: row["value"] for row in rows.where(measure=name)} for name in (LOST, UNIGRAM))
     if set(losses) != set(steps):
         return
     values = [losses[step] for step in steps]
@@ -430,11 +413,11 @@ def _lower_end(row: Row) -> float:
 
 
 def _by_layer(
-    rows: Sequence[Row], steps: Sequence[int], what: tuple[str, str, float], is_past: Callable[[Row], bool]
+    rows: Table, steps: Sequence[int], what: tuple[str, str, float], is_past: Callable[[Row], bool]
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each layer; `what` is the quantity, its measure in the rows, and its threshold."""
     quantity, measure, threshold = what
-    row_of = {(row["step"], row["layer"]): row for row in rows if row["measure"] == measure}
+    row_of = {(row["step"], row["layer"]): row for row in rows.where(measure=measure)}
     for layer in sorted({layer for _, layer in row_of}):
         layer_rows = [row_of.get((step, layer)) for step in steps]
         values = [math.nan if row is None else row["value"] for row in layer_rows]

@@ -15,7 +15,21 @@ from probing.cli.commandline import configured
 from probing.cli.option_types import Wandb, defaults
 from probing.cli.options import WandbOptions, as_options
 from probing.errors import UserError
-from probing.results import Child, Column, Html, Schema, count, element, ends, number, table, text, whole
+from probing.results import (
+    Child,
+    Column,
+    Html,
+    Schema,
+    Table,
+    cells_table,
+    count,
+    element,
+    ends,
+    number,
+    table,
+    text,
+    whole,
+)
 from probing.runs import Result, SectionPlace, Study, study_of
 from probing.runs.call import Call, Measured
 from probing.runs.folder import RunFolder
@@ -72,32 +86,35 @@ def outcome(row: Row) -> str:
     return row["verdict"] + (f": {met_texts[row['met']]}" if row["verdict"] == "analogue" else "")
 
 
-def tables(rows: Sequence[Row]) -> list[Any]:
+SENTENCES = {
+    "verdicts": "{title}: of {verdicts}, {counts}.",
+    "analogues": "{model} is none of the paper's models, so nothing follows for the paper: of {analogues}, {met} meet "
+    "the criterion and {not_met} do not; unclear: {unclear}.",
+    "figure": "{model}: the measured value (dot, with its interval), the range in which it is by the claim (band), and "
+    "the published value (tick) if it is on the same scale. Below each claim, the commands that repeat it.",
+}
+_LACKING = "Claims that are not testable here, by what they need", ("needs", "models", "claims")
+
+
+def tables(rows: Table) -> list[Any]:
     """Return the tables of the terminal: the measured claims, and the other claims by their needs."""
-    from probing.runtime.terminal import plain_table
-
-    claim_tables = [_claims_table(model, rows) for model in dict.fromkeys(row["model"] for row in rows)]
-    missing = plain_table("Claims that are not testable here, by what that needs")
-    for heading in ("needs", "models", "claims"):
-        missing.add_column(heading)
-    for lacking, (models, ids) in by_lack(rows).items():
-        missing.add_row(lacking, ", ".join(models), ranges(ids))
-    return [table for table in (*claim_tables, missing) if table.row_count]
+    claim_tables = [_claims_table(model, of_model) for model, of_model in rows.by("model").items()]
+    missing = ([lacking, ", ".join(models), ranges(ids)] for lacking, (models, ids) in by_lack(rows).items())
+    all_tables = [*claim_tables, cells_table(*_LACKING, missing, words=_LACKING[1])]
+    return [table for table in all_tables if table.row_count]
 
 
-def _claims_table(model: str, rows: Sequence[Row]) -> Any:
-    from probing.runtime.terminal import plain_table
-
-    model_rows = [row for row in rows if row["model"] == model and "measured" in row]
-    is_other = any(row["verdict"] == "analogue" for row in model_rows)
+def _claims_table(model: str, rows: Table) -> Any:
+    rows = rows.where(lambda row: "measured" in row)
+    is_other = bool(rows.where(verdict="analogue"))
     title = "none of the paper's models: analogues, and whether they meet the criterion" if is_other else "verdicts"
-    table = plain_table(f"{model}, {title}")
-    for heading in ("id", "claim", "measured", "by the claim", "control", "met" if is_other else "verdict"):
-        table.add_column(heading)
-    for row in model_rows:
-        last = row["met"] if is_other else row["verdict"]
-        table.add_row(str(row["id"]), row["claim"], value_text(row), row["criterion"], control(row), last)
-    return table
+    headings = ("id", "claim", "measured", "by the claim", "control", "met" if is_other else "verdict")
+    cells = (
+        (str(row["id"]), row["claim"], value_text(row), row["criterion"], control(row),
+         row["met" if is_other else "verdict"])
+        for row in rows
+    )  # fmt: skip
+    return cells_table(f"{model}, {title}", headings, cells, words=headings)
 
 
 def plan_tables(planned: Any) -> list[Any]:
@@ -128,27 +145,19 @@ def _minutes(seconds: float) -> str:
     return f"{max(1, round(seconds / 60))} min" if seconds else "0 min"
 
 
-def conclusions(rows: Sequence[Row], title: str) -> list[str]:
+def conclusions(rows: Table, title: str) -> list[str]:
     """Return the number of claims with each verdict, in a sentence for each kind of models."""
-    verdict_rows = [row for row in rows if row["verdict"] != "analogue"]
-    lines = []
+    verdict_rows, lines = rows.where(lambda row: row["verdict"] != "analogue"), []
     if verdict_rows:
-        n_each = {
-            verdict: sum(row["verdict"] == verdict for row in verdict_rows)
-            for verdict in VERDICTS
-            if verdict != "analogue"
-        }
-        verdict_counts = ", ".join(f"{n} {verdict}" for verdict, n in n_each.items() if n)
-        lines.append(f"{title}: of {count(len(verdict_rows), 'verdict')}, {verdict_counts}.")
-    for model in dict.fromkeys(row["model"] for row in rows if row["verdict"] == "analogue"):
-        model_rows = [row for row in rows if row["model"] == model and row["verdict"] == "analogue"]
-        met, not_met, unclear = (
-            sum(row["met"] == outcome_met for row in model_rows) for outcome_met in ("yes", "no", "unclear")
-        )
-        lines.append(
-            f"{model} is none of the paper's models, so that nothing follows for the paper: of "
-            f"{count(len(model_rows), 'analogue')}, {met} meet the criterion and {not_met} do not; unclear: {unclear}."
-        )
+        by_verdict = verdict_rows.by("verdict")
+        counts = ", ".join(f"{len(by_verdict[verdict])} {verdict}" for verdict in VERDICTS if verdict in by_verdict)
+        verdicts = count(len(verdict_rows), "verdict")
+        lines.append(SENTENCES["verdicts"].format(title=title, verdicts=verdicts, counts=counts))
+    for model, of_model in rows.where(verdict="analogue").by("model").items():
+        met, not_met, unclear = (len(of_model.where(met=met)) for met in ("yes", "no", "unclear"))
+        lines.append(SENTENCES["analogues"].format(
+            model=model, analogues=count(len(of_model), "analogue"), met=met, not_met=not_met, unclear=unclear
+        ))  # fmt: skip
     return lines
 
 
@@ -265,29 +274,24 @@ def range_axis(
 def claims_section(result: Result, anchor: str) -> Html:
     """Return the sentences, a table of each model's claims, and the needs of the others."""
     rows = result.claims
-    tested = [row for row in rows if row["verdict"] != NOT_TESTABLE]
-    models = dict.fromkeys(row["model"] for row in tested)
+    tested = rows.where(lambda row: row["verdict"] != NOT_TESTABLE)
     return element(
         "section",
         element("h2", result.study.heading(result)),
         *(element("p", sentence) for sentence in conclusions(rows, result.results["title"])),
-        *(_of_model(model, [row for row in tested if row["model"] == model]) for model in models),
+        *(_of_model(model, of_model) for model, of_model in tested.by("model").items()),
         _missing(rows),
         id=anchor,
     )
 
 
 def _of_model(model: str, rows: Sequence[Row]) -> Html:
-    caption = (
-        f"{model}: the measured value (dot, with its interval), the range in which it is by the claim (band), and the "
-        "published value (tick) where it is on the same scale. Below each claim, the commands that repeat it."
-    )
     head = ["id", "claim", "verdict", "", "measured", "by the claim", "published", "control"]
     body: list[list[Child]] = []
     for row in rows:
         after = (value_text(row), row["criterion"], row["published"], control(row))
         body.append([row["id"], _claim(row), _narrow(outcome(row)), _axis(row), *map(_narrow, after)])
-    return element("figure", element("figcaption", caption), table(head, body))
+    return element("figure", element("figcaption", SENTENCES["figure"].format(model=model)), table(head, body))
 
 
 def _claim(row: Row) -> Html:
@@ -310,12 +314,9 @@ def _axis(row: Row) -> Child:
 
 
 def _missing(rows: Sequence[Row]) -> Html | None:
+    title, headings = _LACKING
     body = [[lacking, ", ".join(models), ranges(ids)] for lacking, (models, ids) in by_lack(rows).items()]
-    if not body:
-        return None
-    return element(
-        "figure", element("figcaption", "Claims that are not testable here"), table(["needs", "models", "claims"], body)
-    )
+    return element("figure", element("figcaption", title), table(headings, body)) if body else None
 
 
 def claims_output(rows: Sequence[Mapping[str, Any]], paper: Paper, used: Mapping[str, Any]) -> Measured:

@@ -10,7 +10,7 @@ from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Model, Source,
 from probing.cli.options import WandbOptions
 from probing.errors import out_of_range
 from probing.models import find_model
-from probing.runs import Result, Study, Terms, study_of
+from probing.runs import Result, Study, study_of
 from probing.runs.call import Call
 from probing.runtime import quiet_libraries
 from probing.studies.cloze import tables
@@ -62,31 +62,18 @@ def cloze(
 class Cloze(Study):
     """Predictions at masks, and losses in changed text."""
 
-    name, kind, title = "cloze", "predictions at masks", "At the mask"
+    name, kind, title = "cloze", "predictions at masks", "Predictions at masks"
     function = "probing.studies.cloze:cloze"
     schemas = tables.CLOZE, tables.GROUPS, tables.CHANGES
+    views = tables.VIEWS
     page = "cloze.md"
     files: ClassVar[Mapping[str, str]] = {
         "figures/": "Shares by group, and losses.",
     }
 
-    def tables(self, result: Result) -> list[Any]:
-        """Return shares and losses."""
-        return tables.tables(result.by_name)
-
     def conclusions(self, result: Result) -> list[str]:
         """Return the conclusions, a sentence for each group and each change."""
-        return tables.conclusions(result.by_name)
-
-    def about(self, result: Result) -> str:
-        """Return the title of a page."""
-        from probing.runs import model_name
-
-        return f"predictions of {model_name(result.config)} at masks"
-
-    def terms(self, result: Result) -> Mapping[str, Terms]:
-        """Return the meanings of the headings."""
-        return {self.title: tables.terms()}
+        return list(tables.conclusions(result.groups, result.changes))
 
 
 STUDY = Cloze()

@@ -299,11 +299,11 @@ def group_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _counted(group: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     differences = np.array([row["difference"] for row in rows])
     good, bad = (np.exp([row[f"{which}_log_probability"] for row in rows]) for which in ("good", "bad"))
-    likelier, clearly = int((differences > 0).sum()), int((good - bad > MARGIN).sum())
-    (low, high), (clear_low, clear_high) = (binomial_interval(n, len(rows)) for n in (likelier, clearly))
+    n_right, clearly = int((differences > 0).sum()), int((good - bad > MARGIN).sum())
+    (low, high), (clear_low, clear_high) = (binomial_interval(n, len(rows)) for n in (n_right, clearly))
     least, most = mean_interval(differences, np.ones(len(rows), dtype=np.int64))
     return {
-        "group": group, "n": len(rows), "n_right": likelier, "share": likelier / len(rows), "low": low, "high": high,
+        "group": group, "n": len(rows), "n_right": n_right, "share": n_right / len(rows), "low": low, "high": high,
         "clear_share": clearly / len(rows), "clear_share_low": clear_low, "clear_share_high": clear_high,
         "difference": float(differences.mean()), "difference_low": least, "difference_high": most,
     }  # fmt: skip
@@ -512,7 +512,7 @@ def _request(predictor: Predictor, config: ClozeConfig) -> Request:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Figures of `cloze`: how often the good word is likelier, and what changes of the text cost.
+# Figures of `cloze`: share of pairs whose good word is more probable, and increase of the loss in changed text.
 # --------------------------------------------------------------------------------------------------------------------
 
 ReadonlyRow = Mapping[str, Any]
@@ -535,15 +535,15 @@ def shares(figure: Figure, rows: Sequence[ReadonlyRow], model: str) -> None:
     axes = _lines(figure, rows, [f"{row['group']} ({row['n']})" for row in rows], "share", "", BLUE)
     axes.axvline(0.5, color=GREY, lw=0.8, ls=":")
     axes.set_xlim(-0.03, 1.03)
-    axes.set_xlabel("share of pairs whose good word is likelier, 95%")
-    figure.suptitle(f"{model}: the good word beside the bad one", x=0.01, ha="left", fontsize=10)
+    axes.set_xlabel("share of pairs whose good word is more probable, 95%")
+    figure.suptitle(f"{model}: probability of good words, compared with bad words", x=0.01, ha="left", fontsize=10)
 
 
 def costs(figure: Figure, rows: Sequence[ReadonlyRow], model: str) -> None:
-    """Draw, for each change of the text, the rise of the loss of masked words."""
+    """Draw, for each change of the text, the increase of the loss of masked words."""
     axes = _lines(figure, rows, [CHANGED[row["condition"]] for row in rows], "difference", "difference", ORANGE)
     axes.axvline(0, color=GREY, lw=0.8, ls=":")
-    axes.set_xlabel("rise of the loss of masked words in nats, 95% over sentences")
+    axes.set_xlabel("increase of the loss of masked words in nats, 95% over sentences")
     figure.suptitle(f"{model}: masked words in changed text", x=0.01, ha="left", fontsize=10)
 
 

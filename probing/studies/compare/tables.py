@@ -12,7 +12,10 @@ from probing.results import (
     Html,
     Row,
     Schema,
+    Table,
     Type,
+    as_in_terminal,
+    cells_table,
     count,
     element,
     ends,
@@ -24,13 +27,13 @@ from probing.results import (
     shortened,
     shown,
     shown_table,
+    sign_of_interval,
     table,
     text,
     two_decimals,
     whole,
 )
 from probing.runs import Result, Terms
-from probing.runtime.terminal import plain_table
 from probing.statistics import LEVEL, MIN_SENTENCES, few_sentences
 from probing.studies.finetune.tables import PRETRAINED, RANDOM, SHORT, SHUFFLED, score_words
 from probing.tables import UNINFORMATIVE
@@ -45,25 +48,14 @@ NULLS = {
 }
 
 
-def agreement_tables(rows: Sequence[Row], top: int) -> list[Any]:
+def agreement_tables(rows: Table, top: int) -> list[Any]:
     """Return a table per pair of runs with their layers at the same relative depth; the last has the legend."""
-    tables = [_agreement_table(of_pair) for of_pair in _by_pair(rows).values()]
-    nulls = dict.fromkeys(NULLS[row["null"]] for row in rows if row["statistic"] == "spearman")
+    tables = [_agreement_table(of_pair) for of_pair in rows.by("model_a", "model_b").values()]
+    nulls = [NULLS[null] for null in rows.where(statistic="spearman").values("null")]
     if tables:
-        legend = [
-            say("note_of_overlap", top=top),
-            say("note_of_chance", null=" or ".join(nulls)),
-            say("note_of_match"),
-        ]
+        legend = [say("note_of_overlap", top=top), say("note_of_chance", null=" or ".join(nulls)), say("note_of_match")]
         tables[-1].caption, tables[-1].caption_justify = "\n".join(legend), "left"
     return tables
-
-
-def _by_pair(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    rows_by_pair: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        rows_by_pair.setdefault((row["model_a"], row["model_b"]), []).append(row)
-    return rows_by_pair
 
 
 def same_depth(rows: Sequence[Row]) -> list[tuple[int, int]]:
@@ -74,10 +66,10 @@ def same_depth(rows: Sequence[Row]) -> list[tuple[int, int]]:
 def unpaired_lines(rows: Sequence[Row]) -> list[str]:
     """Name the layers of each run that have no layer of the same relative depth in another run."""
     lines = []
-    for (a, b), of_pair in _by_pair(rows).items():
+    for (a, b), of_pair in Table(rows).by("model_a", "model_b").items():
         pairs = same_depth(of_pair)
         for side, label, other in ((0, a, b), (1, b, a)):
-            layers = {row[f"layer_{'ab'[side]}"] for row in of_pair} - {layers[side] for layers in pairs}
+            layers = {*of_pair.column(f"layer_{'ab'[side]}")} - {layers[side] for layers in pairs}
             if layers:
                 lines.append(say("unpaired", label=label, layers=layers_named(sorted(layers)), other=other))
     return lines
@@ -91,12 +83,13 @@ def verdicts(rows: Sequence[Row], accuracy_of_run: Mapping[str, Sequence[Row]], 
         for row in of_run
         if UNINFORMATIVE in row.get("flag", "")
     }
-    return {f"{a}, {b}": _verdict(a, b, of_pair, unread, top) for (a, b), of_pair in _by_pair(rows).items()}
+    pairs = Table(rows).by("model_a", "model_b")
+    return {f"{a}, {b}": _verdict(a, b, of_pair, unread, top) for (a, b), of_pair in pairs.items()}
 
 
 def _verdict(a: str, b: str, rows: Sequence[Row], unread: Collection[tuple[str, int]], top: int) -> str:
     read = [(i, j) for i, j in same_depth(rows) if (a, i) not in unread and (b, j) not in unread]
-    row_of = {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
+    row_of = _row_of(rows)
     overlaps, spearmans = (
         [row_of[i, j, of] for i, j in read if (i, j, of) in row_of] for of in ("overlap", "spearman")
     )
@@ -117,6 +110,11 @@ def _verdict(a: str, b: str, rows: Sequence[Row], unread: Collection[tuple[str, 
         n_spearman=sum(beyond[1]),
     )
     return say(name, a=a, b=b, numbers=numbers)
+
+
+def _row_of(rows: Sequence[Row]) -> dict[tuple[int, int, str], Row]:
+    """Return the rows of a pair of runs by both layers and statistic."""
+    return {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
 
 
 def _span(values: Sequence[float], form: str) -> str:
@@ -149,12 +147,13 @@ def everywhere_tables(rows: Sequence[Row]) -> list[Any]:
     """Return a table of the neurons at the top of every run with all their columns, if there are any."""
     if not rows:
         return []
-    table = plain_table("Neurons at the top of every run; layer, neuron and rank without a name are of the first run")
-    for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="left" if TOP_EVERYWHERE.type_of(name) is str else "right")
-    for row in rows:
-        table.add_row(*(f"{cell:.2g}" if isinstance(cell, float) else str(cell) for cell in row.values()))
-    return [table]
+    headings = {name: name.replace("_", " ") for name in rows[0]}
+    return [cells_table(
+        "Neurons at the top of every run; layer, neuron and rank without a name are of the first run",
+        [*headings.values()],
+        ([f"{cell:.2g}" if isinstance(cell, float) else str(cell) for cell in row.values()] for row in rows),
+        words=[heading for name, heading in headings.items() if TOP_EVERYWHERE.type_of(name) is str],
+    )]  # fmt: skip
 
 
 def everywhere_sentence(rows: Sequence[Row], summary: Row, top: int, is_evidence: bool = True) -> str:
@@ -177,26 +176,21 @@ def everywhere_sentence(rows: Sequence[Row], summary: Row, top: int, is_evidence
 
 
 def _agreement_table(rows: Sequence[Row]) -> Any:
-    row_of = {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
-    table = plain_table(f"{rows[0]['model_a']} (a) and {rows[0]['model_b']} (b), matched by {rows[0]['matching']}")
-    for heading in ("layers", "top overlap", "by chance", "Spearman", "95% range", "by chance", "p", "match", "CKA"):
-        table.add_column(heading, justify="right")
-    for layers in same_depth(rows):
+    row_of = _row_of(rows)
+
+    def cells(layers: tuple[int, int]) -> list[str]:
         overlap, spearman, match, cka = (
             row_of.get((*layers, name), {}) for name in ("overlap", "spearman", "correlation", "cka")
         )
-        table.add_row(
-            f"{layers[0]}, {layers[1]}",
-            _two(overlap, "value"),
-            _range(overlap, "chance"),
-            _two(spearman, "value"),
-            _range(spearman, ""),
-            _range(spearman, "chance"),
-            f"{spearman['p_value']:.1g}" if "p_value" in spearman else "",
-            _two(match, "value"),
-            _two(cka, "value"),
-        )
-    return table
+        return [
+            f"{layers[0]}, {layers[1]}", _two(overlap, "value"), _range(overlap, "chance"), _two(spearman, "value"),
+            _range(spearman, ""), _range(spearman, "chance"),
+            f"{spearman['p_value']:.1g}" if "p_value" in spearman else "", _two(match, "value"), _two(cka, "value"),
+        ]  # fmt: skip
+
+    title = f"{rows[0]['model_a']} (a) and {rows[0]['model_b']} (b), matched by {rows[0]['matching']}"
+    headings = ("layers", "top overlap", "by chance", "Spearman", "95% range", "by chance", "p", "match", "CKA")
+    return cells_table(title, headings, map(cells, same_depth(rows)))
 
 
 def _two(row: Row, column: str) -> str:
@@ -319,40 +313,41 @@ def _labels(layers: Sequence[int], points: Sequence[tuple[float, float]], anchor
 MAPS = {"spearman": "Spearman of the rankings", "overlap": "overlap of the top", "cka": "linear CKA"}
 
 
+SENTENCES = {
+    "map": "Each cell compares two layers; pointing at a cell shows the range by chance and the interval over "
+    "bootstrap samples of test sentences. Match is the correlation of matched neurons on sentences that were not used "
+    "for the matching.",
+    "nowhere": "No neuron is, together with its matches, among the first {top} of every run.",
+    "everywhere": "{neurons} among the first {top} of every run at the same relative depth",
+}
+
+
 def agreement_section(result: Result, anchor: str) -> Html:
     """Return the section on the agreement of rankings, pair by pair."""
-    model_pairs = dict.fromkeys((row["model_a"], row["model_b"]) for row in result.agreement)
-    parts = [
-        _pair([row for row in result.agreement if (row["model_a"], row["model_b"]) == pair]) for pair in model_pairs
-    ]
     return element(
         "section",
         element("h2", "Agreement of the rankings"),
-        element(
-            "p",
-            "Each cell compares two layers; pointing at it shows the range by chance and the interval over bootstrap "
-            "samples of test sentences. Match is the correlation of matched neurons on sentences that were not used "
-            "for the matching.",
-        ),
-        *parts,
+        element("p", SENTENCES["map"]),
+        *map(_pair, result.agreement.by("model_a", "model_b").values()),
         _everywhere(result),
         id=anchor,
     )
 
 
-def _pair(rows: Sequence[Row]) -> Html:
+def _pair(rows: Table) -> Html:
     names = rows[0]["model_a"], rows[0]["model_b"]
-    drawn = []
+    by_statistic, drawn = rows.by("statistic"), []
     for statistic, title in MAPS.items():
-        row_of = {(row["layer_a"], row["layer_b"]): row for row in rows if row["statistic"] == statistic}
-        if row_of:
+        if statistic in by_statistic:
+            row_of = {(row["layer_a"], row["layer_b"]): row for row in by_statistic[statistic]}
             titles = {layers: _cell_title(row) for layers, row in row_of.items()}
             drawn.append(heat_map({layers: row["value"] for layers, row in row_of.items()}, titles, names, title))
+    aligned = as_in_terminal(_agreement_table(rows))
     return element(
         "section",
         element("h3", f"{names[0]} and {names[1]}, neurons matched by {rows[0]['matching']}"),
         element("div", *drawn, class_="heat-maps"),
-        element("details", element("summary", "Layers of the same relative depth, as numbers"), _aligned(rows)),
+        element("details", element("summary", "Layers of the same relative depth, as numbers"), aligned),
     )
 
 
@@ -361,53 +356,20 @@ def _cell_title(row: Row) -> str:
     for of, words in (("", "95% range"), ("chance", "by chance")):
         if bounds := interval(row, of, " to "):
             parts.append(f"{words} {bounds}")
-    if _has(row, "p_value"):
+    if "p_value" in row:
         parts.append(f"p = {row['p_value']:.2g}")
     return ", ".join(parts)
 
 
-def _aligned(rows: Sequence[Row]) -> Html:
-    row_of = {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
-    body = []
-    for layers in same_depth(rows):
-        overlap, spearman, match, cka = (
-            row_of.get((*layers, name), {}) for name in ("overlap", "spearman", "correlation", "cka")
-        )
-        p_value = f"{spearman['p_value']:.1g}" if _has(spearman, "p_value") else ""
-        cells = [
-            _two_models(overlap),
-            _layer_range(overlap, "chance"),
-            _two_models(spearman),
-            _layer_range(spearman, ""),
-        ]
-        cells += [_layer_range(spearman, "chance"), p_value, _two_models(match), _two_models(cka)]
-        body.append([f"{layers[0]}, {layers[1]}", *cells])
-    head = ["layers", "top overlap", "by chance", "Spearman", "95% range", "by chance", "p", "match", "CKA"]
-    return table(head, body)
-
-
 def _everywhere(result: Result) -> Html:
-    top = result.config.get("top", 10)
-    if not result.top_everywhere:
-        return element("p", f"No neuron is, together with its matches, among the first {top} of every run.")
-    head = list(result.top_everywhere[0])
-    body = [[row.get(name, "") for name in head] for row in result.top_everywhere]
-    summary = f"{len(body)} neurons and their matches are among the first {top} of every run at the same relative depth"
-    if len(body) == 1:
-        summary = f"One neuron and its matches are among the first {top} of every run at the same relative depth"
-    return element("details", element("summary", summary), table(head, body))
-
-
-def _has(row: Row, column: str) -> bool:
-    return isinstance(row.get(column), int | float)
-
-
-def _two_models(row: Row) -> str:
-    return two_decimals(row["value"]) if _has(row, "value") else ""
-
-
-def _layer_range(row: Row, of: str) -> str:
-    return " to ".join(two_decimals(end) for end in ends(row, of) or ())
+    rows, top = result.top_everywhere, result.config.get("top", 10)
+    if not rows:
+        return element("p", SENTENCES["nowhere"].format(top=top))
+    head = list(rows[0])
+    body = [[row.get(name, "") for name in head] for row in rows]
+    neurons = "1 neuron and its matches are" if len(rows) == 1 else f"{len(rows)} neurons and their matches are"
+    return element("details", element("summary", SENTENCES["everywhere"].format(neurons=neurons, top=top)),
+                   table(head, body))  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -460,9 +422,9 @@ def verdict_of(row: Row, is_equal: bool) -> str:
     """Return the better run by the interval of the difference; `is_equal` if scores agree on every test cluster."""
     if is_equal:
         return EQUAL
-    if (bounds := ends(row)) is None:
+    if ends(row) is None:
         return UNKNOWN
-    return FIRST if bounds[0] > 0 else SECOND if bounds[1] < 0 else UNRESOLVED
+    return {1: FIRST, -1: SECOND, 0: UNRESOLVED}[sign_of_interval(row)]
 
 
 def answer(rows: Sequence[Row], results: Mapping[str, Any]) -> list[str]:
@@ -494,24 +456,23 @@ def _recipe_verdict(row: Row, score: str, examples: str) -> str:
 
 def conclusions(rows: Sequence[Row], options: Sequence[Row], results: Mapping[str, Any]) -> list[str]:
     """Return the options in which the runs differ, the pairing of their tunings, and the scope of intervals."""
-    lines = [_options(options)]
-    pairs = _pairs(rows)
-    for a, b in pairs:
-        of_pair = [row for row in rows if (row["run_a"], row["run_b"]) == (a, b)]
-        lines.append(_draws(a, b, of_pair, results["n_tunings"]))
+    pairs = Table(rows).by("run_a", "run_b")
+    lines = [_options(Table(options))]
+    lines += [_draws(a, b, of_pair, results["n_tunings"]) for (a, b), of_pair in pairs.items()]
     if len(pairs) > 1:
         lines.append(say("several_recipes", level=level_of(len(pairs)), n=len(pairs)))
     over = results["intervals_over"]
     return [line for line in (*lines, few_sentences(over["n"], f"test {over['unit']}")) if line]
 
 
-def _options(rows: Sequence[Row]) -> str:
-    by_option: dict[str, list[str]] = {}
-    for row in rows:
-        by_option.setdefault(row["option"], []).append(f"{row['run']}: {row['setting'] or 'none'}")
+def _options(rows: Table) -> str:
+    by_option = {
+        name: "; ".join(f"{row['run']}: {row['setting'] or 'none'}" for row in of_option)
+        for name, of_option in rows.by("option").items()
+    }
     if not by_option:
         return say("options_same")
-    return say("options_differ", options=listed([f"{name} ({'; '.join(of)})" for name, of in by_option.items()]))
+    return say("options_differ", options=listed([f"{name} ({settings})" for name, settings in by_option.items()]))
 
 
 def _draws(a: str, b: str, rows: Sequence[Row], n_tunings: Mapping[str, Mapping[str, int]]) -> str:
@@ -526,28 +487,20 @@ def _draws(a: str, b: str, rows: Sequence[Row], n_tunings: Mapping[str, Mapping[
     return say("paired_tunings", a=a, b=b, left_out=more)
 
 
-def recipe_tables(rows: Sequence[Row], options: Sequence[Row]) -> list[Any]:
+def recipe_tables(rows: Table, options: Table) -> list[Any]:
     """Return the scores of each pair of runs, and the options that differ, as rich tables."""
-    tables = [_scores([row for row in rows if (row["run_a"], row["run_b"]) == pair]) for pair in _pairs(rows)]
+    tables = [
+        shown_table(RECIPES, of_pair, f"Scores of {a} (a) and {b} (b) on the same test part", _SHOWN)
+        for (a, b), of_pair in rows.by("run_a", "run_b").items()
+    ]
     if options:
-        runs = list(dict.fromkeys(row["run"] for row in options))
-        table = plain_table("Options that differ")
-        for heading in ("option", *runs):
-            table.add_column(heading)
-        for option in dict.fromkeys(row["option"] for row in options):
-            setting_of = {row["run"]: row["setting"] for row in options if row["option"] == option}
-            table.add_row(option, *(setting_of[run] for run in runs))
-        tables.append(table)
+        runs = options.values("run")
+        settings = {
+            name: {row["run"]: row["setting"] for row in of_option} for name, of_option in options.by("option").items()
+        }
+        cells = ([name, *(of_run[run] for run in runs)] for name, of_run in settings.items())
+        tables.append(cells_table("Options that differ", ["option", *runs], cells, words=["option", *runs]))
     return tables
-
-
-def _pairs(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((row["run_a"], row["run_b"]) for row in rows))
-
-
-def _scores(rows: Sequence[Row]) -> Any:
-    title = f"Scores of {rows[0]['run_a']} (a) and {rows[0]['run_b']} (b) on the same test part"
-    return shown_table(RECIPES, rows, title, _SHOWN)
 
 
 def options_of(config: Mapping[str, Any], excluded: Sequence[str]) -> dict[str, str]:

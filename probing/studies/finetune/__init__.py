@@ -12,8 +12,8 @@ from probing.cli.commandline import configured
 from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Folder, Model, Source, Wandb, chosen
 from probing.cli.options import WandbOptions, as_options
 from probing.errors import UserError, out_of_range
-from probing.results import Html
-from probing.runs import Result, SectionPlace, Study, Terms, study_of
+from probing.results import shown_table
+from probing.runs import Result, Study, Terms, study_of
 from probing.runs.call import Call, Measured
 from probing.runs.folder import check_several, continuable, folder_of_trainings, free_name
 from probing.runtime import quiet_libraries
@@ -29,8 +29,8 @@ from probing.studies.finetune.tables import (
     TUNINGS,
     TuningGroup,
     TuningOptions,
-    finetuning_section,
 )
+from probing.tables.figures import Chart
 from probing.text import Corpus, GroupBy, Split, read_corpora
 from probing.text.tasks import TokenTask, described, load_task, reader_of
 from probing.tracking import Tracker
@@ -162,29 +162,29 @@ class Finetune(Study):
 
     def tables(self, result: Result) -> list[Any]:
         """Return the scores."""
-        return tables.tables(result.by_name)
+        return tables.tables(result.scores)
 
     def more_tables(self, result: Result) -> list[Any]:
         """Return each tuning, and all differences."""
-        return tables.more_tables(result.by_name)
+        return [shown_table(schema, result.by_name[schema.name]) for schema in (TUNINGS, DIFFERENCES)]
+
+    def charts(self, result: Result) -> list[Chart]:
+        """Return the score of each tuning with the baselines, and losses by step."""
+        return tables.charts(result)
 
     def answer(self, result: Result) -> list[str]:
         """Return the score of each start, and the effect of pretraining."""
         layer = result.config["tuning"]["layer"]
         on = "" if layer == LAST else f" with its head on layer {layer}"
-        return tables.answer(result.by_name, f"{result.config['model']}{on}", result.results)
-
-    def section(self, result: Result, place: SectionPlace) -> Html:
-        """Return the sentences, the scores and losses as charts, and all tables."""
-        return finetuning_section(result, place.anchor)
+        return tables.answer(result.scores, result.differences, f"{result.config['model']}{on}", result.results)
 
     def terms(self, result: Result) -> Mapping[str, Terms]:
-        """Return the meanings of the headings, and of the contents of charts."""
+        """Return the meanings of the headings of the scores."""
         return {self.title: TERMS}
 
     def conclusions(self, result: Result) -> list[str]:
         """Return the comparison with baselines, and the sources of variance of the scores."""
-        return tables.conclusions(result.by_name, result.results)
+        return tables.conclusions(result.scores, result.differences, result.results)
 
 
 STUDY = Finetune()

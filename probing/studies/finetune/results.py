@@ -5,10 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,18 +24,7 @@ from probing.runtime.files import regular, write_tensors
 from probing.runtime.progress import remark, stage
 from probing.runtime.trainer import Places
 from probing.statistics import Spread, accuracy_interval, ratio_interval, spread
-from probing.studies.finetune.tables import (
-    CALLED,
-    PRETRAINED,
-    RANDOM,
-    SECOND,
-    SHORT,
-    SHUFFLED,
-    TuningOptions,
-    losses_in,
-    score_words,
-    starts_of,
-)
+from probing.studies.finetune.tables import SECOND, TuningOptions
 from probing.studies.finetune.training import (
     Baseline,
     TestAnswers,
@@ -47,12 +35,8 @@ from probing.studies.finetune.training import (
     read_answers,
     tune,
 )
-from probing.tables.figures import BLUE, GREEN, GREY, ORANGE, USUAL, write_drawings
 from probing.text import Corpus, GroupBy, Split
 from probing.text.tasks import TokenTask
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Its file in the folder of a run, and what the names of its tensors of tunings begin with.
 ANSWERS, RIGHT = "answers.safetensors", "right/"
@@ -159,78 +143,6 @@ def read_answers_of(run: Result) -> TunedAnswers:
         if not abs(right[name].sum() / answers.of.sum() - row["score"]) <= _ROUNDING:
             raise ValueError(f"{ANSWERS} gives {name} another score than tunings.csv")
     return answers
-
-
-ReadonlyRow = Mapping[str, Any]
-
-_COLORS = {PRETRAINED: BLUE, RANDOM: ORANGE, SHUFFLED: GREEN}
-
-_DASHES = ("--", ":", "-.")
-
-
-def write_figures(
-    folder: Path,
-    tables: Mapping[str, Sequence[ReadonlyRow]],
-    model: str,
-    is_number: bool,
-    formats: Sequence[str] = USUAL,
-) -> list[Path]:
-    """Draw a run's figures from its tables by name, each in some formats, and return the paths of the files."""
-    drawings = {"scores": partial(scores, tables=tables, model=model, is_number=is_number)}
-    if tables["tuning_curves"]:
-        drawings["losses"] = partial(losses, rows=tables["tuning_curves"], model=model, is_number=is_number)
-    return write_drawings(folder, drawings, formats)
-
-
-def scores(figure: Figure, tables: Mapping[str, Sequence[ReadonlyRow]], model: str, is_number: bool) -> None:
-    """Draw a point for each tuning, with its interval over sentences, by start and seed; baselines are lines."""
-    figure.set_size_inches(6.8, 3.4)
-    axes = figure.add_subplot()
-    names: list[str] = []
-    places: list[float] = []
-    for start in starts_of(tables["scores"]):
-        start_rows, shown = [row for row in tables["tunings"] if row["start"] == start], SHORT.get(start, start)
-        for seed in sorted({row["seed"] for row in start_rows}):
-            place = len(places) + 0.7 * len({name.split(",")[0] for name in names} - {shown})
-            seed_rows = [row for row in start_rows if row["seed"] == seed]
-            for i, row in enumerate(seed_rows):
-                x = place + (i - (len(seed_rows) - 1) / 2) * 0.6 / max(len(seed_rows), 2)
-                axes.plot([x, x], [row["score_low"], row["score_high"]], color=_COLORS[start], lw=0.8)
-                axes.plot([x], [row["score"]], "o", ms=4, color=_COLORS[start])
-            names.append(f"{shown},\nseed {seed}")
-            places.append(place)
-    for row, dashes in zip((row for row in tables["scores"] if not row.get("n_tunings")), _DASHES, strict=False):
-        axes.axhline(row["score"], color=GREY, lw=1, ls=dashes, label=CALLED[row["answer"]])
-    axes.set_xticks(places, names)
-    axes.set_xlim(-0.6, max(places) + 0.6)
-    axes.set_ylabel(f"test {score_words(is_number)}")
-    axes.set_title(f"{model}: a point for each tuning; of each seed, one for each order")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
-
-
-def losses(figure: Figure, rows: Sequence[ReadonlyRow], model: str, is_number: bool) -> None:
-    """Draw the training loss of each tuning by step, and the validation loss at the end of each epoch."""
-    figure.set_size_inches(6.8, 3.4)
-    axes = figure.add_subplot()
-    named: set[str] = set()
-    for start, seed, order in dict.fromkeys((row["start"], row["seed"], row["order_seed"]) for row in rows):
-        tuning_rows = [row for row in rows if (row["start"], row["seed"], row["order_seed"]) == (start, seed, order)]
-        label = {what: f"{SHORT.get(start, start)}, {what}" for what in ("training", "validation")}
-        axes.plot(
-            [row["step"] for row in tuning_rows], [row["train_loss"] for row in tuning_rows], lw=0.6, alpha=0.6,
-            color=_COLORS[start],
-            label=None if label["training"] in named else label["training"],
-        )  # fmt: skip
-        ended = [row for row in tuning_rows if row.get("validation_loss") is not None]
-        axes.plot(
-            [row["step"] for row in ended], [row["validation_loss"] for row in ended], "o", ms=4, color=_COLORS[start],
-            label=None if label["validation"] in named or not ended else label["validation"],
-        )  # fmt: skip
-        named |= set(label.values())
-    axes.set_xlabel("step")
-    axes.set_ylabel(losses_in(is_number))
-    axes.set_title(f"{model}: losses of each tuning")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
 
 
 Row = dict[str, Any]
@@ -459,11 +371,7 @@ def study_output(
             for path in [_saved_text(folder / f"{option}.txt", text)]
         ]
 
-    def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
-        folder.mkdir(exist_ok=True)
-        return write_figures(folder, tables, model.short_name, task.standard is not None, formats)
-
-    return Measured(tables, results, draw=draw, write=write, is_timed=False)
+    return Measured(tables, results, write=write, is_timed=False)
 
 
 def _unit(task: TuningTask, n_clusters: int) -> str:

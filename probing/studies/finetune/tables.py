@@ -1,4 +1,4 @@
-"""Columns, tables and sentences of `finetune`, for files, the terminal and pages.
+"""Columns, tables, charts and sentences of `finetune`.
 
 This file imports nothing heavy, because the command line reads it before anything else.
 """
@@ -7,16 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from probing.errors import out_of_range
-from probing.page.charts import SHARES, YAxis, line_chart
-from probing.results import Html, Schema, element, ends, in_brackets, interval, listed, number, shown_table, text, whole
+from probing.results import (
+    Row,
+    Schema,
+    Table,
+    count,
+    ends,
+    estimated,
+    in_brackets,
+    interval,
+    listed,
+    number,
+    shown,
+    sign_of_interval,
+    text,
+    whole,
+)
 from probing.results import estimate as with_interval
-from probing.runs import Result, folded, framed, section_of
+from probing.runs import Result
 from probing.statistics import few_sentences
-from probing.tables.figures import BY_STEP, Line, XAxis
+from probing.tables.figures import BY_STEP, Chart, Line, Panel, XAxis
 
 # From where the model starts: its trained weights, or random ones; or its trained weights on labels that mean nothing.
 STARTS = PRETRAINED, RANDOM, SHUFFLED = "pretrained", "random", "shuffled"
@@ -75,10 +88,6 @@ if TYPE_CHECKING:
 else:
     TuningGroup = TuningOptions
 
-Row = Mapping[str, Any]
-
-Tables = Mapping[str, Sequence[Row]]
-
 # What models are compared with.
 MAJORITY, CONSTANT, BAG, SECOND = "majority", "mean", "bag", "second"
 
@@ -108,6 +117,29 @@ SHORT = {
 
 # Share of the variance from which on a source of it matters.
 _MUCH = 0.2
+
+SENTENCES = {
+    "score": "{model}, tuned from {start}: {score_name} {score}{overall}{spearman}.",
+    "overall": "{interval} over seeds, orders and {examples}",
+    "spearman": ", Spearman's correlation {:.3f}",
+    "helps": "Pretraining helps: {score_name} {difference}.",
+    "harms": "Pretraining does harm: {score_name} {difference}.",
+    "unresolved": "Whether pretraining helps is not resolved: {score_name} {difference}.",
+    "baselines": "{start}, tuned, is {verdicts}.",
+    "compared": "{baseline} ({difference}, {low} to {high})",
+    "second_above": "The second sentence alone is above {baseline}: part of the labels is predictable without the "
+    "first sentence.",
+    "second": "The second sentence alone is not above {baseline}.",
+    "variance": "{start}: the score of one tuning varies by {sd} (sd); of this variance, {shares}{fixed}{unresolved}.",
+    "share": "{share}{interval} is due to {source}",
+    "fixed": "; {sources} was not varied",
+    "share_unresolved": "; with so few tunings, it is not resolved whether a fifth is due to {sources}",
+    "sharing": "{n:,} of {n_test:,} test pairs have a sentence that also occurs in training pairs: scores are of pairs "
+    "of which one sentence may be known.",
+    "intervals": "Intervals are over {units}{groups}. Intervals over seeds and orders also include other draws of "
+    "these; they are wide where a source has only two or three draws.",
+}
+_VERDICTS = {1: "above", -1: "below", 0: "not distinguished from"}
 
 _CORRELATIONS = (
     number(
@@ -176,9 +208,9 @@ TERMS = {
 }
 
 
-def starts_of(rows: Sequence[Row]) -> list[str]:
+def starts_of(scores: Table) -> list[str]:
     """Return the starts, in the order of the rows of `scores.csv`."""
-    return [row["answer"] for row in rows if row.get("n_tunings")]
+    return scores.where(lambda row: bool(row.get("n_tunings"))).column("answer")
 
 
 def score_words(is_number: bool) -> str:
@@ -196,36 +228,30 @@ def examples_of(results: Mapping[str, Any]) -> str:
     return "pairs" if "pairs" in results["corpora"] else "sentences"
 
 
-def answer(by_name: Tables, model: str, results: Mapping[str, Any]) -> list[str]:
+def answer(scores: Table, differences: Table, model: str, results: Mapping[str, Any]) -> list[str]:
     """Return the score of each start, and the effect of pretraining; `results` is the content of `results.json`."""
-    is_number = results["numbers"]
-    what = score_words(is_number)
+    score_name, examples = score_words(results["numbers"]), examples_of(results)
     lines = []
-    for row in by_name["scores"]:
-        if row.get("n_tunings"):
-            overall = interval(row, "overall", " to ")
-            over = in_brackets(f"{overall} over seeds, orders and {examples_of(results)}" if overall else "")
-            ranks = f", Spearman's correlation {row['spearman']:.3f}" if known(row, "spearman") else ""
-            lines.append(f"{model}, tuned from {CALLED[row['answer']]}: {what} {row['score']:.3f}{over}{ranks}.")
-    if verdict := pretraining_verdict(by_name["differences"], what):
-        lines.append(verdict)
+    for row in scores.where(lambda row: bool(row.get("n_tunings"))):
+        overall = interval(row, "overall", " to ")
+        over = SENTENCES["overall"].format(interval=overall, examples=examples) if overall else ""
+        ranks = SENTENCES["spearman"].format(row["spearman"]) if known(row, "spearman") else ""
+        lines.append(
+            SENTENCES["score"].format(
+                model=model, start=CALLED[row["answer"]], score_name=score_name, score=shown(row["score"], ".3f"),
+                overall=in_brackets(over), spearman=ranks,
+            )
+        )  # fmt: skip
+    verdicts = {1: "helps", -1: "harms", 0: "unresolved"}
+    for row in differences.where(ends_known, answer=PRETRAINED, against=RANDOM):
+        verdict = SENTENCES[verdicts[sign_of_interval(row)]]
+        lines.append(verdict.format(score_name=score_name, difference=estimated(row, "difference", "+.3f", "")))
     return lines
 
 
-def pretraining_verdict(rows: Sequence[Row], what: str) -> str:
-    """Return a sentence on the pretrained against the randomly initialised model; empty if one is missing."""
-    for row in rows:
-        if (row["answer"], row["against"]) == (PRETRAINED, RANDOM):
-            apart = ends(row)
-            if apart is None:
-                return ""
-            between = f"{row['difference']:+.3f} {what}, {apart[0]:+.3f} to {apart[1]:+.3f}"
-            if apart[0] > 0:
-                return f"Pretraining helps: {between}."
-            if apart[1] < 0:
-                return f"Pretraining does harm: {between}."
-            return f"Whether pretraining helps is not resolved: {between}."
-    return ""
+def ends_known(row: Row) -> bool:
+    """Check whether a row has its interval."""
+    return ends(row) is not None
 
 
 def known(row: Row, column: str) -> bool:
@@ -234,90 +260,80 @@ def known(row: Row, column: str) -> bool:
     return isinstance(value, float) and value == value
 
 
-def conclusions(by_name: Tables, results: Mapping[str, Any]) -> list[str]:
+def conclusions(scores: Table, differences: Table, results: Mapping[str, Any]) -> list[str]:
     """Return the comparison with baselines, the sources of variance of the scores, and the validity of intervals."""
-    lines = [_compare_with_baselines(by_name["differences"], start) for start in starts_of(by_name["scores"])]
-    lines.append(_of_second(by_name["differences"]))
-    lines += [_variance(row, examples_of(results)) for row in by_name["scores"] if row.get("n_tunings")]
+    starts = starts_of(scores)
+    lines = [_compare_with_baselines(differences, start) for start in starts]
+    for row in differences.where(ends_known, answer=SECOND):
+        sentence = SENTENCES["second_above" if sign_of_interval(row) > 0 else "second"]
+        lines.append(sentence.format(baseline=_compared(row)))
+    lines += [_variance(row, examples_of(results)) for row in scores if row["answer"] in starts]
     if n_sharing := results.get("n_test_pairs_sharing_sentences"):
-        lines.append(
-            f"{n_sharing:,} of {results['n_examples']['test']:,} test pairs have a sentence that training pairs have, "
-            "too, so that scores hold for pairs of which one sentence may be known."
-        )
+        lines.append(SENTENCES["sharing"].format(n=n_sharing, n_test=results["n_examples"]["test"]))
     over = results["intervals_over"]
     groups = " of pairs that share a sentence" if over["unit"] == "group" else ""
-    lines.append(
-        few_sentences(over["n"], f"test {over['unit']}")
-        or f"Intervals are over {over['n']:,} test {over['unit']}s{groups}, and those over seeds and orders also over "
-        "other draws of these, which are few: they are wide where one source has two or three draws."
-    )
-    return [line for line in lines if line]
+    units = count(over["n"], f"test {over['unit']}")
+    few = few_sentences(over["n"], f"test {over['unit']}")
+    return [line for line in (*lines, few or SENTENCES["intervals"].format(units=units, groups=groups)) if line]
 
 
-def _of_second(rows: Sequence[Row]) -> str:
-    """Return a sentence on the second sentence without the first; empty where sentences are single."""
-    for row in rows:
-        if row["answer"] == SECOND and (apart := ends(row)):
-            between = f"({row['difference']:+.3f}, {apart[0]:+.3f} to {apart[1]:+.3f})"
-            if apart[0] > 0:
-                return (
-                    f"The second sentence alone is above {CALLED[row['against']]} {between}: part of the labels can be "
-                    "told without the first one."
-                )
-            return f"The second sentence alone is not above {CALLED[row['against']]} {between}."
-    return ""
+def _compare_with_baselines(differences: Table, start: str) -> str:
+    """Compare a start with each baseline and with the model tuned on shuffled labels; empty without intervals."""
+    baselines = tuple(name for name in CALLED if name not in (PRETRAINED, RANDOM))
+    by_verdict: dict[str, list[str]] = {}
+    for row in differences.where(ends_known, answer=start, against=baselines):
+        by_verdict.setdefault(_VERDICTS[sign_of_interval(row)], []).append(_compared(row))
+    verdicts = "; ".join(f"{verdict} {listed(names)}" for verdict, names in by_verdict.items())
+    name = f"{CALLED[start][0].upper()}{CALLED[start][1:]}"
+    return SENTENCES["baselines"].format(start=name, verdicts=verdicts) if verdicts else ""
 
 
-def _compare_with_baselines(rows: Sequence[Row], start: str) -> str:
-    """Compare a start with each baseline and with the model tuned on shuffled labels, in a sentence."""
-    sides: dict[str, list[str]] = {}
-    for row in rows:
-        if row["answer"] == start and row["against"] not in (PRETRAINED, RANDOM) and (apart := ends(row)):
-            side = "above" if apart[0] > 0 else "below" if apart[1] < 0 else "not distinguished from"
-            between = f"{CALLED[row['against']]} ({row['difference']:+.3f}, {apart[0]:+.3f} to {apart[1]:+.3f})"
-            sides.setdefault(side, []).append(between)
-    sides_text = "; ".join(f"{side} {listed(names)}" for side, names in sides.items())
-    return f"{CALLED[start][0].upper()}{CALLED[start][1:]}, tuned, is {sides_text}." if sides_text else ""
+def _compared(row: Row) -> str:
+    low, high = (shown(row[end], "+.3f") for end in ("low", "high"))
+    difference = shown(row["difference"], "+.3f")
+    return SENTENCES["compared"].format(baseline=CALLED[row["against"]], difference=difference, low=low, high=high)
 
 
 def _variance(row: Row, examples: str) -> str:
     """Return a sentence on the parts of the variance of a single tuning's score; empty with one tuning."""
-    shares = {name: row.get(f"share_{name}") for name in SOURCES}
-    known_shares = {name: share for name, share in shares.items() if isinstance(share, float) and share == share}
-    if len(known_shares) < 2:
+    sources = {**SOURCES, "test": f"the choice of test {examples}"}
+    shares = {name: f"share_{name}" for name in sources if known(row, f"share_{name}")}
+    if len(shares) < 2:
         return ""
-    called = {**SOURCES, "test": f"the choice of test {examples}"}
-    ends_of = {name: ends(row, f"share_{name}") for name in known_shares}
-    between = {name: f" ({of[0]:.0%} to {of[1]:.0%})" if (of := ends_of[name]) else "" for name in known_shares}
-    listed_shares = listed([f"{share:.0%}{between[name]} is of {called[name]}" for name, share in known_shares.items()])
-    open_ones = [called[name] for name, of in ends_of.items() if of and of[0] <= _MUCH <= of[1]]
-    cannot = (
-        f"; so few tunings cannot tell whether a fifth of it is of {' or of '.join(open_ones)}" if open_ones else ""
-    )
-    sd = sum(row[f"sd_{name}"] ** 2 for name in known_shares) ** 0.5
-    lacking = [SOURCES[name] for name in ("seed", "order") if name not in known_shares]
-    unknown = f"; {listed(lacking)} was not varied" if lacking else ""
-    return (
-        f"Of {CALLED[row['answer']]}, the score of one tuning varies by {sd:.4f} (sd), and of that variance "
-        f"{listed_shares}{unknown}{cannot}."
-    )
+    due = [
+        SENTENCES["share"].format(
+            share=shown(row[column], ".0%"), source=sources[name],
+            interval=in_brackets(" to ".join(shown(end, ".0%") for end in ends(row, column) or ())),
+        )
+        for name, column in shares.items()
+    ]  # fmt: skip
+    unresolved = [
+        sources[name] for name, column in shares.items() if (of := ends(row, column)) and of[0] <= _MUCH <= of[1]
+    ]
+    fixed = [sources[name] for name in ("seed", "order") if name not in shares]
+    return SENTENCES["variance"].format(
+        start=f"{CALLED[row['answer']][0].upper()}{CALLED[row['answer']][1:]}", shares=listed(due),
+        sd=shown(sum(row[f"sd_{name}"] ** 2 for name in shares) ** 0.5, ".4f"),
+        fixed=SENTENCES["fixed"].format(sources=listed(fixed)) if fixed else "",
+        unresolved=SENTENCES["share_unresolved"].format(sources=" or to ".join(unresolved)) if unresolved else "",
+    )  # fmt: skip
 
 
-def tables(by_name: Tables) -> list[Any]:
+def tables(scores: Table) -> list[Any]:
     """Return the scores of starts and baselines as a rich table."""
     from probing.runtime.terminal import plain_table
 
-    ranked = any(known(row, "spearman") for row in by_name["scores"])
+    ranked = any(known(row, "spearman") for row in scores)
     correlation = ["Spearman"] * ranked
     # Where there is no room, what varies the score goes before the correlation.
     sources = [f"sd of {name}" for name in reversed(SOURCES)] if ranked else []
-    table = plain_table("Scores on the test part, beside what needs no tuned model", sources)
+    table = plain_table("Scores on the test part, and baselines without a tuned model", sources)
     headings = (
         "answer", "tunings", "score", "95% range", "overall", *correlation, *(f"sd of {name}" for name in SOURCES)
     )  # fmt: skip
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "answer" else "right")
-    for row in by_name["scores"]:
+    for row in scores:
         table.add_row(
             SCORES["answer"].show(row), SCORES["n_tunings"].show(row), SCORES["score"].show(row),
             interval(row, "score"), interval(row, "overall"), *[SCORES["spearman"].show(row)] * ranked,
@@ -335,76 +351,62 @@ def _known(row: Row, name: str) -> str:
     return SCORES[f"sd_{name}"].show(row) if known(row, f"sd_{name}") else ""
 
 
-def more_tables(by_name: Tables) -> list[Any]:
-    """Return each tuning, and all differences."""
-    return [shown_table(TUNINGS, by_name["tunings"]), shown_table(DIFFERENCES, by_name["differences"])]
+# Most points of the training losses of a tuning.
+_POINTS = 12
 
 
-# Most points of the curve of a tuning, and characters of labels that fit below an axis.
-_POINTS, _CHARACTERS = 12, 68
-
-
-def finetuning_section(result: Result, anchor: str) -> Html:
-    """Return the conclusions, charts of scores and losses, and the tables of the terminal; further ones are folded."""
-    return section_of(
-        result,
-        anchor,
-        element("div", _scores(result), _losses(result), class_="panels"),
-        *framed(result.tables()),
-        *folded(result.study.more_tables(result)),
-    )
-
-
-def _scores(result: Result) -> Html:
-    """Return a point for each tuning, with its interval over the test part; baselines are lines."""
+def charts(result: Result) -> list[Chart]:
+    """Return a point for each tuning with its interval over the test part, with the baselines, and losses by step."""
     is_number = result.results["numbers"]
-    rows = [row for start in starts_of(result.scores) for row in result.tunings if row["start"] == start]
+    score, losses = score_words(is_number), losses_in(is_number)
+    rows = result.tunings.where(start=tuple(starts_of(result.scores)))
     lines = [
-        Line(_named(row["start"]), [i], [row["score"]], [ends(row, "score")], f"seed {row['seed']}, order {order}")
-        for i, row in enumerate(rows)
-        for order in [row["order_seed"]]
+        Line(_named(row["start"]), [at], [row["score"]], [ends(row, "score")], _which(row["seed"], row["order_seed"]))
+        for at, row in enumerate(rows)
     ]
-    places = list(range(len(rows)))
+    places = range(len(rows))
     for row in result.scores:
         if not row.get("n_tunings"):
             lines.append(Line(CALLED[row["answer"]], places, [row["score"]] * len(places)))
-    values = [value for line in lines for value in (*line.values, *(end for of in line.ranges for end in of or ()))]
-    title = (
-        f"{score_words(is_number)[0].upper()}{score_words(is_number)[1:]} on the test part, a point for each tuning, "
-        "with 95% intervals over the test part alone"
-    )
-    chart = line_chart(lines, title, _by_tuning(rows), YAxis.of(values) if is_number else SHARES)
-    return element("figure", element("figcaption", title), chart)
+    shown_charts = [
+        Chart(
+            "scores", f"{score} of each tuning on the test part, with 95% intervals over the test part alone",
+            [Panel(lines)], f"test {score}", None if is_number else (0, 1), x=_by_tuning(rows),
+            caption=f"{score[0].upper()}{score[1:]} of each tuning, over the test part alone",
+        )
+    ]  # fmt: skip
+    if curves := _losses(result.tuning_curves):
+        caption = f"Losses by step, {losses}, a line for each tuning; validation after each epoch"
+        title = "losses of each tuning; validation after each epoch"
+        shown_charts.append(Chart("losses", title, [Panel(curves)], losses, x=BY_STEP, caption=caption))
+    return shown_charts
 
 
-def _by_tuning(rows: Sequence[Row]) -> XAxis:
+def _which(seed: int, order: int) -> str:
+    return f"seed {seed}, order {order}"
+
+
+def _by_tuning(rows: Table) -> XAxis:
     """Return an axis of tunings, labelled by seed and order; without room, labels are left out."""
-    labels = [f"{row['seed']}, {row['order_seed']}" for row in rows]
-    every = -(-sum(len(label) + 1 for label in labels) // _CHARACTERS)
-    shown = [label if i % every == 0 else "" for i, label in enumerate(labels)]
-    return XAxis("tuning", lambda at: "seed, order of a tuning", lambda at: at, lambda at, _: [shown[i] for i in at])
+    names = [f"{row['seed']}, {row['order_seed']}" for row in rows]
+
+    def labels(at: Sequence[int], n_characters: int) -> list[str]:
+        every = -(-sum(len(name) + 1 for name in names) // n_characters)
+        return [names[i] if i % every == 0 else "" for i in at]
+
+    return XAxis("tuning", lambda _: "seed, order of a tuning", lambda at: at, labels)
 
 
-def _losses(result: Result) -> Html | None:
-    """Return the losses of each tuning by step; None without any step."""
-    lines: list[Line] = []
-    of_tuning = groupby(result.tuning_curves, lambda row: (row["start"], row["seed"], row["order_seed"]))
-    for (start, seed, order), rows in of_tuning:
-        which, curve = f"seed {seed}, order {order}", list(rows)
-        steps, losses = _thinned(curve)
-        lines.append(Line(f"{_named(start)}, training", steps, losses, which=which))
-        ended = [row for row in curve if isinstance(row.get("validation_loss"), float)]
-        ended = ended[:: -(-len(ended) // _POINTS)] if ended else []
-        if ended:
-            validation = [row["validation_loss"] for row in ended]
-            lines.append(Line(f"{_named(start)}, validation", [row["step"] for row in ended], validation, which=which))
-    if not lines:
-        return None
-    title = (
-        f"Losses by step, {losses_in(result.results['numbers'])}, a line for each tuning; validation after each epoch"
-    )
-    up = YAxis.of(value for line in lines for value in line.values)
-    return element("figure", element("figcaption", title), line_chart(lines, title, BY_STEP, up))
+def _losses(curves: Table) -> list[Line]:
+    """Return the losses of each tuning by step."""
+    lines = []
+    for (start, seed, order), curve in curves.by("start", "seed", "order_seed").items():
+        which = _which(seed, order)
+        lines.append(Line(f"{_named(start)}, training", *_thinned(curve), which=which))
+        ended = curve.where(lambda row: isinstance(row.get("validation_loss"), float))
+        if ended := ended[:: -(-len(ended) // _POINTS) or 1]:
+            lines.append(Line.of(ended, "validation_loss", f"{_named(start)}, validation", x="step", which=which))
+    return lines
 
 
 def _thinned(curve: Sequence[Row]) -> tuple[list[int], list[float]]:

@@ -28,7 +28,7 @@ from probing.cli.options import WandbOptions
 from probing.errors import UserError, out_of_range, refuse
 from probing.interventions import POSITION, READOUTS_OF_RUN, STS, TASK, WIC, WORDS
 from probing.models import layer_numbers, load_encoder, load_tokenizer
-from probing.results import Html, Table, layers_named
+from probing.results import Html, layers_named
 from probing.runs import Result, SectionPlace, Study, Terms, study_of
 from probing.runs.call import Call, Measured
 from probing.runs.loading import read_as_run
@@ -36,11 +36,10 @@ from probing.runs.run import Run, load_fit, of_text
 from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import stage
-from probing.studies.geometry import extremes, tables
-from probing.studies.geometry import neurons as neuron_interventions
-from probing.studies.geometry.position import position_conclusions, position_tables
+from probing.studies.geometry import tables
+from probing.studies.geometry.position import position_charts
 from probing.studies.geometry.tables import SCHEMAS
-from probing.tables.heads import first_token_conclusions, first_token_tables
+from probing.tables.figures import Chart
 from probing.text import GroupBy, load_corpus, read_couples, splits_of
 from probing.text.tasks import short_name
 
@@ -171,8 +170,8 @@ def stream_of(config: dict[str, Any], default_values: Mapping[str, Any]) -> Stre
     if takes_all and not _LEAVE_SOME.issuperset(kinds):
         raise UserError(
             f"`--neurons all` with `--kind {_flag_value(config['kind'])}` would leave nothing of the layer; give "
-            "`--kind direction`, which takes from it what tells the position alone, or the task of `--from_run`, its "
-            "control `shuffled`, or `translate`."
+            "`--kind direction`, which removes only the directions from which position, or the task of `--from_run`, "
+            "is decoded, its control `shuffled`, or `translate`."
         )
     run = None if config["from_run"] is None else _run_of(config, default_values)
     readouts = _readouts(config, kinds, run)
@@ -599,10 +598,6 @@ def _survey_model(
     return GeometryTables(surveyed, {**tables, **neuron_rows}, neuron_tables.summary)
 
 
-# The tables of what is measured inside the model.
-_INSIDE = ("smoothing", "interventions", "norms", "norm_changes", "path", "first_row")
-
-
 class Geometry(Study):
     """The study of outlier dimensions, anisotropy, similarity of tokens, and neurons inside the model."""
 
@@ -618,27 +613,21 @@ class Geometry(Study):
 
     def tables(self, result: Result) -> list[Any]:
         """Return the measurements."""
-        from probing.studies.geometry.inside import inside_tables
+        from probing.studies.geometry.section import parts
 
-        rich_tables = [*tables.tables(result), *first_token_tables(result.first_token)]
-        rich_tables += extremes.tables(result.by_name)
-        rich_tables += position_tables(result.by_name)
-        return [
-            *rich_tables,
-            *inside_tables(*_inside(result)),
-            *neuron_interventions.tables(result.neuron_interventions),
-        ]
+        return [*tables.tables(result), *(table for part in parts(result) for table in part.tables)]
+
+    def charts(self, result: Result) -> list[Chart]:
+        """Return the line charts of the layers and of position."""
+        return [*tables.charts(result.geometry), *position_charts(result.by_name)]
 
     def conclusions(self, result: Result) -> list[str]:
         """Return the conclusions, a sentence for each question."""
-        from probing.studies.geometry.inside import inside_conclusions
+        from probing.studies.geometry.section import parts
 
         clipped = {int(layer): neurons for layer, neurons in result.results["clipped"].items()}
-        lines = [*tables.conclusions(result, clipped), *first_token_conclusions(result.first_token)]
-        lines += extremes.conclusions(result.by_name)
-        lines += position_conclusions(result.by_name)
-        lines += inside_conclusions(*_inside(result))
-        return [*lines, *neuron_interventions.conclusions(result.neuron_interventions)]
+        more = [sentence for part in parts(result) for sentence in part.sentences]
+        return [*tables.conclusions(result, clipped), *more]
 
     def section(self, result: Result, place: SectionPlace) -> Html:
         """Return the measures of each layer, its outliers, and the measurements inside the model."""
@@ -649,18 +638,13 @@ class Geometry(Study):
     def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
         from probing.studies.geometry import section
-        from probing.studies.geometry.section import EXTREMES, POSITION
 
-        changed = {"Changed neurons": section.CHANGED_NEURONS} if result.neuron_interventions else {}
-        if result.massive:
-            changed["Massive activations and attention sinks"] = EXTREMES
-        if result.position_split:
-            changed["Position"] = POSITION
-        return {self.title: section.GEOMETRY, **changed}
-
-
-def _inside(result: Result) -> list[Table]:
-    return [result.by_name[name] for name in _INSIDE]
+        terms = {
+            "Changed neurons": (section.CHANGED_NEURONS, result.neuron_interventions),
+            "Massive activations and attention sinks": (section.EXTREMES, result.massive),
+            "Position": (section.POSITION, result.position_split),
+        }
+        return {self.title: section.GEOMETRY, **{part: of for part, (of, rows) in terms.items() if rows}}
 
 
 STUDY = Geometry()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,80 +14,46 @@ from probing.activations import ActivationStore
 from probing.data.labelling import origin
 from probing.interventions import measure_of
 from probing.probes import transforms
+from probing.results import Row, Table
 from probing.runs.call import Measured
-from probing.statistics import label
 from probing.studies.geometry.extremes import NAMES as EXTREMES
 from probing.studies.geometry.extremes import write_extremes_figures
 from probing.studies.geometry.inside import write_inside_figures
-from probing.studies.geometry.neurons import groups_of, has, kind_of, name_of, readouts_of
+from probing.studies.geometry.neurons import groups_of, has, name_of, readouts_of
 from probing.studies.geometry.position import SCHEMAS as POSITION
 from probing.studies.geometry.position.spectrum import write_position_figures
 from probing.studies.geometry.survey import LayerSurvey, Rows
-from probing.studies.geometry.tables import layers_of, most_named
-from probing.tables.figures import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    USUAL,
-    drawing,
-    error_bars,
-    forms_of,
-    joined,
-    name_layers,
-    side_by_side,
-    write_drawings,
-)
+from probing.studies.geometry.tables import layers_of, most_named, of_first_choice
+from probing.tables.figures import BLUE, GREY, ORANGE, USUAL, error_bars, write_drawings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Row = Mapping[str, Any]
-
-# Label and look of each transform; lines can be told apart without colour.
-LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
-    "none": ("as it is", {"color": "black", "ls": "-", "marker": "o"}),
-    "clip_random": ("others clipped (range of draws)", {"color": GREY, "ls": "", "marker": "x"}),
-    "clip": ("outliers clipped", {"color": BLUE, "ls": "--", "marker": "s"}),
-    "center": ("centred", {"color": GREEN, "ls": ":", "marker": "^"}),
-    "standardise": ("standardised", {"color": ORANGE, "ls": "-.", "marker": "D"}),
-    "all_but_the_top": ("all but the top", {"color": PURPLE, "ls": "--", "marker": "v"}),
-    "whiten": ("whitened", {"color": GREY, "ls": "-", "marker": "P"}),
-}
-
 
 def write_figures(
     folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
 ) -> list[Path]:
-    """Draw a run's figures from its tables by name, each in some formats, and return the paths of the files."""
-    drawings = {
-        "outliers": lambda figure: mean_profile(figure, tables["dimensions"], tables["outliers"], model),
-        "anisotropy": lambda figure: anisotropy_by_layer(figure, tables["geometry"], model),
-        "transforms": lambda figure: transforms_by_layer(figure, tables["geometry"], model),
-        "smoothing": lambda figure: smoothing_by_layer(figure, tables["geometry"], model),
-    }
-    if any(row["kind"] == "outlier" for row in tables["explained"]):
-        drawings["explained"] = lambda figure: explained_bars(figure, tables["explained"], tables["outliers"], model)
-    for name, draw in drawings.items():
-        with drawing(folder / name, formats) as figure:
-            draw(figure)
-    return forms_of([folder / name for name in drawings], formats)
+    """Draw a run's figures that are no line charts, each in some formats, and return the paths of the files."""
+    dimensions, outliers, explained = (Table(tables[name]) for name in ("dimensions", "outliers", "explained"))
+    drawings = {"outliers": partial(mean_profile, dimensions=dimensions, outliers=outliers, model=model)}
+    if explained.where(kind="outlier"):
+        drawings["explained"] = partial(explained_bars, explained=explained, outliers=outliers, model=model)
+    return write_drawings(folder, drawings, formats)
 
 
-def mean_profile(figure: Figure, dimensions: Sequence[Row], outliers: Sequence[Row], model: str) -> None:
+def mean_profile(figure: Figure, dimensions: Table, outliers: Table, model: str) -> None:
     """Draw each layer's mean vector over the neurons, with its outliers named."""
-    layers = sorted({row["layer"] for row in dimensions})
+    by_layer = dict(sorted(dimensions.by("layer").items()))
+    layers = list(by_layer)
     columns = min(2, len(layers))
     n_rows = -(-len(layers) // columns)
     figure.set_size_inches(4.6 * columns, 0.8 + 1.35 * n_rows)
     grid = figure.subplots(n_rows, columns, squeeze=False, sharex=True).ravel()
     for axes, layer in zip(grid, layers, strict=False):
-        mean = np.array([row["mean"] for row in dimensions if row["layer"] == layer])
+        mean = np.array(by_layer[layer].column("mean"))
         axes.vlines(np.arange(len(mean)), 0, mean, color=GREY, lw=0.7)
-        named = {row["neuron"] for row in outliers if row["layer"] == layer and row["definition"] == "mean_profile"}
-        marked = sorted(named)
+        marked = sorted(outliers.where(layer=layer, definition="mean_profile").values("neuron"))
         axes.plot(marked, mean[marked], "o", ms=4, mfc="white", mec=BLUE)
         for neuron in marked:
             up = mean[neuron] > 0
@@ -94,7 +61,7 @@ def mean_profile(figure: Figure, dimensions: Sequence[Row], outliers: Sequence[R
                 str(neuron), (neuron, mean[neuron]), (4, 2 if up else -2), textcoords="offset points", fontsize=7,
                 va="bottom" if up else "top",
             )  # fmt: skip
-        axes.set_title(f"layer {layer}" + ("" if marked else ": none beyond 5 sd"), fontsize=9)
+        axes.set_title(f"layer {layer}" + ("" if marked else ": no outlier"), fontsize=9)
         axes.margins(x=0.02, y=0.3)
     for axes in grid[len(layers) :]:
         axes.set_visible(False)
@@ -102,93 +69,33 @@ def mean_profile(figure: Figure, dimensions: Sequence[Row], outliers: Sequence[R
         axes.set_xlabel("neuron")
         axes.tick_params(labelbottom=True)
     figure.supylabel("mean activation", fontsize=9)
-    figure.suptitle(f"{model}: mean vector of each layer, outliers beyond 5 sd named", x=0.01, ha="left", fontsize=10)
+    figure.suptitle(
+        f"{model}: mean vector of each layer (outliers: more than 5 sd from other neurons)",
+        x=0.01,
+        ha="left",
+        fontsize=10,
+    )
 
 
-def anisotropy_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> None:
-    """Draw mean cosines on the left, and measures of their sources on the right."""
-    figure.set_size_inches(8.6, 4.2)
-    cosine_axes, source_axes = figure.subplots(1, 2)
-    _lines(
-        cosine_axes, geometry, {
-            "mean_cosine_one_per_sentence": (
-                "one token a sentence (95% interval)", {"color": BLUE, "ls": "-", "marker": "o"}
-            ),
-            "mean_cosine": ("all tokens", {"color": "black", "ls": "--", "marker": "s"}),
-            "mean_cosine_centred": ("without the mean vector", {"color": GREEN, "ls": ":", "marker": "^"}),
-        },
-    )  # fmt: skip
-    cosine_axes.axhline(0, color="black", lw=0.6)
-    cosine_axes.set_ylabel("mean cosine of two tokens")
-    cosine_axes.set_title("tokens of all sentences")
-    _lines(
-        source_axes, geometry, {
-            "mean_energy_share": (
-                "share of the squared length in the mean vector", {"color": BLUE, "ls": "-", "marker": "o"}
-            ),
-            "top_cosine_share": (
-                "share of one neuron in the mean cosine", {"color": ORANGE, "ls": "-.", "marker": "D"}
-            ),
-            "isoscore": ("IsoScore (1: all directions vary alike)", {"color": PURPLE, "ls": "--", "marker": "v"}),
-        },
-    )  # fmt: skip
-    source_axes.set_ylim(0, None)
-    source_axes.set_ylabel("share or score (0 to 1)")
-    source_axes.set_title("sources of the mean cosine")
-    for axes in (cosine_axes, source_axes):
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.18), fontsize=8)
-    figure.suptitle(f"{model}: how alike vectors point", x=0.01, ha="left", fontsize=10)
-
-
-def transforms_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> None:
-    """Draw the mean cosine by layer, before and after each transform."""
-    figure.set_size_inches(6.8, 3.3)
-    axes = figure.add_subplot()
-    _by_transform(axes, geometry, "mean_cosine")
-    axes.axhline(0, color="black", lw=0.6)
-    axes.set_ylabel("mean cosine of two tokens")
-    axes.set_title(f"{model}: before and after transforms of the hidden states")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
-
-
-def smoothing_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> None:
-    """Draw the similarity of the tokens of a sentence by layer."""
-    figure.set_size_inches(8.6, 3.1)
-    similarity_axes, distance_axes = figure.subplots(1, 2)
-    _by_transform(similarity_axes, geometry, "token_similarity", ("none", "clip", "center"))
-    similarity_axes.set_ylabel("mean cosine within a sentence")
-    similarity_axes.set_title("token similarity")
-    _by_transform(distance_axes, geometry, "relative_distance", ("none", "clip", "center"))
-    distance_axes.set_ylabel("distance to equal rows / norm")
-    distance_axes.set_title("distance to a sentence of equal tokens")
-    for axes in (similarity_axes, distance_axes):
-        axes.set_ylim(0, 1.03)
-    figure.suptitle(f"{model}: do the tokens of a sentence become alike?", x=0.01, ha="left", fontsize=10)
-    figure.legend(*similarity_axes.get_legend_handles_labels(), loc="outside right center")
-
-
-def explained_bars(figure: Figure, explained: Sequence[Row], outliers: Sequence[Row], model: str) -> None:
+def explained_bars(figure: Figure, explained: Table, outliers: Table, model: str) -> None:
     """Draw the partial R² of each source, for the most frequent outliers, in the layers that have them."""
-    neurons = most_named([row for row in outliers if row["neuron"] in {r["neuron"] for r in explained}], 4)
-    which = "include" if any(row["special_tokens"] == "include" for row in explained) else "exclude"
-    shown_rows = [row for row in explained if row["special_tokens"] == which]
+    neurons = most_named(outliers.where(neuron=tuple(explained.values("neuron"))), 4)
+    shown_rows = of_first_choice(explained)
     looks = {
         "position": {"color": BLUE, "hatch": ""}, "frequency": {"color": "#f1c98b", "hatch": "//"},
         "token": {"color": "#7f9f6a", "hatch": "xx"}, "punctuation": {"color": "white", "hatch": ".."},
         "special": {"color": "#bdbdbd", "hatch": ""},
     }  # fmt: skip
-    panels: list[tuple[str, list[Row]]] = [
-        (f"neuron {neuron}", [row for row in shown_rows if row["neuron"] == neuron and row["kind"] == "outlier"])
-        for neuron in neurons
-    ]
-    panels.append(("mean of others", [row for row in shown_rows if row["kind"] == "random"]))
+    panels = {f"neuron {neuron}": shown_rows.where(neuron=neuron, kind="outlier") for neuron in neurons}
+    panels["mean of other neurons"] = shown_rows.where(kind="random")
     figure.set_size_inches(1.4 + 1.9 * len(panels), 2.9)
     width = 0.8 / len(looks)
-    widest = max(len({row["layer"] for row in rows}) for _, rows in panels)  # bars have the same width in all panels
-    for axes, (title, rows) in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
-        layers = sorted({row["layer"] for row in rows})
+    widest = max(len(rows.values("layer")) for rows in panels.values())  # bars have the same width in all panels
+    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (title, rows) in zip(all_axes, panels.items(), strict=True):
+        layers = layers_of(rows)
         for i, (source, look) in enumerate(looks.items()):
-            shares = [_mean([r["partial"] for r in rows if (r["layer"], r["source"]) == (k, source)]) for k in layers]
+            shares = [_mean(rows.where(layer=layer, source=source).column("partial")) for layer in layers]
             x = np.arange(len(layers)) + (i - (len(looks) - 1) / 2) * width
             axes.bar(x, shares, width, edgecolor="black", lw=0.5, label=source, **look)
         axes.set_xticks(range(len(layers)), [str(layer) for layer in layers], fontsize=7)
@@ -206,56 +113,14 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else 0.0
 
 
-def _lines(axes: Axes, geometry: Sequence[Row], measures: Mapping[str, tuple[str, dict[str, Any]]]) -> None:
-    """Draw some measures of the untransformed states by layer."""
-    lines = [
-        ([r for r in geometry if (r["transform"], r["measure"]) == ("none", measure)], *how)
-        for measure, how in measures.items()
-    ]
-    _draw_lines(axes, lines, layers_of(geometry))
-
-
-def _by_transform(axes: Axes, geometry: Sequence[Row], measure: str, only: Sequence[str] = tuple(LOOKS)) -> None:
-    """Draw one measure by layer, a line for each transform."""
-    lines = [
-        (
-            line_rows := [r for r in geometry if (r["transform"], r["measure"]) == (transform, measure)],
-            label(words, line_rows),
-            look,
-        )
-        for transform in only
-        for words, look in [LOOKS[transform]]
-    ]
-    _draw_lines(axes, lines, layers_of(geometry))
-
-
-def _draw_lines(axes: Axes, lines: Sequence[tuple[Sequence[Row], str, dict[str, Any]]], layers: Sequence[int]) -> None:
-    """Draw lines, each given by its rows, label and look, over the measured layers."""
-    drawn_lines = [line for line in lines if line[0]]
-    for (rows, words, look), shift in zip(drawn_lines, side_by_side(len(drawn_lines), layers), strict=True):
-        _line(axes, rows, layers, shift, words, look)
-    name_layers(axes, layers)
-
-
-def _line(
-    axes: Axes, rows: Sequence[Row], layers: Sequence[int], shift: float, words: str, look: dict[str, Any]
-) -> None:
-    """Draw values by layer, with intervals where the rows have them; layers without a value break the line."""
-    by_layer = {row["layer"]: row for row in rows}
-    values = [by_layer[k]["value"] if k in by_layer else np.nan for k in layers]
-    reach = error_bars([by_layer.get(k, {}) for k in layers], np.array(values))
-    axes.errorbar(np.add(layers, shift), values, yerr=reach, ms=4, capsize=2, label=words, **joined(look, layers))
-
-
 def write_neuron_figures(folder: Path, rows: Sequence[Row], model: str, formats: Sequence[str] = USUAL) -> list[Path]:
     """Draw the dose curves of each changed layer from `neuron_interventions.csv`, and return the paths of the files."""
-    drawings: dict[str, Callable[[Figure], None]] = {}
-    for layer in dict.fromkeys(row["changed_layer"] for row in rows):
-        layer_rows = [row for row in rows if row["changed_layer"] == layer]
-        title = f"{model}: neurons of layer {layer} changed inside of the model"
-        drawings[f"neurons_layer_{layer}"] = lambda figure, rows=layer_rows, title=title: dose_curves(  # type: ignore[misc]
-            figure, rows, title
+    drawings = {
+        f"neurons_layer_{layer}": partial(
+            dose_curves, rows=of_layer, title=f"{model}: neurons of layer {layer} changed inside the model"
         )
+        for layer, of_layer in Table(rows).by("changed_layer").items()
+    }
     return write_drawings(folder, drawings, formats)
 
 
@@ -306,8 +171,7 @@ def _dose_curve(axes: Axes, curve: Sequence[Row]) -> None:
         axes.set_xlim(sizes[0] / 2, sizes[0] * 2)
     axes.set_xlabel("neurons (log scale)")
     axes.set_ylabel(f"effect ({measure.unit})")
-    kind = kind_of(curve[0])
-    axes.set_title(f"{name_of(curve[0])},\n{kind} (intact: {curve[0]['intact']:.3f})", fontsize=8)
+    axes.set_title(f"{name_of(curve[0])},\nkind {curve[0]['kind']} (intact: {curve[0]['intact']:.3f})", fontsize=8)
 
 
 # --------------------------------------------------------------------------------------------------------------------

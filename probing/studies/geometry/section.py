@@ -2,120 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from probing.page.charts import line_chart
+from probing.page.charts import chart_html
 from probing.page.terms import ACCURACY, TRANSFORMS
-from probing.results import Html, Row, as_in_terminal, element, ends, in_brackets, interval, table
-from probing.runs import Result, Terms
+from probing.results import Html, Row, Table, count, element, in_brackets, interval, table
+from probing.runs import Result, Terms, framed
 from probing.statistics import label, size_lines
 from probing.studies.geometry import extremes
 from probing.studies.geometry import neurons as neuron_interventions
-from probing.studies.geometry.extremes import (
-    COURSE_COLUMNS,
-    HELD_OUTLIERS,
-    MASSIVE,
-    MASSIVE_COURSE,
-    SINK_COLUMNS,
-    SINKS,
-)
+from probing.studies.geometry.extremes import HELD_OUTLIERS, MASSIVE
 from probing.studies.geometry.inside import inside_conclusions, inside_tables
-from probing.studies.geometry.position import position_conclusions, position_tables
-from probing.studies.geometry.tables import MORE_TEXT
-from probing.tables.figures import Line
+from probing.studies.geometry.position import position_charts, position_conclusions, position_tables
+from probing.studies.geometry.tables import MORE_TEXT, charts
+from probing.studies.geometry.tables import TRANSFORMS as NAMES
+from probing.tables.figures import Chart
 from probing.tables.heads import first_token_conclusions, first_token_tables
+
+
+@dataclass(frozen=True)
+class Part:
+    """The results of an option, under a heading of the page."""
+
+    heading: str
+    tables: Sequence[Any]
+    sentences: Sequence[str]
+    charts: Sequence[Chart] = ()
+
+
+def parts(result: Result) -> list[Part]:
+    """Return the results of the options that were set."""
+    tables, neurons = result.by_name, result.neuron_interventions
+    all_parts = (
+        Part("The first token", first_token_tables(result.first_token), first_token_conclusions(result.first_token)),
+        Part("Position", position_tables(tables), position_conclusions(tables), position_charts(tables)),
+        Part("Massive activations and attention sinks", extremes.tables(tables), extremes.conclusions(tables)),
+        Part(
+            "Inside the model",
+            [*inside_tables(tables), *neuron_interventions.tables(neurons)],
+            [*inside_conclusions(tables), *neuron_interventions.conclusions(neurons)],
+        ),
+    )
+    return [part for part in all_parts if part.tables or part.sentences]
+
+
+_EXCLUDED = "The measures above are the measures of all tokens but the first token of each sentence."
 
 
 def geometry_section(geometry: Result, anchor: str) -> Html:
     """Return the measures of each layer, its outlier dimensions, and the measurements inside the model."""
-    transforms = list(dict.fromkeys(row["transform"] for row in geometry.geometry))
-    cosines = [row for row in geometry.geometry if row["measure"] == "mean_cosine"]
+    transforms = geometry.geometry.by("transform")
     return element(
         "section",
         element("h2", geometry.study.heading(geometry)),
-        _cosines(cosines) if cosines else None,
+        *(figure for chart in charts(geometry.geometry) for figure in chart_html(chart)),
         *(element("p", sentence) for sentence in size_lines(geometry.geometry, MORE_TEXT)),
-        *(_measures(geometry, transform) for transform in transforms),
+        *(_measures(transform, rows) for transform, rows in transforms.items()),
         _outliers(geometry) if geometry.outliers else None,
-        *_first_token(geometry),
-        *_position(geometry),
-        *_extremes(geometry),
-        *_inside(geometry),
+        element("p", _EXCLUDED) if geometry.first_token else None,
+        *(block for part in parts(geometry) for block in _part(part)),
         id=anchor,
     )
 
 
-def _first_token(geometry: Result) -> list[Html]:
-    """Return the results on the first token of each sentence, where it is excluded from all others."""
-    if not geometry.first_token:
-        return []
-    excluded_note = "The measures above are those of all tokens but the first one of each sentence."
-    return _terminal_section("The first token", first_token_tables(geometry.first_token), [
-        excluded_note, *first_token_conclusions(geometry.first_token)
-    ])  # fmt: skip
+def _part(part: Part) -> Iterator[Html]:
+    yield element("h3", part.heading)
+    yield from (element("p", sentence) for sentence in part.sentences)
+    yield from (figure for chart in part.charts for figure in chart_html(chart))
+    yield from framed(part.tables)
 
 
-def _position(geometry: Result) -> list[Html]:
-    tables = position_tables(geometry.by_name)
-    return _terminal_section("Position", tables, position_conclusions(geometry.by_name)) if tables else []
-
-
-def _extremes(geometry: Result) -> list[Html]:
-    tables = extremes.tables(geometry.by_name)
-    return (
-        _terminal_section("Massive activations and attention sinks", tables, extremes.conclusions(geometry.by_name))
-        if tables
-        else []
-    )
-
-
-def _inside(geometry: Result) -> list[Html]:
-    """Return the results that were measured by running the model."""
-    measurements = (
-        geometry.smoothing, geometry.interventions, geometry.norms, geometry.norm_changes, geometry.path,
-        geometry.first_row,
-    )  # fmt: skip
-    neurons = geometry.neuron_interventions
-    tables = [*inside_tables(*measurements), *neuron_interventions.tables(neurons)]
-    lines = [*inside_conclusions(*measurements), *neuron_interventions.conclusions(neurons)]
-    return _terminal_section("Inside the model", tables, lines) if tables else []
-
-
-def _terminal_section(heading: str, tables: Sequence[Any], lines: Sequence[str]) -> list[Html]:
-    """Return sentences and tables of the terminal under a heading."""
-    shown = [element("figure", element("figcaption", t.title), as_in_terminal(t)) for t in tables]
-    return [element("h3", heading), *(element("p", sentence) for sentence in lines), *shown]
-
-
-def _cosines(rows: Sequence[Row]) -> Html:
-    """Return the mean cosine of tokens by layer, before and after each transform."""
-    lines = []
-    for transform in dict.fromkeys(row["transform"] for row in rows):
-        transform_rows = sorted((row for row in rows if row["transform"] == transform), key=lambda row: row["layer"])
-        layers, values = [row["layer"] for row in transform_rows], [row["value"] for row in transform_rows]
-        lines.append(Line(label(str(transform), transform_rows), layers, values, [ends(row) for row in transform_rows]))
-    title = "Mean cosine of the hidden states of two tokens, by layer and transform (values below 0 are drawn at 0)"
-    return element("figure", element("figcaption", title), line_chart(lines, title))
-
-
-def _measures(geometry: Result, transform: str) -> Html:
-    rows = [row for row in geometry.geometry if row["transform"] == transform]
-    measures = list(dict.fromkeys(row["measure"] for row in rows))
+def _measures(transform: str, rows: Table) -> Html:
+    """Return the measures of each layer after a transform, shown on request."""
     by_measure = {(row["layer"], row["measure"]): row for row in rows}
+    measures = rows.values("measure")
     body = [
         [layer, *(_value(by_measure.get((layer, measure))) for measure in measures)]
-        for layer in sorted({row["layer"] for row in rows})
+        for layer in sorted(rows.values("layer"))
     ]
-    name = "without a transform" if transform == "none" else f"after {label(transform, rows)}"
-    head = ["layer", *(str(measure).replace("_", " ") for measure in measures)]
-    return element("details", element("summary", f"Measures of each layer, {name}"), table(head, body))
+    head = ["layer", *(measure.replace("_", " ") for measure in measures)]
+    return element("details", element("summary", f"Measures of each layer, {label(NAMES[transform], rows)}"),
+                   table(head, body))  # fmt: skip
 
 
 def _outliers(geometry: Result) -> Html:
     head = list(geometry.outliers[0])
     body = [[_cell(row[name]) for name in head] for row in geometry.outliers]
-    summary = element("summary", f"Outlier dimensions: {len(body)} rows")
+    summary = element("summary", f"Outlier dimensions: {count(len(body), 'row')}")
     return element("details", summary, table([name.replace("_", " ") for name in head], body))
 
 
@@ -159,7 +134,7 @@ MEASURES: Terms = {
 }
 
 GEOMETRY: Terms = {
-    **TRANSFORMS,
+    **{words: TRANSFORMS[transform] for transform, words in NAMES.items()},
     "layer": ACCURACY["layer"] + " In the table of outliers, all stands for all layers but the embeddings together.",
     **{name.replace("_", " "): text for name, text in MEASURES.items()},
     "definition": "Why a neuron is an outlier. argmin_share and argmax_share: it is the smallest or the largest of "
@@ -190,13 +165,13 @@ GEOMETRY: Terms = {
     "published": "The bound as published, with one singular value for all matrices and without gains.",
     "closest": "Largest share of the bound that the distance of any sentence reaches.",
     "taken out": "Where the neurons are set to 0: inside the model, so that later blocks cannot read them, or after "
-    "it.",
+    "the model.",
     "effect": "Change of the measure in the title of the table.",
     "95% range": "Interval of the effect over sentences.",
     "random others": "Range of the effects of as many other neurons, drawn at random.",
     "worse than": "Share of these draws that do less harm than the outliers.",
     "p": "Probability that random other neurons do as much harm; of distances, that they reduce them as much with both "
-    "norms made ordinary.",
+    "norms changed.",
     "large gains": "Effect of as many other neurons, those with the largest LayerNorm gains.",
     "norm": "Number of the norm within the block, in the order in which the block calls its norms.",
     "mean": "Mean of the neuron behind the norm: the sum of the four terms to the right.",
@@ -206,9 +181,9 @@ GEOMETRY: Terms = {
     "own bias": "What the neuron's own bias adds to the bias that other neurons have on average.",
     "others' bias": "Mean bias of the neurons that are no outliers.",
     "largest": "The term of input, own gain and own bias that is largest in magnitude.",
-    "intact": "The distance in standard deviations in the model as it is.",
-    "the first norm": "The distance, or the effect, with ordinary gains and biases in the first norm of every block; "
-    "in brackets the range with those of random neurons made ordinary instead.",
+    "intact": "The distance in standard deviations in the unchanged model.",
+    "the first norm": "The distance, or the effect, with average gains and biases in the first norm of every block; "
+    "in brackets the range with the gains and biases of random neurons averaged instead.",
     "the second norm": "The same with the second norm of every block.",
     "both norms": "The same with both.",
     "in": "In which norms of every block the outliers have the gain and the bias of other neurons.",
@@ -223,13 +198,13 @@ GEOMETRY: Terms = {
 }
 
 CHANGED_NEURONS: Terms = {
-    "read": "What is read of later layers: probes of position or of a run's own task, as they were and trained again, "
+    "read": "What is read of later layers: probes of position or of the task of a run, frozen and retrained, "
     "heads that attend to a fixed offset, masked words, or the similarity of sentences or words. Target: the share "
     "that probes read as the class that examples are moved to. Counterpart: the share of examples that are read "
     "differently in two sentences and now as in the other one. Log odds carried: the share of the difference "
     "between two texts in the log odds of two words at the mask.",
     "k": "Number of neurons that are changed, the first of the ranking; all: all neurons of the layer.",
-    "effect": "Difference from the whole model.",
+    "effect": "Difference from the intact model.",
     "95% range": "Its interval over sentences, or pairs of sentences.",
     "random sets": "Least and largest effect of as many random neurons.",
     "matched in sd": "Least and largest effect of neurons with about the same standard deviations.",
@@ -242,29 +217,31 @@ CHANGED_NEURONS: Terms = {
 
 POSITION: Terms = {
     "layer": ACCURACY["layer"],
-    "position": "Share of the variance that positions add to sentences, without what is by chance.",
-    "by chance": "Share that they would add if the tokens of each sentence stood in random order; it is taken off.",
+    "position": "Share of the variance that positions add to sentences, minus the share by chance.",
+    "by chance": "Share that positions would add if the tokens of each sentence were in random order, which is "
+    "subtracted.",
     "context": "Share that sentences add to positions.",
     "shared": "Share that either of the two explains.",
     "rest": "Share that neither explains.",
     "position, standardised": "Share of position if every neuron counts as if its variance were 1.",
-    "position alone": "Share of the means of positions, whatever else these differ in, without what is by chance.",
-    "directions": "Number of directions of the position part that describe sentences which were left out.",
+    "position alone": "Share of the means of positions, whatever else these differ in, minus the share by chance.",
+    "directions": "Number of directions of the position part that explain held-out sentences.",
     "slow": "Share of the position part in the lowest tenth of the frequencies along the sentence.",
     "with context": "How far its directions are those of the context part: 1 if the same, 0 if at right angles.",
     "other half": "The same of the two halves of the sentences, the most one can expect.",
     "layer below": "The same of the layer below.",
-    "read": "Share of the tokens whose position is read in these directions, in sentences that were left out.",
+    "read": "Share of the tokens of held-out sentences whose position is decoded from these directions.",
     "in longer": "The same in sentences longer than all that were fitted.",
-    "half in neurons": "Number of neurons that hold half of it; in brackets the lowest and the highest number of "
-    "directions of random rotations that do.",
+    "half in neurons": "Number of neurons with half of the position part; in brackets the lowest and the highest "
+    "number of directions of random rotations with half of it.",
     "standardised": "The same if every neuron counts as if its variance were 1.",
-    "first of fit": "What the first neurons of the ranking of `fit` hold.",
-    "by eta squared": "What the first neurons by eta squared hold.",
-    "that hold most": "What the neurons hold that hold most, chosen in half of the sentences, measured in the other.",
-    "random": "What as many random neurons hold: median and range of 20 draws.",
-    "of a rotation": "What as many neurons, chosen and measured alike, hold of a random rotation of it.",
-    "own directions": "What as many of its own directions have, chosen and measured alike.",
+    "first of fit": "Share of the first neurons of the ranking of `fit`.",
+    "by eta squared": "Share of the first neurons by eta squared.",
+    "largest shares": "Share of the neurons with the largest shares, chosen in half of the sentences and measured in "
+    "the other half.",
+    "random": "Share of as many random neurons: median and range of 20 draws.",
+    "of a rotation": "Share of as many neurons of a random rotation, chosen and measured alike.",
+    "own directions": "Share of as many of its own directions, chosen and measured alike.",
 }
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -272,22 +249,19 @@ POSITION: Terms = {
 # --------------------------------------------------------------------------------------------------------------------
 
 EXTREMES: Terms = {
-    "layer": "Number of the layer; 0 is the embedding output, k the output of block k. Of attention, the block.",
     "median": MASSIVE["median"].meaning,
-    "on": "Kind of token that the largest value of the layer is on.",
+    "on": "Kind of token that has the largest value of the layer.",
     "massive": "Number of tokens with a value above 100 and 1,000 times the median magnitude (Sun et al. 2024).",
     "of token": "Share of all values that are more than 5 sd from the mean of their token's neurons.",
     "of neuron": "Share of all values that are more than 5 sd from the mean of their neuron over tokens.",
-    **MASSIVE_COURSE.terms(COURSE_COLUMNS),
-    **{name: text for name, text in SINKS.terms(SINK_COLUMNS).items() if name not in ("layer", "token")},
+    **extremes.WITHOUT_OUTLIERS.terms(),
+    **extremes.OF_BLOCKS.terms(),
+    **extremes.COURSES.terms(),
+    "layer": "Number of the layer; 0 is the embedding output, k the output of block k. Of attention, the block.",
     "k": HELD_OUTLIERS["k"].meaning + " Outliers of the layer that enters the block.",
-    "divergence": HELD_OUTLIERS["divergence"].meaning,
-    "special": HELD_OUTLIERS["special"].meaning,
-    "held": HELD_OUTLIERS["special_held"].meaning,
-    "matched": "The number before it with as many other neurons of about the same sd held, a mean over the sets.",
+    "matched": "The number before it with as many other neurons of about the same sd fixed, a mean over the sets.",
     "scaled": "The same with what is taken away scaled to the variance of the outliers.",
     "p": "Share of these sets, and of the outliers, that change as much.",
-    "sd ratio": HELD_OUTLIERS["sd_ratio"].meaning,
     "largest": "Largest magnitude: of all values of the layer, or of the neuron on these tokens in any layer.",
     "x median": "That divided by the median magnitude of the layer.",
 }

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
 
-from probing.results import Column, Schema, estimate, in_brackets, interval, number, text, whole
+from probing.results import (
+    Column,
+    Row,
+    Schema,
+    Table,
+    cells_table,
+    estimate,
+    estimated,
+    interval,
+    listed,
+    number,
+    rounded,
+    text,
+    whole,
+)
+from probing.runs import Result
 from probing.statistics import few_sentences, label, size_lines
 from probing.studies.geometry import position
 from probing.studies.geometry.extremes import EXTREMES
+from probing.tables.figures import Chart, Line, Panel, with_lines
 from probing.tables.schema import SIZES, block, effect, layer_column, value
 
 _NEURON = whole("neuron", "Index of the neuron.")
@@ -230,7 +248,7 @@ SCHEMAS = (
     *EXTREMES,
 )  # fmt: skip
 
-Row = Mapping[str, Any]
+Values = Mapping[tuple[int, str, str], Row]
 
 # Headings of the columns, by transform and by definition of outliers.
 TRANSFORMS = {
@@ -258,35 +276,23 @@ MORE_TEXT = "Fit it on more text with `--fit_corpus`, or keep fewer directions o
 
 # Number of neurons that a table in the terminal shows; the files have all.
 SHOWN, N_EXPLAINED = 8, 3
+# Cell of a rank in parameters that the model does not have.
+_NONE = "n/a"
 
 
-class Tables(Protocol):
-    """The tables of a run."""
-
-    @property
-    def geometry(self) -> list[dict[str, Any]]:
-        """Rows of `geometry.csv`."""
-        ...
-
-    @property
-    def outliers(self) -> list[dict[str, Any]]:
-        """Rows of `outliers.csv`."""
-        ...
-
-    @property
-    def dimensions(self) -> list[dict[str, Any]]:
-        """Rows of `dimensions.csv`."""
-        ...
-
-    @property
-    def parameters(self) -> list[dict[str, Any]]:
-        """Rows of `parameters.csv`."""
-        ...
-
-    @property
-    def explained(self) -> list[dict[str, Any]]:
-        """Rows of `explained.csv`."""
-        ...
+SENTENCES = {
+    "outliers": "Outlier dimensions: {by_layer}.",
+    "highest": "The mean cosine is highest in layer {layer}: {cosine}{by_neuron}.",
+    "only_layer": "The mean cosine of layer {layer} is {cosine}{by_neuron}.",
+    "by_neuron": ", of which neuron {neuron} alone contributes {share}",
+    "centred": "The mean vector has {energy:.0%} of the squared length of the hidden states; without it, the mean "
+    "cosine is {centred}.",
+    "clipped": "Clipping {neurons} changes the mean cosine of layer {layer} from {before} to {after}{random}.",
+    "random": "; clipping as many other neurons changes it to {value}",
+    "no_pairs": "No sentence has two tokens to compare.",
+    "alike": "The mean cosine of two tokens of one sentence is {in_layers}.",
+    "alike_in": "{cosine} in layer {layer} (distance to equal rows: {distance} of the norm)",
+}
 
 
 def values_of(geometry: Sequence[Row]) -> dict[tuple[int, str, str], Row]:
@@ -294,131 +300,119 @@ def values_of(geometry: Sequence[Row]) -> dict[tuple[int, str, str], Row]:
     return {(row["layer"], row["transform"], row["measure"]): row for row in geometry}
 
 
-def layers_of(geometry: Sequence[Row]) -> list[int]:
-    """Return the layers that were measured, ascending."""
-    return sorted({row["layer"] for row in geometry})
+def layers_of(rows: Sequence[Row]) -> list[int]:
+    """Return the layers of the rows, ascending."""
+    return sorted({row["layer"] for row in rows})
 
 
-def tables(geometry_tables: Tables) -> list[Any]:
-    """Return all tables that have rows, as rich tables."""
-    return [
-        table
-        for table in (
-            _outliers_table(geometry_tables),
-            _anisotropy_table(geometry_tables),
-            _transforms_table(geometry_tables.geometry),
-            _smoothing_table(geometry_tables.geometry),
-            _parameters_table(geometry_tables),
-            _explained_table(geometry_tables),
-        )
-        if table.row_count
-    ]
+# --- sentences ---
 
 
-def conclusions(geometry_tables: Tables, clipped: Mapping[int, Sequence[int]]) -> list[str]:
+def conclusions(result: Result, clipped: Mapping[int, Sequence[int]]) -> list[str]:
     """Return the conclusions from the tables and the clipped neurons of each layer, a sentence for each question."""
-    by_measure, layers = values_of(geometry_tables.geometry), layers_of(geometry_tables.geometry)
+    values, layers = values_of(result.geometry), layers_of(result.geometry)
+    by_layer = "; ".join(f"layer {layer}: {_listed(neurons) or 'none'}" for layer, neurons in clipped.items())
     return [
-        _which(clipped),
-        _why(by_measure, layers, geometry_tables.dimensions),
-        *_does_clipping_help(by_measure, layers, clipped),
-        _alike(by_measure, layers),
-        *size_lines(geometry_tables.geometry, MORE_TEXT),
-        *_why_no_intervals(by_measure, layers),
+        SENTENCES["outliers"].format(by_layer=by_layer),
+        _why(values, layers, result.dimensions),
+        *_does_clipping_help(values, layers, clipped),
+        _alike(values, layers),
+        *size_lines(result.geometry, MORE_TEXT),
+        *_why_no_intervals(result.geometry),
     ]
 
 
-def _why_no_intervals(by_measure: Mapping[tuple[int, str, str], Row], layers: Sequence[int]) -> list[str]:
-    sampled_rows = [row for k in layers if (row := by_measure.get((k, "none", "mean_cosine_one_per_sentence")))]
-    few = few_sentences(min(row["n_tokens"] for row in sampled_rows), "sentence") if sampled_rows else None
+def _listed(neurons: Sequence[int]) -> str:
+    return ", ".join(map(str, neurons))
+
+
+def _why_no_intervals(geometry: Table) -> list[str]:
+    sampled = geometry.where(transform="none", measure="mean_cosine_one_per_sentence")
+    few = few_sentences(min(sampled.column("n_tokens")), "sentence") if sampled else None
     return [few] if few else []
 
 
-def _which(clipped: Mapping[int, Sequence[int]]) -> str:
-    parts = [
-        f"layer {layer}: {', '.join(map(str, neurons)) if neurons else 'none'}" for layer, neurons in clipped.items()
-    ]
-    return f"Outlier dimensions: {'; '.join(parts)}."
+def _highest(values: Values, layers: Sequence[int]) -> int:
+    """Return the layer with the highest mean cosine."""
+    return max(layers, key=lambda layer: values[layer, "none", "mean_cosine"]["value"])
 
 
-def _why(by_measure: Mapping[tuple[int, str, str], Row], layers: Sequence[int], dimensions: Sequence[Row]) -> str:
-    layer = max(layers, key=lambda layer: by_measure[layer, "none", "mean_cosine"]["value"])
-    cosine, energy = (by_measure[layer, "none", name]["value"] for name in ("mean_cosine", "mean_energy_share"))
-    centred = by_measure[layer, "none", "mean_cosine_centred"]["value"]
-    share, neuron = max((row["cosine_share"], row["neuron"]) for row in dimensions if row["layer"] == layer)
-    by_neuron = f", of which neuron {neuron} alone makes up {share:.0%}" if share == share else ""
-    return (
-        f"The mean cosine is highest in layer {layer}: {cosine:.3f}{by_neuron}. The mean vector holds {energy:.0%} of "
-        f"the squared length; without it, the mean cosine is {centred:.3f}."
+def _why(values: Values, layers: Sequence[int], dimensions: Table) -> str:
+    layer = _highest(values, layers)
+    share, neuron = max((row["cosine_share"], row["neuron"]) for row in dimensions.where(layer=layer))
+    by_neuron = SENTENCES["by_neuron"].format(neuron=neuron, share=rounded(share, ".0%")) if share == share else ""
+    highest = SENTENCES["highest" if len(layers) > 1 else "only_layer"].format(
+        layer=layer, cosine=_number(values, layer, "none", "mean_cosine"), by_neuron=by_neuron
     )
+    energy, centred = (values[layer, "none", name]["value"] for name in ("mean_energy_share", "mean_cosine_centred"))
+    return f"{highest} {SENTENCES['centred'].format(energy=energy, centred=rounded(centred, '.3f'))}"
 
 
-def _does_clipping_help(
-    by_measure: Mapping[tuple[int, str, str], Row], layers: Sequence[int], clipped: Mapping[int, Sequence[int]]
-) -> list[str]:
-    clipped_layers = [layer for layer in layers if (layer, "clip", "mean_cosine") in by_measure]
+def _does_clipping_help(values: Values, layers: Sequence[int], clipped: Mapping[int, Sequence[int]]) -> list[str]:
+    clipped_layers = [layer for layer in layers if (layer, "clip", "mean_cosine") in values]
     if not clipped_layers:
         return []
-    layer = max(clipped_layers, key=lambda layer: by_measure[layer, "none", "mean_cosine"]["value"])
-    before, after = (by_measure[layer, name, "mean_cosine"]["value"] for name in ("none", "clip"))
-    neurons = ", ".join(map(str, clipped[layer]))
-    sentence = f"Clipping {neurons} changes the mean cosine of layer {layer} from {before:.3f} to {after:.3f}"
-    if random := by_measure.get((layer, "clip_random", "mean_cosine")):
-        sentence += (
-            f"; clipping as many other neurons gives {random['value']:.3f}"
-            f"{in_brackets(interval(random, between=' to '))}"
+    layer = _highest(values, clipped_layers)
+    before, after = (_number(values, layer, name, "mean_cosine") for name in ("none", "clip"))
+    drawn = values.get((layer, "clip_random", "mean_cosine"))
+    random = SENTENCES["random"].format(value=estimated(drawn, "value", ".3f", "")) if drawn else ""
+    return [
+        SENTENCES["clipped"].format(
+            neurons=_listed(clipped[layer]), layer=layer, before=before, after=after, random=random
         )
-    return [sentence + "."]
-
-
-def _alike(by_measure: Mapping[tuple[int, str, str], Row], layers: Sequence[int]) -> str:
-    compared_layers = [layer for layer in layers if (layer, "none", "token_similarity") in by_measure]
-    if not compared_layers:
-        return "No sentence has two tokens to compare."
-    ends = [
-        (layer, by_measure[layer, "none", "token_similarity"], by_measure[layer, "none", "relative_distance"]["value"])
-        for layer in dict.fromkeys((compared_layers[0], compared_layers[-1]))
     ]
-    parts = [
-        f"{row['value']:.3f} in layer {layer} (distance to equal rows: {distance:.0%} of the norm)"
-        for layer, row, distance in ends
-    ]
-    return f"Two tokens of one sentence have a mean cosine of {' and '.join(parts)}."
 
 
-def _table(title: str, *headings: str) -> Any:
-    from probing.runtime.terminal import plain_table
+def _alike(values: Values, layers: Sequence[int]) -> str:
+    compared = [layer for layer in layers if (layer, "none", "token_similarity") in values]
+    if not compared:
+        return SENTENCES["no_pairs"]
+    in_layers = [
+        SENTENCES["alike_in"].format(
+            cosine=_number(values, layer, "none", "token_similarity"), layer=layer,
+            distance=rounded(values[layer, "none", "relative_distance"]["value"], ".0%"),
+        )
+        for layer in dict.fromkeys((compared[0], compared[-1]))
+    ]  # fmt: skip
+    return SENTENCES["alike"].format(in_layers=listed(in_layers))
 
-    table = plain_table(title)
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    return table
+
+# --- tables of the terminal ---
 
 
-def _outliers_table(geometry_tables: Tables) -> Any:
+def tables(result: Result) -> list[Any]:
+    """Return all tables that have rows, as rich tables."""
+    all_tables = (
+        _outliers_table(result), _anisotropy_table(result), _transforms_table(result.geometry),
+        _smoothing_table(result.geometry), _parameters_table(result), _explained_table(result),
+    )  # fmt: skip
+    return [table for table in all_tables if table.row_count]
+
+
+def _outliers_table(result: Result) -> Any:
     """Tabulate layers by definitions; a star marks neurons detected only with special tokens, a ring only without."""
-    table = _table("Outlier dimensions by five definitions (* only with special tokens, ° only without them)", "layer")
-    for heading in DEFINITIONS.values():
-        table.add_column(heading)
-    for layer in dict.fromkeys(
-        [*layers_of(geometry_tables.geometry), *(row["layer"] for row in geometry_tables.outliers)]
-    ):
-        layer_rows = [row for row in geometry_tables.outliers if row["layer"] == layer]
-        table.add_row(str(layer), *(_named([r for r in layer_rows if r["definition"] == name]) for name in DEFINITIONS))
-    return table
-
-
-def _named(rows: Sequence[Row]) -> str:
-    by_neuron: dict[int, list[Row]] = {}
-    for row in sorted(rows, key=lambda row: row["special_tokens"] == "exclude"):
-        by_neuron.setdefault(row["neuron"], []).append(row)
-    return ", ".join(
-        f"{neuron}{_mark(neuron_rows)} ({_amount(neuron_rows[-1])})" for neuron, neuron_rows in by_neuron.items()
+    by_layer = result.outliers.by("layer")
+    layers = dict.fromkeys([*layers_of(result.geometry), *by_layer])
+    none = Table()
+    return cells_table(
+        "Outlier dimensions by five definitions (* only with special tokens, ° only without them)",
+        ["layer", *DEFINITIONS.values()],
+        (
+            [str(layer), *(_named(by_layer.get(layer, none).where(definition=name)) for name in DEFINITIONS)]
+            for layer in layers
+        ),
+        words=[*DEFINITIONS.values()],
     )
 
 
-def _mark(rows: Sequence[Row]) -> str:
-    which = {row["special_tokens"] for row in rows}
+def _named(rows: Table) -> str:
+    without_last = sorted(rows, key=lambda row: row["special_tokens"] == "exclude")
+    by_neuron = Table(without_last).by("neuron")
+    return ", ".join(f"{neuron}{_mark(of)} ({_amount(of[-1])})" for neuron, of in by_neuron.items())
+
+
+def _mark(rows: Table) -> str:
+    which = {*rows.column("special_tokens")}
     return "" if which in ({"exclude", "include"}, {""}) else "*" if which == {"include"} else "°"
 
 
@@ -428,136 +422,164 @@ def _amount(row: Row) -> str:
     return f"{row['value']:.0f}" if row["definition"] == "layer_norm" else f"{row['value']:.1f}"
 
 
-def _anisotropy_table(geometry_tables: Tables) -> Any:
-    by_measure = values_of(geometry_tables.geometry)
-    table = _table(
-        "Anisotropy", "layer", "mean cosine", "one per sentence", "95% range", "centred", "energy in mean",
-        "IsoScore", "largest share", "neuron",
+def _anisotropy_table(result: Result) -> Any:
+    values, dimensions = values_of(result.geometry), result.dimensions.by("layer")
+    measures = "mean_cosine_centred", "mean_energy_share", "isoscore"
+
+    def cells(layer: int) -> list[str]:
+        shares = dimensions.get(layer, Table()).where(lambda row: row["cosine_share"] == row["cosine_share"])
+        top = max(shares, key=lambda row: abs(row["cosine_share"]), default=None)
+        return [
+            str(layer), _number(values, layer, "none", "mean_cosine"),
+            _number(values, layer, "none", "mean_cosine_one_per_sentence"),
+            interval(values.get((layer, "none", "mean_cosine_one_per_sentence"), {})),
+            *(_number(values, layer, "none", name) for name in measures),
+            *((rounded(top["cosine_share"], ".0%"), str(top["neuron"])) if top else ("", "")),
+        ]  # fmt: skip
+
+    headings = (
+        "layer", "mean cosine", "one per sentence", "95% range", "centred", "energy in mean", "IsoScore",
+        "largest share", "neuron",
     )  # fmt: skip
-    for layer in layers_of(geometry_tables.geometry):
-        layer_rows = [
-            row
-            for row in geometry_tables.dimensions
-            if row["layer"] == layer and row["cosine_share"] == row["cosine_share"]
-        ]
-        top = max(layer_rows, key=lambda row: abs(row["cosine_share"]), default=None)
-        sampled_row = by_measure.get((layer, "none", "mean_cosine_one_per_sentence"))
-        table.add_row(
-            str(layer),
-            _number(by_measure, layer, "none", "mean_cosine"),
-            _number(by_measure, layer, "none", "mean_cosine_one_per_sentence"),
-            interval(sampled_row) if sampled_row else "",
-            _number(by_measure, layer, "none", "mean_cosine_centred"),
-            _number(by_measure, layer, "none", "mean_energy_share"),
-            _number(by_measure, layer, "none", "isoscore"),
-            f"{top['cosine_share']:.0%}" if top else "",
-            str(top["neuron"]) if top else "",
-        )
-    return table
+    return cells_table("Anisotropy", headings, map(cells, layers_of(result.geometry)))
 
 
-def _number(by_measure: Mapping[tuple[int, str, str], Row], layer: int, transform: str, measure: str) -> str:
-    row = by_measure.get((layer, transform, measure))
-    return f"{row['value']:.3f}" if row else ""
+def _number(values: Values, layer: int, transform: str, measure: str, form: str = ".3f") -> str:
+    row = values.get((layer, transform, measure))
+    return rounded(row["value"], form) if row else ""
 
 
-def _transforms_table(geometry: Sequence[Row]) -> Any:
-    by_measure = values_of(geometry)
-    transforms = [name for name in TRANSFORMS if any(row["transform"] == name for row in geometry)]
-    headings = [label(TRANSFORMS[name], (row for row in geometry if row["transform"] == name)) for name in transforms]
-    table = _table("Mean cosine", "layer", *headings)
-    for layer in layers_of(geometry) if len(transforms) > 1 else ():
-        table.add_row(str(layer), *(_number(by_measure, layer, name, "mean_cosine") for name in transforms))
-    return table
+def _transforms_table(geometry: Table) -> Any:
+    values, by_transform = values_of(geometry), geometry.by("transform")
+    names = [name for name in TRANSFORMS if name in by_transform]
+    return cells_table(
+        "Mean cosine",
+        ["layer", *(label(TRANSFORMS[name], by_transform[name]) for name in names)],
+        (
+            [str(layer), *(_number(values, layer, name, "mean_cosine") for name in names)]
+            for layer in (layers_of(geometry) if len(names) > 1 else ())
+        ),
+    )
 
 
-def _smoothing_table(geometry: Sequence[Row]) -> Any:
-    by_measure = values_of(geometry)
-    table = _table(
+def _smoothing_table(geometry: Table) -> Any:
+    values = values_of(geometry)
+    columns = {
+        "token similarity": ("none", "token_similarity", ".3f"), "clipped": ("clip", "token_similarity", ".3f"),
+        "distance": ("none", "distance_to_equal_rows", ".1f"), "of the norm": ("none", "relative_distance", ".3f"),
+        "to layer before": ("none", "distance_ratio", ".3f"), "one word": ("none", "self_similarity", ".3f"),
+        "minus mean cosine": ("none", "self_similarity_adjusted", ".3f"),
+    }  # fmt: skip
+    return cells_table(
         "Similarity of the tokens of one sentence, and of one word in several sentences",
-        "layer", "token similarity", "clipped", "distance",
-        "of the norm", "to layer before", "one word", "minus mean cosine",
-    )  # fmt: skip
-    for layer in layers_of(geometry):
-        distance = by_measure.get((layer, "none", "distance_to_equal_rows"))
-        table.add_row(
-            str(layer),
-            _number(by_measure, layer, "none", "token_similarity"),
-            _number(by_measure, layer, "clip", "token_similarity"),
-            f"{distance['value']:.1f}" if distance else "",
-            _number(by_measure, layer, "none", "relative_distance"),
-            _number(by_measure, layer, "none", "distance_ratio"),
-            _number(by_measure, layer, "none", "self_similarity"),
-            _number(by_measure, layer, "none", "self_similarity_adjusted"),
-        )
-    return table
+        ["layer", *columns],
+        ([str(layer), *(_number(values, layer, *of) for of in columns.values())] for layer in layers_of(geometry)),
+    )
 
 
 def most_named(outliers: Sequence[Row], n: int = SHOWN) -> list[int]:
     """Return the neurons named most often over layers, definitions and token sets; ties by lower index."""
-    counts: dict[int, int] = {}
-    for row in outliers:
-        counts[row["neuron"]] = counts.get(row["neuron"], 0) + 1
+    counts = Counter(row["neuron"] for row in outliers)
     return sorted(counts, key=lambda neuron: (-counts[neuron], neuron))[:n]
 
 
-def _parameters_table(geometry_tables: Tables) -> Any:
+def _parameters_table(result: Result) -> Any:
     """Tabulate each outlier's rank by magnitude in the parameters that have a value for each neuron."""
-    table = _table(
-        "Outliers in the parameters: rank by magnitude (1 is the farthest from 0)", "neuron", "position 0",
-        "median position", "first in", "mean token", "best gain", "in first 3", "best bias", "in first 3",
+    headings = (
+        "neuron", "position 0", "median position", "first in", "mean token", "best gain", "in first 3", "best bias",
+        "in first 3",
     )  # fmt: skip
-    for neuron in most_named(geometry_tables.outliers) if geometry_tables.parameters else ():
-        neuron_rows = [row for row in geometry_tables.parameters if row["neuron"] == neuron]
-        positions = [row for row in neuron_rows if row["parameter"] == "position" and row.get("position") is not None]
-        ranks = sorted(row["absolute_rank"] for row in positions)
-        first = next((row for row in positions if row["position"] == 0), None)
-        token = next((row for row in neuron_rows if row["parameter"] == "mean_token"), None)
-        table.add_row(
-            str(neuron),
-            str(first["absolute_rank"]) if first else "n/a",
-            str(ranks[len(ranks) // 2]) if ranks else "n/a",
-            f"{sum(rank == 1 for rank in ranks)} of {len(ranks)}" if ranks else "n/a",
-            str(token["absolute_rank"]) if token else "n/a",
-            *(cell for kind in ("gain", "bias") for cell in _best([r for r in neuron_rows if r["parameter"] == kind])),
-        )
-    return table
-
-
-def _best(rows: Sequence[Row]) -> tuple[str, str]:
-    """Return the best rank over LayerNorms, and the number of LayerNorms with a rank among the first three."""
-    ranks = [row["absolute_rank"] for row in rows]
-    return (str(min(ranks)), f"{sum(rank <= 3 for rank in ranks)} of {len(ranks)}") if ranks else ("n/a", "n/a")
-
-
-def _explained_table(geometry_tables: Tables) -> Any:
-    """Tabulate partial R^2 by source with R^2 alone in parentheses, and the joint R^2; other neurons as a mean."""
-    table = _table(
-        f"What explains a layer's first {N_EXPLAINED} outliers: partial R squared (R squared alone)",
-        "layer",
-        "neuron",
-        *SOURCES,
+    return cells_table(
+        "Outliers in the parameters: rank by magnitude (1 is the farthest from 0)",
+        headings,
+        (
+            [str(neuron), *_ranks(result.parameters.where(neuron=neuron))]
+            for neuron in (most_named(result.outliers) if result.parameters else ())
+        ),
     )
-    which = "include" if any(row["special_tokens"] == "include" for row in geometry_tables.explained) else "exclude"
-    shown_rows = [row for row in geometry_tables.explained if row["special_tokens"] == which]
-    for layer in sorted({row["layer"] for row in shown_rows}):
-        of_layer = [row for row in shown_rows if row["layer"] == layer]
-        outliers = [row for row in of_layer if row["kind"] == "outlier"]
-        outlier_neurons = {row["neuron"] for row in outliers}
-        for neuron in most_named(
-            [row for row in geometry_tables.outliers if row["neuron"] in outlier_neurons], N_EXPLAINED
-        ):
-            table.add_row(str(layer), str(neuron), *(_shares(outliers, source, neuron) for source in SOURCES))
-        others = [row for row in of_layer if row["kind"] == "random"]
+
+
+def _ranks(rows: Table) -> Iterator[str]:
+    """Yield the ranks of a neuron in the position embedding, in the mean token and in the LayerNorms."""
+    positions = rows.where(lambda row: row.get("position") is not None, parameter="position")
+    ranks = sorted(positions.column("absolute_rank"))
+    yield _rank(positions.where(position=0))
+    yield str(ranks[len(ranks) // 2]) if ranks else _NONE
+    yield f"{ranks.count(1)} of {len(ranks)}" if ranks else _NONE
+    yield _rank(rows.where(parameter="mean_token"))
+    for parameter in ("gain", "bias"):
+        ranks = rows.where(parameter=parameter).column("absolute_rank")
+        yield str(min(ranks)) if ranks else _NONE
+        yield f"{sum(rank <= 3 for rank in ranks)} of {len(ranks)}" if ranks else _NONE
+
+
+def _rank(rows: Table) -> str:
+    return str(rows[0]["absolute_rank"]) if rows else _NONE
+
+
+def of_first_choice(explained: Table) -> Table:
+    """Return the rows with special tokens where there are any, otherwise those without."""
+    return explained.where(special_tokens="include") or explained.where(special_tokens="exclude")
+
+
+def _explained_table(result: Result) -> Any:
+    """Tabulate partial R^2 by source with R^2 alone in parentheses, and the joint R^2; other neurons as a mean."""
+    title = f"What explains a layer's first {N_EXPLAINED} outliers: partial R squared (R squared alone)"
+    table = cells_table(title, ["layer", "neuron", *SOURCES], ())
+    for layer, rows in sorted(of_first_choice(result.explained).by("layer").items()):
+        outliers, others = rows.where(kind="outlier"), rows.where(kind="random")
+        of_layer = result.outliers.where(neuron=tuple(outliers.values("neuron")))
+        for neuron in most_named(of_layer, N_EXPLAINED):
+            table.add_row(str(layer), str(neuron), *_shares(outliers.where(neuron=neuron)))
         if others:
-            table.add_row(str(layer), "others", *(_shares(others, source) for source in SOURCES), end_section=True)
+            table.add_row(str(layer), "others", *_shares(others), end_section=True)
     return table
 
 
-def _shares(rows: Sequence[Row], source: str, neuron: int | None = None) -> str:
-    """Return the mean shares of a source over neurons, or the shares of one neuron."""
-    source_rows = [row for row in rows if row["source"] == source and neuron in (None, row["neuron"])]
-    if not source_rows:
-        return ""
-    partial, alone = (sum(row[name] for row in source_rows) / len(source_rows) for name in ("partial", "alone"))
-    return f"{alone:.2f}" if source == "all" else f"{partial:.2f} ({alone:.2f})"
+def _shares(rows: Table) -> Iterator[str]:
+    """Yield the mean shares of each source over the neurons of the rows."""
+    for source in SOURCES:
+        if not (of_source := rows.where(source=source)):
+            yield ""
+            continue
+        partial, alone = (rounded(fmean(of_source.column(name)), ".2f") for name in ("partial", "alone"))
+        yield alone if source == "all" else f"{partial} ({alone})"
+
+
+# --- charts ---
+
+
+def charts(geometry: Table) -> list[Chart]:
+    """Return the mean cosine with its sources, before and after transforms, and the similarity within sentences."""
+    cosines = "mean_cosine_one_per_sentence", "mean_cosine", "mean_cosine_centred"
+    sources = "mean_energy_share", "top_cosine_share", "isoscore"
+    within = "none", "clip", "center"
+    return with_lines([
+        Chart("anisotropy", "mean cosine of two tokens, and its sources (bars: 95%)", [
+            Panel(_by_measure(geometry, cosines), "tokens of all sentences", "mean cosine of two tokens"),
+            Panel(_by_measure(geometry, sources), "sources of the mean cosine", "share, or score from 0 to 1"),
+        ], reference=0.0),
+        Chart("transforms", "transforms of the hidden states (bars: 95%; of others clipped, range of draws)", [
+            Panel(_by_transform(geometry, "mean_cosine"), "mean cosine by transform"),
+        ], "mean cosine of two tokens", reference=0.0, bars="95% intervals, of others clipped the range of draws"),
+        Chart("smoothing", "do the tokens of a sentence become alike?", [
+            Panel(_by_transform(geometry, "token_similarity", within), "token similarity",
+                  "mean cosine within a sentence"),
+            Panel(_by_transform(geometry, "relative_distance", within), "distance to a sentence of equal tokens",
+                  "distance to equal rows / norm"),
+        ], limits=(0, 1)),
+    ])  # fmt: skip
+
+
+def _by_measure(geometry: Table, measures: Sequence[str]) -> list[Line]:
+    untransformed = geometry.where(transform="none").by("measure")
+    return [
+        Line.of(untransformed[name], "value", name.replace("_", " "), "") for name in measures if name in untransformed
+    ]
+
+
+def _by_transform(geometry: Table, measure: str, only: Sequence[str] = tuple(TRANSFORMS)) -> list[Line]:
+    by_transform = geometry.where(measure=measure).by("transform")
+    return [
+        Line.of(rows, "value", label(TRANSFORMS[name], rows), "") for name in only if (rows := by_transform.get(name))
+    ]

@@ -26,15 +26,15 @@ from probing.downstream import POOLINGS, Pooling
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import length_limits, load_tokenizer
 from probing.models.source import sentence_model
-from probing.results import Html
-from probing.runs import Result, SectionPlace, Study, Terms, study_of
+from probing.runs import Result, Study, model_name, study_of
 from probing.runs.call import Call, Measured
 from probing.runs.loading import load_fit_of_classes, read_as_run
 from probing.runs.run import Run
 from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.position_bias import tables
-from probing.studies.position_bias.tables import EDITS, INSERT, position_bias_section
+from probing.studies.position_bias.tables import EDITS, INSERT
+from probing.tables.figures import Chart
 from probing.text import Corpus, from_sentences, load_corpus
 
 # Options whose values are those of `--run`, where it is given.
@@ -220,7 +220,6 @@ def _word_table(source: Any, text: Corpus) -> Any:
 
 def _study_output(bias_results: Any, read: Any, documents: Any, setting: _Setting) -> Measured:
     from probing.data.labelling import origin
-    from probing.studies.position_bias.survey import write_figures
 
     model = setting.source.model
     stores = {"documents": read.store, "others": read.others} | {pair_set.label: store for pair_set, store in read.sets}
@@ -237,8 +236,7 @@ def _study_output(bias_results: Any, read: Any, documents: Any, setting: _Settin
         "explained": dict(bias_results.explained),
         "neurons": list(bias_results.neurons),
     }  # fmt: skip
-    draw = partial(write_figures, rows=bias_results.tables["places"], model=model.short_name)
-    return Measured(bias_results.tables, results, draw=lambda folder, formats: draw(folder, formats=formats))
+    return Measured(bias_results.tables, results)
 
 
 class PositionBias(Study):
@@ -248,38 +246,23 @@ class PositionBias(Study):
     function = "probing.studies.position_bias:position_bias"
     in_several_processes = True
     schemas = tables.BIAS, tables.PLACES, tables.SIMILARITY
+    views = tables.VIEWS
     page = "position-bias.md"
     files: ClassVar[Mapping[str, str]] = {
-        "figures/position_bias": "What an edit changes, and what a sentence weighs, by its place in the document.",
+        "figures/position_bias": "Effect of an edit, and weight of a sentence, by its place in the document.",
     }
 
-    def tables(self, result: Result) -> list[Any]:
-        """Return start, middle and end, and the bias of all vectors."""
-        return tables.tables(result.by_name)
+    def charts(self, result: Result) -> list[Chart]:
+        """Return the effect of an edit, and the weight of a sentence, by place."""
+        return tables.charts(result.places)
 
     def answer(self, result: Result) -> list[str]:
-        """Return whether the start counts more than the end."""
-        from probing.runs import model_name
-
-        return tables.answer(result.by_name, model_name(result.config))
+        """Return whether the start has more weight than the end."""
+        return tables.answer(result.bias, model_name(result.config))
 
     def conclusions(self, result: Result) -> list[str]:
         """Return the baselines of the bias, and the effect of corrections."""
-        return tables.conclusions(result.by_name, result.results)
-
-    def about(self, result: Result) -> str:
-        """Return the title of a page."""
-        from probing.runs import model_name
-
-        return f"position bias of embeddings of {model_name(result.config)}"
-
-    def section(self, result: Result, place: SectionPlace) -> Html:
-        """Return the curves over places, and the tables of the terminal."""
-        return position_bias_section(result, place.anchor)
-
-    def terms(self, result: Result) -> Mapping[str, Terms]:
-        """Return the meanings of the headings."""
-        return {self.title: tables.terms()}
+        return list(tables.conclusions(result.bias, result.similarity, result.results))
 
 
 STUDY = PositionBias()

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,6 @@ from probing.activations import ActivationStore
 from probing.downstream import Pooling, SentencePairs
 from probing.downstream.sentence_vectors import Draws, cosines, sentence_vectors, weighted_spearman
 from probing.errors import UserError
-from probing.results import Row as ReadonlyRow
 from probing.runtime.progress import stage
 from probing.statistics import mean_interval, mean_p_value, ratio_interval
 from probing.statistics.chance import N_DRAWS, percentile_interval
@@ -30,7 +28,6 @@ from probing.studies.position_bias.tables import (
     BAG,
     CENTRED,
     INSERT,
-    LINES,
     MODEL,
     NEURONS,
     POSITION,
@@ -38,17 +35,9 @@ from probing.studies.position_bias.tables import (
     REPLACE,
     SHUFFLED,
     WEIGHT,
-    WORDS,
-    curve,
-    measures_of,
 )
-from probing.tables.figures import BLUE, GREY, ORANGE, USUAL, write_drawings
 from probing.text import Corpus, from_sentences
 from probing.text.tokens import Tokens
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # --------------------------------------------------------------------------------------------------------------------
 # Documents as runs of consecutive sentences, and the texts in which one of their sentences is edited.
@@ -599,53 +588,3 @@ def _of_pairs(
             row |= {"against": against, "difference": float(gain[0]), "difference_low": low, "difference_high": high}
         rows.append({**row, "n_pairs": pairs.n_pairs})
     return rows
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The figure of `position-bias`: how much each place of a document counts.
-# --------------------------------------------------------------------------------------------------------------------
-
-# Lines can be told apart by their style and mark as well as by colour.
-_LOOKS: Mapping[tuple[str, str], dict[str, Any]] = {
-    (MODEL, SHUFFLED): {"color": BLUE, "ls": "-", "marker": "o"},
-    (MODEL, AS_WRITTEN): {"color": ORANGE, "ls": "--", "marker": "s"},
-    (BAG, SHUFFLED): {"color": GREY, "ls": ":", "marker": "D"},
-}
-
-# Panels side by side; there are always at least two.
-_COLUMNS = 2
-
-
-def write_figures(folder: Path, rows: Sequence[ReadonlyRow], model: str, formats: Sequence[str] = USUAL) -> list[Path]:
-    """Draw the curves over places from `places.csv`, in each format, and return the paths of the files."""
-    return write_drawings(folder, {"position_bias": lambda figure: curves(figure, rows, model)}, formats)
-
-
-def curves(figure: Figure, rows: Sequence[ReadonlyRow], model: str) -> None:
-    """Draw a panel for each measure, with a line for the model, in both orders, and for the bag of words."""
-    shown = measures_of(rows)
-    n_lines = -(-len(shown) // _COLUMNS)
-    figure.set_size_inches(2.2 + 2.9 * _COLUMNS, 0.5 + 2.7 * n_lines)
-    for i, name in enumerate(shown):
-        axes = figure.add_subplot(n_lines, _COLUMNS, i + 1)
-        _panel(axes, rows, name)
-        if i % _COLUMNS == 0:
-            axes.set_ylabel("over the mean of all places")
-    title = f"{model}: how much each place counts in an embedding (bars: 95% over documents)"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
-
-
-def _panel(axes: Axes, rows: Sequence[ReadonlyRow], measure: str) -> None:
-    axes.axhline(1, color=GREY, lw=0.6)
-    for i, ((embedding, order), words) in enumerate(LINES.items()):
-        line = curve(rows, measure, order, embedding)
-        values = np.array(line.values)
-        low, high = np.array([interval or (value, value) for interval, value in zip(line.ends, values, strict=True)]).T
-        axes.errorbar(
-            np.array(line.places) + 0.1 * (i - 1), values, yerr=np.clip([values - low, high - values], 0, None),
-            label=words, ms=4, capsize=2, lw=1.3, elinewidth=0.7, **_LOOKS[embedding, order],
-        )  # fmt: skip
-    axes.set_xticks(line.places)
-    axes.set_xlabel("place of the sentence (1 = first)")
-    axes.set_title(WORDS[measure])

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from probing.page.charts import YAxis, line_chart
 from probing.results import (
-    Html,
     Row,
     Schema,
-    element,
+    Table,
+    View,
     ends,
     estimate,
+    estimated,
     in_brackets,
     interval,
     number,
     shown,
-    shown_table,
+    sign_of_interval,
     text,
     whole,
 )
-from probing.runs import Result, framed, section_of
 from probing.statistics import few_sentences
-from probing.tables.figures import Line, XAxis
-
-Tables = Mapping[str, Sequence[Row]]
+from probing.tables.figures import Chart, Line, Panel, XAxis, spaced_layers
 
 # What is measured at each place: the change by an edit, and the weight in a fit.
 EDITS = REPLACE, DELETE, INSERT = "replace", "delete", "insert"
@@ -43,50 +39,80 @@ ORDERS = {AS_WRITTEN: "as written", SHUFFLED: "shuffled"}
 MODEL, BAG = "model", "bag"
 CENTRED, POSITION, RANDOM, NEURONS = "centred", "position_removed", "random_held", "neurons_held"
 EMBEDDINGS = {
-    MODEL: "as it is", BAG: "bag of words", CENTRED: "less their mean", POSITION: "less position parts",
-    RANDOM: "random neurons held", NEURONS: "position neurons held",
+    MODEL: "unchanged", BAG: "bag of words", CENTRED: "mean subtracted", POSITION: "position parts subtracted",
+    RANDOM: "random neurons fixed", NEURONS: "position neurons fixed",
 }  # fmt: skip
 AGAINST = {CENTRED: MODEL, POSITION: CENTRED, RANDOM: MODEL, NEURONS: RANDOM}
 
+SENTENCES = {
+    "answer": "In embeddings of {model}, the start of a document {verdict}: {edit} at the start moves the embedding by "
+    "{at_start:.4f} (1 - cosine), at the end by {at_end:.4f}, with the same sentences at both ends{difference}.",
+    "null": "Relative bias of the model, compared with a bag of word embeddings, which has no positions: {model} and "
+    "{bag} if sentences are shuffled; {model_as_written} and {bag_as_written} as written, where the first sentence may "
+    "contain more information.",
+    "middle": "Start compared with the middle, sentences shuffled: {start:.4f} and {middle:.4f}{difference}; in the "
+    "bag of words {bag_start:.4f} and {bag_middle:.4f}.",
+    "weights": "In a least-squares fit, the weight of the first sentence is {at_start:.2f} times its share of the "
+    "tokens and the weight of the last one {at_end:.2f} times{difference}; the weighted sum of the embeddings of the "
+    "sentences explains {explained:.0%} of the embedding of a document.",
+    "correction": "Relative bias with {correction}: {relative}; compared with {baseline}, {verdict} ({change}).",
+    "correlation": "On {set}, Spearman's correlation of cosines and human scores is {spearman:.4f}; it changes by "
+    "{changes}.",
+    "change": "{difference} with {correction}, compared with {baseline}",
+}
+_VERDICTS = {
+    1: "has more weight than its end", -1: "has less weight than its end",
+    0: "is not shown to have more or less weight than its end",
+}  # fmt: skip
+_UNTESTED = "is not tested against its end, because there are too few documents"
+_CHANGED = {1: "it increases", -1: "it decreases", 0: "no change is resolved"}
+_CORRECTIONS = {
+    CENTRED: "one mean vector subtracted from all embeddings", POSITION: "the part of each position subtracted, too",
+    RANDOM: "random neurons fixed at their mean (mean over draws)",
+    NEURONS: "the neurons that encode position most fixed at their mean",
+}  # fmt: skip
+_BASELINES = {MODEL: "the model", CENTRED: "the mean alone subtracted", RANDOM: "as many random neurons"}
+
 _EMBEDDING = text(
-    "embedding", "Vector of a text: that of the model as it is; `bag`, the mean of its word embeddings, without "
-    "positions and without the model's blocks, as the null; `centred`, the model's less the mean of all tokens; "
-    "`position_removed`, less that mean and each token's position part; `random_held` and `neurons_held`, with "
-    "random neurons held at their mean (mean over draws), and with those that read the position most.", "vector",
-    labels=EMBEDDINGS,
+    "embedding", "Vector of a text: `model`, the unchanged embedding of the model; `bag`, the mean of its word "
+    "embeddings, without positions and without the model's blocks, as the null; `centred`, the embedding minus the "
+    "mean of all tokens; `position_removed`, minus that mean and the position part of each token; `random_held` and "
+    "`neurons_held`, with random neurons fixed at their mean (mean over draws), and with the neurons that encode "
+    "position most.", "vector", labels=EMBEDDINGS,
 )  # fmt: skip
 _MEASURE = text(
-    "measure", "What is measured at each place: how far the vector moves, as 1 less the cosine, where a sentence is "
+    "measure", "What is measured at each place: how far the vector moves, as 1 minus the cosine, if a sentence is "
     "replaced, deleted or inserted there; or the weight of the sentence there in a least-squares fit of the document's "
-    "vector, 1 for a sentence that counts as its share of the tokens.", labels=MEASURES,
+    "vector, 1 for a sentence whose weight is its share of the tokens.", labels=MEASURES,
 )  # fmt: skip
 _ORDER = text(
-    "order", "How the sentences of documents are ordered: as written, or shuffled, which is the mean of a random order "
-    "and of its reverse, so that the same sentences stand at both ends.", labels=ORDERS,
+    "order", "Order of the sentences of a document: as written, or shuffled, which is the mean of a random order and "
+    "of its reverse, so that the same sentences are at both ends.", labels=ORDERS,
 )  # fmt: skip
 BIAS = Schema("bias", "a row per measure, order and vector", (
     _MEASURE, _ORDER, _EMBEDDING,
     number("at_start", "The measure at the first place.", "start", form=".4f"),
     number("at_middle", "In the middle: at the middle place, or the mean of both.", "middle", form=".4f"),
     number("at_end", "At the last place.", "end", form=".4f"),
-    estimate("start_end", "Start less end, paired by document: above 0, the start counts more.", "start - end", "+.4f"),
+    estimate("start_end", "Start minus end, paired by document: above 0, the start has more weight.", "start - end",
+             "+.4f"),
     number("start_end_p", "p-value of a difference of 0 (Student's t over documents, as the interval); not corrected "
            "for several measures.", "p", ".2g"),
-    estimate("start_middle", "Start less middle, paired by document.", "start - middle", "+.4f"),
+    estimate("start_middle", "Start minus middle, paired by document.", "start - middle", "+.4f"),
     number("start_middle_p", "Its p-value.", "p (middle)", ".2g"),
-    estimate("relative", "Start less end over the mean of all places, so that vectors can be compared: +.5 if the "
-             "start counts by half of the mean more than the end.", "bias", "+.3f"),
-    text("against", "The vectors with which these are compared.", "beside", labels=EMBEDDINGS),
-    estimate("relative_difference", "Relative bias less that of the vectors with which it is compared (`against`), "
-             "paired by document.", "change", "+.3f"),
+    estimate("relative", "Start minus end, divided by the mean of all places, so that vectors can be compared: +.5 if "
+             "the start exceeds the end by half of the mean.", "bias", "+.3f"),
+    text("against", "The vectors with which these are compared.", "baseline", labels=EMBEDDINGS),
+    estimate("relative_difference", "Relative bias minus the relative bias of the vectors in `against`, paired by "
+             "document.", "change", "+.3f"),
     number("least", "Of random neurons: least relative bias of a draw.", form="+.3f"),
     number("most", "Of random neurons: largest relative bias of a draw.", form="+.3f"),
     whole("n_documents", "Number of documents.", "documents"),
 ))  # fmt: skip
 PLACES = Schema("places", "a row per measure, order, vector and place in the document", (
     _MEASURE, _ORDER, _EMBEDDING,
-    whole("position", "Place of the sentence in the document, from 1; a sentence is inserted before the one that stood "
-          "there, or at the end.", "place"),
+    whole("position", "Place of the sentence in the document, from 1; a sentence is inserted before the sentence at "
+          "this place, or at the end.", "place"),
     number("value", "The measure there, mean over documents; low, high: its 95% interval.", form=".4f", interval=""),
     whole("n_documents", "Number of documents.", "documents"),
 ))  # fmt: skip
@@ -94,147 +120,73 @@ SIMILARITY = Schema("similarity", "a row per set of sentence pairs and vector", 
     text("set", "The set of pairs with human scores."), _EMBEDDING,
     number("spearman", "Spearman's correlation of cosines and scores, over all pairs; low, high: its 95% interval over "
            "pairs.", form=".4f", interval=""),
-    text("against", "The vectors with which these are compared.", "beside", labels=EMBEDDINGS),
-    estimate("difference", "Correlation less theirs, paired by pair of sentences.", form="+.4f"),
+    text("against", "The vectors with which these are compared.", "baseline", labels=EMBEDDINGS),
+    estimate("difference", "Correlation minus the correlation of the vectors in `against`, paired by pair of "
+             "sentences.", form="+.4f"),
     whole("n_pairs", "Number of pairs.", "pairs"),
 ), optional=True)  # fmt: skip
 
-_OF_MODEL = ("measure", "at_start", "at_middle", "at_end", "start_end*", "start_end_p")
-_OF_VECTORS = ("embedding", "relative*", "relative_difference*")
-_OF_PAIRS = ("set", "embedding", "spearman", "difference*")
+VIEWS = (
+    View(BIAS, ("measure", "at_start", "at_middle", "at_end", "start_end*", "start_end_p"),
+         "The embedding of the model, sentences {order}", "order", {"embedding": MODEL}),
+    View(BIAS, ("embedding", "relative*", "relative_difference*"), "Relative bias of all vectors, sentences shuffled: "
+         "{measure}", "measure", {"order": SHUFFLED}),
+    View(SIMILARITY, ("set", "embedding", "spearman", "difference*"),
+         "Similar sentences: Spearman's correlation of cosines and human scores"),
+)  # fmt: skip
 
 
-def rows_of(rows: Sequence[Row], **values: str) -> list[Row]:
-    """Return the rows that have these values in these columns."""
-    return [row for row in rows if all(row[name] == value for name, value in values.items())]
-
-
-def measures_of(rows: Sequence[Row]) -> list[str]:
-    """Return the present measures, edits first."""
-    names = {row["measure"] for row in rows}
-    return [name for name in MEASURES if name in names]
-
-
-def tables(rows_by_table: Tables) -> list[Any]:
-    """Return start, middle and end of the model, the bias of all vectors by measure, and any correlations."""
-    bias = rows_by_table["bias"]
-    shown_tables = [
-        shown_table(
-            BIAS, rows_of(bias, embedding=MODEL, order=order), f"The model as it is, sentences {words}", _OF_MODEL
-        )
-        for order, words in ORDERS.items()
-    ]
-    for name in measures_of(bias):
-        title = f"Bias of other vectors, sentences shuffled: {WORDS[name]}"
-        shown_tables.append(shown_table(BIAS, rows_of(bias, measure=name, order=SHUFFLED), title, _OF_VECTORS))
-    if rows_by_table["similarity"]:
-        title = "Similar sentences: Spearman's correlation of cosines and human scores"
-        shown_tables.append(shown_table(SIMILARITY, rows_by_table["similarity"], title, _OF_PAIRS))
-    return shown_tables
-
-
-def terms() -> dict[str, str]:
-    """Return the meanings of all headings."""
-    return BIAS.terms(_OF_MODEL) | BIAS.terms(_OF_VECTORS) | SIMILARITY.terms(_OF_PAIRS)
-
-
-def answer(rows_by_table: Tables, model: str) -> list[str]:
-    """Return whether the start counts more than the end, with the same sentences at both."""
-    bias = rows_by_table["bias"]
-    first = measures_of(bias)[0]
-    (row,) = rows_of(bias, measure=first, order=SHUFFLED, embedding=MODEL)
-    verdict = {
-        1: "counts more than its end", -1: "counts less than its end",
-        0: "is not shown to count more or less than its end",
-    }[_side(row, "start_end")]  # fmt: skip
-    if ends(row, "start_end") is None:
-        verdict = "is not tested against its end, since there are too few documents"
-    return [
-        f"In embeddings of {model}, the start of a document {verdict}: {WORDS[first]} at the start moves them by "
-        f"{row['at_start']:.4f} (1 - cosine), at the end by {row['at_end']:.4f}, with the same sentences at both ends"
-        f"{_difference(row, 'start_end')}."
-    ]
-
-
-def _side(row: Row, of: str) -> int:
-    """Return the side of 0 on which an interval lies: 1, -1, or 0 if it contains 0 or is missing."""
-    bounds = ends(row, of)
-    return 0 if bounds is None else int(bounds[0] > 0) - int(bounds[1] < 0)
+def answer(bias: Table, model: str) -> list[str]:
+    """Return whether the start has more weight than the end, with the same sentences at both."""
+    (row,) = bias.where(measure=bias[0]["measure"], order=SHUFFLED, embedding=MODEL)
+    verdict = _VERDICTS[sign_of_interval(row, "start_end")] if ends(row, "start_end") else _UNTESTED
+    edit, difference = WORDS[row["measure"]], _difference(row, "start_end")
+    return [SENTENCES["answer"].format(**row, model=model, verdict=verdict, edit=edit, difference=difference)]
 
 
 def _difference(row: Row, of: str, form: str = "+.4f") -> str:
-    within = interval(row, of, " to ", form)
-    p = row.get(f"{of}_p", math.nan)
-    clauses = [f"difference {shown(row[of], form)}", within, f"p = {p:.2g}" if isinstance(p, float) and p == p else ""]
-    return f" ({', '.join(clause for clause in clauses if clause)})"
+    p = BIAS[f"{of}_p"].show(row)
+    return in_brackets(f"difference {shown(row[of], form)}", interval(row, of, " to ", form), f"p = {p}" if p else "")
 
 
-def conclusions(rows_by_table: Tables, results: Mapping[str, Any]) -> list[str]:
-    """Return the null, the middle, the weights, and the effect of each correction."""
-    bias = rows_by_table["bias"]
-    first = measures_of(bias)[0]
-    by_order = {order: rows_of(bias, measure=first, order=order) for order in ORDERS}
-    shuffled = {row["embedding"]: row for row in by_order[SHUFFLED]}
-    written = {row["embedding"]: row for row in by_order[AS_WRITTEN]}
-    lines = [
-        f"Held against a bag of word embeddings, which has no positions: relative bias {_relative(shuffled[MODEL])} of "
-        f"the model and {_relative(shuffled[BAG])} of the bag with shuffled sentences, {_relative(written[MODEL])} and "
-        f"{_relative(written[BAG])} as written, where the first sentence may say more.",
-        f"Start beside middle, shuffled: {shuffled[MODEL]['at_start']:.4f} and {shuffled[MODEL]['at_middle']:.4f}"
-        f"{_difference(shuffled[MODEL], 'start_middle')}; of the bag {shuffled[BAG]['at_start']:.4f} and "
-        f"{shuffled[BAG]['at_middle']:.4f}.",
-        _of_weights(bias, results),
-        *(_of_correction(shuffled[name]) for name in AGAINST if name in shuffled),
-        *_of_pairs(rows_by_table["similarity"]),
-    ]
-    if few := few_sentences(shuffled[MODEL]["n_documents"], "document"):
-        lines.append(few)
-    return lines
-
-
-def _relative(row: Row) -> str:
-    return f"{shown(row['relative'], '+.3f')}{in_brackets(interval(row, 'relative', ' to ', '+.3f'))}"
-
-
-def _of_weights(bias: Sequence[Row], results: Mapping[str, Any]) -> str:
-    (row,) = rows_of(bias, measure=WEIGHT, order=SHUFFLED, embedding=MODEL)
-    return (
-        f"By least squares, a sentence at the start weighs {row['at_start']:.2f} times its share of the tokens, one at "
-        f"the end {row['at_end']:.2f} times{_difference(row, 'start_end', '+.2f')}; the weighted sum of the sentences' "
-        f"own embeddings explains {results['explained'][SHUFFLED]:.0%} of a document's."
-    )
-
-
-_CORRECTED = {
-    CENTRED: "One mean vector subtracted from all embeddings",
-    POSITION: "The part of each position subtracted, too, beside the mean alone",
-    RANDOM: "Random neurons held at their mean (mean over draws)",
-    NEURONS: "The neurons that read the position most held at their mean, beside as many random ones",
-}
-
-
-def _of_correction(row: Row) -> str:
-    verdict = {1: "raised", -1: "lowered", 0: "not told from unchanged"}[_side(row, "relative_difference")]
-    if ends(row, "relative_difference") is None:
-        verdict = "not tested"
-    within = interval(row, "relative_difference", " to ", "+.3f")
-    return (
-        f"{_CORRECTED[row['embedding']]}: relative bias {shown(row['relative'], '+.3f')}, {verdict} "
-        f"({shown(row['relative_difference'], '+.3f')}{', ' + within if within else ''})."
-    )
-
-
-def _of_pairs(rows: Sequence[Row]) -> list[str]:
-    lines = []
-    for name in dict.fromkeys(row["set"] for row in rows):
-        model_row, *others = rows_of(rows, set=name)
-        changed = [
-            f"{shown(row['difference'], '+.4f')}{in_brackets(interval(row, 'difference', ' to ', '+.4f'))} "
-            f"{EMBEDDINGS[row['embedding']]}, beside {EMBEDDINGS[row['against']]}"
-            for row in others
-        ]
-        lines.append(f"On {name}, Spearman's correlation is {model_row['spearman']:.4f}; {'; '.join(changed)}.")
-    return lines
+def conclusions(bias: Table, pairs: Table, results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the null, the middle, the weights, and the effect of each correction."""
+    rows = {(row["embedding"], row["order"]): row for row in bias.where(measure=bias[0]["measure"])}
+    model, bag = rows[MODEL, SHUFFLED], rows[BAG, SHUFFLED]
+    relative = {key: estimated(row, "relative", "+.3f") for key, row in rows.items()}
+    yield SENTENCES["null"].format(
+        model=relative[MODEL, SHUFFLED], bag=relative[BAG, SHUFFLED],
+        model_as_written=relative[MODEL, AS_WRITTEN], bag_as_written=relative[BAG, AS_WRITTEN],
+    )  # fmt: skip
+    yield SENTENCES["middle"].format(
+        start=model["at_start"], middle=model["at_middle"], difference=_difference(model, "start_middle"),
+        bag_start=bag["at_start"], bag_middle=bag["at_middle"],
+    )  # fmt: skip
+    (weights,) = bias.where(measure=WEIGHT, order=SHUFFLED, embedding=MODEL)
+    explained, difference = results["explained"][SHUFFLED], _difference(weights, "start_end", "+.2f")
+    yield SENTENCES["weights"].format(**weights, explained=explained, difference=difference)
+    for name, baseline in AGAINST.items():
+        if row := rows.get((name, SHUFFLED)):
+            tested = ends(row, "relative_difference")
+            yield SENTENCES["correction"].format(
+                correction=_CORRECTIONS[name], relative=shown(row["relative"], "+.3f"), baseline=_BASELINES[baseline],
+                verdict=_CHANGED[sign_of_interval(row, "relative_difference")] if tested else "not tested",
+                change=", ".join(filter(None, [
+                    shown(row["relative_difference"], "+.3f"), interval(row, "relative_difference", " to ", "+.3f"),
+                ])),
+            )  # fmt: skip
+    for name, rows_of_set in pairs.by("set").items():
+        changes = [
+            SENTENCES["change"].format(
+                difference=estimated(row, "difference", "+.4f"), correction=_CORRECTIONS[row["embedding"]],
+                baseline=_BASELINES[row["against"]],
+            )
+            for row in rows_of_set.where(embedding=tuple(AGAINST))
+        ]  # fmt: skip
+        (row,) = rows_of_set.where(embedding=MODEL)
+        yield SENTENCES["correlation"].format(set=name, spearman=row["spearman"], changes="; ".join(changes))
+    if few := few_sentences(model["n_documents"], "document"):
+        yield few
 
 
 # The lines of a chart, from the vectors and the order of sentences.
@@ -243,51 +195,27 @@ LINES = {
     (MODEL, AS_WRITTEN): "model, as written",
     (BAG, SHUFFLED): "bag of words, shuffled",
 }
+BY_PLACE = XAxis(
+    "place", lambda places: "place of the sentence (1 = first)", lambda places: places,
+    lambda places, _: [str(place) if place in spaced_layers(places, 12) else "" for place in places],
+)  # fmt: skip
 
 
-class PlaceCurve(NamedTuple):
-    """Measure by place, from 1, over its mean of all places, with interval ends over the same mean or None."""
-
-    places: list[int]
-    values: list[float]
-    ends: list[tuple[float, float] | None]
-
-
-def curve(rows: Sequence[Row], measure: str, order: str, embedding: str) -> PlaceCurve:
-    """Return the line of some vectors, from rows of `places.csv`; all 0 if the mean is 0."""
-    place_rows = rows_of(rows, measure=measure, order=order, embedding=embedding)
-    mean = sum(row["value"] for row in place_rows) / len(place_rows)
-    scale = 1 / mean if mean else 0.0
-    intervals = [ends(row) for row in place_rows]
-    return PlaceCurve(
-        [row["position"] for row in place_rows], [scale * row["value"] for row in place_rows],
-        [None if bounds is None else (scale * bounds[0], scale * bounds[1]) for bounds in intervals],
-    )  # fmt: skip
+def charts(rows: Table) -> list[Chart]:
+    """Return what an edit changes, and the weight of a sentence, by place: a panel for each measure."""
+    panels = [
+        Panel(
+            [_line(of_measure, *which) for which in LINES], WORDS[measure],
+            "relative to the mean of all places", True,
+        )
+        for measure, of_measure in rows.by("measure").items()
+    ]  # fmt: skip
+    title = "weight of each place of a document in its embedding (bars: 95% over documents)"
+    return [Chart("position_bias", title, panels, x=BY_PLACE, reference=1)]
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# How much each place of a document counts in its embedding (`position-bias`).
-# --------------------------------------------------------------------------------------------------------------------
-
-_PLACES = XAxis(
-    "place", lambda at: "place of the sentence (1 = first)", lambda at: at, lambda at, _: [str(place) for place in at]
-)
-
-
-def position_bias_section(result: Result, anchor: str) -> Html:
-    """Return the answer, a chart for each measure, and the tables of the terminal."""
-    charts = [_chart(result, name) for name in measures_of(result.bias)]
-    return section_of(result, anchor, *charts, *framed(result.tables()))
-
-
-def _chart(result: Result, measure: str) -> Html:
-    lines = []
-    for (embedding, order), words in LINES.items():
-        line_curve = curve(result.places, measure, order, embedding)
-        lines.append(Line(words, line_curve.places, line_curve.values, line_curve.ends))
-    title = f"{WORDS[measure].capitalize()}: by place in the document, over the mean of all places"
-    title += ", with 95% intervals" if any(any(line.ranges) for line in lines) else ""
-    drawn = [value for line in lines for value in line.values]
-    drawn += [end for line in lines for ends in line.ranges for end in ends or ()]
-    up = YAxis.of(drawn, from_zero=True)
-    return element("figure", element("figcaption", title), line_chart(lines, title, _PLACES, up))
+def _line(rows: Table, embedding: str, order: str) -> Line:
+    """Return the line of some vectors, over its mean of all places; all 0 if the mean is 0."""
+    shown_rows = rows.where(embedding=embedding, order=order)
+    mean = sum(shown_rows.column("value")) / len(shown_rows)
+    return Line.of(shown_rows, "value", LINES[embedding, order], "", "position", 1 / mean if mean else 0.0)

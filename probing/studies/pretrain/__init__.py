@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar
 
@@ -11,10 +10,7 @@ from probing.cli.commandline import configured
 from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Source, Wandb, chosen
 from probing.cli.options import WandbOptions
 from probing.errors import out_of_range
-from probing.page.charts import LOOKS, SHARES, YAxis, line_chart
-from probing.page.terms import ACCURACY, BY_TOKEN
-from probing.results import Html, element, table
-from probing.runs import Result, SectionPlace, Study, Terms, framed, section_of, study_of
+from probing.runs import Result, Study, Terms, study_of
 from probing.runs.call import Call, Measured
 from probing.runs.folder import check_several, continuable, folder_of_trainings, free_name
 from probing.runtime import quiet_libraries
@@ -22,31 +18,19 @@ from probing.runtime.processes import is_main_process
 from probing.studies.pretrain import tables
 from probing.studies.pretrain.tables import (
     ARMS,
-    BETTER_THAN_NONE,
-    BETTER_THAN_UNIGRAM,
-    FREQUENCIES,
     LENGTHS,
     LOSSES,
-    NEXT_FREQUENCIES,
-    OUTLIER,
     PRETRAINING_ARMS,
-    SEEDS,
     EncoderGroup,
     EncoderOptions,
-    Row,
     Size,
     TrainingGroup,
     TrainingOptions,
     chosen_recipe,
-    frequencies_of,
-    is_outlier,
-    last_rows,
-    predicted_in,
     recipe_problems,
     row_multiples,
-    trainings_of,
 )
-from probing.tables.figures import BY_LAYER, BY_STEP, Line, XAxis
+from probing.tables.figures import Chart
 from probing.text import load_corpus
 from probing.tracking import Tracker
 
@@ -128,132 +112,6 @@ def pretrain(
             return call.carry_out(folder if first else None, measure)
 
 
-PRETRAINING: Terms = {
-    "arm": "What tells the encoder positions: learned (a table that is trained), none, constant (every token is told "
-    "the same position), causal (none, but attention to earlier tokens alone), sinusoidal (a fixed table), rotary, "
-    "alibi (scores fall with the distance), relative (a trained number for each distance) or disentangled (trained "
-    "embeddings of distances). causal_lm is as causal and predicts the next token; pre_norm and plain_norm are as "
-    "learned, with norms before the parts of a block, and with norms without gain and bias.",
-    "seed": "Seed of the initial weights, the order of the text and the masks, the same for all arms.",
-    "steps": "Number of steps of the optimiser.",
-    "loss at first": "The loss before the first step.",
-    "loss": "Mean cross-entropy of masked tokens in held-out text (causal_lm: of the next), in nats, after the last "
-    "step.",
-    FREQUENCIES: "The loss of a model that knows how often each token occurs and nothing else.",
-    NEXT_FREQUENCIES: "The same loss of next tokens, which are not only the masked ones.",
-    "tokens": "Number of tokens in a row; the first length is usually that of the training.",
-    "below it": "How many nats the loss is below that.",
-    "verdict": f"On the last checkpoints. Not testable unless learned is better than none by {BETTER_THAN_NONE:g} nats "
-    f"and than the frequencies of tokens by {BETTER_THAN_UNIGRAM:g}, for every seed; refuted if none or constant has "
-    f"an outlier above the embeddings; confirmed if learned has one for every seed, of at least {SEEDS}; not testable "
-    "if learned has none; otherwise unclear.",
-    "layer": ACCURACY["layer"],
-    "farthest mean, sd": "How far the mean of the farthest neuron is from the mean of all neurons' means, in standard "
-    "deviations of these.",
-    "outlier": f"The neuron with that mean, if it is beyond {OUTLIER:g} sd.",
-    "an outlier is beyond": f"The limit of {OUTLIER:g} sd.",
-    "largest in": "Share of the tokens in whose hidden state this neuron is the largest.",
-    "smallest in": "Share of the tokens in whose hidden state it is the smallest.",
-    "position accuracy": "Share of the test tokens whose position a linear probe predicts correctly.",
-    "by the token alone": BY_TOKEN,
-    "equivariance": "Largest difference between the states of a token in a row that is read as it is and permuted, in "
-    "root mean squares of the layer's states: 0, up to rounding, where nothing tells positions.",
-}
-
-
-def pretraining_section(result: Result, anchor: str) -> Html:
-    """Return the losses of the experiment, and outliers and positions by layer after the last step."""
-    end = last_rows(result.arms)
-    return section_of(
-        result,
-        anchor,
-        _losses(result),
-        element("div", _means(end), _positions(end), class_="panels"),
-        *framed(result.tables()),
-        element("details", element("summary", "Every arm, seed and layer after the last step"), _every_layer(end)),
-    )
-
-
-def _losses(result: Result) -> Html:
-    """Return the held-out loss over the steps as a chart and numbers, with the loss of the frequencies of tokens."""
-    lines, body, unigrams = [], [], {}
-    for (arm, seed), rows in trainings_of(result.arms).items():
-        losses = {row["step"]: row["loss"] for row in rows}
-        steps = sorted(losses)
-        lines.append(Line(arm, steps, [losses[step] for step in steps], which=f"seed {seed}"))
-        first, last, unigram = losses[steps[0]], losses[steps[-1]], rows[0]["unigram_loss"]
-        unigrams[frequencies_of(arm)] = unigram
-        body.append([arm, seed, steps[-1], *(f"{loss:.3f}" for loss in (first, last, unigram, unigram - last))])
-    steps = sorted({row["step"] for row in result.arms})
-    references = [Line(name, steps, [loss] * len(steps)) for name, loss in unigrams.items()]
-    size = result.results["n_vocabulary"]
-    title = (
-        f"Loss of {predicted_in(result.arms)} in held-out text, in nats, a line for each seed; a uniform guess has ln "
-    )
-    title += f"{size:,} = {math.log(size):.2f}"
-    head = ["arm", "seed", "steps", "loss at first", "loss", FREQUENCIES, "below it"]
-    charts = _charts(lines, references, title, BY_STEP, _up([*lines, *references]))
-    return element("figure", element("figcaption", title), *charts, table(head, body))
-
-
-def _up(lines: Sequence[Line], from_zero: bool = False) -> YAxis:
-    return YAxis.of((value for line in lines for value in line.values), from_zero)
-
-
-def _charts(
-    lines: Sequence[Line], references: Sequence[Line], title: str, across: XAxis = BY_LAYER, up: YAxis = SHARES
-) -> list[Html]:  # fmt: skip
-    """Return one chart, or several with the same axes where there are more arms than looks of lines."""
-    arms = list(dict.fromkeys(line.label for line in lines))
-    most = LOOKS - len(references)
-    groups = [arms[first : first + most] for first in range(0, len(arms), most)]
-    return [
-        line_chart([*(line for line in lines if line.label in group), *references], title, across, up)
-        for group in groups
-    ]
-
-
-def _means(end: Sequence[Row]) -> Html:
-    """Return the farthest mean by layer, with the distance beyond which it is an outlier."""
-    layers = sorted({row["layer"] for row in end})
-    lines, limit = _by_layer(end, "max_mean_sd"), Line("an outlier is beyond", layers, [OUTLIER] * len(layers))
-    title = "Farthest mean of a neuron after the last step, in sd, by layer"
-    charts = _charts(lines, [limit], title, up=_up([*lines, limit], from_zero=True))
-    return element("figure", element("figcaption", title), *charts)
-
-
-def _positions(end: Sequence[Row]) -> Html:
-    """Return the accuracy of position by layer."""
-    title = "Accuracy of position by a linear probe after the last step, by layer"
-    return element("figure", element("figcaption", title), *_charts(_by_layer(end, "position_accuracy"), [], title))
-
-
-def _by_layer(end: Sequence[Row], column: str) -> list[Line]:
-    """Return a line for each arm and seed."""
-    return [
-        Line(arm, [row["layer"] for row in rows], [row[column] for row in rows], which=f"seed {seed}")
-        for (arm, seed), rows in trainings_of(end).items()
-    ]
-
-
-def _every_layer(end: Sequence[Row]) -> Html:
-    head = [
-        "arm", "seed", "layer", "farthest mean, sd", "outlier", "largest in", "smallest in", "position accuracy",
-        "by the token alone", "equivariance",
-    ]  # fmt: skip
-    body: list[list[Any]] = [
-        [
-            arm, seed, row["layer"], f"{row['max_mean_sd']:.2f}",
-            f"neuron {row['outlier_neuron']}" if is_outlier(row) else "none",
-            *(f"{row[name]:.3f}" for name in ("argmax_share", "argmin_share", "position_accuracy", "token_accuracy")),
-            f"{row['equivariance']:.1e}",
-        ]
-        for (arm, seed), rows in trainings_of(end).items()
-        for row in rows
-    ]  # fmt: skip
-    return table(head, body)
-
-
 class Pretrain(Study):
     """The study of encoders that differ only in their information on positions."""
 
@@ -269,24 +127,24 @@ class Pretrain(Study):
     }
 
     def tables(self, result: Result) -> list[Any]:
-        """Return the last checkpoints."""
-        return tables.tables(result.by_name)
+        """Return each arm after its last step, and on longer rows, over seeds."""
+        return tables.tables(result.arms, result.lengths)
+
+    def more_tables(self, result: Result) -> list[Any]:
+        """Return the losses of each arm and seed, and every layer after the last step."""
+        return tables.more_tables(result.arms)
+
+    def charts(self, result: Result) -> list[Chart]:
+        """Return losses, farthest means and positions, and losses by length."""
+        return tables.charts(result.arms, result.lengths, result.results["n_vocabulary"])
 
     def conclusions(self, result: Result) -> list[str]:
         """Return the conclusions on each arm, and the verdict."""
-        return tables.conclusions(result.by_name, result.results["growth"])
-
-    def about(self, result: Result) -> str:
-        """Return the title of a page."""
-        return "encoders with and without positions"
-
-    def section(self, result: Result, place: SectionPlace) -> Html:
-        """Return the losses, and outliers and positions by layer after the last step."""
-        return pretraining_section(result, place.anchor)
+        return tables.conclusions(result.arms, result.lengths, result.results["growth"])
 
     def terms(self, result: Result) -> Mapping[str, Terms]:
-        """Return the meanings of the headings."""
-        return {self.title: PRETRAINING}
+        """Return the meanings of the headings, of the lines of charts and of the verdict."""
+        return {self.title: {**super().terms(result)[self.title], **tables.TERMS}}
 
 
 STUDY = Pretrain()

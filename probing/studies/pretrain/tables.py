@@ -1,14 +1,30 @@
-"""Columns, verdict, tables and sentences of `pretrain`, for files and the terminal."""
+"""Options, columns, verdict, tables, charts and sentences of `pretrain`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from probing.cli.options import as_options
 from probing.errors import out_of_range
-from probing.results import Schema, in_brackets, number, text, whole
+from probing.results import (
+    Row,
+    Schema,
+    Table,
+    View,
+    grouped_table,
+    in_brackets,
+    layers_named,
+    number,
+    shown,
+    shown_table,
+    text,
+    whole,
+)
+from probing.tables.figures import BY_STEP, Chart, Line, XAxis, in_panels
 from probing.tables.schema import layer_column
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -187,8 +203,6 @@ def recipe_problems(shape: Encoder, recipe: Recipe) -> list[str]:
     return problems
 
 
-Row = Mapping[str, Any]
-Tables = Mapping[str, Sequence[Row]]
 Verdict = Literal["confirmed", "refuted", "unclear", "not testable"]
 
 
@@ -199,11 +213,96 @@ SEEDS = 3
 CLAIM = "Position embeddings cause outliers (Luo, Kulmizev & Mao 2021)"
 # An outlier of the mean deviates by more than this, in sd; see `probing.statistics.moments`.
 OUTLIER = 5.0
-# Most arms whose lines are told apart in one chart.
-MOST_ARMS = 6
 # What the loss is compared with: a model that knows these alone.
 FREQUENCIES = "frequencies of tokens"
 NEXT_FREQUENCIES = f"{FREQUENCIES}, {CAUSAL_LM}"
+# An extrapolation over more doublings of the steps says nothing.
+DOUBLINGS = 30
+
+_ARM = text(
+    "arm", "Position information of the encoder: learned (a trained table of embeddings), none, constant (every token "
+    "gets the same position), causal (as none, but each token attends only to itself and earlier tokens), sinusoidal "
+    "(a fixed table), rotary, alibi (attention scores fall with the distance), relative (a trained number for each "
+    "distance) or disentangled (trained embeddings of distances). causal_lm is as causal and predicts the next token; "
+    "pre_norm and plain_norm are as learned, with norms before the parts of a block, and with norms without gain and "
+    "bias.",
+)  # fmt: skip
+_SEED = whole("seed", "Seed of the initial weights, the order of the text and the masks, the same for all arms.")
+_STEP = whole("step", "Number of steps of the optimiser.")
+_LOSS = number("loss", "Mean cross-entropy of masked tokens (causal_lm: of next tokens) in held-out text, in nats.")
+_UNIGRAM = number("unigram_loss", "Loss of a model that predicts each token by its frequency alone.", FREQUENCIES)
+_OUTLIERS = (
+    whole("outlier_neuron", f"Neuron with the farthest mean, if this is beyond {OUTLIER:g} sd.", "outlier"),
+    number("max_mean_sd", "Distance of the farthest mean of a neuron from the mean of all neurons' means, in standard "
+           "deviations of these.", "farthest mean, sd", ".2f"),
+)  # fmt: skip
+_TOKEN = number("token_accuracy", "Accuracy of a probe of the token embedding alone.", "by the token alone")
+ARMS = Schema("arms", "a row per arm, seed, checkpoint and layer", (
+    _ARM, _SEED, _STEP, _LOSS, _UNIGRAM, layer_column(), *_OUTLIERS,
+    number("argmax_share", "Share of the tokens in whose hidden state this neuron is the largest.", "largest in"),
+    number("argmin_share", "Share of the tokens in whose hidden state this neuron is the smallest.", "smallest in"),
+    number("position_accuracy", "Share of the test tokens whose position a linear probe predicts correctly."),
+    _TOKEN,
+    number("equivariance", "Largest difference between the states of a token in a row and in the permuted row, in root "
+           "mean squares of the layer's states: 0, up to rounding, without position information.", form=".1e"),
+))  # fmt: skip
+LOSSES = Schema("losses", "a row per arm, seed and step at which a loss was noted", (
+    _ARM, _SEED, _STEP,
+    number("train_loss", "Mean training loss since the row before, in nats."),
+    _LOSS, _UNIGRAM,
+))  # fmt: skip
+LENGTHS = Schema("lengths", "a row per arm, seed, length and layer, or a single one where the arm reads no such rows", (
+    _ARM, _SEED, _STEP,
+    whole("length", "Number of tokens in a row; the first length is usually that of the training.", "tokens"),
+    _LOSS, _UNIGRAM, layer_column(), *_OUTLIERS,
+    number("position_accuracy", "Accuracy of a linear probe of position, trained on texts of this length."),
+    _TOKEN,
+    text("reason", "Why the arm is not measured on rows of this length."),
+), optional=True)  # fmt: skip
+
+EVERY_LAYER = View(ARMS, (
+    "arm", "seed", "layer", "max_mean_sd", "outlier_neuron", "argmax_share", "argmin_share", "position_accuracy",
+    "token_accuracy", "equivariance",
+), "Every arm, seed and layer after the last step")  # fmt: skip
+# Meanings of other headings, of lines of charts and of the verdict.
+TERMS = {
+    "loss at first": "The loss before the first step.",
+    FREQUENCIES: _UNIGRAM.meaning,
+    NEXT_FREQUENCIES: "The same loss of next tokens, which are not only the masked ones.",
+    "below it": "Loss by frequency minus the loss, in nats.",
+    "an outlier is beyond": f"The limit of {OUTLIER:g} sd.",
+    "largest equivariance": "Largest equivariance over the seeds.",
+    "verdict": f"On the last checkpoints. Not testable unless learned is better than none by {BETTER_THAN_NONE:g} nats "
+    f"and than the frequencies of tokens by {BETTER_THAN_UNIGRAM:g}, for every seed; refuted if none or constant has "
+    f"an outlier above the embeddings; confirmed if learned has one for every seed, of at least {SEEDS}; not testable "
+    "if learned has none; otherwise unclear.",
+}
+
+SENTENCES = {
+    "arm": "{arm}: the held-out loss is {loss} nats, compared with {unigram} from token frequencies alone; the "
+    "accuracy of position in layer {layer} is {position}, compared with {token} from the token alone; {outliers}.",
+    "outliers": "outliers with {seeds} ({layers})",
+    "no_outlier": "no outlier above the embeddings (the farthest mean is at {most} sd, the limit is {limit:g} sd)",
+    "not_read": "{arms}, rows of {lengths} tokens: {reason}.",
+    "verdict": "{claim}: {verdict}: {reason}.",
+    "growth": "From step {first_step} on, the farthest mean of learned changes by {slope} sd for each doubling of the "
+    "steps{interval}: {extrapolated}.",
+    "slope_interval": "95% interval over seeds: {low} to {high}",
+    "never": "at this rate, no neuron becomes an outlier",
+    "too_slow": "at this rate, an outlier takes more than {doublings} doublings of the steps",
+    "steps": "extrapolated, the farthest mean reaches {limit:g} sd after {steps:,.0f} steps{interval}",
+    "steps_interval": "interval: {low:,.0f} to {high}",
+}
+# Reasons of the verdict, which `results.json` also has.
+REASONS = {
+    "arms": "the arms learned and none are needed, with the same seeds",
+    "margin": "with seed {seed}, learned is better than {other} by {by:.2f} nats, and {margin:g} are needed",
+    "refuted": "{arm} has an outlier with {seeds}",
+    "no_outlier": "learned has no outlier either, at this size and after these steps",
+    "some_seeds": "learned has an outlier with {seeds} alone",
+    "few_seeds": "learned has an outlier and none has not, but {n} seeds are needed",
+    "confirmed": "learned has an outlier with every seed, and none with no seed",
+}
 
 
 @dataclass(frozen=True)
@@ -214,16 +313,13 @@ class Judgement:
     reason: str
 
 
-def last_rows(rows: Sequence[Row]) -> list[Row]:
+def last_rows(rows: Table) -> Table:
     """Return the rows of the last checkpoint of each arm and seed."""
-    last: dict[tuple[str, int], int] = {}
-    for row in rows:
-        key = (row["arm"], row["seed"])
-        last[key] = max(last.get(key, 0), row["step"])
-    return [row for row in rows if row["step"] == last[row["arm"], row["seed"]]]
+    last = {key: max(training.column("step")) for key, training in rows.by("arm", "seed").items()}
+    return rows.where(lambda row: row["step"] == last[row["arm"], row["seed"]])
 
 
-def judge(rows: Sequence[Row]) -> Judgement:
+def judge(rows: Table) -> Judgement:
     """Return the verdict on the claim of Luo, Kulmizev & Mao (2021) that position embeddings cause outliers.
 
     It is testable if, after the last step and for every seed, `learned` is better than `none` by half a nat and than
@@ -232,220 +328,193 @@ def judge(rows: Sequence[Row]) -> Judgement:
     for any seed, and unclear otherwise.
     """
     end = last_rows(rows)
-    loss = {arm: {row["seed"]: row["loss"] for row in end if row["arm"] == arm} for arm in ("learned", "none")}
-    unigram = {row["seed"]: row["unigram_loss"] for row in end if row["arm"] == "learned"}
-    seeds = sorted(loss["learned"])
-    if not seeds or seeds != sorted(loss["none"]):
-        return Judgement("not testable", "the arms learned and none are needed, with the same seeds")
-    for seed in seeds:
-        learned, none = loss["learned"][seed], loss["none"][seed]
-        for other, name, margin in (
-            (none, "none", BETTER_THAN_NONE), (unigram[seed], "the frequencies of tokens", BETTER_THAN_UNIGRAM)
-        ):  # fmt: skip
-            if not other - learned >= margin:
-                return Judgement(
-                    "not testable",
-                    f"with seed {seed}, learned is better than {name} by {other - learned:.2f} nats, and {margin:g} "
-                    "are needed",
-                )
-    with_outlier = {arm: seeds_with_outlier(end, arm) for arm in ("learned", "none", "constant")}
+    learned, none = ({row["seed"]: row for row in end.where(arm=arm)} for arm in ("learned", "none"))
+    if not learned or learned.keys() != none.keys():
+        return Judgement("not testable", REASONS["arms"])
+    for seed in sorted(learned):
+        others = {
+            "none": (none[seed]["loss"], BETTER_THAN_NONE),
+            "the frequencies of tokens": (learned[seed]["unigram_loss"], BETTER_THAN_UNIGRAM),
+        }
+        for other, (loss, margin) in others.items():
+            by = loss - learned[seed]["loss"]
+            if not by >= margin:
+                return Judgement("not testable", REASONS["margin"].format(seed=seed, other=other, by=by, margin=margin))
     for arm in ("none", "constant"):
-        if with_outlier[arm]:
-            return Judgement("refuted", f"{arm} has an outlier with {_seeds(with_outlier[arm])}")
-    if not with_outlier["learned"]:
-        return Judgement("not testable", "learned has no outlier either, at this size and after these steps")
-    if with_outlier["learned"] != seeds:
-        return Judgement("unclear", f"learned has an outlier with {_seeds(with_outlier['learned'])} alone")
+        if seeds := seeds_with_outlier(end, arm):
+            return Judgement("refuted", REASONS["refuted"].format(arm=arm, seeds=_seeds(seeds)))
+    seeds = seeds_with_outlier(end, "learned")
+    if not seeds:
+        return Judgement("not testable", REASONS["no_outlier"])
+    if len(seeds) < len(learned):
+        return Judgement("unclear", REASONS["some_seeds"].format(seeds=_seeds(seeds)))
     if len(seeds) < SEEDS:
-        return Judgement("unclear", f"learned has an outlier and none has not, but {SEEDS} seeds are needed")
-    return Judgement("confirmed", "learned has an outlier with every seed, and none with no seed")
+        return Judgement("unclear", REASONS["few_seeds"].format(n=SEEDS))
+    return Judgement("confirmed", REASONS["confirmed"])
 
 
-def seeds_with_outlier(rows: Iterable[Row], arm: str) -> list[int]:
+def seeds_with_outlier(rows: Table, arm: str) -> list[int]:
     """Return the seeds with which an arm has an outlier of the mean in a layer above the embeddings."""
-    return sorted({row["seed"] for row in rows if row["arm"] == arm and row["layer"] > 0 and is_outlier(row)})
+    return sorted(rows.where(_is_outlier, arm=arm).values("seed"))
 
 
-def is_outlier(row: Row) -> bool:
-    """Check whether a layer has an outlier of the mean."""
-    return row["max_mean_sd"] > OUTLIER
+def _is_outlier(row: Row) -> bool:
+    return bool(row["layer"] > 0 and row["max_mean_sd"] > OUTLIER)
 
 
 def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
-def trainings_of(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
-    """Return the rows of each arm and seed, in the order of the rows."""
-    by_training: dict[tuple[str, int], list[Row]] = {}
-    for row in rows:
-        by_training.setdefault((row["arm"], row["seed"]), []).append(row)
-    return by_training
-
-
-def arms_of(rows: Iterable[Row]) -> list[str]:
-    """Return the arms, in the order of the rows."""
-    return list(dict.fromkeys(row["arm"] for row in rows))
-
-
-def frequencies_of(arm: str) -> str:
-    """Return the name of an arm's reference loss: masked and next tokens are not quite equally frequent."""
-    return NEXT_FREQUENCIES if arm == CAUSAL_LM else FREQUENCIES
-
-
-def predicted_in(rows: Iterable[Row]) -> str:
-    """Return the kind of tokens that the arms predict."""
-    return f"masked tokens ({CAUSAL_LM}: of the next)" if CAUSAL_LM in arms_of(rows) else "masked tokens"
-
-
-def tables(by_name: Tables) -> list[Any]:
-    """Return the table of the terminal: each arm after its last step, with the range over seeds."""
-    from probing.runtime.terminal import plain_table
-
-    end = last_rows(by_name["arms"])
-    table = plain_table("After the last step: mean over seeds (lowest to highest)")
-    for heading in ("arm", "layer", "farthest mean, sd", "position accuracy", "by the token alone", "equivariance"):
-        table.add_column(heading, justify="left" if heading == "arm" else "right")
-    for arm in arms_of(end):
-        of_arm = [row for row in end if row["arm"] == arm]
-        for layer in sorted({row["layer"] for row in of_arm}):
-            layer_rows = [row for row in of_arm if row["layer"] == layer]
-            table.add_row(
-                arm, str(layer), _range(layer_rows, "max_mean_sd"),
-                _range(layer_rows, "position_accuracy"), _range(layer_rows, "token_accuracy"),
-                f"{max(row['equivariance'] for row in layer_rows):.1e}",
-            )  # fmt: skip
-    return [table, *([_of_lengths(by_name["lengths"])] if by_name.get("lengths") else [])]
-
-
-def _of_lengths(rows: Sequence[Row]) -> Any:
-    """Tabulate the last layer on rows longer than in the training."""
-    from probing.runtime.terminal import plain_table
-
-    table = plain_table("Rows longer than those of the training, after the last step, in the last layer")
-    for heading in (
-        "arm",
-        "tokens",
-        "loss",
-        FREQUENCIES,
-        "position accuracy",
-        "by the token alone",
-        "farthest mean, sd",
-    ):
-        table.add_column(heading, justify="left" if heading == "arm" else "right")
-    for arm, length, top in lengths_read(rows):
-        columns = ("loss", "unigram_loss", "position_accuracy", "token_accuracy", "max_mean_sd")
-        has = [bool(top) and top[0].get(column) is not None for column in columns]
-        cells = (_range(top, column) if is_known else "" for column, is_known in zip(columns, has, strict=True))
-        table.add_row(arm, str(length), *cells)
-    return table
-
-
-def lengths_read(rows: Sequence[Row]) -> list[tuple[str, int, list[Row]]]:
-    """Return each arm and length with a row per seed of the last layer, or without layer if only the loss exists."""
-    by_length: dict[tuple[str, int], list[Row]] = {(row["arm"], row["length"]): [] for row in rows}
-    last = max((row["layer"] for row in rows if row.get("layer") is not None), default=None)
-    for row in rows:
-        if row.get("loss") is not None and row.get("layer") in (last, None):
-            by_length[row["arm"], row["length"]].append(row)
-    return [(arm, length, top) for (arm, length), top in by_length.items()]
-
-
-def _range(rows: Sequence[Row], column: str) -> str:
-    values = [row[column] for row in rows]
-    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
-    return f"{sum(values) / len(values):.2f}{in_brackets(f'{low} to {high}' if low != high else '')}"
-
-
-def conclusions(by_name: Tables, growth: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the conclusions, a sentence for each question, with `growth` as in `results.json` if it was measured."""
-    rows = by_name["arms"]
-    end = last_rows(rows)
-    lines = []
-    for arm in arms_of(end):
-        arm_rows = [row for row in end if row["arm"] == arm]
-        last = max(row["layer"] for row in arm_rows)
-        top = [row for row in arm_rows if row["layer"] == last]
-        lines.append(
-            f"{arm}: held-out loss {_range(top, 'loss')} nats, {FREQUENCIES} {_range(top, 'unigram_loss')}; "
-            f"position accuracy in layer {last} {_range(top, 'position_accuracy')}, by the token alone "
-            f"{_range(top, 'token_accuracy')}; {_outliers(arm_rows, arm)}."
+def tables(arms: Table, lengths: Table) -> list[Any]:
+    """Return each arm after its last step, and on longer rows, over seeds."""
+    read = lengths.where(layer=(max(filter(None, lengths.column("layer")), default=None), None))
+    shown_tables = [
+        _over_seeds(
+            ARMS, last_rows(arms), "layer", "After the last step: mean over seeds (lowest to highest)",
+            ("max_mean_sd", "position_accuracy", "token_accuracy"),
+            {"largest equivariance": lambda rows: ARMS["equivariance"].show(max(rows, key=_equivariance))},
         )
-    lines += _not_read(by_name.get("lengths", ()))
-    judgement = judge(rows)
-    lines.append(f"{CLAIM}: {judgement.verdict}: {judgement.reason}.")
+    ]  # fmt: skip
+    if read:
+        title = "Rows longer than those of the training, after the last step, in the last layer"
+        columns = "loss", "unigram_loss", "position_accuracy", "token_accuracy", "max_mean_sd"
+        shown_tables.append(_over_seeds(LENGTHS, read, "length", title, columns))
+    return shown_tables
+
+
+def _equivariance(row: Row) -> float:
+    return float(row["equivariance"])
+
+
+def _over_seeds(
+    schema: Schema, rows: Table, by: str, title: str, columns: Sequence[str],
+    others: Mapping[str, Callable[[Table], str]] | None = None,
+) -> Any:  # fmt: skip
+    """Return a rich table with a row for each arm and value of `by`, and means over the seeds of these."""
+    cells = {schema[column].words: partial(_range, column=column) for column in columns}
+    return grouped_table(schema, rows.by("arm", by).values(), title, ("arm", by), {**cells, **(others or {})})
+
+
+def _range(rows: Table, column: str) -> str:
+    """Return the mean over seeds, with the lowest and the highest where they differ; empty without values."""
+    values = [value for value in rows.column(column) if value is not None]
+    if not values:
+        return ""
+    low, high = (shown(value, ".2f") for value in (min(values), max(values)))
+    return shown(sum(values) / len(values), ".2f") + in_brackets(f"{low} to {high}" if low != high else "")
+
+
+def more_tables(arms: Table) -> list[Any]:
+    """Return the losses of each arm and seed, and every layer after the last step."""
+    end = last_rows(arms)
+    first = {key: training[0]["loss"] for key, training in arms.by("arm", "seed").items()}
+    losses = [training[0] for training in end.by("arm", "seed").values()]
+    beside = {
+        "loss at first": lambda row: shown(first[row["arm"], row["seed"]], ".3f"),
+        "below it": lambda row: shown(row["unigram_loss"] - row["loss"], ".3f"),
+    }
+    columns = "arm", "seed", "step", "loss", "unigram_loss"
+    table = shown_table(ARMS, losses, f"Loss of {predicted_in(arms)} in held-out text, in nats", columns, beside)
+    return [table, *EVERY_LAYER.tables(end)]
+
+
+def conclusions(arms: Table, lengths: Table, growth: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the conclusions, a sentence for each question, with `growth` as in `results.json` if it was measured."""
+    end, judgement = last_rows(arms), judge(arms)
+    lines = [_of_arm(rows, arm) for arm, rows in end.by("arm").items()]
+    for reason, rows in lengths.where(lambda row: bool(row.get("reason"))).by("reason").items():
+        read = ", ".join(map(str, sorted(rows.values("length"))))
+        lines.append(SENTENCES["not_read"].format(arms=", ".join(rows.values("arm")), lengths=read, reason=reason))
+    lines.append(SENTENCES["verdict"].format(claim=CLAIM, verdict=judgement.verdict, reason=judgement.reason))
     if growth and not seeds_with_outlier(end, "learned"):
         lines.append(growth_line(growth))
     return lines
 
 
-def _outliers(rows: Sequence[Row], arm: str) -> str:
-    """Return a clause on an arm's outliers above the embeddings."""
-    above = [row for row in rows if row["layer"] > 0]
-    if seeds := seeds_with_outlier(above, arm):
-        layers = sorted({row["layer"] for row in above if is_outlier(row)})
-        return f"outliers with {_seeds(seeds)} (layers {', '.join(map(str, layers))})"
-    most = max((row["max_mean_sd"] for row in above), default=0.0)
-    return f"no outlier above the embeddings (the farthest mean is at {most:.1f} sd, an outlier beyond {OUTLIER:g})"
-
-
-def _not_read(rows: Sequence[Row]) -> list[str]:
-    """Return a sentence for each reason why arms were not measured at some lengths."""
-    without = [row for row in rows if row.get("reason")]
-    lines = []
-    for reason in dict.fromkeys(row["reason"] for row in without):
-        of_reason = [row for row in without if row["reason"] == reason]
-        lengths = ", ".join(str(length) for length in sorted({row["length"] for row in of_reason}))
-        lines.append(f"{', '.join(arms_of(of_reason))}, rows of {lengths} tokens: {reason}.")
-    return lines
+def _of_arm(rows: Table, arm: str) -> str:
+    last = max(rows.column("layer"))
+    columns = {"loss": "loss", "unigram": "unigram_loss", "position": "position_accuracy", "token": "token_accuracy"}
+    cells = {slot: _range(rows.where(layer=last), column) for slot, column in columns.items()}
+    if seeds := seeds_with_outlier(rows, arm):
+        layers = layers_named(sorted(rows.where(_is_outlier).values("layer")))
+        outliers = SENTENCES["outliers"].format(seeds=_seeds(seeds), layers=layers)
+    else:
+        most = max(rows.where(lambda row: row["layer"] > 0).column("max_mean_sd"), default=0.0)
+        outliers = SENTENCES["no_outlier"].format(most=shown(most, ".1f"), limit=OUTLIER)
+    return SENTENCES["arm"].format(arm=arm, layer=last, outliers=outliers, **cells)
 
 
 def growth_line(growth: Mapping[str, Any]) -> str:
     """Return a sentence on the number of steps to an outlier at the measured growth."""
-    slope, low, high = growth["slope"], growth["slope_low"], growth["slope_high"]
-    sentence = (
-        f"From step {growth['first_step']} on, the farthest mean of learned grows by {slope:.2f} sd each time the "
-    )
-    sentence += "steps double" + (f" (95% interval over seeds: {low:.2f} to {high:.2f})" if low is not None else "")
-    if slope <= 0:
-        return f"{sentence}: at this rate there would never be an outlier."
-    if growth["steps"] is None:
-        return f"{sentence}: too slowly for an outlier within 30 doublings of the steps."
-    reach = "no end" if growth["steps_high"] is None else f"{growth['steps_high']:,.0f}"
-    ends = f" (interval: {growth['steps_low']:,.0f} to {reach})" if growth["steps_low"] is not None else ""
-    return f"{sentence}: extrapolated, {OUTLIER:g} sd would be reached after {growth['steps']:,.0f} steps{ends}."
+    ends = {end: growth[f"slope_{end}"] for end in ("low", "high")}
+    interval = {end: shown(slope, ".2f") for end, slope in ends.items() if slope is not None}
+    if growth["slope"] <= 0:
+        extrapolated = SENTENCES["never"]
+    elif growth["steps"] is None:
+        extrapolated = SENTENCES["too_slow"].format(doublings=DOUBLINGS)
+    else:
+        high = "no upper end" if growth["steps_high"] is None else f"{growth['steps_high']:,.0f}"
+        low = growth["steps_low"]
+        between = "" if low is None else SENTENCES["steps_interval"].format(low=low, high=high)
+        extrapolated = SENTENCES["steps"].format(limit=OUTLIER, steps=growth["steps"], interval=in_brackets(between))
+    return SENTENCES["growth"].format(
+        first_step=growth["first_step"], slope=shown(growth["slope"], "+.2f"), extrapolated=extrapolated,
+        interval=in_brackets(SENTENCES["slope_interval"].format(**interval) if interval else ""),
+    )  # fmt: skip
 
 
-_ARM = text("arm", "What tells the encoder positions.")
-_SEED = whole("seed", "Seed of the training.")
-_STEP = whole("step", "Number of steps of the optimiser.")
-_LOSS = number(
-    "loss", "Mean cross-entropy of the tokens to predict in held-out text, in nats: masked ones, in causal_lm the next."
+def predicted_in(rows: Table) -> str:
+    """Return the kind of tokens that the arms predict."""
+    return f"masked tokens ({CAUSAL_LM}: next tokens)" if CAUSAL_LM in rows.values("arm") else "masked tokens"
+
+
+BY_LENGTH = XAxis(
+    "length", lambda _: "tokens in a row", lambda lengths: range(len(lengths)), lambda lengths, _: [*map(str, lengths)]
 )
-_UNIGRAM = number("unigram_loss", "The loss of a model that knows how often each token occurs and nothing else.")
-ARMS = Schema("arms", "a row per arm, seed, checkpoint and layer", (
-    _ARM, _SEED, _STEP, _LOSS, _UNIGRAM, layer_column(),
-    whole("outlier_neuron", "The neuron with the farthest mean, where that is beyond 5 sd."),
-    number("max_mean_sd", "How far the farthest mean of a neuron is from the mean of all, in sd of these."),
-    number("argmax_share", "Share of tokens in which that neuron is the largest."),
-    number("argmin_share", "Share of tokens in which it is the smallest."),
-    number("position_accuracy", "Accuracy of a linear probe of position."),
-    number("token_accuracy", "The same of a probe of the token embedding alone."),
-    number("equivariance", "Largest difference of states if a row is read permuted, in root mean squares."),
-))  # fmt: skip
-LOSSES = Schema("losses", "a row per arm, seed and step at which a loss was noted", (
-    _ARM, _SEED, _STEP,
-    number("train_loss", "Mean training loss since the row before, in nats."),
-    _LOSS, _UNIGRAM,
-))  # fmt: skip
-LENGTHS = Schema("lengths", "a row per arm, seed, length and layer, or a single one where the arm reads no such rows", (
-    _ARM, _SEED, _STEP,
-    whole("length", "Number of tokens in a row."),
-    number("loss", "Mean cross-entropy of the tokens to predict in held-out rows of this length, in nats."),
-    _UNIGRAM, layer_column(),
-    whole("outlier_neuron", "The neuron with the farthest mean, where that is beyond 5 sd."),
-    number("max_mean_sd", "How far the farthest mean of a neuron is from the mean of all, in sd of these."),
-    number("position_accuracy", "Accuracy of a linear probe of position, trained on texts of this length."),
-    number("token_accuracy", "The same of a probe of the token embedding alone."),
-    text("reason", "Why the arm is not measured on rows of this length, where it is not."),
-), optional=True)  # fmt: skip
+
+
+def charts(arms: Table, lengths: Table, n_vocabulary: int) -> list[Chart]:
+    """Return the losses over steps and by length, and outliers and positions by layer, a line for each arm and seed."""
+    end = last_rows(arms)
+    steps, layers = sorted(arms.values("step")), sorted(end.values("layer"))
+    limit = Line("an outlier is beyond", layers, [OUTLIER] * len(layers))
+    loss, predicted = "held-out loss, nats", predicted_in(arms)
+    shown_charts = [
+        Chart(
+            "loss", f"prediction of {predicted}; a line for each seed",
+            in_panels(_lines(arms, "loss", "step"), [*_frequencies(arms, steps)], "arms"), loss, x=BY_STEP,
+            caption=f"Loss of {predicted} in held-out text, in nats, a line for each seed; a uniform guess has "
+            f"ln {n_vocabulary:,} = {math.log(n_vocabulary):.2f}",
+        ),
+        Chart(
+            "outliers", f"after the last step: an outlier is above {OUTLIER:g} sd",
+            in_panels(_lines(end, "max_mean_sd"), [limit], "arms"), "farthest mean of a neuron, sd", from_zero=True,
+            caption="Farthest mean of a neuron after the last step, in sd, by layer",
+        ),
+        Chart(
+            "position", "after the last step: position predicted by a linear probe",
+            in_panels(_lines(end, "position_accuracy"), what="arms"), "position accuracy", (0, 1),
+            caption="Accuracy of position by a linear probe after the last step, by layer",
+        ),
+    ]  # fmt: skip
+    if lines := _lines(lengths, "loss", "length"):
+        title = "after the last step: rows longer than those of the training"
+        shown_charts.append(Chart("lengths", title, in_panels(lines, what="arms"), loss, x=BY_LENGTH))
+    return shown_charts
+
+
+def _lines(rows: Table, column: str, x: str = "layer") -> list[Line]:
+    """Return a line for each arm and seed, with a point for each x."""
+    trainings = rows.where(lambda row: row.get(column) is not None).by("arm", "seed").items()
+    points = {key: [of_x[0] for of_x in training.by(x).values()] for key, training in trainings}
+    return [Line.of(of_x, column, arm, x=x, which=f"seed {seed}") for (arm, seed), of_x in points.items()]
+
+
+def _frequencies(rows: Table, steps: Sequence[int]) -> Iterator[Line]:
+    """Yield the losses by frequency: masked and next tokens are not quite equally frequent."""
+    losses = {
+        NEXT_FREQUENCIES if row["arm"] == CAUSAL_LM else FREQUENCIES: row["unigram_loss"] for row in rows
+    }  # fmt: skip
+    for name, loss in losses.items():
+        yield Line(name, steps, [loss] * len(steps))

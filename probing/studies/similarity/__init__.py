@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -24,200 +25,55 @@ from probing.cli.options import WandbOptions
 from probing.downstream import CLIPPING, POOLINGS, SPACES, TRANSDUCTIVE, WORDS, Definition, Space
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import load_tokenizer
-from probing.page.charts import line_chart
-from probing.page.terms import ACCURACY, TRANSFORMS
+from probing.page.terms import TRANSFORMS
 from probing.results import (
     Column,
-    Html,
+    Row,
     Schema,
-    element,
-    ends,
+    Table,
+    View,
+    count,
     estimate,
-    in_brackets,
-    interval,
+    estimated,
     layers_named,
     number,
+    shown,
+    shown_table,
+    sign_of_interval,
     text,
     whole,
 )
-from probing.runs import Result, SectionPlace, Study, Terms, folded, section_of, study_of
+from probing.runs import Result, Study, Terms, study_of
 from probing.runs.call import Call, Measured
 from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import stage
 from probing.statistics import few_sentences, label, size_lines
-from probing.tables.figures import Line
+from probing.tables.figures import Chart, Line, Panel
 from probing.tables.schema import SIZES, layer_column
 
-Row = Mapping[str, Any]
+SENTENCES = {
+    "wic": "{space}: accuracy {accuracy} on {part} in layer {layer}, selected on train; always answering yes has "
+    "{constant:.3f}{gain}.",
+    "sts": "{set}, {pooling}, {space}: Spearman x 100 is {spearman}{where}{gain}.",
+    "layer": " in layer {layer}",
+    "selected": " in layer {layer}, selected on {chosen_on}",
+    "published": " in layer {layer}, selected on {chosen_on} itself, which can be too high",
+    "gain": "; compared with plain, {gain}{p}, {verdict}",
+    "transductive": "Transforms are fitted on the sentences of each evaluated set itself (transductive).",
+}
+_VERDICTS = {1: "an increase", -1: "a decrease", 0: "not distinguished from 0"}
+_UNCHANGED = "unchanged, because no neuron is an outlier there"
+_UNDEFINED = "not defined"
 
 # Advice where a covariance was fitted on too few vectors.
 FEWER_DIRECTIONS = "Keep fewer directions of whitening with `--components`."
 
 MORE_TEXT = "Fit it on more text with `--fit_on`, or keep fewer directions of whitening with `--components`."
 
-
-def wic_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
-    """Return rich tables: the accuracies by layer, and the layer and threshold that each protocol chose."""
-    spaces = list(dict.fromkeys(row["transform"] for row in rows))
-    part = next(row["reported_on"] for row in chosen if row["protocol"] == "held_out")
-    headings = [heading for space in spaces for heading in (_label(space, rows), "area")]
-    layers = _table(f"Accuracy on {part} and area under the ROC curve, by layer", "layer", *headings)
-    for layer in dict.fromkeys(row["layer"] for row in rows):
-        by_space = {row["transform"]: row for row in rows if row["layer"] == layer}
-        cells = [f"{by_space[space][measure]:.3f}" for space in spaces for measure in ("accuracy", "auc")]
-        layers.add_row(str(layer), *cells)
-    columns = ("layer", "threshold", "accuracy", "95% range", "gain", "95% range", "won", "lost", "p")
-    chosen_elsewhere = _table(f"Layer and threshold chosen on train, reported on {part}", "space", *columns)
-    published = _table(
-        "As published, which is too high: chosen on train and reported on train",
-        "space", "best layer", "best of 9 thresholds", "accuracy on train",
-    )  # fmt: skip
-    for row in chosen:
-        name = _label(row["transform"], [row]) if "transform" in row else "always yes"
-        start = [name, str(row.get("layer", ""))]
-        if row["protocol"] == "published":
-            published.add_row(*start, f"{row['threshold']:.1f}", f"{row['accuracy']:.3f}")
-        else:
-            chosen_elsewhere.add_row(
-                *start,
-                f"{row['threshold']:.3f}" if "threshold" in row else "",
-                f"{row['accuracy']:.3f}",
-                interval(row, "accuracy"),
-                *(_gain(row, "+.3f", 1) if "gain" in row else ["", ""]),
-                *((str(row["n_gained"]), str(row["n_lost"]), f"{row['p_value']:.2g}") if "gain" in row else ()),
-            )
-    return [layers, chosen_elsewhere, published]
-
-
-def wic_lines(chosen: Sequence[Row]) -> list[str]:
-    """Return a sentence for each space, then the amount of text that the transforms were fitted on."""
-    lines = []
-    constant = next(row for row in chosen if row["protocol"] == "constant_true")["accuracy"]
-    for row in chosen:
-        if row["protocol"] == "held_out":
-            name = label(WORDS[row["transform"]].capitalize(), [row])
-            line = (
-                f"{name}: accuracy {row['accuracy']:.3f} on {row['reported_on']}"
-                f"{in_brackets(interval(row, 'accuracy', ' to '), f'always yes {constant:.3f}')} in layer "
-                f"{row['layer']}, chosen on train"
-            )
-            lines.append(line + _verdict(row, "+.3f", 1, f"{row['n_pairs']} pairs") + ".")
-    return lines + _why_no_intervals(chosen) + size_lines(chosen, FEWER_DIRECTIONS)
-
-
-def sts_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
-    """Return rich tables: the correlations by layer for the first pooling, and the layers that each protocol chose."""
-    rows = [row for row in rows if row["aggregation"] == "all"]
-    pooling = rows[0]["pooling"]
-    sets = list(dict.fromkeys(row["set"] for row in rows))
-    tables = []
-    for space in dict.fromkeys(row["transform"] for row in rows if row["pooling"] == pooling):
-        of_pooling = [row for row in rows if row["pooling"] == pooling]
-        table = _table(f"Spearman x 100: {pooling}, {_label(space, of_pooling)}", "layer", *sets)
-        for layer in dict.fromkeys(row["layer"] for row in rows if row["pooling"] == pooling):
-            by_set = {
-                r["set"]: r for r in rows if (r["pooling"], r["layer"], r["transform"]) == (pooling, layer, space)
-            }
-            table.add_row(str(layer), *(_spearman(by_set[name]) for name in sets))
-        static = {r["set"]: r for r in rows if (r["pooling"], r["transform"]) == ("static", space)}
-        if static:
-            table.add_row("static", *(_spearman(static[name]) for name in sets))
-        tables.append(table)
-    return [*tables, *_chosen_sts(chosen, "held_out"), *_chosen_sts(chosen, "published")]
-
-
-def _chosen_sts(chosen: Sequence[Row], protocol: str) -> list[Any]:
-    title = {
-        "held_out": "Spearman x 100 with the layer chosen on other pairs, in three aggregations",
-        "published": "As published, which can be too high: Spearman x 100 with the layer chosen on the set itself",
-    }[protocol]
-    is_transductive = any(TRANSDUCTIVE in row.get("fitted_on", "") for row in chosen)
-    title += "; transforms fitted on the set's own sentences (transductive)" if is_transductive else ""
-    by_space: dict[tuple[Any, ...], dict[str, Row]] = {}
-    for row in chosen:
-        if row["protocol"] == protocol:
-            by_space.setdefault((row["set"], row["pooling"], row["transform"]), {})[row["aggregation"]] = row
-    on = ["chosen on"] if protocol == "held_out" else []
-    table = _table(title, "set", "vectors", "layer", *on, "all", "95% range", "mean", "wmean", "gain", "95% range")
-    for (name, pooling, space), by in by_space.items():
-        row = by["all"]
-        table.add_row(
-            name,
-            f"{pooling}, {_label(space, [row])}",
-            str(row["layer"]),
-            *[str(row.get("chosen_on", "")) for _ in on],
-            _spearman(row),
-            interval(row, times=100, form=".1f"),
-            *(_spearman(by[how]) for how in ("mean", "wmean")),
-            *(_gain(row, "+.1f", 100) if "gain" in row else ()),
-        )
-    return [table] if by_space else []
-
-
-def sts_lines(chosen: Sequence[Row]) -> list[str]:
-    """Return a sentence for each set and space over all pairs, in the chosen layer or else the best layer.
-
-    The last sentences give the amount of text that the transforms were fitted on.
-    """
-    protocols = [row["protocol"] for row in chosen if row["pooling"] != "static"]
-    protocol = "held_out" if "held_out" in protocols else "published"
-    lines = []
-    for row in chosen:
-        if row["aggregation"] == "all" and (row["protocol"] == protocol or row["pooling"] == "static"):
-            where = f" in layer {row['layer']}" if row["layer"] != "" else ""
-            on = f", chosen on {row['chosen_on']}" if "chosen_on" in row else ""
-            if protocol == "published" and where:
-                on += " itself, which can be too high"
-            name = f"{row['set']}, {row['pooling']}, {_label(row['transform'], [row])}"
-            line = f"{name}: Spearman {_spearman(row)}{in_brackets(interval(row, '', ' to ', '.1f', 100))}{where}{on}"
-            lines.append(line + _verdict(row, "+.1f", 100, f"{row['n_pairs']} pairs") + ".")
-    return lines + _why_no_intervals(chosen) + size_lines(chosen, MORE_TEXT)
-
-
-def _label(space: str, rows: Sequence[Row]) -> str:
-    return label(WORDS[space], [row for row in rows if row.get("transform") == space])
-
-
-def _why_no_intervals(chosen: Sequence[Row]) -> list[str]:
-    few = few_sentences(min(row["n_pairs"] for row in chosen if "n_pairs" in row), "pair")
-    return [few] if few else []
-
-
-def _gain(row: Row, form: str, times: int) -> list[str]:
-    return [format(times * row["gain"], form), interval(row, "gain", " to ", form, times)]
-
-
-def _verdict(row: Row, form: str, times: int, pairs: str) -> str:
-    if "gain" not in row:
-        return ""
-    (gain, within), gain_ends = _gain(row, form, times), ends(row, "gain")
-    p_value = f"McNemar p = {row['p_value']:.2g}" if "p_value" in row else ""
-    comment = (
-        "" if gain_ends and (gain_ends[0] > 0 or gain_ends[1] < 0) else f", a difference that {pairs} do not resolve"
-    )
-    if row["transform"] in CLIPPING and not row["n_clipped"]:
-        comment = ", because no neuron is an outlier there"
-    return f"; {gain} compared with plain{in_brackets(within, p_value)}{comment}"
-
-
-def _spearman(row: Row) -> str:
-    """Return a correlation in points; `-` if undefined (missing or NaN), as when all sentences share a vector."""
-    value = row.get("spearman", math.nan)
-    return f"{100 * value:.1f}" if value == value else "-"
-
-
-def _table(title: str, *headings: str) -> Any:
-    from probing.runtime.terminal import plain_table
-
-    table = plain_table(title, collapse_padding=True)
-    for heading in headings:
-        is_name = heading in ("space", "set", "vectors", "chosen on")
-        table.add_column(heading, justify="left" if is_name else "right", no_wrap=not is_name)
-    return table
-
-
-_SPACE = text("transform", "How the hidden states are transformed before their cosines are taken.")
+_SPACE = text(
+    "transform", "How the hidden states are transformed before their cosines are taken.", "space", labels=WORDS
+)
 
 _N_CLIPPED = whole("n_clipped", "Number of neurons that are clipped.")
 
@@ -225,9 +81,12 @@ _CLIPPED = text("clipped", "The neurons that are clipped.", may_be_empty=True)
 
 _N_PAIRS = whole("n_pairs", "Number of pairs.")
 
-_THRESHOLD = number("threshold", "Cosine from which on a pair is predicted to mean the same, chosen on train.")
+_THRESHOLD = number("threshold", "Cosine above which a pair is predicted to have one meaning, selected on train.")
 
-_PROTOCOL = text("protocol", "How the layer was chosen: held_out, on other pairs, or published, on the same.")
+_PROTOCOL = text(
+    "protocol", "How the layer was selected: held_out, on other pairs; published, on the same pairs; constant_true, "
+    "the baseline that always answers yes.", labels={"held_out": "other pairs", "constant_true": "always yes"},
+)  # fmt: skip
 
 _GAIN = estimate("gain", "Difference from the untransformed hidden states.", form="+.3f")
 
@@ -235,40 +94,41 @@ WIC = Schema("wic", "a row per layer and space", (
     layer_column(), _SPACE, _THRESHOLD,
     number("train_accuracy", "Accuracy on the training pairs."),
     estimate("accuracy", "Share of the pairs that are predicted correctly."),
-    estimate("auc", "Area under the ROC curve."),
-    number("train_auc", "The same of the training pairs."),
-    number("published_threshold", "The best of the nine thresholds 0.1 to 0.9 on the reported pairs themselves."),
+    estimate("auc", "Area under the ROC curve: the probability that a pair with one meaning has a higher cosine than a "
+             "pair with two meanings."),
+    number("train_auc", "Area under the ROC curve of the training pairs."),
+    number("published_threshold", "The best of the nine thresholds 0.1 to 0.9 on the reported pairs."),
     number("published_accuracy", "Its accuracy."),
-    number("constant_true_accuracy", "Accuracy of answering for every pair that the word means the same."),
+    number("constant_true_accuracy", "Accuracy of the baseline that answers yes (the same meaning) for every pair."),
     _N_CLIPPED, _CLIPPED,
     whole("n_train_pairs", "Number of training pairs."), _N_PAIRS, *SIZES,
 ))  # fmt: skip
 
 WIC_CHOSEN = Schema("chosen", "a row per protocol and space", (
-    _PROTOCOL, _SPACE, layer_column("The chosen layer."), _THRESHOLD,
-    estimate("accuracy", "Accuracy in the chosen layer."),
-    text("reported_on", "Part whose pairs the accuracy is of."),
+    _PROTOCOL, _SPACE, layer_column("The selected layer."), _THRESHOLD,
+    estimate("accuracy", "Accuracy in the selected layer."),
+    text("reported_on", "Part on which the accuracy is measured."),
     _GAIN,
-    whole("n_gained", "Number of pairs that are predicted correctly only in this space."),
-    whole("n_lost", "Number of pairs that are predicted correctly only from untransformed hidden states."),
-    number("p_value", "McNemar's test of the first against the second."),
+    whole("n_gained", "Number of pairs that are predicted correctly only in this space.", "won"),
+    whole("n_lost", "Number of pairs that are predicted correctly only from untransformed hidden states.", "lost"),
+    number("p_value", "McNemar's test of pairs won and pairs lost, corrected for all transforms (Holm).", "p", ".2g"),
     _N_CLIPPED, _N_PAIRS, *SIZES,
 ))  # fmt: skip
 
 _SET = text("set", "Collection of pairs of sentences with human scores.")
 
-_POOLING = text("pooling", "How the vector of a sentence is made from those of its tokens.")
+_POOLING = text("pooling", "Pooling of token vectors to a sentence vector; `static`, the mean of word vectors.")
 
 # Static vectors have no layer: the cell is empty.
-_LAYER = replace(layer_column("Number of the layer; empty of static vectors."), may_be_empty=True)
+_LAYER = replace(layer_column("Number of the layer; empty for static vectors."), may_be_empty=True)
 
 _AGGREGATION = text("aggregation", "all pairs together, the mean of the subsets, or wmean, weighted by their pairs.")
 
 _CORRELATION = (
     Column("spearman", float, "Spearman's correlation of cosines and human scores; low, high: its 95% interval.",
-           form=".3f", interval=""),
-    _GAIN, _N_PAIRS, _N_CLIPPED, _CLIPPED,
-    text("fitted_on", "Text that the transform was fitted on."),
+           "Spearman", ".1f", "", times=100),
+    replace(_GAIN, form="+.1f", times=100), _N_PAIRS, _N_CLIPPED, _CLIPPED,
+    text("fitted_on", "Text on which the transform was fitted."),
     *SIZES,
 )  # fmt: skip
 
@@ -277,102 +137,176 @@ STS = Schema("sts", "a row per set, pooling, layer, space and aggregation", (
 ))  # fmt: skip
 
 STS_CHOSEN = Schema("chosen", "a row per protocol, set, pooling, space and aggregation", (
-    _PROTOCOL, _SET, _POOLING, _SPACE, replace(_LAYER, meaning="The chosen layer; empty of static vectors."),
-    text("chosen_on", "Pairs on which the layer was chosen."),
-    whole("n_chosen_on", "Number of these."),
+    _PROTOCOL, _SET, _POOLING, _SPACE, replace(_LAYER, meaning="The selected layer; empty for static vectors."),
+    text("chosen_on", "Pairs on which the layer was selected.", "selected on"),
+    whole("n_chosen_on", "Number of pairs on which the layer was selected."),
     _AGGREGATION, *_CORRELATION,
 ))  # fmt: skip
 
-EVALUATIONS: Terms = {
+WIC_VIEWS = (
+    View(WIC_CHOSEN, ("protocol", "transform", "layer", "threshold", "accuracy*", "gain*", "n_gained", "n_lost",
+         "p_value"), "Layer and threshold selected on train, accuracy on {reported_on}", "reported_on",
+         {"protocol": ("held_out", "constant_true")}),
+    View(WIC_CHOSEN, ("transform", "layer", "threshold", "accuracy"),
+         "As published, which is too high: best layer and best of 9 thresholds, selected and evaluated on train", "",
+         {"protocol": "published"}),
+)  # fmt: skip
+_PIVOT = "aggregation", "spearman", {"mean": "mean", "wmean": "wmean"}
+_KEYS = "set", "pooling", "transform", "protocol"
+STS_VIEWS = (
+    View(STS_CHOSEN, ("set", "pooling", "transform", "layer", "chosen_on", "spearman*", "gain*"),
+         "Spearman x 100 in the layer selected on other pairs: over all pairs, and mean over subsets", "",
+         {"protocol": "held_out", "aggregation": "all"}, _PIVOT, _KEYS),
+    View(STS_CHOSEN, ("set", "pooling", "transform", "layer", "spearman*", "gain*"),
+         "As published, which can be too high: Spearman x 100 in the layer selected on the set itself", "",
+         {"protocol": "published", "aggregation": "all"}, _PIVOT, _KEYS),
+)  # fmt: skip
+# What the rows and lines of both studies are called, beside the headings of their tables.
+TERMS: Terms = {
     **{words: TRANSFORMS[space] for space, words in WORDS.items()},
-    "static vectors": "One vector per word type, the same in all sentences, instead of the model's hidden states.",
-    "layer": ACCURACY["layer"],
-    "space": "How hidden states were transformed before their cosines were taken.",
-    "always yes": "Answering for every pair that the word means the same.",
-    "threshold": "Cosine from which on a pair is predicted to mean the same, chosen on the training part.",
-    "accuracy": "Share of the pairs that are predicted correctly.",
-    "area": "Area under the ROC curve: the probability that a pair with the same meaning has a higher cosine than a "
-    "pair with two meanings.",
-    "95% range": "Interval over pairs, of the number to its left.",
-    "gain": "Difference from untransformed hidden states.",
-    "won": "Number of pairs that are predicted correctly only in this space.",
-    "lost": "Number of pairs that are predicted correctly only from untransformed hidden states.",
-    "p": "McNemar's test of pairs won against pairs lost.",
-    "best layer": "Layer with the highest accuracy on the training part itself.",
-    "best of 9 thresholds": "Threshold, among 0.1 to 0.9, with the highest accuracy on the training part itself.",
-    "accuracy on train": "Accuracy of both on the pairs they were chosen on, which is too high for other pairs.",
-    "set": "Collection of sentence pairs with human scores of how similar they are.",
-    "vectors": "How the vector of a sentence is made from those of its tokens, and in which space.",
-    "chosen on": "Pairs on which the layer was chosen.",
-    "all": "Spearman's correlation of cosines and human scores, times 100, over all pairs of the set.",
-    "mean": "The mean of that correlation over the subsets.",
-    "wmean": "The same mean, each subset weighted by its number of pairs.",
+    "static": "One vector per word type, the same in all sentences, instead of the hidden states of the model.",
+    "static vectors": "One vector per word type, the same in all sentences, instead of the hidden states of the model.",
+    "always yes": "The baseline that answers yes (the same meaning) for every pair.",
+    "chance": "Area under the ROC curve of a random ranking.",
 }
 
 
-def senses_section(result: Result, anchor: str) -> Html:
-    """Return the results of `wic` in sentences, as lines over the layers, and in the tables of the terminal."""
-    return _section(result, anchor, [_senses(result.wic, result.chosen)])
+def _by_layer(schema: Schema, show: Callable[[Row], str], title: str, rows_by_heading: Mapping[str, Table]) -> Any:
+    """Return a table of a number by layer, a column for each heading; static vectors have the last row."""
+    cells = {
+        heading: {row["layer"] if row["layer"] != "" else "static": show(row) for row in rows}
+        for heading, rows in rows_by_heading.items()
+    }
+    layers = dict.fromkeys(layer for texts in cells.values() for layer in texts)
+    beside = {heading: partial(_cell, texts) for heading, texts in cells.items()}
+    return shown_table(schema, [{"layer": layer} for layer in layers], title, ("layer",), beside)
 
 
-def similarity_section(result: Result, anchor: str) -> Html:
-    """Return the results of `sts` in sentences, as lines over the layers, and in the tables of the terminal."""
-    return _section(result, anchor, _similarities(result.sts))
+def _cell(texts: Mapping[Any, str], row: Row) -> str:
+    return texts.get(row["layer"], "")
 
 
-def _section(result: Result, anchor: str, charts: Sequence[Html]) -> Html:
-    return section_of(
-        result,
-        anchor,
-        *charts,
-        *folded(result.tables()),
-    )
+def wic_tables(rows: Table, chosen: Table) -> list[Any]:
+    """Return accuracies and areas by layer, and the layer and threshold that each protocol selects."""
+    spaces = {_label(space, of_space): of_space for space, of_space in _by_space(rows).items()}
+    part = _part(chosen)
+    return [
+        _by_layer(WIC, lambda row: shown(row["accuracy"], ".3f"), f"Accuracy on {part}, by layer", spaces),
+        _by_layer(WIC, lambda row: shown(row["auc"], ".3f"), f"Area under the ROC curve on {part}, by layer", spaces),
+        *(table for view in WIC_VIEWS for table in view.tables(chosen)),
+    ]
 
 
-def _senses(rows: Sequence[Row], chosen: Sequence[Row]) -> Html:
-    part = next(row["reported_on"] for row in chosen if row["protocol"] == "held_out")
-    lines = _by_space(rows, "accuracy", "accuracy")
-    lines.append(_level("always yes", rows, rows[0]["constant_true_accuracy"]))
-    title = (
-        f"Accuracy on {part} by layer and space, the threshold chosen on train, with 95% intervals over "
-        f"{rows[0]['n_pairs']} pairs"
-    )
-    return element("figure", element("figcaption", title), line_chart(lines, title))
+def sts_tables(rows: Table, chosen: Table) -> list[Any]:
+    """Return the correlations by layer for the first pooling, and the layers that each protocol selects."""
+    pooling = rows[0]["pooling"]
+    tables = []
+    for space, of_space in rows.where(aggregation="all", pooling=(pooling, "static")).by("transform").items():
+        if pooled := of_space.where(pooling=pooling):
+            title = f"Spearman x 100: {pooling}, {_label(space, pooled)}"
+            tables.append(_by_layer(STS, STS["spearman"].show, title, of_space.by("set")))
+    return [*tables, *(table for view in STS_VIEWS for table in view.tables(chosen))]
 
 
-def _similarities(rows: Sequence[Row]) -> list[Html]:
-    charts = []
+def _by_space(rows: Table) -> dict[str, Table]:
+    """Return the rows of each space; a row without one, of a damaged file, raises KeyError."""
+    return {space: rows.where(transform=space) for space in dict.fromkeys(row["transform"] for row in rows)}
+
+
+def _part(chosen: Table) -> str:
+    return str(chosen.where(protocol="held_out")[0]["reported_on"])
+
+
+def wic_lines(chosen: Table) -> Iterator[str]:
+    """Yield a sentence for each space, then the amount of text on which the transforms were fitted."""
+    (constant,) = chosen.where(protocol="constant_true")
+    for row in chosen.where(protocol="held_out"):
+        yield SENTENCES["wic"].format(
+            space=_label(row["transform"], [row]).capitalize(), accuracy=estimated(row, "accuracy"),
+            part=row["reported_on"], layer=row["layer"], constant=constant["accuracy"], gain=_gain(row, "+.3f", 1),
+        )  # fmt: skip
+    yield from _why_no_intervals(chosen)
+    yield from size_lines(chosen, FEWER_DIRECTIONS)
+
+
+def sts_lines(chosen: Table) -> Iterator[str]:
+    """Yield a sentence for each set and space over all pairs, in the selected layer or else the best layer.
+
+    The last sentences give the amount of text on which the transforms were fitted.
+    """
+    protocols = chosen.where(lambda row: row["pooling"] != "static").values("protocol")
+    protocol = "held_out" if "held_out" in protocols else "published"
+    for row in chosen.where(lambda row: row["protocol"] == protocol or row["pooling"] == "static", aggregation="all"):
+        is_defined = math.isfinite(row.get("spearman", math.nan))
+        where = "selected" if protocol == "held_out" else "published"
+        yield SENTENCES["sts"].format(
+            set=row["set"], pooling=row["pooling"], space=_label(row["transform"], [row]),
+            spearman=estimated(row, "spearman", ".1f", "", 100) if is_defined else _UNDEFINED,
+            where="" if row["layer"] == "" else SENTENCES[where if "chosen_on" in row else "layer"].format(**row),
+            gain=_gain(row, "+.1f", 100),
+        )  # fmt: skip
+    if any(TRANSDUCTIVE in row.get("fitted_on", "") for row in chosen):
+        yield SENTENCES["transductive"]
+    yield from _why_no_intervals(chosen)
+    yield from size_lines(chosen, MORE_TEXT)
+
+
+def _label(space: str, rows: Sequence[Row]) -> str:
+    return label(WORDS[space], [row for row in rows if row.get("transform") == space])
+
+
+def _why_no_intervals(chosen: Table) -> list[str]:
+    few = few_sentences(min(chosen.column("n_pairs")), "pair")
+    return [few] if few else []
+
+
+def _gain(row: Row, form: str, times: int) -> str:
+    if "gain" not in row:
+        return ""
+    is_unchanged = row["transform"] in CLIPPING and not row["n_clipped"]
+    return SENTENCES["gain"].format(
+        gain=estimated(row, "gain", form, times=times), verdict=_UNCHANGED if is_unchanged else
+        _VERDICTS[sign_of_interval(row, "gain")], p=f", McNemar p = {row['p_value']:.2g}" if "p_value" in row else "",
+    )  # fmt: skip
+
+
+def wic_charts(rows: Table, chosen: Table) -> list[Chart]:
+    """Return accuracy and area under the curve by layer and space, with their baselines."""
+    accuracies = [*_lines(rows, rows, "accuracy"), _level("always yes", rows, rows[0]["constant_true_accuracy"])]
+    areas = [*_lines(rows, rows, "auc"), _level("chance", rows, 0.5)]
+    panels = [
+        Panel(accuracies, f"accuracy on {_part(chosen)}, threshold selected on train", "share of pairs"),
+        Panel(areas, "area under the ROC curve", "area"),
+    ]
+    title = f"is a word used in the same sense twice? (bars: 95% over {count(rows[0]['n_pairs'], 'pair')})"
+    return [Chart("wic", title, panels, limits=(0, 1))]
+
+
+def sts_charts(rows: Table) -> list[Chart]:
+    """Return the correlation by layer and space for each pooling, a panel for each set."""
     # Where all cosines of a set are the same, as of the first token's embedding, there is no correlation.
-    defined = [row for row in rows if math.isfinite(row.get("spearman", math.nan))]
-    rows = [row for row in defined if row["aggregation"] == "all"]
-    for name in dict.fromkeys(row["set"] for row in rows):
-        set_rows = [row for row in rows if row["set"] == name]
-        static = [row for row in set_rows if (row["pooling"], row["transform"]) == ("static", "none")]
-        pooled = [row for row in set_rows if row["pooling"] != "static"]
-        pooled = [row for row in pooled if row["pooling"] == pooled[0]["pooling"]]
-        if pooled:
-            lines = _by_space(pooled, "spearman", "")
-            lines += [_level("static vectors, plain", pooled, row["spearman"]) for row in static]
-            title = (
-                f"{name}, sentences by {pooled[0]['pooling']}: Spearman of cosines and human scores by layer and "
-                f"space, with 95% intervals over {pooled[0]['n_pairs']} pairs (values below 0 are drawn at 0)"
-            )
-            charts.append(element("figure", element("figcaption", title), line_chart(lines, title)))
+    rows = rows.where(lambda row: math.isfinite(row.get("spearman", math.nan)), aggregation="all")
+    charts = []
+    for pooling, of_pooling in rows.where(lambda row: row["pooling"] != "static").by("pooling").items():
+        panels = []
+        for name, of_set in of_pooling.by("set").items():
+            static = rows.where(set=name, pooling="static", transform="none")
+            levels = [_level("static vectors, plain", of_set, row["spearman"]) for row in static]
+            title = f"{name}, {pooling} ({count(of_set[0]['n_pairs'], 'pair')})"
+            panels.append(Panel([*_lines(of_set, of_pooling, "spearman", ""), *levels], title))
+        title = f"sentences by {pooling}: correlation of cosines and human scores (bars: 95% over pairs)"
+        charts.append(Chart(f"sts_{pooling}", title, panels, "Spearman's correlation", from_zero=True))
     return charts
 
 
-def _by_space(rows: Sequence[Row], column: str, of: str) -> list[Line]:
-    """Return a line for each space; `of` names the interval as in `ends`."""
-    lines = []
-    for space in dict.fromkeys(row["transform"] for row in rows):
-        space_rows = sorted((row for row in rows if row["transform"] == space), key=lambda row: row["layer"])
-        layers, values = [row["layer"] for row in space_rows], [row[column] for row in space_rows]
-        lines.append(Line(label(WORDS[space], space_rows), layers, values, [ends(row, of) for row in space_rows]))
-    return lines
+def _lines(rows: Table, of_figure: Table, column: str, interval: str | None = None) -> list[Line]:
+    return [
+        Line.of(of_space, column, _label(space, of_figure), interval) for space, of_space in _by_space(rows).items()
+    ]
 
 
-def _level(label: str, rows: Sequence[Row], value: float) -> Line:
-    layers = sorted({row["layer"] for row in rows})
+def _level(label: str, rows: Table, value: float) -> Line:
+    layers = sorted(rows.values("layer"))
     return Line(label, layers, [value] * len(layers))
 
 
@@ -446,7 +380,7 @@ def sts(
         def measure(_: Path) -> Measured:
             with stage(f"cosines of {layers_named(source.layers)}"):
                 tables = evaluate(vectors, source.layers, poolings, fitting, fit_on, seed)
-            return sts_output(*tables, vectors, descriptions, poolings, files.short_name)
+            return sts_output(*tables, vectors, descriptions, poolings)
 
         return call.write(files, measure)
 
@@ -552,7 +486,7 @@ def wic(
         def measure(_: Path) -> Measured:
             with stage(f"cosines of {layers_named(source.layers)}"):
                 tables = evaluate(pairs, stores, FittingText(stores[0], is_fitted_on), source.layers, fitting, seed)
-            return wic_output(*tables, data, pairs, stores, results, source.model.short_name)
+            return wic_output(*tables, data, pairs, stores, results)
 
         return call.write(source.model, measure)
 
@@ -568,14 +502,24 @@ def _read_pairs(folder: str | None, part: str, say: Callable[[str], None]) -> di
     return data
 
 
-class WordsInContext(Study):
+class _Cosines(Study):
+    """A study of cosines, without training."""
+
+    in_several_processes = True
+    page = "similarity.md"
+
+    def terms(self, result: Result) -> Mapping[str, Terms]:
+        """Return the meanings of the headings and of what the rows are called."""
+        return {self.title: {**TERMS, **super().terms(result)[self.title]}}
+
+
+class WordsInContext(_Cosines):
     """Distinction of word senses by the cosine of a word's vectors."""
 
     name, kind, title = "wic", "word-in-context evaluation", "Word senses"
     function = "probing.studies.similarity:wic"
-    in_several_processes = True
     schemas = WIC, WIC_CHOSEN
-    page = "similarity.md"
+    views = WIC_VIEWS
     files: ClassVar[Mapping[str, str]] = {
         "figures/wic": "Accuracy by layer and space.",
     }
@@ -584,27 +528,22 @@ class WordsInContext(Study):
         """Return accuracies by layer and space."""
         return wic_tables(result.wic, result.chosen)
 
+    def charts(self, result: Result) -> list[Chart]:
+        """Return the accuracy and the area under the ROC curve by layer."""
+        return wic_charts(result.wic, result.chosen)
+
     def conclusions(self, result: Result) -> list[str]:
-        """Return a sentence for each question."""
-        return wic_lines(result.chosen)
-
-    def section(self, result: Result, place: SectionPlace) -> Html:
-        """Return the accuracy by layer, and the tables of the terminal."""
-        return senses_section(result, place.anchor)
-
-    def terms(self, result: Result) -> Mapping[str, Terms]:
-        """Return the meanings of the headings."""
-        return {"Words and sentences": EVALUATIONS}
+        """Return a sentence for each space."""
+        return list(wic_lines(result.chosen))
 
 
-class SentenceSimilarity(Study):
+class SentenceSimilarity(_Cosines):
     """Correlation of the cosine of two sentences' vectors with human scores."""
 
     name, kind, title = "sts", "similarity evaluation", "Similar sentences"
     function = "probing.studies.similarity:sts"
-    in_several_processes = True
     schemas = STS, STS_CHOSEN
-    page = "similarity.md"
+    views = STS_VIEWS
     files: ClassVar[Mapping[str, str]] = {
         "figures/sts_POOLING": "Correlation by layer and space, a panel for each set.",
     }
@@ -613,17 +552,13 @@ class SentenceSimilarity(Study):
         """Return correlations by layer and space."""
         return sts_tables(result.sts, result.chosen)
 
+    def charts(self, result: Result) -> list[Chart]:
+        """Return the correlation by layer, a chart for each pooling."""
+        return sts_charts(result.sts)
+
     def conclusions(self, result: Result) -> list[str]:
-        """Return a sentence for each question."""
-        return sts_lines(result.chosen)
-
-    def section(self, result: Result, place: SectionPlace) -> Html:
-        """Return the correlation by layer, a chart for each set, and the tables of the terminal."""
-        return similarity_section(result, place.anchor)
-
-    def terms(self, result: Result) -> Mapping[str, Terms]:
-        """Return the meanings of the headings."""
-        return {"Words and sentences": EVALUATIONS}
+        """Return a sentence for each set and space."""
+        return list(sts_lines(result.chosen))
 
 
 WIC_STUDY, STS_STUDY = WordsInContext(), SentenceSimilarity()

@@ -23,7 +23,7 @@ from probing.data import chosen_controls
 from probing.errors import UserError, as_clause, out_of_range, refuse
 from probing.models import layer_numbers, load_config, parse_layers, resolve_model
 from probing.page.charts import option_words
-from probing.results import Schema, Type, count, interval, read_trials, text, write_csv
+from probing.results import Schema, Type, cells_table, count, interval, read_trials, text, write_csv
 from probing.runs import Result, Study, refuse_several, study_of
 from probing.runs.call import places, say_results
 from probing.runs.folder import PARTIAL, ResumableFolder, read_json
@@ -32,7 +32,6 @@ from probing.runtime import quiet_libraries, started_as, versions
 from probing.runtime.files import parse_json, read_text
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import BRIEF, Advance, disable_progress, expect, messages, remark, stage
-from probing.runtime.terminal import plain_table
 from probing.studies.fit import fit as fit_command
 from probing.studies.sweep.definition import (
     LIGHT,
@@ -63,15 +62,15 @@ def best_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str], metric:
     ranked = sorted(rows, key=lambda row: (sign * row[column], row.get("cross_entropy", 0)))[:BEST]
     shown = list(dict.fromkeys([*varied, "layer"]))
     extra = [name for name in dict.fromkeys([column, "cross_entropy"]) if name != "accuracy" and name in rows[0]]
-    table = plain_table(f"The best {len(ranked)} of {len(rows)} rows by {column}")
-    for name in ("trial", *shown, "accuracy", "95% interval", *extra):
-        table.add_column(name.replace("_", " ") if "." not in name else name, justify="right")
-    for row in ranked:
-        table.add_row(
-            row["trial"].partition("-")[0], *(str(row[name]) for name in shown), f"{row['accuracy']:.3f}",
-            interval(row, "accuracy"), *(f"{row[name]:.3f}" for name in extra),
-        )  # fmt: skip
-    return table
+    headings = [
+        name if "." in name else name.replace("_", " ") for name in (*shown, "accuracy", "95% interval", *extra)
+    ]
+    cells = (
+        [row["trial"].partition("-")[0], *(str(row[name]) for name in shown), f"{row['accuracy']:.3f}",
+         interval(row, "accuracy"), *(f"{row[name]:.3f}" for name in extra)]
+        for row in ranked
+    )  # fmt: skip
+    return cells_table(f"The best {len(ranked)} of {count(len(rows), 'row')} by {column}", ["trial", *headings], cells)
 
 
 def _option(name: str) -> Type | None:

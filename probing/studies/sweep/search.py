@@ -171,11 +171,11 @@ class Outcome:
 
 def outcome(name: str, point: Mapping[str, Any], run: Run) -> Outcome:
     """Return the outcome of a trial from its run."""
-    contributions = {}
+    contributions, by_layer = {}, run.neurons.by("layer")
     for row in run.accuracy:
-        neurons = [neuron for neuron in run.neurons if neuron["layer"] == row["layer"]]
+        neurons = by_layer[row["layer"]]
         values = np.zeros(len(neurons))
-        values[[neuron["neuron"] for neuron in neurons]] = [neuron["contribution"] for neuron in neurons]
+        values[neurons.column("neuron")] = neurons.column("contribution")
         contributions[row["layer"]] = values
     objectives = {row["layer"]: row["objective"] for row in run.results["layers"]}
     return Outcome(name, point, run.accuracy, contributions, objectives)
@@ -242,40 +242,50 @@ def _is_above_constant(trial: Outcome, metric: str | None) -> bool:
     return any(UNINFORMATIVE not in row.get("flag", "") for row in rows_of(trial.accuracy, metric) or trial.accuracy)
 
 
+# What is measured of two rankings, and the sentences, which are written into `results.json`.
+_AGREEMENT = "spearman", "overlap"
+SENTENCES = {
+    "agreement": "Rankings of trials that differ only in {option} have a rank correlation of {mean:.2f} on average "
+    "({low:.2f} to {high:.2f}) and share {shared:.1f} of the top {top}.",
+    "best": "Best of {n} trials: {point}, with the {extreme} {metric}, {value:.4g}{expect}.",
+    "expect": "; it was chosen on the sentences it is measured on, so expect a slightly worse value on others",
+    "tied": "{n} trials have this {metric}: {which}.",
+    "first": "the first of them is named",
+    "lowest": "the one with the lowest cross-entropy is named, {least:.3f} nats; the highest is {most:.3f}",
+    "constant": "{which} to predict better than a constant answer{others}: do not read its ranking.",
+    "others": "; {trials} {are}",
+}
+
+
 def conclusion(
     rows: Sequence[Mapping[str, Any]], outcomes: Sequence[Outcome], varied: Sequence[str], metric: str | None, goal: str
 ) -> list[str]:
     """Return sentences on the agreement of rankings between trials, by varied option, and on the best trial."""
     lines = []
-    for name in varied:
-        values = [row[f"{name}_spearman"] for row in rows if f"{name}_spearman" in row]
+    for option in varied:
+        values, overlaps = ([row[f"{option}_{of}"] for row in rows if f"{option}_{of}" in row] for of in _AGREEMENT)
         if values:
-            shared = np.mean([row[f"{name}_overlap"] for row in rows if f"{name}_overlap" in row])
-            lines.append(
-                f"Rankings of trials that differ only in {name} have a rank correlation of {np.mean(values):.2f} on "
-                f"average ({min(values):.2f} to {max(values):.2f}) and share {TOP * shared:.1f} of the top {TOP}."
-            )
-    winner, n = best(outcomes, metric, goal), len(outcomes)
-    extreme = "highest" if metric is None else {"minimize": "lowest", "maximize": "highest"}[goal]
-    point = ", ".join(f"{name} {value}" for name, value in winner.point.items()) or winner.name
-    line = f"Best of {n} trials: {point}, with the {extreme} {metric or BEST_ACCURACY}, {metric_of(winner, metric):.4g}"
-    if n > 1:
-        line += "; it was chosen on the sentences it is measured on, so expect a slightly worse value on others"
-    lines.append(f"{line}.")
-    tied = [trial for trial in outcomes if metric_of(trial, metric) == metric_of(winner, metric)]
+            lines.append(SENTENCES["agreement"].format(
+                option=option, mean=np.mean(values), low=min(values), high=max(values), shared=TOP * np.mean(overlaps),
+                top=TOP,
+            ))  # fmt: skip
+    winner, n, name = best(outcomes, metric, goal), len(outcomes), metric or BEST_ACCURACY
+    value = metric_of(winner, metric)
+    lines.append(SENTENCES["best"].format(
+        n=n, point=", ".join(f"{option} {setting}" for option, setting in winner.point.items()) or winner.name,
+        extreme="lowest" if metric is not None and goal == "minimize" else "highest", metric=name, value=value,
+        expect=SENTENCES["expect"] if n > 1 else "",
+    ))  # fmt: skip
+    tied = [trial for trial in outcomes if metric_of(trial, metric) == value]
     if len(tied) > 1:
         least, most = cross_entropy_of(winner, metric), max(cross_entropy_of(trial, metric) for trial in tied)
-        why = (
-            "the first of them is named"
-            if least == most
-            else (f"the one with the lowest cross-entropy is named, {least:.3f} nats; the highest is {most:.3f}")
-        )
-        lines.append(f"{len(tied)} trials have this {metric or BEST_ACCURACY}: {why}.")
+        which = SENTENCES["first" if least == most else "lowest"].format(least=least, most=most)
+        lines.append(SENTENCES["tied"].format(n=len(tied), metric=name, which=which))
     if not _is_above_constant(winner, metric):
-        n_above = sum(_is_above_constant(trial, metric) for trial in outcomes)
-        others = f"; {count(n_above, 'other trial')} {'is' if n_above == 1 else 'are'}" if n_above else ""
-        which = "The best trial is not shown" if n_above else "No trial is shown" if n > 1 else "It is not shown"
-        lines.append(f"{which} to predict better than a constant answer{others}: do not read its ranking.")
+        above = sum(_is_above_constant(trial, metric) for trial in outcomes)
+        others = SENTENCES["others"].format(trials=count(above, "other trial"), are="is" if above == 1 else "are")
+        which = "The best trial is not shown" if above else "No trial is shown" if n > 1 else "It is not shown"
+        lines.append(SENTENCES["constant"].format(which=which, others=others if above else ""))
     return lines
 
 

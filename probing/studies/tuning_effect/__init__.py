@@ -9,12 +9,12 @@ from probing.cli.commandline import configured
 from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Layers, Source, Wandb, chosen
 from probing.cli.options import ProbeOptions, WandbOptions
 from probing.errors import UserError, about_option, out_of_range
-from probing.results import Html
-from probing.runs import Result, SectionPlace, Study, Terms, study_of
+from probing.runs import Result, Study, study_of
 from probing.runs.call import Call
 from probing.runtime import quiet_libraries, terminal
 from probing.studies.tuning_effect import tables
 from probing.studies.tuning_effect.tables import OF_CHECKPOINTS, OF_PAIRS, PUBLISHED
+from probing.tables.figures import Chart
 from probing.text import divided
 
 
@@ -112,9 +112,10 @@ def _check_which(run: Any, start: Any, tuned: Any, shuffled: Any) -> None:
 class TuningEffect(Study):
     """Changes of a model by tuning, layer by layer."""
 
-    name, kind, title = "tuning-effect", "effect of tuning", "What tuning changed"
+    name, kind, title = "tuning-effect", "effect of tuning", "Effect of tuning"
     function = "probing.studies.tuning_effect:tuning_effect"
     schemas = tables.LAYERS, tables.CHECKPOINTS
+    views = tuple(tables.VIEWS.values())
     page = "tuning-effect.md"
     files: ClassVar[Mapping[str, str]] = {
         "figures/tuning_effect": "Each measure by layer, a point for each checkpoint."
@@ -122,33 +123,28 @@ class TuningEffect(Study):
 
     def tables(self, result: Result) -> list[Any]:
         """Return the changes of attention maps and hidden states by layer."""
-        return tables.tables(result.by_name)
+        return tables.tables(result.layer_changes)
 
     def more_tables(self, result: Result) -> list[Any]:
         """Return the changes by all other measures."""
-        return tables.more_tables(result.by_name)
+        return tables.more_tables(result.layer_changes)
+
+    def charts(self, result: Result) -> list[Chart]:
+        """Return the change by layer, a panel for each measure."""
+        return tables.charts(result.checkpoint_changes)
 
     def answer(self, result: Result) -> list[str]:
         """Return the layers that the task has changed."""
-        return tables.answer(result.by_name, result.results["start"]["name"])
+        return tables.answer(result.layer_changes, result.results["start"]["name"])
 
     def conclusions(self, result: Result) -> list[str]:
         """Return for each measure the layer of the largest change, and the limits of the evidence."""
-        return tables.conclusions(result.by_name, result.results)
+        lines = tables.conclusions(result.layer_changes, result.checkpoint_changes, result.results["n_seeds"])
+        return list(lines)
 
     def about(self, result: Result) -> str:
         """Return the title of a page."""
-        return f"what tuning changed in {result.results['start']['name']}"
-
-    def section(self, result: Result, place: SectionPlace) -> Html:
-        """Return the sentences, the changes by layer, and the tables of the terminal."""
-        from probing.studies.tuning_effect.survey import tuning_effect_section
-
-        return tuning_effect_section(result, place.anchor)
-
-    def terms(self, result: Result) -> Mapping[str, Terms]:
-        """Return the meanings of the headings."""
-        return {self.title: tables.TERMS}
+        return f"effect of tuning on {result.results['start']['name']}"
 
 
 STUDY = TuningEffect()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,9 +31,7 @@ from probing.heads.change import (
 from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads
 from probing.heads.subject import HeadSurvey, SurveyedCheckpoint, check_comparable
-from probing.page.charts import YAxis, line_chart
-from probing.results import Html, count, element, without_nan
-from probing.runs import Result, framed, section_of
+from probing.results import Row, Table, count, without_nan
 from probing.runs.call import Measured
 from probing.runs.loading import CHECKPOINTS, Tuned, checkpoint_name, load_run
 from probing.runs.places import texts_of
@@ -53,18 +51,14 @@ from probing.studies.tuning_effect.tables import (
     OUTLIERS,
     POSITION,
     PUBLISHED,
+    SHUFFLED,
     SPECIAL_MASS,
+    START,
     STATES,
-    Row,
-    measures_of,
+    TRUE,
 )
-from probing.tables.figures import BLUE, GREEN, GREY, USUAL, Line, from_zero, name_layers, write_drawings
 from probing.tables.heads import SPECIAL, of_measure
 from probing.text import Corpus, load_corpus
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Rows in one product.
 _ROWS = 4096
@@ -201,14 +195,14 @@ def _values(measure: str, rows: Sequence[Mapping[str, Any]]) -> Rows:
 
 
 def _accuracies(document: Document) -> Rows:
-    return _values("position_accuracy", [row for row in document["rows"] if row["measure"] == "accuracy"])
+    return _values("position_accuracy", Table(document["rows"]).where(measure="accuracy"))
 
 
 def _geometry(document: Document) -> Rows:
     farthest = [
         {"layer": layer, "value": float(np.abs(values).max())} for layer, values in document["deviations"].items()
     ]
-    cosines = [row for row in document["rows"] if row["measure"] == "mean_cosine"]
+    cosines = Table(document["rows"]).where(measure="mean_cosine")
     return [*_values("mean_cosine", cosines), *_values("outlier_deviation", farthest)]
 
 
@@ -247,10 +241,10 @@ def _of_states(a: ActivationSource, b: ActivationSource, text: CheckpointText) -
 def _of_maps(a: ActivationSource, b: ActivationSource, text: CheckpointText) -> tuple[Document, ActivationStore]:
     request, against = _requests(a, b, text)
     store = accumulate(request, [MapChange(against, alone=True)], a.cache, a.trainer, a.say)["change"]
-    rows = [row for row in map_rows(store, _blocks(a)) if row["of"] == SAME and row["head"] is None]
-    cosines, divergences = ([row for row in rows if row["measure"] == name] for name in ("cosine", "jensen_shannon"))
-    cosines = [{**row, "value": 1 - row["value"]} for row in cosines]
-    return {"rows": _values("maps_cosine", cosines) + _values("maps_jensen_shannon", divergences)}, store
+    rows = Table(map_rows(store, _blocks(a))).where(of=SAME, head=None)
+    cosines, divergences = (rows.where(measure=name) for name in ("cosine", "jensen_shannon"))
+    distances = [{**row, "value": 1 - row["value"]} for row in cosines]
+    return {"rows": _values("maps_cosine", distances) + _values("maps_jensen_shannon", divergences)}, store
 
 
 def _of_published(a: ActivationSource, b: ActivationSource, text: CheckpointText) -> tuple[Document, ActivationStore]:
@@ -260,8 +254,8 @@ def _of_published(a: ActivationSource, b: ActivationSource, text: CheckpointText
     store = accumulate(request, [PublishedChange(checkpoint, against)], a.cache, a.trainer, a.say)[
         "change_as_published"
     ]
-    rows = [row for row in published_rows(store, _blocks(a)) if row["measure"] == COSINE and row["head"] is None]
-    same = [{**row, "value": 1 - row["value"]} for row in rows if row["of"] == SAME]
+    rows = Table(published_rows(store, _blocks(a))).where(measure=COSINE, head=None, of=SAME)
+    same = [{**row, "value": 1 - row["value"]} for row in rows]
     return {"rows": _values("maps_as_published", same)}, store
 
 
@@ -289,13 +283,6 @@ def check_members(
         against = SurveyedCheckpoint(other.request(text.corpora[0]))
         check_comparable(start.request(text.corpora[0]), heads, against, options[name])
         drop_garbage()
-
-
-# With which checkpoint one is compared, in tables, where it is the start.
-START = "start"
-
-# From which weights a checkpoint was tuned, as `finetune` names it: the pretrained model, on true or shuffled labels.
-TRUE, SHUFFLED = "pretrained", "shuffled"
 
 
 @dataclass(frozen=True)
@@ -346,7 +333,7 @@ def of_run(folder: str) -> TuningFamily:
     flag_text = f"--run {folder}"
     if run.study.name != "finetune":
         raise UserError(f"`{flag_text}`: expected a run of `finetune`, found one of `{run.study.name}`; give another.")
-    rows = [row for row in run.tunings if row["start"] in (TRUE, SHUFFLED)]
+    rows = run.tunings.where(start=(TRUE, SHUFFLED))
     if not any(row["start"] == TRUE for row in rows):
         raise UserError(
             f"`{flag_text}`: nothing in it was tuned from the pretrained model, whose change is measured; repeat "
@@ -459,9 +446,9 @@ def layer_rows(changes: Sequence[Mapping[str, Any]], of_start: Mapping[tuple[str
     Seeds are the draws: values of the same seed at several orders of the data are averaged. The p-values are corrected
     for all measures and layers together (Holm 1979).
     """
-    by_key: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    by_key: dict[tuple[str, int], Table] = {}
     for row in changes:
-        by_key.setdefault((row["measure"], row["layer"]), []).append(row)
+        by_key.setdefault((row["measure"], row["layer"]), Table()).append(dict(row))
     keys = sorted(by_key, key=lambda key: (list(MEASURES).index(key[0]), key[1]))
     rows = [_layer_row(key, by_key[key], of_start.get(key, math.nan)) for key in keys]
     for row, p in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
@@ -469,9 +456,10 @@ def layer_rows(changes: Sequence[Mapping[str, Any]], of_start: Mapping[tuple[str
     return rows
 
 
-def _layer_row(key: tuple[str, int], rows: Sequence[Mapping[str, Any]], of_start: float) -> dict[str, Any]:
+def _layer_row(key: tuple[str, int], rows: Table, of_start: float) -> dict[str, Any]:
     groups = {start: _by_seed(rows, start) for start in (TRUE, SHUFFLED)}
-    between = [row["change"] for row in rows if row["against"] != START]
+    between = rows.where(lambda row: row["against"] != START).column("change")
+    from_start = rows.where(start=TRUE, against=START).column("change")
     is_distance = MEASURES[key[0]].is_distance
     true_changes, shuffled = groups[TRUE], groups[SHUFFLED]
     tuned = welch(true_changes, [0.0, 0.0], is_above=is_distance)
@@ -481,7 +469,7 @@ def _layer_row(key: tuple[str, int], rows: Sequence[Mapping[str, Any]], of_start
         "tuned": tuned.value, "tuned_low": max(tuned.low, 0.0) if is_distance else tuned.low, "tuned_high": tuned.high,
         "shuffled": float(np.mean(shuffled)) if shuffled else math.nan,
         "two_seeds": float(np.mean(np.abs(between))) if between else math.nan,
-        "common": common_share(_changes_from_start(rows), between) if is_distance else math.nan,
+        "common": common_share(from_start, between) if is_distance else math.nan,
         "p_value": math.nan, **beyond,
     }  # fmt: skip
 
@@ -493,15 +481,10 @@ def _beyond(true_changes: Sequence[float], shuffled: Sequence[float], is_distanc
     return {name: test.value, f"{name}_low": test.low, f"{name}_high": test.high, "p_value": test.p}
 
 
-def _changes_from_start(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    return [row["change"] for row in rows if row["start"] == TRUE and row["against"] == START]
-
-
-def _by_seed(rows: Sequence[Mapping[str, Any]], start: str) -> list[float]:
+def _by_seed(rows: Table, start: str) -> list[float]:
     """Return the change from the start of each seed, averaged over its orders."""
-    seed_rows = [row for row in rows if row["start"] == start and row["against"] == START]
-    seeds = dict.fromkeys(row["seed"] for row in seed_rows)
-    return [float(np.mean([row["change"] for row in seed_rows if row["seed"] == seed])) for seed in seeds]
+    by_seed = rows.where(start=start, against=START).by("seed")
+    return [float(np.mean(of_seed.column("change"))) for of_seed in by_seed.values()]
 
 
 def text_of(corpus: Any, family: TuningFamily, most: int, seed: int, say: Callable[[str], None]) -> Corpus:
@@ -525,22 +508,11 @@ def text_of(corpus: Any, family: TuningFamily, most: int, seed: int, say: Callab
     return replace(text, n_repeated=0, relabelled={}, n_without_text=0)
 
 
-# Panels side by side.
-_COLUMNS = 3
-
-# A line of each of these, with its look.
-GROUPS = {
-    ("pretrained", True): ("tuned, and start", BLUE, "o"),
-    ("shuffled", True): ("shuffled labels, and start", GREEN, "s"),
-    ("pretrained", False): ("two seeds", GREY, "^"),
-}
-
-
 def study_output(
     tables: Mapping[str, Sequence[Row]], family: TuningFamily, start: ActivationSource,
     sources: Mapping[str, ActivationSource], text: CheckpointText,
 ) -> Measured:  # fmt: skip
-    """Return the output of a run: its tables, summary and figures."""
+    """Return the output of a run: its tables and summary."""
     corpus = text.corpora[0]
     results = {
         "start": {"name": start.model.name, "fingerprint": start.model.fingerprint()},
@@ -548,81 +520,4 @@ def study_output(
         "n_seeds": {group: len({member.seed for member in family.of(group)}) for group in (TRUE, SHUFFLED)},
         "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint, "n_sentences": len(corpus.sentences)},
     }
-
-    def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
-        folder.mkdir(exist_ok=True)
-        return write_figures(folder, tables, start.model.short_name, formats)
-
-    return Measured(tables, results, draw=draw)
-
-
-def write_figures(
-    folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
-) -> list[Path]:
-    """Draw the changes by layer in each format, and return the paths of the files."""
-    return write_drawings(folder, {"tuning_effect": lambda figure: curves(figure, tables, model)}, formats)
-
-
-def curves(figure: Figure, tables: Mapping[str, Sequence[Row]], model: str) -> None:
-    """Draw a panel for each measure, with a point for each checkpoint and layer, and lines of their means."""
-    shown = measures_of(tables)
-    height, width = -(-len(shown) // _COLUMNS), min(len(shown), _COLUMNS)
-    figure.set_size_inches(2.9 * width + 0.6, 2.4 * height + 0.7)
-    for i, name in enumerate(shown):
-        axes = figure.add_subplot(height, width, i + 1)
-        _draw(axes, [row for row in tables["checkpoint_changes"] if row["measure"] == name])
-        axes.set_title(MEASURES[name].words)
-        axes.set_ylabel("distance" if MEASURES[name].is_distance else "change")
-        if MEASURES[name].is_distance:
-            from_zero(axes)
-        else:
-            axes.axhline(0, color=GREY, lw=0.6)
-    named = [axes.get_legend_handles_labels() for axes in figure.axes]
-    handles = {label: handle for pair in named for handle, label in zip(*pair, strict=True)}
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3)
-    figure.suptitle(f"{model}: what tuning changes, by layer", fontsize=9, x=0.01, ha="left")
-
-
-def grouped(rows: Sequence[Row]) -> dict[tuple[str, bool], dict[int, list[float]]]:
-    """Return the changes of a measure by group and layer, a value for each checkpoint or pair."""
-    groups: dict[tuple[str, bool], dict[int, list[float]]] = {}
-    for row in rows:
-        key = (row["start"], row["against"] == "start")
-        change = row.get("change")
-        if key in GROUPS and isinstance(change, float):
-            is_size = key[1] or MEASURES[row["measure"]].is_distance
-            groups.setdefault(key, {}).setdefault(row["layer"], []).append(change if is_size else abs(change))
-    return groups
-
-
-def _draw(axes: Axes, rows: Sequence[Row]) -> None:
-    for key, by_layer in grouped(rows).items():
-        label, color, marker = GROUPS[key]
-        layers = sorted(by_layer)
-        axes.plot(layers, [sum(by_layer[k]) / len(by_layer[k]) for k in layers], color=color, lw=1.2, label=label)
-        for layer in layers:
-            axes.plot([layer] * len(by_layer[layer]), by_layer[layer], marker, ms=2.5, color=color, alpha=0.7)
-    name_layers(axes, sorted({row["layer"] for row in rows}))
-
-
-def tuning_effect_section(result: Result, anchor: str) -> Html:
-    """Return the sentences, a chart for each measure, and the tables."""
-    shown = [*result.tables(), *result.study.more_tables(result)]
-    return section_of(
-        result,
-        anchor,
-        element("div", *(_chart(result, name) for name in measures_of(result.by_name)), class_="panels"),
-        *framed(shown),
-    )
-
-
-def _chart(result: Result, name: str) -> Html:
-    lines = []
-    for key, by_layer in grouped([row for row in result.checkpoint_changes if row["measure"] == name]).items():
-        layers = sorted(by_layer)
-        means = [sum(by_layer[layer]) / len(by_layer[layer]) for layer in layers]
-        lines.append(Line(GROUPS[key][0], layers, means, [(min(by_layer[k]), max(by_layer[k])) for k in layers]))
-    title = f"Change of {MEASURES[name].words} by layer: mean, and range of all checkpoints"
-    ends = [end for line in lines for range_ in line.ranges if range_ for end in range_]
-    up = YAxis.of(ends, MEASURES[name].is_distance)
-    return element("figure", element("figcaption", title), line_chart(lines, title, up=up))
+    return Measured(tables, results)

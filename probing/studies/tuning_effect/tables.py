@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-from probing.results import Schema, ends, layers_named, listed, number, shown_table, text, whole
+from probing.results import (
+    Row,
+    Schema,
+    Table,
+    View,
+    count,
+    estimated,
+    layers_named,
+    listed,
+    number,
+    shown,
+    text,
+    whole,
+)
 from probing.results import estimate as with_interval
+from probing.tables.figures import Chart, Line, Panel
 from probing.tables.schema import layer_column
-
-Row = Mapping[str, Any]
-Tables = Mapping[str, Sequence[Row]]
 
 # What is measured: of pairs of checkpoints, and of each checkpoint.
 OF_PAIRS = MAPS, STATES, PUBLISHED = "maps", "states", "published"
 OF_CHECKPOINTS = POSITION, OUTLIERS, SPECIAL_MASS = "position", "outliers", "special"
 # Corrected p-values up to this are taken for a change by the task.
 LEVEL = 0.05
+# With which checkpoint one is compared, in tables, where it is the start.
+START = "start"
+# From which weights a checkpoint was tuned, as `finetune` names it: the pretrained model, on true or shuffled labels.
+TRUE, SHUFFLED = "pretrained", "shuffled"
 
 
 @dataclass(frozen=True)
@@ -31,28 +47,28 @@ class TuningMeasure:
 
 MEASURES = {
     "maps_cosine": TuningMeasure(
-        "attention maps", "1 less the cosine of flattened maps of a sentence, mean over heads"
+        "attention maps", "1 minus the cosine of flattened maps of a sentence, mean over heads"
     ),
     "maps_jensen_shannon": TuningMeasure(
-        "attention, by divergence", "Jensen-Shannon divergence of the rows of maps, in nats, mean over heads"
+        "attention by divergence", "Jensen-Shannon divergence of the rows of maps, in nats, mean over heads"
     ),
     "maps_as_published": TuningMeasure(
         "attention maps with padding",
-        "1 less the cosine of maps of 200 x 200 tokens, padding included, as in the code of Kovaleva et al. (2019)",
+        "1 minus the cosine of maps of 200 x 200 tokens, padding included, as in the code of Kovaleva et al. (2019)",
     ),
-    "states_cosine": TuningMeasure("hidden states", "1 less the cosine of the same token's hidden states"),
+    "states_cosine": TuningMeasure("hidden states", "1 minus the cosine of the same token's hidden states"),
     "states_rotated": TuningMeasure(
-        "hidden states, rotated", "the same after the best rotation, found on other sentences"
+        "rotated hidden states", "1 minus that cosine after the best rotation, estimated on other sentences"
     ),
-    "states_cka": TuningMeasure("hidden states, by CKA", "1 less linear CKA"),
+    "states_cka": TuningMeasure("hidden states by CKA", "1 minus linear CKA"),
     "position_accuracy": TuningMeasure("accuracy of a position probe", "test accuracy", is_distance=False),
     "mean_cosine": TuningMeasure("mean cosine of two tokens", "anisotropy", is_distance=False),
     "outlier_deviation": TuningMeasure(
-        "the farthest outlier", "how far the mean of the farthest neuron is from those of all neurons, in sd",
+        "the largest outlier", "largest distance of the mean of a neuron from the means of all neurons, in sd",
         is_distance=False,
     ),
     "special_mass": TuningMeasure(
-        "attention to special tokens", "share of the attention of tokens that goes to special ones", is_distance=False
+        "attention to special tokens", "share of the attention of tokens to special tokens", is_distance=False
     ),
 }  # fmt: skip
 # Those whose rows the terminal shows without --verbose.
@@ -64,183 +80,207 @@ _MEASURE = text(
 )  # fmt: skip
 LAYERS = Schema("layer_changes", "a row per measure and layer", (
     _MEASURE, layer_column(),
-    number("start_value", "Of a property, what the start has.", "start"),
+    number("start_value", "Of a property, its value in the start.", "start"),
     with_interval("tuned", "Distance of the tuned checkpoints from the start, mean over seeds and orders; of a "
-                  "property, theirs less the start's. The interval is over seeds.", form=".4f"),
-    number("shuffled", "The same of checkpoints that were tuned on shuffled labels.", "shuffled", ".4f"),
-    number("two_seeds", "Distance of two tuned checkpoints that differ in the seed alone; of a property, the size of "
+                  "property, its value in these minus its value in the start. The interval is over seeds.", form=".4f"),
+    number("shuffled", "The same for checkpoints that were tuned on shuffled labels.", "shuffled", ".4f"),
+    number("two_seeds", "Distance of two tuned checkpoints that differ only in the seed; of a property, the size of "
            "their difference.", "two seeds", ".4f"),
     number("common", "Of distances: share of the squared change that all seeds have in common.", "in common", ".0%"),
-    with_interval("ratio", "Of distances: how many times as much tuning changes as tuning on shuffled labels, by means "
-                  "of logarithms; the interval is over seeds (Welch).", "times shuffled", ".1f"),
-    with_interval("difference", "Of a property: `tuned` less `shuffled`; the interval is over seeds (Welch).",
-                  "tuned less shuffled", "+.4f"),
+    with_interval("ratio", "Of distances: change by tuning, divided by the change by tuning on shuffled labels, from "
+                  "means of logarithms; the interval is over seeds (Welch).", "times shuffled", ".1f"),
+    with_interval("difference", "Of a property: `tuned` minus `shuffled`; the interval is over seeds (Welch).",
+                  "tuned - shuffled", "+.4f"),
     number("p_value", "p-value of a ratio of 1 or less, or of a difference of 0, corrected for all measures and layers "
            "(Holm).", "p"),
-    text("by_task", f"Whether the task has changed the layer: `yes` where that p-value is at most {LEVEL}, "
-         "`not shown` where it is above; empty where it is not known.", "by the task"),
+    text("by_task", f"Whether the task has changed the layer: `yes` if that p-value is at most {LEVEL}, "
+         "`not shown` if it is above; empty if it is not known.", "by the task"),
 ))  # fmt: skip
 CHECKPOINTS = Schema("checkpoint_changes", "a row per checkpoint, what it is compared with, measure and layer", (
     text("checkpoint", "Name of the checkpoint."),
-    text("start", "Tuned from where and on what: `pretrained` (on true labels) or `shuffled`.",
+    text("start", "Labels on which it was tuned: `pretrained` (true labels) or `shuffled`.",
          labels={"shuffled": "shuffled labels"}),
     whole("seed", "Its seed."),
     whole("order_seed", "Seed of the order of its data.", "order"),
-    text("against", "With which it is compared: `start`, or the name of another checkpoint."),
+    text("against", "Checkpoint with which it is compared: `start`, or the name of another checkpoint."),
     text("measure", "What is measured, as in `layer_changes`.", labels=_MEASURE.labels), layer_column(),
-    number("change", "Distance of both; of a property, that of the checkpoint less that of the other.", form=".4f"),
+    number("change", "Distance of both; of a property, its value in the checkpoint minus its value in the other.",
+           form=".4f"),
 ))  # fmt: skip
-_OF_DISTANCES = ("layer", "tuned", "shuffled", "ratio*", "two_seeds", "common", "by_task")
+_OF_DISTANCES = ("layer", "tuned*", "shuffled", "ratio*", "two_seeds", "common", "by_task")
 _OF_PROPERTIES = ("layer", "start_value", "tuned", "shuffled", "difference*", "by_task")
-TERMS = LAYERS.terms(_OF_DISTANCES) | LAYERS.terms(_OF_PROPERTIES)
+VIEWS = {
+    name: View(LAYERS, _OF_DISTANCES if measure.is_distance else _OF_PROPERTIES,
+               f"Change of {measure.words}: {measure.meaning}", where={"measure": name})
+    for name, measure in MEASURES.items()
+}  # fmt: skip
+
+SENTENCES = {
+    "by_task": "{model}: the task changes {measure} in {layers}.",
+    "not_by_task": "{model}: in no layer is the change of {measure} distinguished from tuning on shuffled labels.",
+    "untested": "{model}: {largest} of {measure} by tuning is {size} in layer {layer}; whether the task causes it is "
+    "not known.",
+    "unchanged": "{measure}: nothing is changed in any layer.",
+    "change": "{measure}: {largest} is {details}.",
+    "size": "{size} in layer {layer}",
+    "shuffled": "{size} with shuffled labels",
+    "ratio": "{ratio} times the change by shuffled labels",
+    "two_seeds": "{size} between two seeds",
+    "task_layers": "the task changes {layers}",
+    "common": "{common:.0%} of the change is common to all seeds",
+    "last_two": "{measure}: the last two layers, {layers}, change most in {n} of {checkpoints}.",
+    "not_shown": "In no layer is a change of {measures} by the task shown.",
+    "without_shuffled": "No change is shown to be caused by the task: this needs checkpoints that were tuned on "
+    "shuffled labels, such as those of `finetune --starts pretrained,shuffled --seeds 3`.",
+    "few_seeds": "No change is shown to be caused by the task: this needs at least two seeds with true and two with "
+    "shuffled labels, found {pretrained} and {shuffled}.",
+    "rule": "The task causes a change if it is larger than the change by tuning on shuffled labels: Welch's t over "
+    "{pretrained} and {shuffled} seeds, corrected for all {n_tests} layers and measures (Holm, {level:.0%}).{few}",
+    "two": " With two seeds, only large changes are shown.",
+}
 
 
-def rows_of(rows_by_table: Tables, measure: str) -> list[Row]:
-    """Return the rows of a measure, by layer."""
-    return [row for row in rows_by_table["layer_changes"] if row["measure"] == measure]
+def _of_layers(rows: Table) -> dict[str, Table]:
+    """Return the rows of each measure, by layer, in the order of the measures."""
+    return {name: of_measure for name in MEASURES if (of_measure := rows.where(measure=name))}
 
 
-def measures_of(rows_by_table: Tables) -> list[str]:
-    """Return the present measures."""
-    names = {row["measure"] for row in rows_by_table["layer_changes"]}
-    return [name for name in MEASURES if name in names]
-
-
-def tables(rows_by_table: Tables) -> list[Any]:
+def tables(rows: Table) -> list[Any]:
     """Return a rich table for each of the first measures, or for all if none of these is present."""
-    names = measures_of(rows_by_table)
-    return [_table(rows_by_table, name) for name in [measure for measure in names if measure in _FIRST] or names]
+    first = [table for name in _FIRST for table in VIEWS[name].tables(rows)]
+    return first or [table for view in VIEWS.values() for table in view.tables(rows)]
 
 
-def more_tables(rows_by_table: Tables) -> list[Any]:
+def more_tables(rows: Table) -> list[Any]:
     """Return the other measures."""
-    names = measures_of(rows_by_table)
-    return [
-        _table(rows_by_table, name) for name in names if name not in _FIRST and any(other in _FIRST for other in names)
-    ]
+    if not rows.where(measure=_FIRST):
+        return []
+    return [table for name, view in VIEWS.items() if name not in _FIRST for table in view.tables(rows)]
 
 
-def _table(rows_by_table: Tables, name: str) -> Any:
-    rows, property_measure = rows_of(rows_by_table, name), MEASURES[name]
-    has = {column for row in rows for column, value in row.items() if value not in (None, "") and value == value}
-    columns: Sequence[str] = _OF_DISTANCES if property_measure.is_distance else _OF_PROPERTIES
-    if property_measure.is_distance and "shuffled" not in has:
-        columns = ["tuned*" if column == "tuned" else column for column in columns]
-    shown = [column for column in columns if column.rstrip("*") in has]
-    return shown_table(LAYERS, rows, f"Change of {property_measure.words}: {property_measure.meaning}", shown)
-
-
-def known(row: Row, column: str) -> bool:
-    """Return whether a row has a number in a column."""
-    value = row.get(column)
-    return isinstance(value, float) and value == value
-
-
-def answer(rows_by_table: Tables, model: str) -> list[str]:
+def answer(rows: Table, model: str) -> list[str]:
     """Return the layers that the task has changed, in attention and in hidden states."""
-    first = [name for name in _FIRST if rows_of(rows_by_table, name)] or measures_of(rows_by_table)[:1]
-    return [_by_task(rows_by_table, name, model) for name in first]
+    by_measure = _of_layers(rows)
+    first = [name for name in _FIRST if name in by_measure] or list(by_measure)[:1]
+    return [_by_task(by_measure[name], name, model) for name in first]
 
 
-def _by_task(rows_by_table: Tables, name: str, model: str) -> str:
+def _by_task(rows: Table, name: str, model: str) -> str:
     words = MEASURES[name].words
-    if not _tested(rows_by_table, name):
-        most = max(rows_of(rows_by_table, name), key=lambda row: abs(row["tuned"]))
-        return (
-            f"{model}: tuning changes {words} most in layer {most['layer']} ({_size(most)}); whether the task does it "
-            "is not known."
+    if not _tested(rows):
+        most, largest = _largest(rows)
+        return SENTENCES["untested"].format(
+            model=model, measure=words, largest=largest, layer=most["layer"], size=_size(most)
         )
-    layers = _layers_by_task(rows_by_table, name)
-    where = f"in {layers_named(layers)}" if layers else "in no layer that can be told from tuning on shuffled labels"
-    return f"{model}: the task changes {words} {where}."
+    layers = _layers_by_task(rows)
+    sentence = SENTENCES["by_task" if layers else "not_by_task"]
+    return sentence.format(model=model, measure=words, layers=layers_named(layers) if layers else "")
+
+
+def _tested(rows: Table) -> bool:
+    return any(rows.column("by_task"))
+
+
+def _layers_by_task(rows: Table) -> list[int]:
+    return rows.layers(lambda row: row.get("by_task") == "yes")
+
+
+def _largest(rows: Table) -> tuple[Row, str]:
+    """Return the row of the largest change, and what it is called: of a single layer, it is no largest one."""
+    return max(rows, key=lambda row: abs(row["tuned"])), "the largest change" if len(rows) > 1 else "the change"
+
+
+def _form(row: Row) -> str:
+    return ".3g" if MEASURES[row["measure"]].is_distance else "+.3g"
 
 
 def _size(row: Row) -> str:
-    form = _form(MEASURES[row["measure"]])
-    within = f", {apart[0]:{form}} to {apart[1]:{form}}" if (apart := ends(row, "tuned")) else ""
-    return f"{row['tuned']:{form}}{within}"
+    return estimated(row, "tuned", _form(row))
 
 
-def conclusions(rows_by_table: Tables, results: Mapping[str, Any]) -> list[str]:
-    """Return for each measure the layer of the largest change and its cause, and the limits of the evidence."""
-    names = measures_of(rows_by_table)
-    unchanged = [
-        name
-        for name in names
-        if name not in _FIRST and _tested(rows_by_table, name) and not _layers_by_task(rows_by_table, name)
-    ]
-    lines = [line for name in names if name not in unchanged for line in _lines(rows_by_table, name)]
-    if unchanged:
-        lines.append(
-            f"In no layer is shown that the task changes {listed([MEASURES[name].words for name in unchanged])}."
-        )
-    n = {start: results["n_seeds"].get(start, 0) for start in ("pretrained", "shuffled")}
-    if not n["shuffled"]:
-        lines.append(
-            "Nothing here is shown to be the task's: that takes checkpoints that were tuned on shuffled labels, such "
-            "as those of `finetune --starts pretrained,shuffled --seeds 3`."
-        )
+def conclusions(rows: Table, checkpoints: Table, n_seeds: Mapping[str, int]) -> Iterator[str]:
+    """Yield for each measure the layer of the largest change and its cause, then the limits of the evidence."""
+    not_shown = []
+    for name, of_measure in _of_layers(rows).items():
+        if name not in _FIRST and _tested(of_measure) and not _layers_by_task(of_measure):
+            not_shown.append(MEASURES[name].words)
+        else:
+            yield from _of_measure(of_measure, checkpoints, name)
+    if not_shown:
+        yield SENTENCES["not_shown"].format(measures=listed(not_shown, "or"))
+    n = {start: n_seeds.get(start, 0) for start in (TRUE, SHUFFLED)}
+    if not n[SHUFFLED]:
+        yield SENTENCES["without_shuffled"]
     elif min(n.values()) < 2:
-        lines.append(
-            "Nothing here is shown to be the task's: that takes at least two seeds with true and two with shuffled "
-            f"labels, found {n['pretrained']} and {n['shuffled']}."
-        )
+        yield SENTENCES["few_seeds"].format(**n)
     else:
-        n_tests = sum(bool(row.get("by_task")) for row in rows_by_table["layer_changes"])
-        lines.append(
-            "A change is the task's where it is larger than that by tuning on shuffled labels: Welch's t over "
-            f"{n['pretrained']} and {n['shuffled']} seeds, corrected for all {n_tests} layers and measures (Holm, "
-            f"{LEVEL:.0%})." + (" Two seeds show only large changes." if min(n.values()) == 2 else "")
-        )
-    return lines
+        n_tests, few = len(rows.where(lambda row: bool(row.get("by_task")))), SENTENCES["two"] * (min(n.values()) == 2)
+        yield SENTENCES["rule"].format(**n, n_tests=n_tests, level=LEVEL, few=few)
 
 
-def _tested(rows_by_table: Tables, name: str) -> bool:
-    return any(row.get("by_task") for row in rows_of(rows_by_table, name))
-
-
-def _layers_by_task(rows_by_table: Tables, name: str) -> list[int]:
-    return [row["layer"] for row in rows_of(rows_by_table, name) if row.get("by_task") == "yes"]
-
-
-def _lines(rows_by_table: Tables, name: str) -> list[str]:
-    rows, property_measure = rows_of(rows_by_table, name), MEASURES[name]
-    begin = f"{property_measure.words[0].upper()}{property_measure.words[1:]}"
-    most = max(rows, key=lambda row: abs(row["tuned"]))
+def _of_measure(rows: Table, checkpoints: Table, name: str) -> Iterator[str]:
+    words = MEASURES[name].words[:1].upper() + MEASURES[name].words[1:]
+    most, largest = _largest(rows)
     if not most["tuned"]:
-        return [f"{begin}: nothing is changed in any layer."]
-    beside = [f"{most['shuffled']:{_form(property_measure)}} with shuffled labels"] if known(most, "shuffled") else []
-    if apart := ends(most, "ratio"):
-        beside = [f"{most['ratio']:.2g} times as much as with shuffled labels, {apart[0]:.2g} to {apart[1]:.2g}"]
-    beside += [f"{most['two_seeds']:.3g} between two seeds"] if known(most, "two_seeds") else []
-    sentence = f"{begin}: changed most in layer {most['layer']} ({'; '.join([_size(most), *beside])})"
-    if name not in _FIRST and (layers := _layers_by_task(rows_by_table, name)):
-        sentence += f", by the task in {layers_named(layers)}"
-    if property_measure.is_distance and known(most, "common"):
-        sentence += f"; {max(most['common'], 0.0):.0%} of that is common to all seeds"
-    return [f"{sentence}.", *[_last_two(rows_by_table, name, begin)] * (name in _FIRST)]
+        yield SENTENCES["unchanged"].format(measure=words)
+        return
+    clauses = [SENTENCES["size"].format(size=_size(most), layer=most["layer"])]
+    if LAYERS["ratio"].show(most):
+        clauses.append(SENTENCES["ratio"].format(ratio=estimated(most, "ratio", ".2g")))
+    elif LAYERS["shuffled"].show(most):
+        clauses.append(SENTENCES["shuffled"].format(size=shown(most["shuffled"], _form(most))))
+    if LAYERS["two_seeds"].show(most):
+        clauses.append(SENTENCES["two_seeds"].format(size=shown(most["two_seeds"], ".3g")))
+    if name not in _FIRST and (layers := _layers_by_task(rows)):  # of the first measures, the answer names them
+        clauses.append(SENTENCES["task_layers"].format(layers=layers_named(layers)))
+    if LAYERS["common"].show(most):
+        clauses.append(SENTENCES["common"].format(common=max(most["common"], 0.0)))
+    yield SENTENCES["change"].format(measure=words, largest=largest, details="; ".join(clauses))
+    if name in _FIRST:
+        yield from _last_two(checkpoints.where(measure=name, start=TRUE, against=START), words)
 
 
-def _form(property_measure: TuningMeasure) -> str:
-    return ".3g" if property_measure.is_distance else "+.3g"
-
-
-def _last_two(rows_by_table: Tables, name: str, begin: str) -> str:
+def _last_two(rows: Table, words: str) -> Iterator[str]:
     """Count checkpoints whose last two layers change most, as Kovaleva et al. (2019) report for BERT."""
-    last_rows = [
-        row for row in rows_by_table["checkpoint_changes"]
-        if row["measure"] == name and row["start"] == "pretrained" and row["against"] == "start"
-    ]  # fmt: skip
-    layers = sorted({row["layer"] for row in last_rows if row["layer"] > 0})
+    layers = sorted(layer for layer in rows.values("layer") if layer > 0)
     if len(layers) < 3:
-        return ""
-    checkpoints = list(dict.fromkeys(row["checkpoint"] for row in last_rows))
-    n = 0
-    for checkpoint in checkpoints:
-        change_of = {row["layer"]: row["change"] for row in last_rows if row["checkpoint"] == checkpoint}
-        n += min(change_of[layer] for layer in layers[-2:]) > max(change_of[layer] for layer in layers[:-2])
-    which = listed([str(layer) for layer in layers[-2:]])
-    how_many = f"in all {n}" if n == len(checkpoints) else f"in {n} of {len(checkpoints)}"
-    if len(checkpoints) == 1:
-        return f"{begin}: the last two layers, {which}, {'change' if n else 'do not change'} most."
-    return f"{begin}: the last two layers, {which}, change most {how_many} checkpoints."
+        return
+    checkpoints = [
+        {row["layer"]: row["change"] for row in of_checkpoint} for of_checkpoint in rows.by("checkpoint").values()
+    ]
+    n = sum(
+        min(change[layer] for layer in layers[-2:]) > max(change[layer] for layer in layers[:-2])
+        for change in checkpoints
+    )
+    yield SENTENCES["last_two"].format(
+        measure=words, layers=listed(layers[-2:]), n=n, checkpoints=count(len(checkpoints), "checkpoint")
+    )
+
+
+# The lines of a chart.
+_LINES = {
+    "tuned, and start": lambda row: (row["start"], row["against"] == START) == (TRUE, True),
+    "shuffled labels, and start": lambda row: (row["start"], row["against"] == START) == (SHUFFLED, True),
+    "two seeds": lambda row: (row["start"], row["against"] == START) == (TRUE, False),
+}
+
+
+def charts(rows: Table) -> list[Chart]:
+    """Return the mean change by layer, with a point for each checkpoint or pair: a panel for each measure."""
+    panels = []
+    for name, of_measure in _of_layers(rows.where(lambda row: isinstance(row.get("change"), float))).items():
+        measure = MEASURES[name]
+        lines = [_line(of_measure.where(holds), label) for label, holds in _LINES.items() if of_measure.where(holds)]
+        panels.append(Panel(lines, measure.words, "distance" if measure.is_distance else "change", measure.is_distance))
+    title = "what tuning changes, by layer (points: checkpoints or pairs of these; lines: their means)"
+    return [Chart("tuning_effect", title, panels, reference=0)]
+
+
+def _line(rows: Table, label: str) -> Line:
+    """Return the mean change by layer; of a property of two seeds, whose order has no meaning, of its size."""
+    is_size = label == "two seeds"
+    points = {
+        layer: [abs(change) if is_size else change for change in of_layer.column("change")]
+        for layer, of_layer in sorted(rows.by("layer").items())
+    }
+    return Line(label, list(points), [fmean(some) for some in points.values()], points=list(points.values()))

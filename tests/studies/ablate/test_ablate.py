@@ -26,7 +26,7 @@ from probing.interventions.probed_task import AblationJob, Passes, PassStore
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import hidden_states
 from probing.runs.loading import load_run
-from probing.studies.ablate.tables import ABLATED, conclusions
+from probing.studies.ablate.tables import ABLATED
 from probing.studies.ablate.weights import (
     N_RANDOM,
     Cumulative,
@@ -109,9 +109,10 @@ def test_results_are_shown_and_logged(made: Result) -> None:
     assert list(load_run(made.folder).ablated[0]) == list(ABLATED.types)
     shown = repr(made)
     assert "of 6 heads" in shown
-    lines = conclusions(made.by_name)
-    assert sum("the probe of layer 3 loses" in line for line in lines) == 9
-    assert sum("the loss of layer 3's probe depends most on heads" in line for line in lines) == 1
+    lines = made.conclusions()
+    assert sum("osition accuracy of layer 3 " in line and "of 3 layers and higher" in line for line in lines) == 5
+    assert sum("osition accuracy of layer 3 " in line and "of 6 heads and" in line for line in lines) == 4
+    assert sum("the loss of the probe of layer 3 (nats) depends most on heads" in line for line in lines) == 1
     figures = {path.stem for path in (made.folder / "figures").glob("*.png")}
     assert figures == {"layers", "heads_uniform", "heads_zero", "heads_mean", "heads_resample"}
     (logged,) = read_offline_runs(made.folder)
@@ -171,8 +172,12 @@ def test_probes_are_trained_again_without_the_units_that_cost_most_and_random_on
     for row in rows:
         # Trained on the sentences that were drawn, which are all here: intact, they are the probes as they were.
         assert row["intact"] == pytest.approx(frozen[row["unit"], row["layer"]]["intact"], abs=0.01)
-    assert "trained again" in repr(again)
-    assert sum("Trained again without one of 2" in line for line in conclusions(again.by_name)) == 2
+    assert "retrained probe" in repr(again)
+    lines = [line for line in again.conclusions() if line.startswith("If probes are retrained while one ")]
+    assert [unit for line in lines for unit in ("layer", "head") if f"of 2 {unit}s (corrected" in line] == [
+        "layer",
+        "head",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -254,13 +259,20 @@ def test_masked_words_are_read_where_there_is_a_head(
     assert [row["n_ablated"] for row in made.pruning if row["order"] == "reverse"] == [*range(7), *range(4)]
     page = report([str(made.folder)]).read_text(encoding="utf-8")
     (section,) = re.findall(r'<section id="?ablate-0.*?</section>', page, flags=re.DOTALL)
-    for line in conclusions(made.by_name):
+    for line in made.conclusions():
         assert line.replace("'", "&#x27;") in section or line in html.unescape(section)
     assert section.count("heads-map") == 1  # one kind that heads can be ablated by
     (shaded,) = [row for row in made.ablated if row["unit"] == "2-1"]
     assert f"{shaded['effect']:+.3f}</span>" in section
     for row in made.pruning:
-        assert row["order"] == "random" or f"{row['value']:.3f}</td>" in section
+        what = {"importance": "least important first", "reverse": "most important first"}.get(row["order"])
+        text = f"{what}, {row['units']} ablated {row['n_ablated']}: {row['value']:.3f}</title>"
+        assert what is None or text in section
+    drawn = [
+        row["value"] for row in made.pruning if (row["units"], row["order"], row["n_ablated"]) == ("heads", "random", 3)
+    ]
+    of_random = f"{sum(drawn) / len(drawn):.3f} ({min(drawn):.3f} to {max(drawn):.3f})"
+    assert f"random orders: mean, heads ablated 3: {of_random}</title>" in section
     assert "Loss of masked words without a head, in nats, of 6 heads" in " ".join(repr(made).split())
 
 
@@ -291,7 +303,7 @@ def test_sentence_similarity_and_word_senses_are_read_from_the_last_layer(
     assert {(row["readout"], row["units"], row["order"]) for row in made.pruning_areas} == {
         (readout, "heads", order) for readout in readouts for order in ("importance", "reverse")
     }  # fmt: skip
-    assert sum("Spearman's correlation (STS12) of layer 3" in line for line in conclusions(made.by_name)) == 3
+    assert sum("Spearman's correlation (STS12) of layer 3" in line for line in made.conclusions()) == 5
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")

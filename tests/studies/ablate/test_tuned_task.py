@@ -22,7 +22,6 @@ from probing.errors import UserError
 from probing.models import load_tokenizer, resolve_model
 from probing.models.loading import load_tuned
 from probing.runs.loading import load_run
-from probing.studies.ablate.tables import conclusions
 from small_data import entailment_of, marked_pairs, sentence_pairs, write_sick
 
 pytestmark = [
@@ -123,13 +122,14 @@ def test_the_head_that_alone_carries_the_label_is_found(found: Result) -> None:
     assert all(row["effect"] == 0 for unit, row in heads.items() if unit != HEAD)
     layers = {row["unit"]: row["effect"] for row in found.ablated if row["kind"] == "zero" and "-" not in row["unit"]}
     assert layers == {"1": 0, "2": heads[HEAD]["effect"], "3": 0}
-    lines = conclusions(found.by_name)
-    (told,) = [line for line in lines if line.startswith("Without a head, with zeros")]
-    assert f"the task accuracy falls most by head {HEAD}, from 1.000" in told
-    assert "1 of 6 heads lower it and 0 raise it" in told
-    (rises,) = [line for line in lines if line.startswith("Of 6 heads, the task accuracy rises")]
-    assert "without 0 (zero; clearly without 0, where chance gives 0 to 1)" in rises
-    assert "no more than chance gives" in rises
+    lines = found.conclusions()
+    (told,) = [
+        line for line in lines if line.startswith(f"Task accuracy falls most without head {HEAD} (zeros): from 1.000")
+    ]
+    assert "it is lower without 1 of 6 heads and higher without 0" in told
+    (rises,) = [line for line in lines if line.startswith("Of 6 heads, task accuracy rises")]
+    assert "without 0 (zero; 0 by more than 1.645 standard errors, 0 to 1 expected by chance)" in rises
+    assert "no more than expected by chance" in rises
 
 
 def test_pruning_by_importance_keeps_the_head_to_the_last_on_the_other_half(found: Result) -> None:
@@ -159,10 +159,11 @@ def test_weights_that_carry_the_label_outlast_pruning_by_magnitude_and_not_at_ra
     assert at_random[-1]["value"] < 0.7
     assert at_random[-1]["high"] < 0
     line = found.conclusions()[-1]
-    assert "the task accuracy is worse than the whole model's at no share" in line
-    assert "with random ones, from" in line
+    assert "task accuracy is worse than in the intact model at no share" in line
+    assert "with randomly drawn weights pruned, from" in line
     shown = " ".join(repr(found).split())
-    assert "Task accuracy with the smallest weights, or random ones (mean of 10 draws), pruned" in shown
+    assert "Task accuracy, weights pruned" in shown
+    assert "random, mean of draws" in shown
     assert (found.folder / "figures" / "pruning_weights_tuned.png").is_file()
 
 
@@ -185,9 +186,9 @@ def test_with_shuffled_labels_no_head_is_claimed(place: Path, shuffled: Result) 
     assert all(row["p_value"] > 0.05 for row in made.ablated)
     assert all(row["p_value"] > 0.05 for row in made.raising)
     assert all(row["p_value"] > 0.05 for row in made.better_without)
-    lines = conclusions(made.by_name)
-    assert any("Of 6 heads" in line and ": no more than chance gives" in line for line in lines)
-    assert any("Better without a head" in line and "none" in line for line in lines)
+    lines = made.conclusions()
+    assert any("Of 6 heads" in line and ": no more than expected by chance" in line for line in lines)
+    assert any(line.startswith("No ablated head significantly improves task accuracy (selected") for line in lines)
 
 
 def test_with_nothing_ablated_the_score_is_that_of_the_run(place: Path, shuffled: Result) -> None:
@@ -200,10 +201,10 @@ def test_with_nothing_ablated_the_score_is_that_of_the_run(place: Path, shuffled
         (tuned,) = [one for one in shuffled.tunings if one["order_seed"] == order]
         assert abs(row["intact"] - tuned["score"]) < 1e-6
         assert made.config["model"] == str(checkpoint)
-        assert "as its run says" in made.conclusions()[0]
+        assert "as in its run" in made.conclusions()[0]
         assert made.results["tuned"]["checkpoint"] == f"pretrained-seed0-order{order}"
     few = ablated(place, shuffled.folder, units="layers", kinds="skip", layer=2, tokens=100)
-    assert "of the 200 targets that its run tested" in few.conclusions()[0]
+    assert "of the 200 test targets of its run" in few.conclusions()[0]
 
 
 @pytest.mark.parametrize("family", ["llama", "distilbert"])
@@ -227,7 +228,7 @@ def test_numbers_and_tokens_are_read_too(
         made = ablated(tmp_path, tuned.folder, kinds="zero", prune=True, layer=2)
         assert {row["readout"] for row in (*made.ablated, *made.importance, *made.pruning)} == {readout}
         assert made.ablated[0]["intact"] == pytest.approx(tuned.tunings[0]["score"], abs=1e-6)
-        assert "as its run says" in made.conclusions()[0]
+        assert "as in its run" in made.conclusions()[0]
         assert any("R²" in line for line in made.conclusions()) == (readout == "tuned_r2")
         assert all(row["importance"] > 0 for row in made.importance)
 

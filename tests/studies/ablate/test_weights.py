@@ -16,6 +16,7 @@ from probing.interventions.forward import LaterBlocks, Readers, ReadText, padded
 from probing.interventions.pair_cosines import TunedHead, TunedScore
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.loading import load_tuned, load_with_head
+from probing.results import Table
 from probing.runs.loading import load_run
 from probing.studies.ablate.survey import (
     N_DRAWS,
@@ -29,7 +30,7 @@ from probing.studies.ablate.survey import (
     rounded_weights,
     roundings,
 )
-from probing.studies.ablate.tables import quantised_sentences, quantised_tables, weight_sentences
+from probing.studies.ablate.tables import ABLATED, QUANTISED, SCHEMAS, WEIGHT_PRUNING, conclusions
 from probing.studies.ablate.weights import N_DRAWS as PRUNING_N_DRAWS
 from probing.studies.ablate.weights import (
     N_FILES,
@@ -157,6 +158,16 @@ def test_an_outlier_takes_the_grid_from_the_others() -> None:
     assert error(Rounding(4, "activations", "tensor", "random", 1)) > 0.8
 
 
+def further_lines(readout: str, **tables: Table) -> list[str]:
+    """Return the conclusions of a run that ablated one layer, but for the sentence on this layer."""
+    row = {"unit": "1", "kind": "zero", "readout": readout, "layer": 3, "intact": 0.4, "value": 0.4, "effect": 0.0,
+           "low": 0.0, "high": 0.0, "p_value": 1.0, "n": 60}  # fmt: skip
+    of = {schema.name: Table((), schema) for schema in SCHEMAS} | {"ablated": Table([row], ABLATED)}
+    first, *lines = conclusions(of | tables, {})
+    assert "(zeros)" in first
+    return lines
+
+
 def sums_of(costs: dict[str, float]) -> dict[Rounding, Any]:
     """Return passes over 60 sentences of 10 targets, of which 8 are right, less the cost of what is kept."""
     generator = np.random.default_rng(0)
@@ -179,9 +190,11 @@ def test_rows_are_held_against_the_model_as_it_is_and_outliers_against_random_ne
     assert kept["rank_p"] == pytest.approx(1 / (1 + N_DRAWS))
     assert mean["effect"] == pytest.approx(-0.4, abs=0.02)
     assert (plain["n_kept"], kept["n_kept"], mean["n_kept"]) == (0, 5, 5)
-    (said, _) = quantised_sentences({"quantised": rows, "ablated": rows}, "position")
-    assert "8 bits" in said
-    assert "5 outliers" in said
+    (said, _) = further_lines("position", quantised=Table(rows, QUANTISED))
+    assert said.startswith(
+        "With hidden states rounded to 8 bits by one scale per layer, position accuracy of layer 3 changes: -40."
+    )
+    assert "With the 5 outliers of all blocks at full precision, the change is -" in said
     alike = quantised_rows(sums_of({"none": 0.0, "outliers": 0.0, "random": 0.0}), n, named, 5)
     assert all(row["p_value"] > 0.05 for row in alike if row["kept"] != "random")
 
@@ -211,7 +224,7 @@ def test_the_command_writes_the_table_and_goes_on(
     }
     assert kept in ({"none"}, {"none", "outliers", "random", "random_mean"})
     assert any("4 bits" in line for line in made.conclusions())
-    assert len(quantised_tables(made.by_name)) == 1
+    assert sum("numbers rounded" in str(table.title) for table in made.tables()) == 1
     again = ablate(name="again", **options)
     assert again is not None
     assert (made.folder / "quantised.csv").read_bytes() == (again.folder / "quantised.csv").read_bytes()
@@ -353,18 +366,18 @@ def test_rows_are_of_each_draw_and_of_their_mean() -> None:
     apart = found | {Pass(90, draw): found[Pass(90, draw)] + (-1) ** draw * 2 for draw in range(1, PRUNING_N_DRAWS + 1)}
     wide = [row for row in weight_rows(apart, np.full(60, 10), NAMED) if row["order"] == "random_mean"][-1]
     assert wide["high"] - wide["low"] > 1.5 * (by["random_mean", 0, 90]["high"] - by["random_mean", 0, 90]["low"])
-    (line,) = weight_sentences({"ablated": [{"readout": "tuned"}], "weight_pruning": rows}, "tuned")
-    assert "the task accuracy is worse than the whole model's from 40% on (100 weights)" in line
+    (line,) = further_lines("tuned", weight_pruning=Table(rows, WEIGHT_PRUNING))
+    assert "task accuracy is worse than in the intact model from 40% on (100 weights)" in line
 
 
 def test_where_nothing_is_lost_no_share_is_named() -> None:
     rows = weight_rows(pruning_sums_of(dict.fromkeys(PERCENT, 0.0)), np.full(60, 10), NAMED)
-    (line,) = weight_sentences({"weight_pruning": rows}, "tuned")
-    assert "the whole model's at no share" in line
-    assert "with random ones, at no share" in line
+    (line,) = further_lines("tuned", weight_pruning=Table(rows, WEIGHT_PRUNING))
+    assert "than in the intact model at no share" in line
+    assert "with randomly drawn weights pruned, at no share" in line
     # Of a loss, more is worse.
     losses = weight_rows(
         pruning_sums_of({percent: -percent / 30 for percent in PERCENT}), np.full(60, 10), NAMED | {"readout": "mlm"}
     )
-    (line,) = weight_sentences({"weight_pruning": losses}, "mlm")
-    assert "the loss of masked words is worse than the whole model's from 10% on" in line
+    (line,) = further_lines("mlm", weight_pruning=Table(losses, WEIGHT_PRUNING))
+    assert "loss of masked words is worse than in the intact model from 10% on" in line

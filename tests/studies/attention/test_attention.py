@@ -130,7 +130,9 @@ def test_rollout_is_of_every_layer_and_its_shares_add_up(made: Result) -> None:
             of = [row for row in made.rollout if (row["layer"], row["query"]) == (layer, query)]
             assert sum(row["value"] for row in of if row["measure"] in shares) == pytest.approx(1, abs=1e-6)
     assert len(names) == len(made.rollout) == len(layers) * 2 * (len(shares) + 2)
-    assert any(line.startswith("Rollout, which") and " block 3: " in line for line in conclusions(made.by_name))
+    assert any(
+        line.startswith("Rollout, in which") and " after block 3, " in line for line in conclusions(made.by_name)
+    )
 
 
 def test_pairs_of_heads_and_consecutive_layers_are_compared(made: Result, place: Path) -> None:
@@ -147,7 +149,7 @@ def test_pairs_of_heads_and_consecutive_layers_are_compared(made: Result, place:
     }
     assert all("head" not in row and 0 < row["value"] <= 1 + 1e-9 for row in layers)
     lines = conclusions(made.by_name)
-    assert sum("pairs of heads" in line or "by the published cosine" in line for line in lines) == 2
+    assert sum("pairs of heads" in line or "y the published cosine" in line for line in lines) == 2
 
 
 def test_the_folder_holds_what_was_returned_and_repeats_it(made: Result, place: Path) -> None:

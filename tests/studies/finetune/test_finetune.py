@@ -28,8 +28,9 @@ from probing.models import load_config, load_encoder, resolve_model
 from probing.models.examination import examination_inputs
 from probing.models.examination import run as lower_run
 from probing.models.loading import load_with_head
+from probing.runs import SectionPlace
 from probing.runs.loading import load_run
-from probing.studies.finetune.tables import _thinned, finetuning_section
+from probing.studies.finetune.tables import _thinned
 from probing.studies.finetune.training import Side
 from typed import assert_same_files, processes_of
 
@@ -272,7 +273,7 @@ def test_the_results_are_read_again(made: Any) -> None:
 
 
 def test_a_page_has_the_score_of_each_tuning_beside_the_baselines_and_its_losses(made: Any, tmp_path: Path) -> None:
-    section = unescape(finetuning_section(made, "here"))
+    section = unescape(made.study.section(made, SectionPlace("here", 0, 1000)))
     for row in made.tunings:
         start = "shuffled labels" if row["start"] == "shuffled" else row["start"]
         named = f"{start}, seed {row['seed']}, order {row['order_seed']}, tuning"

@@ -119,9 +119,14 @@ def test_tables_figures_page_and_sentences_have_them(made: Result, tmp_path: Pat
         path.name for path in (made.folder / "figures").iterdir()
     }
     shown, said = repr(made), made.conclusions()
-    titles = ("Large values", "Neurons that are large", "What attention gives", "Attention of heads with outliers held")
+    titles = (
+        "Large values",
+        "Neurons that are large",
+        "What attention gives",
+        "Attention of heads with outliers",
+    )
     assert all(title in shown for title in titles)
-    starts = ("Values more than 5 sd from the mean of their token", "The strongest sink is", "With the outliers held")
+    starts = ("Values more than 5 sd from the mean of their token", "The strongest sink is", "With the outliers fixed")
     assert all(any(line.startswith(start) for line in said) for start in starts)
     assert any("massive values, above 100 and 1,000 times the median" in line for line in said)
     page = made.report(tmp_path / "page.html").read_text(encoding="utf-8")

@@ -136,9 +136,9 @@ def test_results_are_shown_and_logged(made: Result) -> None:
     assert again.results["neurons"]["n_drawn_sentences"] > 0
     assert not again.interventions
     shown = repr(again)
-    assert "k neurons of layer 1 held at their mean" in shown
+    assert "k neurons of layer 1 set to their mean" in shown
     mean, direction = conclusions(again.neuron_interventions)
-    assert mean.startswith("Layer 1, 3 neurons held at their mean: probe of layer 3 from ")
+    assert mean.startswith("Layer 1, 3 neurons set to their mean: probe of layer 3 from ")
     assert "random sets" in mean
     assert "retrained probe of layer 3 from " in direction
     assert (made.folder / "figures" / "neurons_layer_1.png").is_file()
@@ -153,7 +153,7 @@ def test_the_report_says_what_the_terminal_says(made: Result, fitted: Path, tmp_
     )
     for line in conclusions(made.neuron_interventions):
         assert f"<p>{line}</p>" in page
-    assert "k neurons of layer 1 held at their mean" in page
+    assert "k neurons of layer 1 set to their mean" in page
 
 
 @pytest.mark.slow

@@ -126,10 +126,10 @@ def test_tables_figures_and_sentences_are_where_the_others_are(made: Result, cap
     assert {"smoothing_bound.png", "interventions.png", "smoothing_bound.pdf", "interventions.pdf"} <= figures
     assert "zeroed inside the model" in repr(made)
     assert "Theorem 2" in repr(made)
-    bound, effect = inside_conclusions(made.smoothing, made.interventions)
+    bound, effect = inside_conclusions({"smoothing": made.smoothing, "interventions": made.interventions})
     assert "Theorem 2 holds on all of them" in bound
     assert f"zeroing neuron {PLANTED} inside the model changes it by" in effect
-    assert "clipping its last hidden states changes it by" in effect
+    assert "clipping the last hidden states changes it by" in effect
     (tracked,) = read_offline_runs(made.folder)
     assert all(tracked.rows(key) for key in ("smoothing", "interventions", "figures/interventions"))
 

@@ -149,10 +149,12 @@ def test_planted_neurons_hold_the_classes_and_their_controls_leave_them(made: Re
 @pytest.mark.slow
 def test_the_caption_says_what_is_erased_and_what_is_read(made: Result) -> None:
     mean, direction, shuffled, translate = conclusions(made.neuron_interventions)
-    assert mean.startswith("Layer 1, 2 neurons held at their mean: label probe of layer 3 from ")
-    assert direction.startswith("Layer 1, 2 neurons without what tells label linearly in them: label probe of layer 3")
-    assert "without what tells shuffled labels of label linearly in them" in shuffled
-    assert "moved from the mean of each example's class of label to that of another" in translate
+    assert mean.startswith("Layer 1, 2 neurons set to their mean: label probe of layer 3 from ")
+    assert direction.startswith(
+        "Layer 1, 2 neurons without the directions from which label is decoded linearly: label probe of layer 3"
+    )
+    assert "without the directions from which shuffled labels of label are decoded linearly" in shuffled
+    assert "moved from the mean of each example's class of label to the mean of another class" in translate
     assert "target by label probe of layer 3 from " in translate
     assert "retrained label probe of layer 3 from " in direction
     assert "position probe of layer 3 from " in direction

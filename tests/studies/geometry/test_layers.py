@@ -579,7 +579,7 @@ def test_a_huge_sink_hides_an_outlier_of_all_tokens_and_the_sentences_say_so(tmp
 def test_without_a_sink_the_sentence_says_so(tmp_path: Path) -> None:
     found = looked(tmp_path, first_states(everywhere=9.0))
     lines = first_token_conclusions(first_token_rows(3, found.of_first))
-    assert lines == ["The first token has no outlier of its own, and hides none."]
+    assert lines == ["The first token adds no outlier and hides none."]
     assert first_token_conclusions([]) == []
 
 

@@ -400,7 +400,7 @@ def test_the_share_stands_beside_that_of_all_neurons_and_what_it_is_of() -> None
     )
     assert told == (
         "In the intact model, the log odds of the two words differ by 1.2 nats between the texts of a pair, in 38 of "
-        "40 pairs as the file has it."
+        "40 pairs in the direction of the file."
     )
     (table,) = tables([row(40, 38)])
     assert [list(column.cells)[1] for column in table.columns[1:3]] == ["all", "+90.0"]

@@ -17,8 +17,19 @@ from probing.interventions.model_output import sum_by_sentence
 from probing.models import load_encoder, resolve_model
 from probing.models.anatomy import examine
 from probing.models.residual_stream import StreamSite, find_norms, find_path
+from probing.results import Table, count
 from probing.statistics.moments import by_mean_profile
-from probing.studies.geometry.inside import course, followed
+from probing.studies.geometry.inside import (
+    changes_conclusions,
+    changes_tables,
+    course,
+    draw_changes,
+    draw_terms,
+    first_row_conclusions,
+    followed,
+    norms_table,
+    terms_conclusion,
+)
 from probing.studies.geometry.inside.changed_norms import (
     NormModule,
     Parameters,
@@ -26,19 +37,10 @@ from probing.studies.geometry.inside.changed_norms import (
     change_norms,
     chosen_conditions,
     find_parameters,
-    first_row_conclusions,
     not_applicable,
     ordinary_row,
     parameter_rows,
     see_layers,
-)
-from probing.studies.geometry.inside.smoothing_bound import (
-    changes_conclusions,
-    changes_tables,
-    draw_changes,
-    draw_terms,
-    norms_table,
-    terms_conclusion,
 )
 from probing.studies.geometry.inside.stream import NormMeans, groups_of, norm_means, norm_rows, path_means, path_rows
 from probing.text.tokens import Tokens
@@ -436,33 +438,33 @@ def changes(n_draws: int) -> list[dict[str, Any]]:
 
 
 def test_terms_are_counted_and_the_farthest_outlier_is_split() -> None:
-    rows = [
+    rows = Table([
         term(3, 1, -6.0, "gain"),
         term(3, 2, -9.0, "bias"),
         term(8, 2, 4.9, "input"),
         term(1, 2, 2.0, "bias", "random"),
-    ]
+    ])  # fmt: skip
     said = terms_conclusion(rows)
-    assert "more than 5 sd from the other neurons 2 times" in said
-    assert "what enters the norm in 0, its own gain in 1 and its own bias in 1" in said
-    assert "The farthest is neuron 3 behind norm 2 of block 2 (-9.0 sd): its mean +4.00 is +0.25 by the input" in said
+    assert "more than 5 sd from the other neurons after a norm 2 times" in said
+    assert "the input of the norm in 0, the neuron's gain in 1 and the neuron's bias in 1" in said
+    assert "The farthest is neuron 3 after norm 2 of block 2 (-9.0 sd): its mean +4.00 is +0.25 by the input" in said
     assert "+3.00 by its bias" in said
-    assert "Random neurons are as far 0 times" in said
+    assert "Random neurons are that far 0 times" in said
     assert norms_table(rows).row_count == 2
-    assert terms_conclusion([rows[2]]).startswith("No outlier is more than 5 sd")
+    assert terms_conclusion(rows[2:3]).startswith("No outlier is more than 5 sd")
     draw_terms(Figure(), rows, "m")
 
 
 @pytest.mark.parametrize("n_draws", [0, 3])
 def test_what_is_left_is_counted_beside_random_neurons(n_draws: int) -> None:
-    rows = changes(n_draws)
+    rows = Table(changes(n_draws))
     left, loss = changes_conclusions(rows)
     beside = " (with random neurons instead 2.0)" if n_draws else ""
     assert "2 outliers are more than 5 sd" in left
-    assert f"in the first norm 2{beside}, in the second norm 1{beside} and in both norms 1{beside}" in left
+    assert f"2 in the first norm{beside}, 1 in the second norm{beside} and 1 in both norms{beside}" in left
     assert "Loss on masked words in nats (intact: 1.500)" in loss
     assert "in both norms by +0.200 (+0.150 to +0.250" in loss
-    assert ("worse than 50% of random draws" in loss) == bool(n_draws)
+    assert ("more harm than 50% of random draws" in loss) == bool(n_draws)
     assert [table.row_count for table in changes_tables(rows)] == [2, 3]
     draw_changes(figure := Figure(), rows, "m")
     assert len(figure.axes) == 2
@@ -535,10 +537,11 @@ def test_the_row_has_the_mean_of_later_rows_and_its_own_values_again() -> None:
 
 def test_the_sentence_counts_the_outliers_that_are_left() -> None:
     rows = first_changed(first_planted("bert", "attention"))
-    (said,) = first_row_conclusions(rows)
+    (said,) = first_row_conclusions(Table(rows))
     n = sum(row["kind"] == "intact" and row["outlier"] == "yes" for row in rows)
-    assert f"0 of {n} outliers of layers are still beyond 5 sd; with random neurons instead {n} to {n}." in said
-    assert first_row_conclusions([row for row in rows if row["layer"] == 9]) == []
+    assert f"of {count(n, 'outlier')} of layers 0 are still more than 5 sd from the other neurons; with " in said
+    assert said.endswith(f"random neurons set instead, {n} to {n}.")
+    assert first_row_conclusions(Table(rows).where(layer=9)) == []
 
 
 def path_measured(encoder: Any) -> tuple[list[StreamSite], dict[str, Any]]:

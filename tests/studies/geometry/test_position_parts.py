@@ -172,11 +172,11 @@ def test_sentences_say_what_is_planted(found: Tables) -> None:
     assert len(position_tables(found)) == 4
     lines = position_conclusions(found)
     assert "in layers 0 to 2:" in lines[0]
-    assert lines[1].startswith("It has 3 directions")
+    assert lines[1].startswith("The position part has 3 directions")
     for line in lines[-2:]:
-        assert "position favours neurons in layer 0: half of it is in 2 of 24 neurons, in " in line
+        assert "position favours neurons in layer 0: half of it is in 2 of 24 neurons, and in " in line
         assert "; it is not shown to favour neurons over random directions in layers 1 and 2: half of it is" in line
-        assert "and is 0 in the others" not in line
+        assert "and is 0 in the other neurons" not in line
     only = {name: [row for row in rows if row["layer"] == 3] for name, rows in found.items()}
     assert position_conclusions(only)[0].startswith("No layer has a position part")
     first = {name: [row for row in rows if row["layer"] == 0] for name, rows in found.items()}
@@ -196,7 +196,7 @@ def test_a_part_that_is_0_in_neurons_that_do_not_vary_is_said_to_lie_in_the_othe
     states[:, chosen[0]] *= 1e-15  # small, and not 0
     found = surveyed(make_store(tmp_path / "store", [states], tokens, 700))
     raw, standardised = position_conclusions(found)[-2:]
-    assert raw.endswith("It lies in 20 of 384 neurons in layer 0, and is 0 in the others.")
+    assert raw.endswith("Position is in 20 of 384 neurons in layer 0, and is 0 in the other neurons.")
     assert "of 20 neurons that vary" in raw
     assert "of 20 neurons that vary" in standardised
     row = PositionTables(found).basis(0)
@@ -217,7 +217,7 @@ def test_few_sentences_have_no_intervals_and_say_so(found: Tables, tmp_path: Pat
     tokens = make_tokens([9] * 10)
     found = surveyed(make_store(tmp_path / "store", [generator.normal(size=(90, D))], tokens))
     assert all(row["low"] is None for row in found["position_split"])
-    assert position_conclusions(found) == ["There are 10 sentences, too few for intervals of the position part."]
+    assert position_conclusions(found) == ["10 sentences are too few for confidence intervals of the position part."]
     assert position_tables(found)
     # As the tables are when they are read from files, too.
     read = {
@@ -555,7 +555,7 @@ def test_one_layer_has_its_figures_in_every_format(place: Path, model: Path, cor
     )  # fmt: skip
     assert found is not None
     assert {path.suffix for path in (found.folder / "figures").glob("position_curves.*")} == {".png", ".pdf"}
-    assert "in layer 1: " in " ".join(found.conclusions())
+    assert "of the variance in layer 1" in " ".join(found.conclusions())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")

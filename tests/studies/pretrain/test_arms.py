@@ -16,6 +16,7 @@ import torch
 from conftest import ROOT, make_sentences
 from probing.models import load_masked_lm, resolve_model
 from probing.models.attention_heads import AlibiBertConfig, AlibiBertModel, linear_bias
+from probing.results import Table
 from probing.runtime.trainer import Places
 from probing.studies.pretrain.batches import (
     LEARNED_TABLES,
@@ -28,8 +29,9 @@ from probing.studies.pretrain.batches import (
     save_checkpoint,
     train_tokenizer,
 )
+from probing.studies.pretrain.tables import ARMS as ARMS_SCHEMA
+from probing.studies.pretrain.tables import LENGTHS, Encoder, Recipe, conclusions, row_multiples
 from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
-from probing.studies.pretrain.tables import Encoder, Recipe, conclusions, lengths_read, row_multiples
 from probing.studies.pretrain.training import (
     RunPlan,
     TrainingJob,
@@ -451,20 +453,20 @@ def test_every_arm_is_measured_at_every_length_or_says_why_not(tmp_path: Path) -
     text = packed_text(from_sentences("text", make_sentences(3000)), asked, places)
     losses = train_all(text, asked, places, None)
     rows = measure_lengths(text, asked, [1, 2, 10_000], places, tmp_path / "cache")
-    read = {(arm, length): top for arm, length, top in lengths_read(rows)}
-    assert [*read] == [(job.arm, length) for job in jobs for length in (16, 32, 160_000)]
-    assert [key for key, top in read.items() if not top] == [
+    last = Table(rows, LENGTHS).where(layer=(SHAPE.n_layers, None)).by("arm", "length")
+    assert [*last] == [(job.arm, length) for job in jobs for length in (16, 32, 160_000)]
+    assert [key for key, top in last.items() if not any("loss" in row for row in top)] == [
         ("learned", 32), ("learned", 160_000), ("alibi", 160_000), ("causal_lm", 160_000)
     ]  # fmt: skip
     of_curve = {row["arm"]: row for row in losses if row["step"] == 4}
     for arm, row in of_curve.items():
-        (trained,) = read[arm, 16]
+        (trained,) = last[arm, 16]
         assert (trained["loss"], trained["unigram_loss"]) == (row["loss"], row["unigram_loss"])
-    (longer,) = read["alibi", 32]
+    (longer,) = last["alibi", 32]
     assert longer["loss"] != of_curve["alibi"]["loss"]
     assert 0 <= longer["position_accuracy"] <= 1
     assert not (tmp_path / "state" / "alibi-seed0-x32").exists()
-    said = conclusions({"arms": [], "lengths": rows})
+    said = conclusions(Table((), ARMS_SCHEMA), Table(rows, LENGTHS))
     assert (
         "learned, rows of 32, 160000 tokens: the table has 16 positions, and none was learned for later tokens." in said
     )

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
@@ -21,9 +20,20 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.cli.options import ProbeOptions
 from probing.errors import UserError
+from probing.results import Table
 from probing.runs.loading import load_run
-from probing.studies.pretrain.results import _LOOKS
-from probing.studies.pretrain.tables import ARMS, PRETRAINING_ARMS, conclusions, growth_line, judge, last_rows, tables
+from probing.studies.pretrain.tables import (
+    ARMS,
+    LENGTHS,
+    PRETRAINING_ARMS,
+    charts,
+    conclusions,
+    growth_line,
+    judge,
+    last_rows,
+    tables,
+)
+from probing.tables.figures import Chart, Panel, write_charts
 from typed import processes_of
 from wandb_stand_in import read_offline_runs
 
@@ -342,31 +352,31 @@ IN_LEARNED = {("learned", 0): 7.0, ("learned", 1): 6.0, ("learned", 2): 9.0}
 )  # fmt: skip
 def test_the_verdict_is_that_of_the_rule(rows: list[dict[str, Any]], verdict: str, reason: str) -> None:
     for order in (rows, rows[::-1]):
-        found = judge(order)
+        found = judge(Table(order, ARMS))
         assert found.verdict == verdict
         assert reason in found.reason
 
 
 def test_margins_are_reached_where_they_are_equal() -> None:
     exactly = {("learned", seed): 4.0 for seed in range(3)} | {("none", seed): 4.5 for seed in range(3)}
-    assert judge(rows_of(IN_LEARNED, exactly)).verdict == "confirmed"
+    assert judge(Table(rows_of(IN_LEARNED, exactly), ARMS)).verdict == "confirmed"
 
 
 def test_the_last_checkpoint_is_that_of_each_arm_and_seed() -> None:
-    rows = [*rows_of(step=10), *rows_of(step=20, arms=("none",))]
+    rows = Table([*rows_of(step=10), *rows_of(step=20, arms=("none",))], ARMS)
     assert {(row["arm"], row["step"]) for row in last_rows(rows)} == {("learned", 10), ("none", 20)}
 
 
 def test_sentences_state_losses_outliers_and_the_verdict() -> None:
     from probing.runtime.terminal import render
 
-    made = {"arms": rows_of(IN_LEARNED)}
-    learned, none, verdict = conclusions(made)
-    assert "outliers with seeds 0, 1, 2 (layers 1)" in learned
-    assert "held-out loss 3.20 nats, frequencies of tokens 5.00" in learned
-    assert "no outlier above the embeddings (the farthest mean is at 2.0 sd" in none
+    made = Table(rows_of(IN_LEARNED), ARMS), Table((), LENGTHS)
+    learned, none, verdict = conclusions(*made)
+    assert "outliers with seeds 0, 1, 2 (layer 1)" in learned
+    assert "the held-out loss is 3.20 nats, compared with 5.00 from token frequencies alone" in learned
+    assert "no outlier above the embeddings (the farthest mean is at 2.0 sd, the limit is 5 sd)" in none
     assert verdict.endswith("confirmed: learned has an outlier with every seed, and none with no seed.")
-    assert "7.33 (6.00 to 9.00)" in render(*tables(made))
+    assert "7.33 (6.00 to 9.00)" in render(*tables(*made))
 
 
 def of_arms(arms: Sequence[str]) -> list[dict[str, Any]]:
@@ -375,41 +385,36 @@ def of_arms(arms: Sequence[str]) -> list[dict[str, Any]]:
     return [row | ({"unigram_loss": 4.5} if row["arm"] == "causal_lm" else {}) for row in rows]
 
 
-@pytest.mark.parametrize("n_arms", [6, 12])
-def test_up_to_six_arms_share_a_panel_and_of_more_each_has_one(n_arms: int) -> None:
-    from matplotlib.figure import Figure
+def arms_in(panel: Panel) -> list[str]:
+    return list(dict.fromkeys(line.label for line in panel.lines if line.label in PRETRAINING_ARMS))
 
-    from probing.studies.pretrain.results import loss_by_step, outliers_by_layer, position_by_layer
 
+@pytest.mark.parametrize(("n_arms", "n_panels"), [(4, (1, 1, 1)), (7, (2, 2, 1)), (12, (3, 2, 2))])
+def test_arms_share_a_panel_where_their_looks_can_be_distinguished(
+    n_arms: int, n_panels: tuple[int, ...], tmp_path: Path
+) -> None:
     arms = PRETRAINING_ARMS[-n_arms:]
-    for draw in (loss_by_step, outliers_by_layer, position_by_layer):
-        figure = Figure(layout="constrained")
-        draw(figure, of_arms(arms))
-        panels = [axes for axes in figure.axes if axes.get_visible()]
-        if n_arms == 6:
-            (axes,) = panels
-            looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines]
-            assert len({*looks[:6]}) == 6
-            (legend,) = figure.legends
-            assert [text.get_text() for text in legend.get_texts()][:6] == list(arms)
-        else:
-            assert [axes.get_title() for axes in panels] == list(arms)
-            assert not figure.legends
-            assert len({axes.get_ylim() for axes in panels}) == 1
-    assert len({str(look) for look in _LOOKS.values()}) == len(PRETRAINING_ARMS)
+    drawn = charts(Table(of_arms(arms), ARMS), Table((), LENGTHS), 100)
+    assert [chart.name for chart in drawn] == ["loss", "outliers", "position"]
+    assert tuple(len(chart.panels) for chart in drawn) == n_panels
+    for chart in drawn:
+        assert [arm for panel in chart.panels for arm in arms_in(panel)] == list(arms)
+        for panel in chart.panels:
+            looks = chart.looks_of(panel)
+            assert len({looks[line.label] for line in panel.lines}) == len({line.label for line in panel.lines}) <= 7
+    assert all(path.is_file() for path in write_charts(tmp_path / "figures", drawn, "", ["png"]))
 
 
-def test_the_panel_of_next_tokens_has_their_frequencies_and_no_losses_of_masked_ones() -> None:
-    from matplotlib.figure import Figure
+def loss_of(rows: list[dict[str, Any]]) -> Chart:
+    return charts(Table(rows, ARMS), Table((), LENGTHS), 100)[0]
 
-    from probing.studies.pretrain.results import loss_by_step
 
-    figure = Figure()
-    loss_by_step(figure, of_arms(PRETRAINING_ARMS))
-    drawn = {axes.get_title(): axes.lines for axes in figure.axes}
-    assert [np.asarray(line.get_ydata()).tolist() for line in drawn["causal_lm"]] == [[4.6], [4.5, 4.5]]
-    assert len(drawn["learned"]) == 11 + 1
-    assert np.asarray(drawn["learned"][-1].get_ydata()).tolist() == [5.0, 5.0]
+def test_losses_of_next_tokens_and_of_masked_ones_have_their_frequencies_in_every_panel() -> None:
+    for panel in loss_of(of_arms(PRETRAINING_ARMS)).panels:
+        references = {line.label: line.values for line in panel.lines if line.label not in PRETRAINING_ARMS}
+        assert references == {"frequencies of tokens": [5.0], "frequencies of tokens, causal_lm": [4.5]}
+    (panel,) = loss_of(of_arms(("learned", "none"))).panels
+    assert [line.label for line in panel.lines] == ["learned", "none", "frequencies of tokens"]
 
 
 GROWTH = {
@@ -419,10 +424,14 @@ GROWTH = {
 
 
 def test_growth_is_said_with_its_interval_where_there_is_no_outlier() -> None:
-    (*_, line) = conclusions({"arms": rows_of()}, GROWTH)
-    assert "grows by 0.50 sd each time the steps double (95% interval over seeds: 0.25 to 1.00)" in line
-    assert "after 1,600 steps (interval: 400 to 25,600)" in line
-    assert "interval: 400 to no end" in growth_line({**GROWTH, "steps_high": None})
-    assert "never" in growth_line({**GROWTH, "slope": -0.1})
-    assert "too slowly" in growth_line({**GROWTH, "steps": None})
-    assert len(conclusions({"arms": rows_of(IN_LEARNED)}, GROWTH)) == 3
+    lengths = Table((), LENGTHS)
+    (*_, line) = conclusions(Table(rows_of(), ARMS), lengths, GROWTH)
+    assert "changes by +0.50 sd for each doubling of the steps (95% interval over seeds: 0.25 to 1.00)" in line
+    assert "reaches 5 sd after 1,600 steps (interval: 400 to 25,600)" in line
+    assert "interval: 400 to no upper end" in growth_line({**GROWTH, "steps_high": None})
+    assert "-0.10 sd" in (falling := growth_line({**GROWTH, "slope": -0.1}))
+    assert "no neuron becomes an outlier" in falling
+    assert "more than 30 doublings" in growth_line({**GROWTH, "steps": None})
+    alone = growth_line({**GROWTH, **dict.fromkeys(("slope_low", "slope_high", "steps_low", "steps_high"))})
+    assert "interval" not in alone
+    assert len(conclusions(Table(rows_of(IN_LEARNED), ARMS), lengths, GROWTH)) == 3

@@ -20,6 +20,7 @@ import torch
 
 from conftest import ROOT, make_sentences
 from probing.errors import UserError
+from probing.results import Table
 from probing.runtime.trainer import Places, generator_of, seed_of, share_of_rate
 from probing.statistics.moments import ProfileAccumulator
 from probing.studies.pretrain.batches import (
@@ -509,9 +510,9 @@ def test_positions_are_read_off_where_the_encoder_tells_them(tmp_path: Path) -> 
 STEPS = [0, 1, 16, 64, 128, 256, 512, 1024]
 
 
-def rows_of(slopes: list[float], at_end: float = 3.0) -> list[dict[str, Any]]:
+def rows_of(slopes: list[float], at_end: float = 3.0) -> Table:
     """Return rows in which the farthest mean of layer 2 is a line in log2 of the steps, from step 64 on."""
-    return [
+    return Table(
         {
             "arm": "learned", "seed": seed, "step": step, "layer": layer,
             "max_mean_sd": (
@@ -519,7 +520,7 @@ def rows_of(slopes: list[float], at_end: float = 3.0) -> list[dict[str, Any]]:
             ),
         }
         for seed, slope in enumerate(slopes) for step in STEPS for layer in (0, 1, 2)
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 @pytest.mark.numeric
@@ -560,7 +561,7 @@ def test_one_seed_has_no_interval_and_one_checkpoint_no_growth() -> None:
     assert found is not None
     assert found["steps"] is not None
     assert found["slope_low"] is None
-    assert growth_of([row for row in rows_of([0.4]) if row["step"] in (0, 1024)]) is None
+    assert growth_of(rows_of([0.4]).where(step=(0, 1024))) is None
     assert growth_of(rows_of([0.4]), "none") is None
 
 

@@ -7,7 +7,7 @@ covariances are not known: see `difference`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from statistics import NormalDist, median
 from types import MappingProxyType
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from probing.interventions import TUNED, TUNED_R2
+from probing.results import Table
 from probing.runs import Result
 from probing.statistics import spearman
 from probing.studies.ablate.tables import MAGNITUDE, MEAN, RANDOM, at_last_layer, is_head
@@ -151,7 +152,7 @@ def variation_of_outlier(model_runs: ModelRuns, roles: list[Role] | None = None)
     The control is the smallest such ratio of any other neuron in any layer above the embeddings.
     """
     chosen = set(model_runs.outliers(roles).values())
-    rows = [row for row in above_embeddings(model_runs.run("geometry").dimensions) if row["mean"]]
+    rows = above_embeddings(model_runs.run("geometry").dimensions).where(lambda row: row["mean"] != 0)
     shares = [(row["neuron"] in chosen, row["sd"] / abs(row["mean"])) for row in rows]
     return ClaimEstimate.exact(
         max(share for is_outlier, share in shares if is_outlier),
@@ -169,7 +170,7 @@ def largest_whitened_mean_cosine(model_runs: ModelRuns) -> ClaimEstimate:
 
 def by_layer(geometry: Result, name: str, transform: str = "none") -> dict[int, Mapping[str, Any]]:
     """Return the row of a measure in each layer, by ascending layers."""
-    rows = [row for row in geometry.geometry if (row["transform"], row["measure"]) == (transform, name)]
+    rows = geometry.geometry.where(transform=transform, measure=name)
     return {row["layer"]: row for row in sorted(rows, key=lambda row: row["layer"])}
 
 
@@ -207,7 +208,7 @@ def least_similarity_of_maps(model_runs: ModelRuns, from_depth: float) -> ClaimE
     run: Result = model_runs.run("attention")
     lowest = []
     for name in ("cosine", "cosine_without_special"):
-        rows = [row for row in run.similarity if row["measure"] == name]
+        rows = run.similarity.where(measure=name)
         depth = max((row["other_layer"] for row in rows), default=0)
         upper = [from_row(row) for row in rows if row["layer"] >= from_depth * depth]
         if not upper:
@@ -239,8 +240,8 @@ def lead_of_last(run: Result, n_layers: int, name: str = "cosine") -> ClaimEstim
     `run` is a survey of a model and another checkpoint; `name` is the measure, `cosine` or `jensen_shannon`.
     """
     sign = _LIKENESS[name]
-    rows = [row for row in run.change if (row["measure"], row["of"]) == (name, "same") and not row.get("head")]
-    rows.sort(key=lambda row: row["layer"])
+    of_layers = run.change.where(lambda row: not row.get("head"), measure=name, of="same")
+    rows = sorted(of_layers, key=lambda row: row["layer"])
     if len(rows) <= n_layers:
         raise NotMeasurable("more layers than these")
     lower, last = rows[:-n_layers], rows[-n_layers:]
@@ -255,9 +256,9 @@ def least_gain_by_fusion(model_runs: ModelRuns, fusion: str) -> ClaimEstimate:
     The control is the gain over the layer that is best on validation sentences: if the last layer is not the best one,
     choosing a better layer is a gain, too.
     """
-    rows = [row for row in _fused(model_runs, fusion) if row["measure"] == "difference"]
+    rows = _fused(model_runs, fusion).where(measure="difference")
     least = {
-        against: min((row for row in rows if row["against"] == against), key=lambda row: row["value"])
+        against: min(rows.where(against=against), key=lambda row: row["value"])
         for against in ("last layer", "best layer")
     }
     return from_row(least["last layer"], control=least["best layer"]["value"])
@@ -270,17 +271,17 @@ def similarity_after_fusion(model_runs: ModelRuns, fusion: str) -> ClaimEstimate
     The control is the same difference for the plain mean of the layers, which has no learned weights.
     """
     run: Result = model_runs.run("fusion")
-    fused = [from_row(row) for row in _fused(model_runs, fusion) if row["measure"] == "cosine"]
-    others = [row for row in run.fusion if row["measure"] == "cosine"]
-    last = from_row(max((row for row in others if row["fusion"] == "layer"), key=lambda row: row["layer"]))
-    (mean,) = (row["value"] for row in others if row["fusion"] == "equal")
+    fused = [from_row(row) for row in _fused(model_runs, fusion).where(measure="cosine")]
+    others = run.fusion.where(measure="cosine")
+    last = from_row(max(others.where(fusion="layer"), key=lambda row: row["layer"]))
+    (mean,) = others.where(fusion="equal").column("value")
     gain = difference(max(fused, key=lambda estimate: estimate.value), last)
     return ClaimEstimate(gain.value, gain.low, gain.high, mean - last.value)
 
 
-def _fused(model_runs: ModelRuns, fusion: str) -> list[Mapping[str, Any]]:
+def _fused(model_runs: ModelRuns, fusion: str) -> Table:
     run: Result = model_runs.run("fusion")
-    rows: list[Mapping[str, Any]] = [row for row in run.fusion if row["fusion"] == fusion]
+    rows = run.fusion.where(fusion=fusion)
     if not rows:
         raise NotMeasurable("a task whose labels the corpus has")
     return rows
@@ -361,9 +362,8 @@ def norms_and_smoothing(model_runs: ModelRuns) -> ClaimEstimate:
     control is the partial correlation given the length of sentences: in a longer sentence, the minimum over more tokens
     is lower.
     """
-    rows = [row for row in model_runs.run("geometry").smoothing_sentences if row["distance_before"] > 0]
-    n_blocks = max((row["layer"] for row in rows), default=0)
-    last = [row for row in rows if row["layer"] == n_blocks]
+    rows = model_runs.run("geometry").smoothing_sentences.where(lambda row: row["distance_before"] > 0)
+    last = rows.where(layer=max(rows.values("layer"), default=0))
     if len(last) < _LEAST_SENTENCES:
         raise NotMeasurable(f"at least {_LEAST_SENTENCES} sentences of several tokens" if last else _NO_BLOCKS)
     products = _ranks([row["sigma_1"] * row["sigma_2"] for row in last])
@@ -456,7 +456,7 @@ def gain_for_task(model_runs: ModelRuns) -> ClaimEstimate:
     half. The control is the difference from the mean gain of all heads, the gain of a random head.
     """
     run: Result = model_runs.run("ablated_task")
-    rows = [row for row in run.better_without if row["readout"] in (TUNED, TUNED_R2) and row["units"] == "heads"]
+    rows = run.better_without.where(readout=(TUNED, TUNED_R2), units="heads")
     heads = [gained(row, row["readout"]).value for row in _without(run) if is_head(row)]
     if not rows or not heads:
         raise NotMeasurable(_MORE_SENTENCES)
@@ -477,7 +477,7 @@ def gain_without_layer(model_runs: ModelRuns, layer: int) -> ClaimEstimate:
 
 def _without(run: Result) -> list[Mapping[str, Any]]:
     """Return the rows of a tuned model's task without each unit."""
-    return [row for name in (TUNED, TUNED_R2) for row in at_last_layer(run.by_name, name)]
+    return [row for name in (TUNED, TUNED_R2) for row in at_last_layer(run.ablated, name)]
 
 
 @measure("pruned_task")
@@ -487,7 +487,7 @@ def heads_pruned_together(model_runs: ModelRuns, at_most: float) -> ClaimEstimat
     The order is estimated on one half of the test sentences, and the loss on the other half.
     """
     run: Result = model_runs.run("pruned_task")
-    rows = [row for row in run.pruning if row["units"] == "heads" and row["readout"] in (TUNED, TUNED_R2)]
+    rows = run.pruning.where(units="heads", readout=(TUNED, TUNED_R2))
     return _pruned(rows, _IMPORTANCE, RANDOM, at_most)
 
 
@@ -495,25 +495,25 @@ def heads_pruned_together(model_runs: ModelRuns, at_most: float) -> ClaimEstimat
 def weights_pruned(model_runs: ModelRuns, at_most: float) -> ClaimEstimate:
     """Return the share of the weights that a tuned model can lose, the smallest first: see `_pruned`."""
     run: Result = model_runs.run("pruned_task")
-    rows = [row for row in run.weight_pruning if row["readout"] in (TUNED, TUNED_R2)]
+    rows = run.weight_pruning.where(readout=(TUNED, TUNED_R2))
     return _pruned(rows, MAGNITUDE, MEAN, at_most)
 
 
-def _pruned(rows: Sequence[Mapping[str, Any]], order: str, random: str, at_most: float) -> ClaimEstimate:
+def _pruned(rows: Table, order: str, random: str, at_most: float) -> ClaimEstimate:
     """Return the largest share such that pruning it or any less loses at most `at_most`, in units of the readout.
 
     The lower end of the interval is the share up to which the whole interval of the loss is within `at_most`, the upper
     end the share up to which a part of it is: up to there, no larger loss is resolved. The control is the difference
     from the share of random pruning, by the mean loss of its draws.
     """
-    ordered, drawn = ([row for row in rows if row["order"] == name and row["share"] > 0] for name in (order, random))
+    ordered, drawn = (rows.where(lambda row: row["share"] > 0, order=name) for name in (order, random))
     if not ordered or not drawn:
         raise NotMeasurable("a run of `ablate --prune all`")
     gains = {row["share"]: gained(row, row["readout"]) for row in ordered}
-    of_draws: dict[float, list[float]] = {}
-    for row in drawn:
-        of_draws.setdefault(row["share"], []).append(gained(row, row["readout"]).value)
-    by_chance = {share: sum(draws) / len(draws) for share, draws in of_draws.items()}
+    by_chance = {
+        share: sum(gained(row, row["readout"]).value for row in draws) / len(draws)
+        for share, draws in drawn.by("share").items()
+    }
     value, low, high = (
         _prunable_share({share: getattr(gain, end) for share, gain in gains.items()}, at_most)
         for end in ("value", "low", "high")
@@ -557,8 +557,7 @@ def _others(values: Mapping[str, float], name: str) -> Iterable[float]:
 
 
 def _score(run: Result) -> ClaimEstimate:
-    row = next(row for row in run.scores if row["answer"] == PRETRAINED)
-    return from_row(row, "score", "overall")
+    return from_row(run.scores.where(answer=PRETRAINED)[0], "score", "overall")
 
 
 def _similarity(run: Result) -> float:

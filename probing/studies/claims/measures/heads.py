@@ -5,7 +5,7 @@ Intervals of differences and ratios are the widest that the two intervals allow,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from types import MappingProxyType
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.interventions import MLM, POSITION, measure_of
-from probing.results import ends
+from probing.results import Table, ends
 from probing.runs import Result
 from probing.runs.run import Run
 from probing.statistics import ENDS
@@ -37,7 +37,7 @@ def least_lead_over_offset(model_runs: ModelRuns, relations: Sequence[str]) -> C
     initialised model over the same offsets. Relations are, for example, `det`.
     """
     run: Result = model_runs.run("attention")
-    rows = {row["relation"]: row for row in run.relations if row["relation"] in relations}
+    rows = {row["relation"]: row for row in run.relations.where(relation=tuple(relations))}
     if missing := [name for name in relations if name not in rows]:
         raise NotMeasurable(
             "a treebank as `--corpus`, with at least 100 arcs to choose a head by and 100 to test for each of "
@@ -55,10 +55,10 @@ def edges_of_best_head(model_runs: ModelRuns) -> ClaimEstimate:
     The control is the difference from the share of a chain of neighbouring words.
     """
     run: Result = model_runs.run("attention")
-    best = next((row for row in run.trees if row["measure"] == "uuas" and row.get("chosen") == "yes"), None)
-    if best is None:
+    best = run.trees.where(measure="uuas", chosen="yes")
+    if not best:
         raise NotMeasurable("a treebank as `--corpus`")
-    return from_row(best, "test", "test", best["difference"])
+    return from_row(best[0], "test", "test", best[0]["difference"])
 
 
 @measure("attention")
@@ -150,9 +150,10 @@ def nearness_of_subject_head(model_runs: ModelRuns) -> ClaimEstimate:
     head that only attends to a neighbour has no such lead.
     """
     run: Result = model_runs.run("attention")
-    best = next((row for row in run.relations if row["relation"] == SUBJECT), None)
-    if best is None:
+    subjects = run.relations.where(relation=SUBJECT)
+    if not subjects:
         raise NotMeasurable("a treebank as `--corpus`, with at least 100 subjects to choose a head by and 100 to test")
+    best = subjects[0]
     head = (best["layer"], best["head"])
     near = [
         row
@@ -194,7 +195,7 @@ def _spare(run: Result, readout: str, at_most: float) -> ClaimEstimate:
     those for which a part of it is. The control is the share of layers whose heads can all be ablated together at such
     a loss, one layer at a time: at 1, this readout needs the heads of no single layer.
     """
-    rows = at_last_layer(run.by_name, readout)
+    rows = at_last_layer(run.ablated, readout)
     heads, layers = ([gained(row, readout) for row in rows if is_head(row) is of_heads] for of_heads in (True, False))
     if not heads or not layers:
         raise NotMeasurable("a run of `ablate` with heads and with layers")
@@ -211,9 +212,8 @@ def _gain(run: Result, readout: str) -> ClaimEstimate:
     The head and the layer are those whose removal gains most on one half of the sentences; the gain is measured on the
     other half. The control is its p-value, corrected for the number of comparisons.
     """
-    rows = [row for row in run.better_without if row["readout"] == readout]
-    last = max((row["layer"] for row in rows), default=0)
-    gains = [(gained(row, readout), row) for row in rows if row["layer"] == last]
+    rows = run.better_without.where(readout=readout)
+    gains = [(gained(row, readout), row) for row in rows.where(layer=max(rows.values("layer"), default=0))]
     if not gains:
         raise NotMeasurable("a run of `ablate` with more sentences")
     gain, row = max(gains, key=lambda pair: pair[0].value)
@@ -563,7 +563,7 @@ def change_of_accuracy_on_labels(model_runs: ModelRuns) -> ClaimEstimate:
     of the unchanged states over the most frequent label, the least over layers: where this probe has learned nothing,
     clipping can remove nothing.
     """
-    rows = [row for row in above_embeddings(model_runs.run("labels").accuracy) if row["n_clipped"]]
+    rows = above_embeddings(model_runs.run("labels").accuracy).where(lambda row: row["n_clipped"] > 0)
     if not rows:
         raise NotMeasurable("no layer has an outlier that could be clipped")
     differences = [
@@ -705,19 +705,17 @@ def least_lead_of_pooling(model_runs: ModelRuns, pooling: str, over: str) -> Cla
     pooling is chosen on other pairs; None if the run chose no layers.
     """
     run: Result = model_runs.run("pooling")
-    last = max(row["layer"] for row in run.sts if "layer" in row)
-    last_leads = _leads((row for row in run.sts if row.get("layer") == last), pooling, over)
-    chosen = _leads((row for row in run.chosen if row["protocol"] == "held_out"), pooling, over)
+    last = max(run.sts.column("layer"))
+    last_leads = _leads(run.sts.where(layer=last), pooling, over)
+    chosen = _leads(run.chosen.where(protocol="held_out"), pooling, over)
     if not last_leads:
         raise NotMeasurable(f"a run of `sts` with the poolings {pooling} and {over}")
     least = min(last_leads, key=lambda estimate: estimate.value)
     return ClaimEstimate(least.value, least.low, least.high, min(lead.value for lead in chosen) if chosen else None)
 
 
-def _leads(rows: Iterable[Mapping[str, Any]], pooling: str, over: str) -> list[ClaimEstimate]:
-    set_rows: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for row in rows:
-        if (row.get("transform"), row["aggregation"]) == ("none", "all"):
-            set_rows.setdefault(row["set"], {})[row["pooling"]] = row
-    both = [of_set for of_set in set_rows.values() if {pooling, over} <= set(of_set)]
+def _leads(rows: Table, pooling: str, over: str) -> list[ClaimEstimate]:
+    by_set = rows.where(transform="none", aggregation="all").by("set").values()
+    by_pooling = [{row["pooling"]: row for row in of_set} for of_set in by_set]
+    both = [of_set for of_set in by_pooling if {pooling, over} <= set(of_set)]
     return [difference(*(from_row(of_set[name], "spearman", "") for name in (pooling, over))) for of_set in both]

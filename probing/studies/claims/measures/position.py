@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from probing.results import Table
 from probing.runs import Result
 from probing.runs.run import Run
 from probing.statistics.moments import MEAN_DEVIATIONS, deviations_of
@@ -151,14 +152,14 @@ def layers_of(text: str | int, last: int) -> range:
     return range(int(first), min(int(end or first), last) + 1)
 
 
-def above_embeddings(rows: Sequence[Mapping[str, object]]) -> list[Mapping[str, Any]]:
+def above_embeddings(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return the rows of the layers above the embeddings, without the rows of all layers together."""
-    return [row for row in rows if isinstance(row.get("layer"), int) and row["layer"] != 0]
+    return Table(rows).where(lambda row: isinstance(row.get("layer"), int) and row["layer"] != 0)
 
 
 def n_sentences(geometry: Result) -> int:
     """Return the number of measured sentences: one token of each is sampled for one of the measures."""
-    rows = [row for row in geometry.geometry if row["measure"] == "mean_cosine_one_per_sentence"]
+    rows = geometry.geometry.where(measure="mean_cosine_one_per_sentence")
     if not rows:
         raise NotMeasurable("the run measured no sentences")
     return int(rows[0]["n_tokens"])
@@ -240,7 +241,7 @@ def distance_from_curve(model_runs: ModelRuns, published: Mapping[str, Sequence[
 def accuracy_lost(model_runs: ModelRuns, layers: str) -> ClaimEstimate:
     """Return the decrease of the accuracy from the least of some lower layers, such as `1-3`, to the last layer."""
     every = _accuracies(model_runs, "all")
-    lower = [row for row in _accuracies(model_runs, layers) if row["layer"] != every[-1]["layer"]]
+    lower = _accuracies(model_runs, layers).where(lambda row: row["layer"] != every[-1]["layer"])
     if not lower:
         raise NotMeasurable("the model has no further layers")
     return difference(_accuracy(min(lower, key=lambda row: row["accuracy"])), _accuracy(every[-1]))
@@ -321,20 +322,19 @@ def loss_without_first(model_runs: ModelRuns) -> ClaimEstimate:
     The control is the largest difference between the rise without a matched neuron and the rise without the first
     neuron of the same layer: above 0, a neuron that does not rank first matters more.
     """
-    rows = [
-        row for row in above_embeddings(_run(model_runs).neurons) if isinstance(row.get("cross_entropy_without"), float)
-    ]
-    first = [row for row in rows if row["rank"] == 1]
+    neurons_above = above_embeddings(_run(model_runs).neurons)
+    rows = neurons_above.where(lambda row: isinstance(row.get("cross_entropy_without"), float))
+    first = rows.where(rank=1)
     if not first:
         raise NotMeasurable("no probe was trained without the neuron that ranks first (`--evidence all`)")
     beyond = [
         row["cross_entropy_without"] - first_row["cross_entropy_without"]
         for first_row in first
-        for row in rows
-        if row["layer"] == first_row["layer"] and row["removed"].startswith("matched")
+        for row in rows.where(layer=first_row["layer"])
+        if row["removed"].startswith("matched")
     ]
     least = min(first, key=lambda row: row["cross_entropy_without"])
-    neurons = tuple(dict.fromkeys(row["neuron"] for row in first))
+    neurons = tuple(first.values("neuron"))
     return from_row(least, "cross_entropy_without", "cross_entropy_without", max(beyond, default=None), neurons)
 
 
@@ -343,10 +343,9 @@ def _run(model_runs: ModelRuns) -> Run:
     return run
 
 
-def _accuracies(model_runs: ModelRuns, layers: str) -> list[Mapping[str, Any]]:
+def _accuracies(model_runs: ModelRuns, layers: str) -> Table:
     rows = above_embeddings(_run(model_runs).accuracy)
-    selected_layers = layers_of(layers, max((row["layer"] for row in rows), default=0))
-    selected_rows = [row for row in rows if row["layer"] in selected_layers]
+    selected_rows = rows.where(layer=tuple(layers_of(layers, max(rows.values("layer"), default=0))))
     if not selected_rows:
         raise NotMeasurable(f"the run has no layers {layers}")
     return selected_rows
@@ -356,11 +355,11 @@ def _accuracy(row: Mapping[str, Any], control: float | None = None) -> ClaimEsti
     return from_row(row, "accuracy", "accuracy", control)
 
 
-def _of_outliers(model_runs: ModelRuns, roles: list[Role] | None) -> list[Mapping[str, Any]]:
+def _of_outliers(model_runs: ModelRuns, roles: list[Role] | None) -> Table:
     """Return the rows of outliers in the ranked tables of the layers above the embeddings."""
     chosen = set(model_runs.outliers(roles).values())
-    rows = [row for row in above_embeddings(_run(model_runs).neurons) if row["neuron"] in chosen]
-    if {row["neuron"] for row in rows} != chosen:
+    rows = above_embeddings(_run(model_runs).neurons).where(neuron=tuple(chosen))
+    if {*rows.values("neuron")} != chosen:
         raise NotMeasurable("the run has no layer above the embeddings with this neuron")
     return rows
 
@@ -449,23 +448,18 @@ def seeds_with_other_outliers(model_runs: ModelRuns) -> ClaimEstimate:
     )  # fmt: skip
 
 
-def _last(model_runs: ModelRuns, arm: str) -> list[Mapping[str, Any]]:
+def _last(model_runs: ModelRuns, arm: str) -> Table:
     """Return the rows of the layers above the embeddings of an arm's last checkpoints."""
-    rows = [row for row in model_runs.run("pretraining").arms if row["arm"] == arm]
-    steps = {
-        row["seed"]: max(other_row["step"] for other_row in rows if other_row["seed"] == row["seed"]) for row in rows
-    }
-    last_rows = [row for row in rows if row["step"] == steps[row["seed"]] and row["layer"] > 0]
+    rows: Table = model_runs.run("pretraining").arms.where(arm=arm)
+    steps = {seed: max(of_seed.column("step")) for seed, of_seed in rows.by("seed").items()}
+    last_rows = rows.where(lambda row: row["step"] == steps[row["seed"]] and row["layer"] > 0)
     if not last_rows:
         raise NotMeasurable(f"the run has no arm {arm}")
     return last_rows
 
 
-def _by_seed(model_runs: ModelRuns, arm: str) -> dict[int, list[Mapping[str, Any]]]:
-    seed_rows: dict[int, list[Mapping[str, Any]]] = {}
-    for row in _last(model_runs, arm):
-        seed_rows.setdefault(row["seed"], []).append(row)
-    return seed_rows
+def _by_seed(model_runs: ModelRuns, arm: str) -> dict[int, Table]:
+    return _last(model_runs, arm).by("seed")
 
 
 def _losses(model_runs: ModelRuns, arm: str) -> dict[int, float]:
@@ -496,8 +490,8 @@ def outliers_of_first_position(model_runs: ModelRuns, role: Role) -> ClaimEstima
     The control is the rank of the model's outlier in that row, 1 where it is its most extreme neuron.
     """
     neuron = model_runs.neuron(role)
-    (row,) = _of(neuron, [row for row in _position_rows(model_runs) if row.get("position") == 0])
-    neurons = {row["neuron"] for row in model_runs.run("stream").path if row["kind"] in ("first_row", "both")}
+    (row,) = _of(neuron, _position_rows(model_runs).where(position=0))
+    neurons = model_runs.run("stream").path.where(kind=("first_row", "both")).values("neuron")
     return ClaimEstimate.exact(len(neurons), control=_rank(model_runs, row, role), neurons=(neuron,))
 
 
@@ -510,9 +504,9 @@ def other_rows_with_outlier(model_runs: ModelRuns, role: Role) -> ClaimEstimate:
     """
     neuron = model_runs.neuron(role)
     rows = _of(neuron, _position_rows(model_runs))
-    embeddings = [row for row in model_runs.run("geometry").parameters if row["parameter"] in ("segment", "mean_token")]
-    first = [row for row in rows if row.get("position") == 0]
-    others = [row for row in rows if row.get("position", 0) != 0] + _of(neuron, embeddings)
+    embeddings = model_runs.run("geometry").parameters.where(parameter=("segment", "mean_token"))
+    first = rows.where(position=0)
+    others = [*rows.where(lambda row: row.get("position", 0) != 0), *_of(neuron, embeddings)]
     if not first or len(others) < 2:
         raise NotMeasurable("its table of positions has a single row")
     beyond = sum(abs(row["deviations"]) > MEAN_DEVIATIONS for row in others)
@@ -530,7 +524,7 @@ def deviation_in_rows(model_runs: ModelRuns, roles: list[Role], rows: list[int])
     table = _position_rows(model_runs)
     least: list[tuple[float, int | None]] = []  # runs of former versions did not count outliers
     for number in rows:
-        position_rows = [row for row in table if row["row"] == number]
+        position_rows = table.where(row=number)
         if position_rows:
             deviations = [SIGNS[role] * _of(neuron, position_rows)[0]["deviations"] for role, neuron in chosen.items()]
             least.append((min(deviations), position_rows[0].get("n_outliers")))
@@ -544,7 +538,7 @@ def deviation_in_rows(model_runs: ModelRuns, roles: list[Role], rows: list[int])
 def share_of_rows(model_runs: ModelRuns, role: Role, first_row: int) -> ClaimEstimate:
     """Return the share of the position table's rows, from `first_row` on, in which an outlier is the most extreme."""
     neuron = model_runs.neuron(role)
-    rows = [row for row in _of(neuron, _position_rows(model_runs)) if row["row"] >= first_row]
+    rows = _of(neuron, _position_rows(model_runs)).where(lambda row: row["row"] >= first_row)
     if not rows:
         raise NotMeasurable(f"its table of positions has no row {first_row}")
     return ClaimEstimate.exact(sum(_rank(model_runs, row, role) == 1 for row in rows) / len(rows), neurons=(neuron,))
@@ -566,7 +560,7 @@ def ranks_in_norms(
     """
     geometry: Result = model_runs.run("geometry")
     neuron = model_runs.neuron(role)
-    rows = [row for row in _of(neuron, geometry.parameters) if row["parameter"] == parameter]
+    rows = _of(neuron, geometry.parameters).where(parameter=parameter)
     second = {row["layer"]: row["rank"] for row in rows if row.get("layer", 0) > 0}
     # The output of a block's first norm is not the hidden state of a layer, so that its rows have no layer number.
     first = {k: row["rank"] for k, row in enumerate((row for row in rows if "layer" not in row), start=1)}
@@ -592,9 +586,9 @@ def deviation_with_ordinary_norms(model_runs: ModelRuns, role: Role) -> ClaimEst
     is the neuron's least deviation, over draws and these layers, when random neurons are changed instead.
     """
     neuron = model_runs.neuron(role)
-    rows = [row for row in model_runs.run("stream").norm_changes if row["measure"] == "deviations"]
-    rows = [row for row in above_embeddings(rows) if row["neuron"] == neuron]
-    rows = [row for row in rows if row["kind"] == "intact" or row["where"] == "both"]
+    rows = above_embeddings(model_runs.run("stream").norm_changes).where(
+        lambda row: row["kind"] == "intact" or row["where"] == "both", measure="deviations", neuron=neuron
+    )
     lacking = "the norms of its blocks could not be changed, or it has no outlier behind them"
     return _remaining_deviation(rows, role, neuron, lacking)
 
@@ -609,35 +603,34 @@ def deviation_without_first_row(model_runs: ModelRuns, role: Role) -> ClaimEstim
     every = model_runs.run("stream").first_row
     if not every:
         raise NotMeasurable("it has no table of positions as wide as its hidden states, or no outliers")
-    rows = [row for row in above_embeddings(every) if row["neuron"] == neuron]
+    rows = above_embeddings(every).where(neuron=neuron)
     return _remaining_deviation(rows, role, neuron, "it is an outlier of no layer")
 
 
-def _remaining_deviation(rows: Rows, role: Role, neuron: int, lacking: str) -> ClaimEstimate:
+def _remaining_deviation(rows: Table, role: Role, neuron: int, lacking: str) -> ClaimEstimate:
     """Return the largest deviation of a changed outlier over the layers where it was an outlier.
 
     The control is the neuron's least deviation when random neurons are changed instead.
     """
-    layers = {row["layer"] for row in rows if row["kind"] == "intact" and row["outlier"] == "yes"}
-    outlier_rows = [row for row in rows if row["layer"] in layers]
+    rows = rows.where(layer=tuple(rows.where(kind="intact", outlier="yes").values("layer")))
     changed, control = (
-        [SIGNS[role] * row["value"] for row in outlier_rows if row["kind"] == kind] for kind in ("outliers", "random")
+        [SIGNS[role] * value for value in rows.where(kind=kind).column("value")] for kind in ("outliers", "random")
     )
     if not changed:
         raise NotMeasurable(lacking)
     return ClaimEstimate.exact(max(changed), control=min(control, default=None), neurons=(neuron,))
 
 
-def _position_rows(model_runs: ModelRuns) -> list[Mapping[str, Any]]:
-    rows = [row for row in model_runs.run("geometry").parameters if row["parameter"] == "position"]
+def _position_rows(model_runs: ModelRuns) -> Table:
+    rows: Table = model_runs.run("geometry").parameters.where(parameter="position")
     if not rows:
         raise NotMeasurable("it has no table of positions as wide as its hidden states")
     return rows
 
 
-def _of(neuron: int, rows: Rows) -> list[Mapping[str, Any]]:
+def _of(neuron: int, rows: Table) -> Table:
     """Return the rows of a neuron; parameters are listed only of neurons that some definition names as outliers."""
-    neuron_rows = [row for row in rows if row["neuron"] == neuron]
+    neuron_rows = rows.where(neuron=neuron)
     if not neuron_rows:
         raise NotMeasurable(f"neuron {neuron} is no outlier by any definition, so that its parameters are not listed")
     return neuron_rows
@@ -645,5 +638,5 @@ def _of(neuron: int, rows: Rows) -> list[Mapping[str, Any]]:
 
 def _rank(model_runs: ModelRuns, row: Mapping[str, Any], role: Role) -> int:
     """Return the rank of a neuron's value in its row, 1 for the most extreme in the direction of its role."""
-    width = len({dimension["neuron"] for dimension in model_runs.run("geometry").dimensions})
+    width = len(model_runs.run("geometry").dimensions.values("neuron"))
     return int(row["rank"] if role == "maximum" else width + 1 - row["rank"])

@@ -187,7 +187,8 @@ def loss_in_changed_text(model_runs: ModelRuns, condition: str, against: str = I
     the control is the difference from the intact text.
     """
     run: Result = model_runs.run("changed_text")
-    rows = {row["against"]: row for row in run.changes if row["condition"] == condition and row.get("against")}
+    of_condition = run.changes.where(lambda row: bool(row.get("against")), condition=condition)
+    rows = {row["against"]: row for row in of_condition}
     if against not in rows:
         raise NotMeasurable("a treebank as `--corpus`, with sentences that have both a name and a noun to replace")
     control = None if against == INTACT else rows[INTACT]["difference"]
@@ -224,7 +225,7 @@ def preference_for_hierarchy(model_runs: ModelRuns, task: str, from_depth: float
 
 def _above_embeddings(model_runs: ModelRuns, task: str, condition: str) -> list[Mapping[str, Any]]:
     run: Result = model_runs.run("hierarchy")
-    rows = [row for row in of_model(run.hierarchy, task, condition) if row["layer"] > 0]
+    rows = of_model(run.hierarchy, task, condition).where(lambda row: row["layer"] > 0)
     if not rows:
         raise NotMeasurable(f"a run of `hierarchy` with {task} and its control {_UNTRAINED}")
     return sorted(rows, key=lambda row: row["layer"])

@@ -11,18 +11,20 @@ import numpy as np
 
 from probing.results import (
     ALL_LAYERS,
+    Row,
     Schema,
+    Table,
+    View,
+    cells_table,
     count,
     estimate,
+    estimated,
     in_brackets,
-    interval,
     listed,
     number,
-    shown_table,
     text,
     whole,
 )
-from probing.runtime.terminal import plain_table
 from probing.tables.figures import (
     BLUE,
     GREEN,
@@ -120,13 +122,13 @@ SINKS = Schema("sinks", "with `--extremes`, a row per block, kind of token and h
              "of the query that enters the block, a mean over queries.", "of stream", form=".1%"),
 ), optional=True)  # fmt: skip
 
-_FIXED = "with the outliers held at their mean in the queries and keys of the head"
+_FIXED = "with the outliers fixed at their mean in the queries and keys of the head"
 
-_MATCHED = "with as many other neurons of about the same sd held"
+_MATCHED = "with as many other neurons of about the same sd fixed"
 
 _SCALED = f"{_MATCHED}, and what is taken away scaled to the variance of the outliers"
 
-_CORRECTED = "The p-value beside matched sets, corrected for the number of heads, or of blocks (Holm)."
+_CORRECTED = "The p-value of the comparison with matched sets, corrected for the number of heads, or of blocks (Holm)."
 
 HELD_OUTLIERS = Schema(
     "held_outliers", "with `--extremes`, a row per head of blocks that outliers enter, per block, and over all", (
@@ -149,7 +151,7 @@ HELD_OUTLIERS = Schema(
     number("divergence_p_holm", _CORRECTED, "p (Holm)", form=".2g"),
     number("special", "Attention of the whole head to special tokens, in causal models to the first token too.",
            form=".1%"),
-    number("special_held", f"The same {_FIXED}.", "held", form=".1%"),
+    number("special_held", f"The same {_FIXED}.", "fixed", form=".1%"),
     number("special_matched", f"The same {_MATCHED}, a mean over the sets.", "matched", form=".1%"),
     number("special_matched_low", "The least of these sets.", form=".1%"),
     number("special_matched_high", "The largest of these sets.", form=".1%"),
@@ -165,8 +167,6 @@ EXTREMES = (MASSIVE, MASSIVE_COURSE, SINKS, HELD_OUTLIERS)
 
 NAMES = tuple(schema.name for schema in EXTREMES)
 
-Row = Mapping[str, Any]
-
 Tables = Mapping[str, Sequence[Row]]
 
 # Error rate of claims about heads.
@@ -175,38 +175,77 @@ ALPHA = 0.05
 # Most neurons of each definition that a table and a sentence name.
 SHOWN, NAMED = 6, 3
 
-COURSE_COLUMNS = (
+COURSES = View(MASSIVE_COURSE, (
     "definition", "token", "neuron", "first_layer", "last_layer", "gone_layer", "largest_magnitude", "largest_layer",
     "times_median",
+),
+    f"Neurons that are large on at least {MOST_TOKENS:.0%} of the tokens of a kind ({SHOWN} per definition)",
 )  # fmt: skip
-
-# The last of these are there where the model's output projections can be told.
-SINK_COLUMNS = ("layer", "token", "share", "mass*", "norm_mass", "value_ratio", "of_output", "of_stream")
-
-_FIXED_COLUMNS = (
+# The last of these columns are there where the model's output projections can be told.
+OF_BLOCKS = View(
+    SINKS, ("layer", "token", "share", "mass*", "norm_mass", "value_ratio", "of_output", "of_stream"),
+    "What attention gives to kinds of tokens, and what these add", where={"head": None},
+)  # fmt: skip
+WITHOUT_OUTLIERS = View(HELD_OUTLIERS, (
     "layer", "k", "divergence", "divergence_matched", "divergence_p", "divergence_scaled", "divergence_scaled_p",
     "special", "special_held", "special_matched", "special_p", "special_scaled", "special_scaled_p", "sd_ratio",
+), "Attention of heads with outliers fixed at their mean in queries and keys of one head: means over heads",
+    where={"head": None},
 )  # fmt: skip
+
+SENTENCES = {
+    "not_massive": "No value is massive, {definition} (Sun et al. 2024): the largest is {largest:.1f} in layer {layer}"
+    "{on}, {times} times the median of that layer.",
+    "massive": "{tokens} of layer {layer} {have} massive values, {definition} (Sun et al. 2024), up to {largest:,.0f}, "
+    "{times} times the median; such values are in {layers} and {neurons}. {courses}",
+    "massive_courses": "On most tokens of a kind: {courses}.",
+    "no_massive_course": "No neuron is massive on most tokens of a kind.",
+    "far": "Values more than {deviations:g} sd from {mean} are at most {share:.1e} of all values (layer {layer}; "
+    "{normal:.1e} of normally distributed values). {courses}",
+    "far_courses": "{neurons} {are} that far on most tokens of a kind; in most layers: {courses}.",
+    "no_far_course": "No neuron is that far on most tokens of a kind.",
+    "course": "neuron {neuron} on {token} {layers}{gone} (up to {largest:,.1f})",
+    "gone": ", no longer in layer {layer}",
+    "sink": "The strongest sink is {token} in block {layer}: {share:.1%} of the tokens get {mass} of the attention, "
+    "and uniform attention would give {uniform:.1%}{norm_mass}{value_ratio}{of_output}{of_stream}.",
+    "norm_mass": "; by the norm of what is added they get {norm_mass:.1%}",
+    "value_ratio": "; the norm of their values is {value_ratio:.2f} times the norm for ordinary tokens",
+    "of_output": "; what they add has {of_output:.1%} of the norm of the attention's output",
+    "of_stream": " and {of_stream:.1%} of the norm of the stream",
+    "divergence": "With the outliers fixed at their mean in its queries and keys, the attention of a head changes by a "
+    "Jensen-Shannon divergence of {divergence} nats, a mean over the heads of {blocks}; with as many other neurons "
+    "of about the same sd by {divergence_matched} ({divergence_matched_low} to {divergence_matched_high}; "
+    "p = {divergence_p}, {draws}), and with their deviations scaled by {sd_ratio} to the outliers' variance by "
+    "{divergence_scaled} (p = {divergence_scaled_p}).",
+    "special": "Attention to special tokens changes from {special} to {special_held}, with the other neurons "
+    "to {special_matched} (p = {special_p}; scaled {special_scaled}, p = {special_scaled_p}).",
+    "heads": "Of {heads}, each compared with matched neurons and corrected for their number (Holm), p <= {alpha:g} for "
+    "{changes}{least}.",
+    "least": "; with these draws the least possible p-value is {p:.2g}",
+}
+_MEANS: dict[Definition, str] = {
+    "token_sd": "the mean of their token's neurons", "neuron_sd": "the mean of their neuron over tokens",
+}  # fmt: skip
 
 
 def tables(rows_by_table: Tables) -> list[Any]:
     """Return large values, the course of large neurons, sinks, and heads without outliers, as rich tables."""
-    massive, course, sinks, fixed_rows = (
-        _rows(rows_by_table, name) for name in ("massive", "massive_course", "sinks", "held_outliers")
-    )
-    shown = [_large_table(massive)] if massive else []
-    if course:
-        some = [row for name in DEFINITIONS for row in [row for row in course if row["definition"] == name][:SHOWN]]
-        title = f"Neurons that are large on at least {MOST_TOKENS:.0%} of the tokens of a kind ({SHOWN} per definition)"
-        shown.append(shown_table(MASSIVE_COURSE, some, title, COURSE_COLUMNS))
-    if sinks:
-        rows = [row for row in sinks if not _head(row) and row["token"] != OTHER]
-        names = [name for name in SINK_COLUMNS if any(name.rstrip("*") in row for row in rows)]
-        shown.append(shown_table(SINKS, rows, "What attention gives to kinds of tokens, and what these add", names))
-    if fixed_rows:
-        title = "Attention of heads with outliers held at their mean in queries and keys of one head: means over heads"
-        shown.append(shown_table(HELD_OUTLIERS, [row for row in fixed_rows if not _head(row)], title, _FIXED_COLUMNS))
-    return shown
+    massive, course, sinks, fixed_rows = _tables(rows_by_table)
+    first = Table((row for name in DEFINITIONS for row in course.where(definition=name)[:SHOWN]), MASSIVE_COURSE)
+    return [
+        *([_large_table(massive)] if massive else []),
+        *COURSES.tables(first),
+        *OF_BLOCKS.tables(sinks.where(_is_of_kind)),
+        *WITHOUT_OUTLIERS.tables(fixed_rows),
+    ]
+
+
+def _tables(rows_by_table: Tables) -> list[Table]:
+    return [Table(rows_by_table.get(schema.name, ()), schema) for schema in EXTREMES]
+
+
+def _is_of_kind(row: Row) -> bool:
+    return bool(row["token"] != OTHER)
 
 
 def quoted(token: str) -> str:
@@ -219,160 +258,125 @@ def quoted(token: str) -> str:
 
 def conclusions(rows_by_table: Tables) -> list[str]:
     """Return the conclusions, a sentence or two for each question."""
-    massive, sinks, fixed_rows = (_rows(rows_by_table, name) for name in ("massive", "sinks", "held_outliers"))
-    lines = []
-    if massive:
-        course = _rows(rows_by_table, "massive_course")
-        lines += [_massive_sentence(massive, course), *_deviation_sentences(massive, course)]
+    massive, course, sinks, fixed_rows = _tables(rows_by_table)
     return [
-        *lines,
+        *([_massive_sentence(massive, course)] if massive else []),
+        *(_far_sentence(massive, course, name) for name in _MEANS if massive),
         *([_sink_sentence(sinks)] if sinks else []),
         *([_fixed_outliers_sentence(fixed_rows)] if fixed_rows else []),
     ]
 
 
-def _rows(rows_by_table: Tables, name: str) -> Sequence[Row]:
-    return rows_by_table.get(name, ())
-
-
-def _head(row: Row) -> Any:
-    return row.get("head")
-
-
-def of_all(massive: Sequence[Row], definition: Definition) -> list[Row]:
+def of_all(massive: Table, definition: Definition) -> Table:
     """Return the rows of a definition over all tokens, one for each layer."""
-    return [row for row in massive if row["token"] == ALL and row["definition"] == definition]
+    return massive.where(token=ALL, definition=definition)
 
 
-def _large_table(massive: Sequence[Row]) -> Any:
-    table = plain_table(
-        f"Large values: tokens with massive ones, and share of values beyond 5 sd (normal: {OF_NORMAL:.1e})"
-    )
-    for heading in ("layer", "median", "largest", "on", "x median", "massive", "of token", "of neuron"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for layer_row, token, neuron in zip(*(of_all(massive, name) for name in DEFINITIONS), strict=True):
-        table.add_row(
-            str(layer_row["layer"]), f"{layer_row['median']:.3g}", f"{layer_row['largest_magnitude']:.1f}",
-            where_largest(massive, layer_row),
-            _times(layer_row), f"{layer_row['count']:,}", f"{token['value_share']:.1e}", f"{neuron['value_share']:.1e}",
-        )  # fmt: skip
-    return table
+def _large_table(massive: Table) -> Any:
+    rows = zip(*(of_all(massive, name) for name in DEFINITIONS), strict=True)
+    return cells_table(
+        f"Large values: tokens with massive values, and share of values beyond 5 sd (normal: {OF_NORMAL:.1e})",
+        ("layer", "median", "largest", "on", "x median", "massive", "of token", "of neuron"),
+        (
+            (
+                str(row["layer"]), f"{row['median']:.3g}", f"{row['largest_magnitude']:.1f}",
+                where_largest(massive, row), _times(row), f"{row['count']:,}", f"{token['value_share']:.1e}",
+                f"{neuron['value_share']:.1e}",
+            )
+            for row, token, neuron in rows
+        ),
+    )  # fmt: skip
 
 
-def where_largest(massive: Sequence[Row], of_layer: Row) -> str:
+def where_largest(massive: Table, of_layer: Row) -> str:
     """Return the kind of token with a layer's largest value; empty if no definition calls the value large."""
-    largest_of_layer = of_layer["layer"], of_layer["largest_magnitude"]
-    largest_rows = (
-        row for row in massive if (row["layer"], row["largest_magnitude"]) == largest_of_layer and row["token"] != ALL
-    )
-    return next((row["token"] for row in largest_rows), "")
+    same = massive.where(layer=of_layer["layer"], largest_magnitude=of_layer["largest_magnitude"])
+    return next((token for token in same.column("token") if token != ALL), "")
 
 
 def _times(row: Row) -> str:
     return f"{row['largest_magnitude'] / row['median']:,.0f}" if row["median"] else ""
 
 
-def _massive_sentence(massive: Sequence[Row], course: Sequence[Row]) -> str:
+def _massive_sentence(massive: Table, course: Table) -> str:
     layers = of_all(massive, "massive")
-    what = f"above {ABSOLUTE:g} and {RELATIVE:,.0f} times the median magnitude of the layer (Sun et al. 2024)"
-    large_layers = [row for row in layers if row["count"]]
+    large_layers = layers.where(lambda row: row["count"] > 0)
+    top = max(large_layers or layers, key=lambda row: row["largest_magnitude"])
+    slots: dict[str, Any] = {
+        "definition": DEFINITIONS["massive"], "layer": top["layer"], "largest": top["largest_magnitude"],
+        "times": _times(top),
+    }  # fmt: skip
     if not large_layers:
-        top = max(layers, key=lambda row: row["largest_magnitude"])
-        on = in_brackets(f"on {quoted(token)}" if (token := where_largest(massive, top)) else "")
-        return (
-            f"No value is massive, {what}: the largest is {top['largest_magnitude']:.1f} in layer {top['layer']}{on}, "
-            f"{_times(top)} times the median there."
-        )
-    top = max(large_layers, key=lambda row: row["largest_magnitude"])
-    steady = [row for row in course if row["definition"] == "massive"]
-    neurons = sorted(
-        {row["neuron"] for row in massive if row["definition"] == "massive" and row.get("neuron") is not None}
+        token = where_largest(massive, top)
+        return SENTENCES["not_massive"].format(**slots, on=in_brackets(f"on {quoted(token)}" if token else ""))
+    neurons = massive.where(lambda row: row.get("neuron") is not None, definition="massive").values("neuron")
+    courses = _courses(course.where(definition="massive"))
+    return SENTENCES["massive"].format(
+        **slots, tokens=count(top["count"], "token"), have="has" if top["count"] == 1 else "have",
+        layers=count(len(large_layers), "layer"), neurons=count(len(neurons), "neuron"),
+        courses=SENTENCES["massive_courses" if courses else "no_massive_course"].format(courses=courses),
+    )  # fmt: skip
+
+
+def _far_sentence(massive: Table, course: Table, definition: Definition) -> str:
+    top = max(of_all(massive, definition), key=lambda row: row["value_share"])
+    far = course.where(definition=definition)
+    n = len(far.values("neuron"))
+    courses = SENTENCES["far_courses" if n else "no_far_course"].format(
+        neurons=count(n, "neuron"), are="is" if n == 1 else "are", courses=_courses(far)
     )
-    where = "; ".join(_course(row) for row in steady[:NAMED])
-    return (
-        f"{count(top['count'], 'token')} of layer {top['layer']} {'has' if top['count'] == 1 else 'have'} massive "
-        f"values, {what}, up to {top['largest_magnitude']:,.0f}, {_times(top)} times the median; such values are in "
-        f"{count(len(large_layers), 'layer')} and {count(len(neurons), 'neuron')}. "
-        + (f"On most tokens of a kind: {where}." if steady else "No neuron is massive on most tokens of a kind.")
-    )
+    return SENTENCES["far"].format(
+        deviations=DEVIATIONS, mean=_MEANS[definition], share=top["value_share"], layer=top["layer"], normal=OF_NORMAL,
+        courses=courses,
+    )  # fmt: skip
 
 
-def _deviation_sentences(massive: Sequence[Row], course: Sequence[Row]) -> list[str]:
-    of = {"token_sd": "the mean of their token's neurons", "neuron_sd": "the mean of their neuron over tokens"}
-    lines = []
-    for name, mean in of.items():
-        top = max((row for row in massive if row["token"] == ALL and row["definition"] == name),
-                  key=lambda row: row["value_share"])  # fmt: skip
-        steady = [row for row in course if row["definition"] == name]
-        n = len({row["neuron"] for row in steady})
-        where = "; ".join(_course(row) for row in steady[:NAMED])
-        named = (
-            f"{count(n, 'neuron')} {'is' if n == 1 else 'are'} so far on most tokens of a kind; the steadiest: {where}."
+def _courses(course: Table) -> str:
+    """Return the layers in which the first neurons are large, as clauses."""
+    return "; ".join(
+        SENTENCES["course"].format(
+            neuron=row["neuron"], token=quoted(row["token"]), largest=row["largest_magnitude"],
+            layers=_from_to(row["first_layer"], row["last_layer"]),
+            gone="" if row.get("gone_layer") is None else SENTENCES["gone"].format(layer=row["gone_layer"]),
         )
-        lines.append(
-            f"Values more than {DEVIATIONS:g} sd from {mean} are at most {top['value_share']:.1e} of all (layer "
-            f"{top['layer']}; {OF_NORMAL:.1e} of normally distributed ones). "
-            + (named if steady else "No neuron is so far on most tokens of a kind.")
-        )
-    return lines
+        for row in course[:NAMED]
+    )  # fmt: skip
 
 
-def _course(row: Row) -> str:
-    """Return the layers in which a neuron is large as a clause."""
-    first, last = row["first_layer"], row["last_layer"]
-    where = f"in layer {first}" if first == last else f"from layer {first} to {last}"
-    gone = row.get("gone_layer")
-    until = f", gone in {gone}" if gone is not None else ""
-    return f"neuron {row['neuron']} on {quoted(row['token'])} {where}{until} (up to {row['largest_magnitude']:,.1f})"
+def _from_to(first: int, last: int) -> str:
+    return f"in layer {first}" if first == last else f"from layer {first} to {last}"
 
 
 def strongest_sink(sinks: Sequence[Row]) -> Row:
     """Return the row of the block and kind of token whose attention is farthest above uniform."""
-    blocks = [row for row in sinks if not _head(row) and row["token"] != OTHER] or list(sinks)
+    blocks = Table(sinks).where(_is_of_kind, head=None) or sinks
     return max(blocks, key=lambda row: row["mass"] - row["uniform"])
 
 
-def _sink_sentence(sinks: Sequence[Row]) -> str:
+def _sink_sentence(sinks: Table) -> str:
     """Return a sentence on the strongest sink."""
     top = strongest_sink(sinks)
-    sentence = (
-        f"The strongest sink is {top['token']} in block {top['layer']}: {top['share']:.1%} of the tokens get "
-        f"{top['mass']:.1%} of the attention{in_brackets(interval(top, 'mass', ' to ', '.1%'))}, where uniform "
-        f"attention would give {top['uniform']:.1%}"
-    )
-    if "norm_mass" in top:
-        sentence += f", and by the norm of what is added {top['norm_mass']:.1%}"
-    if "value_ratio" in top:
-        sentence += f": the norm of its values is {top['value_ratio']:.2f} times that of ordinary tokens"
-    if "of_output" in top:
-        stream = f" and {top['of_stream']:.1%} of that of the stream" if "of_stream" in top else ""
-        sentence += f", and what it adds has {top['of_output']:.1%} of the norm of the attention's output{stream}"
-    return f"{sentence}."
+    names = ("norm_mass", "value_ratio", "of_output", "of_stream")
+    clauses = {name: SENTENCES[name].format(**top) if name in top else "" for name in names}
+    return SENTENCES["sink"].format(**{**top, **clauses, "mass": estimated(top, "mass", ".1%")})
 
 
-def _fixed_outliers_sentence(fixed_rows: Sequence[Row]) -> str:
+def _fixed_outliers_sentence(fixed_rows: Table) -> str:
     """Return a sentence on the attention of heads without outliers, compared with matched neurons."""
-    heads, row = [row for row in fixed_rows if _head(row)], fixed_rows[0]
-    where = "all blocks that outliers enter" if row["layer"] == ALL_LAYERS else f"block {row['layer']}"
-    parts = []
-    for name, what in (("divergence", "the divergence"), ("special", "attention to special tokens")):
-        parts.append(f"{what} in {sum(row[f'{name}_p_holm'] <= ALPHA for row in heads)}")
-    reach = len(heads) / (1 + max(row["n_draws"] for row in heads))
-    sentence = (
-        f"With the outliers held at their mean in its queries and keys, the attention of a head changes by a Jensen-"
-        f"Shannon divergence of {row['divergence']:.4f} nats, a mean over the heads of {where}; with as many other "
-        f"neurons of about the same sd by {row['divergence_matched']:.4f} ({row['divergence_matched_low']:.4f} to "
-        f"{row['divergence_matched_high']:.4f}; p = {row['divergence_p']:.2g}, {row['n_draws']} draws), and with "
-        f"their deviations scaled by {row['sd_ratio']:.2f} to the outliers' variance by "
-        f"{row['divergence_scaled']:.4f} (p = {row['divergence_scaled_p']:.2g}). Attention to special tokens goes "
-        f"from {row['special']:.1%} to {row['special_held']:.1%}, with the others to {row['special_matched']:.1%} "
-        f"(p = {row['special_p']:.2g}; scaled {row['special_scaled']:.1%}, p = {row['special_scaled_p']:.2g}). Of "
-        f"{count(len(heads), 'head')}, each "
-        f"beside matched neurons and corrected for their number (Holm), {listed(parts)} have p <= {ALPHA:g}"
-    )
-    if reach > ALPHA:
-        sentence += f"; with these draws the least possible is {min(reach, 1):.2g}"
-    return f"{sentence}."
+    row, heads = fixed_rows[0], fixed_rows.where(lambda row: row.get("head") is not None)
+    blocks = "all blocks that outliers enter" if row["layer"] == ALL_LAYERS else f"block {row['layer']}"
+    names = {"divergence": "the divergence", "special": "attention to special tokens"}
+    changes = [f"{words} in {sum(p <= ALPHA for p in heads.column(f'{name}_p_holm'))}" for name, words in names.items()]
+    least = len(heads) / (1 + max(heads.column("n_draws")))
+    cells = {column.name: column.show(row) for column in HELD_OUTLIERS.columns}
+    return " ".join((
+        SENTENCES["divergence"].format(**cells, blocks=blocks, draws=count(row["n_draws"], "draw")),
+        SENTENCES["special"].format(**cells),
+        SENTENCES["heads"].format(
+            heads=count(len(heads), "head"), alpha=ALPHA, changes=listed(changes),
+            least=SENTENCES["least"].format(p=min(least, 1)) if least > ALPHA else "",
+        ),
+    ))  # fmt: skip
 
 
 # Most kinds of tokens that are drawn.
@@ -386,17 +390,18 @@ def write_extremes_figures(
 ) -> list[Path]:
     """Draw the figures of the tables that have rows, each in some formats, and return the paths of the files."""
     drawings = {}
-    if massive := tables.get("massive"):
+    massive, _, sinks, fixed_rows = _tables(tables)
+    if massive:
         drawings["massive"] = partial(_draw_massive, massive, model)
-    if sinks := tables.get("sinks"):
-        drawings["sinks"] = partial(_draw_sinks, sinks, tables.get("held_outliers", ()), model)
+    if sinks:
+        drawings["sinks"] = partial(_draw_sinks, sinks, fixed_rows, model)
     return write_drawings(folder, drawings, formats)
 
 
-def _draw_massive(massive: Sequence[Row], model: str, figure: Figure) -> None:
+def _draw_massive(massive: Table, model: str, figure: Figure) -> None:
     """Draw the largest value of each layer by kind of token, and the share of large values, if there are any."""
-    layers = [row["layer"] for row in of_all(massive, "massive")]
-    shares = {name: np.array([row["value_share"] for row in of_all(massive, name)]) for name in DEFINITIONS}
+    layers = of_all(massive, "massive").column("layer")
+    shares = {name: np.array(of_all(massive, name).column("value_share")) for name in DEFINITIONS}
     shares = {name: np.where(of > 0, of, np.nan) for name, of in shares.items() if of.any()}
     figure.set_size_inches(9.0 if shares else 5.5, 3.4)
     grid = list(figure.subplots(1, 1 + bool(shares), squeeze=False)[0])
@@ -414,17 +419,13 @@ def _draw_massive(massive: Sequence[Row], model: str, figure: Figure) -> None:
     figure.suptitle(f"{model}: large values of hidden states", x=0.01, ha="left", fontsize=10)
 
 
-def _draw_largest(axes: Axes, massive: Sequence[Row], layers: Sequence[int]) -> None:
-    by_kind: dict[str, dict[int, float]] = {}
-    for row in massive:
-        if row["token"] != ALL and row.get("neuron") is None:
-            by_layer = by_kind.setdefault(row["token"], {})
-            by_layer[row["layer"]] = max(by_layer.get(row["layer"], 0.0), row["largest_magnitude"])
-    kinds = sorted(by_kind, key=lambda kind: -max(by_kind[kind].values()))[:DRAWN]
+def _draw_largest(axes: Axes, massive: Table, layers: Sequence[int]) -> None:
+    by_kind = massive.where(lambda row: row["token"] != ALL, neuron=None).by("token")
+    kinds = sorted(by_kind, key=lambda kind: -max(by_kind[kind].column("largest_magnitude")))[:DRAWN]
     for kind, (colour, mark) in zip(kinds, _LOOKS, strict=False):
-        values = [by_kind[kind].get(layer, np.nan) for layer in layers]
+        values = [max(by_kind[kind].where(layer=layer).column("largest_magnitude"), default=np.nan) for layer in layers]
         axes.plot(layers, values, c=colour, marker=mark, ms=4, label=quoted(kind), **joined({"ls": "-"}, layers))
-    medians = np.array([row["median"] for row in of_all(massive, "massive")])
+    medians = np.array(of_all(massive, "massive").column("median"))
     axes.plot(layers, medians, c="black", marker=".", ms=4, label="median of all", **joined({"ls": ":"}, layers))
     threshold = np.maximum(ABSOLUTE, RELATIVE * medians)
     axes.plot(layers, threshold, c=GREY, label="massive from here", **joined({"ls": "--"}, layers))
@@ -433,28 +434,27 @@ def _draw_largest(axes: Axes, massive: Sequence[Row], layers: Sequence[int]) -> 
     axes.set_title("largest value on each kind of token")
 
 
-def _draw_sinks(sinks: Sequence[Row], fixed_rows: Sequence[Row], model: str, figure: Figure) -> None:
+def _draw_sinks(sinks: Table, fixed_rows: Table, model: str, figure: Figure) -> None:
     """Draw the attention to each kind of token and its contribution, by block, and heads without outliers."""
-    blocks = [row for row in sinks if not row.get("head") and row["token"] != OTHER]
-    layers = list(dict.fromkeys(row["layer"] for row in sinks))
-    of_blocks = [row for row in fixed_rows if not row.get("head") and row["layer"] != "all"]
+    blocks, layers = sinks.where(_is_of_kind, head=None), sinks.values("layer")
+    of_blocks = fixed_rows.where(lambda row: row["layer"] != ALL_LAYERS, head=None)
     panels = [("mass", "attention (dotted: uniform)"), ("of_output", "share of the attention's output")]
     panels = [(name, title) for name, title in panels if any(name in row for row in blocks)]
     n = len(panels) + bool(of_blocks)
     figure.set_size_inches(0.6 + 3.3 * n, 3.4)
     grid = list(figure.subplots(1, n, squeeze=False)[0])
-    kinds = list(dict.fromkeys(row["token"] for row in blocks))
-    kinds = sorted(kinds, key=lambda kind: -max(row["mass"] for row in blocks if row["token"] == kind))[:DRAWN]
+    by_kind = blocks.by("token")
+    kinds = sorted(by_kind, key=lambda kind: -max(by_kind[kind].column("mass")))[:DRAWN]
     for axes, (name, title) in zip(grid, panels, strict=False):
         for kind, (colour, mark) in zip(kinds, _LOOKS, strict=False):
-            rows = [row for row in blocks if row["token"] == kind]
-            x, values = [row["layer"] for row in rows], np.array([row[name] for row in rows])
+            rows = by_kind[kind]
+            x, values = rows.column("layer"), np.array(rows.column(name))
             axes.errorbar(
                 x, values, yerr=error_bars(rows, values, name), c=colour, marker=mark, ms=4, capsize=2, label=kind,
                 **joined({"ls": "-"}, layers),
             )  # fmt: skip
             if name == "mass":
-                axes.plot(x, [row["uniform"] for row in rows], c=colour, **joined({"ls": ":", "lw": 0.9}, layers))
+                axes.plot(x, rows.column("uniform"), c=colour, **joined({"ls": ":", "lw": 0.9}, layers))
         axes.set_ylim(0, None)
         axes.set_title(title, fontsize=9)
     if of_blocks:
@@ -464,13 +464,13 @@ def _draw_sinks(sinks: Sequence[Row], fixed_rows: Sequence[Row], model: str, fig
                     x=0.01, ha="left", fontsize=10)  # fmt: skip
 
 
-def _draw_fixed_outliers(axes: Axes, rows: Sequence[Row]) -> None:
-    x = [row["layer"] for row in rows]
-    low, high = ([row[f"divergence_matched_{end}"] for row in rows] for end in ("low", "high"))
+def _draw_fixed_outliers(axes: Axes, rows: Table) -> None:
+    x = rows.column("layer")
+    low, high = (rows.column(f"divergence_matched_{end}") for end in ("low", "high"))
     axes.vlines(x, low, high, color=GREY, lw=5, alpha=0.5, label="matched neurons")
-    axes.plot(x, [row["divergence"] for row in rows], "o", c=BLUE, ms=5, label="outliers")
+    axes.plot(x, rows.column("divergence"), "o", c=BLUE, ms=5, label="outliers")
     axes.set_ylim(0, None)
-    axes.set_title("divergence with neurons held (nats)", fontsize=9)
+    axes.set_title("divergence with neurons fixed (nats)", fontsize=9)
 
 
 def _finish(grid: Sequence[Axes], layers: Sequence[int], what: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.results import in_brackets, interval
-from probing.statistics.moments import MEAN_DEVIATIONS
-from probing.studies.geometry.inside.changed_norms import first_row_conclusions
-from probing.studies.geometry.inside.smoothing_bound import (
-    changes_conclusions,
-    changes_tables,
-    draw_changes,
-    draw_terms,
-    norms_table,
-    terms_conclusion,
+from probing.results import (
+    Row,
+    Table,
+    cells_table,
+    count,
+    estimated,
+    in_brackets,
+    interval,
+    listed,
+    rounded,
 )
+from probing.statistics.moments import MEAN_DEVIATIONS
 from probing.tables.figures import (
     BLUE,
     GREEN,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Row = Mapping[str, Any]
-
 # Words for the sites of the embeddings, and of blocks.
 SITES = {
     "word": "the word embedding", "position": "the position embedding", "type": "the type embedding",
@@ -57,10 +56,68 @@ _SHORT = {
 
 TOKENS = {"first": "first token", "words": "words"}
 
-# Most neurons that sentences and figures are about.
-SHOWN = 5
+# Most neurons that sentences and figures are about, most rows of the table of terms, and most neurons in its figure.
+SHOWN, TERMS_SHOWN, DRAWN = 5, 24, 4
 
 _LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), ("black", "v"))
+
+
+MEASURES = {
+    "mlm_loss": "Loss on masked words in nats",
+    "position_accuracy": "Accuracy of position by a probe of the intact model",
+    "position_accuracy_retrained": "Accuracy of position by a retrained probe",
+}
+WHERE = {"inside": "zeroed inside the model", "after": "clipped after it"}
+# Which norms of every block have average gains and biases, and the terms of a mean with the colours of their bars.
+PLACES = {"first": "the first norm", "second": "the second norm", "both": "both norms"}
+_TERMS = {
+    "by_input": ("input", GREY), "by_gain": ("own gain", ORANGE), "by_bias": ("own bias", BLUE),
+    "by_others_bias": ("the others' bias", GREEN),
+}  # fmt: skip
+_LARGEST = {"input": "the input of the norm", "gain": "the neuron's gain", "bias": "the neuron's bias"}
+
+SENTENCES = {
+    "most_similar": "The tokens of a sentence become most similar in block {block}: it multiplies their distance by "
+    "{ratio:.2f} on average, and reduces it in {falls:.0%} of {sentences}.",
+    "one_block": "Block {block} multiplies the distance between the tokens of a sentence by {ratio:.2f} on average, "
+    "and reduces it in {falls:.0%} of {sentences}.",
+    "theorem": "Theorem 2 {holds} and allows blocks to multiply the distance by {factors}; it would predict that "
+    "tokens become alike only below 1. sigma_1 sigma_2 is above 1 in {above}.",
+    "effects": "{measure}: {effects}.",
+    "inside": "zeroing {neurons} inside the model changes it by {effect}{worse}",
+    "after": "clipping the last hidden states changes it by {effect}{worse}",
+    "worse": ", more harm than {percentile:.0f}% of random draws",
+    "no_term": "No outlier is more than 5 sd from the other neurons after a norm.",
+    "terms": "Outliers are more than 5 sd from the other neurons after a norm {times}; the largest term of their mean "
+    "is {largest}. The farthest is neuron {neuron} after norm {norm} of block {layer} ({deviations:+.1f} sd): its mean "
+    "{mean:+.2f} is {by_input:+.2f} by the input, {by_gain:+.2f} by its gain, {by_bias:+.2f} by its bias and "
+    "{by_others_bias:+.2f} by the bias of other neurons. Random neurons are that far {random}.",
+    "no_remaining": "Above the embeddings, no outlier is more than 5 sd from the other neurons of its layer.",
+    "remaining": "Above the embeddings, {outliers} more than 5 sd from the other neurons of their layer. With the gain "
+    "and the bias that other neurons have on average, this many remain: {remaining}.",
+    "remaining_in": "{n} in {norms}{random}",
+    "remaining_random": "with random neurons instead {n:.1f}",
+    "changed": "{measure}: average gains and biases of the outliers change it {effects}.",
+    "changed_in": "in {norms} by {effect}",
+    "worse_in": "more harm than {percentile:.0f}% of random draws",
+    "course": "Neuron {neuron}{in_row}: {on_tokens}.",
+    "in_row": "{deviations} sd in the embedding of the first position",
+    "within": "on {tokens} it is within 5 sd everywhere (at most {top}, at {site})",
+    "beyond": "on {tokens} it is more than 5 sd from the other neurons {sites} (up to {top}){end}",
+    "end": ", and is within 5 sd at {site} ({deviations})",
+    "random": "{neurons} at most {most:.1f} sd from the others anywhere on the stream.",
+    "first_row": "With the outliers' entries in the first row of the position table set to the mean of later rows, "
+    "of {outliers} of layers {n} {are} still more than {limit:g} sd from the other neurons{random}.",
+    "first_row_random": "; with the entries of random neurons set instead, {low} to {high}",
+}
+
+
+def _are(n: int, noun: str) -> str:
+    """Return a number with its noun and verb: `1 outlier is`."""
+    return f"{count(n, noun)} {'is' if n == 1 else 'are'}"
+
+
+# --- outliers along the residual stream ---
 
 
 def followed(path: Sequence[Row]) -> list[int]:
@@ -94,7 +151,7 @@ class OutlierCourse:
 
 def course(path: Sequence[Row], neuron: int, tokens: str) -> OutlierCourse | None:
     """Return the course of a neuron; None if there are no such tokens."""
-    stream = [row for row in path if (row["neuron"], row["tokens"], row["term"]) == (neuron, tokens, "no")]
+    stream = Table(path).where(neuron=neuron, tokens=tokens, term="no")
     if not stream:
         return None
     beyond = [i for i, row in enumerate(stream) if abs(row["deviations"]) > MEAN_DEVIATIONS]
@@ -105,34 +162,25 @@ def course(path: Sequence[Row], neuron: int, tokens: str) -> OutlierCourse | Non
     )  # fmt: skip
 
 
-def path_table(path: Sequence[Row]) -> Any:
+def path_table(path: Table) -> Any:
     """Return the sites of outliers on the residual stream, on the first token and on words, as a rich table."""
-    from probing.runtime.terminal import plain_table
-
-    table = plain_table(f"Outliers on the residual stream: where they are more than {MEAN_DEVIATIONS:g} sd from others")
-    for heading in ("neuron", "tokens", "first position", "places", "from", "to", "farthest", "below at"):
-        table.add_column(heading, justify="right")
-    for neuron in followed(path):
-        for tokens, words in TOKENS.items():
-            if neuron_course := course(path, neuron, tokens):
-                ends = (
-                    (neuron_course.beyond[0], neuron_course.beyond[-1], neuron_course.end)
-                    if neuron_course.beyond
-                    else (None, None, None)
-                )
-                first, last, end = (_short(row) if row else "" for row in ends)
-                farthest = f"{neuron_course.top['deviations']:+.1f} at {_short(neuron_course.top)}"
-                places = f"{len(neuron_course.beyond)} of {neuron_course.n_sites}"
-                row = _of_row(path, neuron) if tokens == "first" else ""
-                table.add_row(str(neuron), words, row, places, first, last, farthest, end)
-    return table
+    return cells_table(
+        f"Outliers on the residual stream: where they are more than {MEAN_DEVIATIONS:g} sd from others",
+        ("neuron", "tokens", "first position", "places", "from", "to", "farthest", "below at"),
+        (
+            [str(neuron), words, _of_row(path, neuron) if tokens == "first" else "", *_sites(neuron_course)]
+            for neuron in followed(path)
+            for tokens, words in TOKENS.items()
+            if (neuron_course := course(path, neuron, tokens))
+        ),
+    )
 
 
-def _steps(path: Sequence[Row]) -> list[list[Row]]:
-    steps: dict[int, list[Row]] = {}
-    for row in path:
-        steps.setdefault(row["step"], []).append(row)
-    return [steps[step] for step in sorted(steps)]
+def _sites(of: OutlierCourse) -> list[str]:
+    ends = (of.beyond[0], of.beyond[-1], of.end) if of.beyond else (None, None, None)
+    first, last, end = (_short(row) if row else "" for row in ends)
+    farthest = f"{of.top['deviations']:+.1f} at {_short(of.top)}"
+    return [f"{len(of.beyond)} of {of.n_sites}", first, last, farthest, end]
 
 
 def _short(row: Row) -> str:
@@ -140,69 +188,79 @@ def _short(row: Row) -> str:
     return f"{row['layer']} {name}" if row["layer"] else name
 
 
-def path_conclusions(path: Sequence[Row]) -> list[str]:
+def path_conclusions(path: Table) -> list[str]:
     """Return a sentence for each outlier that is followed, and a sentence on random neurons."""
     sentences = []
-    groups = {"the first token": "first", "words": "words"}
     for neuron in followed(path):
-        parts = [
-            f"on {words} {_course_clause(neuron_course)}"
-            for words, name in groups.items()
+        on_tokens = [
+            _course_clause(neuron_course, words)
+            for name, words in (("first", "the first token"), ("words", "words"))
             if (neuron_course := course(path, neuron, name))
         ]
         row = _of_row(path, neuron)
-        start = f"Neuron {neuron}{in_brackets(row and f'{row} sd in the embedding of the first position')}"
-        sentences.append(f"{start}: {'; '.join(parts)}.")
-    random = [abs(row["deviations"]) for row in path if row["kind"] == "random" and row["term"] == "no"]
-    if random:
-        n = len({row["neuron"] for row in path if row["kind"] == "random"})
-        sentences.append(f"{n} random neurons are at most {max(random):.1f} sd from the others anywhere on the stream.")
+        in_row = in_brackets(row and SENTENCES["in_row"].format(deviations=row))
+        sentences.append(SENTENCES["course"].format(neuron=neuron, in_row=in_row, on_tokens="; ".join(on_tokens)))
+    if random := path.where(kind="random", term="no"):
+        neurons = _are(len(random.values("neuron")), "random neuron")
+        sentences.append(SENTENCES["random"].format(neurons=neurons, most=max(map(abs, random.column("deviations")))))
     return sentences
 
 
-def _of_row(path: Sequence[Row], neuron: int) -> str:
+def _of_row(path: Table, neuron: int) -> str:
     """Return a neuron's distance from the others in the first token's position embedding; empty without a table."""
-    at = (neuron, "position", "first")
-    deviations = [row["deviations"] for row in path if (row["neuron"], row["site"], row["tokens"]) == at]
-    return f"{deviations[0]:+.1f}" if deviations else ""
+    rows = path.where(neuron=neuron, site="position", tokens="first")
+    return f"{rows[0]['deviations']:+.1f}" if rows else ""
 
 
-def _course_clause(neuron_course: OutlierCourse) -> str:
-    top = neuron_course.top["deviations"]
-    if not neuron_course.beyond:
-        return f"it is nowhere beyond 5 sd (at most {top:+.1f}, at {_site(neuron_course.top)})"
-    first, last = neuron_course.beyond[0], neuron_course.beyond[-1]
-    where = f"at {_site(first)}" if neuron_course.n_between == 1 else f"from {_site(first)} to {_site(last)}"
-    if len(neuron_course.beyond) < neuron_course.n_between:
-        where = f"at {len(neuron_course.beyond)} of the {neuron_course.n_between} places {where}"
-    clause = f"it is beyond 5 sd {where} (up to {top:+.1f})"
-    if neuron_course.end is not None:
-        clause += f" and falls below at {_site(neuron_course.end)} ({neuron_course.end['deviations']:+.1f})"
-    return clause
+def _course_clause(of: OutlierCourse, tokens: str) -> str:
+    slots = {"tokens": tokens, "top": f"{of.top['deviations']:+.1f}"}
+    if not of.beyond:
+        return SENTENCES["within"].format(**slots, site=_site(of.top))
+    first, last = of.beyond[0], of.beyond[-1]
+    sites = f"at {_site(first)}" if of.n_between == 1 else f"from {_site(first)} to {_site(last)}"
+    if len(of.beyond) < of.n_between:
+        sites = f"at {len(of.beyond)} of the {of.n_between} places {sites}"
+    end = SENTENCES["end"].format(site=_site(of.end), deviations=f"{of.end['deviations']:+.1f}") if of.end else ""
+    return SENTENCES["beyond"].format(**slots, sites=sites, end=end)
 
 
 def _site(row: Row) -> str:
     return SITES[row["site"]] + (f" of block {row['layer']}" if row["layer"] and row["site"] != "final_norm" else "")
 
 
-def draw_path(figure: Figure, path: Sequence[Row], model: str) -> None:
+def first_row_conclusions(rows: Table) -> list[str]:
+    """Return a sentence on the number of outliers of layers that remain."""
+    intact = {(row["layer"], row["neuron"]) for row in rows.where(kind="intact", outlier="yes")}
+    if not intact:
+        return []
+    remaining = rows.where(lambda row: (row["layer"], row["neuron"]) in intact)
+    n = len(remaining.where(kind="outliers", outlier="yes"))
+    draws = remaining.where(kind="random").by("draw").values()
+    random = [len(of_draw.where(outlier="yes")) for of_draw in draws]
+    return [SENTENCES["first_row"].format(
+        n=n, outliers=count(len(intact), "outlier"), are="is" if n == 1 else "are", limit=MEAN_DEVIATIONS,
+        random=SENTENCES["first_row_random"].format(low=min(random), high=max(random)) if random else "",
+    )]  # fmt: skip
+
+
+def draw_path(figure: Figure, path: Table, model: str) -> None:
     """Draw the distance of outliers along the residual stream, on the first token and on words."""
     neurons = followed(path)
     figure.set_size_inches(9.6, 5.2)
     for axes, (tokens, words) in zip(figure.subplots(2, 1, sharex=True, sharey=True), TOKENS.items(), strict=True):
-        group_rows = [row for row in path if row["tokens"] == tokens]
-        stream = sorted({row["step"] for row in group_rows if row["term"] == "no"})
-        random = [[abs(r["deviations"]) for r in group_rows if (r["step"], r["kind"]) == (k, "random")] for k in stream]
+        group_rows = path.where(tokens=tokens)
+        stream = sorted(group_rows.where(term="no").values("step"))
+        random = [group_rows.where(step=step, kind="random").column("deviations") for step in stream]
         if all(random) and stream:
-            reach = [max(values) for values in random]
+            reach = [max(map(abs, values)) for values in random]
             axes.fill_between(stream, [-r for r in reach], reach, color="#d9d9d9", lw=0, label="random neurons")
         for (colour, mark), neuron in zip(_LOOKS, neurons, strict=False):
-            rows = [row for row in group_rows if row["neuron"] == neuron]
+            rows = group_rows.where(neuron=neuron)
             for term, look in (("no", {"ls": "-", "mfc": colour}), ("yes", {"ls": "", "mfc": "white"})):
-                line_rows = [row for row in rows if row["term"] == term]
+                line_rows = rows.where(term=term)
                 axes.plot(
-                    [row["step"] for row in line_rows], [row["deviations"] for row in line_rows], marker=mark, ms=4,
-                    c=colour, lw=1, label=f"neuron {neuron}" if term == "no" else None, **look,
+                    line_rows.column("step"), line_rows.column("deviations"), marker=mark, ms=4, c=colour, lw=1,
+                    label=f"neuron {neuron}" if term == "no" else None, **look,
                 )  # fmt: skip
         for limit in (-MEAN_DEVIATIONS, MEAN_DEVIATIONS):
             axes.axhline(limit, color="black", lw=0.7, ls="--")
@@ -217,9 +275,9 @@ def draw_path(figure: Figure, path: Sequence[Row], model: str) -> None:
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
 
 
-def _name_sites(axes: Axes, path: Sequence[Row]) -> None:
+def _name_sites(axes: Axes, path: Table) -> None:
     """Label each site below the axis, and separate blocks by lines."""
-    sites = [rows[0] for rows in _steps(path)]
+    sites = [rows[0] for _, rows in sorted(path.by("step").items())]
     crowded = len(sites) > 60
     shown = [i for i in range(len(sites)) if not crowded or i == 0 or sites[i]["layer"] != sites[i - 1]["layer"]]
     axes.set_xticks([sites[i]["step"] for i in shown], [_short(sites[i]) for i in shown], rotation=90, fontsize=6)
@@ -228,70 +286,57 @@ def _name_sites(axes: Axes, path: Sequence[Row]) -> None:
             axes.axvline(row["step"] - 0.5, color=GREY, lw=0.4)
 
 
-Drawing = Callable[["Figure", Sequence[Row], str], None]
-
-MEASURES = {
-    "mlm_loss": "loss on masked words in nats",
-    "position_accuracy": "accuracy of position by a probe of the intact model",
-    "position_accuracy_retrained": "accuracy of position by a retrained probe",
-}
-
-WHERE = {"inside": "zeroed inside the model", "after": "clipped after it"}
+# --- over-smoothing ---
 
 
-def by_block(smoothing: Sequence[Row]) -> dict[int, dict[str, Row]]:
+def by_block(smoothing: Table) -> dict[int, dict[str, Row]]:
     """Return the rows of `smoothing.csv` by block and measure."""
-    by_measure: dict[int, dict[str, Row]] = {}
-    for row in smoothing:
-        by_measure.setdefault(row["layer"], {})[row["measure"]] = row
-    return by_measure
+    return {block: {row["measure"]: row for row in rows} for block, rows in smoothing.by("layer").items()}
 
 
-def smoothing_table(smoothing: Sequence[Row]) -> Any:
+def smoothing_table(smoothing: Table) -> Any:
     """Return the terms of each block's bound as a rich table."""
-    table = _table(
-        "Change of the distance to equal rows by each block, and its bound by Theorem 2: means over sentences",
+
+    def cells(block: int, rows: Mapping[str, Row]) -> list[str]:
+        value = {name: row["value"] for name, row in rows.items()}
+        return [
+            str(block), f"{value['distance_ratio']:.3f}", f"{value['sigma_1']:.2f}", f"{value['sigma_2']:.2f}",
+            f"{value['sigma_product']:.2f}", f"{value['share_sigma_product_above_1']:.0%}",
+            f"{value['gain_1'] * value['gain_2']:.2f}", f"{value['attention_factor']:.1f}",
+            f"{value['feed_forward_factor']:.0f}", f"{value['bound_per_matrix']:,.0f}",
+            f"{value['bound_published']:,.0f}", f"{value['largest_share_of_bound']:.2%}",
+        ]  # fmt: skip
+
+    headings = (
         "block", "measured", "σ1", "σ2", "σ1σ2", "above 1", "gains", "attention", "FFN", "bound", "published",
         "closest",
     )  # fmt: skip
-    for layer, row in by_block(smoothing).items():
-        value = {name: measure_row["value"] for name, measure_row in row.items()}
-        table.add_row(
-            str(layer),
-            f"{value['distance_ratio']:.3f}",
-            f"{value['sigma_1']:.2f}",
-            f"{value['sigma_2']:.2f}",
-            f"{value['sigma_product']:.2f}",
-            f"{value['share_sigma_product_above_1']:.0%}",
-            f"{value['gain_1'] * value['gain_2']:.2f}",
-            f"{value['attention_factor']:.1f}",
-            f"{value['feed_forward_factor']:.0f}",
-            f"{value['bound_per_matrix']:,.0f}",
-            f"{value['bound_published']:,.0f}",
-            f"{value['largest_share_of_bound']:.2%}",
-        )
-    return table
+    title = "Change of the distance to equal rows by each block, and its bound by Theorem 2: means over sentences"
+    return cells_table(title, headings, (cells(block, rows) for block, rows in by_block(smoothing).items()))
 
 
-def smoothing_conclusion(smoothing: Sequence[Row]) -> str:
+def smoothing_conclusion(smoothing: Table) -> str:
     """Return a sentence on the change of the distance between tokens, and on the implications of the bound."""
-    blocks = by_block(smoothing)
-    n = max(row["share_within_bound"]["n_sentences"] for row in blocks.values())
-    is_bounded = all(row["share_within_bound_per_matrix"]["value"] == 1 for row in blocks.values())
-    above = max(row["share_sigma_product_above_1"]["value"] for row in blocks.values())
-    low, high = (end(row["bound_per_matrix"]["value"] for row in blocks.values()) for end in (min, max))
-    least = min(blocks, key=lambda layer: blocks[layer]["distance_ratio"]["value"])
-    ratio, falls = (blocks[least][name]["value"] for name in ("distance_ratio", "share_distance_falls"))
-    return (
-        f"Tokens of a sentence become most similar in block {least}: it reduces their distance to {ratio:.2f} of what "
-        f"entered it, on average, and reduces it at all in {falls:.0%} of {n} sentences. Theorem 2 "
-        f"{'holds on all' if is_bounded else 'IS VIOLATED on some'} of them and allows blocks to multiply the distance "
-        f"by {low:,.0f} to {high:,.0f}; only below 1 would it predict that tokens become alike. "
-        f"sigma_1 sigma_2 is above 1 in {f'up to {above:.0%} of sentences' if above else 'no sentence'}."
+    by_measure = smoothing.by("measure")
+    ratios, bounds = by_measure["distance_ratio"], by_measure["bound_per_matrix"].column("value")
+    least = min(ratios, key=lambda row: row["value"])
+    (falls,) = by_measure["share_distance_falls"].where(layer=least["layer"]).column("value")
+    is_bounded = all(share == 1 for share in by_measure["share_within_bound_per_matrix"].column("value"))
+    above = max(by_measure["share_sigma_product_above_1"].column("value"))
+    low, high = (f"{end(bounds):,.0f}" for end in (min, max))
+    n = max(by_measure["share_within_bound"].column("n_sentences"))
+    similar = SENTENCES["most_similar" if len(ratios) > 1 else "one_block"].format(
+        block=least["layer"], ratio=least["value"], falls=falls, sentences=count(n, "sentence")
     )
+    theorem = SENTENCES["theorem"].format(
+        holds="holds on all of them" if is_bounded else "IS VIOLATED on some of them",
+        factors=low if low == high else f"{low} to {high}",
+        above=f"up to {above:.0%} of the sentences" if above else "no sentence",
+    )
+    return f"{similar} {theorem}"
 
 
-def draw_smoothing(figure: Figure, smoothing: Sequence[Row], model: str) -> None:
+def draw_smoothing(figure: Figure, smoothing: Table, model: str) -> None:
     """Draw each block's change of the distance, the limit by the theorem, and the deviations in its denominator."""
     blocks = by_block(smoothing)
     layers = sorted(blocks)
@@ -331,103 +376,286 @@ def draw_smoothing(figure: Figure, smoothing: Sequence[Row], model: str) -> None
     figure.suptitle(f"{model}: do blocks make the tokens of a sentence alike?", x=0.01, ha="left", fontsize=10)
 
 
-def interventions_tables(rows: Sequence[Row]) -> list[Any]:
+# --- neurons that are zeroed inside the model ---
+
+
+def interventions_tables(rows: Table) -> list[Any]:
     """Return the effects as rich tables, one per measure."""
-    return [
-        _effects_table([row for row in rows if row["measure"] == m]) for m in dict.fromkeys(r["measure"] for r in rows)
-    ]
+    return [_effects_table(of_measure) for of_measure in rows.by("measure").values()]
 
 
-def _effects_table(rows: Sequence[Row]) -> Any:
-    neurons = next(row["neurons"] for row in rows if row["kind"] == "outliers")
-    table = _table(
-        f"{_title(rows[0])}: effect of taking out {_named(neurons)}", "taken out", "effect", "95% range",
-        "random others", "worse than", "p", "large gains",
-    )  # fmt: skip
-    for where, words in WHERE.items():
-        outliers, random, largest = (
-            [row for row in rows if (row["where"], row["kind"]) == (where, kind)]
-            for kind in ("outliers", "random", "largest_gain")
-        )
-        low, high = (end((row["effect"] for row in random), default=None) for end in (min, max))
-        table.add_row(
-            words,
-            f"{outliers[0]['effect']:+.3f}",
-            interval(outliers[0], "effect", " to ", "+.3f"),
-            f"{low:+.3f} to {high:+.3f}" if random else "",
-            f"{outliers[0]['percentile']:.0f}%" if random else "",
-            f"{outliers[0]['p_value']:.2g}" if random else "",
-            f"{largest[0]['effect']:+.3f}" if largest else "",
-        )
-    return table
+def _effects_table(rows: Table) -> Any:
+    def cells(where: str, words: str) -> list[str]:
+        of_where = rows.where(where=where)
+        (outliers,), largest = of_where.where(kind="outliers"), of_where.where(kind="largest_gain")
+        return [words, *_compared(outliers, of_where.where(kind="random")), _effect(largest[0]) if largest else ""]
+
+    title = f"{_title(rows)}: effect of taking out {_outliers(rows)}"
+    headings = ("taken out", "effect", "95% range", "random others", "worse than", "p", "large gains")
+    return cells_table(title, headings, (cells(*where) for where in WHERE.items()))
 
 
-def _title(intact: Row) -> str:
-    words = MEASURES[intact["measure"]]
-    return f"{words[0].upper()}{words[1:]} (intact: {intact['value']:.3f})"
+def _compared(outliers: Row, random: Table) -> list[str]:
+    """Return the cells of an effect, its interval, and the effects of random neurons."""
+    effects = random.column("effect")
+    draws = [f"{min(effects):+.3f} to {max(effects):+.3f}", f"{outliers['percentile']:.0f}%",
+             f"{outliers['p_value']:.2g}"] if random else ["", "", ""]  # fmt: skip
+    return [_effect(outliers), interval(outliers, "effect", " to ", "+.3f"), *draws]
 
 
-def interventions_conclusion(rows: Sequence[Row]) -> str:
+def _effect(row: Row) -> str:
+    return rounded(row["effect"], "+.3f")
+
+
+def _title(rows: Table) -> str:
+    return f"{MEASURES[rows[0]['measure']]} (intact: {rows[0]['value']:.3f})"
+
+
+def _in_lines(title: str) -> str:
+    return title.replace(" by ", "\nby ").replace(" (intact", "\n(intact")
+
+
+def interventions_conclusion(rows: Table) -> str:
     """Return a sentence on the effects of zeroing inside the model and of clipping its output."""
-    measure = rows[0]["measure"]
-    inside, after = (
-        next(r for r in rows if (r["measure"], r["where"], r["kind"]) == (measure, where, "outliers"))
-        for where in WHERE
-    )
-    parts = [
-        f"{what} changes it by {row['effect']:+.3f}{in_brackets(interval(row, 'effect', ' to ', '+.3f'))}"
-        + (f", a worse effect than {row['percentile']:.0f}% of random draws" if "percentile" in row else "")
-        for what, row in (
-            (f"zeroing {_named(inside['neurons'])} inside the model", inside),
-            ("clipping its last hidden states", after),
-        )
-    ]
-    return f"{_title(rows[0])}; {'; '.join(parts)}."
+    rows = rows.where(measure=rows[0]["measure"])
+    effects = []
+    for where in WHERE:
+        (row,) = rows.where(where=where, kind="outliers")
+        worse = SENTENCES["worse"].format(**row) if "percentile" in row else ""
+        effect = estimated(row, "effect", "+.3f")
+        effects.append(SENTENCES[where].format(neurons=_outliers(rows), effect=effect, worse=worse))
+    return SENTENCES["effects"].format(measure=_title(rows), effects="; ".join(effects))
 
 
-def draw_interventions(figure: Figure, rows: Sequence[Row], model: str) -> None:
+def draw_interventions(figure: Figure, rows: Table, model: str) -> None:
     """Draw the effects of outliers, inside the model and on its output, with the effects of as many other neurons."""
-    measures = list(dict.fromkeys(row["measure"] for row in rows))
+    measures = rows.by("measure")
     figure.set_size_inches(1.4 + 3.1 * len(measures), 3.2)
-    for axes, measure in zip(figure.subplots(1, len(measures), squeeze=False)[0], measures, strict=True):
+    panels = figure.subplots(1, len(measures), squeeze=False)[0]
+    for axes, of_measure in zip(panels, measures.values(), strict=True):
         for x, where in enumerate(WHERE):
-            panel_rows = [row for row in rows if (row["measure"], row["where"]) == (measure, where)]
             looks = (("random", "x", GREY, 0.0), ("largest_gain", "D", ORANGE, 0.14), ("outliers", "o", BLUE, -0.14))
             for kind, mark, colour, shift in looks:
-                kind_rows = [row for row in panel_rows if row["kind"] == kind]
-                effects = [row["effect"] for row in kind_rows]
+                kind_rows = of_measure.where(where=where, kind=kind)
+                effects = kind_rows.column("effect")
                 label = {"random": "random others", "largest_gain": "largest other gains", "outliers": "outliers"}[kind]
                 reach = error_bars(kind_rows, np.array(effects), "effect")
                 axes.errorbar(
                     [x + shift] * len(kind_rows), effects, yerr=None if kind == "random" else reach, ls="", marker=mark,
                     ms=5, c=colour, capsize=3, label=label if x == 0 else None,
                 )  # fmt: skip
-        intact = next(row for row in rows if (row["measure"], row["kind"]) == (measure, "intact"))
         axes.axhline(0, color="black", lw=0.6)
         axes.set_xticks(range(len(WHERE)), ["zeroed inside\nthe model", "clipped\nafter it"])
         axes.set_xlim(-0.5, len(WHERE) - 0.5)
-        axes.set_title(_title(intact).replace(" by ", "\nby ").replace(" (intact", "\n(intact"), fontsize=9)
+        axes.set_title(_in_lines(_title(of_measure.where(kind="intact"))), fontsize=9)
     figure.axes[0].set_ylabel("effect (95% interval)")
-    neurons = next(row["neurons"] for row in rows if row["kind"] == "outliers")
-    figure.suptitle(f"{model} without {_named(neurons)}", x=0.01, ha="left", fontsize=10)
+    figure.suptitle(f"{model} without {_outliers(rows)}", x=0.01, ha="left", fontsize=10)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
 
 
-def _named(neurons: Any) -> str:
-    """Return a name for neurons, given as `interventions.csv` lists them."""
-    listed = str(neurons).split()
-    return f"neuron {listed[0]}" if len(listed) == 1 else f"neurons {', '.join(listed)}"
+def _outliers(rows: Table) -> str:
+    """Return the neurons that are taken out, with their noun."""
+    neurons = str(rows.where(kind="outliers")[0]["neurons"]).split()
+    return f"neuron{'s' * (len(neurons) > 1)} {', '.join(neurons)}"
 
 
-def inside_tables(
-    smoothing: Sequence[Row],
-    interventions: Sequence[Row],
-    norms: Sequence[Row] = (),
-    norm_changes: Sequence[Row] = (),
-    path: Sequence[Row] = (),
-    first_row: Sequence[Row] = (),
-) -> list[Any]:
+# --- terms of outliers in the norms ---
+
+
+def _far(norms: Table, kind: str = "outlier") -> Table:
+    return norms.where(lambda row: abs(row["deviations"]) > MEAN_DEVIATIONS, kind=kind)
+
+
+def norms_table(norms: Table) -> Any:
+    """Return the terms of outliers, where they are far from other neurons after a norm, as a rich table."""
+    far = sorted(_far(norms), key=lambda row: -abs(row["deviations"]))[:TERMS_SHOWN]
+    return cells_table(
+        "Terms of outliers in the norms of each block: their sum is the mean output",
+        ("block", "norm", "neuron", "mean", "sd", "input", "own gain", "own bias", "others' bias", "largest"),
+        (
+            [
+                str(row["layer"]), str(row["norm"]), str(row["neuron"]), f"{row['mean']:+.2f}",
+                f"{row['deviations']:+.1f}", *(f"{row[name]:+.2f}" for name in _TERMS), row["largest"],
+            ]
+            for row in sorted(far, key=lambda row: (row["layer"], row["norm"], row["neuron"]))
+        ),
+    )  # fmt: skip
+
+
+def terms_conclusion(norms: Table) -> str:
+    """Return a sentence on the sources of outliers after norms."""
+    far = _far(norms)
+    if not far:
+        return SENTENCES["no_term"]
+    largest = listed([f"{words} in {len(far.where(largest=name))}" for name, words in _LARGEST.items()])
+    top = dict(max(far, key=lambda row: abs(row["deviations"])), largest=largest)
+    random = count(len(_far(norms, "random")), "time")
+    return SENTENCES["terms"].format(**top, times=count(len(far), "time"), random=random)
+
+
+def draw_terms(figure: Figure, norms: Table, model: str) -> None:
+    """Draw the terms of the farthest outliers in each norm."""
+    outliers = norms.where(kind="outlier").by("neuron")
+    reach = {neuron: max(map(abs, rows.column("deviations"))) for neuron, rows in outliers.items()}
+    neurons = sorted(reach, key=lambda neuron: (-reach[neuron], neuron))[:DRAWN]
+    figure.set_size_inches(9.2, 0.9 + 1.7 * -(-len(neurons) // 2))
+    grid = figure.subplots(-(-len(neurons) // 2), min(2, len(neurons)), squeeze=False, sharex=True).ravel()
+    for axes, neuron in zip(grid, neurons, strict=False):
+        _draw_neuron(axes, norms.where(neuron=neuron))
+        axes.set_title(f"neuron {neuron}", fontsize=9)
+    for axes in grid[len(neurons) :]:
+        axes.set_visible(False)
+    figure.supxlabel("norm: block.number", fontsize=9)
+    figure.supylabel("mean output", fontsize=9)
+    figure.suptitle(f"{model}: terms of outliers in the norms of each block", x=0.01, ha="left", fontsize=10)
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside right center")
+
+
+def _draw_neuron(axes: Axes, rows: Table) -> None:
+    x = np.arange(len(rows))
+    above, below = np.zeros(len(rows)), np.zeros(len(rows))
+    for name, (words, colour) in _TERMS.items():
+        values = np.array(rows.column(name))
+        axes.bar(x, values, 0.7, np.where(values > 0, above, below), color=colour, ec="black", lw=0.4, label=words)
+        above, below = above + np.maximum(values, 0), below + np.minimum(values, 0)
+    axes.plot(x, rows.column("mean"), "D", c="white", mec="black", ms=4, label="mean output")
+    axes.axhline(0, color="black", lw=0.6)
+    labels = [f"{row['layer']}.{row['norm']}" for row in rows]
+    step = -(-len(rows) // 14)
+    axes.set_xticks(x, [label if i % step == 0 else "" for i, label in enumerate(labels)], fontsize=7)
+
+
+# --- norms with average gains and biases of the outliers ---
+
+
+def changes_tables(changes: Table) -> list[Any]:
+    """Return the remaining outliers, and the effect on each measure of the output, as rich tables."""
+    return [_remaining_table(changes), *(_changes_table(rows) for rows in _by_measure(changes))]
+
+
+def _by_measure(changes: Table) -> list[Table]:
+    by_measure = changes.by("measure")
+    return [by_measure[name] for name in MEASURES if name in by_measure]
+
+
+def _pairs(changes: Table) -> dict[tuple[int, int], Table]:
+    """Return the rows on the distance of outliers, by layer and neuron."""
+    return changes.where(measure="deviations").by("layer", "neuron")
+
+
+def _remaining_table(changes: Table) -> Any:
+    def cells(pair: tuple[int, int], rows: Table) -> list[str]:
+        (intact,) = rows.where(kind="intact")
+        p = rows.where(lambda row: "p_value" in row, where="both", kind="outliers").column("p_value")
+        return [
+            *map(str, pair), f"{intact['value']:+.1f}", *(_distance(rows.where(where=where)) for where in PLACES),
+            f"{p[0]:.2g}" if p else "",
+        ]  # fmt: skip
+
+    title = "Outliers in sd with average gains and biases (in brackets: with those of random neurons averaged instead)"
+    headings = ["layer", "neuron", "intact", *PLACES.values(), "p"]
+    return cells_table(title, headings, (cells(*pair) for pair in _pairs(changes).items()))
+
+
+def _distance(rows: Table) -> str:
+    """Return the distance of an outlier, and in brackets the range of distances with random neurons changed."""
+    (outlier,), random = rows.where(kind="outliers"), rows.where(kind="random").column("value")
+    return f"{outlier['value']:+.1f}{in_brackets(f'{min(random):+.1f} to {max(random):+.1f}' if random else '')}"
+
+
+def _changes_table(rows: Table) -> Any:
+    def cells(where: str, words: str) -> list[str]:
+        (outliers,) = rows.where(where=where, kind="outliers")
+        return [words, *_compared(outliers, rows.where(where=where, kind="random"))]
+
+    title = f"{_title(rows)}: effect of average gains and biases of the outliers"
+    headings = ("in", "effect", "95% range", "random others", "worse than", "p")
+    return cells_table(title, headings, (cells(*place) for place in PLACES.items()))
+
+
+def changes_conclusions(changes: Table) -> list[str]:
+    """Return a sentence on the remaining outliers, and one for each measure of the model's output."""
+    sentences = [_remaining_sentence(changes.where(measure="deviations"))]
+    for rows in _by_measure(changes):
+        effects = []
+        for where, norms in PLACES.items():
+            (row,) = rows.where(where=where, kind="outliers")
+            among = SENTENCES["worse_in"].format(**row) if "percentile" in row else ""
+            brackets = in_brackets(interval(row, "effect", " to ", "+.3f"), among)
+            effects.append(SENTENCES["changed_in"].format(norms=norms, effect=f"{_effect(row)}{brackets}"))
+        sentences.append(SENTENCES["changed"].format(measure=_title(rows), effects=listed(effects)))
+    return sentences
+
+
+def _remaining_sentence(distances: Table) -> str:
+    before = len(distances.where(kind="intact", outlier="yes"))
+    if not before:
+        return SENTENCES["no_remaining"]
+    remaining = []
+    for where, norms in PLACES.items():
+        rows = distances.where(where=where)
+        draws, beyond = rows.where(kind="random").values("draw"), rows.where(outlier="yes")
+        random = len(beyond.where(kind="random")) / len(draws) if draws else None
+        remaining.append(SENTENCES["remaining_in"].format(
+            n=len(beyond.where(kind="outliers")), norms=norms,
+            random=in_brackets("" if random is None else SENTENCES["remaining_random"].format(n=random)),
+        ))  # fmt: skip
+    return SENTENCES["remaining"].format(outliers=_are(before, "outlier"), remaining=listed(remaining))
+
+
+def draw_changes(figure: Figure, changes: Table, model: str) -> None:
+    """Draw the remaining distances of outliers and the effects on the model's output, with random neurons."""
+    measures, pairs = _by_measure(changes), _pairs(changes)
+    figure.set_size_inches(1.8 + 2.9 * (1 + len(measures)), 3.3)
+    distance_axes, *panels = figure.subplots(1, 1 + len(measures), squeeze=False)[0]
+    kinds = {
+        "random": ("random neurons (mean of draws)", {"c": GREY, "ls": ":", "lw": 0.8}),
+        "outliers": ("outliers", {"c": BLUE, "marker": "o", "ms": 3}),
+    }
+    for i, rows in enumerate(pairs.values()):
+        by_kind = rows.by("kind")
+        for kind, (words, look) in kinds.items():
+            if kind in by_kind:
+                lines = [by_kind["intact"], *(by_kind[kind].where(where=where) for where in PLACES)]
+                values = [np.mean(np.abs(of_place.column("value"))) for of_place in lines]
+                distance_axes.plot(range(len(lines)), values, **look, label=words if i == 0 else None)
+    distance_axes.axhline(MEAN_DEVIATIONS, color=PURPLE, lw=0.8, ls="--", label="5 sd")
+    distance_axes.set_xticks(range(1 + len(PLACES)), ["intact", *PLACES])
+    distance_axes.set_ylim(0, None)
+    distance_axes.set_ylabel("sd from the other neurons")
+    distance_axes.set_title("distance of each outlier", fontsize=9)
+    for axes, rows in zip(panels, measures, strict=True):
+        _draw_effects(axes, rows)
+    figure.suptitle(f"{model}: average gains and biases of outliers", x=0.01, ha="left", fontsize=10)
+    figure.legend(*distance_axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+
+
+def _draw_effects(axes: Axes, rows: Table) -> None:
+    for x, where in enumerate(PLACES):
+        random, outliers = (rows.where(where=where, kind=kind) for kind in ("random", "outliers"))
+        axes.plot([x] * len(random), random.column("effect"), "x", c=GREY, ms=5)
+        effects = outliers.column("effect")
+        reach = error_bars(outliers, np.array(effects), "effect")
+        axes.errorbar([x - 0.14], effects, yerr=reach, ls="", marker="o", ms=5, c=BLUE, capsize=3)
+    axes.axhline(0, color="black", lw=0.6)
+    axes.set_xticks(range(len(PLACES)), list(PLACES))
+    axes.set_xlim(-0.5, len(PLACES) - 0.5)
+    axes.set_ylabel("effect (95% interval)")
+    axes.set_title(_in_lines(_title(rows)), fontsize=9)
+
+
+# --- all of these ---
+
+_INSIDE = ("smoothing", "interventions", "norms", "norm_changes", "path", "first_row")
+
+
+def _tables(rows_by_table: Mapping[str, Sequence[Row]]) -> list[Table]:
+    return [Table(rows_by_table.get(name, ())) for name in _INSIDE]
+
+
+def inside_tables(rows_by_table: Mapping[str, Sequence[Row]]) -> list[Any]:
     """Return the tables of the measurements, smoothing first; the first row has only a sentence."""
+    smoothing, interventions, norms, norm_changes, path, _ = _tables(rows_by_table)
     return [
         *([smoothing_table(smoothing)] if smoothing else []), *interventions_tables(interventions),
         *([norms_table(norms)] if norms else []), *(changes_tables(norm_changes) if norm_changes else []),
@@ -435,49 +663,27 @@ def inside_tables(
     ]  # fmt: skip
 
 
-def inside_conclusions(
-    smoothing: Sequence[Row],
-    interventions: Sequence[Row],
-    norms: Sequence[Row] = (),
-    norm_changes: Sequence[Row] = (),
-    path: Sequence[Row] = (),
-    first_row: Sequence[Row] = (),
-) -> list[str]:
+def inside_conclusions(rows_by_table: Mapping[str, Sequence[Row]]) -> list[str]:
     """Return the conclusions, a sentence for each requested measurement."""
-    conclusion_rows = [
-        (smoothing_conclusion, smoothing),
-        (interventions_conclusion, interventions),
-        (terms_conclusion, norms),
-    ]
-    sentences = [conclude(rows) for conclude, rows in conclusion_rows if rows]
-    sentences += changes_conclusions(norm_changes) if norm_changes else []
-    return sentences + (path_conclusions(path) if path else []) + first_row_conclusions(first_row)
+    smoothing, interventions, norms, norm_changes, path, first_row = _tables(rows_by_table)
+    return [
+        *([smoothing_conclusion(smoothing)] if smoothing else []),
+        *([interventions_conclusion(interventions)] if interventions else []),
+        *([terms_conclusion(norms)] if norms else []), *(changes_conclusions(norm_changes) if norm_changes else []),
+        *path_conclusions(path), *first_row_conclusions(first_row),
+    ]  # fmt: skip
 
 
 def write_inside_figures(
-    folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
+    folder: Path, rows_by_table: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
 ) -> list[Path]:
     """Draw the figures of the tables that have rows, each in some formats, and return the paths of the files."""
-    drawings: dict[str, tuple[Drawing, str]] = {
-        "smoothing_bound": (draw_smoothing, "smoothing"), "interventions": (draw_interventions, "interventions"),
-        "norms": (draw_terms, "norms"), "norm_changes": (draw_changes, "norm_changes"), "path": (draw_path, "path"),
+    smoothing, interventions, norms, norm_changes, path, _ = _tables(rows_by_table)
+    drawings = {
+        "smoothing_bound": (partial(draw_smoothing, smoothing=smoothing, model=model), smoothing),
+        "interventions": (partial(draw_interventions, rows=interventions, model=model), interventions),
+        "norms": (partial(draw_terms, norms=norms, model=model), norms),
+        "norm_changes": (partial(draw_changes, changes=norm_changes, model=model), norm_changes),
+        "path": (partial(draw_path, path=path, model=model), path),
     }  # fmt: skip
-    draw_by_name = {
-        name: partial(_draw, draw, rows, model)
-        for name, (draw, table) in drawings.items()
-        if (rows := tables.get(table))
-    }
-    return write_drawings(folder, draw_by_name, formats)
-
-
-def _draw(draw: Drawing, rows: Sequence[Row], model: str, figure: Figure) -> None:
-    draw(figure, rows, model)
-
-
-def _table(title: str, *headings: str) -> Any:
-    from probing.runtime.terminal import plain_table
-
-    table = plain_table(title)
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
+    return write_drawings(folder, {name: draw for name, (draw, rows) in drawings.items() if rows}, formats)

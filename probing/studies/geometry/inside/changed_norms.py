@@ -232,27 +232,6 @@ def change_first_row(
     return [{name: cell for name, cell in row.items() if name in FIRST_ROW.types} for row in rows]
 
 
-def first_row_conclusions(rows: Rows) -> list[str]:
-    """Return a sentence on the number of outliers of layers that remain."""
-    intact = {(row["layer"], row["neuron"]) for row in rows if (row["kind"], row["outlier"]) == ("intact", "yes")}
-    if not intact:
-        return []
-
-    def n_beyond(kind: str) -> list[int]:
-        draws: dict[Any, int] = {}
-        for row in rows:
-            if row["kind"] == kind and (row["layer"], row["neuron"]) in intact:
-                draws[row.get("draw")] = draws.get(row.get("draw"), 0) + (row["outlier"] == "yes")
-        return list(draws.values())
-
-    (n_outliers,), random = n_beyond("outliers"), n_beyond("random")
-    beside = f"; with random neurons instead {min(random)} to {max(random)}" if random else ""
-    return [
-        f"With the outliers' entries in the position table's first row set to the mean of later rows, {n_outliers} of "
-        f"{len(intact)} outliers of layers are still beyond {MEAN_DEVIATIONS:g} sd{beside}."
-    ]
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # Outliers in a model's parameters: its position table, its segment and token embeddings, and its LayerNorms.
 # --------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from probing.interventions import (
@@ -16,37 +16,44 @@ from probing.interventions import (
     measure_of,
     probed_of,
 )
-from probing.results import ends, in_brackets, interval
+from probing.results import Row, Table, cells_table, count, ends, in_brackets, interval, rounded
 from probing.statistics import binomial_interval, few_sentences
-
-Row = Mapping[str, Any]
-
-_DRAWN = tuple(
-    f"{source}{column}"
-    for source in ("random", "matched")
-    for column in ("", "_lowest", "_highest", "_percentile", "_p")
-)
 
 # How neurons are changed, as a phrase that follows `neurons of layer N`; where it is by classes, of positions and of a
 # run's own task.
 _KINDS = {
-    "mean": "held at their mean",
+    "mean": "set to their mean",
     "zero": "set to 0",
     "resample": "with their values at random tokens of other sentences",
-    "direction": "without what tells the position linearly in them",
-    "shuffled": "without what tells shuffled positions linearly in them",
-    "translate": "moved from the mean of each token's position to that of another",
+    "direction": "without the directions from which position is decoded linearly",
+    "shuffled": "without the directions from which shuffled positions are decoded linearly",
+    "translate": "moved from the mean of each token's position to the mean of another position",
     "interchange": "exchanged between the sentences of pairs",
 }
 
 _KINDS_OF_TASK = {
-    "direction": "without what tells {} linearly in them",
-    "shuffled": "without what tells shuffled labels of {} linearly in them",
-    "translate": "moved from the mean of each example's class of {} to that of another",
+    "direction": "without the directions from which {} is decoded linearly",
+    "shuffled": "without the directions from which shuffled labels of {} are decoded linearly",
+    "translate": "moved from the mean of each example's class of {} to the mean of another class",
 }
 
 # What a readout by probes is, as a phrase before the probe.
 _HOW = {AGAIN: "retrained ", TRANSLATED: "target by ", INTERCHANGED: "counterpart by "}
+
+
+# The drawn sets that neurons are compared with.
+_SETS = {"random": "random sets", "matched": "sets matched in sd"}
+
+SENTENCES = {
+    "changed": "Layer {layer}, {neurons} {kind}: {readouts}.",
+    "readout": "{name} from {intact:.3f} to {value:.3f} ({effect} {unit}{compared})",
+    "drawn": "; {sets} {effect}, p = {p:.2g}",
+    "all_neurons": "; all neurons {effect}",
+    "words": "In the intact model, the log odds of the two words differ by {difference:.2g} nats between the texts of "
+    "a pair, in {n_as_given} of {pairs} in the direction of the file{chance}.",
+    "chance": ": not shown to be more than by chance, so do not interpret the shares as effects of what the file is "
+    "about",
+}
 
 
 def kind_of(row: Row) -> str:
@@ -55,10 +62,9 @@ def kind_of(row: Row) -> str:
     return _KINDS_OF_TASK[kind].format(row["task"]) if "task" in row and kind in _KINDS_OF_TASK else _KINDS[kind]
 
 
-def groups_of(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yield the rows of each changed layer and kind, in their order."""
-    for key in dict.fromkeys((row["changed_layer"], row["kind"]) for row in rows):
-        yield [row for row in rows if (row["changed_layer"], row["kind"]) == key]
+def groups_of(rows: Sequence[Row]) -> list[Table]:
+    """Return the rows of each changed layer and kind, in their order."""
+    return list(Table(rows).by("changed_layer", "kind").values())
 
 
 def readouts_of(rows: Sequence[Row]) -> list[list[Row]]:
@@ -97,29 +103,21 @@ def name_of(row: Row) -> str:
 
 def tables(rows: Sequence[Row]) -> list[Any]:
     """Return the effects as rich tables, one for each changed layer and kind; of several, the largest sets alone."""
-    groups = list(groups_of(rows))
+    groups = groups_of(rows)
     return [_table(group, all_sizes=len(groups) == 1) for group in groups]
 
 
-def _table(rows: Sequence[Row], all_sizes: bool) -> Any:
-    from probing.runtime.terminal import plain_table
+def _table(rows: Table, all_sizes: bool) -> Any:
+    def cells() -> Iterator[list[str]]:
+        for curve in readouts_of(rows):
+            for row in curve if all_sizes else curve[-1:]:
+                start = [_short(row), str(row["k"]), _effect(row), _interval(row)]
+                yield [*start, *_range(row, "random"), *_range(row, "matched")]
+            yield from ([_short(curve[-1]), "all", effect] for effect in _of_whole(curve[-1]))
 
     first = rows[0]
-    table = plain_table(f"k neurons of layer {first['changed_layer']} {kind_of(first)}: points, or logits of contrasts")
-    for heading in ("read", "k", "effect", "95% range", "random sets", "p", "matched in sd", "p"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for curve in readouts_of(rows):
-        for row in curve if all_sizes else curve[-1:]:
-            table.add_row(
-                _short(row),
-                str(row["k"]),
-                *_effect(row),
-                *_range(row, "random"),
-                *_range(row, "matched"),
-            )
-        for effect in _of_whole(curve[-1]):
-            table.add_row(_short(curve[-1]), "all", effect)
-    return table
+    title = f"k neurons of layer {first['changed_layer']} {kind_of(first)}: points, or logits of contrasts"
+    return cells_table(title, ("read", "k", "effect", "95% range", "random sets", "p", "matched in sd", "p"), cells())
 
 
 def _short(row: Row) -> str:
@@ -127,84 +125,77 @@ def _short(row: Row) -> str:
     return name_of(row).split(" at ")[0]
 
 
-def _effect(row: Row) -> tuple[str, str]:
-    """Return an effect and its interval, in the unit of the readout."""
+def _in_unit(row: Row, effect: float) -> str:
+    """Return an effect in the unit of the row's readout."""
     measure = measure_of(row["readout"])
-    form = f"+.{measure.digits}f"
-    return f"{measure.times * row['effect']:{form}}", interval(row, between=" to ", form=form, times=measure.times)
+    return rounded(measure.times * effect, f"+.{measure.digits}f")
+
+
+def _effect(row: Row) -> str:
+    return _in_unit(row, row["effect"])
+
+
+def _interval(row: Row) -> str:
+    measure = measure_of(row["readout"])
+    return interval(row, between=" to ", form=f"+.{measure.digits}f", times=measure.times)
 
 
 def _of_whole(row: Row) -> list[str]:
     """Return the effect of all neurons of the layer, in the unit of the readout; empty if not measured."""
-    if (value := row.get("all_neurons")) is None or value != value:
-        return []
-    measure = measure_of(row["readout"])
-    return [f"{measure.times * (value - row['intact']):+.{measure.digits}f}"]
+    return [_in_unit(row, row["all_neurons"] - row["intact"])] if has(row, "all_neurons") else []
 
 
 def _range(row: Row, source: str) -> tuple[str, str]:
     if not has(row, source):
         return "", ""
-    measure = measure_of(row["readout"])
-    form = f"+.{measure.digits}f"
-    low, high = (measure.times * row[f"{source}_{end}"] for end in ("lowest", "highest"))
-    return f"{low:{form}} to {high:{form}}", f"{row[f'{source}_p']:.2g}"
+    low, high = (_in_unit(row, row[f"{source}_{end}"]) for end in ("lowest", "highest"))
+    return f"{low} to {high}", f"{row[f'{source}_p']:.2g}"
 
 
 def has(row: Row, source: str) -> bool:
-    """Check whether a row was compared with drawn sets."""
+    """Check whether a row was compared with drawn sets, or with all neurons."""
     value = row.get(source)
     return value is not None and value == value
 
 
 def conclusions(rows: Sequence[Row]) -> list[str]:
     """Return a sentence for each changed layer and kind, and the reason if intervals are missing."""
-    lines = [_conclusion(group) for group in groups_of(rows)]
     most = max(rows, key=lambda row: row["n"], default=None)
     few = few_sentences(most["n"]) if most and not ends(most) else None
-    return [*lines, *_pair_baseline_lines(rows), *([few] if few else [])]
+    return [*map(_conclusion, groups_of(rows)), *_pair_baseline_lines(Table(rows)), *([few] if few else [])]
 
 
-def _pair_baseline_lines(rows: Sequence[Row]) -> list[str]:
+def _pair_baseline_lines(rows: Table) -> list[str]:
     """Return a sentence on the intact model's difference between the texts of pairs, of which the shares are parts.
 
     It warns of chance where the exact 95% interval of the share of pairs that differ in the file's order reaches one
     half.
     """
-    if (row := next((row for row in rows if row["readout"] == WORDS), None)) is None:
-        return []
-    n, n_as_ordered = row["n"], row["n_as_given"]
-    chance = ": not shown to be more than by chance, so do not read the shares as of what the file is about"
-    if binomial_interval(n_as_ordered, n)[0] > 0.5:
-        chance = ""
     return [
-        f"In the intact model, the log odds of the two words differ by {row['difference']:.2g} nats between the texts "
-        f"of a pair, in {n_as_ordered} of {n} pairs as the file has it{chance}."
-    ]
+        SENTENCES["words"].format(
+            difference=row["difference"], n_as_given=row["n_as_given"], pairs=count(row["n"], "pair"),
+            chance="" if binomial_interval(row["n_as_given"], row["n"])[0] > 0.5 else SENTENCES["chance"],
+        )
+        for row in rows.where(readout=WORDS)[:1]
+    ]  # fmt: skip
 
 
-def _conclusion(rows: Sequence[Row]) -> str:
-    largest = [curve[-1] for curve in readouts_of(rows)]
+def _conclusion(rows: Table) -> str:
     first = max(rows, key=lambda row: row["k"])
-    what = f"Layer {first['changed_layer']}, {_count(first['k'])} {kind_of(first)}"
-    return f"{what}: {'; '.join(_readout_clause(row) for row in largest)}."
-
-
-def _count(k: int) -> str:
-    return f"{k} neuron{'s' * (k != 1)}"
+    return SENTENCES["changed"].format(
+        layer=first["changed_layer"], neurons=count(first["k"], "neuron"), kind=kind_of(first),
+        readouts="; ".join(_readout_clause(curve[-1]) for curve in readouts_of(rows)),
+    )  # fmt: skip
 
 
 def _readout_clause(row: Row) -> str:
-    measure = measure_of(row["readout"])
-    form = f"+.{measure.digits}f"
-    between = in_brackets(interval(row, between=" to ", form=form, times=measure.times))
-    beside = [
-        f"{words} {measure.times * row[source]:{form}}, p = {row[f'{source}_p']:.2g}"
-        for source, words in (("random", "random sets"), ("matched", "sets matched in sd"))
+    drawn = [
+        SENTENCES["drawn"].format(sets=words, effect=_in_unit(row, row[source]), p=row[f"{source}_p"])
+        for source, words in _SETS.items()
         if has(row, source)
     ]
-    beside += [f"all neurons {effect}" for effect in _of_whole(row)]
-    return (
-        f"{name_of(row)} from {row['intact']:.3f} to {row['value']:.3f} "
-        f"({measure.times * row['effect']:{form}} {measure.unit}{between}{''.join(f'; {text}' for text in beside)})"
-    )
+    of_whole = [SENTENCES["all_neurons"].format(effect=effect) for effect in _of_whole(row)]
+    return SENTENCES["readout"].format(
+        name=name_of(row), intact=row["intact"], value=row["value"], effect=_effect(row),
+        unit=measure_of(row["readout"]).unit, compared="".join([in_brackets(_interval(row)), *drawn, *of_whole]),
+    )  # fmt: skip

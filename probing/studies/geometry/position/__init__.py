@@ -5,10 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results import Schema, ends, in_brackets, interval, layers_named, listed, number, shown, text, whole
+from probing.results import (
+    Row,
+    Schema,
+    Table,
+    cells_table,
+    count,
+    ends,
+    in_brackets,
+    interval,
+    layers_named,
+    listed,
+    number,
+    rounded,
+    shown,
+    sign_of_interval,
+    text,
+    whole,
+)
+from probing.tables.figures import Chart, Line, Panel, with_lines
 from probing.tables.schema import layer_column, value
-
-Row = Mapping[str, Any]
 
 SCALES = RAW, STANDARDISED = "raw", "standardised"
 
@@ -20,9 +36,42 @@ SIGNIFICANT = 0.05
 NEURONS = 10
 
 ORDERS = {
-    "fit": "first of fit", "eta_squared": "by eta squared", "part": "that hold most", "random": "random",
+    "fit": "first of fit", "eta_squared": "by eta squared", "part": "largest shares", "random": "random",
     "rotated": "of a rotation", "directions": "own directions",
 }  # fmt: skip
+
+
+SENTENCES = {
+    "too_few": "{sentences} are too few for confidence intervals of the position part.",
+    "none": "No layer has a position part: the confidence interval of its share of the variance contains 0 in every "
+    "layer that was measured, and ends at {most} at most.",
+    "in_layers": "Position explains a share of the variance in {layers}: {share} in layer {largest}, where the share "
+    "is largest{last}.",
+    "in_layer": "Position explains {share} of the variance in layer {largest}{others}.",
+    "last": ", and {share} in layer {layer}",
+    "not_in_last": ", and no share is shown in layer {layer}",
+    "not_in_others": ", and no share is shown in the other layers that were measured",
+    "context": "Context explains {context} in layer {largest}. By chance, tokens in random order within their "
+    "sentences would give position {chance}, which is subtracted.",
+    "no_direction": "No direction of the position part helps to explain held-out sentences.",
+    "directions": "The position part has {directions}{in_largest}: the number that it takes to explain held-out "
+    "sentences.",
+    "slow": "In layer {largest}, the position part {verdict} along the sentence than by chance: the lowest tenth of "
+    "the frequencies has {share:.0%} of it, and {chance:.0%} after positions are shuffled.",
+    "read": "From these directions alone, the nearest mean decodes the exact position of {accuracy} of the tokens of "
+    "held-out sentences (by chance {chance}){longer}.",
+    "longer": ", and of {accuracy:.1%} in sentences longer than all fitted sentences",
+    "basis": "{scale}, {verdicts}. Each layer is compared with {n_rotations} random rotations (p ≤ .05).{zeros}",
+    "no_basis": "{scale}, it is not known whether position is in neurons: no direction of it is confirmed in any "
+    "layer.",
+    "neurons": "{position} favours neurons in {layers}: half of it is in {half}{in_layer}",
+    "rotations": "{position} is not shown to favour neurons over random directions in {layers}: half of it is in "
+    "{half}{in_layer}",
+    "half": "{half} of {n_live} neurons{varying}, and in {lowest} to {highest} random directions",
+    "zeros": " Position is in {where}, and is 0 in the other neurons.",
+}
+_SCALES = {RAW: "As the neurons are", STANDARDISED: "With every neuron standardised"}
+_SLOW = {True: "changes more slowly", False: "is not shown to change more slowly"}
 
 
 class PositionTables:
@@ -55,8 +104,10 @@ class PositionTables:
 
     def is_above_zero(self, layer: int, scale: str = RAW) -> bool:
         """Check that the interval of the position part is above 0."""
-        bounds = ends(self.split(layer, scale=scale))
-        return bounds is not None and bounds[0] > 0
+        return sign_of_interval(self.split(layer, scale=scale)) > 0
+
+
+# --- tables of the terminal ---
 
 
 def position_tables(tables: Mapping[str, Sequence[Row]]) -> list[Any]:
@@ -68,44 +119,49 @@ def position_tables(tables: Mapping[str, Sequence[Row]]) -> list[Any]:
 
 
 def _split_table(position: PositionTables) -> Any:
-    table = _table(
-        "Shares of the variance of the hidden states, without what is by chance", "layer", "position", "95% range",
-        "by chance", "context", "shared", "rest", "position, standardised", "position alone",
+    def cells(layer: int) -> list[str]:
+        row, standardised = position.split(layer), position.split(layer, scale=STANDARDISED)
+        return [
+            str(layer), rounded(row["value"], ".4f"), interval(row, form=".4f", between=" to "),
+            rounded(row["chance"], ".4f"),
+            *(rounded(position.split(layer, part)["value"], ".3f") for part in ("context", "shared", "rest")),
+            rounded(standardised["value"], ".4f"),
+            rounded(position.split(layer, "position_alone")["value"], ".4f"),
+        ]  # fmt: skip
+
+    headings = (
+        "layer", "position", "95% range", "by chance", "context", "shared", "rest", "position, standardised",
+        "position alone",
     )  # fmt: skip
-    for layer in position.layers:
-        row = position.split(layer)
-        table.add_row(
-            str(layer), f"{row['value']:.4f}", interval(row, form=".4f", between=" to "), f"{row['chance']:.4f}",
-            *(f"{position.split(layer, part)['value']:.3f}" for part in ("context", "shared", "rest")),
-            f"{position.split(layer, scale=STANDARDISED)['value']:.4f}",
-            f"{position.split(layer, 'position_alone')['value']:.4f}",
-        )  # fmt: skip
-    return table
+    title = "Shares of the variance of the hidden states, after the share by chance is subtracted"
+    return cells_table(title, headings, map(cells, position.layers))
 
 
 def _shape_table(position: PositionTables) -> Any:
     """Tabulate the shape of the position part, with the values by chance in brackets."""
-    table = _table(
-        "Shape of the position part (in brackets: by chance; of neurons, random directions)", "layer", "directions",
-        "slow", "with context", "other half", "layer below", "read", "in longer", "half in neurons", "standardised",
-    )  # fmt: skip
-    measures = ("low_frequencies", "context_overlap", "halves_overlap", "below_overlap", "read_accuracy",
-                "read_longer_accuracy")  # fmt: skip
-    for layer in position.layers:
+    measures = {
+        "slow": "low_frequencies", "with context": "context_overlap", "other half": "halves_overlap",
+        "layer below": "below_overlap", "read": "read_accuracy", "in longer": "read_longer_accuracy",
+    }  # fmt: skip
+
+    def cells(layer: int) -> list[str]:
         directions = position.shape(layer, "directions")
-        table.add_row(
+        return [
             str(layer), f"{directions['value']:.0f}" if directions else "",
-            *(_with_chance(position.shape(layer, name)) for name in measures),
+            *(_with_chance(position.shape(layer, name)) for name in measures.values()),
             *(_half(position.basis(layer, scale)) for scale in SCALES),
-        )  # fmt: skip
-    return table
+        ]  # fmt: skip
+
+    title = "Shape of the position part (in brackets: by chance; of neurons, random directions)"
+    headings = ["layer", "directions", *measures, "half in neurons", "standardised"]
+    return cells_table(title, headings, map(cells, position.layers))
 
 
 def _with_chance(row: Row | None) -> str:
     if row is None:
         return ""
     chance = row.get("chance")
-    return shown(row["value"], ".2f") + (f" ({shown(chance, '.2f')})" if chance is not None else "")
+    return shown(row["value"], ".2f") + in_brackets("" if chance is None else shown(chance, ".2f"))
 
 
 def _half(row: Row | None) -> str:
@@ -114,119 +170,127 @@ def _half(row: Row | None) -> str:
 
 def _prefix_share_tables(position: PositionTables) -> list[Any]:
     rich_tables = []
-    for scale in (RAW, STANDARDISED):
-        layers = [layer for layer in position.layers if position.prefix_share(layer, "part", NEURONS, scale)]
-        if not layers:
-            continue
-        orders = [
-            name for name in ORDERS if any(position.prefix_share(layer, name, NEURONS, scale) for layer in layers)
-        ]
-        which = "" if scale == RAW else ", every neuron standardised"
-        table = _table(
-            f"Share of the position part in {NEURONS} neurons{which}", "layer", *(ORDERS[name] for name in orders)
-        )
-        for layer in layers:
-            table.add_row(
-                str(layer), *(_prefix_share_cell(position.prefix_share(layer, name, NEURONS, scale)) for name in orders)
-            )
-        rich_tables.append(table)
+    for scale, which in ((RAW, ""), (STANDARDISED, ", every neuron standardised")):
+        rows = {
+            (layer, order): row
+            for layer in position.layers
+            for order in ORDERS
+            if (row := position.prefix_share(layer, order, NEURONS, scale))
+        }
+        layers = [layer for layer in position.layers if (layer, "part") in rows]
+        orders = [order for order in ORDERS if any((layer, order) in rows for layer in layers)]
+        if layers:
+            rich_tables.append(cells_table(
+                f"Share of the position part in {NEURONS} neurons{which}",
+                ["layer", *(ORDERS[order] for order in orders)],
+                ([str(k), *(_prefix_share_cell(rows.get((k, order))) for order in orders)] for k in layers),
+            ))  # fmt: skip
     return rich_tables
 
 
 def _prefix_share_cell(row: Row | None) -> str:
-    if row is None:
-        return ""
-    ends = interval(row, between=" to ", form=".2f")
-    return f"{row['value']:.2f}" + (f" ({ends})" if ends else "")
+    return "" if row is None else rounded(row["value"], ".2f") + in_brackets(interval(row, between=" to ", form=".2f"))
+
+
+# --- charts ---
+
+
+def position_charts(tables: Mapping[str, Sequence[Row]]) -> list[Chart]:
+    """Return the shares of the variance by layer, and the shares of the position part in a few neurons."""
+    split, in_neurons = Table(tables["position_split"]), Table(tables["position_held"])
+    position = split.where(part="position", scale=RAW)
+    shares = "share of the variance"
+    return with_lines([
+        Chart("position_split", "the variance of the hidden states in parts (bars: 95%)", [
+            Panel([
+                Line.of(position, "value", "position", ""),
+                Line.of(split.where(part="position", scale=STANDARDISED), "value", "position, standardised", ""),
+                Line.of(position, "chance", "by chance"),
+            ], "position", shares),
+            Panel([
+                Line.of(split.where(part=part, scale=RAW), "value", part, "") for part in ("context", "rest", "shared")
+            ], "context, rest, and what is shared", shares),
+        ], reference=0.0),
+        Chart("position_held", "is position in neurons or in directions? (bars: range of rotations)", [
+            Panel(_orders(in_neurons.where(scale=RAW, k=NEURONS)), "as the neurons are"),
+            Panel(_orders(in_neurons.where(scale=STANDARDISED, k=NEURONS)), "every neuron standardised"),
+        ], f"share of the position part in {NEURONS} neurons", limits=(0, 1), bars="the range of random rotations"),
+    ])  # fmt: skip
+
+
+def _orders(rows: Table) -> list[Line]:
+    return [
+        Line.of(rows.where(order=order), "value", words, "") for order, words in ORDERS.items() if order != "random"
+    ]
+
+
+# --- sentences ---
 
 
 def position_conclusions(tables: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Return sentences on the position part's share and directions, and on neurons against directions."""
+    """Return sentences on the position part's share and directions, and on neurons compared with directions."""
     if not tables["position_split"]:
         return []
     position = PositionTables(tables)
+    rows = [position.split(layer) for layer in position.layers]
+    if not any(map(ends, rows)):
+        return [SENTENCES["too_few"].format(sentences=count(rows[0]["n_sentences"], "sentence"))]
     resolved_layers = [layer for layer in position.layers if position.is_above_zero(layer)]
-    if not any(ends(position.split(layer)) for layer in position.layers):
-        row = position.split(position.layers[0])
-        return [f"There are {row['n_sentences']} sentences, too few for intervals of the position part."]
     if not resolved_layers:
-        most = max(position.split(layer)["high"] for layer in position.layers)
-        return [
-            "No layer has a position part: the intervals of its share of the variance hold 0 everywhere, and end at "
-            f"{_percent(most)} at most."
-        ]
+        return [SENTENCES["none"].format(most=_percent(max(row["high"] for row in rows)))]
     largest = max(resolved_layers, key=lambda layer: float(position.split(layer)["value"]))
     return [
         _how_much(position, resolved_layers, largest), *_which_shape(position, resolved_layers, largest),
-        *(_where(position, scale) for scale in (RAW, STANDARDISED)),
+        *(_where(position, scale) for scale in SCALES),
     ]  # fmt: skip
 
 
 def _percent(value: float, of: float | None = None) -> str:
     """Format a share in percent, with as many digits as the number `of` needs."""
     size = abs(value if of is None else of)
-    return f"{value:.{1 if size >= 0.01 else 2 if size >= 0.001 else 3}%}"
+    return rounded(value, f".{1 if size >= 0.01 else 2 if size >= 0.001 else 3}%")
 
 
 def _range(row: Row) -> str:
-    bounds = ends(row)
-    within = " to ".join(_percent(end, row["value"]) for end in bounds) if bounds else ""
-    return f"{_percent(row['value'])}{in_brackets(within)}"
+    bounds = ends(row) or ()
+    return f"{_percent(row['value'])}{in_brackets(' to '.join(_percent(end, row['value']) for end in bounds))}"
 
 
 def _how_much(position: PositionTables, resolved_layers: Sequence[int], largest: int) -> str:
     row, last = position.split(largest), position.layers[-1]
     if len(resolved_layers) == 1:
-        sentence = f"Position has a share of the variance in layer {largest}: {_range(row)}"
-        sentence += "" if len(position.layers) == 1 else ", and none is shown in the other layers that were measured"
+        others = SENTENCES["not_in_others"] if len(position.layers) > 1 else ""
+        sentence = SENTENCES["in_layer"].format(share=_range(row), largest=largest, others=others)
     else:
-        where = (
-            "all layers that were measured"
-            if len(resolved_layers) == len(position.layers)
-            else layers_named(resolved_layers)
-        )
-        sentence = (
-            f"Position has a share of the variance in {where}: {_range(row)} in layer {largest}, where it is largest"
-        )
-        if last != largest:
-            end = (
-                f"{_range(position.split(last))} in layer {last}"
-                if last in resolved_layers
-                else f"none is shown in layer {last}"
-            )
-            sentence += f", and {end}"
-    return (
-        f"{sentence}. Context has {_percent(position.split(largest, 'context')['value'])} in layer {largest}. By "
-        "chance, which is taken off, tokens in random order within their sentences would have "
-        f"{_percent(row['chance'])}."
-    )
+        is_everywhere = len(resolved_layers) == len(position.layers)
+        layers = "all layers that were measured" if is_everywhere else layers_named(resolved_layers)
+        of_last = SENTENCES["last" if last in resolved_layers else "not_in_last"]
+        of_last = "" if last == largest else of_last.format(share=_range(position.split(last)), layer=last)
+        sentence = SENTENCES["in_layers"].format(layers=layers, share=_range(row), largest=largest, last=of_last)
+    context = _percent(position.split(largest, "context")["value"])
+    return f"{sentence} {SENTENCES['context'].format(context=context, largest=largest, chance=_percent(row['chance']))}"
 
 
 def _which_shape(position: PositionTables, resolved_layers: Sequence[int], largest: int) -> list[str]:
-    numbers = [
-        row["value"] for layer in resolved_layers if (row := position.shape(layer, "directions")) and row["value"]
-    ]
-    n_directions = position.shape(largest, "directions")
-    if not numbers or n_directions is None or not n_directions["value"]:
-        return ["No direction of the position part helps to describe sentences that were left out."]
-    words = f"{min(numbers):.0f}" if min(numbers) == max(numbers) else f"{min(numbers):.0f} to {max(numbers):.0f}"
-    where = f", {n_directions['value']:.0f} in layer {largest}" if min(numbers) < max(numbers) else ""
-    sentences = [
-        f"It has {words} {'direction' if max(numbers) == 1 else 'directions'}{where}: as many as it takes to explain "
-        "what it can in sentences that were left out."
-    ]
-    if low := position.shape(largest, "low_frequencies"):
-        slowly = "changes more slowly" if low["p_value"] <= SIGNIFICANT else "is not shown to change more slowly"
+    shapes = [position.shape(layer, "directions") for layer in resolved_layers]
+    numbers = [row["value"] for row in shapes if row and row["value"]]
+    of_largest = position.shape(largest, "directions")
+    if not numbers or of_largest is None or not of_largest["value"]:
+        return [SENTENCES["no_direction"]]
+    fewest, most = int(min(numbers)), int(max(numbers))
+    directions = count(most, "direction") if fewest == most else f"{fewest} to {most} directions"
+    in_largest = "" if fewest == most else f", {of_largest['value']:.0f} in layer {largest}"
+    sentences = [SENTENCES["directions"].format(directions=directions, in_largest=in_largest)]
+    if slow := position.shape(largest, "low_frequencies"):
+        verdict = _SLOW[slow["p_value"] <= SIGNIFICANT]
         sentences.append(
-            f"In layer {largest} it {slowly} along the sentence than by chance: the lowest tenth of the frequencies "
-            f"has {low['value']:.0%} of it, and {low['chance']:.0%} if positions are shuffled."
+            SENTENCES["slow"].format(largest=largest, verdict=verdict, share=slow["value"], chance=slow["chance"])
         )
     if read := position.shape(largest, "read_accuracy"):
         longer = position.shape(largest, "read_longer_accuracy")
-        further = f", and for {longer['value']:.1%} in sentences longer than all fitted ones" if longer else ""
+        in_longer = SENTENCES["longer"].format(accuracy=longer["value"]) if longer else ""
         sentences.append(
-            f"In these directions alone, the nearest mean gives the exact position for {_range(read)} of the tokens of "
-            f"such sentences (by chance {_percent(read['chance'])}){further}."
+            SENTENCES["read"].format(accuracy=_range(read), chance=_percent(read["chance"]), longer=in_longer)
         )
     return sentences
 
@@ -235,53 +299,39 @@ def _where(position: PositionTables, scale: str) -> str:
     """Return a sentence on the layers whose position part favours neurons over random directions."""
     resolved_layers = [layer for layer in position.layers if position.is_above_zero(layer, scale)]
     rows = {layer: row for layer in resolved_layers if (row := position.basis(layer, scale))}
-    how = "With every neuron standardised" if scale == STANDARDISED else "As the neurons are"
     if not rows:
-        return f"{how}, whether position lies in neurons is not known: no direction of it is confirmed in any layer."
-    largest = sorted(rows, key=lambda layer: -float(position.split(layer, scale=scale)["value"]))
-    parts: list[str] = []
-    for verdict, in_neurons in (
-        ("position favours neurons", True), ("it is not shown to favour neurons over random directions", False),
-    ):  # fmt: skip
+        return SENTENCES["no_basis"].format(scale=_SCALES[scale])
+    verdicts: list[str] = []
+    for verdict, in_neurons in (("neurons", True), ("rotations", False)):
         if layers := [layer for layer in rows if (rows[layer]["half_p"] <= SIGNIFICANT) == in_neurons]:
-            layer = next(layer for layer in largest if layer in layers)
-            where = f" (layer {layer})" if len(layers) > 1 else ""
-            verdict = verdict if parts else verdict.replace("it is", "position is")
-            parts.append(f"{verdict} in {layers_named(layers)}: half of it is in {_half_of(rows[layer])}{where}")
-    n_rotations = rows[largest[0]]["n_rotations"]
-    sentence = f"{how}, {'; '.join(parts)}. Each layer is judged by {n_rotations} rotations (p ≤ .05)."
-    return sentence + (_zeros(rows) if scale == RAW else "")
+            largest = max(layers, key=lambda layer: float(position.split(layer, scale=scale)["value"]))
+            verdicts.append(SENTENCES[verdict].format(
+                position="it" if verdicts else "position", layers=layers_named(layers), half=_half_of(rows[largest]),
+                in_layer=f" (layer {largest})" if len(layers) > 1 else "",
+            ))  # fmt: skip
+    n_rotations = next(iter(rows.values()))["n_rotations"]
+    zeros = _zeros(rows) if scale == RAW else ""
+    return SENTENCES["basis"].format(
+        scale=_SCALES[scale], verdicts="; ".join(verdicts), n_rotations=n_rotations, zeros=zeros
+    )
 
 
 def _half_of(row: Row) -> str:
     """Return the number of neurons with half of the part, and of random directions, as a clause."""
-    varying = " that vary" if row["n_live"] < row["n_neurons"] else ""
-    return (
-        f"{row['half']} of {row['n_live']} neurons{varying}, in {row['half_lowest']} to {row['half_highest']} random "
-        "directions"
-    )
+    return SENTENCES["half"].format(
+        half=row["half"], n_live=row["n_live"], varying=" that vary" if row["n_live"] < row["n_neurons"] else "",
+        lowest=row["half_lowest"], highest=row["half_highest"],
+    )  # fmt: skip
 
 
 def _zeros(rows: Mapping[int, Row]) -> str:
     """Return a sentence on the number of neurons outside which the part is 0; empty if there are none."""
-    layers_of: dict[int, list[int]] = {}
-    for layer, row in rows.items():
-        if row["n_nonzero"] < row["n_neurons"]:
-            layers_of.setdefault(row["n_nonzero"], []).append(layer)
-    if not layers_of:
-        return ""
-    n_neurons = next(iter(rows.values()))["n_neurons"]
-    where = listed([f"{n} of {n_neurons} neurons in {layers_named(layers)}" for n, layers in layers_of.items()])
-    return f" It lies in {where}, and is 0 in the others."
-
-
-def _table(title: str, *headings: str) -> Any:
-    from probing.runtime.terminal import plain_table
-
-    table = plain_table(title)
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    return table
+    some = Table({**row, "layer": layer} for layer, row in rows.items() if row["n_nonzero"] < row["n_neurons"])
+    where = [
+        f"{n} of {of[0]['n_neurons']} neurons in {layers_named(of.column('layer'))}"
+        for n, of in some.by("n_nonzero").items()
+    ]
+    return SENTENCES["zeros"].format(where=listed(where)) if where else ""
 
 
 _WITH = "with `--position`, "
@@ -295,7 +345,7 @@ POSITION_SPLIT = Schema("position_split", f"{_WITH}a row per layer, scale and pa
     text("part", "position (what positions add to sentences), context (what sentences add to positions), shared (what "
          "either of them explains), rest; these add up to 1. position_alone and context_alone: shares of the means, "
          "whatever else these differ in."),
-    value("Share of the variance without what is by chance"),
+    value("Share of the variance minus the share by chance"),
     number("share", "Share of the variance in the text that was read.", form=".4f"),
     number("chance", "Share by chance: of position, the mean over all orders of the tokens within each sentence.",
            form=".4f"),
@@ -332,13 +382,13 @@ POSITION_SHAPE = Schema("position_shape", f"{_WITH}a row per layer and measure",
 
 POSITION_BASIS = Schema("position_basis", f"{_WITH}a row per layer and scale", (
     layer_column(), _SCALE,
-    whole("half", "Number of neurons that hold half of the position part: ordered by that of half of the sentences, "
-          "measured on that of the other, both ways."),
+    whole("half", "Number of neurons with half of the position part: ordered by the part of half of the sentences, "
+          "measured on the part of the other half, both ways."),
     number("half_directions", "The same of the directions of a random rotation: the median of the rotations.",
            form=".1f"),
     whole("half_lowest", "The lowest of a rotation."),
     whole("half_highest", "The highest of a rotation."),
-    number("half_p", "Share of the rotations, and of the neurons, of which at most as many hold half."),
+    number("half_p", "Share of the rotations, and of the neurons, of which at most as many have half of the part."),
     whole("n_directions", "Number of principal directions that the part is cut to."),
     whole("n_nonzero", "Number of neurons in which it is not 0."),
     whole("n_live", "Number of neurons that vary, which are rotated."),
@@ -348,11 +398,11 @@ POSITION_BASIS = Schema("position_basis", f"{_WITH}a row per layer and scale", (
 
 POSITION_HELD = Schema("position_held", f"{_WITH}a row per layer, scale, order of neurons and number", (
     layer_column(), _SCALE,
-    text("order", "fit (ranking of --from_run), eta_squared, part (those that hold most), random, rotated (those that "
-         "hold most of a random rotation), directions (the part's own). All but fit and random are chosen in half of "
-         "the sentences and measured in the other, both ways."),
+    text("order", "fit (ranking of --from_run), eta_squared, part (those with the largest shares), random, rotated "
+         "(those with the largest shares of a random rotation), directions (the part's own). All but fit and random "
+         "are chosen in half of the sentences and measured in the other, both ways."),
     whole("k", "Number of the first neurons, or directions."),
-    number("value", "Share of the position part that they hold; of draws (random, rotated) the median."),
+    number("value", "Share of the position part in them; of draws (random, rotated) the median."),
     number("low", "The lowest of 20 draws."),
     number("high", "The highest of 20 draws."),
 ), optional=True)  # fmt: skip
@@ -364,8 +414,8 @@ POSITION_BY_NEURON = Schema("position_by_neuron", f"{_WITH}a row per layer and n
     number("eta_squared", "Share of its variance between positions."),
     number("share", "Share of its variance that positions add to sentences."),
     number("chance", "The same for tokens in random order within each sentence."),
-    number("value", "The share without what is by chance."),
-    number("held", "Share of the position part that it holds."),
+    number("value", "The share minus the share by chance."),
+    number("held", "Share of the position part that is in it."),
     number("held_standardised", "The same where every neuron counts as if its variance were 1."),
 ), optional=True)  # fmt: skip
 

@@ -15,25 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from probing.results import Row, Table, count
 from probing.statistics.two_way import Design, PositionSolution, TwoWaySums
-from probing.studies.geometry.position import NEURONS, ORDERS, RAW, STANDARDISED, PositionTables
-from probing.tables.figures import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    USUAL,
-    error_bars,
-    joined,
-    name_layers,
-    write_drawings,
-)
+from probing.studies.geometry.position import PositionTables
+from probing.tables.figures import BLUE, GREEN, ORANGE, USUAL, write_drawings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -217,13 +207,6 @@ def random_subspace(d_model: int, k: int, generator: np.random.Generator) -> Arr
 # Figures of `geometry --position`: how much is position, its curves, and what neurons hold of it.
 # --------------------------------------------------------------------------------------------------------------------
 
-Row = Mapping[str, Any]
-
-_LOOKS: dict[str, dict[str, Any]] = {
-    "fit": {"color": PURPLE, "ls": "-.", "marker": "D"}, "eta_squared": {"color": GREEN, "ls": ":", "marker": "^"},
-    "part": {"color": BLUE, "ls": "-", "marker": "o"}, "rotated": {"color": GREY, "ls": "--", "marker": "x"},
-    "directions": {"color": "black", "ls": "-", "marker": "s"},
-}  # fmt: skip
 _COMPONENTS = ((BLUE, "-"), (ORANGE, "--"), (GREEN, ":"))
 # Curves are drawn at the positions that have this share of the tokens of the commonest.
 DRAWN = 0.02
@@ -234,51 +217,13 @@ MOST_LAYERS = 6
 def write_position_figures(
     folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
 ) -> list[Path]:
-    """Draw the figures of the position part, each in some formats, and return the paths; none without its tables."""
+    """Draw the curves of the position part, in some formats, and return the paths; none without its tables."""
     if not tables.get("position_split"):
         return []
     names = ("position_split", "position_shape", "position_basis", "position_held")
     position = PositionTables({name: tables.get(name, ()) for name in names})
-    drawings = {
-        "position_split": partial(draw_split, position=position, model=model),
-        "position_curves": partial(draw_curves, curves=tables["position_curves"], position=position, model=model),
-    }
-    if tables.get("position_held"):
-        drawings["position_held"] = partial(draw_prefix_shares, position=position, model=model)
-    return write_drawings(folder, drawings, formats)
-
-
-def draw_split(figure: Figure, position: PositionTables, model: str) -> None:
-    """Draw the shares of variance by layer: position on the left, the other parts on the right."""
-    figure.set_size_inches(8.6, 3.6)
-    position_axes, parts_axes = figure.subplots(1, 2)
-    for scale, colour, mark, style in ((RAW, BLUE, "o", "-"), (STANDARDISED, ORANGE, "s", "--")):
-        rows = [position.split(layer, scale=scale) for layer in position.layers]
-        values = np.array([row["value"] for row in rows])
-        position_axes.errorbar(
-            position.layers, values, yerr=error_bars(rows, values), c=colour, marker=mark, ms=4, capsize=2,
-            label="as the neurons are" if scale == RAW else "every neuron standardised",
-            **joined({"ls": style}, position.layers),
-        )  # fmt: skip
-    chance = [position.split(layer)["chance"] for layer in position.layers]
-    position_axes.plot(position.layers, chance, "x", ms=4, c=GREY, label="by chance (taken off)")
-    position_axes.set_ylabel("share of the variance")
-    position_axes.set_title("position")
-    looks = {"context": (GREEN, "^", "-"), "rest": (PURPLE, "D", "--"), "shared": (GREY, "x", ":")}
-    for part, (colour, mark, style) in looks.items():
-        rows = [position.split(layer, part) for layer in position.layers]
-        values = np.array([row["value"] for row in rows])
-        parts_axes.errorbar(
-            position.layers, values, yerr=error_bars(rows, values), c=colour, marker=mark, ms=4, capsize=2, label=part,
-            **joined({"ls": style}, position.layers),
-        )  # fmt: skip
-    parts_axes.set_title("context, rest and what is shared, as the neurons are")
-    for axes in (position_axes, parts_axes):
-        axes.axhline(0, color="black", lw=0.6)
-        name_layers(axes, position.layers)
-        axes.legend(fontsize=8)
-    figure.suptitle(f"{model}: the variance of the hidden states in parts (95% intervals)", x=0.01, ha="left",
-                    fontsize=10)  # fmt: skip
+    draw = partial(draw_curves, curves=Table(tables["position_curves"]), position=position, model=model)
+    return write_drawings(folder, {"position_curves": draw}, formats)
 
 
 def _spaced(layers: Sequence[int]) -> list[int]:
@@ -288,7 +233,7 @@ def _spaced(layers: Sequence[int]) -> list[int]:
     return [layers[i] for i in np.linspace(0, len(layers) - 1, MOST_LAYERS).round().astype(int)]
 
 
-def draw_curves(figure: Figure, curves: Sequence[Row], position: PositionTables, model: str) -> None:
+def draw_curves(figure: Figure, curves: Table, position: PositionTables, model: str) -> None:
     """Draw the first components of the position part along the positions, a panel for each layer."""
     layers = _spaced(position.layers)
     columns = min(3, len(layers))
@@ -296,25 +241,17 @@ def draw_curves(figure: Figure, curves: Sequence[Row], position: PositionTables,
     figure.set_size_inches(3.1 * columns, 0.7 + 2.2 * n_rows)
     grid = figure.subplots(n_rows, columns, squeeze=False).ravel()
     for axes, layer in zip(grid, layers, strict=False):
-        layer_curves = [row for row in curves if row["layer"] == layer]
-        enough = DRAWN * max((row["n_tokens"] for row in layer_curves), default=0)
+        layer_curves = curves.where(layer=layer)
+        n_tokens = layer_curves.values("n_tokens")
+        drawn = layer_curves.where(n_tokens=tuple(n for n in n_tokens if n >= DRAWN * max(n_tokens)))
         for component, (colour, style) in enumerate(_COMPONENTS, 1):
-            rows = [row for row in layer_curves if row["component"] == component and row["n_tokens"] >= enough]
-            positions = [row["position"] for row in rows]
-            axes.plot(
-                positions, [row["value"] for row in rows], style, c=colour, lw=1.3, label=f"component {component}"
-            )
-            axes.fill_between(
-                positions,
-                [_bound_or_value(row, "low") for row in rows],
-                [_bound_or_value(row, "high") for row in rows],
-                color=colour,
-                alpha=0.2,
-                lw=0,
-            )
+            rows = drawn.where(component=component)
+            positions = rows.column("position")
+            axes.plot(positions, rows.column("value"), style, c=colour, lw=1.3, label=f"component {component}")
+            low, high = ([_bound_or_value(row, end) for row in rows] for end in ("low", "high"))
+            axes.fill_between(positions, low, high, color=colour, alpha=0.2, lw=0)
         shape = position.shape(layer, "directions")
-        n = f"{shape['value']:.0f}" if shape else "0"
-        axes.set_title(f"layer {layer}: {n} {'direction' if n == '1' else 'directions'}", fontsize=9)
+        axes.set_title(f"layer {layer}: {count(int(shape['value']) if shape else 0, 'direction')}", fontsize=9)
         axes.axhline(0, color="black", lw=0.5)
     for axes in grid[len(layers) :]:
         axes.set_visible(False)
@@ -331,30 +268,3 @@ def _bound_or_value(row: Row, end: str) -> float:
     """Return an end of a row's interval, or the value without an interval."""
     bound = row.get(end)
     return float(row["value"] if bound is None else bound)
-
-
-def draw_prefix_shares(figure: Figure, position: PositionTables, model: str) -> None:
-    """Draw the share of the position part in a few neurons by layer, between its rotation and its directions."""
-    figure.set_size_inches(8.6, 3.6)
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, scale in zip(panels, (RAW, STANDARDISED), strict=True):
-        layers = [layer for layer in position.layers if position.prefix_share(layer, "part", NEURONS, scale)]
-        for order, look in _LOOKS.items():
-            rows = [row for layer in layers if (row := position.prefix_share(layer, order, NEURONS, scale))]
-            if not rows:
-                continue
-            drawn_layers, values = [row["layer"] for row in rows], np.array([row["value"] for row in rows])
-            style = joined({"ls": look["ls"]}, drawn_layers)
-            axes.errorbar(
-                drawn_layers, values, yerr=error_bars(rows, values), c=look["color"], marker=look["marker"], ms=4,
-                capsize=2, label=ORDERS[order], **style,
-            )  # fmt: skip
-        axes.set_ylim(0, 1.04)
-        if layers:
-            name_layers(axes, layers)
-        axes.set_title("as the neurons are" if scale == RAW else "every neuron standardised")
-    panels[0].set_ylabel(f"share of the position part\nin {NEURONS} neurons")
-    handles = next((axes.get_legend_handles_labels() for axes in panels if axes.get_legend_handles_labels()[0]), None)
-    if handles:
-        figure.legend(*handles, loc="outside right center", fontsize=8)
-    figure.suptitle(f"{model}: is position in neurons or in directions?", x=0.01, ha="left", fontsize=10)
