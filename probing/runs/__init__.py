@@ -188,7 +188,7 @@ class Study:
 
     def figure_prefix(self, result: Result) -> str:
         """Return what is measured, which begins the titles of charts: by default the model; empty without one."""
-        return model_name(result.config) if "model" in result.config else ""
+        return model_name(result.config) if result.config.get("model") else ""
 
     def about(self, result: Result) -> str:
         """Return the page title (lower case; used mid-sentence)."""
