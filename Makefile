@@ -19,7 +19,7 @@ PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check $(if $(PY
 INSTALLED := $(ENV)/.neuron-probing-installed
 DOCS := $(ENV)/.neuron-probing-docs-installed
 
-.PHONY: fit test test-all test-kernels test-ascii bench models docs figures dist lint types clean
+.PHONY: fit test test-all test-others test-kernels test-ascii bench models docs figures dist lint types clean
 
 fit: $(INSTALLED)
 	$(PY) -m probing fit --layer 6 $(ARGS)
@@ -31,17 +31,23 @@ test: $(INSTALLED)
 # All tests except those that wait for a server that does not answer, that take about a minute or more each, or that
 # need a downloaded model.
 # Files are taken in the order in which conftest.py puts them: what takes long comes first.
+ALL := not patient and not several and not fuzz and not base
 test-all: $(INSTALLED)
-	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not patient and not several and not fuzz and not base" $(ARGS)
+	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "$(ALL)" $(ARGS)
+
+# The same without the tests that `make test-kernels` runs: in CI, each of these runs once, under the other arithmetic.
+test-others: ALL += and not (numeric and not slow)
+test-others: test-all
 
 # Numeric tests under the arithmetic of other processors.
 test-kernels: $(INSTALLED)
 	$(PY) tests/kernels.py $(ARGS)
 
-# Tests of what is read, written and printed, in a locale that has ASCII only.
+# Tests of what is read, written and printed, in a locale that has ASCII only; not those of a hub, which wait for it.
 test-ascii: $(INSTALLED)
 	LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 $(PY) -m pytest -n 0 $(ARGS) tests/test_encodings.py \
-		tests/runtime/test_terminal.py tests/cli/test_options.py tests/corpus tests/tables
+		tests/runtime/test_terminal.py tests/cli/test_options.py tests/corpus tests/tables/test_run_answers.py \
+		--ignore tests/corpus/test_hub.py
 
 bench: $(INSTALLED)
 	$(PY) -m benchmarks $(ARGS)

@@ -40,9 +40,13 @@ def rooms() -> dict[str, list[Path]]:
 
 
 @cache
-def tree_of(path: Path) -> ast.Module:
-    """Return the syntax tree of a file."""
-    return ast.parse(path.read_text(encoding="utf-8"))
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Return all nodes of the syntax tree of a file."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def _lines(node: ast.stmt | ast.expr) -> range:
+    return range(node.lineno, (node.end_lineno or 0) + 1)
 
 
 def code_lines(path: Path) -> int:
@@ -50,28 +54,34 @@ def code_lines(path: Path) -> int:
     lines = path.read_text(encoding="utf-8").splitlines()
     code = {i for i, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")}
     docstrings: set[int] = set()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            docstrings.update(range(node.lineno, (node.end_lineno or 0) + 1))
+            docstrings.update(_lines(node))
         elif isinstance(node, ast.Constant | ast.JoinedStr) and node.lineno != node.end_lineno:
-            code.update(range(node.lineno, (node.end_lineno or 0) + 1))
+            code.update(_lines(node))
     return len(code - docstrings)
 
 
-def identifiers(tree: ast.AST) -> Iterator[str]:
+def identifiers(path: Path) -> Iterator[str]:
     """Yield every identifier of a file where it stands; the same in every version of Python."""
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         for field in ("id", "attr", "arg", "name", "asname"):
             if isinstance(text := getattr(node, field, None), str):
                 yield text
+
+
+@cache
+def words_of(identifier: str) -> list[str]:
+    """Return the words of an identifier."""
+    return re.findall(r"[a-z]+", re.sub(r"([A-Z])", r"_\1", identifier).lower())
 
 
 def vague_identifiers() -> dict[str, int]:
     """Return how often each vague word stands in identifiers of the package."""
     words: Counter[str] = Counter()
     for path in python_files("probing"):
-        for identifier in identifiers(tree_of(path)):
-            words.update(re.findall(r"[a-z]+", re.sub(r"([A-Z])", r"_\1", identifier).lower()))
+        for identifier in identifiers(path):
+            words.update(words_of(identifier))
     return {word: words[word] for word in VAGUE}
 
 
@@ -80,9 +90,9 @@ def import_lines() -> int:
     lines = {
         (path, line)
         for path in python_files("probing")
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for line in range(node.lineno, (node.end_lineno or 0) + 1)
+        for line in _lines(node)
     }
     return len(lines)
 
