@@ -146,12 +146,10 @@ def fit_to_paper(figure: Figure) -> Bbox:
 def _below(figure: Figure, legend: Legend, axes: Axes) -> float:
     """Put a legend below the only panel in as many columns as fit; return its height in inches."""
     handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
-    labels = [text.get_text() for text in legend.get_texts()]
+    labels = [_in_two_lines(label) for label in handles]
     for n_columns in (3, 2, 1):
         legend.remove()
-        legend = figure.legend(
-            [handles[label] for label in labels], labels, loc="outside lower center", ncols=n_columns, fontsize=LETTERS
-        )
+        legend = figure.legend(handles.values(), labels, loc="outside lower center", ncols=n_columns, fontsize=LETTERS)
         if legend.get_window_extent().width <= figure.bbox.width:
             break
     return float(legend.get_window_extent().height / figure.dpi)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from pages import ROOT
 from probing.cli.option_types import FIGURE_FORMAT, FORMATS, figure_formats
 from probing.errors import UserError
-from probing.tables.figures import USUAL, drawing, name_layers, spaced_layers
+from probing.tables.figures import USUAL, Chart, Line, Panel, drawing, name_layers, spaced_layers, write_charts
 from rendering import rendered
 
 
@@ -73,6 +73,13 @@ def test_vector_forms_have_the_width_of_a_column_or_of_a_page(tmp_path: Path) ->
         assert float(width) == pytest.approx(72 * inches, abs=0.1)
     # The text of an SVG can be found and edited.
     assert "layer (0 = embeddings)</text>" in (tmp_path / "one.svg").read_text(encoding="utf-8")
+
+
+def test_the_legend_of_a_small_chart_stands_below_it_with_long_labels_in_two_lines(tmp_path: Path) -> None:
+    lines = [Line("a label that is longer than a line of a legend", [0, 1], [1.0, 2.0]), Line("short", [0, 1], [2, 3])]
+    write_charts(tmp_path, [Chart("drawn", "a chart", [Panel(lines)], "y")], "model", FORMATS)
+    svg = (tmp_path / "drawn.svg").read_text(encoding="utf-8")
+    assert all(f">{text}</text>" in svg for text in ("a label that is longer", "than a line of a legend", "short"))
 
 
 def test_formats_are_named_as_other_options_are() -> None:
