@@ -415,7 +415,7 @@ def carry_out(
         task = labelled(source, *text, config.task, config.group_by, config.max_length, say)
     curve: list[Row] = []
     for job in config.jobs:
-        if places.finished(job.name) is None and places.state(job.name).is_file():
+        if not places.document(job.name).is_file() and places.state(job.name).is_file():
             remark(f"{job.name}: the tuning goes on")
         with stage(f"tuning of {job.name}"):
             curve += tune(job, source, task, config.recipe, config.trainer, places, logger)
