@@ -145,7 +145,9 @@ def fit_to_paper(figure: Figure) -> Bbox:
 
 def _below(figure: Figure, legend: Legend, axes: Axes) -> float:
     """Put a legend below the only panel in as many columns as fit; return its height in inches."""
-    handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+    named = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+    # Legends of charts have long labels in two lines.
+    handles = {words: handle for label, handle in named.items() for words in (label, _in_two_lines(label))}
     labels = [text.get_text() for text in legend.get_texts()]
     for n_columns in (3, 2, 1):
         legend.remove()
