@@ -32,6 +32,7 @@ from probing.interventions.model_output import (
 )
 from probing.models import ModelSource, check_ids, length_limits, load_tokenizer
 from probing.models.anatomy import Anatomy, examine
+from probing.results import Table, estimate_cells
 from probing.runs.call import Measured
 from probing.runtime.progress import note, stage
 from probing.statistics import binomial_interval, mean_interval
@@ -291,21 +292,20 @@ def pair_rows(prompts: Prompts, log_p: NDArray[np.float64]) -> list[dict[str, An
 
 def group_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of `groups.csv`: all pairs, and then each group in the order of the file."""
-    groups = list(dict.fromkeys(row["group"] for row in rows))
-    by_group = {EVERY: list(rows)} | {group: [row for row in rows if row["group"] == group] for group in groups}
-    return [_counted(name, members) for name, members in by_group.items()]
+    table = Table(rows)
+    return [_counted(name, members) for name, members in {EVERY: table, **table.by("group")}.items()]
 
 
-def _counted(group: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    differences = np.array([row["difference"] for row in rows])
-    good, bad = (np.exp([row[f"{which}_log_probability"] for row in rows]) for which in ("good", "bad"))
-    n_right, clearly = int((differences > 0).sum()), int((good - bad > MARGIN).sum())
-    (low, high), (clear_low, clear_high) = (binomial_interval(n, len(rows)) for n in (n_right, clearly))
-    least, most = mean_interval(differences, np.ones(len(rows), dtype=np.int64))
+def _counted(group: str, rows: Table) -> dict[str, Any]:
+    differences = np.array(rows.column("difference"))
+    good, bad = (np.exp(rows.column(f"{which}_log_probability")) for which in ("good", "bad"))
+    n_right, n_clear = int((differences > 0).sum()), int((good - bad > MARGIN).sum())
+    mean, interval = float(differences.mean()), mean_interval(differences, np.ones(len(rows), dtype=np.int64))
     return {
-        "group": group, "n": len(rows), "n_right": n_right, "share": n_right / len(rows), "low": low, "high": high,
-        "clear_share": clearly / len(rows), "clear_share_low": clear_low, "clear_share_high": clear_high,
-        "difference": float(differences.mean()), "difference_low": least, "difference_high": most,
+        "group": group, "n": len(rows), "n_right": n_right,
+        **estimate_cells("share", n_right / len(rows), binomial_interval(n_right, len(rows)), ""),
+        **estimate_cells("clear_share", n_clear / len(rows), binomial_interval(n_clear, len(rows))),
+        **estimate_cells("difference", mean, interval),
     }  # fmt: skip
 
 
@@ -459,29 +459,17 @@ def loss_row(
     """
     counted = n > 0
     sums, n_tokens = np.where(counted, sums, 0), int(n.sum())
-    low, high = mean_interval(sums, n)
-    row: Row = {"condition": condition, "loss": float(sums.sum() / n_tokens), "low": low, "high": high}
+    row: Row = {
+        "condition": condition, **estimate_cells("loss", float(sums.sum() / n_tokens), mean_interval(sums, n), "")
+    }  # fmt: skip
     if other is not None:
         difference = np.where(counted, sums - other, 0)
-        least, most = mean_interval(difference, n)
-        row |= {
-            "against": against, "baseline": float(np.where(counted, other, 0).sum() / n_tokens),
-            "difference": float(difference.sum() / n_tokens), "difference_low": least, "difference_high": most,
-        }  # fmt: skip
+        row |= {"against": against, "baseline": float(np.where(counted, other, 0).sum() / n_tokens)}
+        row |= estimate_cells("difference", float(difference.sum() / n_tokens), mean_interval(difference, n))
     return {**row, "n_sentences": int(counted.sum()), "n": n_tokens}
 
 
-@dataclass(frozen=True)
-class ClozeOutcome:
-    """Tables of a survey, excluded pairs by reason, tokens of the corpus, and fingerprints of corpus and pairs."""
-
-    tables: Mapping[str, list[Row]]
-    dropped: Mapping[str, int]
-    n_tokens: int
-    fingerprints: Mapping[str, str]
-
-
-def survey(predictor: Predictor, config: ClozeConfig, say: Callable[[str], None]) -> ClozeOutcome:
+def survey(predictor: Predictor, config: ClozeConfig, say: Callable[[str], None]) -> Measured:
     """Test a model on pairs, and measure its loss in changed text.
 
     Raises:
@@ -500,10 +488,19 @@ def survey(predictor: Predictor, config: ClozeConfig, say: Callable[[str], None]
     if sample:
         with stage("loss in changed text"):
             tables["changes"] = change_rows(predictor, sample, size, config.seed, say)
-    fingerprints = {"pairs": fingerprint_of(config.pairs)} if config.pairs else {}
-    fingerprints |= {"corpus": config.corpus.fingerprint} if config.corpus else {}
-    n_tokens = sample.text.tokens.n_tokens if sample else 0
-    return ClozeOutcome(tables, prompts.dropped if prompts else {}, n_tokens, fingerprints)
+    source = predictor.source
+    results = {
+        "model": {"name": source.name, "fingerprint": source.fingerprint()},
+        **({"pairs": {"fingerprint": fingerprint_of(config.pairs)}} if config.pairs else {}),
+        **({"corpus": {"fingerprint": config.corpus.fingerprint}} if config.corpus else {}),
+        "left_out": prompts.dropped if prompts else {},
+        "n_tokens": sample.text.tokens.n_tokens if sample else 0,
+    }
+
+    def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
+        return write_figures(folder, tables, source.short_name, formats)
+
+    return Measured(tables, results, draw=draw)
 
 
 def _request(predictor: Predictor, config: ClozeConfig) -> Request:
@@ -555,15 +552,3 @@ def _lines(figure: Figure, rows: Sequence[ReadonlyRow], labels: Sequence[str], c
     axes.set_yticks(at, labels)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     return axes
-
-
-def study_output(outcome: ClozeOutcome, model: ModelSource) -> Measured:
-    """Return the tables, results and figures of a run."""
-    results = {
-        "model": {"name": model.name, "fingerprint": model.fingerprint()},
-        **{name: {"fingerprint": print_} for name, print_ in outcome.fingerprints.items()},
-        "left_out": dict(outcome.dropped),
-        "n_tokens": outcome.n_tokens,
-    }
-    tables, name = outcome.tables, model.short_name
-    return Measured(tables, results, draw=lambda folder, formats: write_figures(folder, tables, name, formats))
