@@ -21,6 +21,7 @@ from probing.errors import UserError
 from probing.probes import transforms as of
 from probing.probes.transforms import Transform
 from probing.results import Row as ReadonlyRow
+from probing.results import estimate_cells
 from probing.runtime.files import open_file
 from probing.statistics import size_columns
 from probing.statistics.chance import DRAWS, percentile_interval
@@ -169,15 +170,11 @@ def weighted_spearman(a: Array, b: Array, times: NDArray[np.float32]) -> Array:
     No list is sorted: the rank of a value follows from how often the list contains lower values. NaN if a side is
     constant, and everywhere if a value is not finite.
     """
-    if not _finite(a, b):  # sorted, NaN would be the largest value
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):  # sorted, NaN would be the largest value
         return np.full(len(times), np.nan)
     # In blocks: the ranks of all bootstrap draws of 10,000 pairs at once would take half a gigabyte.
     blocks = (times[first : first + _AT_ONCE] for first in range(0, len(times), _AT_ONCE))
     return np.concatenate([_weighted_spearman(a, b, block) for block in blocks])
-
-
-def _finite(a: Array, b: Array) -> bool:
-    return bool(np.isfinite(a).all() and np.isfinite(b).all())
 
 
 def _weighted_spearman(a: Array, b: Array, times: NDArray[np.float32]) -> Array:
@@ -212,7 +209,7 @@ def pseudo_values(a: Array, b: Array) -> Array:
     uninformative about the other side; NaN if a value is not finite.
     """
     n = len(a)
-    if not _finite(a, b):
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return np.full(n, np.nan)
     whole = float(np.nan_to_num(spearman(a, b)))
     without = []
@@ -309,11 +306,8 @@ def by_layer(candidates: Sequence[Similarities], sets: Sequence[SentencePairs], 
     rows = []
     for target in sets:
         draws = Draws.of(target.subset, seed)
-        for pooling, layer in dict.fromkeys((candidate.pooling, candidate.layer) for candidate in candidates):
-            of_layer = [
-                candidate for candidate in candidates if (candidate.pooling, candidate.layer) == (pooling, layer)
-            ]
-            rows += _compared(_by_space(of_layer), target, draws)
+        for of_layer in _grouped(candidates, lambda candidate: (candidate.pooling, candidate.layer)):
+            rows += _compared(of_layer, target, draws)
     return rows
 
 
@@ -327,64 +321,47 @@ def chosen(
     """
     rows: list[Row] = []
     for target in targets:
-        draws, on = Draws.of(target.subset, seed), choice(target, sets)
-        for pooling in dict.fromkeys(candidate.pooling for candidate in all_similarities):
-            candidates = [candidate for candidate in all_similarities if candidate.pooling == pooling]
-            rows += _chosen_on_other_pairs(candidates, target, on, draws) + _published(candidates, target, draws)
+        draws = Draws.of(target.subset, seed)
+        itself = Choice(target.label, np.ones(target.n_pairs, dtype=bool), target.gold)
+        protocols = {"held_out": choice(target, sets), "published": itself}
+        for candidates in _grouped(all_similarities, lambda candidate: candidate.pooling):
+            if len({candidate.layer for candidate in candidates}) == 1:  # there is no layer to choose
+                rows += [{"protocol": "held_out"} | row for row in _compared(candidates, target, draws)]
+                continue
+            for protocol, on in protocols.items():
+                if on is not None:
+                    spaces = _grouped(candidates, lambda candidate: candidate.transform)
+                    best = [max(of_space, key=on.score) for of_space in spaces]
+                    note = {"protocol": protocol, "chosen_on": on.label, "n_chosen_on": int(on.is_used.sum())}
+                    rows += [note | row for row in _compared(best, target, draws)]
     return rows
 
 
-def _chosen_on_other_pairs(
-    candidates: Sequence[Similarities], target: SentencePairs, on: Choice | None, draws: Draws
-) -> list[Row]:
-    if len({candidate.layer for candidate in candidates}) == 1:  # there is no layer to choose
-        return [{"protocol": "held_out"} | row for row in _compared(_by_space(candidates), target, draws)]
-    if on is None:
-        return []
-    best = [max(of_space, key=on.score) for of_space in _grouped(candidates)]
-    note = {"protocol": "held_out", "chosen_on": on.label, "n_chosen_on": int(on.is_used.sum())}
-    return [note | row for row in _compared(_by_space(best), target, draws)]
+def _grouped(candidates: Sequence[Similarities], key: Callable[[Similarities], Any]) -> list[list[Similarities]]:
+    groups: dict[Any, list[Similarities]] = {}
+    for candidate in candidates:
+        groups.setdefault(key(candidate), []).append(candidate)
+    return list(groups.values())
 
 
-def _published(candidates: Sequence[Similarities], target: SentencePairs, draws: Draws) -> list[Row]:
-    if len({candidate.layer for candidate in candidates}) == 1:
-        return []
-
-    def score(candidate: Similarities) -> float:
-        return float(np.nan_to_num(spearman(candidate.cosines[target.label], target.gold), nan=-2))
-
-    best = [max(of_space, key=score) for of_space in _grouped(candidates)]
-    note = {"protocol": "published", "chosen_on": target.label, "n_chosen_on": target.n_pairs}
-    return [note | row for row in _compared(_by_space(best), target, draws)]
-
-
-def _grouped(candidates: Sequence[Similarities]) -> list[list[Similarities]]:
-    names = dict.fromkeys(candidate.transform for candidate in candidates)
-    return [[candidate for candidate in candidates if candidate.transform == name] for name in names]
-
-
-def _by_space(best: Sequence[Similarities]) -> dict[str, Similarities]:
-    return {candidate.transform: candidate for candidate in best}
-
-
-def _compared(best: Mapping[str, Similarities], target: SentencePairs, draws: Draws) -> list[Row]:
+def _compared(spaces: Sequence[Similarities], target: SentencePairs, draws: Draws) -> list[Row]:
     """Return a row for each space and aggregation, compared with the plain space if available."""
     values, drawn = {}, {}
-    for name, space in best.items():
-        values[name] = aggregated(space.cosines[target.label], target.gold, target.subset)
-        drawn[name] = aggregated_draws(space.cosines[target.label], target.gold, target.subset, draws)
+    for space in spaces:
+        values[space.transform] = aggregated(space.cosines[target.label], target.gold, target.subset)
+        drawn[space.transform] = aggregated_draws(space.cosines[target.label], target.gold, target.subset, draws)
     rows = []
-    for name, space in best.items():
+    for space in spaces:
+        name, clipped = space.transform, space.clipped[target.label]
         for how in AGGREGATIONS:
-            low, high = percentile_interval(drawn[name][how], target.n_pairs)
-            row = {"set": target.label, **space.key, "aggregation": how, "spearman": values[name][how]}
-            row |= {"low": low, "high": high, "n_pairs": target.n_pairs}
-            row |= {"n_clipped": len(clipped := space.clipped[target.label]), "clipped": " ".join(map(str, clipped))}
-            gain = values[name][how] - values["none"][how] if "none" in best else float("nan")
+            interval = percentile_interval(drawn[name][how], target.n_pairs)
+            row = {"set": target.label, **space.key, "aggregation": how, "n_pairs": target.n_pairs}
+            row |= estimate_cells("spearman", values[name][how], interval, "")
+            row |= {"n_clipped": len(clipped), "clipped": " ".join(map(str, clipped))}
+            gain = values[name][how] - values["none"][how] if "none" in values else float("nan")
             if name != "none" and np.isfinite(gain):
-                row["gain"] = gain
                 gains = drawn[name][how] - drawn["none"][how]
-                row["gain_low"], row["gain_high"] = percentile_interval(gains, target.n_pairs)
+                row |= estimate_cells("gain", gain, percentile_interval(gains, target.n_pairs))
             rows.append(row)
     return rows
 
@@ -536,19 +513,13 @@ def _fitted(
     d_model = len(moments.mean)
     if name == "none":
         return of.identity(d_model)
-    if name == "clip":
-        return of.clip(moments, outliers)
     if name == "clip_random":
         generator = np.random.default_rng([fitting.seed, layer])
         return of.clip(moments, of.random_neurons(d_model, len(outliers), outliers, generator))
-    if name == "whiten" and moments.varies:
-        return of.whiten(moments, n_components=fitting.components and min(fitting.components, d_model))
-    if name == "standardise":
-        return of.standardise(moments)
-    if name == "all_but_the_top":
-        return of.all_but_the_top(moments)
-    # Where no neuron varies, as for [CLS] in the embeddings, whitening is not defined.
-    return of.center(moments)
+    if name == "whiten" and not moments.varies:  # as for [CLS] in the embeddings: whitening is not defined
+        name = "center"
+    n_components = fitting.components and min(fitting.components, d_model)
+    return of.fit_transform(name, moments, outliers, of.Fitting(n_components=n_components))
 
 
 @dataclass(frozen=True)
@@ -720,25 +691,24 @@ def fitted_texts(vectors: Vectors, targets: Sequence[SentencePairs], fit_on: str
     Sentences of any reported set are omitted, since sets overlap: STS-B was drawn from STS12 to STS16 and others. With
     `target`, the text of each set consists of all its sentences instead.
     """
+    read = list(zip(vectors.sets, vectors.stores, strict=True))
     if fit_on == "target":
-        everything = zip(vectors.sets, vectors.stores, strict=True)
-        return {pairs.label: _all_of(pairs, store, vectors.static) for pairs, store in everything}
-    candidates = [(pairs.label, pairs.corpus, store) for pairs, store in zip(vectors.sets, vectors.stores, strict=True)]
-    parts = [part for part, pairs in zip(candidates, vectors.sets, strict=True) if pairs.part == "train"]
+        texts = {}
+        for pairs, store in read:
+            everything = FittingText(store, np.ones(len(pairs.corpus.sentences), dtype=bool))
+            names = [f"{pairs.label} ({TRANSDUCTIVE})"]
+            texts[pairs.label] = FitOn(names, [pairs.corpus], [everything], vectors.static)
+        return texts
+    parts = [(pairs.label, pairs.corpus, store) for pairs, store in read if pairs.part == "train"]
     if vectors.outside:
         parts = [(vectors.outside[0].name, *vectors.outside)]
-    texts = [FittingText(store, _not_in_targets(corpus, targets)) for _, corpus, store in parts]
-    common = FitOn([name for name, *_ in parts], [corpus for _, corpus, _ in parts], texts, vectors.static)
+    used = [FittingText(store, _not_in_targets(corpus, targets)) for _, corpus, store in parts]
+    common = FitOn([name for name, *_ in parts], [corpus for _, corpus, _ in parts], used, vectors.static)
     return {pairs.label: common for pairs in vectors.sets}
 
 
 def _not_in_targets(corpus: Corpus, targets: Sequence[SentencePairs]) -> NDArray[np.bool_]:
     return not_in(corpus.sentences, [sentence for pairs in targets for sentence in pairs.corpus.sentences])
-
-
-def _all_of(pairs: SentencePairs, store: ActivationStore, words: StaticVectors | None) -> FitOn:
-    everything = FittingText(store, np.ones(len(pairs.corpus.sentences), dtype=bool))
-    return FitOn([f"{pairs.label} ({TRANSDUCTIVE})"], [pairs.corpus], [everything], words)
 
 
 def check_static_text(texts: Mapping[str, FitOn]) -> None:
