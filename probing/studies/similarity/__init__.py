@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -37,8 +36,6 @@ from probing.results import (
     estimated,
     layers_named,
     number,
-    shown,
-    shown_table,
     sign_of_interval,
     text,
     whole,

@@ -12,6 +12,7 @@ from probing.results import (
     Schema,
     Table,
     View,
+    capitalised,
     count,
     estimated,
     layers_named,
@@ -219,7 +220,7 @@ def conclusions(rows: Table, checkpoints: Table, n_seeds: Mapping[str, int]) -> 
 
 
 def _of_measure(rows: Table, checkpoints: Table, name: str) -> Iterator[str]:
-    words = MEASURES[name].words[:1].upper() + MEASURES[name].words[1:]
+    words = capitalised(MEASURES[name].words)
     most, largest = _largest(rows)
     if not most["tuned"]:
         yield SENTENCES["unchanged"].format(measure=words)
