@@ -391,7 +391,7 @@ def pair_text(
     """
     test = _test_part(parts, other)
     corpora: Sequence[Corpus]
-    splits: list[Sequence[Split]]
+    splits: list[list[Split]]
     if test is None:
         main, _ = _corpus(source, list(parts.values()))
         corpora, splits = [main], [_sides(main, seed, group_by)]
