@@ -93,11 +93,16 @@ def read_static(path: str, sentences: Iterable[str]) -> StaticVectors:
                 width = width or len(cells) - 1
                 word = " ".join(cells[:-width])
                 # Some of GloVe's words have blanks in them; a number behind one is one too many.
-                if not word or width < 1 or (" " in word and _is_number(word.split(" ")[-1])):
-                    raise _malformed(path, number, width)
-                if word in needed and word not in rows:
+                is_malformed = not word or width < 1 or (" " in word and _numbers(word.split(" ")[-1:]))
+                if not is_malformed and word in needed and word not in rows:
                     rows[word] = len(vectors)
-                    vectors.append(_numbers(cells[-width:], path, number, width))
+                    vectors.append(_numbers(cells[-width:]))
+                    is_malformed = not vectors[-1] or not all(abs(value) <= LARGEST for value in vectors[-1])
+                if is_malformed:
+                    raise UserError(
+                        f"`--static {path}`: line {number} is not a word followed by {width} numbers that are finite "
+                        f"and at most {LARGEST:g}; give vectors in GloVe's format, as text."
+                    )
     except (OSError, ValueError) as error:  # ValueError: the file is not UTF-8, or the path has a NUL character
         reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", str(error))
         raise UserError(f"`--static {path}` cannot be read ({reason}); give a text file of word vectors.") from None
@@ -106,29 +111,12 @@ def read_static(path: str, sentences: Iterable[str]) -> StaticVectors:
     return StaticVectors(rows, torch.tensor(vectors))
 
 
-def _numbers(cells: Sequence[str], path: str, number: int, width: int) -> list[float]:
+def _numbers(cells: Sequence[str]) -> list[float]:
+    """Return the numbers in cells; empty if a cell has none."""
     try:
-        values = [float(cell) for cell in cells]
+        return [float(cell) for cell in cells]
     except ValueError:
-        raise _malformed(path, number, width) from None
-    if not all(abs(value) <= LARGEST for value in values):  # NaN is not, either
-        raise _malformed(path, number, width)
-    return values
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _malformed(path: str, number: int, width: int) -> UserError:
-    return UserError(
-        f"`--static {path}`: line {number} is not a word followed by {width} numbers that are finite and at most "
-        f"{LARGEST:g}; give vectors in GloVe's format, as text."
-    )
+        return []
 
 
 Aggregation = Literal["all", "mean", "wmean"]
@@ -607,10 +595,6 @@ class FitOn:
         return sum(
             int((text.is_used & self.words.known(corpus.sentences)).sum()) for corpus, text in parts if self.words
         )
-
-    def described(self) -> dict[str, Any]:
-        """Return a description for `results.json`."""
-        return {"corpora": self.names, "n_sentences": self.n_sentences}
 
 
 def fitted_columns(

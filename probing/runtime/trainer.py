@@ -286,6 +286,11 @@ def check_trainer_options(options: Mapping[str, Any], solver: str) -> None:
         raise UserError(f"`--trainer.max_time {options['max_time']}` leaves no time to train: expected DD:HH:MM:SS.")
 
 
+def process_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that say which processes there are."""
+    return {name: options[name] for name in ("accelerator", "devices", "num_nodes", "strategy") if name in options}
+
+
 def _of_the_other_package(options: Mapping[str, Any]) -> list[str]:
     """Return problems of objects from `lightning`, whose classes `pytorch_lightning` does not recognise."""
     return [

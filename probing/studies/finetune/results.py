@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -19,6 +18,7 @@ from probing.models import ModelSource
 from probing.results import estimate_cells, without_nan
 from probing.runs import Result
 from probing.runs.call import Measured
+from probing.runs.folder import end_of_trainings
 from probing.runs.loading import checkpoint_name
 from probing.runtime.files import regular, write_tensors
 from probing.runtime.progress import remark, stage
@@ -319,7 +319,7 @@ def study_output(
     config: Mapping[str, Any],
     model: ModelSource, n_sharing: int | None = None,
 ) -> Measured:  # fmt: skip
-    """Return the output of a run; it removes files that only a continued run needs.
+    """Return the output of a run.
 
     `n_sharing` is the number of test pairs with a sentence that also occurs in training pairs.
     """
@@ -347,13 +347,7 @@ def study_output(
     }  # fmt: skip
 
     def write(folder: Path) -> list[Path]:
-        shutil.rmtree(folder / "state", ignore_errors=True)
-        files = [folder / ANSWERS]
-        for option, text in corpora.items():
-            if text is not None and str(config[option]).endswith(f"{folder.stem}/{option}.txt"):
-                files.append(folder / f"{option}.txt")  # sentences that were given as a list
-                files[-1].write_text("".join(f"{sentence}\n" for sentence in text.sentences), encoding="utf-8")
-        return files
+        return [folder / ANSWERS, *end_of_trainings(folder, config, corpora)]
 
     return Measured(tables, results, write=write, is_timed=False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -40,6 +40,7 @@ from probing.runtime.trainer import (
     RecordedTraining,
     Row,
     generator_of,
+    process_options,
     save_model,
     seed_of,
 )
@@ -156,7 +157,12 @@ class TuningTask:
     @property
     def n_outputs(self) -> int:
         """Number of outputs of the head."""
-        return 1 if self.standard else len(self.classes)
+        return self.n_classes or 1
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes; 0 for numbers."""
+        return 0 if self.standard else len(self.classes)
 
 
 def labelled(
@@ -179,7 +185,8 @@ def labelled(
     for tokens, check in zip(tables, example_checks(task, corpora, splits, probe, say), strict=True):
         check(tokens)
     report_dropped_text(corpora, tables, say)
-    if corpora[0].seconds is not None and not _separates(tokenizer):
+    added = [tokenizer.num_special_tokens_to_add(pair=is_pair) for is_pair in (False, True)]
+    if corpora[0].seconds is not None and added[0] == added[1]:
         say(f"{source.name}: its tokenizer puts no token between the two sentences of a pair, which are read as one")
     sides = label_sides([TokenTable(tokens) for tokens in tables], corpora, splits, task, group_by)
     of: HeadOf = "sentences" if isinstance(task, SentenceTask) else "tokens"
@@ -194,11 +201,6 @@ def labelled(
         sides.classes.tolist(), standard, tokenizer, of, sum(tokens.n_truncated for tokens in tables),
         corpora[0].seconds is not None,
     )  # fmt: skip
-
-
-def _separates(tokenizer: Any) -> bool:
-    """Check whether a tokenizer adds more tokens to a pair than to a sentence."""
-    return bool(tokenizer.num_special_tokens_to_add(pair=True) > tokenizer.num_special_tokens_to_add(pair=False))
 
 
 def padding_id(config: Any, tokenizer: Any, tables: Sequence[Tokens]) -> int:
@@ -266,9 +268,6 @@ def of_sentence(tokens: Tokens, segment: int) -> Tokens:
     return replace(tokens, words=np.where(tokens.segments == segment, tokens.words, SET_ASIDE).astype(np.int16))
 
 
-# Arguments of Lightning's Trainer that say which processes there are.
-_OF_PROCESSES = ("accelerator", "devices", "num_nodes", "strategy")
-
 Floats = NDArray[np.float64]
 
 
@@ -310,10 +309,9 @@ def _of_probe(sides: Sides, seed: int, trainer: Mapping[str, Any]) -> Baseline:
     """Return the score by test sentence of a linear probe with an intercept."""
     # Without validation examples, no penalty can be chosen.
     probe = ProbeOptions(bias=True) if sides.validation.n_tokens else ProbeOptions(bias=True, l2=1e-4)
-    process_options = {name: value for name, value in trainer.items() if name in _OF_PROCESSES}
     centred_sides, _, _ = centred(sides, {}, [0])
     config = EvidenceConfig(0, False, False, "none", seed, ranking=False)
-    results = measure(centred_sides, {}, [0], probe, config, process_options, Stopwatch(), silence, None, None)
+    results = measure(centred_sides, {}, [0], probe, config, process_options(trainer), Stopwatch(), silence, None, None)
     (fit,) = results.fits
     if sides.numbers:
         weight = fit.weight.numpy()[0]
@@ -368,22 +366,25 @@ class TunedModel(ContinuedModule):
         return torch.optim.AdamW(self.groups, self.recipe.learning_rate)
 
     @torch.no_grad()
-    def answers(self, batches: Iterable[TuningBatch], n_sentences: int, n_classes: int) -> TestAnswers:
-        """Return the model's answers by sentence, without dropout; `n_classes` is 0 for numbers."""
-        was_training = self.model.training
+    def answers(self, side: Side, n_classes: int) -> TestAnswers:
+        """Return the model's answers on a side by sentence, without dropout; `n_classes` is 0 for numbers."""
+        was_training, n_sentences = self.model.training, side.tokens.n_sentences
         self.model.eval()
         right, loss, predicted = np.zeros(n_sentences), np.zeros(n_sentences), np.full(n_sentences, np.nan)
         confusion = np.zeros((n_classes, n_classes), dtype=np.int64)
-        for batch in batches:
-            outputs, targets = self.outputs(batch.to(self.device))
+        for chosen in by_length(side.tokens.lengths[side.sentences], self.recipe.batch_tokens):  # longest first
+            batch = side.batch(side.sentences[chosen])
             has_target = is_target(batch.targets)
+            if not has_target.any():
+                continue
+            outputs, targets = self.outputs(batch.to(self.device))
             of = batch.sentences.view(-1, *[1] * (has_target.ndim - 1)).expand(has_target.shape)[has_target].numpy()
             sizes, true = losses(outputs, targets).cpu().double().numpy(), targets.cpu().numpy()
             np.add.at(loss, of, sizes)
             if n_classes:
-                chosen = outputs.argmax(1).cpu().numpy()
-                np.add.at(right, of, chosen == true)
-                np.add.at(confusion, (true, chosen), 1)
+                best = outputs.argmax(1).cpu().numpy()
+                np.add.at(right, of, best == true)
+                np.add.at(confusion, (true, best), 1)
             else:
                 np.add.at(right, of, true.astype(np.float64) ** 2 - sizes)
                 if has_target.ndim == 1:
@@ -497,14 +498,6 @@ class TuningData(ContinuedData):
         return replace(first, targets=torch.full_like(first.targets, nothing(first.targets)))
 
 
-def in_batches(side: Side, batch_tokens: int) -> Iterator[TuningBatch]:
-    """Yield the sentences of a side once, longest first."""
-    for chosen in by_length(side.tokens.lengths[side.sentences], batch_tokens):
-        batch = side.batch(side.sentences[chosen])
-        if is_target(batch.targets).any():
-            yield batch
-
-
 # Points of the curve of the training loss.
 _POINTS = 100
 
@@ -565,14 +558,14 @@ class TuningWriter(RecordedTraining):
     def __init__(
         self, job: TuningJob, task: TuningTask, recipe: TuningOptions, data: TuningData, places: Places, logger: Any
     ) -> None:  # fmt: skip
-        self.job, self.task, self.recipe = job, task, recipe
+        self.job, self.task = job, task
         steps, logged = len(data.steps), ("train_loss", "validation_loss")
         super().__init__(job.name, job.row, steps, data.ends, _POINTS, recipe.save_every, places, logger, logged)
 
     def finish(self, module: TunedModel) -> None:
         """Test the model, and write it with its answers before the curve, which marks the tuning as finished."""
         if self.places.writes:
-            tested = answers_of(module, self.task.test, self.task, self.recipe.batch_tokens)
+            tested = module.answers(self.task.test, self.task.n_classes)
             save_model(self.places.checkpoints / self.job.name, module.model, self.task.tokenizer)
             write_answers(self.places, self.job, tested)
         super().finish(module)
@@ -581,14 +574,8 @@ class TuningWriter(RecordedTraining):
         """Return the loss on validation sentences, at the end of an epoch."""
         if not len(self.task.validation.sentences):
             return {}
-        answers = answers_of(module, self.task.validation, self.task, self.recipe.batch_tokens)
+        answers = module.answers(self.task.validation, self.task.n_classes)
         return {"validation_loss": float(answers.loss.sum()) / self.task.validation.examples.n_tokens}
-
-
-def answers_of(module: TunedModel, side: Side, task: TuningTask, batch_tokens: int) -> TestAnswers:
-    """Return a model's answers on a side."""
-    batches = in_batches(side, batch_tokens)
-    return module.answers(batches, side.tokens.n_sentences, len(task.classes) if task.standard is None else 0)
 
 
 def write_answers(places: Places, job: TuningJob, answers: TestAnswers) -> None:

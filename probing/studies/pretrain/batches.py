@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import lru_cache
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -181,16 +182,6 @@ def _as_in_bert(name: str) -> str:
     for theirs, ours in {**_FAMILIES.get(family, {}), **_HEAD}.items():
         renamed = renamed.replace(theirs, ours)
     return renamed
-
-
-def common_parameters(models: Mapping[str, nn.Module]) -> dict[str, dict[str, Tensor]]:
-    """Return for each model the parameters common to all, by their names in BERT."""
-    named = {
-        arm: {_as_in_bert(name): value.detach() for name, value in model.named_parameters()}
-        for arm, model in models.items()
-    }
-    shared = set.intersection(*(set(parameters) for parameters in named.values()))
-    return {arm: {name: parameters[name] for name in sorted(shared)} for arm, parameters in named.items()}
 
 
 def _sinusoids(n_positions: int, width: int) -> Tensor:
@@ -381,21 +372,14 @@ def order_of_rows(n_rows: int, batch_size: int, first: int, seed: int) -> Iterat
 
     Rows are reshuffled after each pass over all of them; a batch may reach from one order into the next.
     """
-    epoch, order = -1, torch.empty(0, dtype=torch.long)
-    batch = first
-    while True:
-        chosen = []
-        for i in range(batch * batch_size, (batch + 1) * batch_size):
-            if i // n_rows != epoch:
-                epoch = i // n_rows
-                order = _shuffled(n_rows, epoch, seed)
-            chosen.append(order[i % n_rows])
-        yield torch.stack(chosen)
-        batch += 1
 
+    @lru_cache(1)
+    def order(epoch: int) -> Tensor:
+        return torch.randperm(n_rows, generator=generator_of(seed, "order", epoch))
 
-def _shuffled(n_rows: int, epoch: int, seed: int) -> Tensor:
-    return torch.randperm(n_rows, generator=generator_of(seed, "order", epoch))
+    for batch in count(first):
+        places = range(batch * batch_size, (batch + 1) * batch_size)
+        yield torch.stack([order(i // n_rows)[i % n_rows] for i in places])
 
 
 # Rows of held-out text that are read at once.

@@ -23,13 +23,13 @@ from probing.data.module import layer_moments, token_identity
 from probing.errors import UserError, as_clause
 from probing.models import load_encoder
 from probing.models.source import ModelSource
-from probing.probes.training import CONTROL_TOLERANCE, Training, train_controls, train_probes, training_of
+from probing.probes.training import CONTROL_TOLERANCE, train_controls, train_probes, training_of
 from probing.results import count
 from probing.runtime.files import replacing
 from probing.runtime.processes import is_main_process, sum_over_ranks
 from probing.runtime.progress import remark, stage
 from probing.runtime.terminal import silence
-from probing.runtime.trainer import ContinuedModule, Places, RecordedTraining, Row, generator_of
+from probing.runtime.trainer import ContinuedModule, Places, RecordedTraining, Row, generator_of, process_options
 from probing.statistics.moments import Profile, ProfileAccumulator, by_mean_profile
 from probing.studies.pretrain.batches import (
     LEARNED_TABLES,
@@ -186,10 +186,7 @@ class CheckpointInputs:
         read = corpus.subset(range(0, len(corpus.sentences), step))
         # The hash needs another salt than that of the division of the text, which puts all these sentences on one side.
         splits = [side_of(f"probe {split_key(sentence)}", seed) for sentence in read.sentences]
-        process_options = {
-            name: trainer[name] for name in ("accelerator", "devices", "num_nodes", "strategy") if name in trainer
-        }
-        return cls(read, splits, rows[:PERMUTED_ROWS].long(), seed, cache, process_options)
+        return cls(read, splits, rows[:PERMUTED_ROWS].long(), seed, cache, process_options(trainer))
 
 
 def measure(checkpoint: Path, inputs: CheckpointInputs, say: Callable[[str], None]) -> list[Row]:
@@ -199,29 +196,24 @@ def measure(checkpoint: Path, inputs: CheckpointInputs, say: Callable[[str], Non
     try:
         text = [inputs.corpus], [inputs.splits]
         sides, stores = read_sides(source, *text, load_task("position", {}), PROBE, "sentence")
-        encoder, layers, training = load_encoder(source.model), source.layers, _training(inputs)
+        encoder, layers = load_encoder(source.model), source.layers
+        assert PROBE.l2 != "auto"
+        training = training_of(PROBE, PROBE.l2, inputs.seed, dict(inputs.trainer))
         fits = train_probes(sides, layers, training, moments=layer_moments(sides.train, layers))
         token = train_controls({"token": [token_identity(sides, encoder)]}, layers, training)["token"][0][0]
         differences = equivariance(encoder, inputs.rows, inputs.seed)
-        rows = []
-        for layer, fit, difference in zip(layers, fits, differences, strict=True):
-            rows.append(
-                {
-                    "layer": layer, **outlier_row(_profile(stores[0], layer)),
-                    "position_accuracy": fit.metrics["accuracy"], "token_accuracy": token.metrics["accuracy"],
-                    "equivariance": difference,
-                }
-            )  # fmt: skip
-        return rows
+        return [
+            {
+                "layer": layer, **outlier_row(_profile(stores[0], layer)),
+                "position_accuracy": fit.metrics["accuracy"], "token_accuracy": token.metrics["accuracy"],
+                "equivariance": difference,
+            }
+            for layer, fit, difference in zip(layers, fits, differences, strict=True)
+        ]  # fmt: skip
     finally:
         sum_over_ranks(torch.zeros(1))  # every process has read what is removed now
         if is_main_process():
             shutil.rmtree(cache, ignore_errors=True)
-
-
-def _training(inputs: CheckpointInputs) -> Training:
-    assert PROBE.l2 != "auto"
-    return training_of(PROBE, PROBE.l2, inputs.seed, dict(inputs.trainer))
 
 
 def _profile(store: Any, layer: int) -> Profile:
@@ -325,13 +317,9 @@ def measure_all(
 ) -> list[Row]:  # fmt: skip
     """Measure the checkpoints that are not measured yet, and return the rows of `arms.csv`."""
     inputs = CheckpointInputs.of(
-        text.validation_corpus,
-        text.validation,
-        config.n_sentences,
-        config.seed,
-        cache / places.folder.name,
+        text.validation_corpus, text.validation, config.n_sentences, config.seed, cache / places.folder.name,
         config.trainer,
-    )
+    )  # fmt: skip
     steps = checkpoint_steps(config.recipe.steps, config.recipe.checkpoint_factor)
     due = [(job, step) for job in config.jobs for step in steps]
     known = {(row["arm"], row["seed"], row["step"]): row for row in losses}
@@ -415,13 +403,8 @@ class _HeldOutReader:
     """Reader of held-out text in rows of one length, in multiples of the rows of the training."""
 
     def __init__(self, text: PackedText, config: RunPlan, multiple: int, places: Places, cache: Path) -> None:
-        trained = config.shape.row_length
-        self.config, self.places, self.length, self.n_more = (
-            config,
-            places,
-            multiple * trained,
-            (multiple - 1) * trained,
-        )
+        self.config, self.places, trained = config, places, config.shape.row_length
+        self.length, self.n_more = multiple * trained, (multiple - 1) * trained
         sentences, self.tokenizer = text.validation_corpus.sentences, deepcopy(text.tokenizer)
         self.tokenizer.model_max_length = self.length
         # As much text as in rows of the training.
@@ -444,11 +427,8 @@ class _HeldOutReader:
             return [{"reason": f"the held-out text does not fill a row of {self.length} tokens"}]
         steps = self.config.recipe.steps
         checkpoint = checkpoint_folder(self.places.checkpoints, job.arm, job.seed, steps, steps)
-        model = (
-            class_of(job.arm)
-            .from_pretrained(ModelSource(job.arm, checkpoint).checked(), trust_remote_code=False)
-            .eval()
-        )
+        folder = ModelSource(job.arm, checkpoint).checked()
+        model = class_of(job.arm).from_pretrained(folder, trust_remote_code=False).eval()
         if self.n_more:
             model = stretched(job.arm, model, self.n_more, self.config.shape.initial_sd)
         rows = PackedRows(self.text, 1, None if job.arm == CAUSAL_LM else self.config.recipe.masked, job.seed)

@@ -20,7 +20,7 @@ def sts_output(
     cached = {pairs.corpus.name: origin(store) for pairs, store in zip(vectors.sets, vectors.stores, strict=True)}
     if vectors.outside:
         cached[vectors.outside[0].name] = origin(vectors.outside[1])
-    fitted_on = {label: text.described() for label, text in texts.items()}
+    fitted_on = {label: {"corpora": text.names, "n_sentences": text.n_sentences} for label, text in texts.items()}
     curves = curve_points(
         Table(rows).where(pooling=poolings[0], aggregation="all"),
         lambda row: {f"{row['set']}_{row['transform']}_spearman".replace(" ", "_"): row["spearman"]},
