@@ -320,19 +320,20 @@ def about_pairs() -> Iterator[None]:
 
 
 def _of_sentences(pairs: SentencePairs) -> DatasetPart:
-    sentences, rows = pairs.corpus.sentences, pairs.sentences.tolist()
-    of_score = RELATEDNESS if pairs.name == SICK else SIMILARITY
-    columns: dict[str, Sequence[Any]] = {of_score: pairs.gold.tolist()}
+    is_sick = pairs.name == SICK
+    columns: dict[str, Sequence[Any]] = {RELATEDNESS if is_sick else SIMILARITY: pairs.gold.tolist()}
     if pairs.entailment:
         columns[ENTAILMENT] = pairs.entailment
-    name = "SICK" if pairs.name == SICK else pairs.name
-    return DatasetPart(f"{name} {pairs.part}", [(sentences[i], sentences[j]) for i, j in rows], columns)
+    return DatasetPart(f"{'SICK' if is_sick else pairs.name} {pairs.part}", _texts(pairs), columns)
 
 
 def _of_words(part: str, word_pairs: WordPairs) -> DatasetPart:
-    sentences, rows = word_pairs.corpus.sentences, word_pairs.sentences.tolist()
-    pairs = [(sentences[i], sentences[j]) for i, j in rows]
-    return DatasetPart(f"WiC {part}", pairs, {SAME_SENSE: word_pairs.labels.tolist()})
+    return DatasetPart(f"WiC {part}", _texts(word_pairs), {SAME_SENSE: word_pairs.labels.tolist()})
+
+
+def _texts(pairs: SentencePairs | WordPairs) -> list[Pair]:
+    sentences = pairs.corpus.sentences
+    return [(sentences[i], sentences[j]) for i, j in pairs.sentences.tolist()]
 
 
 def task_of(

@@ -240,8 +240,8 @@ class Similarities:
     pooling: str
     layer: int | None
     transform: str
-    cosines: Mapping[str, Array]
-    clipped: Mapping[str, Sequence[int]]
+    cosines: dict[str, Array]
+    clipped: dict[str, list[int]]
 
     @property
     def key(self) -> Row:
@@ -732,14 +732,12 @@ def similarities(
             def pooled(corpus: Corpus, store: ActivationStore, layer: int = layer, how: Pooling = pooling) -> Tensor:
                 return sentence_vectors(store, layer, how)
 
-            cosine, clipped_in = _cosines(vectors, texts, pooled, neurons, fitting, layer)
-            spaces += [Similarities(pooling, layer, name, cosine[name], clipped_in[name]) for name in fitting.spaces]
+            spaces += _similarities(vectors, texts, pooled, neurons, fitting, (pooling, layer))
     if (static := vectors.static) is not None:
-        static_fitting = replace(fitting, spaces=[name for name in fitting.spaces if name not in CLIPPING])
-        cosine, none = _cosines(
-            vectors, texts, lambda corpus, store: static.sentences(corpus.sentences), {}, static_fitting, 0
+        unclipped = replace(fitting, spaces=[name for name in fitting.spaces if name not in CLIPPING])
+        spaces += _similarities(
+            vectors, texts, lambda corpus, _: static.sentences(corpus.sentences), {}, unclipped, ("static", None)
         )
-        spaces += [Similarities("static", None, name, cosine[name], none[name]) for name in static_fitting.spaces]
     return spaces
 
 
@@ -749,17 +747,12 @@ def _outliers(texts: Mapping[str, FitOn], layer: int, definition: Definition) ->
     return {label: by_text.get(id(text), []) for label, text in texts.items()}
 
 
-def _cosines(
-    vectors: Vectors,
-    texts: Mapping[str, FitOn],
-    pooled: Callable[[Corpus, ActivationStore], Tensor],
-    neurons: Mapping[str, Sequence[int]],
-    fitting: TransformFitting,
-    layer: int,
-) -> tuple[dict[Space, dict[str, Any]], dict[Space, dict[str, list[int]]]]:
-    """Return for each space, by the label of each set, the cosines of its pairs and the clipped neurons."""
-    cosine: dict[Space, dict[str, Any]] = {name: {} for name in fitting.spaces}
-    clipped: dict[Space, dict[str, list[int]]] = {name: {} for name in fitting.spaces}
+def _similarities(
+    vectors: Vectors, texts: Mapping[str, FitOn], pooled: Callable[[Corpus, ActivationStore], Tensor],
+    neurons: Mapping[str, Sequence[int]], fitting: TransformFitting, of_what: tuple[str, int | None],
+) -> list[Similarities]:  # fmt: skip
+    """Return the cosines of all pairs in each space; `of_what` is the pooling and the layer."""
+    spaces: dict[str, Similarities] = {name: Similarities(*of_what, name, {}, {}) for name in fitting.spaces}
     fitted_for: dict[int, Any] = {}
     for pairs, store in zip(vectors.sets, vectors.stores, strict=True):
         text = texts[pairs.label]
@@ -771,14 +764,15 @@ def _cosines(
                 accumulator.update(part_states[torch.from_numpy(part.is_used) & part_states.any(dim=1)])
             if not text.texts:  # no transform is fitted: only the plain vectors are used
                 accumulator.update(states)
-            fitted_for[id(text)] = fitted(fitting, accumulator.result(), neurons.get(pairs.label, []), layer)
+            of_text = neurons.get(pairs.label, [])
+            fitted_for[id(text)] = fitted(fitting, accumulator.result(), of_text, of_what[1] or 0)
         first, second = torch.from_numpy(pairs.sentences).T
         both = (states.any(dim=1)[first] & states.any(dim=1)[second]).numpy()
         for name, transform in fitted_for[id(text)].items():
             images = transform(states)
-            cosine[name][pairs.label] = np.where(both, cosines(images[first], images[second]), 0.0)
-            clipped[name][pairs.label] = transform.clipped
-    return cosine, clipped
+            spaces[name].cosines[pairs.label] = np.where(both, cosines(images[first], images[second]), 0.0)
+            spaces[name].clipped[pairs.label] = transform.clipped
+    return list(spaces.values())
 
 
 def evaluate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -112,23 +112,13 @@ def _pairs(a: ActivationStore, b: ActivationStore, layer: int) -> Iterator[tuple
                 yield *pieces, half
 
 
-@dataclass
 class _DistanceSums:
-    d: int
-    n: int = 0
-    cosines: float = 0.0
-    is_equal: bool = True
-    products: list[Tensor] = field(default_factory=list)
-    means: list[Tensor] = field(default_factory=list)
-    turns: list[Tensor] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(*shape, dtype=torch.float64)
-
-        self.products = [zeros(self.d, self.d) for _ in range(3)]  # of a with b, of a with itself, of b with itself
-        self.means = [zeros(self.d) for _ in range(2)]
-        self.turns = [zeros(self.d, self.d) for _ in range(2)]  # of directions, for each half
+    def __init__(self, d_model: int) -> None:
+        self.n, self.cosines, self.is_equal = 0, 0.0, True
+        shape = d_model, d_model
+        self.products = torch.zeros(3, *shape, dtype=torch.float64)  # of a with b, of a with itself, of b with itself
+        self.means = torch.zeros(2, d_model, dtype=torch.float64)
+        self.turns = torch.zeros(2, *shape, dtype=torch.float64)  # of directions, for each half
 
     def add(self, a: Tensor, b: Tensor, half: int) -> None:
         self.n += len(a)
@@ -138,8 +128,7 @@ class _DistanceSums:
             product.addmm_(x.T, y)
         for mean, x in zip(self.means, (a, b), strict=True):
             mean += x.sum(0)
-        units = (x / x.norm(dim=1, keepdim=True).clamp_min(_TINY) for x in (a, b))
-        first, second = units
+        first, second = (x / x.norm(dim=1, keepdim=True).clamp_min(_TINY) for x in (a, b))
         self.turns[half].addmm_(second.T, first)
 
     def rotations(self) -> list[Tensor]:
@@ -149,7 +138,7 @@ class _DistanceSums:
         for R = U V' of the singular value decomposition of S (Schoenemann 1966).
         """
         rotations = []
-        for turn in reversed(self.turns):
+        for turn in self.turns.flip(0):
             u, _, v = torch.linalg.svd(turn)
             rotations.append(u @ v)
         return rotations
