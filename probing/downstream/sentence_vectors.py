@@ -129,22 +129,18 @@ Array = NDArray[np.float64]
 _AT_ONCE = 128
 
 
-@dataclass(frozen=True)
-class Draws:
-    """Bootstrap draws of pairs within each subset: how often each contains each pair, (n_draws, n_pairs)."""
+def pair_draws(subset: NDArray[np.int64], seed: int, n_draws: int = DRAWS) -> NDArray[np.float32]:
+    """Return how often each bootstrap draw contains each pair, shape (n_draws, n_pairs).
 
-    times: NDArray[np.float32]
-
-    @classmethod
-    def of(cls, subset: NDArray[np.int64], seed: int, n_draws: int = DRAWS) -> Draws:
-        """Draw pairs with replacement, as many in each subset as it has; `subset` has shape (n_pairs,)."""
-        generator = np.random.default_rng(seed)
-        times = np.zeros((n_draws, len(subset)), dtype=np.float32)
-        for index in np.unique(subset):
-            of_subset = np.flatnonzero(subset == index)
-            n = len(of_subset)
-            times[:, of_subset] = generator.multinomial(n, np.full(n, 1 / n), size=n_draws)
-        return cls(times)
+    Pairs are drawn with replacement, as many in each subset as it has; `subset` has shape (n_pairs,).
+    """
+    generator = np.random.default_rng(seed)
+    times = np.zeros((n_draws, len(subset)), dtype=np.float32)
+    for index in np.unique(subset):
+        of_subset = np.flatnonzero(subset == index)
+        n = len(of_subset)
+        times[:, of_subset] = generator.multinomial(n, np.full(n, 1 / n), size=n_draws)
+    return times
 
 
 def spearman(a: Array, b: Array) -> float:
@@ -211,19 +207,19 @@ def pseudo_values(a: Array, b: Array) -> Array:
 
 def aggregated(a: Array, b: Array, subset: NDArray[np.int64]) -> dict[Aggregation, float]:
     """Return Spearman's correlation in each aggregation over subsets; all arrays have shape (n_pairs,)."""
-    by_aggregation = aggregated_draws(a, b, subset, Draws(np.ones((1, len(a)), dtype=np.float32)))
+    by_aggregation = aggregated_draws(a, b, subset, np.ones((1, len(a)), dtype=np.float32))
     return {how: float(values[0]) for how, values in by_aggregation.items()}
 
 
-def aggregated_draws(a: Array, b: Array, subset: NDArray[np.int64], draws: Draws) -> dict[Aggregation, Array]:
+def aggregated_draws(
+    a: Array, b: Array, subset: NDArray[np.int64], draws: NDArray[np.float32]
+) -> dict[Aggregation, Array]:
     """Return Spearman's correlation of each bootstrap draw, in each aggregation, each of shape (n_draws,)."""
-    everything = weighted_spearman(a, b, draws.times)
+    everything = weighted_spearman(a, b, draws)
     subsets, sizes = np.unique(subset, return_counts=True)
     if len(subsets) == 1:
         return dict.fromkeys(AGGREGATIONS, everything)
-    each = np.stack(
-        [weighted_spearman(a[at], b[at], draws.times[:, at]) for at in (subset == index for index in subsets)]
-    )
+    each = np.stack([weighted_spearman(a[at], b[at], draws[:, at]) for at in (subset == index for index in subsets)])
     return {"all": everything, "mean": each.mean(0), "wmean": sizes @ each / sizes.sum()}
 
 
@@ -293,7 +289,7 @@ def by_layer(candidates: Sequence[Similarities], sets: Sequence[SentencePairs], 
     """Return a row for each set, layer, space and aggregation, as in `sts.csv`; `gain` is over the plain space."""
     rows = []
     for target in sets:
-        draws = Draws.of(target.subset, seed)
+        draws = pair_draws(target.subset, seed)
         for of_layer in _grouped(candidates, lambda candidate: (candidate.pooling, candidate.layer)):
             rows += _compared(of_layer, target, draws)
     return rows
@@ -309,7 +305,7 @@ def chosen(
     """
     rows: list[Row] = []
     for target in targets:
-        draws = Draws.of(target.subset, seed)
+        draws = pair_draws(target.subset, seed)
         itself = Choice(target.label, np.ones(target.n_pairs, dtype=bool), target.gold)
         protocols = {"held_out": choice(target, sets), "published": itself}
         for candidates in _grouped(all_similarities, lambda candidate: candidate.pooling):
@@ -332,7 +328,7 @@ def _grouped(candidates: Sequence[Similarities], key: Callable[[Similarities], A
     return list(groups.values())
 
 
-def _compared(spaces: Sequence[Similarities], target: SentencePairs, draws: Draws) -> list[Row]:
+def _compared(spaces: Sequence[Similarities], target: SentencePairs, draws: NDArray[np.float32]) -> list[Row]:
     """Return a row for each space and aggregation, compared with the plain space if available."""
     values, drawn = {}, {}
     for space in spaces:

@@ -16,7 +16,7 @@ from torch import nn
 
 from probing.activations import ActivationStore
 from probing.downstream import Pooling, SentencePairs
-from probing.downstream.sentence_vectors import Draws, cosines, sentence_vectors, weighted_spearman
+from probing.downstream.sentence_vectors import cosines, pair_draws, sentence_vectors, weighted_spearman
 from probing.errors import UserError
 from probing.results import estimate_cells
 from probing.runtime.progress import stage
@@ -296,10 +296,8 @@ class PositionPart:
         """Estimate the part on the activations of texts; `with_special` includes special tokens in the means."""
         tokens = store.tokens
         near, words = tokens.positions < MOST_POSITIONS, ~tokens.special
-        sums, of_words = (
-            _summed(store, layer, near if with_special else near & words),
-            _summed(store, layer, near & words),
-        )
+        of_words = _summed(store, layer, near & words)
+        sums = _summed(store, layer, near) if with_special else of_words
         design, origin = sums.design, sums.origin
         assert origin is not None  # there are tokens
         n, positions = design.whole.n, design.values
@@ -547,8 +545,8 @@ def _of_pairs(
     draws: Sequence[Sequence[int]], config: BiasConfig,
 ) -> list[Row]:  # fmt: skip
     pooled = Pooled.of(store, config.layer, config.pooling)
-    resampled = Draws.of(pairs.subset, config.seed, N_DRAWS)
-    times = np.concatenate([np.ones((1, pairs.n_pairs), dtype=np.float32), resampled.times])
+    resampled = pair_draws(pairs.subset, config.seed, N_DRAWS)
+    times = np.concatenate([np.ones((1, pairs.n_pairs), dtype=np.float32), resampled])
 
     def correlations(vectors: Floats) -> Floats:
         first, second = (torch.from_numpy(vectors[side]) for side in pairs.sentences.T)

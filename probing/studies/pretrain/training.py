@@ -178,15 +178,13 @@ class CheckpointInputs:
     trainer: Mapping[str, Any]
 
     @classmethod
-    def of(
-        cls, corpus: Corpus, rows: Tensor, n_sentences: int, seed: int, cache: Path, trainer: Mapping[str, Any]
-    ) -> CheckpointInputs:
-        """Select at most `n_sentences` of the held-out sentences, evenly spread over the text."""
-        step = max(1, -(-len(corpus.sentences) // n_sentences))
+    def of(cls, corpus: Corpus, rows: Tensor, config: RunPlan, cache: Path) -> CheckpointInputs:
+        """Select at most `config.n_sentences` of the held-out sentences, evenly spread over the text."""
+        step, seed = max(1, -(-len(corpus.sentences) // config.n_sentences)), config.seed
         read = corpus.subset(range(0, len(corpus.sentences), step))
         # The hash needs another salt than that of the division of the text, which puts all these sentences on one side.
         splits = [side_of(f"probe {split_key(sentence)}", seed) for sentence in read.sentences]
-        return cls(read, splits, rows[:PERMUTED_ROWS].long(), seed, cache, process_options(trainer))
+        return cls(read, splits, rows[:PERMUTED_ROWS].long(), seed, cache, process_options(config.trainer))
 
 
 def measure(checkpoint: Path, inputs: CheckpointInputs, say: Callable[[str], None]) -> list[Row]:
@@ -316,10 +314,7 @@ def measure_all(
     say: Callable[[str], None],
 ) -> list[Row]:  # fmt: skip
     """Measure the checkpoints that are not measured yet, and return the rows of `arms.csv`."""
-    inputs = CheckpointInputs.of(
-        text.validation_corpus, text.validation, config.n_sentences, config.seed, cache / places.folder.name,
-        config.trainer,
-    )  # fmt: skip
+    inputs = CheckpointInputs.of(text.validation_corpus, text.validation, config, cache / places.folder.name)
     steps = checkpoint_steps(config.recipe.steps, config.recipe.checkpoint_factor)
     due = [(job, step) for job in config.jobs for step in steps]
     known = {(row["arm"], row["seed"], row["step"]): row for row in losses}
@@ -413,10 +408,8 @@ class _HeldOutReader:
         read = list(dict.fromkeys(passages(sentences, text.tokenizer, self.length)))
         self.inputs: CheckpointInputs | None = None
         if read and len(self.text.validation):
-            self.inputs = CheckpointInputs.of(
-                from_sentences("held-out text", read), self.text.validation, config.n_sentences, config.seed, cache,
-                config.trainer,
-            )  # fmt: skip
+            corpus = from_sentences("held-out text", read)
+            self.inputs = CheckpointInputs.of(corpus, self.text.validation, config, cache)
 
     def read(self, job: TrainingJob) -> list[Row]:
         """Return a row for each layer, or a row with the reason for its absence."""
@@ -427,8 +420,8 @@ class _HeldOutReader:
             return [{"reason": f"the held-out text does not fill a row of {self.length} tokens"}]
         steps = self.config.recipe.steps
         checkpoint = checkpoint_folder(self.places.checkpoints, job.arm, job.seed, steps, steps)
-        folder = ModelSource(job.arm, checkpoint).checked()
-        model = class_of(job.arm).from_pretrained(folder, trust_remote_code=False).eval()
+        source = ModelSource(job.arm, checkpoint)
+        model = class_of(job.arm).from_pretrained(source.checked(), trust_remote_code=False).eval()
         if self.n_more:
             model = stretched(job.arm, model, self.n_more, self.config.shape.initial_sd)
         rows = PackedRows(self.text, 1, None if job.arm == CAUSAL_LM else self.config.recipe.masked, job.seed)

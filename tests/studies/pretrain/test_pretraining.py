@@ -466,14 +466,8 @@ def test_equivariance_is_the_largest_difference_in_root_mean_squares() -> None:
 @pytest.mark.slow
 def test_positions_are_read_off_where_the_encoder_tells_them(tmp_path: Path) -> None:
     corpus = from_sentences("text", PLANTED_SENTENCES)
-    subject = CheckpointInputs.of(
-        corpus,
-        packed(PLANTED_SENTENCES, TOKENIZER, 16),
-        200,
-        0,
-        tmp_path / "cache",
-        {"accelerator": "cpu", "precision": 32},
-    )
+    plan = RunPlan([], PLANTED_SHAPE, Recipe(), 200, 0, {"accelerator": "cpu", "precision": 32})
+    subject = CheckpointInputs.of(corpus, packed(PLANTED_SENTENCES, TOKENIZER, 16), plan, tmp_path / "cache")
     assert 100 < len(subject.corpus.sentences) <= 200
     assert {*subject.splits} == {"train", "validation", "test"}
     assert subject.trainer == {"accelerator": "cpu"}
