@@ -248,29 +248,6 @@ def target_check(pairs: WordPairs) -> Callable[[Tokens], None]:
     return check
 
 
-def scored_pairs(
-    layers: Sequence[int],
-    parts: Sequence[WordPairs],
-    stores: Sequence[ActivationStore],
-    fit_on: Sequence[FittingText],
-    fitting: TransformFitting,
-) -> list[PairCosines]:
-    """Return the cosines of all pairs in each layer and space.
-
-    `parts` are the training part and the reported part, `stores` the activations of each.
-    """
-    scores = []
-    for layer in layers:
-        moments = token_moments(fit_on, layer)
-        clipped = outliers(fit_on, layer, fitting.definition) if fitting.clips else []
-        transforms = fitted(fitting, moments, clipped, layer)
-        vectors = [_target_vectors(pairs, store, layer) for pairs, store in zip(parts, stores, strict=True)]
-        for name, transform in transforms.items():
-            train, reported = (cosines(transform(first), transform(second)) for first, second in vectors)
-            scores.append(PairCosines(layer, name, train, reported, transform.clipped))
-    return scores
-
-
 def _target_vectors(pairs: WordPairs, store: ActivationStore, layer: int) -> tuple[Tensor, Tensor]:
     """Return the vectors of the first and of the second word of each pair, each of shape (n_pairs, d_model)."""
     words, index = np.unique(targets(pairs), axis=0, return_inverse=True)
@@ -313,23 +290,25 @@ def unknown_pairs(
 
 
 def evaluate(
-    parts: Mapping[str, WordPairs],
-    stores: Sequence[ActivationStore],
-    fit_on: FittingText,
-    layers: Sequence[int],
-    fitting: TransformFitting,
-    seed: int,
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    parts: Mapping[str, WordPairs], stores: Sequence[ActivationStore], fit_on: FittingText, layers: Sequence[int],
+    fitting: TransformFitting, seed: int,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
     """Return the rows of `wic.csv` and of `chosen.csv`.
 
     `parts` are the training part and the reported part, by name; `stores` are the activations of each.
     """
     train, test = parts.values()
-    scored = scored_pairs(layers, [train, test], stores, [fit_on], fitting)
+    scored = []
+    for layer in layers:
+        clipped = outliers([fit_on], layer, fitting.definition) if fitting.clips else []
+        transforms = fitted(fitting, token_moments([fit_on], layer), clipped, layer)
+        vectors = [_target_vectors(pairs, store, layer) for pairs, store in zip(parts.values(), stores, strict=True)]
+        for name, transform in transforms.items():
+            of_train, reported = (cosines(transform(first), transform(second)) for first, second in vectors)
+            scored.append(PairCosines(layer, name, of_train, reported, transform.clipped))
     rows = by_layer(scored, train.labels, test.labels, seed)
     picked = chosen(scored, rows, train.labels, test.labels, list(parts)[1], seed)
-    n_vectors, n_sentences = int(fit_on.taken.sum()), int(fit_on.is_used.sum())
+    n_vectors, n_sentences, width = int(fit_on.taken.sum()), int(fit_on.is_used.sum()), stores[0].plan.d_model
     for row in (*rows, *picked):
-        width = stores[0].plan.d_model
         row |= size_columns(row.get("transform", ""), n_vectors, n_sentences, width, fitting.components)
     return rows, picked
