@@ -268,6 +268,23 @@ def ends(row: Row, of: str = "") -> tuple[float, float] | None:
     return (float(low), float(high)) if are_numbers else None  # type: ignore[arg-type]
 
 
+def estimate_cells(name: str, value: Any, interval: tuple[Any, Any], of: str | None = None) -> dict[str, Any]:
+    """Return the cells of a number and its interval, in columns `NAME`, `OF_low` and `OF_high`.
+
+    `of` is the name by default; if it is empty, the columns are `low` and `high`.
+    """
+    low, high = (f"{name if of is None else of}_{end}".lstrip("_") for end in ("low", "high"))
+    return {name: value, low: interval[0], high: interval[1]}
+
+
+def curve_points(rows: Iterable[Row], cells: Callable[[Row], Row], axis: str = "layer") -> list[dict[str, Any]]:
+    """Return a row for each value of `axis`, with the cells of all rows of this value, for the curves of W&B."""
+    points: dict[Any, dict[str, Any]] = {}
+    for row in rows:
+        points.setdefault(row[axis], {axis: row[axis]}).update(cells(row))
+    return list(points.values())
+
+
 def interval(row: Row, of: str = "", between: str = "-", form: str = ".3f", times: float = 1) -> str:
     """Return an interval as text, empty if the row has none.
 

@@ -16,7 +16,9 @@ from torch.nn.functional import cross_entropy
 
 from probing.activations import ActivationStore
 from probing.data.labelling import IGNORED, Standard, is_target, label_sides, nothing, targets_of
-from probing.downstream import SentencePairs, read_sts
+from probing.downstream import READABLE as STS_READABLE
+from probing.downstream import PairFiles, SentencePairs, read_sts
+from probing.downstream.labelled_pairs import READABLE as WIC_READABLE
 from probing.downstream.labelled_pairs import WordPairs, read_wic
 from probing.downstream.sentence_vectors import cosines, pseudo_values, reported
 from probing.downstream.wic import best_threshold, target_cosines, targets, with_both_words
@@ -174,10 +176,7 @@ def read_similarity(*folders: str, option: str = "--readouts sts=") -> list[Sent
     Raises:
         UserError: If there are no such parts.
     """
-    try:
-        sets = reported(read_sts(folders))
-    except UserError as error:
-        raise UserError(str(error).replace("`sts ", f"`{option}")) from None
+    sets = reported(read_sts(folders, PairFiles(option, STS_READABLE)))
     if not sets:
         raise UserError(f"`{option}{' '.join(folders)}`: these are training parts only; give dev or test parts too.")
     return sets
@@ -232,10 +231,7 @@ def read_senses(folder: str) -> Mapping[str, WordPairs]:
     Raises:
         UserError: If they cannot be read.
     """
-    try:
-        return read_wic(folder, [TRAIN, READ])
-    except UserError as error:
-        raise UserError(str(error).replace("`wic ", "`--readouts wic=")) from None
+    return read_wic(folder, [TRAIN, READ], PairFiles("--readouts wic=", WIC_READABLE))
 
 
 @dataclass(frozen=True)

@@ -330,6 +330,18 @@ def folder_of_trainings(
     return ResumableFolder(place, name, {**definition, "fingerprint": prints[0] if len(prints) == 1 else prints})
 
 
+def end_of_trainings(folder: Path, config: Mapping[str, Any], texts: Mapping[str, Corpus | None]) -> list[Path]:
+    """Remove what only a continued run needs; write the texts that were given as lists, and return their files."""
+    shutil.rmtree(folder / "state", ignore_errors=True)
+    files = []
+    for option, text in texts.items():
+        path = folder / f"{option}.txt"
+        if text is not None and str(config[option]).endswith(f"{folder.stem}/{path.name}"):
+            path.write_text("".join(f"{sentence}\n" for sentence in text.sentences), encoding="utf-8")
+            files.append(path)
+    return files
+
+
 @contextmanager
 def continuable(folder: ResumableFolder, first: bool) -> Iterator[None]:
     """Lock the folder; after an interrupt, explain how to resume; after a refused request, leave no folder behind.

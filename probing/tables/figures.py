@@ -145,11 +145,15 @@ def fit_to_paper(figure: Figure) -> Bbox:
 
 def _below(figure: Figure, legend: Legend, axes: Axes) -> float:
     """Put a legend below the only panel in as many columns as fit; return its height in inches."""
-    handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
-    labels = [_in_two_lines(label) for label in handles]
+    named = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+    # Legends of charts have long labels in two lines.
+    handles = {words: handle for label, handle in named.items() for words in (label, _in_two_lines(label))}
+    labels = [text.get_text() for text in legend.get_texts()]
     for n_columns in (3, 2, 1):
         legend.remove()
-        legend = figure.legend(handles.values(), labels, loc="outside lower center", ncols=n_columns, fontsize=LETTERS)
+        legend = figure.legend(
+            [handles[label] for label in labels], labels, loc="outside lower center", ncols=n_columns, fontsize=LETTERS
+        )
         if legend.get_window_extent().width <= figure.bbox.width:
             break
     return float(legend.get_window_extent().height / figure.dpi)

@@ -65,7 +65,7 @@ def checkpoints(
     call = Call.of(study_of("checkpoints"), config, name, wandb, problems)
     say = terminal.once(call.say)  # what every checkpoint says of the same text
     with quiet_libraries():
-        from probing.studies.checkpoints.measures import MEASURES, CheckpointText, How
+        from probing.studies.checkpoints.measures import MEASURES, CheckpointConfig
         from probing.studies.checkpoints.survey import find_checkpoints, study_output, survey
         from probing.studies.checkpoints.tables import Thresholds
 
@@ -78,10 +78,9 @@ def checkpoints(
         )  # fmt: skip
         source_of(series_checkpoints[0])  # to refuse a layer that is not there before the text is read
         _check_revisions(series_checkpoints[1:])
-        text = CheckpointText(*read_corpora(corpus, test_corpus, seed, say))
-        how = How(probe, seed)
+        measured = CheckpointConfig(*read_corpora(corpus, test_corpus, seed, say), probe, seed)
         call.expect(1)
-        measurements = survey(series_checkpoints, source_of, names, text, how, keep_activations)
+        measurements = survey(series_checkpoints, source_of, names, measured, keep_activations)
         call.watch.end("measure")
         title = _title(series_checkpoints)
         folder = RunFolder(call.place, name, f"checkpoints-{title}"[:120])

@@ -45,7 +45,7 @@ def cloze(
     """
     call = Call.of(study_of("cloze"), config, name, wandb, out_of_range("tokens", tokens, 1))
     with quiet_libraries():
-        from probing.studies.cloze.predictor import BUILTIN, ClozeConfig, Predictor, read_pairs, study_output, survey
+        from probing.studies.cloze.predictor import BUILTIN, ClozeConfig, Predictor, read_pairs, survey
 
         file = BUILTIN if file is None and corpus is None else file
         pairs, n_repeated = ([], 0) if file is None else read_pairs(file)
@@ -55,8 +55,8 @@ def cloze(
             call.say(f"{file}: {n_repeated} repeated pairs were left out")
         cloze_config = ClozeConfig(pairs, f"cloze {file}", text, tokens, max_length, batch_tokens, seed)
         call.expect(bool(pairs) + (text is not None))
-        outcome = survey(predictor, cloze_config, call.say)
-        return call.write(predictor.source, lambda folder: study_output(outcome, predictor.source))
+        measured = survey(predictor, cloze_config, call.say)
+        return call.write(predictor.source, lambda _: measured)
 
 
 class Cloze(Study):

@@ -56,15 +56,15 @@ def hierarchy(
     call = Call.of(study_of("hierarchy"), config, name, wandb, [*probe.problems_without_bias(), *too_few])
     selected = chosen("--tasks", tasks, list(LINEAR)), chosen("--controls", controls, list(CONTROLS), "none")
     with quiet_libraries():
-        from probing.studies.hierarchy.survey import HierarchyConfig, Sizes, study_output, survey
+        from probing.studies.hierarchy.survey import HierarchyConfig, Sizes, survey
 
         source = call.source(probe.solver, tokenizer=tokenizer)
         hierarchy_config = HierarchyConfig(*selected, Sizes(*sizes.values()), probe, seed)  # type: ignore[arg-type]
         call.expect(2 * len(hierarchy_config.tasks))
-        outcome = survey(source, hierarchy_config, call.say)
+        measured = survey(source, hierarchy_config, call.say)
         if not is_main_process():
             return None
-        return call.write(source.model, lambda folder: study_output(outcome, hierarchy_config.sizes))
+        return call.write(source.model, lambda _: measured)
 
 
 class Hierarchy(Study):

@@ -218,7 +218,7 @@ def _word_table(source: Any, text: Corpus) -> Any:
     return word_table(encoder)
 
 
-def _study_output(bias_results: Any, read: Any, documents: Any, setting: _Setting) -> Measured:
+def _study_output(measured: tuple[Any, Any], read: Any, documents: Any, setting: _Setting) -> Measured:
     from probing.data.labelling import origin
 
     model = setting.source.model
@@ -233,10 +233,9 @@ def _study_output(bias_results: Any, read: Any, documents: Any, setting: _Settin
                         "too_long": documents.n_too_long},
         "tokens_per_document": float(documents.n_tokens[documents.evaluated].sum(1).mean()),
         "donor_distance": read.texts.donor_distance,
-        "explained": dict(bias_results.explained),
-        "neurons": list(bias_results.neurons),
+        **measured[1],
     }  # fmt: skip
-    return Measured(bias_results.tables, results)
+    return Measured(measured[0], results)
 
 
 class PositionBias(Study):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -37,8 +36,6 @@ from probing.results import (
     estimated,
     layers_named,
     number,
-    shown,
-    shown_table,
     sign_of_interval,
     text,
     whole,
@@ -171,28 +168,13 @@ TERMS: Terms = {
 }
 
 
-def _by_layer(schema: Schema, show: Callable[[Row], str], title: str, rows_by_heading: Mapping[str, Table]) -> Any:
-    """Return a table of a number by layer, a column for each heading; static vectors have the last row."""
-    cells = {
-        heading: {row["layer"] if row["layer"] != "" else "static": show(row) for row in rows}
-        for heading, rows in rows_by_heading.items()
-    }
-    layers = dict.fromkeys(layer for texts in cells.values() for layer in texts)
-    beside = {heading: partial(_cell, texts) for heading, texts in cells.items()}
-    return shown_table(schema, [{"layer": layer} for layer in layers], title, ("layer",), beside)
-
-
-def _cell(texts: Mapping[Any, str], row: Row) -> str:
-    return texts.get(row["layer"], "")
-
-
 def wic_tables(rows: Table, chosen: Table) -> list[Any]:
     """Return accuracies and areas by layer, and the layer and threshold that each protocol selects."""
-    spaces = {_label(space, of_space): of_space for space, of_space in _by_space(rows).items()}
     part = _part(chosen)
+    spaces = {space: _label(space, of_space) for space, of_space in _by_space(rows).items()}
+    titles = {"accuracy": f"Accuracy on {part}, by layer", "auc": f"Area under the ROC curve on {part}, by layer"}
     return [
-        _by_layer(WIC, lambda row: shown(row["accuracy"], ".3f"), f"Accuracy on {part}, by layer", spaces),
-        _by_layer(WIC, lambda row: shown(row["auc"], ".3f"), f"Area under the ROC curve on {part}, by layer", spaces),
+        *(table for name, title in titles.items() for table in _by_layer(rows, "transform", name, spaces, title)),
         *(table for view in WIC_VIEWS for table in view.tables(chosen)),
     ]
 
@@ -204,8 +186,17 @@ def sts_tables(rows: Table, chosen: Table) -> list[Any]:
     for space, of_space in rows.where(aggregation="all", pooling=(pooling, "static")).by("transform").items():
         if pooled := of_space.where(pooling=pooling):
             title = f"Spearman x 100: {pooling}, {_label(space, pooled)}"
-            tables.append(_by_layer(STS, STS["spearman"].show, title, of_space.by("set")))
+            # Static vectors have the last row.
+            named = Table(({**row, "layer": "static" if row["layer"] == "" else row["layer"]} for row in of_space), STS)
+            tables += _by_layer(named, "set", "spearman", {name: name for name in named.values("set")}, title)
     return [*tables, *(table for view in STS_VIEWS for table in view.tables(chosen))]
+
+
+def _by_layer(rows: Table, column: str, number: str, headings: Mapping[str, str], title: str) -> list[Any]:
+    """Return a table of a number by layer, with a column for each value of a column."""
+    assert rows.schema
+    where = {column: next(iter(headings))}
+    return View(rows.schema, ("layer",), title, where=where, pivot=(column, number, headings)).tables(rows)
 
 
 def _by_space(rows: Table) -> dict[str, Table]:

@@ -12,6 +12,7 @@ from probing.errors import UserError, about_option, out_of_range
 from probing.runs import Result, Study, study_of
 from probing.runs.call import Call
 from probing.runtime import quiet_libraries, terminal
+from probing.studies.checkpoints.tables import words_of
 from probing.studies.tuning_effect import tables
 from probing.studies.tuning_effect.tables import OF_CHECKPOINTS, OF_PAIRS, PUBLISHED
 from probing.tables.figures import Chart
@@ -57,11 +58,11 @@ def tuning_effect(
     names = _selected_measures(measures)
     with quiet_libraries():
         from probing.activations.source import ActivationSource
-        from probing.studies.checkpoints.measures import CheckpointText, How, without_new_entries
+        from probing.studies.checkpoints.measures import CheckpointConfig, without_new_entries
         from probing.studies.tuning_effect.survey import of_names, of_run, study_output, survey, text_of
 
         _check_which(run, start, tuned, shuffled)
-        family = of_names(start or "", _words(tuned), _words(shuffled)) if run is None else of_run(run)
+        family = of_names(start or "", words_of(tuned), words_of(shuffled)) if run is None else of_run(run)
         say = terminal.once(call.say)  # what every checkpoint says of the same text
 
         def source_of(option: str, model: str, revision: str | None = None) -> ActivationSource:
@@ -75,12 +76,13 @@ def tuning_effect(
         start_options = {"pretrained": "--tuned", "shuffled": "--shuffled"}
         options = {member.name: "--run" if run else start_options[member.start] for member in family.members}
         sources = {member.name: source_of(options[member.name], member.model) for member in family.members}
-        text = CheckpointText(*divided(text_of(corpus, family, sentences, seed, call.say), None, seed, call.say))
+        text = divided(text_of(corpus, family, sentences, seed, call.say), None, seed, call.say)
+        measured = CheckpointConfig(*text, ProbeOptions(), seed)
         call.expect(3)
         with without_new_entries([first, *sources.values()], keep_activations):
-            tables = survey(family, sources, first, text, names, How(ProbeOptions(), seed), options)
+            tables = survey(family, sources, first, measured, names, options)
         call.watch.end("measure")
-        return call.write(first.model, lambda folder: study_output(tables, family, first, sources, text))
+        return call.write(first.model, lambda folder: study_output(tables, family, first, sources, measured.corpora[0]))
 
 
 def _selected_measures(measures: str | Sequence[str]) -> list[str]:
@@ -90,11 +92,6 @@ def _selected_measures(measures: str | Sequence[str]) -> list[str]:
     return chosen("--measures", measures, [*OF_PAIRS, *OF_CHECKPOINTS])
 
 
-def _words(flag_value: str | Sequence[str] | None) -> list[str]:
-    several = [flag_value] if isinstance(flag_value, str) else flag_value or []
-    return [word.strip() for text in several for word in text.split(",") if word.strip()]
-
-
 def _check_which(run: Any, start: Any, tuned: Any, shuffled: Any) -> None:
     single = {"--start": start, "--tuned": tuned, "--shuffled": shuffled}
     if run is not None and (option := next((option for option, value in single.items() if value is not None), None)):
@@ -102,7 +99,7 @@ def _check_which(run: Any, start: Any, tuned: Any, shuffled: Any) -> None:
             f"`--run {run}` and `{option}`: the checkpoints are those of a run of `finetune`, or are named; give one "
             "of the two."
         )
-    if run is None and (start is None or not _words(tuned)):
+    if run is None and (start is None or not words_of(tuned)):
         raise UserError(
             "`tuning-effect` compares checkpoints with the model that was tuned: give a run of `finetune` as `--run "
             "runs/NAME`, or models as `--start MODEL --tuned A,B,C`."
