@@ -145,13 +145,13 @@ def fit_to_paper(figure: Figure) -> Bbox:
 
 def _below(figure: Figure, legend: Legend, axes: Axes) -> float:
     """Put a legend below the only panel in as many columns as fit; return its height in inches."""
-    handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+    # A label of the legend may be in two lines.
+    handles = {" ".join(label.split()): of for of, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     labels = [text.get_text() for text in legend.get_texts()]
+    shown = [handles[" ".join(label.split())] for label in labels]
     for n_columns in (3, 2, 1):
         legend.remove()
-        legend = figure.legend(
-            [handles[label] for label in labels], labels, loc="outside lower center", ncols=n_columns, fontsize=LETTERS
-        )
+        legend = figure.legend(shown, labels, loc="outside lower center", ncols=n_columns, fontsize=LETTERS)
         if legend.get_window_extent().width <= figure.bbox.width:
             break
     return float(legend.get_window_extent().height / figure.dpi)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from pages import ROOT
 from probing.cli.option_types import FIGURE_FORMAT, FORMATS, figure_formats
 from probing.errors import UserError
-from probing.tables.figures import USUAL, drawing, name_layers, spaced_layers
+from probing.tables.figures import USUAL, Chart, Line, Panel, drawing, linear, name_layers, spaced_layers, write_charts
 from rendering import rendered
 
 
@@ -73,6 +73,15 @@ def test_vector_forms_have_the_width_of_a_column_or_of_a_page(tmp_path: Path) ->
         assert float(width) == pytest.approx(72 * inches, abs=0.1)
     # The text of an SVG can be found and edited.
     assert "layer (0 = embeddings)</text>" in (tmp_path / "one.svg").read_text(encoding="utf-8")
+
+
+def test_a_label_in_two_lines_stays_in_the_legend_of_a_column(tmp_path: Path) -> None:
+    line = Line("two sentences of equal length", [1, 2], [0.5, 0.6])
+    chart = Chart("drawn", "cosines", [Panel([line])], "cosine", x=linear("layer", "layer"))
+    write_charts(tmp_path, [chart], "tiny", ["svg"])
+    text = (tmp_path / "drawn.svg").read_text(encoding="utf-8")
+    assert ">two sentences of equal</" in text
+    assert ">length</" in text
 
 
 def test_formats_are_named_as_other_options_are() -> None:
