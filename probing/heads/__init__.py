@@ -6,12 +6,12 @@ sums by sentence and head, and a pass stores them under the measure's name:
     def entropy(attention: BlockAttention, batch: SentenceBatch) -> Mapping[str, Tensor]:
         return {"entropy": ...}  # shape (batch, heads): a sum over the sentence's queries
 
-    sums = accumulate(request, [BlockMeasure("entropy", entropy)], cache, trainer_options)
+    sums = accumulate(request, [Measure.of_blocks("entropy", entropy)], cache, trainer_options)
     sums["entropy"].by_sentence("entropy")  # shape (n_sentences, n_layers, heads), float64
 
-A measure that needs several blocks at once, labels of the corpus, or values by token is a class with the methods of
-`probing.heads.accumulation.CorpusMeasure`. The cache stores the sums of each measure by shard, so a killed pass
-continues where it stopped and no measure is computed twice.
+A measure that needs several blocks at once, labels of the corpus, or values by token is a `Measure` with an
+`Accumulator`, both of `probing.heads.accumulation`. The cache stores the sums of each measure by shard, so a killed
+pass continues where it stopped and no measure is computed twice.
 
 `examples.safetensors` has a tensor `attention/0`, `attention/1`, ... for each sentence, shape (n_layers, n_heads, from,
 to), float16 (three digits). Its metadata are JSON: `layers`, the layer numbers; `sentences`, with the fields of

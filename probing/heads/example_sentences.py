@@ -7,6 +7,7 @@ once more, in a separate batch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,9 +17,16 @@ from torch import Tensor
 from probing.activations import load
 from probing.errors import UserError
 from probing.heads import ClassExample, Example, ExampleMaps, ExampleSentence
-from probing.heads.accumulation import AttentionReader, BatchValues, BlockAttention, SentenceBatch, SumsStore
-from probing.heads.rows import CLASSES, PATTERNS, classify
-from probing.heads.subject import HeadSurvey, without_first
+from probing.heads.accumulation import (
+    AttentionReader,
+    BlockAttention,
+    SentenceBatch,
+    StackedBlocks,
+    SumsStore,
+    TokenRows,
+)
+from probing.heads.measures import CLASSES, PATTERNS, classify, without_first
+from probing.heads.survey import HeadSurvey
 from probing.heads.syntax import LEAST_ARCS, Arcs, arcs_of, has_arcs
 from probing.models import load_tokenizer
 from probing.models.examination import n_token_types
@@ -111,16 +119,21 @@ def read_maps(survey: HeadSurvey, sentences: Sequence[int]) -> list[Example]:
     arcs = _arcs_of(corpus)
     examples = []
 
-    def begin(batch: SentenceBatch) -> _Maps:
-        return _Maps(survey.layers)
+    def copies(attention: BlockAttention) -> dict[str, Tensor]:
+        is_reported = attention.layer in survey.layers
+        return {"maps": attention.probabilities.float().cpu().clone()} if is_reported else {}
+
+    def begin(batch: SentenceBatch) -> StackedBlocks:
+        return StackedBlocks(copies)
 
     for sentence in sentences:
         rows = tokens.of_sentences(sentence, 1)
-        batch = _batch(survey, rows, sentence, reader.n_token_types)
+        index = torch.arange(rows.stop - rows.start)[None]
+        is_token = torch.ones_like(index, dtype=torch.bool)
+        batch = TokenRows.of(tokens, rows, reader).batch(torch.tensor([sentence]), index, is_token, reader, "cpu")
+        batch = replace(batch, special=torch.from_numpy(survey.special[rows])[None])
         with torch.inference_mode():
-            (batch_values,) = reader.read(
-                encoder, batch, [without_first(begin) if survey.config.without_first else begin]
-            )
+            (batch_values,) = reader.read(encoder, batch, [without_first(begin) if survey.without_first else begin])
         example_sentence = ExampleSentence(
             sentence,
             texts[rows].tolist(),
@@ -132,38 +145,6 @@ def read_maps(survey: HeadSurvey, sentences: Sequence[int]) -> list[Example]:
         )
         examples.append(Example(example_sentence, batch_values.by_sentence["maps"][0].numpy()))
     return examples
-
-
-def _batch(survey: HeadSurvey, rows: slice, sentence: int, n_token_types: int) -> SentenceBatch:
-    tokens = survey.tokens
-    ids, words = (torch.from_numpy(values[rows].astype(np.int64))[None] for values in (tokens.input_ids, tokens.words))
-    segments, token_types = (
-        None if values is None else torch.from_numpy(values[rows].astype(np.int64))[None]
-        for values in (tokens.segments, tokens.types_for(n_token_types))
-    )
-    return SentenceBatch(
-        sentences=torch.tensor([sentence]),
-        rows=torch.arange(rows.start, rows.stop)[None],
-        input_ids=ids,
-        mask=torch.ones_like(ids, dtype=torch.bool),
-        special=torch.from_numpy(survey.special[rows])[None],
-        words=words,
-        is_causal=survey.heads.is_causal,
-        segments=segments,
-        token_types=token_types,
-    )
-
-
-class _Maps:
-    def __init__(self, layers: Sequence[int]) -> None:
-        self.layers, self.by_block = layers, [torch.empty(0)] * len(layers)
-
-    def add(self, attention: BlockAttention) -> None:
-        if attention.layer in self.layers:
-            self.by_block[self.layers.index(attention.layer)] = attention.probabilities.float().cpu().clone()
-
-    def batch_values(self) -> BatchValues:
-        return BatchValues({"maps": torch.stack(self.by_block, dim=1)})
 
 
 def _words(survey: HeadSurvey, sentence: int, of_tokens: NDArray[np.object_]) -> list[str]:

@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from probing.activations import Request
 from probing.heads.accumulation import SumsStore
-from probing.heads.subject import HeadSurvey
+from probing.heads.survey import HeadSurvey
 from probing.text import Corpus
 
 # Returns the biases of heads for keys at offsets: shape (heads, *offsets.shape).

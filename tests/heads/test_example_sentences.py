@@ -23,18 +23,9 @@ from probing.heads import (
 )
 from probing.heads.accumulation import BlockAttention, SentenceBatch, accumulate
 from probing.heads.example_sentences import MOST_TOKENS, MOST_WORDS, N_SENTENCES, cover, examples_of, maps_of_classes
-from probing.heads.rows import (
-    BLOCK,
-    CLASSES,
-    PATTERNS,
-    STRIPES,
-    SentenceDraws,
-    class_rows,
-    classify,
-    exchanged,
-    patterns,
-)
-from probing.heads.subject import HeadSurvey
+from probing.heads.measures import BLOCK, CLASSES, PATTERNS, STRIPES, classify, exchanged, patterns
+from probing.heads.rows import SentenceDraws, class_rows
+from probing.heads.survey import HeadSurvey
 from probing.heads.syntax import WordBatch, most_attended
 from probing.models import load_tokenizer, resolve_model
 from probing.studies.attention.figures import class_examples, relation_map, write_figures

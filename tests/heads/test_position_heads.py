@@ -19,10 +19,11 @@ from probing.heads.accumulation import accumulate
 from probing.heads.position import (
     AT_OFFSETS,
     OFFSETS,
-    PermutedOffsets,
+    PERMUTED,
     RankAgreement,
     contributions_in_bases,
     mass_at_offsets,
+    permuted_offsets,
     permuted_positions,
 )
 from probing.heads.position_controls import (
@@ -445,8 +446,8 @@ def test_told_positions_are_those_that_the_model_is_told(request_of_bert: Reques
     from dataclasses import replace
 
     told_request = replace(request_of_bert, permuted_tokens_seed=seed)
-    stores = accumulate(told_request, [PermutedOffsets(seed)], tmp_path, {"accelerator": "cpu"})
-    store = stores[PermutedOffsets.name]
+    stores = accumulate(told_request, [permuted_offsets(seed)], tmp_path, {"accelerator": "cpu"})
+    store = stores[PERMUTED]
     tokens = tokens_of(request_of_bert, load_tokenizer(request_of_bert.source))
     told = permuted_positions(tokens, seed)
     order = reading_order(store, slice(0, tokens.n_tokens)).numpy()

@@ -114,21 +114,23 @@ def _head_survey(
 ) -> Any:  # fmt: skip
     """Return the `HeadSurvey`: a model and its text, and the comparisons."""
     from probing.heads.roles import read_role_links
-    from probing.heads.subject import HeadConfig, HeadSurvey
+    from probing.heads.survey import HeadSurvey
 
     corpora, splits = read
     request, *test = (source.request(text) for text in corpora)
-    head_config = HeadConfig(
+    return HeadSurvey.of(
+        request,
+        layers,
+        seed,
         test=test[0] if test else None,
         splits=splits,
-        roles=read_role_links(roles) if roles else None,
+        role_links=read_role_links(roles) if roles else None,
         against=None if against is None else _against(against, source, corpora[0], config),
         as_published=as_published,
         run=None if run is None else _ranked(run, request),
         source=source,
         without_first=config["first_token"] == "exclude",
     )
-    return HeadSurvey.of(request, layers, seed, head_config)
 
 
 def _start_of(tuned: Tuned, config: dict[str, Any]) -> Any:
@@ -159,7 +161,7 @@ def _against(model: Any, source: Any, corpus: Any, config: dict[str, Any]) -> An
 
     It may be a model object, which then has the same tokenizer; it is never initialised randomly.
     """
-    from probing.heads.subject import SurveyedCheckpoint
+    from probing.heads.survey import SurveyedCheckpoint
 
     with about_option("--against"):
         other_model = find_model(model, None, None if isinstance(model, str) else load_tokenizer(source.model))
@@ -191,7 +193,7 @@ def _report_missing_parts(lacking: Mapping[str, str], say: Any) -> None:
 
 
 def _ranked(run: str, request: Any) -> Any:
-    from probing.heads.subject import PositionRun
+    from probing.heads.survey import PositionRun
 
     return PositionRun.of(of_text(load_fit(run)), request.key(), request.source.name)
 

@@ -380,7 +380,7 @@ def _compared(accuracies: Table, differences: Table) -> str:
     """Compare fusions with the best layer, since any other layer too may exceed the last layer."""
     best = best_layer(accuracies)
     return SENTENCES["fusion"].format(
-        **best | {"interval": in_brackets(interval(best, between=" to ", form=".1f", times=100))},
+        **{**best, "interval": in_brackets(interval(best, between=" to ", form=".1f", times=100))},
         changes=", ".join(f"{points(row, _p_value(row))} with {row['fusion']}" for row in differences),
     )
 

@@ -12,7 +12,7 @@ from probing.activations import Request
 from probing.heads import write_examples
 from probing.heads.example_sentences import examples_of
 from probing.heads.rows import Rows
-from probing.heads.subject import HeadSurvey
+from probing.heads.survey import HeadSurvey
 from probing.results import Table, two_decimals, without_nan
 from probing.runs.call import Measured
 from probing.studies.attention.tables import FUSIONS, examined_heads, heads_of_changes, layers_of_changes
@@ -260,7 +260,7 @@ def study_output(
         "left_out": dict(lacking),
         "model": {"n_layers": heads.n_layers, "n_heads": heads.n_heads, "is_causal": heads.is_causal},
         "unit": survey.request.corpus.unit,
-        **({"against": _origin(survey.config.against.request)} if survey.config.against else {}),
+        **({"against": _origin(survey.against.request)} if survey.against else {}),
         "n_sentences": int((survey.lengths > 0).sum()),
         "n_tokens": int(survey.is_included.sum()),
         "token_types": {
@@ -270,7 +270,7 @@ def study_output(
         },
         "classes": {name: without_nan(row) for name, row in of_all_maps(tables).items()},
     }
-    against = survey.config.against
+    against = survey.against
     models = [request.source.short_name for request in (survey.request, *([against.request] if against else []))]
     return Measured(
         tables,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -255,6 +255,9 @@ SCHEMAS = (
 # Tables of the terminal: a row per layer, type of token or task, and a column for each measure.
 # --------------------------------------------------------------------------------------------------------------------
 
+# Functions from rows of a group to the text of a cell, by heading.
+Cells = Mapping[str, Callable[[Table], str]]
+
 PROFILE = ("entropy", "distance", "self", "previous", "next")
 # Measures of a layer by their headings, each with its type of token.
 _OF_LAYERS = {
@@ -290,7 +293,7 @@ def tables(by_name: Tables) -> list[Any]:
     changed = layers_of_changes(rows_of(by_name, "change"))
     compared = changed.where(lambda row: (row["measure"], row["of"]) in CHANGES.values())
     classes = of_heads(by_name)
-    grouped = [
+    grouped: list[tuple[Schema, list[Table], str, list[str], Cells]] = [
         (ATTENTION_CLASSES, _by_layer(classes), _title_of_classes(classes), ["layer"],
          {heading: partial(_heads_of_class, name) for name, heading in CLASSES.items()}),
         (ATTENTION_LAYERS, _by_layer(measured), "Attention of each layer, mean over its heads and all queries",
@@ -309,7 +312,7 @@ def tables(by_name: Tables) -> list[Any]:
          "Differences of accuracies in points, with 95% intervals", ["task", "fusion"],
          {f"from the {heading}": partial(_points_from, name) for name, heading in BASELINES.items()}),
     ]  # fmt: skip
-    of_groups = [grouped_table(schema, groups, *rest) for schema, groups, *rest in grouped if groups]
+    of_groups = [grouped_table(*of) for of in grouped if of[1]]
     return [*of_groups, *_position_tables(by_name)]
 
 
@@ -367,7 +370,7 @@ def _mass_if_uniform(rows: Table) -> str:
     return "".join(f"{best['value'] / lift['value']:.1%}" for lift in lifts if lift["value"])
 
 
-_OF_TYPES = {
+_OF_TYPES: Cells = {
     "if uniform": _mass_if_uniform, "head": lambda rows: name_of(_most_attending(rows)),
     "mass": partial(_of_most_attending, "mass", ".3f"), "95% interval": lambda rows: interval(_most_attending(rows)),
     "lift": partial(_of_most_attending, "lift", ".2f"), "by norm": partial(_of_most_attending, "norm_mass", ".3f"),
@@ -392,7 +395,7 @@ def _accuracy(fusion: str, rows: Table) -> str:
     return "".join(f"{row['value']:.3f}" for row in rows.where(fusion=fusion))
 
 
-_ACCURACIES = {
+_ACCURACIES: Cells = {
     "last layer": lambda rows: f"{last_layer(rows)['value']:.3f}", "best layer": _best_accuracy,
     **{heading: partial(_accuracy, name) for name, heading in FUSIONS.items()},
 }  # fmt: skip

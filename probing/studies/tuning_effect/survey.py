@@ -21,16 +21,16 @@ from probing.heads.accumulation import accumulate
 from probing.heads.change import (
     COSINE,
     SAME,
-    MapChange,
-    PublishedChange,
     check_padding,
+    map_change,
     map_rows,
+    published_change,
     published_rows,
     row_cosines,
 )
 from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads
-from probing.heads.subject import HeadSurvey, SurveyedCheckpoint, check_comparable
+from probing.heads.survey import HeadSurvey, SurveyedCheckpoint, check_comparable
 from probing.results import Row, Table, count, without_nan
 from probing.runs.call import Measured
 from probing.runs.loading import CHECKPOINTS, Tuned, checkpoint_name, load_run
@@ -240,7 +240,7 @@ def _of_states(a: ActivationSource, b: ActivationSource, text: CheckpointText) -
 
 def _of_maps(a: ActivationSource, b: ActivationSource, text: CheckpointText) -> tuple[Document, ActivationStore]:
     request, against = _requests(a, b, text)
-    store = accumulate(request, [MapChange(against, alone=True)], a.cache, a.trainer, a.say)["change"]
+    store = accumulate(request, [map_change(against, alone=True)], a.cache, a.trainer, a.say)["change"]
     rows = Table(map_rows(store, _blocks(a))).where(of=SAME, head=None)
     cosines, divergences = (rows.where(measure=name) for name in ("cosine", "jensen_shannon"))
     distances = [{**row, "value": 1 - row["value"]} for row in cosines]
@@ -251,7 +251,7 @@ def _of_published(a: ActivationSource, b: ActivationSource, text: CheckpointText
     request, against = _requests(a, b, text)
     checkpoint = SurveyedCheckpoint(request)
     check_padding(checkpoint)
-    store = accumulate(request, [PublishedChange(checkpoint, against)], a.cache, a.trainer, a.say)[
+    store = accumulate(request, [published_change(checkpoint, against)], a.cache, a.trainer, a.say)[
         "change_as_published"
     ]
     rows = Table(published_rows(store, _blocks(a))).where(measure=COSINE, head=None, of=SAME)

@@ -21,7 +21,7 @@ from probing.errors import UserError
 from probing.heads import accumulation
 from probing.heads import change as change_as_published
 from probing.heads.position import OFFSETS
-from probing.heads.subject import PositionRun
+from probing.heads.survey import PositionRun
 from probing.models import load_tokenizer, resolve_model
 from probing.runs.loading import load_run
 from probing.studies.attention.conclusions import conclusions
