@@ -381,11 +381,6 @@ def of_shard(
     return shard_values
 
 
-def not_finite(sums: Mapping[str, Tensor]) -> str | None:
-    """Return the name of a value that is not finite, or None."""
-    return next((name for name, values in sums.items() if not bool(torch.isfinite(values).all())), None)
-
-
 @dataclass(frozen=True)
 class AttentionReader:
     """The structure of an encoder for reading its attention; `projections` is None if they are unknown."""
@@ -594,7 +589,8 @@ class AttentionPass(ShardPass):
             sums_of_measure[name] = of_shard(
                 in_order, planned_shard.first_sentence, planned_shard.n_sentences, rows.start, planned_shard.n_tokens
             )
-            if bad := not_finite(sums_of_measure[name]):
+            sums = sums_of_measure[name].items()
+            if bad := next((of for of, values in sums if not bool(torch.isfinite(values).all())), None):
                 raise RunError(
                     f"the attention over sentences {planned_shard.first_sentence} to "
                     f"{planned_shard.first_sentence + planned_shard.n_sentences - 1} of the corpus (counted from 0) "

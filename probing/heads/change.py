@@ -22,7 +22,7 @@ from probing.heads.accumulation import (
     StackedBlocks,
     SumsStore,
 )
-from probing.heads.rows import Rows, mean_cells
+from probing.heads.measures import Rows, mean_cells
 from probing.heads.survey import HeadSurvey, SurveyedCheckpoint, SurveyPart, check_comparable
 from probing.models import length_limits
 from probing.text import Corpus
@@ -352,4 +352,4 @@ def _tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Ro
     return {"change": [*rows, *parameter_rows(survey.checkpoint, survey.against)]}
 
 
-CHANGE = SurveyPart("change", _tables, _measures, _lacks, by_name_only=True)
+CHANGE = SurveyPart("change", _tables, _measures, _lacks, by_name_only=True, reads_pairs=True)

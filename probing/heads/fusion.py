@@ -25,7 +25,7 @@ from probing.data.labelling import example_checks, label_sides
 from probing.data.module import layer_moments
 from probing.errors import UserError, as_clause
 from probing.heads.accumulation import SumsStore
-from probing.heads.rows import Row, Rows, accuracy_cells, corrected, difference_cells, mean_cells
+from probing.heads.measures import Row, Rows, accuracy_cells, corrected, difference_cells, mean_cells
 from probing.heads.survey import HeadSurvey, SurveyPart
 from probing.models import load_tokenizer
 from probing.probes.solvers import Evaluation, Penalty, Preconditioner, minimise

@@ -37,23 +37,21 @@ from probing.heads.measures import (
     PROFILE,
     PUNCTUATION,
     SINK,
-    attention_by_type,
-    entropy_scale,
-    without_first_token,
-)
-from probing.heads.position import POSITION_HEADS, POSITION_PARTS, joined
-from probing.heads.roles import ALL, role_rows, role_scores
-from probing.heads.rows import (
     Rows,
     SentenceDraws,
+    attention_by_type,
     class_rows,
     counts_of,
+    entropy_scale,
     in_one,
     mean_cells,
     measure_rows,
     profile_rows,
     type_rows,
+    without_first_token,
 )
+from probing.heads.position import POSITION_HEADS, POSITION_PARTS, joined
+from probing.heads.roles import ALL, role_rows, role_scores
 from probing.heads.survey import STATES, HeadSurvey, SurveyInputs, SurveyPart
 from probing.heads.syntax import has_arcs
 from probing.heads.trees import TREEBANK_PARTS
@@ -387,7 +385,7 @@ def measurable(survey: HeadSurvey, names: Sequence[str], by_name: bool) -> tuple
 
 def _lacks(survey: HeadSurvey, part: SurveyPart) -> str | None:
     """Return the missing requirement of a part, as the end of a sentence."""
-    if survey.without_first and part.name not in WITHOUT_FIRST:
+    if survey.without_first and not part.excludes_first:
         return "`--first_token include`, under which all tokens are measured"
     return _lacks_sentences(survey, part) or part.needs(survey)
 
@@ -396,7 +394,7 @@ def _lacks_sentences(survey: HeadSurvey, part: SurveyPart) -> str | None:
     """Return the missing requirement if the corpus has pairs of sentences and the part cannot read them."""
     corpus = survey.request.corpus
     has_role_file = part.name == ROLES.name and survey.role_links is not None
-    if corpus.seconds is None or part.name in OF_PAIRS or has_role_file:
+    if corpus.seconds is None or part.reads_pairs or has_role_file:
         return None
     if part in (FUSION, *POSITION_PARTS):
         return f"single sentences, given as --corpus, and `--pairs {corpus.name}` has pairs of sentences"
@@ -541,25 +539,20 @@ def _rollout_tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict
     return {"rollout": rollout_rows(sums, counts, survey.layers, survey.sentences)}
 
 
+_OF_ALL: dict[str, Any] = {"reads_pairs": True, "excludes_first": True}
 PARTS = (
-    SurveyPart("classes", _class_tables, lambda survey: [PATTERNS]),
-    SurveyPart("profile", _profile_tables, lambda survey: [PROFILE]),
-    _part_of_types("tokens", of_words=False),
-    _part_of_types("words", of_words=True, needs=_lacks_columns),
-    SurveyPart("first_token", _first_token_tables, lambda survey: [SINK], by_name_only=True),
-    SurveyPart("rollout", _rollout_tables, lambda survey: [ROLLOUT]),
-    SurveyPart("similarity", _similarity_tables, lambda survey: [SIMILARITY]),
+    SurveyPart("classes", _class_tables, lambda survey: [PATTERNS], **_OF_ALL),
+    SurveyPart("profile", _profile_tables, lambda survey: [PROFILE], **_OF_ALL),
+    _part_of_types("tokens", of_words=False, **_OF_ALL),
+    _part_of_types("words", of_words=True, needs=_lacks_columns, excludes_first=True),
+    SurveyPart("first_token", _first_token_tables, lambda survey: [SINK], by_name_only=True, **_OF_ALL),
+    SurveyPart("rollout", _rollout_tables, lambda survey: [ROLLOUT], **_OF_ALL),
+    SurveyPart("similarity", _similarity_tables, lambda survey: [SIMILARITY], **_OF_ALL),
     *TREEBANK_PARTS,
     ROLES,
     CHANGE,
     FUSION,
     *POSITION_PARTS,
-)  # fmt: skip
-# Parts that read pairs of sentences, which have no annotation of words.
-OF_PAIRS = ("classes", "profile", "tokens", "first_token", "rollout", "similarity", "change")
-# Parts that can be measured with `--first_token exclude`.
-WITHOUT_FIRST = (
-    "classes", "profile", "tokens", "words", "first_token", "rollout", "similarity", "relations", "trees",
 )  # fmt: skip
 NAMES = [part.name for part in PARTS]
 # Parts that are measured by default, and those that are added by `--first_token exclude`, by `--against` and by

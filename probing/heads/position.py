@@ -21,6 +21,7 @@ from probing.heads.accumulation import (
     StackedBlocks,
     SumsStore,
 )
+from probing.heads.measures import Row, Rows, SentenceDraws
 from probing.heads.position_controls import (
     HeadScores,
     LagMoments,
@@ -36,7 +37,6 @@ from probing.heads.position_controls import (
     top_neurons,
     word_mass,
 )
-from probing.heads.rows import Row, Rows, SentenceDraws
 from probing.heads.survey import STATES, HeadSurvey, PositionRun, SurveyInputs, SurveyPart
 from probing.models.attention_heads import QueryKey
 from probing.probes.agreement import random_bases
@@ -49,22 +49,17 @@ from probing.text.tokens import Tokens
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class RankAgreement:
-    """Rank correlations of heads' neuron use with a ranking, shape (n_heads,); NaN if all neurons are tied."""
+def rank_agreement(use: Array, ranking: Array, spreads: Sequence[Array]) -> dict[str, Array]:
+    """Return rank correlations of heads' neuron use, shape (n_heads, d_model), with a ranking, shape (n_heads,).
 
-    spearman: Array
-    partial: Array
-
-    @classmethod
-    def of(cls, use: Array, ranking: Array, spreads: Sequence[Array]) -> RankAgreement:
-        """Correlate `use`, shape (n_heads, d_model), with the ranking, also with `spreads` partialled out."""
-        used, ranked = rankdata(use, axis=1), rankdata(ranking)
-        design = np.stack([np.ones(len(ranked)), *(rankdata(spread) for spread in spreads)], axis=1)
-        residuals = [values - values @ np.linalg.pinv(design).T @ design.T for values in (ranked, used)]
-        # If the spreads determine the ranks exactly, the residuals are rounding errors: they are set to 0.
-        residuals = [np.where(np.abs(values) < 1e-6 * len(ranked), 0.0, values) for values in residuals]
-        return cls(spearman(ranked, used), spearman(residuals[0], residuals[1]))
+    `partial` has `spreads` partialled out. Both are NaN if all neurons are tied.
+    """
+    used, ranked = rankdata(use, axis=1), rankdata(ranking)
+    design = np.stack([np.ones(len(ranked)), *(rankdata(spread) for spread in spreads)], axis=1)
+    residuals = [values - values @ np.linalg.pinv(design).T @ design.T for values in (ranked, used)]
+    # If the spreads determine the ranks exactly, the residuals are rounding errors: they are set to 0.
+    residuals = [np.where(np.abs(values) < 1e-6 * len(ranked), 0.0, values) for values in residuals]
+    return {"spearman": spearman(ranked, used), "partial": spearman(residuals[0], residuals[1])}
 
 
 def contributions_in_bases(weight: Tensor, states: Tensor, classes: Tensor, bases: Tensor) -> Tensor:
@@ -163,7 +158,7 @@ class Block:
         return [
             (
                 basis_contributions.double().numpy(),
-                [spread.numpy() for spread in self.means.turned(parts @ basis).spread],
+                [spread.numpy() for spread in replace(self.means, parts=parts @ basis).spread],
             )
             for basis, basis_contributions in zip(self.bases, contributions, strict=True)
         ]
@@ -248,18 +243,17 @@ class AtOffset:
         if "contribution" not in block.scores:
             return [{} for _ in heads]
         query, key, _ = block.of_heads(list(heads))
-        observed = RankAgreement.of(self.use, block.scores["contribution"], block.spreads)
+        observed = rank_agreement(self.use, block.scores["contribution"], block.spreads)
         used = Shares.of(query.float(), key.float(), self.products.float(), block.bases).use.numpy()
         turned = [
-            RankAgreement.of(use, contributions, spreads)
+            rank_agreement(use, contributions, spreads)
             for use, (contributions, spreads) in zip(used, block.in_bases, strict=True)
         ]
         rows = []
         for i, head in enumerate(heads):
             row: Row = {}
-            for name in ("spearman", "partial"):
-                of_heads = getattr(observed, name)
-                of_bases = np.array([getattr(agreement, name)[i] for agreement in turned])
+            for name, of_heads in observed.items():
+                of_bases = np.array([agreement[name][i] for agreement in turned])
                 row |= _beside(name, of_heads[head], "heads", np.delete(of_heads, head))
                 row |= _beside(name, of_heads[head], "bases", of_bases)
             rows.append(row)

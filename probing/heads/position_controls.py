@@ -105,10 +105,6 @@ class PositionMeans:
         last = len(self.parts) - 1
         return torch.where((positions <= last)[:, None], self.parts[positions.clamp_max(last)], 0.0)
 
-    def turned(self, parts: Tensor) -> PositionMeans:
-        """Return the same means with the parts of positions in another basis."""
-        return replace(self, parts=parts)
-
     @property
     def spread(self) -> tuple[Tensor, Tensor]:
         """Standard deviations of p(t) and of p(t + 1) - p(t) over words, each of shape (d_model,)."""

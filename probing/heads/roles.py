@@ -49,7 +49,7 @@ from torch import Tensor
 
 from probing.errors import UserError
 from probing.heads.accumulation import Begin, Measure, SentenceBatch, StackedBlocks, SumsStore
-from probing.heads.rows import Rows
+from probing.heads.measures import Rows
 from probing.statistics import mean_interval
 from probing.text import Corpus, from_words
 from probing.text.files import read_lines

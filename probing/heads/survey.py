@@ -17,9 +17,8 @@ from probing.activations import ActivationStore, Request, load, tokens_of
 from probing.activations.source import ActivationSource
 from probing.errors import UserError, about_option
 from probing.heads.accumulation import AttentionReader, Measure, SumsStore
-from probing.heads.measures import types_of
+from probing.heads.measures import Rows, SentenceDraws, types_of
 from probing.heads.roles import Pairs, RoleLinks, pairs_of, treebank_links
-from probing.heads.rows import Rows, SentenceDraws
 from probing.models import length_limits, load_config, load_tokenizer, site_of
 from probing.models.anatomy import Anatomy, examine, hidden_states
 from probing.models.attention_heads import Heads, QueryKey, find_query_keys, read_heads
@@ -439,6 +438,8 @@ class SurveyPart:
         by_name_only: Whether the part is off by default, because it takes long or needs a further option, which may
             then add it; see `probing.heads.parts`.
         trains: Whether rows come from probes that all ranks train together.
+        reads_pairs: Whether it reads pairs of sentences, which have no annotation of words.
+        excludes_first: Whether it can be measured with `--first_token exclude`.
     """
 
     name: str
@@ -448,3 +449,5 @@ class SurveyPart:
     beside: Callable[[HeadSurvey], Sequence[SurveyInputs]] = lambda survey: ()
     by_name_only: bool = False
     trains: bool = False
+    reads_pairs: bool = False
+    excludes_first: bool = False

@@ -24,7 +24,7 @@ from probing.heads.accumulation import (
     StackedBlocks,
     SumsStore,
 )
-from probing.heads.rows import Row, Rows, accuracy_cells, corrected, difference_cells
+from probing.heads.measures import Row, Rows, accuracy_cells, corrected, difference_cells
 from probing.text import Corpus
 from probing.text.columns import UNSPECIFIED
 from probing.text.tokens import Tokens
@@ -328,27 +328,22 @@ class Finder:
         return float((np.count_nonzero(self.predicted == gold_heads) - np.count_nonzero(at_offset)) / len(gold_heads))
 
 
-@dataclass(frozen=True)
-class Leads:
-    """The leads of finders with permuted syntactic heads, shape (n_finders,).
+def compare_leads(
+    arcs: Arcs, finders: Sequence[Finder], seed: int, n_draws: int = DRAWS
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Compare the leads of finders with those under permuted syntactic heads; `arcs` are all arcs of the sentences.
 
-    `permuted` is the mean over the permutations; `p_value` is the one-sided p-value of the true lead, corrected for the
-    number of finders by the largest standardised lead of each permutation.
+    Returns:
+        The mean lead of each finder over the permutations, and the one-sided p-value of its true lead, corrected for
+            the number of finders by the largest standardised lead of each permutation; shape (n_finders,).
     """
-
-    permuted: NDArray[np.float64]
-    p_value: NDArray[np.float64]
-
-
-def compare_leads(arcs: Arcs, finders: Sequence[Finder], seed: int, n_draws: int = DRAWS) -> Leads:
-    """Compare the leads of finders with those under permuted syntactic heads; `arcs` are all arcs of the sentences."""
     arrangements = [arcs.heads, *permuted_heads(arcs, n_draws, np.random.default_rng(seed))]
     leads = np.array([[finder.lead(arcs.dependents, heads) for finder in finders] for heads in arrangements])
     # With the true arrangement among those that standardise, all are treated alike.
     sd = leads.std(0)
     z = np.where(sd > 0, (leads - leads.mean(0)) / np.where(sd > 0, sd, 1.0), 0.0)
     beyond = (z[1:].max(1)[:, None] >= z[0] - 1e-9).sum(0)
-    return Leads(leads[1:].mean(0), (1 + beyond) / (1 + n_draws))
+    return leads[1:].mean(0), (1 + beyond) / (1 + n_draws)
 
 
 def permuted_heads(arcs: Arcs, n_draws: int, generator: np.random.Generator) -> Iterator[NDArray[np.int64]]:
@@ -503,10 +498,10 @@ def _beside_permuted(rows: Rows, test: ScoredArcs, seed: int, n_draws: int) -> R
         arcs = np.flatnonzero(test.arcs.relations == row["relation"])
         predicted = test.predicted[arcs, row["layer"] - 1, row["head"] - 1, QUERIES.index(row["query"])]
         finders.append(Finder(arcs, predicted.astype(np.int64), row["offset"]))
-    leads = compare_leads(test.arcs, finders, seed, n_draws)
+    permuted_leads = compare_leads(test.arcs, finders, seed, n_draws)
     return [
         {**row, "difference_permuted": float(permuted), "p_permuted": float(p)}
-        for row, permuted, p in zip(rows, leads.permuted, leads.p_value, strict=True)
+        for row, permuted, p in zip(rows, *permuted_leads, strict=True)
     ]
 
 

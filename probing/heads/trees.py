@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.heads.accumulation import Begin, Measure, SentenceBatch, StackedBlocks, SumsStore
-from probing.heads.rows import Row, Rows, accuracy_cells, corrected
+from probing.heads.measures import Row, Rows, accuracy_cells, corrected
 from probing.heads.survey import TEST, UNTRAINED, HeadSurvey, SurveyInputs, SurveyPart
 from probing.heads.syntax import (
     LEAST_ARCS,
@@ -487,7 +487,7 @@ def _pairs(survey: HeadSurvey, corpus: Corpus) -> Measure:
 
 
 TREEBANK_PARTS = (
-    _part("relations", _relation_tables, lambda survey, corpus: MOST_ATTENDED, _lacks_relations),
-    _part("trees", _tree_tables, lambda survey, corpus: tree_measure(corpus), lacks_arcs),
+    _part("relations", _relation_tables, lambda survey, corpus: MOST_ATTENDED, _lacks_relations, excludes_first=True),
+    _part("trees", _tree_tables, lambda survey, corpus: tree_measure(corpus), lacks_arcs, excludes_first=True),
     _part("attention_probe", _probe_tables, _pairs, lacks_arcs, by_name_only=True),
 )

@@ -19,11 +19,10 @@ from families import CORE, few_quickly, untouched
 from probing.activations import Request
 from probing.errors import RunError, UserError
 from probing.heads import accumulation
-from probing.heads import rows as means
+from probing.heads import measures as means
 from probing.heads.accumulation import BatchValues, BlockAttention, Measure, SentenceBatch, SumsStore, accumulate
-from probing.heads.measures import CLASSES
+from probing.heads.measures import CLASSES, SentenceDraws, class_rows, measure_rows, type_rows
 from probing.heads.parts import measurable, measure
-from probing.heads.rows import SentenceDraws, class_rows, measure_rows, type_rows
 from probing.heads.survey import HeadSurvey
 from probing.models import load_tokenizer, resolve_model
 from probing.statistics import ENDS, MIN_SENTENCES

@@ -12,19 +12,33 @@ from matplotlib.figure import Figure
 
 from families import untouched
 from probing.activations import Request
-from probing.heads import (
+from probing.heads import accumulation
+from probing.heads.accumulation import BlockAttention, SentenceBatch, accumulate
+from probing.heads.examples import (
+    MOST_TOKENS,
+    MOST_WORDS,
+    N_SENTENCES,
     ClassExample,
     Example,
     ExampleMaps,
     ExampleSentence,
-    accumulation,
+    cover,
+    examples_of,
+    maps_of_classes,
     read_examples,
     write_examples,
 )
-from probing.heads.accumulation import BlockAttention, SentenceBatch, accumulate
-from probing.heads.example_sentences import MOST_TOKENS, MOST_WORDS, N_SENTENCES, cover, examples_of, maps_of_classes
-from probing.heads.measures import BLOCK, CLASSES, PATTERNS, STRIPES, classify, exchanged, patterns
-from probing.heads.rows import SentenceDraws, class_rows
+from probing.heads.measures import (
+    BLOCK,
+    CLASSES,
+    PATTERNS,
+    STRIPES,
+    SentenceDraws,
+    class_rows,
+    classify,
+    exchanged,
+    patterns,
+)
 from probing.heads.survey import HeadSurvey
 from probing.heads.syntax import WordBatch, most_attended
 from probing.models import load_tokenizer, resolve_model

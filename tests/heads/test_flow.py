@@ -18,7 +18,7 @@ from conftest import make_sentences
 from probing.activations import Request, load, tokens_of
 from probing.heads import accumulation, parts
 from probing.heads.accumulation import BatchValues, BlockAttention, Measure, SentenceBatch, accumulate, attention_of
-from probing.heads.measures import PATTERNS, PROFILE, SINK, attended, sink, without_first_token
+from probing.heads.measures import PATTERNS, PROFILE, SINK, SentenceDraws, attended, sink, without_first_token
 from probing.heads.parts import (
     GROUPS,
     MEASURES,
@@ -33,7 +33,6 @@ from probing.heads.parts import (
     similarity_rows,
     without_special,
 )
-from probing.heads.rows import SentenceDraws
 from probing.heads.syntax import MOST_ATTENDED, NONE
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import examine

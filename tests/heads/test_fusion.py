@@ -42,7 +42,7 @@ from probing.heads.fusion import (
     states_of,
     weighted_family,
 )
-from probing.heads.rows import corrected
+from probing.heads.measures import corrected
 from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, Lbfgs, Training, train_probes
 from probing.statistics import difference_interval

@@ -24,17 +24,21 @@ from probing.heads.measures import (
     PUNCTUATION,
     SINK,
     STRIPES,
+    SentenceDraws,
     attended,
     attention_by_type,
     blocks,
+    class_rows,
     classify,
+    n_queries,
     profile,
+    profile_rows,
     stripes,
+    type_rows,
     types_of,
     without_first_token,
 )
 from probing.heads.parts import ROLLOUT
-from probing.heads.rows import SentenceDraws, class_rows, n_queries, profile_rows, type_rows
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import examine
 from probing.models.attention_heads import OutputProjection, find_heads, read_heads

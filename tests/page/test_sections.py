@@ -16,7 +16,7 @@ import pytest
 
 from probing import Result, fit, report
 from probing.errors import UserError
-from probing.heads import Example, ExampleMaps, read_examples, write_examples
+from probing.heads.examples import Example, ExampleMaps, read_examples, write_examples
 from probing.page.charts import YAxis, x, y
 from probing.results import Table
 from probing.runs import study_of

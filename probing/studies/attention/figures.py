@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probing.activations import Request
-from probing.heads import write_examples
-from probing.heads.example_sentences import examples_of
-from probing.heads.rows import Rows
+from probing.heads.examples import examples_of, write_examples
+from probing.heads.measures import Rows
 from probing.heads.survey import HeadSurvey
 from probing.results import Table, two_decimals, without_nan
 from probing.runs.call import Measured
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from probing.heads import ExampleMaps
+    from probing.heads.examples import ExampleMaps
 
 # Labels of layers that fit side by side in a panel.
 _LABELS = 6

@@ -24,8 +24,7 @@ from probing.heads.accumulation import (
     SumsStore,
     accumulate,
 )
-from probing.heads.measures import attention_by_type, fingerprint_of, members_of
-from probing.heads.rows import Means, SentenceDraws
+from probing.heads.measures import Means, SentenceDraws, attention_by_type, fingerprint_of, members_of
 from probing.interventions.model_output import draw_sentences
 from probing.models import load_tokenizer
 from probing.models.anatomy import examine
