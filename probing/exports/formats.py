@@ -15,7 +15,7 @@ import numpy as np
 
 from probing.data.examples import Examples
 from probing.errors import UserError, as_clause
-from probing.heads import Example, read_examples
+from probing.heads.examples import Example, read_examples
 from probing.models import site_of
 from probing.results import Column, Row, Schema, Table, ends, listed, write_csv
 from probing.runs import Result

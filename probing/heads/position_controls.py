@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from probing.activations import Request
 from probing.heads.accumulation import SumsStore
-from probing.heads.subject import HeadSurvey
+from probing.heads.survey import HeadSurvey
 from probing.text import Corpus
 
 # Returns the biases of heads for keys at offsets: shape (heads, *offsets.shape).
@@ -104,10 +104,6 @@ class PositionMeans:
         """Return the part of the position in each word, shape (n, d_model); 0 beyond the last training position."""
         last = len(self.parts) - 1
         return torch.where((positions <= last)[:, None], self.parts[positions.clamp_max(last)], 0.0)
-
-    def turned(self, parts: Tensor) -> PositionMeans:
-        """Return the same means with the parts of positions in another basis."""
-        return replace(self, parts=parts)
 
     @property
     def spread(self) -> tuple[Tensor, Tensor]:

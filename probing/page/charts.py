@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.errors import UserError
-from probing.heads import ExampleMaps
+from probing.heads.examples import ExampleMaps
 from probing.results import Child, Html, Row, element, in_brackets, interval, joined, pairs, two_decimals
 from probing.runs import Result, model_name
 from probing.runs.checks import read_tensor, reading

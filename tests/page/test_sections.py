@@ -16,18 +16,19 @@ import pytest
 
 from probing import Result, fit, report
 from probing.errors import UserError
-from probing.heads import Example, ExampleMaps, read_examples, write_examples
+from probing.heads.examples import Example, ExampleMaps, read_examples, write_examples
 from probing.page.charts import YAxis, x, y
 from probing.results import Table
 from probing.runs import study_of
 from probing.runs.loading import load_run
+from probing.studies.attention.conclusions import conclusions
 from probing.studies.attention.section import ABOVE, BELOW, FULL, LEAST, TIP_WIDTH, Row, sentence_arcs
 from probing.studies.checkpoints.tables import Thresholds, emergence
 from probing.studies.cloze import tables as cloze
 from probing.studies.hierarchy import tables as hierarchy
 from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
 from probing.tables.figures import BY_STEP
-from probing.tables.heads import conclusions, of_heads
+from probing.tables.heads import of_heads
 from report_runs import QUICKLY, make_survey
 from written import read_csv, write_csv
 

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probing.activations import Request
-from probing.heads import write_examples
-from probing.heads.example_sentences import examples_of
-from probing.heads.rows import Rows
-from probing.heads.subject import HeadSurvey
+from probing.heads.examples import examples_of, write_examples
+from probing.heads.measures import Rows
+from probing.heads.survey import HeadSurvey
 from probing.results import Table, two_decimals, without_nan
 from probing.runs.call import Measured
-from probing.tables import change
-from probing.tables.change import FUSIONS
+from probing.studies.attention.tables import FUSIONS, examined_heads, heads_of_changes, layers_of_changes
 from probing.tables.figures import (
     BLUE,
     GREY,
@@ -28,14 +26,13 @@ from probing.tables.figures import (
     write_drawings,
 )
 from probing.tables.heads import CLASSES, LETTERS, finds_relation, name_of, of_all_maps, of_heads, of_measure
-from probing.tables.position_heads import examined_heads
 from probing.text.tokens import count_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from probing.heads import ExampleMaps
+    from probing.heads.examples import ExampleMaps
 
 # Labels of layers that fit side by side in a panel.
 _LABELS = 6
@@ -121,7 +118,7 @@ def entropy_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
 
 def change_map(figure: Figure, rows: Sequence[Row], models: Sequence[str]) -> None:
     """Draw the cosine of each head's maps in two checkpoints; the shade is relative to two heads of the layer."""
-    others = {row["layer"]: 1 - row["value"] for row in change.of_layers(rows, "cosine", "other heads")}
+    others = {row["layer"]: 1 - row["value"] for row in layers_of_changes(rows, "cosine", "other heads")}
 
     def shade(row: Row) -> float:
         return min((1 - row["value"]) / (others.get(row["layer"]) or 1.0), 1.0)
@@ -129,7 +126,7 @@ def change_map(figure: Figure, rows: Sequence[Row], models: Sequence[str]) -> No
     def text(row: Row) -> str:
         return "1" if row["value"] == 1 else f"{min(row['value'], 0.994):.2f}"[1:]
 
-    axes = _map(figure, change.of_heads(rows, "cosine"), shade, text)
+    axes = _map(figure, heads_of_changes(rows, "cosine"), shade, text)
     axes.set_title(
         f"{' and '.join(models)}: cosine of each head's attention maps\n"
         "(white: no change, black: as unlike as two heads of the layer)", fontsize=9,
@@ -262,7 +259,7 @@ def study_output(
         "left_out": dict(lacking),
         "model": {"n_layers": heads.n_layers, "n_heads": heads.n_heads, "is_causal": heads.is_causal},
         "unit": survey.request.corpus.unit,
-        **({"against": _origin(survey.config.against.request)} if survey.config.against else {}),
+        **({"against": _origin(survey.against.request)} if survey.against else {}),
         "n_sentences": int((survey.lengths > 0).sum()),
         "n_tokens": int(survey.is_included.sum()),
         "token_types": {
@@ -272,7 +269,7 @@ def study_output(
         },
         "classes": {name: without_nan(row) for name, row in of_all_maps(tables).items()},
     }
-    against = survey.config.against
+    against = survey.against
     models = [request.source.short_name for request in (survey.request, *([against.request] if against else []))]
     return Measured(
         tables,

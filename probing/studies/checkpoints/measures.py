@@ -34,7 +34,7 @@ from probing.errors import UserError
 from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads
 from probing.heads.position import OFFSET_HEADS, POSITION_HEADS
-from probing.heads.subject import HeadConfig, HeadSurvey
+from probing.heads.survey import HeadSurvey
 from probing.models import load_encoder, load_tokenizer
 from probing.probes.transforms import Fitting
 from probing.results import Table
@@ -233,8 +233,9 @@ def _of_geometry(source: ActivationSource, config: CheckpointConfig) -> tuple[Do
 def _of_attention(source: ActivationSource, config: CheckpointConfig) -> tuple[Document, ActivationStore]:
     """Measure attention to fixed offsets and special tokens, its distance and its entropy."""
     request, *test = (source.request(corpus) for corpus in config.corpora)
-    heads_config = HeadConfig(test=test[0] if test else None, splits=config.splits, source=source)
-    head_inputs = HeadSurvey.of(request, blocks_of(source), config.seed, heads_config)
+    head_inputs = HeadSurvey.of(
+        request, blocks_of(source), config.seed, test=test[0] if test else None, splits=config.splits, source=source
+    )
     if lack := OFFSET_HEADS.needs(head_inputs):
         raise UserError(f"`--measures attention` needs {lack}.")
     parts = [*(part for part in PARTS if part.name in ("profile", "tokens")), OFFSET_HEADS]

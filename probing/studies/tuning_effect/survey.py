@@ -22,16 +22,16 @@ from probing.heads.accumulation import accumulate
 from probing.heads.change import (
     COSINE,
     SAME,
-    MapChange,
-    PublishedChange,
     check_padding,
+    map_change,
     map_rows,
+    published_change,
     published_rows,
     row_cosines,
 )
 from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads
-from probing.heads.subject import HeadSurvey, SurveyedCheckpoint, check_comparable
+from probing.heads.survey import HeadSurvey, SurveyedCheckpoint, check_comparable
 from probing.results import Row, Table, count, estimate_cells, without_nan
 from probing.runs.call import Measured
 from probing.runs.loading import CHECKPOINTS, Tuned, checkpoint_name, load_run
@@ -226,7 +226,7 @@ def _of_states(a: ActivationSource, b: ActivationSource, corpus: Corpus) -> tupl
 
 
 def _of_maps(a: ActivationSource, b: ActivationSource, corpus: Corpus) -> tuple[Document, ActivationStore]:
-    measure = MapChange(SurveyedCheckpoint(b.request(corpus)), alone=True)
+    measure = map_change(SurveyedCheckpoint(b.request(corpus)), alone=True)
     store = accumulate(a.request(corpus), [measure], a.cache, a.trainer, a.say)["change"]
     rows = Table(map_rows(store, blocks_of(a))).where(of=SAME, head=None)
     cosines, divergences = (rows.where(measure=name) for name in ("cosine", "jensen_shannon"))
@@ -236,7 +236,7 @@ def _of_maps(a: ActivationSource, b: ActivationSource, corpus: Corpus) -> tuple[
 def _of_published(a: ActivationSource, b: ActivationSource, corpus: Corpus) -> tuple[Document, ActivationStore]:
     checkpoint, against = (SurveyedCheckpoint(source.request(corpus)) for source in (a, b))
     check_padding(checkpoint)
-    measure = PublishedChange(checkpoint, against)
+    measure = published_change(checkpoint, against)
     store = accumulate(checkpoint.request, [measure], a.cache, a.trainer, a.say)["change_as_published"]
     rows = Table(published_rows(store, blocks_of(a))).where(measure=COSINE, head=None, of=SAME)
     return {"rows": _values("maps_as_published", rows, -1)}, store

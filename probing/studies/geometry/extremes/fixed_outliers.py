@@ -22,8 +22,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from probing.data.examples import HiddenStateSource
 from probing.heads.change import row_divergences
+from probing.heads.measures import PUNCTUATION, types_of
 from probing.heads.position_controls import FixedScores, matched_sets
-from probing.heads.subject import PUNCTUATION, types_of
 from probing.models.attention_heads import QueryKey
 from probing.results import ALL_LAYERS
 from probing.statistics.chance import holm, rank_p

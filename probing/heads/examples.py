@@ -1,12 +1,21 @@
-"""Choice of a few short sentences of a corpus, and the attention of every head in them.
+"""Example sentences of a corpus, chosen so that each class has a map, and the attention of every head in them.
 
-The sentences are chosen so that each class has a map and many dependency relations occur. The model reads each of them
-once more, in a separate batch.
+The sentences are short, and many dependency relations occur in them. The model reads each of them once more, in a
+separate batch.
+
+`examples.safetensors` has a tensor `attention/0`, `attention/1`, ... for each sentence, shape (n_layers, n_heads, from,
+to), float16 (three digits). Its metadata are JSON: `layers`, the layer numbers; `sentences`, with the fields of
+`ExampleSentence`; `classes`, with the fields of `ClassExample` by class of maps.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,14 +24,141 @@ from torch import Tensor
 
 from probing.activations import load
 from probing.errors import UserError
-from probing.heads import ClassExample, Example, ExampleMaps, ExampleSentence
-from probing.heads.accumulation import AttentionReader, BatchValues, BlockAttention, SentenceBatch, SumsStore
-from probing.heads.rows import CLASSES, PATTERNS, classify
-from probing.heads.subject import HeadSurvey, without_first
+from probing.heads.accumulation import (
+    AttentionReader,
+    BlockAttention,
+    SentenceBatch,
+    StackedBlocks,
+    SumsStore,
+    TokenRows,
+)
+from probing.heads.measures import CLASSES, PATTERNS, classify, without_first
+from probing.heads.survey import HeadSurvey
 from probing.heads.syntax import LEAST_ARCS, Arcs, arcs_of, has_arcs
 from probing.models import load_tokenizer
 from probing.models.examination import n_token_types
+from probing.runtime.files import parse_json, regular, write_tensors
 from probing.text import Corpus
+
+NAME = "examples.safetensors"
+
+Arc = tuple[int, int, str]
+
+
+@dataclass(frozen=True)
+class ExampleSentence:
+    """A sentence and its tokens.
+
+    Args:
+        sentence: Index in the corpus, from 0.
+        tokens: Text of each token as in the sentence; the name of a special token.
+        special: Whether each token is special; the first token of a causal model is.
+        word_of_token: Index of each token's word, -1 for special tokens.
+        arcs: Dependent, head and relation of each treebank arc between two words; empty for running text.
+    """
+
+    sentence: int
+    tokens: Sequence[str]
+    special: Sequence[bool]
+    words: Sequence[str]
+    word_of_token: Sequence[int]
+    arcs: Sequence[Arc] = ()
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sentence and its attention maps, shape (n_layers, n_heads, from, to)."""
+
+    of: ExampleSentence
+    maps: NDArray[np.float32]
+
+    @cached_property
+    def word_maps(self) -> NDArray[np.float32]:
+        """The attention between different words, shape (n_layers, n_heads, from, to), as for dependency relations.
+
+        Attention to a word is the sum over its pieces, attention from a word the mean over them. It is 0 from a word to
+        itself, and from and to words without a piece in the input.
+        """
+        pieces = np.array(self.of.word_of_token)[:, None] == np.arange(len(self.of.words))
+        means = (pieces / np.maximum(pieces.sum(0), 1)).T
+        maps: NDArray[np.float32] = (means @ (self.maps @ pieces)).astype(np.float32)
+        return np.where(np.eye(len(self.of.words), dtype=bool), np.float32(0), maps)
+
+    def strongest(self, layer: int, head: int) -> list[tuple[int, int, float]]:
+        """Return each word's index, the other word that it attends to most (ties: the earlier), and the attention."""
+        words = self.word_maps[layer, head]
+        return [(i, int(row.argmax()), float(row.max())) for i, row in enumerate(words) if row.any()]
+
+    def mass_on_special(self, layer: int, head: int) -> float:
+        """Return the mean attention of all tokens to special tokens."""
+        return float(self.maps[layer, head][:, np.array(self.of.special)].sum(1).mean())
+
+
+@dataclass(frozen=True)
+class ClassExample:
+    """An attention map of a class, with the class's share of the head's maps; layer and head count from 1."""
+
+    example: int
+    layer: int
+    head: int
+    share: float
+
+
+@dataclass(frozen=True)
+class ExampleMaps:
+    """The examples of a survey: layer numbers, sentences, and a map of each class that occurs among short sentences."""
+
+    layers: Sequence[int]
+    examples: Sequence[Example]
+    classes: Mapping[str, ClassExample] = field(default_factory=dict)
+
+    def map_of(self, name: str) -> tuple[ExampleSentence, NDArray[np.float32]]:
+        """Return the sentence and the map of a class, shape (from, to)."""
+        class_example = self.classes[name]
+        example = self.examples[class_example.example]
+        return example.of, example.maps[list(self.layers).index(class_example.layer), class_example.head - 1]
+
+
+def write_examples(folder: Path, examples: ExampleMaps) -> Path:
+    """Write the examples to a run's folder, and return the path of the file."""
+    described = {
+        "layers": list(examples.layers),
+        "sentences": [asdict(example.of) for example in examples.examples],
+        "classes": {name: asdict(example) for name, example in examples.classes.items()},
+    }
+    tensors = {f"attention/{i}": example.maps.astype(np.float16) for i, example in enumerate(examples.examples)}
+    path = folder / NAME
+    write_tensors(path, tensors, {name: json.dumps(value) for name, value in described.items()})
+    return path
+
+
+def read_examples(folder: Path) -> ExampleMaps | None:
+    """Return the examples in a run's folder; None if it has none, for example because no sentence is short enough.
+
+    Raises:
+        ValueError: If the shape of a map does not fit its sentence.
+    """
+    from safetensors import safe_open
+
+    path = folder / NAME
+    if not path.is_file():
+        return None
+    with safe_open(regular(path, folder), framework="numpy") as file:
+        described: dict[str, Any] = {name: parse_json(text) for name, text in file.metadata().items()}
+        names = range(len(described["sentences"]))
+        maps = [np.asarray(file.get_tensor(f"attention/{i}"), dtype=np.float32) for i in names]
+    sentences = [ExampleSentence(**fields) for fields in described["sentences"]]
+    for of, sentence_maps in zip(sentences, maps, strict=True):
+        n = len(of.tokens)
+        if (
+            sentence_maps.ndim != 4
+            or sentence_maps.shape[0] != len(described["layers"])
+            or sentence_maps.shape[2:] != (n, n)
+        ):
+            raise ValueError(f"{NAME} has maps of another shape than their sentence of {n} tokens")
+    classes = {name: ClassExample(**fields) for name, fields in described["classes"].items()}
+    return ExampleMaps(described["layers"], [Example(*both) for both in zip(sentences, maps, strict=True)], classes)
+
 
 # Number of example sentences, and how long they are.
 N_SENTENCES = 6
@@ -111,16 +247,21 @@ def read_maps(survey: HeadSurvey, sentences: Sequence[int]) -> list[Example]:
     arcs = _arcs_of(corpus)
     examples = []
 
-    def begin(batch: SentenceBatch) -> _Maps:
-        return _Maps(survey.layers)
+    def copies(attention: BlockAttention) -> dict[str, Tensor]:
+        is_reported = attention.layer in survey.layers
+        return {"maps": attention.probabilities.float().cpu().clone()} if is_reported else {}
+
+    def begin(batch: SentenceBatch) -> StackedBlocks:
+        return StackedBlocks(copies)
 
     for sentence in sentences:
         rows = tokens.of_sentences(sentence, 1)
-        batch = _batch(survey, rows, sentence, reader.n_token_types)
+        index = torch.arange(rows.stop - rows.start)[None]
+        is_token = torch.ones_like(index, dtype=torch.bool)
+        batch = TokenRows.of(tokens, rows, reader).batch(torch.tensor([sentence]), index, is_token, reader, "cpu")
+        batch = replace(batch, special=torch.from_numpy(survey.special[rows])[None])
         with torch.inference_mode():
-            (batch_values,) = reader.read(
-                encoder, batch, [without_first(begin) if survey.config.without_first else begin]
-            )
+            (batch_values,) = reader.read(encoder, batch, [without_first(begin) if survey.without_first else begin])
         example_sentence = ExampleSentence(
             sentence,
             texts[rows].tolist(),
@@ -132,38 +273,6 @@ def read_maps(survey: HeadSurvey, sentences: Sequence[int]) -> list[Example]:
         )
         examples.append(Example(example_sentence, batch_values.by_sentence["maps"][0].numpy()))
     return examples
-
-
-def _batch(survey: HeadSurvey, rows: slice, sentence: int, n_token_types: int) -> SentenceBatch:
-    tokens = survey.tokens
-    ids, words = (torch.from_numpy(values[rows].astype(np.int64))[None] for values in (tokens.input_ids, tokens.words))
-    segments, token_types = (
-        None if values is None else torch.from_numpy(values[rows].astype(np.int64))[None]
-        for values in (tokens.segments, tokens.types_for(n_token_types))
-    )
-    return SentenceBatch(
-        sentences=torch.tensor([sentence]),
-        rows=torch.arange(rows.start, rows.stop)[None],
-        input_ids=ids,
-        mask=torch.ones_like(ids, dtype=torch.bool),
-        special=torch.from_numpy(survey.special[rows])[None],
-        words=words,
-        is_causal=survey.heads.is_causal,
-        segments=segments,
-        token_types=token_types,
-    )
-
-
-class _Maps:
-    def __init__(self, layers: Sequence[int]) -> None:
-        self.layers, self.by_block = layers, [torch.empty(0)] * len(layers)
-
-    def add(self, attention: BlockAttention) -> None:
-        if attention.layer in self.layers:
-            self.by_block[self.layers.index(attention.layer)] = attention.probabilities.float().cpu().clone()
-
-    def batch_values(self) -> BatchValues:
-        return BatchValues({"maps": torch.stack(self.by_block, dim=1)})
 
 
 def _words(survey: HeadSurvey, sentence: int, of_tokens: NDArray[np.object_]) -> list[str]:
