@@ -16,6 +16,7 @@ from torch import Tensor
 
 from probing.activations import ActivationStore
 from probing.activations.source import MOST_FEATURES, ActivationSource, FeatureStore, most_active, report_dropped_text
+from probing.activations.store import CacheEntry
 from probing.cli.options import LARGEST, SMALLEST, ProbeOptions
 from probing.data.examples import (
     Examples,
@@ -315,16 +316,14 @@ def some_of(labels: Iterable[Any]) -> str:
 Announce = Callable[[Tokens, int, int], None]
 
 
-def origin(store: ActivationStore) -> dict[str, Any]:
+def origin(store: CacheEntry) -> dict[str, Any]:
     """Return the origin of activations for `results.json`, with columns read, cut sentences, words and documents."""
-    header = {name: store.header[name] for name in ("model", "revision", "corpus", "key", "versions")}
-    if "site" in store.header:
-        header["site"] = store.header["site"]
-    corpus = store.corpus
+    corpus, site = store.corpus, {"site": store.header["site"]} if "site" in store.header else {}
     counts = corpus and count_words(store.tokens, corpus)
     documents = {"n_documents": len(set(corpus.documents))} if corpus and corpus.documents is not None else {}
     return {
-        **header,
+        **{name: store.header[name] for name in ("model", "revision", "corpus", "key", "versions")},
+        **site,
         "n_truncated": store.tokens.n_truncated,
         **(counts.as_json() if counts else {}),
         **documents,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -565,7 +565,9 @@ def _neuron_tables(survey: HeadSurvey, stores: Stores) -> dict[str, Rows]:
     chosen = chosen_offsets(stores)
     of_heads = head_rows({name: values.numpy() for name, values in test_sums.items()}, chosen, sentences)
     examined = _examined([row for row in of_heads if row["layer"] in survey.layers], run.layers)
-    train, test = (SampledWords.of(stores[f"{name}/{STATES}"], survey.heads.is_causal) for name in (_TRAIN, _TEST))
+    train, test = (
+        SampledWords.of(cast(Any, stores[f"{name}/{STATES}"]), survey.heads.is_causal) for name in (_TRAIN, _TEST)
+    )
     tables: dict[str, Rows] = {POSITION_HEADS: [], "position_neurons": [], "position_removal": []}
     bases = random_bases(run.weight.shape[2], BASES, survey.seed)
     for layer in survey.layers:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from probing.activations import ActivationStore, Request, load, tokens_of
 from probing.activations.source import ActivationSource
-from probing.activations.store import fingerprint
+from probing.activations.store import CacheEntry, fingerprint
 from probing.errors import UserError, about_option
 from probing.heads.accumulation import (
     Accumulator,
@@ -632,7 +632,7 @@ class HeadSurvey:
         """The hidden states of each corpus, extracted if not cached."""
         return self.source.read([request.corpus for request in self.requests])
 
-    def entry(self, stores: Mapping[str, SumsStore]) -> ActivationStore:
+    def entry(self, stores: Mapping[str, SumsStore]) -> CacheEntry:
         """Return a cache entry that was read, which describes its source; `stores` may be empty."""
         return next(iter(stores.values()), None) or self.hidden_states[0]
 

@@ -15,15 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from probing.activations import job_lock
+from probing.activations import NotWritable, job_lock
 from probing.activations.source import ActivationSource
 from probing.activations.store import (
-    ActivationStore,
+    CacheEntry,
     DamagedCache,
-    PassStore,
+    WorkPlan,
+    WorkStore,
     fingerprint,
-    leftovers,
-    remove,
     remove_unused,
 )
 from probing.cli.options import ProbeOptions
@@ -62,7 +61,7 @@ def folder_of(cache: Path, key: Mapping[str, Any]) -> Path:
 def cached_document(
     cache: Path,
     key: Mapping[str, Any],
-    make: Callable[[], tuple[Document, ActivationStore]],
+    make: Callable[[], tuple[Document, CacheEntry]],
     say: Callable[[str], None],
 ) -> tuple[Document, bool]:
     """Return the content of a cache entry, and whether it existed; if not, make and store it.
@@ -73,18 +72,13 @@ def cached_document(
         UserError: If the cache cannot be written.
     """
     folder = folder_of(cache, key)
-    try:
-        lock = job_lock(cache, folder.name, say)
-    except OSError as error:
-        raise not_writable(cache, error) from None
-    with lock:
-        for path in leftovers(folder):
-            remove(path)
+    with job_lock(cache, folder.name, say):
         if (stored := _read(folder)) is not None:
             return stored, True
         document, source = make()
-        description = {name: source.header[name] for name in ("model", "revision", "corpus", "versions")}
-        store = PassStore.opened(folder, key, source.tokens, _ONLY, source.plan.batch_tokens, description)
+        batch_tokens = source.plan.batch_tokens
+        plan = WorkPlan.of_whole_text(key, f"{key['checkpoints']} of checkpoints", 1, source.tokens, batch_tokens)
+        store = WorkStore.opened(folder, lambda: (plan, source.tokens), source.description)
         store.put(_ONLY, {"document": _as_tensor(json.dumps(document))})
         # Converted to JSON and back, so that a number is the same whether it was measured now or read from the cache.
         return json.loads(json.dumps(document)), False
@@ -131,20 +125,13 @@ def _entries_before(note: Path, source: ActivationSource) -> set[Path]:
         source.cache.mkdir(parents=True, exist_ok=True)
         note.write_text(json.dumps(sorted(folder.name for folder in before)), encoding="utf-8")
     except OSError as error:
-        raise not_writable(source.cache, error) from None
+        raise NotWritable(source.cache, error) from None
     return before
-
-
-def not_writable(cache: Path, error: OSError) -> UserError:
-    """Return the error for a cache that cannot be written."""
-    return UserError(
-        f"`--cache {cache}` cannot be written ({error.strerror or error}); name a writable folder with --cache."
-    )
 
 
 def _read(folder: Path) -> Document | None:
     try:
-        store = PassStore(folder)
+        store = WorkStore(folder)
     except DamagedCache:
         return None
     if store.unfinished([_ONLY]):
@@ -206,7 +193,7 @@ def key_of(name: str, source: ActivationSource, text: CheckpointText, how: How) 
     }
 
 
-def _of_fit(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, ActivationStore]:
+def _of_fit(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, CacheEntry]:
     """Measure the accuracy of position probes of each layer, and of a probe of the token alone."""
     task, corpora = load_task("position", None), text.corpora
     sides, stores = read_sides(source, corpora, text.splits, task, how.probe, "auto")
@@ -238,7 +225,7 @@ def _probe_rows(accuracy_row: Mapping[str, Any]) -> Rows:
     return [{**row, "n": int(accuracy_row["n_test_tokens"])} for row in rows]
 
 
-def _of_geometry(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, ActivationStore]:
+def _of_geometry(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, CacheEntry]:
     """Measure the anisotropy of each layer, and the distance of each neuron's mean from the others."""
     (store,) = source.read(text.corpora[:1], [partial(check_tokens, special_tokens="exclude")])
     plan = GeometryPlan("exclude", (), "mean_profile", Fitting(), 0, (), how.seed)
@@ -254,7 +241,7 @@ def _of_geometry(source: ActivationSource, text: CheckpointText, how: How) -> tu
     return {**_document(rows, store), "deviations": deviations}, store
 
 
-def _of_attention(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, ActivationStore]:
+def _of_attention(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, CacheEntry]:
     """Measure attention to fixed offsets and special tokens, its distance and its entropy."""
     blocks = [layer for layer in source.layers if layer > 0]
     request, *test = (source.request(corpus) for corpus in text.corpora)
@@ -287,7 +274,7 @@ def _offset_rows(layer: int, heads: Sequence[Mapping[str, Any]]) -> Rows:
 
 
 # For each command, what measures one checkpoint; it returns an entry of the cache too, which tells what was read.
-MEASURES: Mapping[str, Callable[[ActivationSource, CheckpointText, How], tuple[Document, ActivationStore]]] = {
+MEASURES: Mapping[str, Callable[[ActivationSource, CheckpointText, How], tuple[Document, CacheEntry]]] = {
     "fit": _of_fit, "geometry": _of_geometry, "attention": _of_attention,
 }  # fmt: skip
 
@@ -300,7 +287,7 @@ def _row(layer: int, measure: str, value: float, low: float | None = None, high:
     }  # fmt: skip
 
 
-def _document(rows: Iterable[Mapping[str, Any]], store: ActivationStore) -> Document:
+def _document(rows: Iterable[Mapping[str, Any]], store: CacheEntry) -> Document:
     tokens = store.tokens
     ids = sha256(tokens.input_ids.astype(np.int64).tobytes() + tokens.lengths.astype(np.int64).tobytes()).hexdigest()
     return {"rows": [dict(row) for row in rows], "tokens": {"n": tokens.n_tokens, "sha256": ids}}

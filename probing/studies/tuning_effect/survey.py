@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from probing.activations.source import ActivationSource
-from probing.activations.store import ActivationStore
+from probing.activations.store import ActivationStore, CacheEntry
 from probing.errors import UserError
 from probing.heads.accumulation import accumulate
 from probing.heads.change import (
@@ -180,7 +180,7 @@ def of_checkpoint(name: str, source: ActivationSource, text: CheckpointText, how
     return read(document)
 
 
-def _of_special(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, ActivationStore]:
+def _of_special(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, CacheEntry]:
     """Measure the share of the attention of each block that goes to special tokens."""
     blocks = [layer for layer in source.layers if layer > 0]
     head_inputs = HeadSurvey.of(source.request(text.corpora[0]), blocks, how.seed)
@@ -227,7 +227,7 @@ def of_pair(names: Sequence[str], a: ActivationSource, b: ActivationSource, text
     return rows
 
 
-def _of_states(a: ActivationSource, b: ActivationSource, text: CheckpointText) -> tuple[Document, ActivationStore]:
+def _of_states(a: ActivationSource, b: ActivationSource, text: CheckpointText) -> tuple[Document, CacheEntry]:
     first, second = (source.read(text.corpora[:1])[0] for source in (a, b))
     distances_by_layer = state_distances(first, second, a.layers)
     rows: Rows = [
@@ -238,7 +238,7 @@ def _of_states(a: ActivationSource, b: ActivationSource, text: CheckpointText) -
     return {"rows": rows}, first
 
 
-def _of_maps(a: ActivationSource, b: ActivationSource, text: CheckpointText) -> tuple[Document, ActivationStore]:
+def _of_maps(a: ActivationSource, b: ActivationSource, text: CheckpointText) -> tuple[Document, CacheEntry]:
     request, against = _requests(a, b, text)
     store = accumulate(request, [MapChange(against, alone=True)], a.cache, a.trainer, a.say)["change"]
     rows = Table(map_rows(store, _blocks(a))).where(of=SAME, head=None)
@@ -247,7 +247,7 @@ def _of_maps(a: ActivationSource, b: ActivationSource, text: CheckpointText) -> 
     return {"rows": _values("maps_cosine", distances) + _values("maps_jensen_shannon", divergences)}, store
 
 
-def _of_published(a: ActivationSource, b: ActivationSource, text: CheckpointText) -> tuple[Document, ActivationStore]:
+def _of_published(a: ActivationSource, b: ActivationSource, text: CheckpointText) -> tuple[Document, CacheEntry]:
     request, against = _requests(a, b, text)
     checkpoint = SurveyedCheckpoint(request)
     check_padding(checkpoint)
@@ -268,7 +268,7 @@ def _blocks(source: ActivationSource) -> list[int]:
     return [layer for layer in source.layers if layer > 0]
 
 
-_PairMeasure = Callable[[ActivationSource, ActivationSource, CheckpointText], tuple[Document, ActivationStore]]
+_PairMeasure = Callable[[ActivationSource, ActivationSource, CheckpointText], tuple[Document, CacheEntry]]
 _OF_PAIR: Mapping[str, _PairMeasure] = {
     MAPS: _of_maps, PUBLISHED: _of_published, STATES: _of_states,
 }  # fmt: skip

@@ -323,8 +323,8 @@ def _mean_over_layers(run: Result, name: str, to: str) -> ClaimEstimate:
 
 def _of_first_known(run: Result, measure: str, names: Sequence[str]) -> Table:
     """Return a measure of each layer, ascending, for the first of these special tokens that the tokenizer has."""
-    rows = next((rows for name in names if (rows := of_measure(run.attention_layers, measure, name))), [])
-    required(rows, f"a tokenizer with a special token {' or '.join(names)}")
+    known = (rows for name in names if (rows := of_measure(run.attention_layers, measure, name)))
+    rows = required(next(known, Table()), f"a tokenizer with a special token {' or '.join(names)}")
     return Table(sorted(rows, key=lambda row: row["layer"]))
 
 
@@ -601,7 +601,7 @@ def lead_of_middle_layers(model_runs: ModelRuns, task: Task) -> ClaimEstimate:
         raise NotMeasurable("a run with the control `untrained`")
     depth = rows[-1]["layer"]
     middle, others = (
-        rows.where(lambda row, wanted=is_middle: (depth < 3 * row["layer"] <= 2 * depth) is wanted)
+        Table([row for row in rows if (depth < 3 * row["layer"] <= 2 * depth) is is_middle])
         for is_middle in (True, False)
     )
     required(middle, "a model with a block in its second third")
