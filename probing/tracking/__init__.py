@@ -102,13 +102,15 @@ class Tracker:
         if not self._light and any("accuracy" in row or "r2" in row for row in accuracy):
             by_name["accuracy"] = accuracy
         logged = Logged(self._name, {**(curves or {}), axis: accuracy}, by_name, figures, files, kind, report)
-        for run in (self._wandb, *self._others):
+        self._wandb.log_results(logged)
+        for run in self._others:
             run.log_results(logged)
 
     def finish(self, exit_code: int = 0) -> None:
         """Close the run in all loggers, as failed unless `exit_code` is 0; a second call does nothing."""
-        for run in (*self._others, self._wandb):
+        for run in self._others:
             run.finish(exit_code)
+        self._wandb.finish(exit_code)
 
     def where(self, folder: Path, verbose: bool = False) -> str | None:
         """Return the address of the run on W&B, or the command that uploads it; see `WandbRun.where`."""

@@ -10,7 +10,7 @@ from typing import Literal
 Verdict = Literal["confirmed", "not confirmed", "unclear", "not testable here"]
 VERDICTS: tuple[Verdict, ...] = ("confirmed", "not confirmed", "unclear", "not testable here")
 
-_NUMBER = r"-?\d+(?:\.\d+)?"
+_NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 _FORMS = re.compile(rf"(?P<sign><=|>=|<|>|=) (?P<end>{_NUMBER})|(?P<low>{_NUMBER}) to (?P<high>{_NUMBER})")
 
 
