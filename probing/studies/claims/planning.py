@@ -131,7 +131,7 @@ def concerns(claim: Claim, model: str, paper: Paper) -> bool:
     """
     if model in paper.models:
         return model in claim.models
-    readings = [analogue.reading for analogue in claim.analogues] or ([claim.reading] if claim.reading else [])
+    readings = claim.analogues or ([claim.reading] if claim.reading else [])
     of_trainings = any(paper.runs[name]["command"] == "pretrain" for analogue in readings for name in _runs(analogue))
     return of_trainings or not is_pretrained_locally(model)
 

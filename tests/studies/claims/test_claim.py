@@ -362,7 +362,7 @@ def readings() -> list[tuple[str, ClaimTest]]:
     """Return how each claim is measured on the paper's own models, and on others where that is another way."""
     claims = [(name, claim) for name in papers() for claim in read_paper(name, MEASURES).claims]
     own = [(f"{name} {claim.id}", claim.reading) for name, claim in claims if claim.reading]
-    other = [(f"{name} {claim.id}", one.reading) for name, claim in claims for one in claim.analogues]
+    other = [(f"{name} {claim.id}", one) for name, claim in claims for one in claim.analogues]
     return own + [pair for pair in other if pair not in own]
 
 
