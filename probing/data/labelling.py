@@ -466,15 +466,10 @@ def _no_examples(
     has = "is" if unit_of(task) == "sentence" else "has a token"
     none = f"none of the {n_sentences} {unit}" if n_sentences else f"no {unit[:-1]}"
     sets = f" (classes: {some_of(classes)}; its labels: {some_of(np.unique(dropped))})" if len(dropped) else ""
-    way_out = f"give more {unit}" + _ways_out(side, probe)
-    return UserError(f"`--corpus`: {none} of the {side} part {has} of any class{sets}; {way_out}.")
-
-
-def _ways_out(side: Split, probe: ProbeOptions) -> str:
-    """Return remedies, other than more sentences, for a side without examples."""
-    if side == "test":
-        return " or another --test_corpus"
-    return " or a penalty, such as --probe.l2 1e-2" if side == "validation" and probe.solver == "lbfgs" else ""
+    way_out = " or another --test_corpus" if side == "test" else ""
+    if side == "validation" and probe.solver == "lbfgs":
+        way_out = " or a penalty, such as --probe.l2 1e-2"
+    return UserError(f"`--corpus`: {none} of the {side} part {has} of any class{sets}; give more {unit}{way_out}.")
 
 
 def _sides_of(part: int, n_corpora: int) -> tuple[Split, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import combinations, pairwise, product
+from itertools import combinations, pairwise, product, takewhile
 from typing import Any, Literal
 
 import torch
@@ -479,7 +479,7 @@ def find_path(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> li
 def _embeddings(encoder: nn.Module, anatomy: Anatomy, seen: _Examined) -> list[StreamSite]:
     """Return the terms of the embeddings, their sum, and their norm where there is one."""
     first, shape = seen.states[0], seen.states[0].shape
-    before = [call for call in seen.calls[: _index_of_first_block(seen)] if call.states_out.shape == shape]
+    before = [call for call in takewhile(lambda call: not call.tap.block, seen.calls) if call.states_out.shape == shape]
     terms = [call for call in before if isinstance(call.tap.module, nn.Embedding)]
     begin = Tap(1, _blocks(anatomy)[0], 0, "given")
     names = {word_table(encoder): "word", anatomy.position_table: "position"}
@@ -494,10 +494,6 @@ def _embeddings(encoder: nn.Module, anatomy: Anatomy, seen: _Examined) -> list[S
         if terms and is_normed and call.states_in is not None and _close(total, call.states_in):
             return [*named, StreamSite(0, "sum", replace(call.tap, side="given")), StreamSite(0, "norm", begin)]
     return [StreamSite(0, "embeddings", begin)]
-
-
-def _index_of_first_block(seen: _Examined) -> int:
-    return next(i for i, call in enumerate(seen.calls) if call.tap.block)
 
 
 def _block(seen: _Examined, layer: int) -> list[StreamSite]:
