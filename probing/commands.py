@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
-from probing.activations.store import cache_folder, entries, leftovers, remove_unused
+from probing.activations.store import WorkPlan, cache_folder, entries, leftovers, remove_unused
 from probing.cli.commandline import command
 from probing.cli.option_types import Folders
 from probing.errors import RunError, UserError, as_clause, out_of_range, refuse
@@ -136,13 +136,11 @@ def ls(cache: str | None = None) -> list[Path]:
         used = time.strftime("%Y-%m-%d", time.localtime(entry.last_used))
         if store := entry.store:
             plan, n = store.plan, sum(shard.n_sentences for shard in store.plan.shards)
-            site, measure = plan.key.get("site"), plan.key.get("attention")
-            layers = f"sums of {measure}" if measure else _ranges(store.layers()) + (f" {site}" if site else "")
-            if "ablation" in plan.key:
-                layers = f"{sum(at > 0 for at, _ in store.records())} passes of ablate"
-            elif "checkpoints" in plan.key:
-                layers = f"{plan.key['checkpoints']} of checkpoints"
-            columns = (store.header["corpus"], plan.dtype, layers, str(n), str(plan.n_tokens))
+            if isinstance(plan, WorkPlan):
+                holds = plan.holds.replace("{n}", str(len(store.layers())))
+            else:
+                holds = " ".join([_ranges(store.layers()), *filter(None, [plan.key.get("site")])])
+            columns = (store.header["corpus"], plan.dtype, holds, str(n), str(plan.n_tokens))
         else:
             columns = (f"({entry.trouble})", "", "", "", "")
         table.add_row(entry.folder.name, *columns, _bytes(_size(entry.folder)), used)
@@ -168,7 +166,7 @@ def verify(cache: str | None = None) -> None:
     for entry in entries(folder):
         if store := entry.store:
             n_files += 1 + len(store.records())  # the plan and the table of tokens count as one
-            bad += [store.path(*at) for at in store.damaged(range(store.plan.n_layers + 1))]
+            bad += [store.path(*at) for at in store.damaged(range(store.plan.n_files))]
         elif entry.trouble == "damaged":
             n_files += 1
             bad.append(entry.folder)

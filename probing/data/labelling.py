@@ -16,6 +16,7 @@ from torch import Tensor
 
 from probing.activations import ActivationStore
 from probing.activations.source import MOST_FEATURES, ActivationSource, FeatureStore, most_active, report_dropped_text
+from probing.activations.store import CacheEntry
 from probing.cli.options import LARGEST, SMALLEST, ProbeOptions
 from probing.data.examples import (
     Examples,
@@ -315,16 +316,14 @@ def some_of(labels: Iterable[Any]) -> str:
 Announce = Callable[[Tokens, int, int], None]
 
 
-def origin(store: ActivationStore) -> dict[str, Any]:
+def origin(store: CacheEntry) -> dict[str, Any]:
     """Return the origin of activations for `results.json`, with columns read, cut sentences, words and documents."""
-    header = {name: store.header[name] for name in ("model", "revision", "corpus", "key", "versions")}
-    if "site" in store.header:
-        header["site"] = store.header["site"]
-    corpus = store.corpus
+    corpus, site = store.corpus, {"site": store.header["site"]} if "site" in store.header else {}
     counts = corpus and count_words(store.tokens, corpus)
     documents = {"n_documents": len(set(corpus.documents))} if corpus and corpus.documents is not None else {}
     return {
-        **header,
+        **{name: store.header[name] for name in ("model", "revision", "corpus", "key", "versions")},
+        **site,
         "n_truncated": store.tokens.n_truncated,
         **(counts.as_json() if counts else {}),
         **documents,
@@ -467,15 +466,10 @@ def _no_examples(
     has = "is" if unit_of(task) == "sentence" else "has a token"
     none = f"none of the {n_sentences} {unit}" if n_sentences else f"no {unit[:-1]}"
     sets = f" (classes: {some_of(classes)}; its labels: {some_of(np.unique(dropped))})" if len(dropped) else ""
-    way_out = f"give more {unit}" + _ways_out(side, probe)
-    return UserError(f"`--corpus`: {none} of the {side} part {has} of any class{sets}; {way_out}.")
-
-
-def _ways_out(side: Split, probe: ProbeOptions) -> str:
-    """Return remedies, other than more sentences, for a side without examples."""
-    if side == "test":
-        return " or another --test_corpus"
-    return " or a penalty, such as --probe.l2 1e-2" if side == "validation" and probe.solver == "lbfgs" else ""
+    way_out = " or another --test_corpus" if side == "test" else ""
+    if side == "validation" and probe.solver == "lbfgs":
+        way_out = " or a penalty, such as --probe.l2 1e-2"
+    return UserError(f"`--corpus`: {none} of the {side} part {has} of any class{sets}; give more {unit}{way_out}.")
 
 
 def _sides_of(part: int, n_corpora: int) -> tuple[Split, ...]:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache as cache_once
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from probing.activations import Request, batch_tokens_of, description, job_lock, load, tokens_of
@@ -27,22 +27,19 @@ from probing.activations.extraction import (
     share_out,
 )
 from probing.activations.store import (
-    ActivationStore,
-    DamagedCache,
-    StorePlan,
+    CacheEntry,
+    WorkPlan,
+    WorkStore,
     batches,
     divide,
     fingerprint,
-    leftovers,
-    not_written,
     remove,
 )
 from probing.errors import RunError, UserError
-from probing.models import load_config, load_tokenizer
+from probing.models import load_tokenizer
 from probing.models.anatomy import Anatomy, examine
 from probing.models.attention_heads import Heads, OutputProjection, find_heads, read_heads
 from probing.models.examination import n_token_types
-from probing.runtime.files import regular
 from probing.runtime.processes import end_together, is_main_process
 from probing.runtime.trainer import float64_device, on_float64_device
 from probing.text import Corpus
@@ -292,7 +289,7 @@ class StackedBlocks:
 SHARD_TOKENS = 8192
 
 
-class SumsStore(ActivationStore):
+class SumsStore(WorkStore):
     """A cache entry with the sums of one measure over one corpus, all layers in one file."""
 
     def by_sentence(self, name: str) -> Tensor:
@@ -323,7 +320,7 @@ class SumsStore(ActivationStore):
         filled = 0
         # Filled shard by shard: to hold the rows both in pieces and joined would need twice the memory.
         for shard in self.plan.shards:
-            tensors = load_file(regular(self.path(0, shard.index), self.folder))
+            tensors = self.get(0, shard.index)
             if not tensors:
                 continue
             shard_sentences = slice(shard.first_sentence, shard.first_sentence + shard.n_sentences)
@@ -336,10 +333,10 @@ class SumsStore(ActivationStore):
 
     def names(self) -> list[str]:
         """Return the names of the stored values, each with its kind, such as `by_sentence/entropy`."""
-        return sorted(load_file(regular(self.path(0, 0), self.folder)))
+        return sorted(self.get(0))
 
     def _shards(self, name: str) -> list[Tensor]:
-        shard_files = (load_file(regular(self.path(0, shard.index), self.folder)) for shard in self.plan.shards)
+        shard_files = (self.get(0, shard.index) for shard in self.plan.shards)
         return [tensors[name] for tensors in shard_files if tensors]
 
 
@@ -454,15 +451,8 @@ def accumulate(
         _run(request, measures, folders, None, trainer_options, callbacks)
         return {name: SumsStore(folder) for name, folder in folders.items()}
     with ExitStack() as locks:
-        try:
-            for folder in sorted(folders.values()):  # in one order, so that no two jobs wait for each other
-                locks.enter_context(job_lock(cache, folder.name, say))
-                for path in leftovers(folder):
-                    remove(path)
-        except OSError as error:
-            raise UserError(
-                f"`--cache {cache}` cannot be written ({error.strerror or error}); name a writable folder with --cache."
-            ) from None
+        for folder in sorted(folders.values()):  # in one order, so that no two jobs wait for each other
+            locks.enter_context(job_lock(cache, folder.name, say))
         stores = _open_or_create(request, folders, keys)
         work = _missing(stores)
         try:
@@ -487,25 +477,15 @@ def _open_or_create(
     request: Request, folders: Mapping[str, Path], keys: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, SumsStore]:
     """Open each measure's entry, or plan it; all entries of a corpus have the same shards."""
-    stores: dict[str, SumsStore] = {}
-    tokens = None
-    for name, folder in folders.items():
-        try:
-            stores[name] = SumsStore(folder)
-            continue
-        except DamagedCache:
-            pass
-        if tokens is None:
-            tokens = tokens_of(request, load_tokenizer(request.source))
+    tokens_of_request = cache_once(lambda: tokens_of(request, load_tokenizer(request.source)))
+
+    def planned(name: str) -> tuple[WorkPlan, Tokens]:
+        tokens, batch_tokens = tokens_of_request(), batch_tokens_of(request)
         shards = divide(tokens.lengths, SHARD_TOKENS)
-        d_model = load_config(request.source).hidden_size
-        plan = StorePlan(keys[name], 0, d_model, request.dtype, batch_tokens_of(request), shards)
-        try:
-            SumsStore.create(folder, plan, tokens, description(request))
-        except OSError as error:
-            raise not_written(folder, error) from error
-        stores[name] = SumsStore(folder)
-    return stores
+        return WorkPlan(keys[name], f"sums of {name}", 1, request.dtype, batch_tokens, shards), tokens
+
+    about = description(request)
+    return {name: SumsStore.opened(folder, partial(planned, name), about) for name, folder in folders.items()}
 
 
 def _missing(stores: Mapping[str, SumsStore]) -> dict[int, list[str]]:
@@ -656,7 +636,7 @@ class TokenRows:
 
 
 def shard_batches(
-    store: ActivationStore, shard: int, reader: AttentionReader, device: torch.device | str = "cpu"
+    store: CacheEntry, shard: int, reader: AttentionReader, device: torch.device | str = "cpu"
 ) -> Iterator[SentenceBatch]:
     """Yield a shard's sentences on `device` in batches by token budget, longest first."""
     plan, tokens = store.plan, store.tokens

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -463,9 +463,7 @@ def _sums(
         stores |= {f"{name}/{measure}" if name else measure: store for measure, store in new_stores.items()}
     if any(reading.states for reading in readings):
         read = replace(request, layers=range(survey.heads.n_layers))
-        # A cache entry of hidden states is read in the same way as an entry of sums.
-        states = activations(read, cache, trainer_options, say)  # in use until the second store is open
-        stores[f"{name}/{STATES}"] = SumsStore(states.folder)
+        stores[f"{name}/{STATES}"] = cast(Any, activations(read, cache, trainer_options, say))
     return stores
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -532,7 +532,9 @@ def _neuron_tables(survey: HeadSurvey, stores: Stores) -> dict[str, Rows]:
     assert run is not None
     of_heads, sentences = _offset_rows(survey, stores, [f"{_TEST}/{AT_OFFSETS.name}"])
     chosen, examined = chosen_offsets(stores), _examined(of_heads, run.layers)
-    train, test = (SampledWords.of(stores[f"{name}/{STATES}"], survey.heads.is_causal) for name in (_TRAIN, _TEST))
+    train, test = (
+        SampledWords.of(cast(Any, stores[f"{name}/{STATES}"]), survey.heads.is_causal) for name in (_TRAIN, _TEST)
+    )
     tables: dict[str, Rows] = {POSITION_HEADS: [], "position_neurons": [], "position_removal": []}
     bases = random_bases(run.weight.shape[2], BASES, survey.seed)
     for layer in survey.layers:

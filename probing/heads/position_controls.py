@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from probing.activations import Request
-from probing.heads.accumulation import SumsStore
+from probing.activations import ActivationStore, Request
 from probing.heads.survey import HeadSurvey
 from probing.text import Corpus
 
@@ -227,12 +226,12 @@ def _sample(corpus: Corpus, chosen: NDArray[np.bool_], most_words: int, seed: in
 class SampledWords:
     """The words of a sample, and the hidden states that enter each block; `rows` are indices among the tokens."""
 
-    store: SumsStore
+    store: ActivationStore
     words: WordTokens
     rows: Tensor
 
     @classmethod
-    def of(cls, store: SumsStore, is_causal: bool) -> SampledWords:
+    def of(cls, store: ActivationStore, is_causal: bool) -> SampledWords:
         """Select the words: tokens that are not special; the first token of a causal model counts as special."""
         tokens = store.tokens
         rows = np.flatnonzero(~tokens.special & ((tokens.positions > 0) | (not is_causal)))

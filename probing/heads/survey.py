@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from probing.activations import ActivationStore, Request, load, tokens_of
 from probing.activations.source import ActivationSource
+from probing.activations.store import CacheEntry
 from probing.errors import UserError, about_option
 from probing.heads.accumulation import AttentionReader, Measure, SumsStore
 from probing.heads.measures import Rows, SentenceDraws, types_of
@@ -382,7 +383,7 @@ class HeadSurvey:
         source = replace(self.source, layers=list(self.layers))
         return source.read([request.corpus for request in self.requests])
 
-    def entry(self, stores: Mapping[str, SumsStore]) -> ActivationStore:
+    def entry(self, stores: Mapping[str, SumsStore]) -> CacheEntry:
         """Return a cache entry that was read, which describes its source; `stores` may be empty."""
         return next(iter(stores.values()), None) or self.hidden_states[0]
 

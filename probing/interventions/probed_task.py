@@ -15,7 +15,7 @@ from torch import Tensor
 
 from probing.activations import ActivationStore, job_lock
 from probing.activations.source import ActivationSource
-from probing.activations.store import PassStore, StorePlan, divide, fingerprint, leftovers, remove
+from probing.activations.store import StorePlan, WorkPlan, WorkStore, divide, fingerprint
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Examples, SentenceVectors, Sides
 from probing.data.labelling import class_of_tokens, example_checks, label_sides
@@ -52,25 +52,24 @@ def fingerprint_of(*arrays: Any) -> str:
 
 @contextmanager
 def opened(
-    source: ActivationSource, key: Mapping[str, Any], read: ActivationStore, tokens: Tokens, n_passes: int
-) -> Iterator[PassStore]:
-    """Open the store of the passes of a job, for which other jobs then wait; `key` is all that changes results.
+    source: ActivationSource, key: Mapping[str, Any], read: ActivationStore, tokens: Tokens, n_passes: int, command: str
+) -> Iterator[WorkStore]:
+    """Open the store of the passes of a command, for which other jobs then wait; `key` is all that changes results.
 
     Raises:
         UserError: If the cache cannot be written.
     """
     folder = source.cache / f"{source.model.short_name}-{fingerprint(key)[:16]}"
     with job_lock(source.cache, folder.name, source.say):
-        for path in leftovers(folder):
-            remove(path)
-        described = {name: read.header[name] for name in ("model", "revision", "corpus", "versions")}
-        store = PassStore.opened(folder, key, tokens, n_passes, read.plan.batch_tokens, described)
+        holds, batch_tokens = f"{{n}} files of {command}", read.plan.batch_tokens
+        plan = WorkPlan.of_whole_text(key, holds, n_passes + 1, tokens, batch_tokens)
+        store = WorkStore.opened(folder, lambda: (plan, tokens), read.description)
         yield store
         store.touch()
 
 
 def run_unfinished(
-    files: Mapping[int, _Job], store: PassStore, run: Callable[[_Job], Tensor], what: str
+    files: Mapping[int, _Job], store: WorkStore, run: Callable[[_Job], Tensor], what: str
 ) -> dict[_Job, NDArray[Any]]:
     """Run the passes, by index of their file, that are not stored yet; return their results, (n_rows, n_items)."""
     if unfinished := store.unfinished(list(files)):
@@ -416,7 +415,7 @@ class ProbedTask:
         class_tensors = {} if sides.classes.dtype.kind == "O" else {"classes": torch.from_numpy(sides.classes)}
         return {"weight": torch.stack([fit.weight for fit in fits]), **class_tensors}
 
-    def probes(self, stores: Sequence[ActivationStore], store: PassStore | None) -> tuple[dict[int, Tensor], Labels]:
+    def probes(self, stores: Sequence[ActivationStore], store: WorkStore | None) -> tuple[dict[int, Tensor], Labels]:
         """Return the weight of each layer's probe (of another run, stored, or trained now), and the classes.
 
         `store` may be None for probes of another run.

@@ -172,9 +172,14 @@ class Given(NamedTuple):
     way_out: str
 
     @property
-    def expected(self) -> str:
+    def labels(self) -> str:
         """The expected labels, for messages."""
-        return f"{self.verb} one label for each {self.unit}: text, whole numbers, or true and false"
+        return f"one label for each {self.unit}: text, whole numbers, or true and false"
+
+    @property
+    def expected(self) -> str:
+        """What the user is to do, for messages."""
+        return f"{self.verb} {self.labels}"
 
 
 def class_values(values: Any, given: Given) -> tuple[NDArray[Any], NDArray[np.bool_]]:
@@ -190,7 +195,7 @@ def class_values(values: Any, given: Given) -> tuple[NDArray[Any], NDArray[np.bo
         return _of_list(values, given)
     if values is None or isinstance(values, str | bytes) or not hasattr(values, "__array__"):
         what = "nothing" if values is None else f"a value of the type {type(values).__name__}"
-        raise UserError(f"{given.subject} {what}; {given.verb} a list or an array with {_after_verb(given)}.")
+        raise UserError(f"{given.subject} {what}; {given.verb} a list or an array with {given.labels}.")
     array = np.asarray(values)
     if array.ndim != 1:
         raise UserError(f"{given.subject} an array of shape {array.shape}; {given.expected}, shape (n_{given.unit}s,).")
@@ -202,10 +207,6 @@ def class_values(values: Any, given: Given) -> tuple[NDArray[Any], NDArray[np.bo
     if kind in "iuf":
         return _whole_numbers(array, given)
     raise UserError(f"{given.subject} {_KINDS.get(kind, f'an array of {array.dtype}')}; {given.expected}.")
-
-
-def _after_verb(given: Given) -> str:
-    return given.expected.removeprefix(f"{given.verb} ")
 
 
 def _whole_numbers(array: NDArray[Any], given: Given) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

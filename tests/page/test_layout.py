@@ -30,8 +30,9 @@ from probing.page.run import (
 )
 from probing.page.terms import shaded_map
 from probing.results import Html, element, joined, shortened, table
-from probing.studies.claims import INSET, expected, range_axis
+from probing.studies.claims import INSET, range_axis
 from probing.studies.claims import WIDTH as RANGE_WIDTH
+from probing.studies.claims.verdict import NumberRange
 from probing.studies.compare.tables import heat_map
 from probing.tables.figures import BY_STEP, Line
 from report_runs import make_page, make_survey
@@ -370,4 +371,6 @@ def test_a_single_point_is_drawn_in_the_middle() -> None:
     ],
 )  # fmt: skip
 def test_a_criterion_is_read_as_it_is_written(criterion: str, ends: tuple[float, float]) -> None:
-    assert expected(criterion) == ends
+    found = NumberRange.parse(criterion)
+    assert (found.low, found.high) == ends
+    assert str(found) == criterion

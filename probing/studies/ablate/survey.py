@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from probing.activations import ActivationStore
-from probing.activations.store import PassStore
+from probing.activations.store import WorkStore
 from probing.errors import UserError
 from probing.interventions import POSITION, RETRAINED, TUNED, measure_of
 from probing.interventions.forward import (
@@ -247,7 +247,7 @@ class Quantised:
         """The range of the hidden states that enter each block."""
         return {block: RoundingRange.of(self.train.states(block - 1)) for block in self.blocks}
 
-    def rows(self, readout: Readout, store: PassStore) -> Rows:
+    def rows(self, readout: Readout, store: WorkStore) -> Rows:
         """Return the rows of `quantised.csv`, running the passes that are not stored."""
         n_unrounded = sum(len(states_range.outliers) for states_range in self.ranges.values())
         files = {
@@ -555,13 +555,13 @@ class _ReadoutPasses:
         return stands
 
     @contextmanager
-    def _store(self, readout: str, key_part: Mapping[str, Any], n_passes: int | None = None) -> Iterator[PassStore]:
+    def _store(self, readout: str, key_part: Mapping[str, Any], n_passes: int | None = None) -> Iterator[WorkStore]:
         key = _key(self.setup, self.stores, self.config, readout, key_part)
         n_passes = n_passes or 2 * len(self.jobs) + 1
-        with opened(self.setup.source, key, self.stores[-1], self.text.tokens, n_passes) as store:
+        with opened(self.setup.source, key, self.stores[-1], self.text.tokens, n_passes, "ablate") as store:
             yield store
 
-    def _run(self, store: PassStore, readout: Readout, passes: Callable[[], Passes]) -> dict[AblationJob, Any]:
+    def _run(self, store: WorkStore, readout: Readout, passes: Callable[[], Passes]) -> dict[AblationJob, Any]:
         config = self.config
         chosen = {
             i + 1: job for i, job in enumerate(self.jobs) if is_needed(job, config.units, config.kinds, config.blocks)
@@ -569,7 +569,7 @@ class _ReadoutPasses:
         what = "heads and layers" if readout.name == POSITION else f"heads and layers, {readout.name}"
         return run_unfinished(chosen, store, lambda job: passes().run(job, readout), what)
 
-    def _probes(self, store: PassStore) -> tuple[FrozenProbes, Labels]:
+    def _probes(self, store: WorkStore) -> tuple[FrozenProbes, Labels]:
         """Return the later layers' probes with the labels of the test sentences, and the classes."""
         weight, classes = self.probed.probes(self.stores, store)
         labels = self.probed.labels(self.stores, -1, classes, "test")
@@ -577,7 +577,7 @@ class _ReadoutPasses:
 
     def _retrained(
         self,
-        store: PassStore,
+        store: WorkStore,
         results: Mapping[AblationJob, Any],
         strongest: Sequence[AblationJob],
         probes: FrozenProbes,
@@ -596,11 +596,11 @@ class _ReadoutPasses:
         files = {len(self.jobs) + 1 + self.jobs.index(job): job for job in jobs_again}
         return run_unfinished(files, store, again, "retrained")
 
-    def _importance(self, store: PassStore, readout: Readout) -> Rows:
+    def _importance(self, store: WorkStore, readout: Readout) -> Rows:
         """Return the rows of `importance.csv`, whose gradients are stored as the last file."""
         if "heads" not in self.config.units:
             return []
-        last, setup = store.plan.n_layers, self.setup
+        last, setup = store.plan.n_files - 1, self.setup
         if store.unfinished([last]):
             gradients = importance(setup.readers.model, setup.pad_token_id, readout, store.plan.batch_tokens)
             store.put(last, {"importance": gradients})

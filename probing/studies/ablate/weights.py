@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probing.activations.store import PassStore, batches
+from probing.activations.store import WorkStore, batches
 from probing.interventions import measure_of
 from probing.interventions.forward import (
     Forward,
@@ -124,7 +124,7 @@ class WeightPruning:
         """The matrices."""
         return matrices(self.readers.model, self.blocks)
 
-    def rows(self, readout: Readout, store: PassStore) -> Rows:
+    def rows(self, readout: Readout, store: WorkStore) -> Rows:
         """Return the rows of `weight_pruning.csv`, running the passes that are not stored."""
         passes = [Pass(percent, draw) for draw in range(N_DRAWS + 1) for percent in PERCENT if percent or not draw]
         files = {
@@ -477,7 +477,7 @@ class Cumulative:
     seed: int
     batch_tokens: int
 
-    def rows(self, chosen_on: Readout, reported_on: Readout, store: PassStore) -> tuple[Rows, Rows]:
+    def rows(self, chosen_on: Readout, reported_on: Readout, store: WorkStore) -> tuple[Rows, Rows]:
         """Return the rows of `pruning.csv` and `pruning_areas.csv`; the losses of `chosen_on` decide on the order."""
         units = units_of(self.units, self.blocks, self.readers.model.heads.n_heads)
         at = counts(len(units), self.share)
@@ -515,7 +515,7 @@ class Cumulative:
         heads: frozenset[Head] = frozenset(head for unit in gone for head in unit.heads)
         return Together(heads, self.stands, self.readers.model.heads.d_head)
 
-    def _sums(self, files: dict[int, list[Unit]], readout: Readout, store: PassStore) -> dict[int, NDArray[np.float64]]:
+    def _sums(self, files: dict[int, list[Unit]], readout: Readout, store: WorkStore) -> dict[int, NDArray[np.float64]]:
         """Return the result of each pass in the last layer, shape (n_items,), by the index of its file.
 
         A set of units that occurs in several orders, such as the empty set or the set of all, has only one file.

@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from probing.activations import job_lock
+from probing.activations import NotWritable, job_lock
 from probing.activations.source import ActivationSource
 from probing.activations.store import (
-    ActivationStore,
+    CacheEntry,
     DamagedCache,
-    PassStore,
+    WorkPlan,
+    WorkStore,
     fingerprint,
-    leftovers,
-    remove,
     remove_unused,
 )
 from probing.cli.options import ProbeOptions
@@ -75,8 +74,8 @@ class CheckpointConfig:
 
 
 def cached_document(
-    name: str, source: ActivationSource, config: CheckpointConfig,
-    make: Callable[[], tuple[Document, ActivationStore]], **more: Any,
+    name: str, source: ActivationSource, config: CheckpointConfig, make: Callable[[], tuple[Document, CacheEntry]],
+    **more: Any,
 ) -> tuple[Document, bool]:  # fmt: skip
     """Return what a measure found of a checkpoint, from the cache if it is there, and whether it was there.
 
@@ -97,18 +96,13 @@ def cached_document(
         **more,
     }
     folder = source.cache / f"checkpoints-{name}-{fingerprint(key)[:16]}"
-    try:
-        lock = job_lock(source.cache, folder.name, source.say)
-    except OSError as error:
-        raise not_writable(source.cache, error) from None
-    with lock:
-        for path in leftovers(folder):
-            remove(path)
+    with job_lock(source.cache, folder.name, source.say):
         if (stored := _read(folder)) is not None:
             return stored, True
         document, origin = make()
-        description = {name: origin.header[name] for name in ("model", "revision", "corpus", "versions")}
-        store = PassStore.opened(folder, key, origin.tokens, _ONLY, origin.plan.batch_tokens, description)
+        batch_tokens = origin.plan.batch_tokens
+        plan = WorkPlan.of_whole_text(key, f"{name} of checkpoints", 1, origin.tokens, batch_tokens)
+        store = WorkStore.opened(folder, lambda: (plan, origin.tokens), origin.description)
         written = json.dumps(document)
         store.put(_ONLY, {"document": torch.tensor(list(written.encode()), dtype=torch.uint8)})
         # Converted to JSON and back, so that a number is the same whether it was measured now or read from the cache.
@@ -156,20 +150,13 @@ def _entries_before(note: Path, source: ActivationSource) -> set[Path]:
         source.cache.mkdir(parents=True, exist_ok=True)
         note.write_text(json.dumps(sorted(folder.name for folder in before)), encoding="utf-8")
     except OSError as error:
-        raise not_writable(source.cache, error) from None
+        raise NotWritable(source.cache, error) from None
     return before
-
-
-def not_writable(cache: Path, error: OSError) -> UserError:
-    """Return the error for a cache that cannot be written."""
-    return UserError(
-        f"`--cache {cache}` cannot be written ({error.strerror or error}); name a writable folder with --cache."
-    )
 
 
 def _read(folder: Path) -> Document | None:
     try:
-        store = PassStore(folder)
+        store = WorkStore(folder)
     except DamagedCache:
         return None
     if store.unfinished([_ONLY]):
@@ -193,7 +180,7 @@ _OF_HEADS = {
 }  # fmt: skip
 
 
-def _of_fit(source: ActivationSource, config: CheckpointConfig) -> tuple[Document, ActivationStore]:
+def _of_fit(source: ActivationSource, config: CheckpointConfig) -> tuple[Document, CacheEntry]:
     """Measure the accuracy of position probes of each layer, and of a probe of the token alone."""
     task, corpora = load_task("position", None), config.corpora
     sides, stores = read_sides(source, corpora, config.splits, task, config.probe, "auto")
@@ -214,7 +201,7 @@ def _of_fit(source: ActivationSource, config: CheckpointConfig) -> tuple[Documen
     return _document(rows, stores[0]), stores[0]
 
 
-def _of_geometry(source: ActivationSource, config: CheckpointConfig) -> tuple[Document, ActivationStore]:
+def _of_geometry(source: ActivationSource, config: CheckpointConfig) -> tuple[Document, CacheEntry]:
     """Measure the anisotropy of each layer, and the distance of each neuron's mean from the others."""
     (store,) = source.read(config.corpora[:1], [partial(check_tokens, special_tokens="exclude")])
     plan = GeometryPlan("exclude", (), "mean_profile", Fitting(), 0, (), config.seed)
@@ -230,7 +217,7 @@ def _of_geometry(source: ActivationSource, config: CheckpointConfig) -> tuple[Do
     return {**_document(rows, store), "deviations": deviations}, store
 
 
-def _of_attention(source: ActivationSource, config: CheckpointConfig) -> tuple[Document, ActivationStore]:
+def _of_attention(source: ActivationSource, config: CheckpointConfig) -> tuple[Document, CacheEntry]:
     """Measure attention to fixed offsets and special tokens, its distance and its entropy."""
     request, *test = (source.request(corpus) for corpus in config.corpora)
     head_inputs = HeadSurvey.of(
@@ -257,7 +244,7 @@ def _of_attention(source: ActivationSource, config: CheckpointConfig) -> tuple[D
 
 
 # For each command, what measures one checkpoint; it returns an entry of the cache too, which tells what was read.
-MEASURES: Mapping[str, Callable[[ActivationSource, CheckpointConfig], tuple[Document, ActivationStore]]] = {
+MEASURES: Mapping[str, Callable[[ActivationSource, CheckpointConfig], tuple[Document, CacheEntry]]] = {
     "fit": _of_fit, "geometry": _of_geometry, "attention": _of_attention,
 }  # fmt: skip
 
@@ -274,7 +261,7 @@ def _row(
     return {"layer": int(layer), "measure": measure, "value": float(value), **ends, **more}
 
 
-def _document(rows: Iterable[Mapping[str, Any]], store: ActivationStore) -> Document:
+def _document(rows: Iterable[Mapping[str, Any]], store: CacheEntry) -> Document:
     tokens = store.tokens
     ids = sha256(tokens.input_ids.astype(np.int64).tobytes() + tokens.lengths.astype(np.int64).tobytes()).hexdigest()
     return {"rows": [dict(row) for row in rows], "tokens": {"n": tokens.n_tokens, "sha256": ids}}

@@ -38,6 +38,7 @@ from probing.runtime import quiet_libraries, terminal
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import BRIEF, Cost, expect
 from probing.studies.claims.claim import Paper, chosen_claims, papers, read_paper
+from probing.studies.claims.verdict import NumberRange
 from probing.text import load_corpus
 
 Row = Mapping[str, Any]
@@ -69,15 +70,6 @@ def control(row: Row) -> str:
     """Format the control with its range, if there are any."""
     value = short_number(row["control"]) if "control" in row else ""
     return value + (f" ({row['control_criterion']})" if "control_criterion" in row else "")
-
-
-def expected(criterion: str) -> tuple[float, float]:
-    """Return both ends of a criterion's range, infinite where it has none."""
-    sign, _, end = criterion.partition(" ")
-    if " to " in criterion:
-        low, high = criterion.split(" to ")
-        return float(low), float(high)
-    return -math.inf if "<" in sign else float(end), math.inf if ">" in sign else float(end)
 
 
 def outcome(row: Row) -> str:
@@ -306,11 +298,17 @@ def _narrow(text: str) -> Html:
 
 
 def _axis(row: Row) -> Child:
-    low, high = expected(row["criterion"])
+    criterion = NumberRange.parse(row["criterion"])
     published = row.get("published_value")
     published_text = f", published {published:g}" if published is not None else ""
     title = f"measured {value_text(row)}, by the claim {row['criterion']}{published_text}"
-    return range_axis(row["measured"], ends(row) or (row["measured"], row["measured"]), (low, high), published, title)
+    return range_axis(
+        row["measured"],
+        ends(row) or (row["measured"], row["measured"]),
+        (criterion.low, criterion.high),
+        published,
+        title,
+    )
 
 
 def _missing(rows: Sequence[Row]) -> Html | None:
@@ -330,9 +328,6 @@ def claims_output(rows: Sequence[Mapping[str, Any]], paper: Paper, used: Mapping
     results = {"paper": paper.name, "title": paper.title, "runs": dict(used)}
     return Measured({"claims": rows}, results, write=write)
 
-
-# The commands whose runs claims may need.
-COMMANDS = ("fit", "geometry", "attention", "ablate", "hierarchy", "cloze", "wic", "sts", "pretrain", "finetune")
 
 # The options that name data which files of claims ask for.
 DATA = ("other_corpus", "third_corpus", "wic", "sts", "static", "labels", "pairs", "roles", "untuned", "cloze")
@@ -393,7 +388,8 @@ def reproduce(
         from probing.studies.claims.session import carry_out, plan
 
         inputs = UserInputs(corpus, {name: config[name] for name in DATA} | {"size": None})
-        command_defaults = {name: defaults(study_of(name).command) for name in COMMANDS}
+        commands = {described["command"] for described in of.runs.values()} | {"pretrain"}
+        command_defaults = {name: defaults(study_of(name).command) for name in commands}
         planned = plan(
             of, selected, named, inputs, text, command_defaults, call.place, call.cached if dry_run else None
         )

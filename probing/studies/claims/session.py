@@ -198,7 +198,10 @@ def plan(
     Raises:
         UserError: If a model that is none of the paper's does not exist, or a file of pairs cannot be read.
     """
-    chosen = named if named is not None else {name: name for name in _at_hand(paper)}
+    chosen = named
+    if chosen is None:
+        at_hand = [model for model in paper.models if model in ALIASES and is_downloaded(model)]
+        chosen = {name: name for name in (BUILTIN, *at_hand)}
     about = [model for model in paper.models if any(model in claim.models for claim in claims)]
     runs: dict[str, list[Planned]] = {}
     lacking = {model: _not_named(model) for model in about if model not in chosen}
@@ -405,11 +408,6 @@ def carry_out(
 def _compares(claim: Claim, model: str) -> bool:
     """Check whether a claim compares its models with this one."""
     return claim.reading is not None and claim.reading.arguments.get("over") == model
-
-
-def _at_hand(paper: Paper) -> list[str]:
-    """Return the built-in model, and the paper's models on this machine."""
-    return [BUILTIN, *(model for model in paper.models if model in ALIASES and is_downloaded(model))]
 
 
 def _not_named(model: str) -> str:

@@ -164,11 +164,8 @@ def _some_values(parameter: Parameter) -> list[Any]:
     """Return some values of a parameter, enough to check its types."""
     if parameter.distribution.startswith("categorical"):
         return parameter.values()
-    return [parameter.settings[end] for end in ("min", "max") if end in parameter.settings and _is_range(parameter)]
-
-
-def _is_range(parameter: Parameter) -> bool:
-    return parameter.distribution in ("uniform", "q_uniform", "int_uniform", "log_uniform_values")
+    is_range = parameter.distribution in ("uniform", "q_uniform", "int_uniform", "log_uniform_values")
+    return [parameter.settings[end] for end in ("min", "max") if end in parameter.settings and is_range]
 
 
 def _put(options: Any, inner: str, given: Any) -> Any:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from probing.activations.source import ActivationSource
-from probing.activations.store import ActivationStore
+from probing.activations.store import ActivationStore, CacheEntry
 from probing.errors import UserError
 from probing.heads.accumulation import accumulate
 from probing.heads.change import (
@@ -167,7 +167,7 @@ def of_checkpoint(name: str, source: ActivationSource, config: CheckpointConfig)
     return read(cached_document(measure, source, config, partial(make, source, config))[0])
 
 
-def _of_special(source: ActivationSource, config: CheckpointConfig) -> tuple[Document, ActivationStore]:
+def _of_special(source: ActivationSource, config: CheckpointConfig) -> tuple[Document, CacheEntry]:
     """Measure the share of the attention of each block that goes to special tokens."""
     head_inputs = HeadSurvey.of(source.request(config.corpora[0]), blocks_of(source), config.seed)
     parts = [part for part in PARTS if part.name == "tokens"]
@@ -215,7 +215,7 @@ def of_pair(names: Sequence[str], a: ActivationSource, b: ActivationSource, conf
     return rows
 
 
-def _of_states(a: ActivationSource, b: ActivationSource, corpus: Corpus) -> tuple[Document, ActivationStore]:
+def _of_states(a: ActivationSource, b: ActivationSource, corpus: Corpus) -> tuple[Document, CacheEntry]:
     first, second = (source.read([corpus])[0] for source in (a, b))
     rows: Rows = [
         {"measure": f"states_{name}", "layer": layer, "value": value}
@@ -225,7 +225,7 @@ def _of_states(a: ActivationSource, b: ActivationSource, corpus: Corpus) -> tupl
     return {"rows": rows}, first
 
 
-def _of_maps(a: ActivationSource, b: ActivationSource, corpus: Corpus) -> tuple[Document, ActivationStore]:
+def _of_maps(a: ActivationSource, b: ActivationSource, corpus: Corpus) -> tuple[Document, CacheEntry]:
     measure = map_change(SurveyedCheckpoint(b.request(corpus)), alone=True)
     store = accumulate(a.request(corpus), [measure], a.cache, a.trainer, a.say)["change"]
     rows = Table(map_rows(store, blocks_of(a))).where(of=SAME, head=None)
@@ -233,7 +233,7 @@ def _of_maps(a: ActivationSource, b: ActivationSource, corpus: Corpus) -> tuple[
     return {"rows": _values("maps_cosine", cosines, -1) + _values("maps_jensen_shannon", divergences)}, store
 
 
-def _of_published(a: ActivationSource, b: ActivationSource, corpus: Corpus) -> tuple[Document, ActivationStore]:
+def _of_published(a: ActivationSource, b: ActivationSource, corpus: Corpus) -> tuple[Document, CacheEntry]:
     checkpoint, against = (SurveyedCheckpoint(source.request(corpus)) for source in (a, b))
     check_padding(checkpoint)
     measure = published_change(checkpoint, against)
@@ -242,7 +242,7 @@ def _of_published(a: ActivationSource, b: ActivationSource, corpus: Corpus) -> t
     return {"rows": _values("maps_as_published", rows, -1)}, store
 
 
-_PairMeasure = Callable[[ActivationSource, ActivationSource, Corpus], tuple[Document, ActivationStore]]
+_PairMeasure = Callable[[ActivationSource, ActivationSource, Corpus], tuple[Document, CacheEntry]]
 _OF_PAIR: Mapping[str, _PairMeasure] = {
     MAPS: _of_maps, PUBLISHED: _of_published, STATES: _of_states,
 }  # fmt: skip

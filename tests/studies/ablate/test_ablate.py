@@ -18,11 +18,12 @@ from conftest import BARE
 from families import make_tokenizer, masked_lm, save_at_random
 from probing import Result, WandbOptions, ablate, fit, report
 from probing.__main__ import COMMANDS
+from probing.activations.store import WorkPlan, WorkStore
 from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.interventions.forward import Forward, LaterBlocks, Readers, Readout
 from probing.interventions.frozen_probes import ProbeReadout, probe_loss
-from probing.interventions.probed_task import AblationJob, Passes, PassStore
+from probing.interventions.probed_task import AblationJob, Passes
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import hidden_states
 from probing.runs.loading import load_run
@@ -354,9 +355,10 @@ class Setting:
         stands = torch.zeros(3, model.width)
         self.how = Cumulative(self.readers, "heads", "zero", stands, [1, 2, 3], 0.1, 0, 256)
 
-    def store(self, name: str) -> PassStore:
-        plan = self.case.store.plan
-        return PassStore.opened(self.place / name, {"a": 1}, self.case.text.tokens, n_files(6, 0.1), 256, plan.key)
+    def store(self, name: str) -> WorkStore:
+        tokens = self.case.text.tokens
+        plan = WorkPlan.of_whole_text({"a": 1}, "{n} files", 1 + n_files(6, 0.1), tokens, 256)
+        return WorkStore.opened(self.place / name, lambda: (plan, tokens), {})
 
     def rows(self, name: str) -> list[list[dict[str, Any]]]:
         return list(self.how.rows(self.readout, self.readout, self.store(name)))

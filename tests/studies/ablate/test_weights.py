@@ -11,7 +11,7 @@ import torch
 
 from probing import WandbOptions, ablate
 from probing.activations import Request, activations
-from probing.activations.store import PassStore
+from probing.activations.store import WorkPlan, WorkStore
 from probing.interventions.forward import LaterBlocks, Readers, ReadText, padded
 from probing.interventions.pair_cosines import TunedHead, TunedScore
 from probing.models import load_encoder, load_tokenizer, resolve_model
@@ -318,7 +318,8 @@ def test_what_is_read_is_what_the_pruned_model_gives(
     targets = torch.randint(0, 3, (24,), generator=torch.Generator().manual_seed(0))
     readout = TunedScore(text, targets, TunedHead(whole, blocks, 0), "sentences", 3)
     how = WeightPruning(Readers.of(whole.base_model, 0, "tiny"), [2, 3], 0, 256)
-    opened = PassStore.opened(tmp_path / "passes", {"a": 1}, text.tokens, N_FILES, 256, store.plan.key)
+    plan = WorkPlan.of_whole_text({"a": 1}, "{n} files", 1 + N_FILES, text.tokens, 256)
+    opened = WorkStore.opened(tmp_path / "passes", lambda: (plan, text.tokens), {})
     rows = how.rows(readout, opened)
     assert len(rows) == len(PERCENT) + (len(PERCENT) - 1) * (1 + PRUNING_N_DRAWS)
     assert len({row["value"] for row in rows}) > 5

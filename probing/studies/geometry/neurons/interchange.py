@@ -125,7 +125,8 @@ def exchanged(
         "tokens": fingerprint_of(tokens.input_ids, tokens.lengths, tokens.words),
         "sets": [[entry.layer, entry.source, entry.draw, *entry.neurons] for entry in files.values()], **settings,
     }  # fmt: skip
-    with opened(setup.source, {**store.plan.key, "interchange": key}, store, tokens, len(files)) as pass_store:
+    key = {**store.plan.key, "interchange": key}
+    with opened(setup.source, key, store, tokens, len(files), "geometry") as pass_store:
         results = run_unfinished(
             files, pass_store, lambda neuron_set: passes.run(neuron_set, reads), "interchanged neurons"
         )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations import ActivationStore
-from probing.activations.store import PassStore
+from probing.activations.store import WorkStore
 from probing.errors import UserError, as_clause
 from probing.interventions import AGAIN, POSITION, PROBED, TRANSLATED
 from probing.interventions.forward import ReadableText, Readout, ReadText, draw_text
@@ -384,7 +384,7 @@ class _Work:
         return _Part(results, lines, np.arange(len(readout.n)))
 
     def _run(
-        self, store: PassStore, first: int, sets: Sequence[NeuronSet], what: str, passes_of: Callable[[], NeuronPasses],
+        self, store: WorkStore, first: int, sets: Sequence[NeuronSet], what: str, passes_of: Callable[[], NeuronPasses],
         reads: Sequence[Any],
     ) -> dict[NeuronSet, Any]:  # fmt: skip
         """Run the passes over a text that are not stored yet, as files from this index on."""
@@ -421,7 +421,7 @@ class _Work:
         return {} if task.name == self.setup.main_task.name else {"read": task.key(self.stores)}
 
     @contextmanager
-    def _opened(self, what: str, extra_settings: Mapping[str, Any], n_passes: int) -> Iterator[PassStore]:
+    def _opened(self, what: str, extra_settings: Mapping[str, Any], n_passes: int) -> Iterator[WorkStore]:
         source, first, config = self.setup.source, self.stores[-1], self.config
         settings = {
             "format": FORMAT, "train": dict(self.stores[0].plan.key), "split_seed": self.setup.split_seed,
@@ -429,5 +429,5 @@ class _Work:
             "trainer": {name: str(value) for name, value in source.trainer.items()}, **extra_settings,
         }  # fmt: skip
         key = {**first.plan.key, what: settings}
-        with opened(source, key, first, self.text.tokens, n_passes) as store:
+        with opened(source, key, first, self.text.tokens, n_passes, "geometry") as store:
             yield store
