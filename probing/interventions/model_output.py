@@ -20,7 +20,7 @@ from probing.data.examples import Examples, Sides
 from probing.data.labelling import choose_classes, label
 from probing.errors import UserError
 from probing.interventions import MLM, WORDS
-from probing.interventions.forward import Loss, Padded, ReadableText, SentenceSums, padded_batches
+from probing.interventions.forward import Loss, Padded, ReadableText, padded_batches
 from probing.models import ModelSource, load_masked_lm
 from probing.models.anatomy import Anatomy, hidden_states, replaced_forward
 from probing.models.examination import run
@@ -109,6 +109,17 @@ class MaskedHead:
         with replaced_forward(self.encoder, lambda *args, **kwargs: encoder_output):
             logits: Tensor = self.model(input_ids=self.input_ids).logits
         return logits[0]
+
+
+class SentenceSums(NamedTuple):
+    """A model's measures for each sentence: sums over tokens and numbers of tokens, by name, shape (n_sentences,)."""
+
+    sums: dict[str, NDArray[np.float64]]
+    n_tokens: dict[str, NDArray[np.int64]]
+
+
+# Measures the model in its present state, once for each set of neurons that are set to 0 in its last hidden states.
+Reader = Callable[[Sequence[Sequence[int]]], list[SentenceSums]]
 
 
 class MaskedWords:

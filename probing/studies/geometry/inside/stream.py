@@ -14,8 +14,14 @@ from torch import Tensor, nn
 
 from probing.activations import ActivationStore
 from probing.errors import UserError
-from probing.interventions.forward import SentenceSums
-from probing.interventions.model_output import BATCH_TOKENS, PROBE_TOKENS, PaddedBatch, draw_sentences, token_batches
+from probing.interventions.model_output import (
+    BATCH_TOKENS,
+    PROBE_TOKENS,
+    PaddedBatch,
+    SentenceSums,
+    draw_sentences,
+    token_batches,
+)
 from probing.models import ModelSource, load_encoder, load_masked_lm, load_tokenizer
 from probing.models.anatomy import Anatomy, examine
 from probing.models.residual_stream import (
