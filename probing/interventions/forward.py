@@ -318,6 +318,10 @@ class Padded:
         types = {} if self.token_types is None else {"token_type_ids": self.token_types}
         return {"input_ids": self.input_ids, "attention_mask": self.mask.long(), **types}
 
+    def inputs_on(self, device: Any) -> dict[str, Tensor]:
+        """Return the inputs of the encoder on a device."""
+        return {name: values.to(device) for name, values in self.inputs.items()}
+
 
 def padded(tokens: Tokens, sentences: NDArray[np.int64], pad_token_id: int, device: Any = "cpu") -> Padded:
     """Return some sentences, given by index, as a batch; a sentence may occur several times."""
@@ -482,6 +486,46 @@ class SentenceReader(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class ItemReading:
+    """A reading that is complete after each batch: `score` returns the rows of its sentences, shape (n_rows, batch)."""
+
+    score: Callable[[Mapping[int, Tensor], Padded], Tensor]
+    totals: Tensor
+
+    def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
+        """Take the hidden states of a batch, by layer."""
+        self.totals[:, batch.sentences.to(self.totals.device)] = self.score(states, batch).to(self.totals)
+
+    def sums(self) -> Tensor:
+        """Return the sums, shape (n_rows, n_sentences)."""
+        return self.totals.cpu()
+
+
+@dataclass(frozen=True)
+class SelectedReading:
+    """A reading of some tokens of a layer, all together at the end, such as by a head of the model.
+
+    `select` returns the rank of each selected token of a batch, and where it is; `finish` converts the states of all of
+    them, in this order, to sums of shape (1, n_items).
+    """
+
+    layer: int
+    select: Callable[[Padded], tuple[Tensor, Any]]
+    finish: Callable[[Tensor], Tensor]
+    states: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
+        """Take the hidden states of a batch, by layer."""
+        rank, where = self.select(batch)
+        self.states.append((rank.cpu(), states[self.layer][where]))
+
+    def sums(self) -> Tensor:
+        """Return the sums, shape (1, n_items)."""
+        rank, states = (torch.cat(parts) for parts in zip(*self.states, strict=True))
+        return self.finish(states[rank.argsort().to(states.device)])
+
+
 class LayerReadout(Protocol):
     """A measure of later layers, which may have several rows for a layer."""
 
@@ -532,6 +576,17 @@ class Readout(LayerReadout, Protocol):
         An item's gradient is the sum over its occurrences, and 0 for an item without examples.
         """
         ...
+
+
+class OfSentences:
+    """A readout whose items are the sentences of its text."""
+
+    n: Any
+
+    @cached_property
+    def occurrences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Each sentence, which is an item, once."""
+        return (every := np.arange(len(self.n))), every
 
 
 # Called with a reader's model, the batch, what blocks pass on in addition to hidden states, and the hidden states.

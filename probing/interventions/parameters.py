@@ -60,7 +60,9 @@ def ordinary_row(table: nn.Module, first_row: int, neurons: Sequence[int]) -> Ab
     """
     weight, index = table.weight, torch.tensor(list(neurons), dtype=torch.int64)
     assert isinstance(weight, Tensor)
-    return edited([weight], lambda _, rows: rows[first_row + 1 :][:, index].double().mean(0), (first_row, index))
+    return edited(
+        [weight], lambda _, rows: rows[first_row + 1 :][:, index].double().mean(0).to(rows.dtype), (first_row, index)
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------------

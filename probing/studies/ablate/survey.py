@@ -202,11 +202,11 @@ class _ReadoutPasses:
                 strongest = chosen_units(list(results), last, config.n_retrained, config.seed)
                 repeated = self._retrained(store, results, strongest, probes, classes)
                 unit_effects += pass_scores_of(repeated, layers, readout.n, RETRAINED)
-            importance_rows = self._importance(store, readout)
+            of_gradients = self._importance(store, readout)
         labels = self.probed.labels(self.stores, 0, classes, "train")[self.train.of_corpus]
         of_train = FrozenProbes(probes.weight, torch.from_numpy(labels.astype(np.int64)))
         chosen_on = ProbeReadout(self.train, of_train, self.setup.readers.device)
-        tables = {"importance": importance_rows, **self._pruned(chosen_on, readout), **self._of_weights(readout)}
+        tables = {"importance": of_gradients, **self._pruned(chosen_on, readout), **self._of_weights(readout)}
         return _ReadoutResults(readout, unit_effects, tables)
 
     def other(self, readout: Readout) -> _ReadoutResults:
@@ -273,9 +273,16 @@ class _ReadoutPasses:
 
     @contextmanager
     def _store(self, readout: str, key_part: Mapping[str, Any], n_passes: int | None = None) -> Iterator[PassStore]:
-        key = _key(self.setup, self.stores, self.config, readout, key_part)
+        setup, config, last = self.setup, self.config, self.stores[-1]
+        # Units and kinds do not change the results of a pass.
+        settings = {
+            "format": FORMAT, "readout": readout, "train": dict(self.stores[0].plan.key),
+            "split_seed": setup.split_seed, **key_part,
+            "trainer": {name: str(value) for name, value in setup.source.trainer.items()},
+            "n_tokens": config.n_tokens, "seed": config.seed,
+        }  # fmt: skip
         n_passes = n_passes or 2 * len(self.jobs) + 1
-        with opened(self.setup.source, key, self.stores[-1], self.text.tokens, n_passes) as store:
+        with opened(setup.source, {**last.plan.key, "ablation": settings}, last, self.text.tokens, n_passes) as store:
             yield store
 
     def _run(self, store: PassStore, readout: Readout, passes: HeadPasses) -> dict[AblationJob, Sums]:
@@ -324,24 +331,6 @@ class _ReadoutPasses:
         by_item = store.get(last)["importance"].abs().numpy()
         layer = max(readout.layers(1))
         return importance_rows(by_item, readout.n, self.config.blocks, layer, readout.name)
-
-
-def _key(
-    setup: InterventionSetup, stores: Sequence[ActivationStore], config: AblationConfig, readout: str,
-    part: Mapping[str, Any],
-) -> dict[str, Any]:  # fmt: skip
-    """Return all that changes the results of a pass; units and kinds are not part of the key."""
-    of_passes = {
-        "format": FORMAT,
-        "readout": readout,
-        "train": dict(stores[0].plan.key),
-        "split_seed": setup.split_seed,
-        **part,
-        "trainer": {name: str(value) for name, value in setup.source.trainer.items()},
-        "n_tokens": config.n_tokens,
-        "seed": config.seed,
-    }
-    return {**stores[-1].plan.key, "ablation": of_passes}
 
 
 def _is(splits: Sequence[Split], side: Split) -> Any:

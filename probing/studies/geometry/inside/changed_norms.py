@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from probing.activations import ActivationStore
 from probing.errors import UserError
 from probing.interventions.effects import among, tested
+from probing.interventions.forward import padded_batches
 from probing.interventions.model_output import (
     BATCH_TOKENS,
     MLM_TOKENS,
@@ -28,7 +29,6 @@ from probing.interventions.model_output import (
     choose_masked,
     draw_sentences,
     last_hidden_states,
-    token_batches,
 )
 from probing.interventions.parameters import ordinary_row, replaced, zeroed
 from probing.models import ModelSource, load_masked_lm
@@ -72,9 +72,8 @@ def see_layers(
     """Run a model on sentences, with means over the tokens in the mask `counts`, shape (n_tokens,)."""
     layers, device = range(anatomy.n_layers + 1), next(encoder.parameters()).device
     last, sums = torch.empty(0), torch.empty(0)
-    for batch in token_batches(tokens, pad_token_id, BATCH_TOKENS, anatomy.padding_is_neutral):
-        inputs = {"input_ids": batch.input_ids.to(device), "attention_mask": batch.mask.long().to(device)}
-        states = hidden_states(encoder, anatomy, layers, **inputs)
+    for batch in padded_batches(tokens, BATCH_TOKENS, pad_token_id, anatomy.padding_is_neutral):
+        states = hidden_states(encoder, anatomy, layers, **batch.inputs_on(device))
         if not last.numel():
             d_model = states[0].shape[-1]
             last, sums = torch.empty(tokens.n_tokens, d_model), torch.zeros(len(layers), d_model, dtype=torch.float64)

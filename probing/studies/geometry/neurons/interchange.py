@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from probing.interventions.probed_task import Frozen
 from probing.interventions.subject import InterventionSetup
 from probing.models import check_ids, length_limits
 from probing.runs.predictions import labelled_tokens
-from probing.studies.geometry.neurons.sets import DRAWN, EffectRow, NeuronConfig, NeuronTables, effect_rows
+from probing.studies.geometry.neurons.sets import DRAWN, EffectRow, NeuronConfig, NeuronTables, effect_rows, lines_of
 from probing.text import Corpus, Couple, read_couples
 from probing.text.tasks import SentenceTask, TokenTask
 from probing.text.tokens import Tokens
@@ -278,11 +278,7 @@ def survey_couples(
     }  # fmt: skip
 
     def by_pair_of(layer: int, intact: Sums) -> tuple[list[EffectRow], Callable[[Sums], Sums]]:
-        lines = [
-            EffectRow(read.name, read_layer, by_pair(read.n), {})
-            for read in reads
-            for read_layer in read.layers(layer + 1)
-        ]
+        lines = [replace(line, n=by_pair(line.n)) for line in lines_of(reads, layer)]
         return lines, by_pair
 
     results = exchanged(setup, store, text, reads, config, settings)
@@ -324,7 +320,7 @@ def survey_words(
 
     def by_pair_of(layer: int, intact: Sums) -> tuple[list[EffectRow], Callable[[Sums], Sums]]:
         n = 2 * np.abs(intact[0, ::2] - intact[0, 1::2])
-        lines = [EffectRow(readout.name, read, n, {}) for read in readout.layers(layer + 1)]
+        lines = [EffectRow(readout.name, read, n) for read in readout.layers(layer + 1)]
         return lines, partial(carried, intact[0])
 
     results = exchanged(setup, store, readout.text, [readout], config, settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from probing.interventions import ReadoutUnit, measure_of
 from probing.interventions.effects import Rows, Sums, among, valued
 from probing.interventions.forward import ReadableText
-from probing.interventions.frozen_probes import PositionHead
+from probing.interventions.frozen_probes import PositionHead, PositionHeads
 from probing.interventions.neurons import Kind, NeuronSet, Place, Source
 
 DRAWN: tuple[Source, ...] = ("random", "matched")
@@ -29,12 +29,24 @@ class EffectRow:
     readout: str
     layer: int
     n: NDArray[Any]
-    named: Mapping[str, Any]
+    named: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def measure(self) -> ReadoutUnit:
         """Unit of the readout."""
         return measure_of(self.readout)
+
+
+def lines_of(reads: Sequence[Any], layer: int) -> list[EffectRow]:
+    """Describe each row of the results of a pass with these readouts, in order, when a layer is changed."""
+    lines = []
+    for read in reads:
+        if isinstance(read, PositionHeads):
+            for measure, head in read.rows(layer + 1):
+                lines.append(EffectRow(measure, head.layer, read.n(head), {"head": head.head, "offset": head.offset}))
+        else:
+            lines += [EffectRow(read.name, read_layer, read.n) for read_layer in read.layers(layer + 1)]
+    return lines
 
 
 def effect_rows(

@@ -34,7 +34,7 @@ from probing.interventions.passes import fingerprint_of, opened, run_unfinished
 from probing.interventions.probed_task import OF_CLASSES, Labelled, ProbedTask, retrained
 from probing.interventions.subject import InterventionSetup
 from probing.models.attention_heads import find_query_keys
-from probing.studies.geometry.neurons.sets import DRAWN, EffectRow, NeuronConfig, NeuronTables, effect_rows
+from probing.studies.geometry.neurons.sets import DRAWN, EffectRow, NeuronConfig, NeuronTables, effect_rows, lines_of
 from probing.text.tasks import Labels
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -268,21 +268,6 @@ class _Work:
             reads.append(PositionHeads(text, of.heads, of.query_keys, of.is_causal, of.device))
         return reads
 
-    def lines(self, reads: Sequence[Any], layer: int) -> list[EffectRow]:
-        """Describe each row of the results of a pass when this layer is changed."""
-        lines = []
-        for read in reads:
-            if isinstance(read, PositionHeads):
-                lines += [
-                    EffectRow(
-                        measure, read_row.layer, read.n(read_row), {"head": read_row.head, "offset": read_row.offset}
-                    )
-                    for measure, read_row in read.rows(layer + 1)
-                ]
-            else:
-                lines += [EffectRow(read.name, read_row, read.n, {}) for read_row in read.layers(layer + 1)]
-        return lines
-
     # --- passes ---
 
     def passes(self, text: ReadableText, moved: ReadText | None = None) -> NeuronPasses:
@@ -344,7 +329,7 @@ class _Work:
         parts = [
             _Part(
                 results,
-                partial(self.lines, reads),
+                partial(lines_of, reads),
                 np.searchsorted(self.text.sentence_indices, self.part.sentence_indices),
             )
         ]
@@ -366,11 +351,7 @@ class _Work:
         with self._opened("neurons", key, len(sets)) as store:
             what = f"neurons, {readout.name}"
             results = self._run(store, 1, sets, what, self.passes(readout.text, moved), [readout])
-
-        def lines(layer: int) -> list[EffectRow]:
-            return [EffectRow(readout.name, read_layer, readout.n, {}) for read_layer in readout.layers(layer + 1)]
-
-        return _Part(results, lines, np.arange(len(readout.n)))
+        return _Part(results, partial(lines_of, [readout]), np.arange(len(readout.n)))
 
     def _run(
         self, store: PassStore, first: int, sets: Sequence[NeuronSet], what: str, passes: NeuronPasses,
