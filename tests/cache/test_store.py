@@ -34,7 +34,7 @@ from probing.activations.store import (
 )
 from probing.cli.commandline import run
 from probing.errors import RunError, UserError
-from probing.interventions.probed_task import opened
+from probing.interventions.passes import opened
 from probing.tables.conclusions import scope
 from probing.text.tokens import Tokens
 

@@ -125,7 +125,7 @@ def _config_and_setup(
     call: Call, source_run: Run | Tuned | None, readout_sources: dict[str, Any], tokenizer: Any
 ) -> tuple[Any, Any]:
     """Return the configuration of the survey and the `InterventionSetup`."""
-    from probing.interventions.probed_task import KINDS, UNITS
+    from probing.interventions.heads import KINDS, UNITS
     from probing.interventions.subject import InterventionSetup, data_of
     from probing.studies.ablate.survey import AblationConfig, check
 

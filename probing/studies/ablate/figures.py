@@ -101,14 +101,14 @@ def study_output(
         "model": {"n_layers": stores[-1].plan.n_layers, "n_heads": ablation.n_heads},
         "n_sentences": tokens.n_sentences,
         "n_tokens": tokens.n_tokens,
-        **_read(ablation),
+        "readouts": ablation.readouts,
     }
     if tuned is not None:
         n_tested = tuned.results["n_examples"]["test"]
         results["tuned"] = {
             "run": str(tuned.folder), "checkpoint": tuned.checkpoint.name, "score": tuned.score, "n_tested": n_tested,
         }  # fmt: skip
-    ablated = Table(ablation.ablated, tables.ABLATED)
+    ablated = Table(ablation.tables["ablated"], tables.ABLATED)
     return Measured(
         ablation.tables,
         results,
@@ -127,11 +127,3 @@ def _logged_rows(ablated: Table) -> list[dict[str, Any]]:
             kind = f"{start}{row['kind']}"
             point |= {f"{kind}_effect": row["effect"], f"{kind}_low": row["low"], f"{kind}_high": row["high"]}
     return list(by_layer.values())
-
-
-def _read(results: AblationResults) -> dict[str, Any]:
-    by_name = {
-        name: {"n_examples": results.n_examples[name], "intact": {str(layer): value for layer, value in intact.items()}}
-        for name, intact in results.intact.items()
-    }
-    return {"readouts": by_name}

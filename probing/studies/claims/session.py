@@ -14,7 +14,7 @@ from probing.data import chosen_controls
 from probing.data.labelling import choose_classes, class_of_tokens
 from probing.data.module import READ_AGAIN
 from probing.errors import UserError, about_option, as_clause
-from probing.interventions.probed_task import UNITS
+from probing.interventions.heads import UNITS
 from probing.models import ALIASES, load_config, resolve_model
 from probing.models.source import ModelSource, is_downloaded
 from probing.runtime import drop_garbage

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from probing.interventions import TUNED, TUNED_R2
+from probing.interventions import RANDOM, TUNED, TUNED_R2
 from probing.results import Table
 from probing.runs import Result
 from probing.statistics import spearman
-from probing.studies.ablate.tables import MAGNITUDE, MEAN, RANDOM, at_last_layer, is_head
+from probing.studies.ablate.tables import MAGNITUDE, MEAN, at_last_layer, is_head
 from probing.studies.claims.measures.heads import gained
 from probing.studies.claims.measures.position import above_embeddings
 from probing.studies.claims.measures.registry import MEASURES as MEASURES

@@ -14,8 +14,13 @@ from torch import Tensor, nn
 
 from probing.activations import ActivationStore
 from probing.errors import UserError
-from probing.interventions.forward import SentenceSums
-from probing.interventions.model_output import BATCH_TOKENS, PROBE_TOKENS, PaddedBatch, draw_sentences, token_batches
+from probing.interventions.forward import Padded, padded_batches
+from probing.interventions.model_output import (
+    BATCH_TOKENS,
+    PROBE_TOKENS,
+    SentenceSums,
+    draw_sentences,
+)
 from probing.models import ModelSource, load_encoder, load_masked_lm, load_tokenizer
 from probing.models.anatomy import Anatomy, examine
 from probing.models.residual_stream import (
@@ -54,13 +59,13 @@ Array = NDArray[np.float64]
 
 def run_watched(
     encoder: nn.Module, anatomy: Anatomy, modules: Sequence[nn.Module], see: Seen, tokens: Tokens, pad_token_id: int
-) -> Iterator[PaddedBatch]:
+) -> Iterator[Padded]:
     """Run an encoder on sentences, showing tensors to `see`; yield each batch before its tensors are shown."""
     device = next(encoder.parameters()).device
     with torch.inference_mode(), watching(encoder, anatomy, modules, see):
-        for batch in token_batches(tokens, pad_token_id, BATCH_TOKENS, anatomy.padding_is_neutral):
+        for batch in padded_batches(tokens, BATCH_TOKENS, pad_token_id, anatomy.padding_is_neutral):
             yield batch
-            encoder(input_ids=batch.input_ids.to(device), attention_mask=batch.mask.long().to(device))
+            encoder(**batch.inputs_on(device))
 
 
 @dataclass(frozen=True)
