@@ -523,7 +523,9 @@ def _extremes(source: Any, corpus: Any, store: Any, seed: int) -> Callable[[Any]
     from probing.studies.geometry.extremes.survey import measure_extremes, read_attention
 
     attentions = read_attention(source, corpus, store, seed)
-    return lambda surveyed: measure_extremes(source, store, attentions, surveyed.clipped, surveyed.outliers, seed)
+    return lambda surveyed: measure_extremes(
+        source, store, attentions, surveyed.clipped, surveyed.tables["outliers"], seed
+    )
 
 
 def _problems(draws: int | None, components: int | None, shrinkage: float) -> list[str]:
