@@ -631,6 +631,12 @@ class Geometry(Study):
         more = [sentence for part in parts(result) for sentence in part.sentences]
         return [*tables.conclusions(result, clipped), *more]
 
+    def more_tables(self, result: Result) -> list[Any]:
+        """Return all measures of each layer by transform, and the outliers."""
+        from probing.studies.geometry.section import more_tables
+
+        return more_tables(result)
+
     def section(self, result: Result, place: SectionPlace) -> Html:
         """Return the measures of each layer, its outliers, and the measurements inside the model."""
         from probing.studies.geometry.section import geometry_section
