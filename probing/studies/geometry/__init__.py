@@ -398,7 +398,11 @@ def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Re
     """Measure the quantities that the options select."""
     config, seed = call.config, call.config["seed"]
     with quiet_libraries():
-        from probing.studies.geometry.figures import study_output
+        from probing.studies.geometry.extremes.survey import measure_extremes, read_attention
+        from probing.studies.geometry.figures import GeometryTables, study_output
+        from probing.studies.geometry.inside.stream import StreamInputs, check, measure_inside
+        from probing.studies.geometry.position.survey import PositionSample, survey_position
+        from probing.studies.geometry.survey import survey
 
         split_seed = seed if stream is None else stream.split_seed(seed)
         source = call.source(seed=split_seed, tokenizer=tokenizer)
@@ -407,13 +411,16 @@ def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Re
                 f"`--from_run {config['from_run']}` ranks the neurons of {layers_named(compared.layers)}, and none of "
                 f"these is among {layers_named(source.layers)}; give other layers, or another run."
             )
-        how, d_model = _plan(config, stream), source.config.hidden_size
-        refuse(_size_problems(config["components"], how.fitting.n_top, d_model))
+        plan, d_model = _plan(config, stream), source.config.hidden_size
+        refuse([
+            *out_of_range("components", config["components"], 1, d_model),
+            *out_of_range("top", plan.fitting.n_top, 0, d_model - 1),
+        ])  # fmt: skip
         inside = {
             "smoothing": config["smoothing_bound"], "norms": config["norms"], "path": config["path"],
             "interventions": config["interventions"] and stream is None,
         }  # fmt: skip
-        _check_inside(source, inside)
+        check(source.model, inside["norms"], inside["path"])
         ranked, data, task = None, {}, None
         if stream is not None:
             from probing.interventions.subject import data_of
@@ -425,34 +432,41 @@ def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Re
         call.expect(2 + sum(inside.values()) + config["position"] + 3 * config["extremes"] + 2 * (stream is not None))
         text, stores = _read(source, config)
         changing = None if stream is None else _changing(config, stream, ranked, (data, task), source, text, split_seed)
-        extremes = _extremes(source, text, stores[0], seed) if config["extremes"] else None
+        attention = read_attention(source, text, stores[0], seed) if config["extremes"] else None
         call.watch.end("extract")
         if not is_main_process():
             return None
 
         def measure(folder: Path) -> Measured:
-            geometry_tables = _survey_model(folder, source, text, stores, how, inside, changing)
+            model, store, summary = source.model, stores[0], None
+            # The model, whose parameters are measured, and its tokenizer, which tells punctuation.
+            encoder, model_tokenizer = load_encoder(model, source.random_weights_seed), load_tokenizer(model)
+            of_layers = survey(store, stores[-1], source.layers, encoder, model_tokenizer, plan)
+            if missing := of_layers.not_applicable:
+                source.say(
+                    f"{model.name} has no {', '.join(missing)} in the width of its hidden states: not applicable"
+                )
+            tables = measure_inside(folder, StreamInputs(
+                model, encoder, model_tokenizer, store, text, of_layers.clipped, plan.special_tokens == "include",
+                source.random_weights_seed is None, plan.n_draws, seed, source.say,
+            ), inside)  # fmt: skip
+            if changing is not None:
+                with stage("what is lost without neurons"):
+                    changed = changing()
+                tables |= {"neuron_interventions": changed.interventions, "neuron_draws": changed.draws}
+                summary = changed.summary
             if config["position"]:
-                geometry_tables.inside.update(_of_position(stores[0], config, source.layers, compared))
-            if extremes is not None:
-                geometry_tables.inside.update(extremes(geometry_tables.survey))
-            return study_output(geometry_tables, stores, source.model.short_name)
+                ranking = {} if compared is None else {
+                    layer: [row["neuron"] for row in compared.top(layer, d_model)]
+                    for layer in source.layers if layer in compared.layers
+                }  # fmt: skip
+                tables |= survey_position(PositionSample(store, plan.special_tokens, seed), source.layers, ranking)
+            if config["extremes"]:
+                outliers = of_layers.tables["outliers"]
+                tables |= measure_extremes(source, store, attention, of_layers.clipped, outliers, seed)
+            return study_output(GeometryTables(of_layers, tables, summary), stores, model.short_name)
 
         return call.write(source.model, measure)
-
-
-def _of_position(store: Any, config: Mapping[str, Any], layers: Sequence[int], compared: Any) -> Mapping[str, Any]:
-    """Return the tables of the position part, as rows by name."""
-    from probing.studies.geometry.layers import Sampled
-    from probing.studies.geometry.position.survey import PositionSample, survey_position
-
-    counts = Sampled(store.tokens, config["special_tokens"], config["seed"]).counts
-    ranked = {}
-    if compared is not None:
-        d_model = store.plan.d_model
-        run_layers = [layer for layer in layers if layer in compared.layers]
-        ranked = {layer: [row["neuron"] for row in compared.top(layer, d_model)] for layer in run_layers}
-    return survey_position(PositionSample(store, counts, config["seed"]), layers, ranked)
 
 
 def _plan(config: Mapping[str, Any], stream: Stream | None) -> Any:
@@ -518,16 +532,6 @@ def _changing(
     return lambda: survey(setup, stores, neuron_config)
 
 
-def _extremes(source: Any, corpus: Any, store: Any, seed: int) -> Callable[[Any], Any]:
-    """Read the attention of a sample, and return a function of the survey that measures large values and sinks."""
-    from probing.studies.geometry.extremes.survey import measure_extremes, read_attention
-
-    attentions = read_attention(source, corpus, store, seed)
-    return lambda surveyed: measure_extremes(
-        source, store, attentions, surveyed.clipped, surveyed.tables["outliers"], seed
-    )
-
-
 def _problems(draws: int | None, components: int | None, shrinkage: float) -> list[str]:
     return [
         *out_of_range("draws", draws, 0, 1000),
@@ -539,17 +543,6 @@ def _problems(draws: int | None, components: int | None, shrinkage: float) -> li
 def _check_corpora(corpus: Source, fit_corpus: Source | None) -> None:
     if fit_corpus == corpus == "-":
         raise UserError("`--fit_corpus -`: standard input can be read only once; give one of the two as a file.")
-
-
-def _check_inside(source: Any, inside: Mapping[str, bool]) -> None:
-    """Refuse a model in which the requested quantities cannot be measured, before its activations are extracted."""
-    from probing.studies.geometry.inside.stream import check
-
-    check(source.model, inside["norms"], inside["path"])
-
-
-def _size_problems(components: int | None, top: int | None, d_model: int) -> list[str]:
-    return out_of_range("components", components, 1, d_model) + out_of_range("top", top, 0, d_model - 1)
 
 
 def _read(source: Any, config: Mapping[str, Any]) -> tuple[Any, list[Any]]:
@@ -570,34 +563,6 @@ def _read(source: Any, config: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     stores = source.read(corpora, checks[: len(corpora)])
     report_dropped_text(corpora, [store.tokens for store in stores], source.say)
     return corpora[0], stores
-
-
-def _survey_model(
-    folder: Path, source: Any, corpus: Any, stores: Any, plan: Any, inside: Mapping[str, bool],
-    changing: Callable[[], Any] | None,
-) -> Any:  # fmt: skip
-    """Survey `stores`, measured first and fitted on last, and the inside of the model; return `GeometryTables`."""
-    from probing.studies.geometry.figures import GeometryTables
-    from probing.studies.geometry.inside.stream import StreamInputs, measure_inside
-    from probing.studies.geometry.survey import survey
-
-    model, seed, say = source.model, plan.seed, source.say
-    # The model, whose parameters are measured, and its tokenizer, which tells punctuation.
-    encoder, tokenizer = load_encoder(model, source.random_weights_seed), load_tokenizer(model)
-    surveyed = survey(stores[0], stores[-1], source.layers, encoder, tokenizer, plan)
-    if missing := surveyed.not_applicable:
-        say(f"{model.name} has no {', '.join(missing)} in the width of its hidden states: not applicable")
-    stream_inputs = StreamInputs(
-        model, encoder, tokenizer, stores[0], corpus, surveyed.clipped, plan.special_tokens == "include",
-        source.random_weights_seed is None, plan.n_draws, seed, say,
-    )  # fmt: skip
-    tables = measure_inside(folder, stream_inputs, inside)
-    if changing is None:
-        return GeometryTables(surveyed, tables)
-    with stage("what is lost without neurons"):
-        neuron_tables = changing()
-    neuron_rows = {"neuron_interventions": neuron_tables.interventions, "neuron_draws": neuron_tables.draws}
-    return GeometryTables(surveyed, {**tables, **neuron_rows}, neuron_tables.summary)
 
 
 class Geometry(Study):

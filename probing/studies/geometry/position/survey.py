@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ from probing.statistics.two_way import (
     VarianceShares,
     jackknife_interval,
 )
-from probing.studies.geometry.layers import Sampled, SpecialTokens
 from probing.studies.geometry.position import RAW, SCALES, SCHEMAS, STANDARDISED, SUFFIX
 from probing.studies.geometry.position.spectrum import (
     Folds,
@@ -206,6 +205,8 @@ def read_positions(
     )  # fmt: skip
 
 
+SpecialTokens = Literal["exclude", "include"]
+
 # Components whose curves are written, and most directions in which positions are read.
 COMPONENTS, READ = 3, 20
 # Draws of random subspaces.
@@ -214,9 +215,14 @@ DRAWS = 200
 ZERO = 1e-24
 
 
+def _measured(tokens: Tokens, special_tokens: SpecialTokens) -> NDArray[np.bool_]:
+    """Return the mask of the tokens that are split, shape (n_tokens,)."""
+    return tokens.included if special_tokens == "include" else ~tokens.special
+
+
 def check_position(tokens: Tokens, special_tokens: SpecialTokens) -> None:
     """Raise a `UserError` for a corpus with too few sentences, positions or tokens to split, or too many positions."""
-    counts = Sampled(tokens, special_tokens, 0).counts
+    counts = _measured(tokens, special_tokens)
     n_tokens, n_sentences = int(counts.sum()), len(np.unique(tokens.sentences[counts]))
     n = len(np.unique(tokens.positions[counts]))
     if n > MOST_POSITIONS:
@@ -232,10 +238,10 @@ def check_position(tokens: Tokens, special_tokens: SpecialTokens) -> None:
 
 
 class PositionSample:
-    """The tokens that are split, selected by the mask `counts`, shape (n_tokens,), and their design for all layers."""
+    """The tokens that are split, in the mask `counts`, shape (n_tokens,), and their design for all layers."""
 
-    def __init__(self, store: HiddenStateSource, counts: NDArray[np.bool_], seed: int) -> None:
-        tokens = store.tokens
+    def __init__(self, store: HiddenStateSource, special_tokens: SpecialTokens, seed: int) -> None:
+        tokens, counts = store.tokens, _measured(store.tokens, special_tokens)
         self.store, self.counts, self.seed = store, counts, seed
         self.design = Design(tokens.sentences[counts], tokens.positions[counts], seed)
         self.folds = Folds(self.design)
