@@ -406,12 +406,8 @@ def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Re
 
         split_seed = seed if stream is None else stream.split_seed(seed)
         source = call.source(seed=split_seed, tokenizer=tokenizer)
-        if compared is not None and not set(source.layers) & set(compared.layers):
-            raise UserError(
-                f"`--from_run {config['from_run']}` ranks the neurons of {layers_named(compared.layers)}, and none of "
-                f"these is among {layers_named(source.layers)}; give other layers, or another run."
-            )
         plan, d_model = _plan(config, stream), source.config.hidden_size
+        ranking = {} if compared is None else _ranking(compared, source.layers, d_model, config["from_run"])
         refuse([
             *out_of_range("components", config["components"], 1, d_model),
             *out_of_range("top", plan.fitting.n_top, 0, d_model - 1),
@@ -421,17 +417,10 @@ def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Re
             "interventions": config["interventions"] and stream is None,
         }  # fmt: skip
         check(source.model, inside["norms"], inside["path"])
-        ranked, data, task = None, {}, None
-        if stream is not None:
-            from probing.interventions.subject import data_of
-
-            layers = layer_numbers(config["layer"])
-            ranked = stream.ranked(source.layers, layers is None, source.config.num_hidden_layers, d_model)
-            data = data_of(stream.readouts)
-            task = _task_of_stream(stream)
+        ranked, reads = ({}, None) if stream is None else _inputs_of_stream(config, stream, source)
         call.expect(2 + sum(inside.values()) + config["position"] + 3 * config["extremes"] + 2 * (stream is not None))
         text, stores = _read(source, config)
-        changing = None if stream is None else _changing(config, stream, ranked, (data, task), source, text, split_seed)
+        changing = None if stream is None else _changing(config, stream, ranked, reads, source, text, split_seed)
         attention = read_attention(source, text, stores[0], seed) if config["extremes"] else None
         call.watch.end("extract")
         if not is_main_process():
@@ -456,10 +445,6 @@ def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Re
                 tables |= {"neuron_interventions": changed.interventions, "neuron_draws": changed.draws}
                 summary = changed.summary
             if config["position"]:
-                ranking = {} if compared is None else {
-                    layer: [row["neuron"] for row in compared.top(layer, d_model)]
-                    for layer in source.layers if layer in compared.layers
-                }  # fmt: skip
                 tables |= survey_position(PositionSample(store, plan.special_tokens, seed), source.layers, ranking)
             if config["extremes"]:
                 outliers = of_layers.tables["outliers"]
@@ -482,18 +467,36 @@ def _plan(config: Mapping[str, Any], stream: Stream | None) -> Any:
     )  # fmt: skip
 
 
-def _task_of_stream(stream: Stream) -> Any:
-    """Return the `probing.text.tasks.TokenTask` of the run; None for position, or without a run."""
-    from probing.interventions.probed_task import task_of_run
+def _ranking(compared: Run, layers: Sequence[int], d_model: int, from_run: Any) -> dict[int, list[int]]:
+    """Return all neurons of the layers that a run ranks, by rank; raise a `UserError` if it ranks none of them."""
+    both = [layer for layer in layers if layer in compared.layers]
+    if not both:
+        raise UserError(
+            f"`--from_run {from_run}` ranks the neurons of {layers_named(compared.layers)}, and none of these is among "
+            f"{layers_named(layers)}; give other layers, or another run."
+        )
+    return {layer: [row["neuron"] for row in compared.top(layer, d_model)] for layer in both}
 
-    if stream.run is None or stream.task_name is None:
-        return None
-    return task_of_run(stream.run, f"--from_run {stream.run.folder}", TASK in stream.readouts, stream.kinds)
+
+def _inputs_of_stream(config: Mapping[str, Any], stream: Stream, source: Any) -> tuple[dict[int, list[int]], Any]:
+    """Return the changed neurons by layer, and the data and the task that are read, None for position or without a run.
+
+    Raises:
+        UserError: If the neurons cannot be changed, or the data or the task not be read.
+    """
+    from probing.interventions.probed_task import task_of_run
+    from probing.interventions.subject import data_of
+
+    is_all, n_layers = layer_numbers(config["layer"]) is None, source.config.num_hidden_layers
+    ranked = stream.ranked(source.layers, is_all, n_layers, source.config.hidden_size)
+    data, task, run = data_of(stream.readouts), None, stream.run
+    if run is not None and stream.task_name is not None:
+        task = task_of_run(run, f"--from_run {run.folder}", TASK in stream.readouts, stream.kinds)
+    return ranked, (data, task)
 
 
 def _changing(
-    config: Mapping[str, Any], stream: Stream, ranked: Any, reads: tuple[Mapping[str, Any], Any], source: Any,
-    corpus: Any, split_seed: int,
+    config: Mapping[str, Any], stream: Stream, ranked: Any, reads: Any, source: Any, corpus: Any, split_seed: int,
 ) -> Callable[[], Any]:  # fmt: skip
     """Read the inputs of the interventions, and return a function that measures their effects."""
     from probing.interventions.probed_task import frozen_of_run

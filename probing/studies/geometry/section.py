@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from probing.page.charts import chart_html
 from probing.page.terms import ACCURACY, TRANSFORMS
-from probing.results import Html, Table, View, cells_table, count, element, in_brackets, interval
+from probing.results import Html, Table, View, by_layer_table, count, element, in_brackets, interval
 from probing.runs import Result, Terms, folded, framed
 from probing.statistics import label, size_lines
 from probing.studies.geometry import extremes
@@ -67,18 +68,15 @@ def more_tables(geometry: Result) -> list[Any]:
     """Return all measures of each layer by transform, and the outliers."""
     tables = []
     for transform, rows in geometry.geometry.by("transform").items():
-        layers, measures = sorted(rows.by("layer").items()), rows.values("measure")
-        tables.append(cells_table(
-            f"Measures of each layer, {label(NAMES[transform], rows)}",
-            ["layer", *(measure.replace("_", " ") for measure in measures)],
-            ([str(layer), *(_value(of_layer.where(measure=name)) for name in measures)] for layer, of_layer in layers),
-        ))  # fmt: skip
+        cells = {measure.replace("_", " "): partial(_value, measure) for measure in rows.values("measure")}
+        tables.append(by_layer_table(f"Measures of each layer, {label(NAMES[transform], rows)}", rows, cells))
     outliers = f"Outlier dimensions: {count(len(geometry.outliers), 'row')}"
     return [*tables, *View(OUTLIERS, title=outliers).tables(geometry.outliers)]
 
 
-def _value(rows: Table) -> str:
-    return "".join(f"{row['value']:.3g}{in_brackets(interval(row, between=' to ', form='.3g'))}" for row in rows)
+def _value(measure: str, rows: Table) -> str:
+    found = rows.where(measure=measure)
+    return "".join(f"{row['value']:.3g}{in_brackets(interval(row, between=' to ', form='.3g'))}" for row in found)
 
 
 # --------------------------------------------------------------------------------------------------------------------

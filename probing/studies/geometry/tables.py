@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -12,6 +12,7 @@ from probing.results import (
     Row,
     Schema,
     Table,
+    by_layer_table,
     cells_table,
     estimate,
     estimated,
@@ -428,25 +429,25 @@ def _amount(row: Row) -> str:
 
 
 def _anisotropy_table(result: Result) -> Any:
-    values, dimensions = values_of(result.geometry), result.dimensions.by("layer")
-    measures = "mean_cosine_centred", "mean_energy_share", "isoscore"
+    by_layer = result.dimensions.by("layer")
 
-    def cells(layer: int) -> list[str]:
-        shares = dimensions.get(layer, Table()).where(lambda row: row["cosine_share"] == row["cosine_share"])
-        top = max(shares, key=lambda row: abs(row["cosine_share"]), default=None)
-        return [
-            str(layer), _number(values, layer, "none", "mean_cosine"),
-            _number(values, layer, "none", "mean_cosine_one_per_sentence"),
-            interval(values.get((layer, "none", "mean_cosine_one_per_sentence"), {})),
-            *(_number(values, layer, "none", name) for name in measures),
-            *((rounded(top["cosine_share"], ".0%"), str(top["neuron"])) if top else ("", "")),
-        ]  # fmt: skip
+    def top_neuron(rows: Table) -> str:
+        shares = by_layer.get(rows[0]["layer"], Table()).where(lambda row: row["cosine_share"] == row["cosine_share"])
+        return str(max(shares, key=lambda row: abs(row["cosine_share"]))["neuron"]) if shares else ""
 
-    headings = (
-        "layer", "mean cosine", "one per sentence", "95% range", "centred", "energy in mean", "IsoScore",
-        "largest share", "neuron",
-    )  # fmt: skip
-    return cells_table("Anisotropy", headings, map(cells, layers_of(result.geometry)))
+    one_per_sentence = "mean_cosine_one_per_sentence"
+    return by_layer_table("Anisotropy", result.geometry, {
+        "mean cosine": _measure("mean_cosine"), "one per sentence": _measure(one_per_sentence),
+        "95% range": lambda rows: "".join(map(interval, rows.where(transform="none", measure=one_per_sentence))),
+        "centred": _measure("mean_cosine_centred"), "energy in mean": _measure("mean_energy_share"),
+        "IsoScore": _measure("isoscore"), "largest share": _measure("top_cosine_share", form=".0%"),
+        "neuron": top_neuron,
+    })  # fmt: skip
+
+
+def _measure(measure: str, transform: str = "none", form: str = ".3f") -> Callable[[Table], str]:
+    """Return a function from the rows of a layer to the text of a measure, empty without it."""
+    return lambda rows: "".join(rounded(row["value"], form) for row in rows.where(transform=transform, measure=measure))
 
 
 def _number(values: Values, layer: int, transform: str, measure: str, form: str = ".3f") -> str:
@@ -455,31 +456,20 @@ def _number(values: Values, layer: int, transform: str, measure: str, form: str 
 
 
 def _transforms_table(geometry: Table) -> Any:
-    values, by_transform = values_of(geometry), geometry.by("transform")
-    names = [name for name in TRANSFORMS if name in by_transform]
-    return cells_table(
-        "Mean cosine",
-        ["layer", *(label(TRANSFORMS[name], by_transform[name]) for name in names)],
-        (
-            [str(layer), *(_number(values, layer, name, "mean_cosine") for name in names)]
-            for layer in (layers_of(geometry) if len(names) > 1 else ())
-        ),
-    )
+    by_transform = geometry.by("transform")
+    names = {label(words, by_transform[name]): name for name, words in TRANSFORMS.items() if name in by_transform}
+    cells = {words: _measure("mean_cosine", name) for words, name in names.items()}
+    return by_layer_table("Mean cosine", geometry if len(names) > 1 else Table(), cells)
 
 
 def _smoothing_table(geometry: Table) -> Any:
-    values = values_of(geometry)
-    columns = {
-        "token similarity": ("none", "token_similarity", ".3f"), "clipped": ("clip", "token_similarity", ".3f"),
-        "distance": ("none", "distance_to_equal_rows", ".1f"), "of the norm": ("none", "relative_distance", ".3f"),
-        "to layer before": ("none", "distance_ratio", ".3f"), "one word": ("none", "self_similarity", ".3f"),
-        "minus mean cosine": ("none", "self_similarity_adjusted", ".3f"),
-    }  # fmt: skip
-    return cells_table(
-        "Similarity of the tokens of one sentence, and of one word in several sentences",
-        ["layer", *columns],
-        ([str(layer), *(_number(values, layer, *of) for of in columns.values())] for layer in layers_of(geometry)),
-    )
+    title = "Similarity of the tokens of one sentence, and of one word in several sentences"
+    return by_layer_table(title, geometry, {
+        "token similarity": _measure("token_similarity"), "clipped": _measure("token_similarity", "clip"),
+        "distance": _measure("distance_to_equal_rows", form=".1f"), "of the norm": _measure("relative_distance"),
+        "to layer before": _measure("distance_ratio"), "one word": _measure("self_similarity"),
+        "minus mean cosine": _measure("self_similarity_adjusted"),
+    })  # fmt: skip
 
 
 def most_named(outliers: Sequence[Row], n: int = SHOWN) -> list[int]:

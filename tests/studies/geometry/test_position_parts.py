@@ -18,6 +18,7 @@ from probing import WandbOptions, fit, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
+from probing.results import Table
 from probing.runs import Result
 from probing.runs.loading import load_run
 from probing.statistics.two_way import Design, TwoWaySums
@@ -105,13 +106,13 @@ def test_coordinates_are_told_from_directions(found: Tables) -> None:
         assert turned["half_p"] > 0.05
         assert by_layer.basis(3, scale) is None
     for layer, holds in ((0, 0.95), (1, None)):
-        first, rotated = (by_layer.prefix_share(layer, order, 3) for order in ("part", "rotated"))
-        assert first
-        assert rotated
+        (first,), (rotated,) = (
+            Table(found["position_held"]).where(layer=layer, scale="raw", order=order, k=3)
+            for order in ("part", "rotated")
+        )
         assert first["value"] > holds if holds else rotated["low"] - 0.05 < first["value"] < rotated["high"] + 0.05
     for order in ("fit", "eta_squared"):
-        first = by_layer.prefix_share(0, order, 3)
-        assert first
+        (first,) = Table(found["position_held"]).where(layer=0, scale="raw", order=order, k=3)
         assert first["value"] > 0.95
     assert {row["neuron"] for row in sorted(
         (row for row in found["position_by_neuron"] if row["layer"] == 0), key=lambda row: -row["held"])[:3]

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,9 +40,6 @@ from probing.models.residual_stream import PostNormBlock, run_with_attention
 from probing.runtime.trainer import float64_device, on_float64_device, to_float64
 from probing.statistics.chance import MeanOverSentences, weights
 from probing.text.tokens import Tokens
-
-if TYPE_CHECKING:
-    pass
 
 # Values of each sentence and block, in the order of `smoothing_sentences.csv`.
 BY_SENTENCE = (
@@ -281,8 +278,10 @@ class Summary:
             with np.errstate(divide="ignore", invalid="ignore"):  # a single token has both distances 0
                 ratio = named["distance_after"] / named["distance_before"]
             norms = of_block.gain_1 * of_block.gain_2 / product
+            limits = {name: named[name] for name in ("bound_published", "bound", "bound_per_matrix")}
             measures = {
-                **{name: named[name] for name in ("sigma_1", "sigma_2")},
+                "sigma_1": named["sigma_1"],
+                "sigma_2": named["sigma_2"],
                 "sigma_product": product,
                 "share_sigma_product_above_1": _share(product > 1, product),
                 "lambda_max": named["lambda_max"],
@@ -291,10 +290,8 @@ class Summary:
                 "share_norm_factor_below_1": _share(norms < 1, norms),
                 "distance_ratio": ratio,
                 "share_distance_falls": _share(ratio < 1, ratio),
-                **{name: named[name] for name in ("bound_published", "bound", "bound_per_matrix")},
-                "share_within_bound_published": _share(ratio <= named["bound_published"] * (1 + _ROUNDING), ratio),
-                "share_within_bound": _share(ratio <= named["bound"] * (1 + _ROUNDING), ratio),
-                "share_within_bound_per_matrix": _share(ratio <= named["bound_per_matrix"] * (1 + _ROUNDING), ratio),
+                **limits,
+                **{f"share_within_{name}": _share(ratio <= of * (1 + _ROUNDING), ratio) for name, of in limits.items()},
             }
             for name, of_sentences in measures.items():
                 mean = self.means[block].setdefault(name, MeanOverSentences())
