@@ -381,11 +381,11 @@ def first_token_rows(layer: int, groups: Mapping[str, Group]) -> list[dict[str, 
     return [
         {"layer": layer, "first_token": which, **row, "n_tokens": group.profile.n_tokens}
         for which, group in groups.items()
-        for row in _smoothing_rows(group)
+        for row in _group_rows(group)
     ]
 
 
-def _smoothing_rows(group: Group) -> list[dict[str, Any]]:
+def _group_rows(group: Group) -> list[dict[str, Any]]:
     profile, cosine = group.profile, group.mean_cosine
     of_mean = float(np.square(profile.mean).sum())
     energy = of_mean + float(profile.variance.sum())

@@ -140,38 +140,22 @@ def attention_reach(states: Tensor, attention: Tensor, mask: Tensor, eigenvalues
     return torch.where(is_resolved & (limits > 0), after / limits, 0.0).amax(1)
 
 
-@dataclass(frozen=True)
-class SentenceBounds:
-    """Bounds of each sentence, shape (batch,), float64; see the module for their definitions.
+def bounds(of_block: Constants, sigma_1: Tensor, sigma_2: Tensor, eigenvalues: Tensor) -> dict[str, Tensor]:
+    """Return upper bounds of the factor by which a block multiplies d_M, and `attention_factor`, shape (batch,).
 
-    Args:
-        attention_factor: 1 + sum_k sqrt(lambda_k) s_k.
-        published: The paper's v, `bound_published`.
-        corrected: v with gains and the slope of the activation function, `bound`.
-        per_matrix: v with the singular value of each matrix as well, `bound_per_matrix`.
-    """
-
-    attention_factor: Tensor
-    published: Tensor
-    corrected: Tensor
-    per_matrix: Tensor
-
-
-def bounds(of_block: Constants, sigma_1: Tensor, sigma_2: Tensor, eigenvalues: Tensor) -> SentenceBounds:
-    """Return upper bounds of the factor by which a block multiplies d_M.
-
-    The least standard deviations entering LN1 and LN2 have shape (batch,), the eigenvalues of heads (batch, n_heads).
+    The bounds are defined in the module, and the factor is 1 + sum_k sqrt(lambda_k) s_k. The least standard deviations
+    entering LN1 and LN2 have shape (batch,), the eigenvalues of heads (batch, n_heads).
     """
     s, gains = of_block.largest, of_block.gain_1 * of_block.gain_2
     roots, product = eigenvalues.sqrt(), sigma_1 * sigma_2
     attention = 1 + roots @ of_block.value_output.to(roots)
     shared_factor = 1 + roots.amax(1) * of_block.n_heads * s
-    return SentenceBounds(
-        attention,
-        (1 + s**2) * shared_factor / product,
-        (1 + of_block.slope * s**2) * shared_factor * gains / product,
-        (1 + of_block.slope * of_block.first * of_block.second) * attention * gains / product,
-    )
+    return {
+        "attention_factor": attention,
+        "bound_published": (1 + s**2) * shared_factor / product,
+        "bound": (1 + of_block.slope * s**2) * shared_factor * gains / product,
+        "bound_per_matrix": (1 + of_block.slope * of_block.first * of_block.second) * attention * gains / product,
+    }
 
 
 @dataclass(frozen=True)
@@ -249,13 +233,13 @@ def _measure_batch(
         sigma_1, sigma_2 = (deviations[norm].pop(0) for norm in (block.norm_1, block.norm_2))
         attention, state = on_float64_device(attentions[layer]), on_float64_device(states[layer])
         eigenvalues = attention_eigenvalues(attention, mask)
-        v = bounds(of_block, sigma_1, sigma_2, eigenvalues)
-        block_values.append(
-            torch.stack([
-                sigma_1, sigma_2, eigenvalues.amax(1), v.attention_factor, distances[layer], distances[layer + 1],
-                v.published, v.corrected, v.per_matrix, attention_reach(state, attention, mask, eigenvalues),
-            ])
-        )  # fmt: skip
+        values = {
+            "sigma_1": sigma_1, "sigma_2": sigma_2, "lambda_max": eigenvalues.amax(1),
+            "distance_before": distances[layer], "distance_after": distances[layer + 1],
+            "attention_reach": attention_reach(state, attention, mask, eigenvalues),
+            **bounds(of_block, sigma_1, sigma_2, eigenvalues),
+        }  # fmt: skip
+        block_values.append(torch.stack([values[name] for name in BY_SENTENCE]))
     return torch.stack(block_values).cpu().numpy()
 
 
