@@ -254,8 +254,6 @@ SCHEMAS = (
     *EXTREMES,
 )  # fmt: skip
 
-Values = Mapping[tuple[int, str, str], Row]
-
 # Headings of the columns, by transform and by definition of outliers.
 TRANSFORMS = {
     "none": "untransformed",
@@ -301,11 +299,6 @@ SENTENCES = {
 }
 
 
-def values_of(geometry: Sequence[Row]) -> dict[tuple[int, str, str], Row]:
-    """Return the rows of `geometry.csv` by layer, transform and measure."""
-    return {(row["layer"], row["transform"], row["measure"]): row for row in geometry}
-
-
 def layers_of(rows: Sequence[Row]) -> list[int]:
     """Return the layers of the rows, ascending."""
     return sorted({row["layer"] for row in rows})
@@ -316,13 +309,13 @@ def layers_of(rows: Sequence[Row]) -> list[int]:
 
 def conclusions(result: Result, clipped: Mapping[int, Sequence[int]]) -> list[str]:
     """Return the conclusions from the tables and the clipped neurons of each layer, a sentence for each question."""
-    values, layers = values_of(result.geometry), layers_of(result.geometry)
+    plain = result.geometry.where(transform="none")
     by_layer = "; ".join(f"layer {layer}: {_listed(neurons) or 'none'}" for layer, neurons in clipped.items())
     return [
         SENTENCES["outliers"].format(by_layer=by_layer),
-        _why(values, layers, result.dimensions),
-        *_does_clipping_help(values, layers, clipped),
-        _alike(values, layers),
+        _why(plain, result.dimensions),
+        *_does_clipping_help(result.geometry, clipped),
+        _alike(plain),
         *size_lines(result.geometry, MORE_TEXT),
         *_why_no_intervals(result.geometry),
     ]
@@ -338,48 +331,48 @@ def _why_no_intervals(geometry: Table) -> list[str]:
     return [few] if few else []
 
 
-def _highest(values: Values, layers: Sequence[int]) -> int:
-    """Return the layer with the highest mean cosine."""
-    return max(layers, key=lambda layer: values[layer, "none", "mean_cosine"]["value"])
+def _highest(cosines: Table) -> Row:
+    return max(cosines, key=lambda row: row["value"])
 
 
-def _why(values: Values, layers: Sequence[int], dimensions: Table) -> str:
-    layer = _highest(values, layers)
+def _why(plain: Table, dimensions: Table) -> str:
+    cosines = plain.where(measure="mean_cosine")
+    layer, cosine = (_highest(cosines)[name] for name in ("layer", "value"))
     share, neuron = max((row["cosine_share"], row["neuron"]) for row in dimensions.where(layer=layer))
     by_neuron = SENTENCES["by_neuron"].format(neuron=neuron, share=rounded(share, ".0%")) if share == share else ""
-    highest = SENTENCES["highest" if len(layers) > 1 else "only_layer"].format(
-        layer=layer, cosine=_number(values, layer, "none", "mean_cosine"), by_neuron=by_neuron
+    highest = SENTENCES["highest" if len(cosines) > 1 else "only_layer"].format(
+        layer=layer, cosine=rounded(cosine, ".3f"), by_neuron=by_neuron
     )
-    energy, centred = (values[layer, "none", name]["value"] for name in ("mean_energy_share", "mean_cosine_centred"))
+    of_layer = plain.where(layer=layer).by("measure")
+    energy, centred = (of_layer[name][0]["value"] for name in ("mean_energy_share", "mean_cosine_centred"))
     return f"{highest} {SENTENCES['centred'].format(energy=energy, centred=rounded(centred, '.3f'))}"
 
 
-def _does_clipping_help(values: Values, layers: Sequence[int], clipped: Mapping[int, Sequence[int]]) -> list[str]:
-    clipped_layers = [layer for layer in layers if (layer, "clip", "mean_cosine") in values]
-    if not clipped_layers:
+def _does_clipping_help(geometry: Table, clipped: Mapping[int, Sequence[int]]) -> list[str]:
+    by_transform = geometry.where(measure="mean_cosine").by("transform")
+    if "clip" not in by_transform:
         return []
-    layer = _highest(values, clipped_layers)
-    before, after = (_number(values, layer, name, "mean_cosine") for name in ("none", "clip"))
-    drawn = values.get((layer, "clip_random", "mean_cosine"))
-    random = SENTENCES["random"].format(value=estimated(drawn, "value", ".3f", "")) if drawn else ""
-    return [
-        SENTENCES["clipped"].format(
-            neurons=_listed(clipped[layer]), layer=layer, before=before, after=after, random=random
-        )
-    ]
+    of_clipped = by_transform["clip"]
+    before = _highest(by_transform["none"].where(layer=tuple(of_clipped.values("layer"))))
+    (after,) = of_clipped.where(layer=before["layer"])
+    drawn = by_transform.get("clip_random", Table()).where(layer=before["layer"])
+    return [SENTENCES["clipped"].format(
+        neurons=_listed(clipped[before["layer"]]), layer=before["layer"], before=rounded(before["value"], ".3f"),
+        after=rounded(after["value"], ".3f"),
+        random="".join(SENTENCES["random"].format(value=estimated(row, "value", ".3f", "")) for row in drawn),
+    )]  # fmt: skip
 
 
-def _alike(values: Values, layers: Sequence[int]) -> str:
-    compared = [layer for layer in layers if (layer, "none", "token_similarity") in values]
-    if not compared:
+def _alike(plain: Table) -> str:
+    by_measure = plain.by("measure")
+    if "token_similarity" not in by_measure:
         return SENTENCES["no_pairs"]
-    in_layers = [
-        SENTENCES["alike_in"].format(
-            cosine=_number(values, layer, "none", "token_similarity"), layer=layer,
-            distance=rounded(values[layer, "none", "relative_distance"]["value"], ".0%"),
-        )
-        for layer in dict.fromkeys((compared[0], compared[-1]))
-    ]  # fmt: skip
+    in_layers = []
+    for row in by_measure["token_similarity"].first_and_last():
+        (distance,) = by_measure["relative_distance"].where(layer=row["layer"])
+        in_layers.append(SENTENCES["alike_in"].format(
+            cosine=rounded(row["value"], ".3f"), layer=row["layer"], distance=rounded(distance["value"], ".0%")
+        ))  # fmt: skip
     return SENTENCES["alike"].format(in_layers=listed(in_layers))
 
 
@@ -448,11 +441,6 @@ def _anisotropy_table(result: Result) -> Any:
 def _measure(measure: str, transform: str = "none", form: str = ".3f") -> Callable[[Table], str]:
     """Return a function from the rows of a layer to the text of a measure, empty without it."""
     return lambda rows: "".join(rounded(row["value"], form) for row in rows.where(transform=transform, measure=measure))
-
-
-def _number(values: Values, layer: int, transform: str, measure: str, form: str = ".3f") -> str:
-    row = values.get((layer, transform, measure))
-    return rounded(row["value"], form) if row else ""
 
 
 def _transforms_table(geometry: Table) -> Any:
