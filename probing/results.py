@@ -421,6 +421,13 @@ def cells_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str
     return table
 
 
+def by_layer_table(title: str, rows: Table, cells: Mapping[str, Callable[[Table], str]]) -> Any:
+    """Return a rich table with a row for each layer, ascending; `cells` are functions of its rows, by heading."""
+    layers = sorted(rows.by("layer").items())
+    body = ([str(layer), *(cell(of_layer) for cell in cells.values())] for layer, of_layer in layers)
+    return cells_table(title, ["layer", *cells], body)
+
+
 def grouped_table(
     schema: Schema,
     groups: Iterable[Table],

@@ -375,15 +375,9 @@ class Changed:
         return self.changes[layer](self.store.read(layer, shard).float())
 
 
-def erased(sides: Sides, layers: Sequence[int], fitted_on: Examples | None = None) -> Sides:
-    """Return the sides with the class linearly erased, by erasers fitted on `fitted_on`, or on `sides.train`."""
-    return without(sides, fit_erasers(fitted_on or sides.train, layers, len(sides.classes)))
-
-
 def without(sides: Sides, erasers: Mapping[int, Eraser]) -> Sides:
     """Return the sides with activations mapped by each layer's eraser."""
-    changes = {layer: eraser.apply for layer, eraser in erasers.items()}
-    return sides.each(lambda examples: replace(examples, store=Changed(examples.store, changes)))
+    return transformed(sides, {layer: eraser.apply for layer, eraser in erasers.items()})
 
 
 def with_neurons(sides: Sides, neurons: Mapping[int, Sequence[int]]) -> Sides:
@@ -441,7 +435,7 @@ def clip_others(
     return clips
 
 
-def transformed(sides: Sides, transforms: Mapping[int, Transform]) -> Sides:
+def transformed(sides: Sides, transforms: Mapping[int, Callable[[Tensor], Tensor]]) -> Sides:
     """Return the sides with activations mapped by each layer's transform."""
     return sides.each(lambda examples: replace(examples, store=Changed(examples.store, transforms)))
 

@@ -657,14 +657,21 @@ def _ends_of_variance(
 
 def _mean_squares(scores: Floats) -> tuple[float, float, float]:
     """Return the mean squares of rows, of columns and of the residual; NaN for a single level."""
-    n_seeds, n_orders = scores.shape
     mean, rows, columns = scores.mean(), scores.mean(1, keepdims=True), scores.mean(0, keepdims=True)
     rest = scores - rows - columns + mean
+    return _per_degree(scores, rows - mean, columns - mean, rest)
+
+
+def _per_degree(effects: Floats, rows: Floats, columns: Floats, rest: Floats) -> tuple[float, float, float]:
+    """Return the sums of squares of effects over their degrees of freedom; NaN for a single level.
+
+    `effects`, and their parts of rows, of columns and of the residual, have shape (n_seeds, n_orders, ...), or 1.
+    """
+    n_seeds, n_orders = effects.shape[:2]
     squares = (
-        (n_orders * ((rows - mean) ** 2).sum(), n_seeds - 1),
-        (n_seeds * ((columns - mean) ** 2).sum(), n_orders - 1),
+        (n_orders * (rows**2).sum(), n_seeds - 1), (n_seeds * (columns**2).sum(), n_orders - 1),
         ((rest**2).sum(), (n_seeds - 1) * (n_orders - 1)),
-    )
+    )  # fmt: skip
     of_rows, of_columns, of_rest = (float(square) / free if free else math.nan for square, free in squares)
     return of_rows, of_columns, of_rest
 
@@ -687,14 +694,7 @@ def _of_clusters(pseudo: Floats) -> dict[str, float]:
     mean, of_seed, of_order = pseudo.mean((0, 1)), pseudo.mean(1), pseudo.mean(0)
     square = float(n_seeds * n_orders * (mean**2).sum() / free)
     rest = pseudo - of_seed[:, None] - of_order[None] + mean
-    squares = (
-        (n_orders * ((of_seed - mean) ** 2).sum(), n_seeds - 1),
-        (n_seeds * ((of_order - mean) ** 2).sum(), n_orders - 1),
-        ((rest**2).sum(), (n_seeds - 1) * (n_orders - 1)),
-    )
-    rows, columns, both = (
-        float(mean_square) / levels / free if levels else math.nan for mean_square, levels in squares
-    )
+    rows, columns, both = (part / free for part in _per_degree(pseudo, of_seed - mean, of_order - mean, rest))
     known = [mean_square for mean_square in (rows, columns) if mean_square == mean_square]
     of_trainings = (sum(known) - (both if len(known) == 2 else 0.0)) / (n_seeds * n_orders)
     of_mean = square / (n_seeds * n_orders) - of_trainings

@@ -317,7 +317,7 @@ def test_geometry_is_shown_where_it_was_measured(runs: Path, tmp_path: Path) -> 
     assert "Measures of each layer, clipped" in text
     assert "untransformed, layer 2: 0.710" in text
     assert "argmax share" not in text  # values are as measured, only headings are put in words
-    assert "argmax_share70.875" in text
+    assert "argmax_share270.875" in text
     alone = report([str(folder)])
     assert alone == folder / "report.html"
     page = alone.read_text(encoding="utf-8")

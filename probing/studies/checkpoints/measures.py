@@ -206,13 +206,13 @@ def _of_geometry(source: ActivationSource, config: CheckpointConfig) -> tuple[Do
     (store,) = source.read(config.corpora[:1], [partial(check_tokens, special_tokens="exclude")])
     plan = GeometryPlan("exclude", (), "mean_profile", Fitting(), 0, (), config.seed)
     geometry = survey(store, store, source.layers, load_encoder(source.model), load_tokenizer(source.model), plan)
-    rows, deviations, dimensions = [], {}, Table(geometry.dimensions).by("layer")
+    rows, deviations, dimensions = [], {}, Table(geometry.tables["dimensions"]).by("layer")
     for layer in source.layers:
         means = np.array(dimensions[layer].column("mean"))
         deviations[str(layer)] = [float(value) for value in deviations_of(means)]
         rows += [
             _row(layer, row["measure"], row["value"], row.get("low"), row.get("high"), n=int(row["n_tokens"]))
-            for row in Table(geometry.geometry).where(layer=layer, transform="none")
+            for row in Table(geometry.tables["geometry"]).where(layer=layer, transform="none")
         ]
     return {**_document(rows, store), "deviations": deviations}, store
 

@@ -197,7 +197,7 @@ class GeometryTables:
 
 def tables_of(geometry_tables: GeometryTables) -> dict[str, Rows]:
     """Return the tables by name; optional ones are left out if they are empty."""
-    tables = {**geometry_tables.survey.tables(), **geometry_tables.inside}
+    tables = {**geometry_tables.survey.tables, **geometry_tables.inside}
     return {name: rows for name, rows in tables.items() if rows or name not in _OPTIONAL}
 
 
