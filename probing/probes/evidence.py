@@ -44,8 +44,7 @@ from probing.statistics.label_scores import (
     strata_with_several,
 )
 from probing.statistics.moments import Moments, PenaltySpace, Scaling
-from probing.tables import BASIS_KINDS, CONCENTRATION, FAR, FIRST, NEGLIGIBLE, UNINFORMATIVE, UNRESOLVED
-from probing.tables.evidence_sentences import ALPHA
+from probing.tables import ALPHA, BASIS_KINDS, CONCENTRATION, FAR, FIRST, NEGLIGIBLE, UNINFORMATIVE, UNRESOLVED
 from probing.tables.schema import FALSE_DISCOVERIES, NEURONS, WITHIN_COVARIATE
 
 # Test tokens that are read, whole sentences drawn evenly.

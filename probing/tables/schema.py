@@ -24,7 +24,7 @@ from probing.results import (
     whole,
 )
 from probing.statistics import SIZE_COLUMNS
-from probing.tables import BASIS_COLUMNS, DIRECTION_COLUMNS, ROTATED_COLUMNS
+from probing.tables import BASIS_COLUMNS, CONDITIONS, DIRECTION_COLUMNS, ROTATED_COLUMNS
 
 INTERVAL = "95% interval"
 
@@ -359,14 +359,16 @@ EVALUATION = Schema("evaluation", "a row per ranking, probe, end and size", (
 ), optional=True)  # fmt: skip
 ERASURE = Schema("erasure", "a row per layer and condition", (
     layer_column(),
-    text("condition", "What a new probe reads: all neurons, the first alone, the others, or after erasure."),
-    whole("n_neurons", "Number of neurons that it reads."),
-    whole("n_removed", "Number of directions that were erased."),
+    text("condition", "What a new probe reads: all neurons, the first alone, the others, or after erasure.",
+         labels=CONDITIONS),
+    whole("n_neurons", "Number of neurons that it reads.", "neurons"),
+    whole("n_removed", "Number of directions that were erased.", "removed"),
     estimate("accuracy", "Accuracy on test tokens."),
     number("majority_accuracy", "Accuracy of the most frequent class."),
     number("cross_entropy", "Cross-entropy, in nats."),
     number("constant_cross_entropy", "Cross-entropy of a constant answer."),
-    estimate("information", "Usable information: nats by which the probe is better than a constant answer."),
+    estimate("information", "Usable information: nats by which the probe is better than a constant answer.",
+             "information (nats)"),
     number("share", "That as a share of the information of all neurons."),
     N_TEST_TOKENS,
 ), optional=True)  # fmt: skip
