@@ -38,7 +38,7 @@ from probing.results import (
     shortened,
     shown_table,
 )
-from probing.runs.checks import reading
+from probing.runs.folder import reading
 from probing.runs.predictions import NeuronPage, pages_of_first
 from probing.tables import FAR, NEGLIGIBLE, R2, UNRESOLVED, controls_of, has_intercept, score_of
 from probing.tables.conclusions import (

@@ -13,8 +13,7 @@ from probing.errors import UserError
 from probing.models import resolve_model, site_of
 from probing.results import listed
 from probing.runs import Result, study_names, study_of, study_of_kind
-from probing.runs.checks import kind_of, reading
-from probing.runs.folder import read_json
+from probing.runs.folder import kind_of, read_json, reading
 from probing.runs.places import TEXTS, given_texts, is_model_of, model_of, sources_of, texts_of
 from probing.runs.run import Run, load_fit, of_text, read_run
 from probing.tables import has_intercept

@@ -18,16 +18,16 @@ from probing.activations.source import ActivationSource, report_dropped_text
 from probing.data.arrays import activations_of_arrays
 from probing.data.examples import Examples, HiddenStateSource, SentenceVectors, Sides, read
 from probing.errors import UserError
-from probing.probes.neuron_profiles import extremes, profile_rows
+from probing.probes.neuron_profiles import Extremes, extremes, profile_rows
 from probing.probes.solvers import centre_over_classes
 from probing.probes.transforms import Changed
 from probing.registry import ACTIONS, load
 from probing.results import NamedLayer, Row, Table, element, joined, layer_cells, layers_named, shown_table
 from probing.runs import refuse_several
-from probing.runs.checks import leaves_out_first, read_tensor, read_transforms, reading, reads_transformed
+from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed
 from probing.runs.finished import RunExtraction, open_runs, sides_of, site_read, width_of
+from probing.runs.folder import read_tensor, reading
 from probing.runs.places import cache_of, model_of, task_of
-from probing.runs.results import contexts_of
 from probing.runtime import quiet_libraries, terminal
 from probing.runtime.terminal import plain_table, render
 from probing.statistics import ranked
@@ -45,7 +45,7 @@ from probing.tables.schema import (
 )
 from probing.text import Corpus
 from probing.text.columns import check_text
-from probing.text.tasks import SentenceTask, TokenTask
+from probing.text.tasks import Labels, SentenceTask, TokenTask
 from probing.text.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -451,3 +451,65 @@ def explained(probes: Probes, given: Any, are_arrays: bool, n: int) -> Explanati
     are_whole = bool(rows) and "row" not in rows[0] and "position" not in rows[0]
     texts = ([given] if isinstance(given, str) else given) if are_whole else ()
     return Explanation(rows, [text if isinstance(text, str) else " ".join(text) for text in texts])
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Tokens in their context on which a neuron is highest and lowest.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Most characters before a token and after it, and of a sentence that stands for itself.
+AROUND, WHOLE = 40, 120
+
+
+def contexts_of(extremes: Extremes, examples: Examples, corpus: Corpus, classes: Labels) -> list[dict[str, Any]]:
+    """Return a row per layer, neuron, end and token, as in `contexts.csv`.
+
+    `extremes` indexes `examples`, whose text is `corpus`; `classes` are labels, empty where numbers are predicted.
+    """
+    rows = []
+    for (layer, end), (values, tokens) in extremes.by_end.items():
+        columns = zip(extremes.neurons[layer], values.T.tolist(), tokens.T.tolist(), strict=True)
+        for neuron, neuron_values, neuron_tokens in columns:
+            for place, (value, token) in enumerate(zip(neuron_values, neuron_tokens, strict=True), start=1):
+                label = _label(examples, token, classes)
+                about = {"layer": layer, "neuron": neuron, "end": end, "place": place, "activation": value, **label}
+                rows.append({**about, **in_context(examples, corpus, token)})
+    order = {(layer, neuron): i for layer, numbers in extremes.neurons.items() for i, neuron in enumerate(numbers)}
+    return sorted(rows, key=lambda row: (row["layer"], order[row["layer"], row["neuron"]], row["end"], row["place"]))
+
+
+def _label(examples: Examples, token: int, classes: Labels) -> dict[str, Any]:
+    """Return the true class of a token, or its number."""
+    if examples.values is not None:
+        return {"number": float(examples.values[examples.labels[token]])}
+    return {"class": classes.tolist()[examples.labels[token]]}
+
+
+def in_context(examples: Examples, corpus: Corpus, token: int) -> Row:
+    """Return the sentence of a token, its position, its characters and the characters around it.
+
+    Where examples are sentences, the whole sentence is the token. `token` is a row in the store, for a word the row of
+    its first piece.
+    """
+    tokens = examples.store.tokens
+    sentence = int(tokens.sentences[token])
+    text = corpus.sentences[sentence]
+    if examples.pooling is not None:
+        return {"sentence": sentence, "before": "", "token": _shortened(text, WHOLE), "after": ""}
+    position = token - int(tokens.offsets[sentence])
+    if tokens.spans is None:  # rows of arrays
+        return {"sentence": sentence, "position": position, "before": "", "token": "", "after": ""}
+    start, stop = (int(end) for end in tokens.spans[token])
+    if examples.word_means:
+        rows = np.arange(token, int(tokens.offsets[sentence + 1]))
+        stop = int(tokens.spans[rows[tokens.words[rows] == tokens.words[token]][-1], 1])
+    before, after = text[:start], text[stop:]
+    return {
+        "sentence": sentence, "position": position,
+        "before": "…" * (len(before) > AROUND) + before[-AROUND:], "token": text[start:stop],
+        "after": _shortened(after, AROUND),
+    }  # fmt: skip
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"

@@ -123,6 +123,9 @@ ACCURACY = Schema("accuracy", "a row per layer", (
     number("compression", "The second divided by the first.", form=".1f"),
     number("validation_cross_entropy", "Cross-entropy of the validation tokens, in nats."),
     *SIZES, _FLAG,
+), needed=(
+    "layer", "accuracy", "accuracy_low", "accuracy_high", "cross_entropy", "optimality_gap", "n_train_tokens",
+    "n_test_tokens",
 ))  # fmt: skip
 # Of numbers, where the R² of a ridge probe replaces the accuracy.
 NUMBERS = Schema("accuracy", "a row per layer, of numbers", (
@@ -136,7 +139,7 @@ NUMBERS = Schema("accuracy", "a row per layer, of numbers", (
     number("relative_gradient", "Norm of the gradient of the objective, divided by that at 0.", "gradient", ".1e"),
     N_TRAIN_TOKENS, N_TEST_TOKENS,
     *_controls("r2", "R²"), *_AGREEMENT, *SIZES, _FLAG,
-))  # fmt: skip
+), needed=("layer", "r2", "r2_low", "r2_high", "relative_gradient", "n_train_tokens", "n_test_tokens"))  # fmt: skip
 
 # False discovery rate of the neurons that are not flagged `no-signal`: the largest expected share without a signal.
 FALSE_DISCOVERIES = 0.01
@@ -201,6 +204,10 @@ _REMOVED = (
     number("sd", "Standard deviation of the activation over training tokens."),
     text("flag", "Warnings about the rank, separated by spaces.", may_be_empty=True),
 )
+_NEEDED = (
+    "layer", "rank", "neuron", "contribution", "ratio", "share", "contribution_centred", "eta_squared", "eta_squared_z",
+    "mean", "sd", "flag",
+)  # fmt: skip
 # `neuron_table` in `probing.probes.evidence` fills it. Which columns the page and the terminal show is said in
 # `probing.page.terms` and `probing.tables.probes`; files, Python and W&B have all of them.
 NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order", (
@@ -216,7 +223,7 @@ NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order", (
              "predicts the test tokens worse. Little is lost where other neurons carry the same information.",
              "without it", "+.4f"),
     *_REMOVED,
-))  # fmt: skip
+), needed=_NEEDED)  # fmt: skip
 NUMBER_NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order, of numbers", (
     *_RANKED, *DIRECTION_COLUMNS, _COMPANION,
     number("correlation", "Correlation of the neuron with the number over training tokens.", form="+.3f"),
@@ -225,13 +232,13 @@ NUMBER_NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order,
              "again without the neuron. Little is lost where other neurons carry the same "
              "information.", "R² lost", "+.4f"),
     *_REMOVED,
-))  # fmt: skip
+), needed=_NEEDED)  # fmt: skip
 POSITIONS = Schema("positions", "of positions, a row per layer and position", (
     *LAYER,
     whole("position", "Position of the token in its sentence, special tokens included."),
     estimate("accuracy", "Share of the test tokens at the position that are predicted."),
     N_TRAIN_TOKENS, N_TEST_TOKENS,
-), optional=True)  # fmt: skip
+), optional=True, needed=("layer", "position", "accuracy"))  # fmt: skip
 CLASS_SCORES = Schema("class_scores", "of classes, a row per layer and class", (
     *LAYER,
     Column("class", label_of_class, "Label of the class."),
@@ -243,13 +250,15 @@ CLASS_SCORES = Schema("class_scores", "of classes, a row per layer and class", (
     Column("confused_with", label_of_class, "The class that most of its other test tokens are taken for.",
            "mostly taken for", may_be_empty=True),
     whole("n_confused", "Number of its test tokens that are taken for that one."),
-), optional=True)  # fmt: skip
+), optional=True, needed=(
+    "layer", "class", "n_test_tokens", "n_predicted", "recall", "precision", "f1", "confused_with",
+))  # fmt: skip
 CONFUSIONS = Schema("confusions", "of classes, a row per layer, class and predicted class that occur together", (
     *LAYER,
     Column("class", label_of_class, "Label of the class."),
     Column("predicted", label_of_class, "Label of the class that the probe predicts."),
     whole("n_test_tokens", "Number of test tokens of the one that are taken for the other.", "n test"),
-), optional=True)  # fmt: skip
+), optional=True, needed=("layer", "class", "predicted", "n_test_tokens"))  # fmt: skip
 CLASSES = Schema("classes", "a row per layer, class and neuron among the first 20 of the class", (
     *LAYER,
     Column("class", label_of_class, "Label of the class."),
@@ -259,7 +268,7 @@ CLASSES = Schema("classes", "a row per layer, class and neuron among the first 2
     number("contribution", "Mean contribution over the class's test tokens."),
     number("share", "Its share of the class's sum."),
     number("weight", "The probe's centred weight; its sign says whether high values speak for or against the class."),
-), optional=True)  # fmt: skip
+), optional=True, needed=("layer", "class", "rank", "neuron", "contribution", "share", "weight"))  # fmt: skip
 HEADS = Schema("heads", "with `--site attention`, a row per layer and head", (
     layer_column(),
     whole("head", "Number of the head, from 1."),
@@ -275,9 +284,14 @@ HEADS = Schema("heads", "with `--site attention`, a row per layer and head", (
     whole("n_random", "Number of random sets."),
     text("above_chance", "Whether the head is above both, corrected for the number of heads: yes or no."),
     N_TRAIN_TOKENS, N_TEST_TOKENS,
-), optional=True)  # fmt: skip
+), optional=True, needed=("layer", "head", "first_neuron", "n_neurons", "contribution", "share"))  # fmt: skip
 
-BASIS = Schema("basis", "a row per layer and kind of contribution", (*LAYER, *BASIS_COLUMNS), optional=True)
+BASIS = Schema(
+    "basis", "a row per layer and kind of contribution", (*LAYER, *BASIS_COLUMNS), optional=True,
+    needed=(
+        "layer", "first_10_share", "first_10_share_lowest", "first_10_share_highest", "n_above", "n_rotations",
+    ),
+)  # fmt: skip
 
 BASES = Schema("bases", "with `--site sae:FOLDER`, a row per layer, basis and number of units", (
     layer_column(),
@@ -300,7 +314,7 @@ BASES = Schema("bases", "with `--site sae:FOLDER`, a row per layer, basis and nu
     number("n_active", "Mean number of units that are not 0 on a test token.", form=".1f"),
     number("l2", "Penalty of the probe, chosen on validation tokens; of several draws the median.", form=".0e"),
     N_TRAIN_TOKENS, N_TEST_TOKENS,
-), optional=True)  # fmt: skip
+), optional=True, needed=("layer", "basis", "k", "accuracy"))  # fmt: skip
 
 CONTEXTS = Schema("contexts", "of text, a row per layer, neuron among its first 10, end and test token", (
     layer_column(),
@@ -315,7 +329,9 @@ CONTEXTS = Schema("contexts", "of text, a row per layer, neuron among its first 
     text("after", "The text after it.", may_be_empty=True),
     whole("sentence", "Index of the sentence in the corpus."),
     whole("position", "Position of the token in its sentence, special tokens included."),
-), optional=True)  # fmt: skip
+), optional=True, needed=(
+    "layer", "neuron", "end", "place", "activation", "sentence", "before", "token", "after",
+))  # fmt: skip
 PROFILES = Schema("profiles", "of text, a row per layer, neuron among its first 10, and number that describes it", (
     layer_column(),
     whole("neuron", "Index of the neuron."),
@@ -326,7 +342,7 @@ PROFILES = Schema("profiles", "of text, a row per layer, neuron among its first 
     whole("index", "The position, or the other neuron."),
     estimate("value", "The number, with the interval of a mean over sentences or documents."),
     N_TEST_TOKENS,
-), optional=True)  # fmt: skip
+), optional=True, needed=("layer", "neuron", "measure", "value", "n_test_tokens"))  # fmt: skip
 NEURON_CLASSES = Schema("neuron_classes", "of `Run.neuron`: a row per class", (
     layer_column(),
     whole("neuron", "Index of the neuron."),

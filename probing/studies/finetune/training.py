@@ -30,8 +30,8 @@ from probing.models.anatomy import examine
 from probing.models.loading import HeadOf, load_with_head
 from probing.models.residual_stream import word_table
 from probing.probes.transforms import centred
-from probing.runs.finished import EvidenceConfig, measure
 from probing.runs.loading import checkpoint_name
+from probing.runs.results import EvidenceConfig, measure
 from probing.runtime import Stopwatch
 from probing.runtime.files import regular, replacing
 from probing.runtime.processes import interrupts_pass
