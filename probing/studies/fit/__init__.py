@@ -31,10 +31,10 @@ from probing.cli.option_types import (
     option_problems,
 )
 from probing.cli.options import ProbeOptions, WandbOptions, as_options, with_shared_help
-from probing.data import chosen_controls
+from probing.data import CONTROLS as OF_FIT
 from probing.errors import UserError, refuse
 from probing.models import ModelSource, SiteName, layer_numbers, site_of
-from probing.results import layers_named, read_csv
+from probing.results import layers_named, listed, read_csv
 from probing.runs import Result, Study
 from probing.runs.call import places, print_output_location, runs_folder, save_input_text, tracking
 from probing.runs.checks import check_documents, check_tables, check_tensors
@@ -166,6 +166,31 @@ def controls_of_call(
     refuse(probe.problems_with_numbers(trainer or {}, mdl) if numbers else probe.problems_with_trainer(trainer or {}))
     chosen = chosen_controls(controls, task.ordinal, isinstance(task, SentenceTask), numbers)
     return chosen if control_for is None else [*chosen, "covariate"]
+
+
+def chosen_controls(
+    requested: str | Sequence[str], ordinal: bool, of_sentences: bool = False, numbers: bool = False
+) -> list[str]:
+    """Return the requested controls, in the order of the tables; unknown or unsuitable controls raise `UserError`.
+
+    `requested` is `all` for all controls that suit the task, `none`, or names, in a string separated by commas.
+    """
+    names = chosen("--controls", "none" if requested in ("0", [], ["0"]) else requested, [*OF_FIT], "none")
+    if requested in ("all", ["all"]):
+        # `permuted_positions` is a floor only for tasks about positions; `control_task` measures memorised words, which
+        # do not predict positions.
+        names.remove("control_task" if ordinal else "permuted_positions")
+        without_types = of_sentences or numbers
+        return [name for name in names if not (without_types and name in ("control_task", "permuted_positions"))]
+    if "control_task" in names and (of_sentences or numbers):
+        why = (
+            "a random label, and this task labels sentences"
+            if of_sentences
+            else "a random class, and this task predicts numbers"
+        )
+        others = listed([name for name in OF_FIT if name != "control_task"], "or")
+        raise UserError(f"`--controls control_task`: it gives each word type {why}; give {others}.")
+    return names
 
 
 def _read(
