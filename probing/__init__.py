@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from probing.runs import Study as Study
     from probing.runs.call import Call as Call
     from probing.runs.call import Measured as Measured
-    from probing.runs.loading import Rankings as Rankings
     from probing.runs.loading import load_run as load_run
     from probing.runs.run import Run as Run
     from probing.studies.ablate import ablate as ablate
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from probing.studies.fit import extract as extract
     from probing.studies.fit import fit as fit
     from probing.studies.fit import probe as probe
+    from probing.studies.fit.rank import Rankings as Rankings
     from probing.studies.fit.rank import rank as rank
     from probing.studies.geometry import geometry as geometry
     from probing.studies.hierarchy import hierarchy as hierarchy
@@ -76,7 +76,7 @@ _HOMES = {
     "ProbeOptions": "probing.cli.options",
     "ProbingCallback": "probing.callbacks",
     "ProbeRegressor": "probing.probes.estimators",
-    "Rankings": "probing.runs.loading",
+    "Rankings": "probing.studies.fit.rank",
     "Result": "probing.runs",
     "Run": "probing.runs.run",
     "Schema": "probing.results",

@@ -34,7 +34,7 @@ from probing.probes.closed_forms import NumberFit
 from probing.probes.evidence import basis_table, directions_of
 from probing.probes.training import LayerFit
 from probing.probes.transforms import centred, of_neurons
-from probing.runs.finished import EvidenceConfig, measure
+from probing.runs.results import EvidenceConfig, measure
 from probing.runtime import Stopwatch, drop_garbage, heap_set_aside, quiet_libraries
 from probing.runtime.processes import run_on_rank_zero
 from probing.runtime.terminal import silence

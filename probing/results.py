@@ -198,6 +198,7 @@ class Schema:
         further: Function from the name of a column that the user chooses, such as an option of a sweep, to its type;
             None for impossible names. By default only declared columns are permitted.
         optional: Whether the table is written only on request.
+        needed: Columns that every row has, which readers check.
     """
 
     name: str
@@ -205,6 +206,7 @@ class Schema:
     columns: Sequence[Column]
     further: Callable[[str], Type | None] | None = None
     optional: bool = False
+    needed: Sequence[str] = ()
 
     def __getitem__(self, name: str) -> Column:
         return self._by_name[name]
@@ -914,6 +916,30 @@ def read_csv(path: Path, schema: Schema) -> Table:
         for row in rows
     ]
     return Table(map(with_named_layer, cells), schema)
+
+
+def as_read(rows: Iterable[Row], schema: Schema) -> Table:
+    """Return rows as `read_csv` reads them once they are written."""
+    rows, file = [with_layer_name(row) for row in rows], Path(f"{schema.name}.csv")
+    types = {name: schema.type_of(name) for name in schema.order(rows)}
+
+    def cell(name: str, kind: Type, value: Any) -> Value:
+        if type(value) is kind:
+            return value
+        return _value(file, name, "" if value is None else str(_cell(name, value)), kind)
+
+    cells = [{name: cell(name, kind, row.get(name)) for name, kind in types.items()} for row in rows]
+    return Table(map(with_named_layer, cells), schema)
+
+
+def check_columns(rows: Sequence[Row], schema: Schema, finite: bool = True) -> None:
+    """Raise `ValueError` unless rows of a file have the columns that its schema needs, with numbers if `finite`."""
+    if missing := [name for name in schema.needed if name not in (rows[0] if rows else {})]:
+        raise ValueError(f"{schema.name}.csv has no {min(missing)}")
+    for name in schema.needed if finite else ():
+        is_number = schema.type_of(name) not in (str, label_of_class) and not is_end(name)
+        if is_number and any(not isinstance(row[name], int | float) or not math.isfinite(row[name]) for row in rows):
+            raise ValueError(f"{schema.name}.csv has a row without a number in the column {name}")
 
 
 def _cells(path: Path) -> tuple[list[str], list[list[str]]]:

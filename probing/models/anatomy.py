@@ -320,3 +320,27 @@ def not_cut(config: Any, layer: int, name: str) -> UserError:
         f"`--tuning.layer {layer}`: the lower blocks of {name} ({config.model_type}) do not do alone what they do in "
         "the whole model; put the head on the last layer (-1), or choose another model."
     )
+
+
+def word_table(encoder: nn.Module) -> nn.Module:
+    """Return the table of the tokens' vectors: as the encoder names it, or else the table that receives token ids."""
+    import torch
+
+    # Some encoders are plain modules (FSMT's), and some models name no table.
+    with suppress(AttributeError, NotImplementedError):
+        named: nn.Module = encoder.get_input_embeddings()  # type: ignore[operator]
+        return named
+    inputs = examination_inputs(encoder, 0)
+    tables_read: list[nn.Module] = []
+    tables = [module for module in encoder.modules() if getattr(getattr(module, "weight", None), "ndim", 0) == 2]
+
+    def note(module: nn.Module, args: Any) -> None:
+        if args and isinstance(args[0], torch.Tensor) and torch.equal(args[0], inputs["input_ids"]):
+            tables_read.append(module)
+
+    with torch.inference_mode(), hooks([table.register_forward_pre_hook(note) for table in tables]):
+        encoder(**inputs)
+    if not tables_read:
+        kind = encoder.config.model_type  # type: ignore[union-attr]
+        raise UserError(f"{kind} models look up no vector of a token; choose a text model.")
+    return tables_read[0]

@@ -10,7 +10,7 @@ path begins at the first block's input.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations, pairwise, product, takewhile
@@ -19,8 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from probing.errors import UserError
-from probing.models.anatomy import Anatomy
+from probing.models.anatomy import Anatomy, word_table
 from probing.models.examination import (
     ModuleCall,
     calls_of,
@@ -260,30 +259,6 @@ def _close_norms(a: Tensor, b: Tensor) -> bool:
     unpadded = torch.ones(a.shape[:2], dtype=torch.bool, device=a.device)
     unpadded[1, -_PADDING:] = False
     return bool((a[unpadded] - b[unpadded]).abs().max() <= _NORM_ROUNDING * b[unpadded].square().mean().sqrt())
-
-
-def word_table(encoder: nn.Module) -> nn.Module:
-    """Return the table of the tokens' vectors: as the encoder names it, or else the table that receives token ids."""
-    import torch
-
-    # Some encoders are plain modules (FSMT's), and some models name no table.
-    with suppress(AttributeError, NotImplementedError):
-        named: nn.Module = encoder.get_input_embeddings()  # type: ignore[operator]
-        return named
-    inputs = examination_inputs(encoder, 0)
-    tables_read: list[nn.Module] = []
-    tables = [module for module in encoder.modules() if getattr(getattr(module, "weight", None), "ndim", 0) == 2]
-
-    def note(module: nn.Module, args: Any) -> None:
-        if args and isinstance(args[0], torch.Tensor) and torch.equal(args[0], inputs["input_ids"]):
-            tables_read.append(module)
-
-    with torch.inference_mode(), hooks([table.register_forward_pre_hook(note) for table in tables]):
-        encoder(**inputs)
-    if not tables_read:
-        kind = encoder.config.model_type  # type: ignore[union-attr]
-        raise UserError(f"{kind} models look up no vector of a token; choose a text model.")
-    return tables_read[0]
 
 
 Side = Literal["given", "made"]

@@ -19,7 +19,7 @@ from probing.errors import UserError
 from probing.heads.examples import ExampleMaps
 from probing.results import Child, Html, Row, element, in_brackets, interval, joined, pairs, two_decimals
 from probing.runs import Result, model_name
-from probing.runs.checks import read_tensor, reading
+from probing.runs.folder import read_tensor, reading
 from probing.runs.loading import load_run
 from probing.runs.run import Run, load_fit
 from probing.runtime.files import read_text
@@ -28,19 +28,6 @@ from probing.tables.conclusions import leading
 from probing.tables.figures import BY_LAYER, Chart, Line, Panel, XAxis
 from probing.tables.heads import CLASSES, FIRST, LETTERS, SPECIAL, finds_relation, of_heads, of_measure
 from probing.text.tasks import label_name, task_in_words
-
-# Columns that a ranked table must have for a page to be made of it.
-NEEDED = {
-    "layer", "rank", "neuron", "contribution", "ratio", "share", "contribution_centred", "eta_squared",
-    "eta_squared_z", "mean", "sd", "flag",
-}  # fmt: skip
-
-# Columns and entries that a run's other tables must have.
-NEEDED_ACCURACY = {"layer", "accuracy", "accuracy_low", "accuracy_high", "cross_entropy", "optimality_gap"}
-
-NEEDED_R2 = {"layer", "r2", "r2_low", "r2_high", "relative_gradient"}
-
-NEEDED_RESULTS = {"versions", "cache", "classes", "n_sentences", "timings", "layers"}
 
 # Stands for the class where numbers are predicted.
 ALL = "all"
@@ -180,13 +167,6 @@ def _find(comparison: Path, folder: str, given: Sequence[Run]) -> Run:
 def _view_of(label: str, run: Run) -> RunView:
     with reading(run.folder):
         by_class = read_tensor(run.folder / "contributions.safetensors", "contribution").numpy()
-        for name, needed, rows in (
-            ("neurons.csv", NEEDED, run.neurons),
-            ("accuracy.csv", NEEDED_R2 if "numbers" in run.results else NEEDED_ACCURACY, run.accuracy),
-            ("results.json", NEEDED_RESULTS, [run.results]),
-        ):
-            if missing := needed - set(rows[0] if rows else {}):
-                raise ValueError(f"{name} has no {min(missing)}")
     return RunView(label, run, by_class)
 
 

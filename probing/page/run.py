@@ -38,7 +38,7 @@ from probing.results import (
     shortened,
     shown_table,
 )
-from probing.runs.checks import reading
+from probing.runs.folder import reading
 from probing.runs.predictions import NeuronPage, pages_of_first
 from probing.tables import FAR, NEGLIGIBLE, R2, UNRESOLVED, controls_of, has_intercept, score_of
 from probing.tables.conclusions import (
@@ -60,7 +60,6 @@ from probing.tables.figures import Line
 from probing.tables.probe_figures import accuracy_chart
 from probing.tables.probes import accuracies, classes_table, confusion_shares, heads_table, transform_sizes
 from probing.tables.schema import ACCURACY, CONTEXTS, NUMBERS
-from probing.tables.schema import classes_table as neuron_classes_table
 from probing.text.tasks import task_in_words
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -243,9 +242,7 @@ def neuron_block(page: NeuronPage) -> Html:
     positions = page.positions
     parts = [
         element("figure", element("figcaption", _about(positions)), position_chart(positions)) if positions else None,
-        element(
-            "figure", element("figcaption", (shown := neuron_classes_table(page.classes)).title), as_in_terminal(shown)
-        ),
+        element("figure", element("figcaption", (shown := page.classes_table()).title), as_in_terminal(shown)),
     ]
     sentences = (element("p", sentence) for sentence in page.sentences())
     return joined(*sentences, _tokens(page), element("div", *parts, class_="beside"))

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from probing.activations.source import FeatureStore
 from probing.activations.store import Shard, StorePlan
-from probing.data.examples import Examples, HiddenStateSource, Sides, read, read_share
+from probing.data.examples import Examples, HiddenStateSource, SentenceVectors, Sides, read, read_share
 from probing.data.module import are_columns
 from probing.probes.training import LayerFit
 from probing.runtime.files import parse_json, regular, write_tensors
@@ -608,3 +609,10 @@ def of_neurons(fit: LayerFit) -> LayerFit:
         ),
         intercept=CONSTANT * fit.weight[:, -1],
     )
+
+
+def feature_store(store: HiddenStateSource) -> FeatureStore | None:
+    """Return the store of features behind `store`; None if there is none."""
+    while isinstance(store, Changed | SentenceVectors):
+        store = store.store if isinstance(store, Changed) else store.base
+    return store if isinstance(store, FeatureStore) else None

@@ -13,8 +13,7 @@ from probing.errors import UserError
 from probing.models import site_in_names, site_of
 from probing.registry import ACTIONS, STUDIES, load
 from probing.results import Html, Schema, Table, View, as_in_terminal, element, listed, read_rows
-from probing.runs.checks import reading
-from probing.runs.folder import read_json, read_yaml
+from probing.runs.folder import read_json, read_yaml, reading
 from probing.runtime.processes import launched
 from probing.tables.figures import Chart
 

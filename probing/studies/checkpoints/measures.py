@@ -37,8 +37,7 @@ from probing.heads.survey import HeadSurvey
 from probing.models import load_encoder, load_tokenizer
 from probing.probes.transforms import Fitting
 from probing.results import Table
-from probing.runs.finished import EvidenceConfig, measure
-from probing.runs.results import ClassResults
+from probing.runs.results import ClassResults, EvidenceConfig, measure
 from probing.runtime import Stopwatch
 from probing.runtime.files import parse_json, read_text
 from probing.runtime.terminal import silence

@@ -10,7 +10,6 @@ from typing import Any, cast, get_args
 
 from probing.activations.source import ActivationSource, PendingRequest, Speed
 from probing.cli.options import ProbeOptions, as_options
-from probing.data import chosen_controls
 from probing.data.labelling import choose_classes, class_of_tokens
 from probing.data.module import READ_AGAIN
 from probing.errors import UserError, about_option, as_clause
@@ -36,6 +35,7 @@ from probing.studies.claims.planning import (
 )
 from probing.studies.cloze import predictor as minimal_pairs
 from probing.studies.finetune.tables import STARTS, TuningOptions
+from probing.studies.fit import chosen_controls
 from probing.studies.fit.estimate import ProbeCosts
 from probing.studies.pretrain.tables import EncoderOptions, Size, TrainingOptions, chosen_recipe
 from probing.text import Corpus, from_sentences, load_corpus, read_pairs, splits_of

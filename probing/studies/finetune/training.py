@@ -24,12 +24,11 @@ from probing.data.labelling import Standard, example_checks, is_target, label_si
 from probing.data.module import TokenRows, token_identity
 from probing.errors import UserError
 from probing.models import ModelSource, load_config, load_encoder, load_tokenizer
-from probing.models.anatomy import examine
+from probing.models.anatomy import examine, word_table
 from probing.models.loading import HeadOf, load_with_head
-from probing.models.residual_stream import word_table
 from probing.probes.transforms import centred
-from probing.runs.finished import EvidenceConfig, measure
 from probing.runs.loading import checkpoint_name
+from probing.runs.results import EvidenceConfig, measure
 from probing.runtime import Stopwatch
 from probing.runtime.files import regular, replacing
 from probing.runtime.terminal import silence

@@ -31,15 +31,15 @@ from probing.cli.option_types import (
     option_problems,
 )
 from probing.cli.options import ProbeOptions, WandbOptions, as_options, with_shared_help
-from probing.data import chosen_controls
+from probing.data import CONTROLS as OF_FIT
 from probing.errors import UserError, refuse
 from probing.models import ModelSource, SiteName, layer_numbers, site_of
-from probing.results import layers_named, read_csv, with_named_layer
+from probing.results import layers_named, listed, read_csv
 from probing.runs import Result, Study
 from probing.runs.call import places, print_output_location, runs_folder, save_input_text, tracking
 from probing.runs.checks import check_documents, check_tables, check_tensors
-from probing.runs.folder import RunFolder, check_name, read_json, read_yaml
-from probing.runs.run import Run, load_fit, read_run
+from probing.runs.folder import RunFolder, check_name
+from probing.runs.run import Run, read_documents, run_of
 from probing.runtime import Stopwatch, logger_names, quiet_libraries, terminal
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import Cost, expect, messages, overview, stage
@@ -126,7 +126,7 @@ def fit(
     with quiet_libraries():
         from probing.activations.source import ActivationSource
         from probing.data.labelling import n_heads_of
-        from probing.runs.finished import EvidenceConfig, measure
+        from probing.runs.results import EvidenceConfig, measure
 
         watch, weights_seed = Stopwatch(), seed if random_weights else None
         source = ActivationSource.of(
@@ -145,8 +145,10 @@ def fit(
             )  # fmt: skip
             if folder is None or tracker is None:
                 return None
-            _write(folder.path, config, results, fitted, stores, text[0][-1], source.model, watch, tracker, input_files)
-        run = load_fit(folder.finish())
+            run = _write(
+                folder.path, config, results, fitted, stores, text[0][-1], source.model, watch, tracker, input_files
+            )
+        run.folder = folder.finish()
     _report(run, tracker.where(run.folder, verbose), quiet, verbose, sort)
     return run
 
@@ -164,6 +166,31 @@ def controls_of_call(
     refuse(probe.problems_with_numbers(trainer or {}, mdl) if numbers else probe.problems_with_trainer(trainer or {}))
     chosen = chosen_controls(controls, task.ordinal, isinstance(task, SentenceTask), numbers)
     return chosen if control_for is None else [*chosen, "covariate"]
+
+
+def chosen_controls(
+    requested: str | Sequence[str], ordinal: bool, of_sentences: bool = False, numbers: bool = False
+) -> list[str]:
+    """Return the requested controls, in the order of the tables; unknown or unsuitable controls raise `UserError`.
+
+    `requested` is `all` for all controls that suit the task, `none`, or names, in a string separated by commas.
+    """
+    names = chosen("--controls", "none" if requested in ("0", [], ["0"]) else requested, [*OF_FIT], "none")
+    if requested in ("all", ["all"]):
+        # `permuted_positions` is a floor only for tasks about positions; `control_task` measures memorised words, which
+        # do not predict positions.
+        names.remove("control_task" if ordinal else "permuted_positions")
+        without_types = of_sentences or numbers
+        return [name for name in names if not (without_types and name in ("control_task", "permuted_positions"))]
+    if "control_task" in names and (of_sentences or numbers):
+        why = (
+            "a random label, and this task labels sentences"
+            if of_sentences
+            else "a random class, and this task predicts numbers"
+        )
+        others = listed([name for name in OF_FIT if name != "control_task"], "or")
+        raise UserError(f"`--controls control_task`: it gives each word type {why}; give {others}.")
+    return names
 
 
 def _read(
@@ -213,10 +240,8 @@ def _write(
     watch: Stopwatch,
     tracker: Tracker,
     input_files: Sequence[Path],
-) -> None:
+) -> Run:
     from probing.data.labelling import origin
-    from probing.page.build import build
-    from probing.page.charts import source_of
     from probing.runs.places import read_from
     from probing.runs.results import write, write_summary
 
@@ -226,9 +251,18 @@ def _write(
     cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
     noted = read_from(config, folder)
     files = [*input_files, write_summary(folder, results, written, cached_of, watch.timings(), noted)]
-    page = folder / "report.html"
-    page.write_bytes(build(source_of(read_run(folder)), defaults(fit)))
-    written.log(tracker, files, page)
+    run = run_of(folder, written.tables)
+    written.log(tracker, files, _write_page(run))
+    return run
+
+
+def _write_page(run: Run) -> Path:
+    from probing.page.build import build
+    from probing.page.charts import source_of
+
+    page = run.folder / "report.html"
+    page.write_bytes(build(source_of(run), defaults(fit)))
+    return page
 
 
 def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order = "contribution") -> None:
@@ -389,7 +423,7 @@ def probe(
     selected, formats = chosen("controls", controls, list(CONTROLS), "none"), figure_formats(figure_format)
     refuse(_problems_with_tracking(tracked, place := _place(runs, name), logger, trainer))
     from probing.data.arrays import sides_of_arrays
-    from probing.runs.finished import EvidenceConfig, measure
+    from probing.runs.results import EvidenceConfig, measure
     from probing.runtime.trainer import check_trainer_options, preserve_algorithms
     from probing.studies.fit.estimate import stages_of_probes
 
@@ -500,18 +534,15 @@ def _saved_run(
     measure_run: Callable[[Any, None], Any], config: Mapping[str, Any], folder: RunFolder, watch: Stopwatch,
     formats: Sequence[str], tracked: WandbOptions, logger: Any, quiet: bool, fitted: Any,
 ) -> Run:  # fmt: skip
-    from probing.page.build import build
-    from probing.page.charts import source_of
-
     with tracking(folder, tracked, config) as tracker:
         assert tracker  # there is one wherever there is a folder
         results = measure_run(logger or tracker.logger, None)
         with stage("tables, figures and page"):
             written, summary = _write_arrays(folder.path, results, config, watch, fitted, formats)
-            page = folder.path / "report.html"
-            page.write_bytes(build(source_of(read_run(folder.path)), defaults(fit)))
+            run = run_of(folder.path, written.tables)
+            page = _write_page(run)
         written.log(tracker, [summary], page)
-    run = load_fit(folder.finish())
+    run.folder = folder.finish()
     if not quiet:
         print_output_location(run.folder, tracker.where(run.folder))
     return run
@@ -522,8 +553,8 @@ def _passing(results: Any, config: Mapping[str, Any], watch: Stopwatch, fitted: 
     folder = Path(tempfile.mkdtemp(prefix="probing-"))
     try:
         with stage("tables"):
-            _write_arrays(folder, results, config, watch, fitted)
-        run = load_fit(folder)
+            written, _ = _write_arrays(folder, results, config, watch, fitted)
+        run = run_of(folder, written.tables)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -597,15 +628,12 @@ class Fit(Study):
 
     def read(self, folder: Path) -> Run:
         """Read a run whose tables are complete, also from a folder before its final renaming."""
-        config, results = read_yaml(folder / "config.yaml"), read_json(folder / "results.json")
+        config, results = read_documents(folder, check_documents)
         schemas = (NUMBERS, NUMBER_NEURONS) if "numbers" in results else (ACCURACY, NEURONS)
         accuracy, neurons = (read_csv(folder / f"{schema.name}.csv", schema) for schema in schemas)
-        run = Run(folder, config, results, accuracy, neurons)
-        check_documents(config, results)
-        results["layers"] = [with_named_layer(row) for row in results["layers"]]
         check_tables(results, accuracy, neurons)
         check_tensors(folder, results, accuracy, len(neurons))
-        return run
+        return Run(folder, config, results, accuracy, neurons)
 
 
 STUDY = Fit()

@@ -212,7 +212,7 @@ def _neurons(run: Run, layer: int, n: int) -> list[int]:
 
 def _word_table(source: Any, text: Corpus) -> Any:
     from probing.activations import load
-    from probing.models.residual_stream import word_table
+    from probing.models.anatomy import word_table
 
     encoder, _ = load(source.request(text))
     return word_table(encoder)

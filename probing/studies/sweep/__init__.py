@@ -19,7 +19,6 @@ from probing.cli.arguments import OptionSource, as_mapping, checked, read_yaml
 from probing.cli.commandline import command
 from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Wandb, defaults, figure_formats, option_problems
 from probing.cli.options import WandbOptions, as_options, with_shared_help
-from probing.data import chosen_controls
 from probing.errors import UserError, as_clause, out_of_range, refuse
 from probing.models import layer_numbers, load_config, parse_layers, resolve_model
 from probing.page.charts import option_words
@@ -32,6 +31,7 @@ from probing.runtime import quiet_libraries, started_as, versions
 from probing.runtime.files import parse_json, read_text
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import BRIEF, Advance, disable_progress, expect, messages, remark, stage
+from probing.studies.fit import chosen_controls
 from probing.studies.fit import fit as fit_command
 from probing.studies.sweep.definition import (
     LIGHT,

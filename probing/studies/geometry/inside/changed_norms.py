@@ -32,9 +32,9 @@ from probing.interventions.model_output import (
 )
 from probing.interventions.parameters import ordinary_row, replaced, zeroed
 from probing.models import ModelSource, load_masked_lm
-from probing.models.anatomy import Anatomy, examine, hidden_states
+from probing.models.anatomy import Anatomy, examine, hidden_states, word_table
 from probing.models.examination import run, vectors_in, vectors_of_tokens, vectors_received
-from probing.models.residual_stream import NotPostNorm, find_blocks, is_norm, word_table
+from probing.models.residual_stream import NotPostNorm, find_blocks, is_norm
 from probing.probes.transforms import random_neurons
 from probing.runtime import give_back_memory
 from probing.runtime.progress import counted, note
