@@ -370,8 +370,8 @@ def _is_line(path: ElementTree.Element) -> bool:
 
 
 def _dashes(path: ElementTree.Element) -> str | None:
-    found = re.search("stroke-dasharray: ([^;]+)", path.get("style", ""))
-    return _rounded(found[1]) if found else None
+    dashes = re.search("stroke-dasharray: ([^;]+)", path.get("style", ""))
+    return _rounded(dashes[1]) if dashes else None
 
 
 def _text(text: ElementTree.Element) -> Html:

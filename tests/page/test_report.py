@@ -747,8 +747,8 @@ def test_a_run_of_one_layer_is_a_mark_at_its_layer_among_runs_of_more() -> None:
     (one,), (start, middle, end), (first,) = points_of(svg)
     assert (one[0], first[0]) == (end[0], start[0])
     assert middle[0] == pytest.approx((start[0] + end[0]) / 2, abs=0.1)
-    found = [at[1] for at in (one, start, middle, end, first)]
-    assert found == pytest.approx([height(value) for value in (0.5, 1.0, 0.9, 0.4, 0.2)], abs=0.06)
+    heights = [at[1] for at in (one, start, middle, end, first)]
+    assert heights == pytest.approx([height(value) for value in (0.5, 1.0, 0.9, 0.4, 0.2)], abs=0.06)
     # Only what joins layers is a line, in the chart and in its legend.
     assert svg.count('class="line"') == legend.count('class="line"') == 1
     assert re.findall(r'text-anchor="middle"[^>]*>(\d+)<', svg) == ["0", "1", "2"]

@@ -552,12 +552,12 @@ def test_what_came_first_stands_there_without_a_script(series_page: str, series_
 
 def are_at(points: list[list[tuple[float, float]]], values: Sequence[Sequence[float]]) -> None:
     """Check that the marks of lines are at the heights of their values, and those of a step at one place."""
-    found, expected = np.array(points), np.array(values)
-    assert found.shape == (*expected.shape, 2)
-    assert np.ptp(found[:, :, 0], axis=0).max() < 0.1
-    slope, start = np.polyfit(expected.ravel(), found[:, :, 1].ravel(), 1)
+    marks, expected = np.array(points), np.array(values)
+    assert marks.shape == (*expected.shape, 2)
+    assert np.ptp(marks[:, :, 0], axis=0).max() < 0.1
+    slope, start = np.polyfit(expected.ravel(), marks[:, :, 1].ravel(), 1)
     assert slope < 0
-    np.testing.assert_allclose(found[:, :, 1], start + slope * expected, atol=0.06)
+    np.testing.assert_allclose(marks[:, :, 1], start + slope * expected, atol=0.06)
 
 
 def charts(section: str) -> dict[str, str]:
