@@ -568,11 +568,12 @@ def _draw_panel(axes: Axes, chart: Chart, panel: Panel) -> None:
     if chart.x.unit == "layer":
         name_layers(axes, [*place], most=9, what=chart.x.name([*place]))
     else:
-        ticks = dict(zip(place.values(), chart.x.labels([*place], 40), strict=True))
+        room = 80 // max(2, min(SIDE_BY_SIDE, len(chart.panels)))  # characters in a panel on a page of a paper
+        ticks = dict(zip(place.values(), chart.x.labels([*place], room), strict=True))
         if len(ticks) > MOST_MARKED:
             ticks = {at: label for at, label in ticks.items() if label}
         axes.set_xticks([*ticks], [*ticks.values()])
-        if sum(len(label) + 1 for label in ticks.values()) > 40:
+        if isinstance(next(iter(place)), NamedLayer) and sum(map(len, ticks.values())) + len(ticks) > room:
             axes.tick_params(axis="x", rotation=90)
         axes.set_xlabel(chart.x.name([*place]))
     axes.set_title(fill(panel.title, 46))
