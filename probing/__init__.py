@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from probing.activations.contents import Activations as Activations
     from probing.activations.reading import read_activations as read_activations
     from probing.callbacks import ProbingCallback as ProbingCallback
-    from probing.cli.commandline import configured as configured
+    from probing.cli.commandline import command as command
+    from probing.cli.options import Options as Options
     from probing.cli.options import ProbeOptions as ProbeOptions
     from probing.cli.options import WandbOptions as WandbOptions
+    from probing.cli.options import option as option
     from probing.commands import report as report
     from probing.data.module import ActivationDataModule as ActivationDataModule
     from probing.errors import UserError as UserError
@@ -72,6 +74,7 @@ _HOMES = {
     "View": "probing.results",
     "LinearProbe": "probing.probes.linear",
     "Measured": "probing.runs.call",
+    "Options": "probing.cli.options",
     "ProbeClassifier": "probing.probes.estimators",
     "ProbeOptions": "probing.cli.options",
     "ProbingCallback": "probing.callbacks",
@@ -86,9 +89,10 @@ _HOMES = {
     "Task": "probing.text.tasks",
     "UserError": "probing.errors",
     "WandbOptions": "probing.cli.options",
-    "configured": "probing.cli.commandline",
+    "command": "probing.cli.commandline",
     "extract": "probing.studies.fit",
     "load_run": "probing.runs.loading",
+    "option": "probing.cli.options",
     "probe": "probing.studies.fit",
     "pull": "probing.exports",
     "read_activations": "probing.activations.reading",

@@ -12,6 +12,7 @@ from os import PathLike, fspath
 from os.path import splitext
 from typing import Any, Literal, TypeVar
 
+from probing.cli.option_types import GroupBy as GroupBy
 from probing.errors import UserError
 from probing.results import shortened
 from probing.runtime.progress import say_once
@@ -121,9 +122,6 @@ def hashed(key: str, seed: int) -> float:
     """Return a hash of a key and the seed, uniform on 0 to 1."""
     digest = hashlib.sha256(f"{seed}\0{key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
-
-
-GroupBy = Literal["auto", "sentence", "document"]
 
 
 def splits_by_document(group_by: GroupBy, corpus: Corpus) -> bool:

@@ -27,7 +27,7 @@ from probing import compare, fit, load_run, report
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import parse
 from probing.cli.commandline import run
-from probing.cli.option_types import plain
+from probing.cli.options import plain
 from probing.errors import UserError
 from probing.page import run as page_run
 from probing.page.charts import RunView, chart_html, command_line, read_sources

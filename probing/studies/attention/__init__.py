@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from probing.cli.commandline import configured
-from probing.cli.option_types import (
-    FIGURE_FORMAT,
-    Dtype,
-    FigureFormat,
-    FirstToken,
-    Folder,
-    Layers,
-    Model,
-    Source,
-    Tokenizer,
-    Wandb,
-    chosen,
-    defaults,
-)
-from probing.cli.options import WandbOptions
-from probing.errors import UserError, about_option
+from probing.cli.commandline import command
+from probing.cli.option_types import Dtype, FirstToken, Folder, Layers, Model, Source, chosen
+from probing.cli.options import BatchOptions, CorpusOptions, OutputOptions, RunOptions, StatesOptions, defaults
+from probing.errors import UserError, about_option, refuse
 from probing.models import find_model, layer_numbers, load_tokenizer
 from probing.results import Html
 from probing.runs import Result, SectionPlace, Study, Terms, study_of
@@ -39,63 +26,76 @@ from probing.tables.figures import Chart
 _ALONE = ["`--as_published` needs another checkpoint, given as --against MODEL"]
 
 
-@configured
-def attention(
-    config: dict[str, Any],
-    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
-    dtype: Dtype = "float32", corpus: Source = "builtin",
-    test_corpus: Source | None = None, pairs: str | None = None, roles: str | None = None,
-    against: Model | None = None, as_published: bool = False, run: Folder | None = None, parts: str | list[str] = "all",
-    max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
-    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
-    wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
-    first_token: FirstToken = "include",
-) -> Result | None:  # fmt: skip
-    """Survey the attention heads of a model: the pattern of each head, its distance and the tokens it attends to.
+@dataclass(frozen=True)
+class AttentionOptions(OutputOptions, RunOptions, BatchOptions, CorpusOptions, StatesOptions):
+    """Options of `attention`."""
 
-    Args:
-        layer: Layers whose heads are reported: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer k is block
-            k, counted from 1.
-        dtype: Precision of the forward pass.
-        test_corpus: Treebank on which relations and trees are tested, given like --corpus; default: the test split of
-            --corpus.
-        pairs: Sentence pairs that replace --corpus, each pair as one input: a file with two sentences on each line,
-            separated by a tab.
-        roles: Role links to follow: a file with lines text TAB predicate TAB role TAB filler, with words counted from
-            0, such as 3 or 3-4, or framenet:FOLDER. Default: the subjects and objects of a treebank.
-        against: Another checkpoint of the model, an alias, a hub id or a local folder with the same tokenizer, whose
-            heads, hidden states and parameters are compared with those of --model: the part change.
-        as_published: With --against, also compare the heads as in the code of Kovaleva et al. (2019): by maps of 200 x
-            200 tokens, including rows of padding, over the first 1,000 sentences.
-        run: Folder of a run of fit on position, with the same model: find the heads that attend to a fixed offset, and
-            measure whether they read the neurons that the run ranks first. Or the folder of a run of finetune, or of
-            one of its checkpoints, which then replaces --model and is compared with the model that it was tuned from,
-            on the run's text.
-        parts: Parts of the survey: all, or some of classes, profile, tokens, words, rollout, similarity, relations,
-            trees, roles, change (with --against), position_heads and position_neurons (with --run), first_token (with
-            --first_token exclude), attention_probe and fusion. The last two are slow and not included in all. Parts
-            that need missing columns of the corpus are skipped unless you name them.
-        seed: Seed of the bootstrap of sentences, of random initialisation and of the corpus split.
-        name: Name of this run; default: MODEL-attention-YYYYMMDD-HHMMSS.
-        cache: Folder of cached sums; default: $PROBING_CACHE or RUNS/cache.
+    layer: Layers = "all"
+    """Layers whose heads are reported: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer k is block k,
+    counted from 1."""
+    dtype: Dtype = "float32"
+    """Precision of the forward pass."""
+    test_corpus: Source | None = None
+    """Treebank on which relations and trees are tested, given like --corpus; default: the test split of --corpus."""
+    pairs: str | None = None
+    """Sentence pairs that replace --corpus, each pair as one input: a file with two sentences on each line, separated
+    by a tab."""
+    roles: str | None = None
+    """Role links to follow: a file with lines text TAB predicate TAB role TAB filler, with words counted from 0, such
+    as 3 or 3-4, or framenet:FOLDER. Default: the subjects and objects of a treebank."""
+    against: Model | None = None
+    """Another checkpoint of the model, an alias, a hub id or a local folder with the same tokenizer, whose heads,
+    hidden states and parameters are compared with those of --model: the part change."""
+    as_published: bool = False
+    """With --against, also compare the heads as in the code of Kovaleva et al. (2019): by maps of 200 x 200 tokens,
+    including rows of padding, over the first 1,000 sentences."""
+    run: Folder | None = None
+    """Folder of a run of fit on position, with the same model: find the heads that attend to a fixed offset, and
+    measure whether they read the neurons that the run ranks first. Or the folder of a run of finetune, or of one of
+    its checkpoints, which then replaces --model and is compared with the model that it was tuned from, on the run's
+    text."""
+    parts: str | list[str] = "all"
+    """Parts of the survey: all, or some of classes, profile, tokens, words, rollout, similarity, relations, trees,
+    roles, change (with --against), position_heads and position_neurons (with --run), first_token (with --first_token
+    exclude), attention_probe and fusion. The last two are slow and not included in all. Parts that need missing columns
+    of the corpus are skipped unless you name them."""
+    _: KW_ONLY
+    seed: int = 0
+    """Seed of the bootstrap of sentences, of random initialisation and of the corpus split."""
+    name: str | None = None
+    """Name of this run; default: MODEL-attention-YYYYMMDD-HHMMSS."""
+    cache: str | None = None
+    """Folder of cached sums; default: $PROBING_CACHE or RUNS/cache."""
+    first_token: FirstToken = "include"
+
+
+@command(AttentionOptions)
+def attention(options: AttentionOptions) -> Result | None:
+    """Survey the attention heads of a model: the pattern of each head, its distance and the tokens it attends to.
 
     Returns:
         The survey; None except in the rank-zero process.
     """
+    call = Call.of(study_of("attention"), options)
+    config, against = call.config, options.against
     ranked: str | None = config["run"]
     if ranked is not None and is_tuned(ranked):
-        against = _start_of(tuned_of(ranked, f"--run {ranked}"), config)
-        ranked, corpus, test_corpus = None, config["corpus"], config["test_corpus"]
-    call = Call.of(study_of("attention"), config, name, wandb, _ALONE * (as_published and against is None))
+        against, ranked = _start_of(tuned_of(ranked, f"--run {ranked}"), config), None
+    refuse(_ALONE * (options.as_published and against is None))
     with quiet_libraries():
         from probing.activations.source import report_dropped_text
         from probing.heads.parts import measurable, measure, n_stages
         from probing.studies.attention.figures import study_output
 
-        names, by_name = _part_names(parts, against is not None, ranked is not None, first_token == "exclude")
-        source = call.source(tokenizer=tokenizer)
-        layers, read = source.blocks(layer_numbers(layer)), _read(corpus, test_corpus, pairs, seed, call.say)
-        survey = _head_survey(source, layers, read, config, seed, roles, against, as_published, ranked)
+        names, by_name = _part_names(
+            options.parts, against is not None, ranked is not None, options.first_token == "exclude"
+        )
+        source = call.source(tokenizer=options.tokenizer)
+        layers = source.blocks(layer_numbers(options.layer))
+        read = _read(config["corpus"], config["test_corpus"], options.pairs, options.seed, call.say)
+        survey = _head_survey(
+            source, layers, read, config, options.seed, options.roles, against, options.as_published, ranked
+        )
         available_parts, lacking = measurable(survey, names, by_name)
         call.expect(n_stages(survey, available_parts))
         tables, stores = measure(survey, available_parts, call.cached, source.trainer, call.say)

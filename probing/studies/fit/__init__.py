@@ -6,33 +6,30 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from probing.activations.store import cache_folder
-from probing.cli.commandline import command, configured, converted
-from probing.cli.option_types import (
-    FIGURE_FORMAT,
-    Dtype,
-    FigureFormat,
-    FirstToken,
-    Layers,
-    Model,
-    Probe,
-    Source,
-    Tokenizer,
-    Wandb,
-    chosen,
+from probing.cli.commandline import command, converted
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, FirstToken, Layers, Source, chosen, figure_formats
+from probing.cli.options import (
+    OutputOptions,
+    ProbedOptions,
+    ProbeOptions,
+    RunOptions,
+    StatesOptions,
+    WandbOptions,
+    as_options,
+    configuration,
     defaults,
-    figure_formats,
-    number_problems,
-    option_problems,
+    option,
+    problems_of,
+    rotation_problems,
 )
-from probing.cli.options import ProbeOptions, WandbOptions, as_options, with_shared_help
 from probing.data import CONTROLS as OF_FIT
-from probing.errors import UserError, refuse
+from probing.errors import UserError, flag, in_python, refuse, spelled
 from probing.models import ModelSource, SiteName, layer_numbers, site_of
 from probing.results import layers_named, listed, read_csv
 from probing.runs import Result, Study
@@ -62,81 +59,106 @@ from probing.tracking import Tracker, resolve_mode
 Transform = Literal["none", "clip", "whiten", "standardise", "center", "all_but_the_top"]
 
 
-@configured
-def fit(
-    config: dict[str, Any],
-    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
-    dtype: Dtype = "float32", site: str = "residual", corpus: Source = "builtin", test_corpus: Source | None = None,
-    group_by: GroupBy = "auto", max_length: int | None = None, batch_tokens: int | None = None,
-    task: str | TokenTask = "position", task_args: dict[str, Any] | None = None, label_name: str | None = None,
-    replicates: int = 5,
-    controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
-    rotations: int | None = None, transform: Transform = "none", seed: int = 0, runs: str = "runs",
-    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
-    probe: Probe = ProbeOptions(), wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None,
-    figure_format: FigureFormat = FIGURE_FORMAT, first_token: FirstToken = "include", control_for: str | None = None,
-    sort: Order = "contribution", verbose: bool = False,
-) -> Run | None:  # fmt: skip
-    """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
+@dataclass(frozen=True)
+class FitOptions(OutputOptions, ProbedOptions, RunOptions, StatesOptions):
+    """Options of `fit`."""
 
-    Args:
-        site: Definition of a neuron: a coordinate of the hidden state (residual), a unit of the MLP inside block k
-            after its activation function (mlp), a coordinate of an attention head's output inside block k (attention),
-            or a feature of the sparse autoencoder in a folder (sae:FOLDER).
-        task: Task that the probe predicts: its name, such as position, or FILE.py:CLASS; in Python also an object.
-        task_args: Options of the task, such as --task_args.special_tokens include.
-        label_name: Name of what the probe predicts, for titles and sentences, such as "part of speech"; default: the
-            name of the task or of its column.
-        replicates: Number of probes trained on bootstrap samples of the training sentences; 0 trains none. The range of
-            a rank covers these probes and the run's probe.
-        controls: Controls of the accuracy: all that apply to the task, none, or some of shuffled, token, untrained (a
-            randomly initialised model), permuted_positions (the model reads sentences with permuted tokens),
-            control_task.
-        evidence: Further evidence for the ranking: all retrains the probe without each of the first neurons and under
-            other penalties, and compares neurons with directions; none omits these.
-        mdl: Also measure the minimum description length of the training labels, in bits, by online coding.
-        rotations: Number of random rotations whose directions neurons are compared with; default: 20 with --evidence
-            all, otherwise 0.
-        transform: Transform of the activations that the probes are trained on, fitted on training tokens; probes of
-            untransformed activations are also trained. clip sets neurons with an outlying mean to 0; whiten is ZCA.
-        seed: Seed of every random draw: split, shuffled labels, permuted tokens, bootstraps, batches, random
-            initialisation.
-        name: Name of this run; default: MODEL-TASK-YYYYMMDD-HHMMSS.
-        trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50, or loggers in addition to W&B, some
-            of csv, tensorboard and mlflow: --trainer.logger csv,mlflow.
-        control_for: Covariate that may be correlated with the labels: token, a task, or a column of the corpus. Neurons
-            are also compared within values of the covariate, and a control permutes labels within these values.
-        sort: Order of the printed neurons: contribution, or centred (without the neurons' means).
-        verbose: Print all tables and sentences, layer by layer.
+    site: str = "residual"
+    """Definition of a neuron: a coordinate of the hidden state (residual), a unit of the MLP inside block k after its
+    activation function (mlp), a coordinate of an attention head's output inside block k (attention), or a feature of
+    the sparse autoencoder in a folder (sae:FOLDER)."""
+    corpus: Source = "builtin"
+    test_corpus: Source | None = None
+    group_by: GroupBy = "auto"
+    max_length: int | None = None
+    batch_tokens: int | None = None
+    task: str | TokenTask = "position"
+    """Task that the probe predicts: its name, such as position, or FILE.py:CLASS; in Python also an object."""
+    task_args: dict[str, Any] | None = None
+    """Options of the task, such as --task_args.special_tokens include."""
+    label_name: str | None = None
+    """Name of what the probe predicts, for titles and sentences, such as "part of speech"; default: the name of the
+    task or of its column."""
+    replicates: int = option(5, at_least=0)
+    """Number of probes trained on bootstrap samples of the training sentences; 0 trains none. The range of a rank
+    covers these probes and the run's probe."""
+    controls: str | list[str] = "all"
+    """Controls of the accuracy: all that apply to the task, none, or some of shuffled, token, untrained (a randomly
+    initialised model), permuted_positions (the model reads sentences with permuted tokens), control_task."""
+    evidence: Literal["all", "none"] = "all"
+    """Further evidence for the ranking: all retrains the probe without each of the first neurons and under other
+    penalties, and compares neurons with directions; none omits these."""
+    mdl: bool = False
+    """Also measure the minimum description length of the training labels, in bits, by online coding."""
+    rotations: int | None = None
+    """Number of random rotations whose directions neurons are compared with; default: 20 with --evidence all, otherwise
+    0."""
+    transform: Transform = "none"
+    """Transform of the activations that the probes are trained on, fitted on training tokens; probes of untransformed
+    activations are also trained. clip sets neurons with an outlying mean to 0; whiten is ZCA."""
+    _: KW_ONLY
+    seed: int = 0
+    """Seed of every random draw: split, shuffled labels, permuted tokens, bootstraps, batches, random
+    initialisation."""
+    name: str | None = None
+    """Name of this run; default: MODEL-TASK-YYYYMMDD-HHMMSS."""
+    trainer: dict[str, Any] | None = None
+    """Arguments of Lightning's Trainer, such as --trainer.max_epochs 50, or loggers in addition to W&B, some of csv,
+    tensorboard and mlflow: --trainer.logger csv,mlflow."""
+    first_token: FirstToken = "include"
+    control_for: str | None = None
+    """Covariate that may be correlated with the labels: token, a task, or a column of the corpus. Neurons are also
+    compared within values of the covariate, and a control permutes labels within these values."""
+    sort: Order = "contribution"
+    """Order of the printed neurons: contribution, or centred (without the neurons' means)."""
+    verbose: bool = False
+    """Print all tables and sentences, layer by layer."""
+
+    def problems(self) -> list[str]:
+        """Return the problems with numbers of replicates and rotations, and with the name of the label."""
+        few = f"{flag('replicates', 1)} is too few: a single bootstrap has no range, so expected 0 or at least 2"
+        return [
+            *[few] * (self.replicates == 1),
+            *rotation_problems(self.rotations),
+            *label_name_problems(self.label_name),
+        ]
+
+
+@command(FitOptions)
+def fit(options: FitOptions) -> Run | None:
+    """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
 
     Returns:
         The finished run; None except in the rank-zero process.
     """
-    probe, wandb = as_options(ProbeOptions, probe, "probe"), as_options(WandbOptions, wandb, "wandb")
-    config |= described(task, task_args)
-    say = messages(quiet)
-    problems = option_problems(probe, seed, max_length, batch_tokens, replicates, rotations)
-    refuse(problems + label_name_problems(label_name))
+    config = configuration(options) | described(options.task, options.task_args)
+    probe, wandb, say = options.probe_options, as_options(WandbOptions, options.wandb, "wandb"), messages(options.quiet)
     resolve_mode(wandb.mode)
-    layer_numbers(layer)
-    cached, place = places(cache, runs, name)
-    token_task, fixed = load_task(task, task_args), Covariate.of(control_for)
-    selected = controls_of_call(controls, token_task, probe, trainer, mdl, control_for)
-    text = read_corpora(corpus, test_corpus, seed, say, group_by, reader_of(token_task))
+    layer_numbers(options.layer)
+    cached, place = places(options.cache, options.runs, options.name)
+    token_task, fixed = load_task(options.task, options.task_args), Covariate.of(options.control_for)
+    selected = controls_of_call(options.controls, token_task, probe, options.trainer, options.mdl, options.control_for)
+    text = read_corpora(options.corpus, options.test_corpus, options.seed, say, options.group_by, reader_of(token_task))
     with quiet_libraries():
         from probing.activations.source import ActivationSource
         from probing.data.labelling import n_heads_of
         from probing.runs.results import EvidenceConfig, measure
 
-        watch, weights_seed = Stopwatch(), seed if random_weights else None
+        watch, weights_seed = Stopwatch(), options.seed if options.random_weights else None
         source = ActivationSource.of(
-            model, revision, layer, trainer, probe.solver, cache=cached, dtype=dtype, max_length=max_length,
-            batch_tokens=batch_tokens, random_weights_seed=weights_seed, say=say, site=site,
-            tokenizer=tokenizer, without_first=first_token == "exclude",
+            options.model, options.revision, options.layer, options.trainer, probe.solver, cache=cached,
+            dtype=options.dtype, max_length=options.max_length, batch_tokens=options.batch_tokens,
+            random_weights_seed=weights_seed, say=say, site=options.site, tokenizer=options.tokenizer,
+            without_first=options.first_token == "exclude",
         )  # fmt: skip
-        plan = EvidenceConfig(replicates, evidence == "all", mdl, transform, seed, extremes=True, n_rotations=rotations)
-        sides, others, fitted, stores = _read(source, text, token_task, fixed, group_by, probe, selected, plan, watch)
-        folder = RunFolder(place, name, _default_name(source, config)) if is_main_process() else None
+        plan = EvidenceConfig(
+            options.replicates, options.evidence == "all", options.mdl, options.transform, options.seed, extremes=True,
+            n_rotations=options.rotations,
+        )  # fmt: skip
+        sides, others, fitted, stores = _read(
+            source, text, token_task, fixed, options.group_by, probe, selected, plan, watch
+        )
+        folder = RunFolder(place, options.name, _default_name(source, config)) if is_main_process() else None
         input_files = save_input_text(config, source.model.name, folder) if folder else []
         with tracking(folder, wandb, config) as tracker:
             results = measure(
@@ -149,7 +171,7 @@ def fit(
                 folder.path, config, results, fitted, stores, text[0][-1], source.model, watch, tracker, input_files
             )
         run.folder = folder.finish()
-    _report(run, tracker.where(run.folder, verbose), quiet, verbose, sort)
+    _report(run, tracker.where(run.folder, options.verbose), options.quiet, options.verbose, options.sort)
     return run
 
 
@@ -312,47 +334,55 @@ def _show(run: Run, layer: int, verbose: bool, sort: Order) -> None:
         terminal.show(bases_table(bases))
 
 
-@command
-@with_shared_help
-def extract(
-    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
-    dtype: Dtype = "float32", site: SiteName = "residual", corpus: Source = "builtin", max_length: int | None = None,
-    batch_tokens: int | None = None,
-    seed: int = 0, runs: str = "runs", cache: str | None = None, quiet: bool = False,
-    trainer: dict[str, Any] | None = None,
-    tokenizer: Tokenizer = None,
-) -> Path:  # fmt: skip
-    """Cache the hidden states of a corpus for `fit`.
+@dataclass(frozen=True)
+class ExtractOptions(StatesOptions):
+    """Options of `extract`."""
 
-    Args:
-        layer: Layers to read: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer 0, the embedding output,
-            exists only in the residual stream.
-        site: Activations to cache: hidden states (residual), units of the MLP inside block k after its activation
-            function (mlp), or outputs of its attention heads (attention). Features (sae:FOLDER) are computed from
-            hidden states.
-        seed: Seed of the weights of a randomly initialised model.
-        runs: Folder of runs, which contains the cache by default.
-        quiet: Print only the result line and warnings.
+    layer: Layers = "all"
+    """Layers to read: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer 0, the embedding output, exists only
+    in the residual stream."""
+    site: SiteName = "residual"
+    """Activations to cache: hidden states (residual), units of the MLP inside block k after its activation function
+    (mlp), or outputs of its attention heads (attention). Features (sae:FOLDER) are computed from hidden states."""
+    corpus: Source = "builtin"
+    max_length: int | None = None
+    batch_tokens: int | None = None
+    _: KW_ONLY
+    seed: int = 0
+    """Seed of the weights of a randomly initialised model."""
+    runs: str = "runs"
+    """Folder of runs, which contains the cache by default."""
+    cache: str | None = None
+    quiet: bool = False
+    """Print only the result line and warnings."""
+    trainer: dict[str, Any] | None = None
+
+    def problems(self) -> list[str]:
+        """Return the problem with a logger."""
+        problem = f"{flag('trainer.logger')} does not apply: `extract` makes no run that could be logged; leave it out"
+        return [problem] * ("logger" in (self.trainer or {}))
+
+
+@command(ExtractOptions)
+def extract(options: ExtractOptions) -> Path:
+    """Cache the hidden states of a corpus for `fit`.
 
     Returns:
         The folder of the cache entry.
     """
     from probing.activations.source import ActivationSource, report_dropped_text
 
-    problems = number_problems(seed, max_length, batch_tokens)
-    if trainer and "logger" in trainer:
-        problems.append("`--trainer.logger` does not apply: `extract` makes no run that could be logged; leave it out")
-    refuse(problems)
-    layer_numbers(layer)
-    cached = cache_folder(cache, runs)
-    say = messages(quiet)
+    layer_numbers(options.layer)
+    cached = cache_folder(options.cache, options.runs)
+    say = messages(options.quiet)
     with quiet_libraries():
         source = ActivationSource.of(
-            model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
-            batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
-            site=site, tokenizer=tokenizer,
+            options.model, options.revision, options.layer, options.trainer, cache=cached, dtype=options.dtype,
+            max_length=options.max_length, batch_tokens=options.batch_tokens,
+            random_weights_seed=options.seed if options.random_weights else None, say=say, site=options.site,
+            tokenizer=options.tokenizer,
         )  # fmt: skip
-        corpora = [load_corpus(corpus)]
+        corpora = [load_corpus(options.corpus)]
         expect([None])
         (store,) = source.read(corpora)
         report_dropped_text(corpora, [store.tokens], say)
@@ -369,6 +399,7 @@ CONTROLS = ("shuffled",)
 COVARIATE = "covariate"
 
 
+@spelled(in_python)
 def probe(
     X: Any, y: Any, groups: Any = None, split: Any = None, ordinal: bool = False,
     replicates: int = 5, controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
@@ -491,9 +522,8 @@ def _converted(probe: Any, wandb: Any, **others: Any) -> tuple[Any, ...]:
     """Return options shared with `fit`, converted and checked: the two groups, then the others in order."""
     given = {"probe": probe, "wandb": WandbOptions("disabled") if wandb is None else wandb, **others}
     values = converted(fit, given, "probe")
-    options = as_options(ProbeOptions, values["probe"], "probe")
-    refuse(option_problems(options, values["seed"], None, None, values["replicates"], values["rotations"]))
-    return options, as_options(WandbOptions, values["wandb"], "wandb"), *(values[option] for option in others)
+    refuse(list(problems_of(FitOptions(**values))))
+    return values["probe"], values["wandb"], *(values[option] for option in others)
 
 
 def _problems_with_tracking(

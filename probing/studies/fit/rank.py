@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from probing.cli.commandline import configured
-from probing.cli.option_types import (
-    FIGURE_FORMAT,
-    FigureFormat,
-    Folder,
-    Layers,
-    Moved,
-    Wandb,
-    figure_formats,
-    number_problems,
-    rotation_problems,
-)
-from probing.cli.options import WandbOptions, as_options
+from probing.cli.commandline import command
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Folder, Layers, Moved, figure_formats
+from probing.cli.options import Options, Wandb, WandbOptions, as_options, configuration, option, rotation_problems
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
 from probing.models import from_the_end, layer_numbers, site_of, what_is_a_neuron
 from probing.results import Row, Table, cells_table, layers_named, read_csv, read_rows, shown_table, write_csv
@@ -62,53 +53,69 @@ class Rankings(Result):
         self.rankings = dict(rankings)
 
 
-@configured
-def rank(
-    config: dict[str, Any],
-    folder: Folder | None = None, method: str | list[str] | None = None, layer: Layers = "all",
-    evaluate: bool = False, erase: bool = False, curves: bool = False,
-    k: int | list[int] | str | None = None, draws: int | None = None, top: int = 10,
-    seed: int = 0, cache: str | None = None, quiet: bool = False, wandb: Wandb = WandbOptions(),
-    figure_format: FigureFormat = FIGURE_FORMAT, corpus: Moved | None = None, rotations: int = 20,
-) -> Rankings:  # fmt: skip
-    """Rank the neurons of a finished run by other methods, and write the rankings to RUN/rankings.
+@dataclass(frozen=True)
+class RankOptions(Options):
+    """Options of `rank`."""
 
-    Args:
-        folder: Folder of a finished run; may be given without `--folder`.
-        method: Ranking methods: all, or some of contribution, contribution_predicted, contribution_all,
-            contribution_centred, weight, weight_mass, elastic_net, probeless, probeless_standardised, anova, gaussian,
-            random. Default: contribution with `--erase` or `--curves`, otherwise all.
-        layer: Layers of the run to rank: one (6), several (0,3,6 or 3-6), the last (-1) or all.
-        evaluate: Evaluate every ranking by a linear and a Gaussian probe of its first, its last and random neurons.
-        erase: Measure what a linear probe still decodes from only the first neurons of the run's ranking, from all
-            other neurons, and after the class is erased linearly, each compared with a random counterpart.
-        curves: Measure how accuracy rises with only the first k neurons of every ranking and falls without them,
-            compared with random and last neurons, and find the fewest neurons within 1 point of the accuracy of all.
-        k: Numbers of neurons for the probes of `--evaluate` and `--curves`, such as 10,50,100. Default: 10, 50, 100
-            (`--evaluate`) or 1, 2, 5, 10, 20, 50, 100, 200 (`--curves`), as far as these are fewer than all.
-        draws: Number of draws of random neurons for comparison; default: 10.
-        top: Number of first neurons that `--erase` keeps or removes, at most half of all.
-        seed: Seed of every random draw: random neurons, and a sample of the tokens if not all are used.
-        cache: Folder of cached activations; default: the cache of the run.
-        quiet: Print only result lines and warnings, without tables and progress.
-        wandb: Where and how to track the rankings in Weights & Biases; with the mode auto, they are not sent if the run
-            was not.
-        corpus: Text of the run, if it has moved: its path, or [A, B] for a corpus and a test corpus; its content must
-            be unchanged.
-        rotations: Number of random rotations for comparing neurons with directions, for methods that can also score
-            directions; 0 for none.
+    folder: Folder | None = None
+    """Folder of a finished run; may be given without `--folder`."""
+    method: str | list[str] | None = None
+    """Ranking methods: all, or some of contribution, contribution_predicted, contribution_all, contribution_centred,
+    weight, weight_mass, elastic_net, probeless, probeless_standardised, anova, gaussian, random. Default: contribution
+    with `--erase` or `--curves`, otherwise all."""
+    layer: Layers = "all"
+    """Layers of the run to rank: one (6), several (0,3,6 or 3-6), the last (-1) or all."""
+    evaluate: bool = False
+    """Evaluate every ranking by a linear and a Gaussian probe of its first, its last and random neurons."""
+    erase: bool = False
+    """Measure what a linear probe still decodes from only the first neurons of the run's ranking, from all other
+    neurons, and after the class is erased linearly, each compared with a random counterpart."""
+    curves: bool = False
+    """Measure how accuracy rises with only the first k neurons of every ranking and falls without them, compared with
+    random and last neurons, and find the fewest neurons within 1 point of the accuracy of all."""
+    k: int | list[int] | str | None = None
+    """Numbers of neurons for the probes of `--evaluate` and `--curves`, such as 10,50,100. Default: 10, 50, 100
+    (`--evaluate`) or 1, 2, 5, 10, 20, 50, 100, 200 (`--curves`), as far as these are fewer than all."""
+    draws: int | None = option(None, at_least=1, at_most=1000)
+    """Number of draws of random neurons for comparison; default: 10."""
+    top: int = 10
+    """Number of first neurons that `--erase` keeps or removes, at most half of all."""
+    _: KW_ONLY
+    seed: int = 0
+    """Seed of every random draw: random neurons, and a sample of the tokens if not all are used."""
+    cache: str | None = None
+    """Folder of cached activations; default: the cache of the run."""
+    quiet: bool = False
+    """Print only result lines and warnings, without tables and progress."""
+    wandb: Wandb = WandbOptions()
+    """Where and how to track the rankings in Weights & Biases; with the mode auto, they are not sent if the run was
+    not."""
+    figure_format: FigureFormat = FIGURE_FORMAT
+    corpus: Moved | None = None
+    """Text of the run, if it has moved: its path, or [A, B] for a corpus and a test corpus; its content must be
+    unchanged."""
+    rotations: int = 20
+    """Number of random rotations for comparing neurons with directions, for methods that can also score directions; 0
+    for none."""
+
+    def problems(self) -> list[str]:
+        """Return the problem with a number of rotations."""
+        return rotation_problems(self.rotations)
+
+
+@command(RankOptions)
+def rank(options: RankOptions) -> Rankings:
+    """Rank the neurons of a finished run by other methods, and write the rankings to RUN/rankings.
 
     Returns:
         The rankings.
     """
     refuse_several("rank")
-    sizes = _sizes(k)
-    problems = number_problems(seed, None, None) + rotation_problems(rotations)
-    refuse(problems + (out_of_range("draws", draws, 1, 1000) if draws is not None else []))
-    wandb = as_options(WandbOptions, wandb, "wandb")
+    sizes = _sizes(options.k)
+    config, wandb = configuration(options), as_options(WandbOptions, options.wandb, "wandb")
     resolve_mode(wandb.mode)
-    layer_numbers(layer)
-    if not folder:
+    layer_numbers(options.layer)
+    if not options.folder:
         raise UserError("`rank` takes the folder of one finished run, such as runs/A.")
     run = load_fit_of_classes(config["folder"])
     if has_intercept(run.config):
@@ -116,34 +123,34 @@ def rank(
             f"`rank {run.folder}`: its probes have an intercept (`--probe.bias true`), and the other rankings are of "
             "probes without one; give a run without it."
         )
-    layers = _layers(layer, run)
+    layers = _layers(options.layer, run)
     place = writable_folder(run.folder / "rankings", f"rank {run.folder}", "copy the run to a writable folder")
     with quiet_libraries():
         from probing.probes.rankings import METHODS
         from probing.runs.finished import probe_weight
         from probing.studies.fit.estimate import Judging, erasure_rows, rank_layers
 
-        methods = _methods(method or ("contribution" if erase or curves else "all"), METHODS)
-        if curves and methods == ["random"]:
+        methods = _methods(options.method or ("contribution" if options.erase or options.curves else "all"), METHODS)
+        if options.curves and methods == ["random"]:
             raise UserError("`--curves`: random neurons are part of every comparison; name a ranking with --method.")
         width = probe_weight(run).shape[2]
         problems = [problem for size in sizes or () for problem in out_of_range("k", size, 1, width)]
-        refuse(problems + (top_problems(top, width) if erase else []))
-        expect([*[None] * (2 + erase), BRIEF])
-        label, sides = _read(run, corpus, cache, quiet)
-        if not sides.validation.n_tokens and (evaluate or curves or "gaussian" in methods):
+        refuse(problems + (top_problems(options.top, width) if options.erase else []))
+        expect([*[None] * (2 + options.erase), BRIEF])
+        label, sides = _read(run, options.corpus, options.cache, options.quiet)
+        if not sides.validation.n_tokens and (options.evaluate or options.curves or "gaussian" in methods):
             raise UserError(
                 f"`rank {run.folder}`: no sentence of the validation part has a token of any class, and `gaussian`, "
                 "`--evaluate` and `--curves` need some; name other methods with --method, or fit with more sentences."
             )
-        judging = Judging(evaluate, curves, sizes, draws)
-        rankings, tables = rank_layers(run, layers, sides, methods, judging, seed, rotations)
-        tables["erasure"] = erasure_rows(run, sides, layers, top, seed) if erase else []
+        judging = Judging(options.evaluate, options.curves, sizes, options.draws)
+        rankings, tables = rank_layers(run, layers, sides, methods, judging, options.seed, options.rotations)
+        tables["erasure"] = erasure_rows(run, sides, layers, options.top, options.seed) if options.erase else []
         ranked = {name: Table(rows, RANKING) for name, rows in rankings.items()}
         result = Rankings(run, place, ranked, {name: Table(rows, TABLES[name]) for name, rows in tables.items()})
-        figures = _write(result, run, layers, label, figure_formats(figure_format))
+        figures = _write(result, run, layers, label, figure_formats(options.figure_format))
     where = _track(result, tracked_like(run, wandb), f"{run.folder.name}-rankings", config, figures)
-    _report(result, run, where, quiet)
+    _report(result, run, where, options.quiet)
     return result
 
 

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from probing.cli.commandline import configured
-from probing.cli.option_types import (
-    FIGURE_FORMAT,
-    Dtype,
-    FigureFormat,
-    FirstToken,
-    Folder,
-    Layers,
-    Model,
-    Source,
-    Tokenizer,
-    Wandb,
-    chosen,
-    chosen_with_data,
-    defaults,
-)
-from probing.cli.options import WandbOptions
+from probing.cli.commandline import command
+from probing.cli.option_types import FirstToken, Folder, Source, chosen, chosen_with_data
+from probing.cli.options import OutputOptions, RunOptions, StatesOptions, defaults, option
 from probing.errors import UserError, out_of_range, refuse
 from probing.interventions import POSITION, READOUTS_OF_RUN, STS, TASK, WIC, WORDS
 from probing.models import layer_numbers, load_encoder, load_tokenizer
@@ -292,89 +278,108 @@ Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm
 DRAWS, DRAWS_BESIDE_NEURONS = 10, 20
 
 
-@configured
-def geometry(
-    config: dict[str, Any],
-    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
-    dtype: Dtype = "float32", corpus: Source = "builtin", fit_corpus: Source | None = None,
-    max_length: int | None = None, batch_tokens: int | None = None, special_tokens: SpecialTokens = "exclude",
-    transforms: str | list[str] = "all", definition: Definition = "mean_profile", clip_to: ClipTo = "zero",
-    draws: int | None = None, whitening: Literal["pca", "zca"] = "pca", components: int | None = None,
-    shrinkage: float = 0.0, top: int | None = None, estimators: str | list[str] = "none", smoothing_bound: bool = False,
-    interventions: bool = False, neurons: int | list[int] | str | None = None, from_run: Folder | None = None,
-    kind: str | list[str] = "mean", pairs: str | None = None, at: Place = "words",
-    readouts: str | list[str] | None = None, tokens: int = 20_000, retrain: int = 5, norms: bool = False,
-    path: bool = False, position: bool = False, extremes: bool = False, seed: int = 0, runs: str = "runs",
-    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
-    wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
-    first_token: FirstToken = "include",
-) -> Result | None:  # fmt: skip
-    """Find outlier dimensions, and measure anisotropy before and after clipping, whitening and other transforms.
+@dataclass(frozen=True)
+class GeometryOptions(OutputOptions, RunOptions, StatesOptions):
+    """Options of `geometry`."""
 
-    Args:
-        fit_corpus: Corpus, given like --corpus, on which outliers are identified and transforms are fitted; default:
-            --corpus.
-        special_tokens: Whether special tokens are included in the measurements; outliers are always reported both
-            without and with them.
-        transforms: Transforms to compare with the untransformed states: all, none, or some of clip, whiten,
-            standardise, center, all_but_the_top.
-        definition: Definition of the outliers that are clipped; outliers by all five definitions are reported.
-        clip_to: Value of clipped neurons: zero, or mean as a control.
-        draws: Number of draws of other neurons, as many as there are outliers, for comparison; default: 10. With
-            --neurons or --from_run, also the number of random and of matched sets of each size; default: 20.
-        whitening: Kind of whitening: pca, or zca, which rotates whitened vectors back; both give the same cosines.
-        shrinkage: Weight, from 0 to 1, with which whitening shrinks the covariance towards a multiple of the identity,
-            for few tokens.
-        top: Number of principal directions that all_but_the_top removes; default: d_model / 100. With --from_run, the
-            number of neurons that are changed instead, at most half of all; default: 10.
-        estimators: Published estimators of the mean cosine to report in addition to the exact value: all, none, or some
-            of e19, lkm, tvs.
-        smoothing_bound: Also run the model to measure, for every sentence, how much each block changes the distance
-            between tokens, with an upper bound: every term of Theorem 2 of Shi et al. (2022). Post-LN models only.
-        interventions: Also set the outliers to 0 inside the model, in the LayerNorm after every block, and measure the
-            model's loss on masked words or, without a masked-language-model head, how well probes decode positions.
-            Clipping outliers only after the model is measured in the same way. With --neurons or --from_run, change
-            these neurons instead.
-        neurons: Neurons, such as 18,99, that are changed inside the model in the hidden states of each layer of
-            --layer, to measure the loss of later layers compared with random sets of the same size; with --kind
-            direction, shuffled, translate or interchange also all.
-        from_run: Finished run of `fit` whose --top neurons by contribution are changed, in each layer that is both in
-            the run and in --layer; --neurons all changes all neurons. The run's model, corpus, split and task are used
-            (--corpus and --model give their new locations if they have moved).
-        kind: Replacement of the neurons: some of mean (over training tokens), zero, resample (values at a random token
-            of another sentence), direction (values after linear erasure, by LEACE, of the task of --from_run, or of
-            position without it), shuffled (as direction for shuffled labels, a control), translate (values plus the
-            difference between the means of another class and of their class), interchange (values at the same token of
-            the other sentence of --pairs); or all, without interchange.
-        pairs: File of pairs between which --kind interchange exchanges neurons: `sentence TAB counterfactual`, decoded
-            by the probes of --from_run or, for texts with [MASK], `text TAB counterfactual TAB word TAB other word`.
-        at: Whether neurons are changed only at words, or everywhere, including special tokens.
-        readouts: Measures to read while neurons are changed, one or more: task (the classes of the task of --from_run,
-            by its probes of the later layers; the default with --from_run), position (by probes of the later layers and
-            by heads; the default without a run), or, as in `ablate`, mlm (the loss of masked words, by the model's
-            head), sts=DIR, wic=DIR.
-        tokens: Maximum number of tokens of test sentences while neurons are changed, and also of the training sentences
-            that replacement values come from; if there are more, sentences are sampled at random.
-        retrain: Number of random sets, and of matched sets, of the largest size for which a probe of the last layer is
-            also retrained, in addition to the selected neurons; 0 retrains no probe.
-        norms: Also split the mean output of each outlier in every norm of every block into terms. Then set the
-            outliers' gains and biases to the mean of the other neurons', and measure again the outliers, how well
-            probes decode positions, and the loss of masked words.
-        path: Also follow outliers along the residual stream, from the embeddings through the outputs and norms of the
-            blocks, on the first token and on words.
-        position: Also split the hidden states into mean, position, context and rest, and measure the amount of
-            position, its number of directions, its shape, and whether these directions are neurons; with --from_run
-            compared with its ranking.
-        extremes: Also find massive activations and other large values, by token and layer, the attention to tokens and
-            their additions to the stream, and what heads attend to without outliers in their queries and keys.
-        seed: Seed of every random draw: tokens, neurons, sentences and random initialisation.
-        name: Name of this run; default: MODEL-geometry-YYYYMMDD-HHMMSS.
+    corpus: Source = "builtin"
+    fit_corpus: Source | None = None
+    """Corpus, given like --corpus, on which outliers are identified and transforms are fitted; default: --corpus."""
+    max_length: int | None = None
+    batch_tokens: int | None = None
+    special_tokens: SpecialTokens = "exclude"
+    """Whether special tokens are included in the measurements; outliers are always reported both without and with
+    them."""
+    transforms: str | list[str] = "all"
+    """Transforms to compare with the untransformed states: all, none, or some of clip, whiten, standardise, center,
+    all_but_the_top."""
+    definition: Definition = "mean_profile"
+    """Definition of the outliers that are clipped; outliers by all five definitions are reported."""
+    clip_to: ClipTo = "zero"
+    """Value of clipped neurons: zero, or mean as a control."""
+    draws: int | None = option(None, at_least=0, at_most=1000)
+    """Number of draws of other neurons, as many as there are outliers, for comparison; default: 10. With --neurons or
+    --from_run, also the number of random and of matched sets of each size; default: 20."""
+    whitening: Literal["pca", "zca"] = "pca"
+    """Kind of whitening: pca, or zca, which rotates whitened vectors back; both give the same cosines."""
+    components: int | None = None
+    shrinkage: float = option(0.0, at_least=0, at_most=1)
+    """Weight, from 0 to 1, with which whitening shrinks the covariance towards a multiple of the identity, for few
+    tokens."""
+    top: int | None = None
+    """Number of principal directions that all_but_the_top removes; default: d_model / 100. With --from_run, the number
+    of neurons that are changed instead, at most half of all; default: 10."""
+    estimators: str | list[str] = "none"
+    """Published estimators of the mean cosine to report in addition to the exact value: all, none, or some of e19, lkm,
+    tvs."""
+    smoothing_bound: bool = False
+    """Also run the model to measure, for every sentence, how much each block changes the distance between tokens, with
+    an upper bound: every term of Theorem 2 of Shi et al. (2022). Post-LN models only."""
+    interventions: bool = False
+    """Also set the outliers to 0 inside the model, in the LayerNorm after every block, and measure the model's loss on
+    masked words or, without a masked-language-model head, how well probes decode positions. Clipping outliers only
+    after the model is measured in the same way. With --neurons or --from_run, change these neurons instead."""
+    neurons: int | list[int] | str | None = None
+    """Neurons, such as 18,99, that are changed inside the model in the hidden states of each layer of --layer, to
+    measure the loss of later layers compared with random sets of the same size; with --kind direction, shuffled,
+    translate or interchange also all."""
+    from_run: Folder | None = None
+    """Finished run of `fit` whose --top neurons by contribution are changed, in each layer that is both in the run and
+    in --layer; --neurons all changes all neurons. The run's model, corpus, split and task are used (--corpus and
+    --model give their new locations if they have moved)."""
+    kind: str | list[str] = "mean"
+    """Replacement of the neurons: some of mean (over training tokens), zero, resample (values at a random token of
+    another sentence), direction (values after linear erasure, by LEACE, of the task of --from_run, or of position
+    without it), shuffled (as direction for shuffled labels, a control), translate (values plus the difference between
+    the means of another class and of their class), interchange (values at the same token of the other sentence of
+    --pairs); or all, without interchange."""
+    pairs: str | None = None
+    """File of pairs between which --kind interchange exchanges neurons: `sentence TAB counterfactual`, decoded by the
+    probes of --from_run or, for texts with [MASK], `text TAB counterfactual TAB word TAB other word`."""
+    at: Place = "words"
+    """Whether neurons are changed only at words, or everywhere, including special tokens."""
+    readouts: str | list[str] | None = None
+    """Measures to read while neurons are changed, one or more: task (the classes of the task of --from_run, by its
+    probes of the later layers; the default with --from_run), position (by probes of the later layers and by heads;
+    the default without a run), or, as in `ablate`, mlm (the loss of masked words, by the model's head), sts=DIR,
+    wic=DIR."""
+    tokens: int = 20_000
+    """Maximum number of tokens of test sentences while neurons are changed, and also of the training sentences that
+    replacement values come from; if there are more, sentences are sampled at random."""
+    retrain: int = 5
+    """Number of random sets, and of matched sets, of the largest size for which a probe of the last layer is also
+    retrained, in addition to the selected neurons; 0 retrains no probe."""
+    norms: bool = False
+    """Also split the mean output of each outlier in every norm of every block into terms. Then set the outliers' gains
+    and biases to the mean of the other neurons', and measure again the outliers, how well probes decode positions, and
+    the loss of masked words."""
+    path: bool = False
+    """Also follow outliers along the residual stream, from the embeddings through the outputs and norms of the blocks,
+    on the first token and on words."""
+    position: bool = False
+    """Also split the hidden states into mean, position, context and rest, and measure the amount of position, its
+    number of directions, its shape, and whether these directions are neurons; with --from_run compared with its
+    ranking."""
+    extremes: bool = False
+    """Also find massive activations and other large values, by token and layer, the attention to tokens and their
+    additions to the stream, and what heads attend to without outliers in their queries and keys."""
+    _: KW_ONLY
+    seed: int = 0
+    """Seed of every random draw: tokens, neurons, sentences and random initialisation."""
+    name: str | None = None
+    """Name of this run; default: MODEL-geometry-YYYYMMDD-HHMMSS."""
+    first_token: FirstToken = "include"
+
+
+@command(GeometryOptions)
+def geometry(options: GeometryOptions) -> Result | None:
+    """Find outlier dimensions, and measure anisotropy before and after clipping, whitening and other transforms.
 
     Returns:
         The measurements; None except in the rank-zero process.
     """
-    call = Call.of(study_of("geometry"), config, name, wandb, _problems(draws, components, shrinkage))
-    return _run(call, *_neurons_of(config), tokenizer)
+    call = Call.of(study_of("geometry"), options)
+    return _run(call, *_neurons_of(call.config), options.tokenizer)
 
 
 def _neurons_of(config: dict[str, Any]) -> tuple[Stream | None, Any]:
@@ -533,14 +538,6 @@ def _changing(
         couples = Couples.read(config["pairs"])
         return lambda: survey_couples(setup, couples, frozen, neuron_config, source.say)
     return lambda: survey(setup, stores, neuron_config)
-
-
-def _problems(draws: int | None, components: int | None, shrinkage: float) -> list[str]:
-    return [
-        *out_of_range("draws", draws, 0, 1000),
-        *out_of_range("components", components, 1),
-        *out_of_range("shrinkage", shrinkage, 0, 1),
-    ]
 
 
 def _check_corpora(corpus: Source, fit_corpus: Source | None) -> None:

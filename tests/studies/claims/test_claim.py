@@ -26,7 +26,7 @@ from planted_claims import (
     verdicts,
 )
 from probing.cli.commandline import converted, without_validation
-from probing.cli.option_types import defaults
+from probing.cli.options import defaults
 from probing.errors import UserError
 from probing.models import resolve_model
 from probing.runs import study_names, study_of
