@@ -159,7 +159,7 @@ def help_in(module: str) -> dict[tuple[str, str], str]:
     """Return the strings below the fields of classes in a module's source, by class and field; none without source."""
     try:
         source = ast.parse(inspect.getsource(sys.modules[module]))
-    except (OSError, TypeError):
+    except (KeyError, OSError, TypeError):
         return {}
     return {
         (kind.name, statement.target.id): " ".join(str(below.value.value).split())

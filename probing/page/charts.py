@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
 
 from probing.errors import UserError
-from probing.heads.examples import ExampleMaps
 from probing.results import Child, Html, Row, element, in_brackets, interval, joined, pairs, two_decimals
 from probing.runs import Result, model_name
 from probing.runs.folder import read_tensor, reading
@@ -29,6 +28,9 @@ from probing.tables.conclusions import leading
 from probing.tables.figures import HEIGHT, N_LOOKS, WIDTH, Chart, Line, Panel, Part, panels_as_svg
 from probing.tables.heads import CLASSES, FIRST, LETTERS, SPECIAL, finds_relation, of_heads, of_measure
 from probing.text.tasks import label_name, task_in_words
+
+if TYPE_CHECKING:
+    from probing.heads.examples import ExampleMaps
 
 # Stands for the class where numbers are predicted.
 ALL = "all"

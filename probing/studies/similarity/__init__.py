@@ -89,7 +89,7 @@ WIC = Schema("wic", "a row per layer and space", (
     number("constant_true_accuracy", "Accuracy of the baseline that answers yes (the same meaning) for every pair."),
     _N_CLIPPED, _CLIPPED,
     whole("n_train_pairs", "Number of training pairs."), _N_PAIRS, *SIZES,
-))  # fmt: skip
+), needed=("layer", "transform", "accuracy", "constant_true_accuracy"))  # fmt: skip
 
 WIC_CHOSEN = Schema("chosen", "a row per protocol and space", (
     _PROTOCOL, _SPACE, layer_column("The selected layer."), _THRESHOLD,
@@ -164,7 +164,7 @@ def wic_tables(rows: Table, chosen: Table) -> list[Any]:
     spaces = {space: _label(space, of_space) for space, of_space in _by_space(rows).items()}
     titles = {"accuracy": f"Accuracy on {part}, by layer", "auc": f"Area under the ROC curve on {part}, by layer"}
     return [
-        *(table for name, title in titles.items() for table in _by_layer(rows, "transform", name, spaces, title)),
+        *(table for name, title in titles.items() for table in _by_layer(WIC, rows, "transform", name, spaces, title)),
         *(table for view in WIC_VIEWS for table in view.tables(chosen)),
     ]
 
@@ -177,16 +177,17 @@ def sts_tables(rows: Table, chosen: Table) -> list[Any]:
         if pooled := of_space.where(pooling=pooling):
             title = f"Spearman x 100: {pooling}, {_label(space, pooled)}"
             # Static vectors have the last row.
-            named = Table(({**row, "layer": "static" if row["layer"] == "" else row["layer"]} for row in of_space), STS)
-            tables += _by_layer(named, "set", "spearman", {name: name for name in named.values("set")}, title)
+            named = Table({**row, "layer": "static" if row["layer"] == "" else row["layer"]} for row in of_space)
+            tables += _by_layer(STS, named, "set", "spearman", {name: name for name in named.values("set")}, title)
     return [*tables, *(table for view in STS_VIEWS for table in view.tables(chosen))]
 
 
-def _by_layer(rows: Table, column: str, number: str, headings: Mapping[str, str], title: str) -> list[Any]:
+def _by_layer(
+    schema: Schema, rows: Table, column: str, number: str, headings: Mapping[str, str], title: str
+) -> list[Any]:
     """Return a table of a number by layer, with a column for each value of a column."""
-    assert rows.schema
     where = {column: next(iter(headings))}
-    return View(rows.schema, ("layer",), title, where=where, pivot=(column, number, headings)).tables(rows)
+    return View(schema, ("layer",), title, where=where, pivot=(column, number, headings)).tables(rows)
 
 
 def _by_space(rows: Table) -> dict[str, Table]:
