@@ -325,17 +325,24 @@ def reason_of(cell: str) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the table in Markdown; refusals are letters that are explained below it."""
+    """Return the table of outcomes in Markdown, a row for each; refusals are numbers that are explained below it."""
     reasons = list(
         dict.fromkeys(re.sub(r"\d+", "N", reason) for row in rows for cell in row.cells if (reason := reason_of(cell)))
     )
 
     def shown(cell: str) -> str:
         reason = re.sub(r"\d+", "N", reason_of(cell))
-        return f"refused ({reasons.index(reason) + 1})" if reason else cell
+        return f"refused ({reasons.index(reason) + 1})" if reason else cell.partition(" (")[0]
 
-    lines = ["| family | hidden states | attention | `--site mlp` | `--site attention` |", "|---|---|---|---|---|"]
-    lines += [f"| {' | '.join((f'`{row.family}`', *map(shown, row.cells)))} |" for row in rows]
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        outcomes = tuple("read" if cell[:1].isdigit() else shown(cell) for cell in row.cells)
+        groups.setdefault(outcomes, []).append(f"`{row.family}`")
+    lines = ["| hidden states | attention | `--site mlp` | `--site attention` | families |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {' | '.join((*outcomes, ', '.join(names)))} |"
+        for outcomes, names in sorted(groups.items(), key=lambda group: -len(group[1]))
+    ]
     counts = [sum(row.cells[i][:1].isdigit() for row in rows) for i in range(4)]
     n_failures, day = sum(len(row.failures) for row in rows), f"{date.today():%d %B %Y}"
     summary = (
