@@ -337,7 +337,10 @@ def table(rows: Sequence[Row]) -> str:
     groups: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         outcomes = tuple("read" if cell[:1].isdigit() else shown(cell) for cell in row.cells)
-        groups.setdefault(outcomes, []).append(f"`{row.family}`")
+        name = f"`{row.family}`"
+        if outcomes[0].startswith("refused"):
+            name, outcomes = name + outcomes[0].removeprefix("refused"), ("refused", *outcomes[1:])
+        groups.setdefault(outcomes, []).append(name)
     lines = ["| hidden states | attention | `--site mlp` | `--site attention` | families |", "|---|---|---|---|---|"]
     lines += [
         f"| {' | '.join((*outcomes, ', '.join(names)))} |"
