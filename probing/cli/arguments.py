@@ -250,11 +250,11 @@ def parse(name: str, command: Callable[..., Any], args: Sequence[str]) -> dict[s
 
 def _group_help(parser: Parser, kind: type[Options]) -> None:
     """Sort the options of a help into `HELP_GROUPS`, most important first; options of a dataclass keep their groups."""
-    own = {name for name, entry in declared(kind).items() if not entry.is_group} | {"help", "config", "print_config"}
+    names = {name for name, entry in declared(kind).items() if not entry.is_group} | {"help", "config", "print_config"}
     inner = [group for group in parser._action_groups if any("." in action.dest for action in group._group_actions)]
     parser._action_groups = []
     for title, order in HELP_GROUPS.items():
-        actions = [action for action in parser._actions if action.dest in own and help_group(action.dest) == title]
+        actions = [action for action in parser._actions if action.dest in names and help_group(action.dest) == title]
         parser.add_argument_group(title)._group_actions.extend(
             sorted(actions, key=lambda action, order=order: order.index(action.dest) if action.dest in order else 0)  # type: ignore[misc]
         )

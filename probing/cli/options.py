@@ -146,11 +146,11 @@ def _declarations(kind: type[Options]) -> dict[str, Declaration]:
         known: Mapping[str, Field[Any]] = getattr(part, "__dataclass_fields__", {})
         for name in vars(part).get("__annotations__", {}):
             if name in known:
-                own = vars(known[name].metadata.get("declaration", Declaration()))
-                own = own | {"help": help_in(part.__module__).get((part.__name__, name), "")}
+                declaration = known[name].metadata.get("declaration", Declaration())
+                explicit = vars(declaration) | {"help": help_in(part.__module__).get((part.__name__, name), "")}
                 shared = declarations.get(name) or SHARED.get(name, Declaration())
-                given = {key: value for key, value in own.items() if value not in ("", None, ())}
-                declarations[name] = Declaration(**(vars(shared) | given))
+                stated = {key: value for key, value in explicit.items() if value not in ("", None, ())}
+                declarations[name] = Declaration(**(vars(shared) | stated))
     return declarations
 
 

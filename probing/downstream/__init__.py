@@ -147,7 +147,7 @@ class PairFiles:
         return lines[:-1] if lines and not lines[-1].strip() else lines
 
 
-def read_sts(sources: Sequence[str], given: PairFiles = PairFiles("sts ", READABLE)) -> list[SentencePairs]:
+def read_sts(sources: Sequence[str], reader: PairFiles = PairFiles("sts ", READABLE)) -> list[SentencePairs]:
     """Read all data sets in the sources, in the order STS12 to STS16, STS-B, SICK-R, others.
 
     Sources are folders (searched recursively), files, and data sets `hf:NAME?config=C`.
@@ -158,41 +158,41 @@ def read_sts(sources: Sequence[str], given: PairFiles = PairFiles("sts ", READAB
     sets = [
         part
         for source in sources
-        for part in (_hub(source, given) if source.startswith("hf:") else _folder(source, given))
+        for part in (_hub(source, reader) if source.startswith("hf:") else _folder(source, reader))
     ]
     labels = [part.label for part in sets]
     if twice := [label for label in labels if labels.count(label) > 1]:
-        flag_text = f"{given.option}{' '.join(sources)}"
+        flag_text = f"{reader.option}{' '.join(sources)}"
         raise UserError(f"`{flag_text}`: {twice[0]} was found twice; give a folder that has it once.")
     order = {STS_B: "STS17", SICK: "STS18"}
     return sorted(sets, key=lambda part: (not re.fullmatch("STS.*|SICK-R", part.name), order.get(part.name, part.name)))
 
 
-def _folder(source: str, given: PairFiles) -> Iterator[SentencePairs]:
+def _folder(source: str, reader: PairFiles) -> Iterator[SentencePairs]:
     root, is_empty = Path(source), True
     listed = (path for folder in _folders(root) for path in folder.iterdir())
     files = [root] if root.is_file() else sorted(path for path in listed if path.is_file())
     inputs: dict[Path, list[Path]] = {}
     for path in files:
-        flag_text = f"{given.option}{path}"
+        flag_text = f"{reader.option}{path}"
         if path.match("STS.input.*.txt"):
             inputs.setdefault(path.parent, []).append(path)
         elif match := re.fullmatch(r"sts-(train|dev|test)\.csv", path.name):
-            yield _pairs(STS_B, _PARTS[match[1]], {"": _benchmark(path, given)}, flag_text)
+            yield _pairs(STS_B, _PARTS[match[1]], {"": _benchmark(path, reader)}, flag_text)
         elif match := re.fullmatch(r"SICK_(train|trial|test_annotated|test)\.txt", path.name):
-            yield _pairs(SICK, _PARTS[match[1]], {"": (pair for _, pair in _sick(path, given))}, flag_text)
+            yield _pairs(SICK, _PARTS[match[1]], {"": (pair for _, pair in _sick(path, reader))}, flag_text)
         elif path.name == "SICK.txt":
-            yield from _whole_sick(path, given)
+            yield from _whole_sick(path, reader)
         else:
             continue
         is_empty = False
     for folder, paths in inputs.items():
         name = re.search(r"STS-?(1[2-6])", folder.resolve().name, re.IGNORECASE)
-        subsets = {path.name.removeprefix("STS.input.").removesuffix(".txt"): _subset(path, given) for path in paths}
-        yield _pairs(f"STS{name[1]}" if name else folder.resolve().name, "test", subsets, f"{given.option}{folder}")
+        subsets = {path.name.removeprefix("STS.input.").removesuffix(".txt"): _subset(path, reader) for path in paths}
+        yield _pairs(f"STS{name[1]}" if name else folder.resolve().name, "test", subsets, f"{reader.option}{folder}")
     if is_empty and source:
         reason = "no such file or directory" if not os.path.exists(root) else "there are no pairs of sentences in it"
-        raise UserError(f"`{given.option}{source}` cannot be read ({reason}); give {given.readable}.")
+        raise UserError(f"`{reader.option}{source}` cannot be read ({reason}); give {reader.readable}.")
 
 
 def _folders(root: Path) -> Iterator[Path]:
@@ -206,29 +206,29 @@ def _folders(root: Path) -> Iterator[Path]:
             waiting += sorted((path for path in folder.iterdir() if path.is_dir()), reverse=True)
 
 
-def _subset(path: Path, given: PairFiles) -> Iterator[Rated]:
+def _subset(path: Path, reader: PairFiles) -> Iterator[Rated]:
     """Read a subset of STS12 to STS16 in SentEval's layout; an empty line among the scores means no score."""
     gold_path = path.with_name(path.name.replace("input", "gs", 1))
-    lines, gold = given.lines(path), given.lines(gold_path)
+    lines, gold = reader.lines(path), reader.lines(gold_path)
     if len(lines) != len(gold):
         raise UserError(
-            f"`{given.option}{path}` has {len(lines)} lines and {gold_path.name} has {len(gold)}; each pair needs its "
+            f"`{reader.option}{path}` has {len(lines)} lines and {gold_path.name} has {len(gold)}; each pair needs its "
             "score, or an empty line, in the same line."
         )
     for number, (line, score) in enumerate(zip(lines, gold, strict=True), 1):
-        yield _rated(line.split("\t"), score, f"{given.option}{path}", number)
+        yield _rated(line.split("\t"), score, f"{reader.option}{path}", number)
 
 
-def _benchmark(path: Path, given: PairFiles) -> Iterator[Rated]:
+def _benchmark(path: Path, reader: PairFiles) -> Iterator[Rated]:
     """Read STS-B as published: genre, file, year, number, score and two sentences, separated by tabs, unquoted."""
-    for number, line in enumerate(given.lines(path), 1):
+    for number, line in enumerate(reader.lines(path), 1):
         cells = line.split("\t")
-        yield _rated(cells[5:], cells[4] if len(cells) > 4 else "", f"{given.option}{path}", number)
+        yield _rated(cells[5:], cells[4] if len(cells) > 4 else "", f"{reader.option}{path}", number)
 
 
-def _sick(path: Path, given: PairFiles) -> Iterator[tuple[str, Rated]]:
+def _sick(path: Path, reader: PairFiles) -> Iterator[tuple[str, Rated]]:
     """Read SICK: a header line, then one pair per line; yield with each the value of `SemEval_set`, if present."""
-    flag_text, (head, *lines) = f"{given.option}{path}", given.lines(path) or [""]
+    flag_text, (head, *lines) = f"{reader.option}{path}", reader.lines(path) or [""]
     columns = head.split("\t")
     if missing := {"sentence_A", "sentence_B", "relatedness_score"} - {*columns}:
         raise UserError(f"`{flag_text}`: its first line names no column {min(missing)}; give SICK as published.")
@@ -244,12 +244,12 @@ def _sick(path: Path, given: PairFiles) -> Iterator[tuple[str, Rated]]:
         )
 
 
-def _whole_sick(path: Path, given: PairFiles) -> Iterator[SentencePairs]:
+def _whole_sick(path: Path, reader: PairFiles) -> Iterator[SentencePairs]:
     """Read SICK with all its parts in one file, distinguished by the column `SemEval_set`."""
     of_parts: dict[str, list[Rated]] = {}
-    for part, pair in _sick(path, given):
+    for part, pair in _sick(path, reader):
         of_parts.setdefault(part, []).append(pair)
-    flag_text = f"{given.option}{path}"
+    flag_text = f"{reader.option}{path}"
     if unknown := sorted({*of_parts} - {*_PARTS}):
         raise UserError(
             f"`{flag_text}`: its column SemEval_set has {unknown[0]!r:.40}; expected TRAIN, TRIAL or TEST in each line."
@@ -275,9 +275,9 @@ def _score(cell: Any, flag_text: str, place: str) -> float | None:
         ) from None
 
 
-def _hub(source: str, given: PairFiles) -> Iterator[SentencePairs]:
+def _hub(source: str, reader: PairFiles) -> Iterator[SentencePairs]:
     """Read every split that has scores; the data set is recognised by its name."""
-    flag_text, n_parts = f"{given.option}{source}", 0
+    flag_text, n_parts = f"{reader.option}{source}", 0
     for split, rows in read_splits(source, flag_text).items():
         if (part := _PARTS.get(split)) and rows:
             rated = list(_rated_rows(rows, flag_text))

@@ -94,7 +94,7 @@ class WordPairs:
         return replace(self, sentences=self.sentences[chosen], targets=self.targets[chosen], labels=self.labels[chosen])
 
 
-def read_wic(source: str, parts: Sequence[str], given: PairFiles = OF_WIC) -> dict[str, WordPairs]:
+def read_wic(source: str, parts: Sequence[str], reader: PairFiles = OF_WIC) -> dict[str, WordPairs]:
     """Read parts of the WiC data set (`train`, `dev`, `test`), in its original or its SuperGLUE form.
 
     `source` is the original folder, or `hf:NAME?config=C`: a hub id or a folder of json or parquet files.
@@ -102,38 +102,38 @@ def read_wic(source: str, parts: Sequence[str], given: PairFiles = OF_WIC) -> di
     Raises:
         UserError: If files are missing or malformed, or have no labelled pair.
     """
-    by_part = _pairs_by_part(source, parts, given)
+    by_part = _pairs_by_part(source, parts, reader)
     for part, pairs in by_part.items():
         if not any(pairs):
-            raise UserError(f"`{given.option}{source}`: no pair of {part} has a label; take another part.")
+            raise UserError(f"`{reader.option}{source}`: no pair of {part} has a label; take another part.")
     return {part: _indexed(f"{source} {part}", pairs) for part, pairs in by_part.items()}
 
 
-def read_wic_parts(source: str, given: PairFiles = OF_WIC) -> dict[str, WordPairs]:
+def read_wic_parts(source: str, reader: PairFiles = OF_WIC) -> dict[str, WordPairs]:
     """Read all available parts with labelled pairs, in the order train, dev, test; empty for another data set.
 
     Raises:
         UserError: If a data set cannot be read, or files are malformed.
     """
     if source.startswith("hf:"):
-        rows = read_splits(source, f"{given.option}{source}")
+        rows = read_splits(source, f"{reader.option}{source}")
         labelled_splits = {split for split, of_split in rows.items() if of_split and {*_HUB_COLUMNS} <= {*of_split[0]}}
         parts = [part for part in _HUB_PARTS if labelled_splits & {*_hub_names(part)}]
     else:
         parts = [part for part in _HUB_PARTS if all(path.is_file() for path in _files(source, part))]
-    by_part = _pairs_by_part(source, parts, given)
+    by_part = _pairs_by_part(source, parts, reader)
     return {part: _indexed(f"{source} {part}", pairs) for part, pairs in by_part.items() if any(pairs)}
 
 
-def _pairs_by_part(source: str, parts: Sequence[str], given: PairFiles) -> dict[str, list[WordPair | None]]:
+def _pairs_by_part(source: str, parts: Sequence[str], reader: PairFiles) -> dict[str, list[WordPair | None]]:
     """Return the pairs of each part, None for unlabelled ones."""
     if not source.startswith("hf:"):
-        return {part: _from_folder(source, part, given) for part in parts}
-    rows, flag_text, by_part = read_splits(source, f"{given.option}{source}"), f"{given.option}{source}", {}
+        return {part: _from_folder(source, part, reader) for part in parts}
+    rows, flag_text, by_part = read_splits(source, f"{reader.option}{source}"), f"{reader.option}{source}", {}
     for part in parts:
         if not (names := [name for name in _hub_names(part) if name in rows]):
             raise UserError(
-                f"`{flag_text}`: there is no split {_HUB_PARTS[part]}, only {', '.join(rows)}; give {given.readable}."
+                f"`{flag_text}`: there is no split {_HUB_PARTS[part]}, only {', '.join(rows)}; give {reader.readable}."
             )
         by_part[part] = list(_from_spans(rows[names[0]], flag_text))
     return by_part
@@ -145,10 +145,10 @@ def _files(source: str, part: str) -> tuple[Path, Path]:
     return folder / f"{part}.data.txt", folder / f"{part}.gold.txt"
 
 
-def _from_folder(source: str, part: str, given: PairFiles) -> list[WordPair | None]:
+def _from_folder(source: str, part: str, reader: PairFiles) -> list[WordPair | None]:
     """Read the original format: lemma, part of speech, `index1-index2`, two tokenised sentences; None if unlabelled."""
     data_file, gold_file = _files(source, part)
-    flag_text, data, gold = f"{given.option}{data_file.parent}", given.lines(data_file), given.lines(gold_file)
+    flag_text, data, gold = f"{reader.option}{data_file.parent}", reader.lines(data_file), reader.lines(gold_file)
     if len(data) != len(gold):
         raise UserError(
             f"`{flag_text}`: {part}.data.txt has {len(data)} lines and {part}.gold.txt has {len(gold)}; "
@@ -171,7 +171,7 @@ def _from_folder(source: str, part: str, given: PairFiles) -> list[WordPair | No
                 f"tabs, and in {part}.gold.txt T or F, or nothing where there is no label."
             ) from None
     if not pairs:
-        raise UserError(f"`{flag_text}`: {part}.data.txt holds no pair; give {given.readable}.")
+        raise UserError(f"`{flag_text}`: {part}.data.txt holds no pair; give {reader.readable}.")
     return pairs
 
 
@@ -384,7 +384,7 @@ def pair_text(
     divided by the seed, with pairs that share a sentence on the same side.
 
     Args:
-        other: The data set of test pairs, as typed, and its parts, if given.
+        other: The data set of test pairs, as typed, and its parts, if reader.
         group_by: The independent units: pairs, or groups of pairs that share a sentence.
 
     Raises:

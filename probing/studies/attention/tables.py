@@ -289,14 +289,14 @@ def tables(by_name: Tables) -> list[Any]:
     """Return the non-empty tables of the terminal as rich tables."""
     layers, heads, fused = (rows_of(by_name, name) for name in ("attention_layers", "heads", "fusion"))
     lifts, words = heads.where(measure="lift"), rows_of(by_name, "rollout").where(query="words")
-    measured = layers.where(lambda row: (row["measure"], row.get("to", "")) in _OF_LAYERS.values())
+    statistics = layers.where(lambda row: (row["measure"], row.get("to", "")) in _OF_LAYERS.values())
     changed = layers_of_changes(rows_of(by_name, "change"))
     compared = changed.where(lambda row: (row["measure"], row["of"]) in CHANGES.values())
     classes = of_heads(by_name)
     grouped: list[tuple[Schema, list[Table], str, list[str], Cells]] = [
         (ATTENTION_CLASSES, _by_layer(classes), _title_of_classes(classes), ["layer"],
          {heading: partial(_heads_of_class, name) for name, heading in CLASSES.items()}),
-        (ATTENTION_LAYERS, _by_layer(measured), "Attention of each layer, mean over its heads and all queries",
+        (ATTENTION_LAYERS, _by_layer(statistics), "Attention of each layer, mean over its heads and all queries",
          ["layer"], {heading: partial(_value, *which) for heading, which in _OF_LAYERS.items()}),
         (HEADS, [heads.where(to=name) for name in (lifts.values("to") if lifts else ())],
          "For each type of token, the head with the most attention to it", ["to"], _OF_TYPES),
@@ -417,10 +417,10 @@ def _position_tables(by_name: Tables) -> list[Any]:
     shown = []
     if rows:
         columns = ["mass", "word_mass", "hit", "told", "told_true", "contrast", "position_part", "spearman", "partial"]
-        measured = [name for name in columns if any(name in row for row in rows)]
+        present = [name for name in columns if any(name in row for row in rows)]
         title = "Heads that attend to a fixed offset most (position heads are marked *)"
         cells = {"head": lambda row: f"{name_of(row)}{' *' * (row['position_head'] == 'yes')}"}
-        shown.append(shown_table(POSITION_HEADS, rows, title, ["head", "offset", *measured], cells=cells))
+        shown.append(shown_table(POSITION_HEADS, rows, title, ["head", "offset", *present], cells=cells))
     if ablated:
         columns = [f"{of}{kind}" for of in ("contrast", "word_mass")
                    for kind in ("", "_held", "_random", "_matched", "_matched_p")]  # fmt: skip

@@ -94,9 +94,9 @@ def checkpoints(options: CheckpointsOptions) -> Result:
         source_of(series_checkpoints[0])  # to refuse a layer that is not there before the text is read
         _check_revisions(series_checkpoints[1:])
         corpora, splits = read_corpora(options.corpus, options.test_corpus, options.seed, say)
-        measured = CheckpointConfig(corpora, splits, probe, options.seed)
+        config = CheckpointConfig(corpora, splits, probe, options.seed)
         call.expect(1)
-        measurements = survey(series_checkpoints, source_of, names, measured, options.keep_activations)
+        measurements = survey(series_checkpoints, source_of, names, config, options.keep_activations)
         call.watch.end("measure")
         title = _title(series_checkpoints)
         folder = RunFolder(call.place, options.name, f"checkpoints-{title}"[:120])

@@ -69,8 +69,8 @@ def cloze(options: ClozeOptions) -> Result:
             pairs, f"cloze {file}", text, options.tokens, options.max_length, options.batch_tokens, options.seed
         )
         call.expect(bool(pairs) + (text is not None))
-        measured = survey(predictor, cloze_config, call.say)
-        return call.write(predictor.source, lambda _: measured)
+        output = survey(predictor, cloze_config, call.say)
+        return call.write(predictor.source, lambda _: output)
 
 
 class Cloze(Study):

@@ -69,10 +69,10 @@ def hierarchy(options: HierarchyOptions) -> Result | None:
             options.selected("tasks"), options.selected("controls"), sizes, probe, options.seed
         )
         call.expect(2 * len(hierarchy_config.tasks))
-        measured = survey(source, hierarchy_config, call.say)
+        output = survey(source, hierarchy_config, call.say)
         if not is_main_process():
             return None
-        return call.write(source.model, lambda _: measured)
+        return call.write(source.model, lambda _: output)
 
 
 class Hierarchy(Study):

@@ -93,12 +93,12 @@ def tuning_effect(options: TuningEffectOptions) -> Result:
         flags = {member.name: "--run" if options.run else start_options[member.start] for member in family.members}
         sources = {member.name: source_of(flags[member.name], member.model) for member in family.members}
         corpus = text_of(options.corpus, family, options.sentences, options.seed, call.say)
-        measured = CheckpointConfig(*divided(corpus, None, options.seed, call.say), ProbeOptions(), options.seed)
+        config = CheckpointConfig(*divided(corpus, None, options.seed, call.say), ProbeOptions(), options.seed)
         call.expect(3)
         with without_new_entries([first, *sources.values()], options.keep_activations):
-            tables = survey(family, sources, first, measured, names, flags)
+            tables = survey(family, sources, first, config, names, flags)
         call.watch.end("measure")
-        return call.write(first.model, lambda folder: study_output(tables, family, first, sources, measured.corpora[0]))
+        return call.write(first.model, lambda folder: study_output(tables, family, first, sources, config.corpora[0]))
 
 
 def _selected_measures(measures: str | Sequence[str]) -> list[str]:
