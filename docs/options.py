@@ -8,8 +8,7 @@ from typing import Any
 
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import load_command
-from probing.cli.option_types import expected
-from probing.cli.options import flat, options_of
+from probing.cli.options import expected, flat, options_of
 
 PAGE = Path(__file__).with_name("options.md")
 

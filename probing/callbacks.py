@@ -22,8 +22,7 @@ from transformers.trainer_callback import TrainerCallback
 from probing.activations.source import ActivationSource
 from probing.activations.store import ActivationStore
 from probing.cli.commandline import converted
-from probing.cli.option_types import FirstToken, Layers, Source
-from probing.cli.options import Probe, ProbeOptions, problems_of
+from probing.cli.options import FirstToken, Layers, Probe, ProbeOptions, Source, problems_of
 from probing.data.examples import Sides
 from probing.data.labelling import read_sides
 from probing.data.module import control_sides

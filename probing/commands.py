@@ -13,8 +13,7 @@ from typing import cast
 
 from probing.activations.store import WorkPlan, cache_folder, entries, leftovers, remove_unused
 from probing.cli.commandline import command
-from probing.cli.option_types import Folders
-from probing.cli.options import Options, option
+from probing.cli.options import Folders, Options, option
 from probing.errors import RunError, UserError, as_clause
 from probing.runs.folder import PARTIAL, remove_abandoned
 from probing.runtime import quiet_libraries

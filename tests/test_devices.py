@@ -26,7 +26,7 @@ from pretended_device import pretended
 from probing import ActivationDataModule, WandbOptions, extract, fit
 from probing.activations import Request
 from probing.activations.store import StorePlan, divide
-from probing.cli.option_types import Dtype
+from probing.cli.options import Dtype
 from probing.errors import UserError
 from probing.heads.accumulation import Measure, accumulate
 from probing.heads.measures import attention_by_type, profile

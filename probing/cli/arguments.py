@@ -17,8 +17,18 @@ from typing import Any, NoReturn, get_args, get_type_hints
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader
 
-from probing.cli.option_types import admits_none, expected, is_mapping, without_objects
-from probing.cli.options import HELP_GROUPS, Options, declared, flat, help_group, options_of
+from probing.cli.options import (
+    HELP_GROUPS,
+    Options,
+    admits_none,
+    declared,
+    expected,
+    flat,
+    help_group,
+    is_mapping,
+    options_of,
+    without_objects,
+)
 from probing.errors import UserError, as_clause, did_you_mean, refuse
 from probing.runtime import started_as
 from probing.runtime.files import MOST_LEVELS, YAML_DOCUMENT, check_yaml, read_text

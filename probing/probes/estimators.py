@@ -17,8 +17,7 @@ from torch import Tensor
 
 from probing.cli.arguments import OptionSource, checked
 from probing.cli.commandline import as_plain
-from probing.cli.option_types import LAST_SEED
-from probing.cli.options import ProbeOptions, problems_of, rotation_problems
+from probing.cli.options import LAST_SEED, ProbeOptions, problems_of, rotation_problems
 from probing.data.arrays import activations_of_arrays, groups_of_rows, warn_of_rounding
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import check_size, check_varies

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probing.activations.store import cache_folder, folder
-from probing.cli.option_types import FIGURE_FORMAT, figure_formats
-from probing.cli.options import Options, WandbOptions, as_options, configuration
+from probing.cli.options import FIGURE_FORMAT, Options, WandbOptions, as_options, configuration, figure_formats
 from probing.errors import UserError, as_clause, lack_of_machine, refuse
 from probing.models import layer_numbers
 from probing.results import Row, Table, write_tables

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.cli.option_types import FIGURE_FORMAT, figure_formats
+from probing.cli.options import FIGURE_FORMAT, figure_formats
 from probing.results import NamedLayer, Row, ends
 from probing.runtime.files import replacing
 

@@ -12,7 +12,7 @@ from os import PathLike, fspath
 from os.path import splitext
 from typing import Any, Literal, TypeVar
 
-from probing.cli.option_types import GroupBy as GroupBy
+from probing.cli.options import GroupBy as GroupBy
 from probing.errors import UserError
 from probing.results import shortened
 from probing.runtime.progress import say_once

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from families import make_tokenizer, untouched
 from probing.activations import ActivationStore, Request, activations
 from probing.activations import store as cache_store
-from probing.cli.option_types import chosen
+from probing.cli.options import chosen
 from probing.downstream import SPACES, SentencePairs, read_sts
 from probing.downstream.labelled_pairs import WordPairs, read_wic, read_wic_parts
 from probing.downstream.sentence_vectors import (

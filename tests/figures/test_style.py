@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from pages import ROOT
-from probing.cli.option_types import FIGURE_FORMAT, FORMATS, figure_formats
+from probing.cli.options import FIGURE_FORMAT, FORMATS, figure_formats
 from probing.errors import UserError
 from probing.tables.figures import USUAL, Chart, Line, Panel, drawing, name_layers, spaced_layers, write_charts
 from rendering import rendered

@@ -30,7 +30,7 @@ from probing.page.terms import shaded_map
 from probing.results import Html, NamedLayer, element, joined, shortened, table
 from probing.studies.claims import INSET, range_axis
 from probing.studies.claims import WIDTH as RANGE_WIDTH
-from probing.studies.claims.verdict import NumberRange
+from probing.studies.claims.claim import NumberRange
 from probing.studies.compare.tables import heat_map
 from probing.tables.figures import BY_STEP, Chart, Line, Panel
 from report_runs import make_page, make_survey, points_of

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from probing.cli.commandline import command
-from probing.cli.option_types import Folder, Layers, Source, chosen, chosen_with_data
 from probing.cli.options import (
     BatchOptions,
     CorpusOptions,
+    Folder,
+    Layers,
     ModelOptions,
     OutputOptions,
     RunOptions,
+    Source,
+    chosen,
+    chosen_with_data,
     defaults,
     option,
 )
@@ -110,8 +114,7 @@ def ablate(options: AblateOptions) -> Result | None:
     tuned = _tuned_of(readout_sources.pop(TASK, None), config)
     fit_run = _run_of(config["run"], config)
     with quiet_libraries():
-        from probing.studies.ablate.figures import study_output
-        from probing.studies.ablate.survey import others, survey
+        from probing.studies.ablate.survey import others, study_output, survey
 
         ablation, setup = _config_and_setup(call, fit_run or tuned, readout_sources, options.tokenizer)
         call.expect(1 + (POSITION in setup.readouts) + bool(others(setup)))
@@ -285,7 +288,7 @@ class Ablate(Study):
 
     def maps(self, result: Result) -> Iterable[Html]:
         """Return the maps of heads."""
-        from probing.studies.ablate.figures import maps_of_page
+        from probing.studies.ablate.survey import maps_of_page
 
         return maps_of_page(result.ablated)
 

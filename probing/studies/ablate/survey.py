@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,27 +15,24 @@ from torch import Tensor
 
 from probing.activations import ActivationStore
 from probing.activations.store import WorkStore
+from probing.data.labelling import origin
 from probing.errors import UserError
 from probing.interventions import POSITION, RETRAINED, TUNED, ReadoutUnit, measure_of
-from probing.interventions.effects import Rows, Sums, correct, tested
 from probing.interventions.forward import ReadableText, Readout, ReadText, draw_text
 from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout
-from probing.interventions.heads import (
-    AblationJob,
-    HeadPasses,
-    Kind,
-    UnitType,
-    all_jobs,
-    chosen_units,
-    is_needed,
-)
+from probing.interventions.heads import AblationJob, HeadPasses, Kind, UnitType, all_jobs, chosen_units, is_needed
 from probing.interventions.parameters import roundings
-from probing.interventions.passes import fingerprint_of, opened, run_unfinished
+from probing.interventions.passes import Rows, Sums, correct, fingerprint_of, opened, run_unfinished, tested
 from probing.interventions.probed_task import Labelled, ProbedTask, retrained
 from probing.interventions.subject import InterventionSetup
+from probing.page.charts import HeadMeasure, Place, head_map
+from probing.results import Html, Row, Table, capitalised, element, in_brackets
+from probing.runs.call import Measured
+from probing.runs.loading import Tuned
 from probing.runtime.progress import stage
 from probing.statistics import ENDS
 from probing.statistics.chance import percentile_of, rank_p
+from probing.studies.ablate import tables
 from probing.studies.ablate.weights import (
     N_FILES,
     Cumulative,
@@ -45,8 +42,12 @@ from probing.studies.ablate.weights import (
     pruned_weights,
     rounded_numbers,
 )
+from probing.tables.figures import draw_cells, write_drawings
 from probing.text import Split
 from probing.text.tasks import Labels
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Increased whenever the meaning of what is stored changes.
 FORMAT = 2
@@ -352,10 +353,6 @@ def check(units: Sequence[UnitType], kinds: Sequence[Kind], prune: bool) -> None
         raise UserError("`--kinds skip` takes whole layers out; give `--units layers`, or other kinds for heads.")
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Rows of the tables of effects.
-# --------------------------------------------------------------------------------------------------------------------
-
 Member = TypeVar("Member")
 
 # Rounding gives smaller sums of differences.
@@ -508,3 +505,94 @@ def pass_scores_of(
         if job.kind is not None
         for i, layer in enumerate(layers[job.block])
     ]
+
+
+def _by_kind(ablated: Table) -> Iterator[tuple[str, str, Table]]:
+    """Yield each readout and kind of replacement, with the rows of heads."""
+    for readout in tables.by_readout({"ablated": ablated}):
+        heads = tables.of_units(tables.at_last_layer(ablated, readout), "heads")
+        yield from ((readout, kind, rows) for kind, rows in heads.by("kind").items())
+
+
+def maps_of_page(ablated: Table) -> Iterator[Html]:
+    """Yield a map of heads for each readout and kind of replacement."""
+    for readout, kind, rows in _by_kind(ablated):
+        title = capitalised(f"{tables.named(rows[0])} without the head ({kind}), in {measure_of(readout).unit}")
+        caption = element("figcaption", f"{title}; darker where more is lost")
+        row_of = {_place(row): row for row in rows}
+        # No head links to sentences, so that the survey's number is not used.
+        yield element("figure", caption, head_map(_measure(row_of), sorted(row_of), 0, title, links=False))
+
+
+def _place(row: Row) -> Place:
+    layer, head = map(int, row["unit"].split("-"))
+    return layer, head
+
+
+def _measure(rows: Mapping[Place, Row]) -> HeadMeasure:
+    measure = measure_of(next(iter(rows.values()))["readout"])
+
+    def harm(row: Row) -> float:
+        return float(-measure.sign * row["effect"])
+
+    most = max(max(map(harm, rows.values())), 1e-12)
+
+    def value_text(row: Row) -> str:
+        return f"{tables.amount(row)} {measure.unit}{in_brackets(tables.range_of(row))}"
+
+    return HeadMeasure("effect", "", rows, tables.amount, lambda row: harm(row) / most, value_text)
+
+
+def head_maps(ablated: Table, model: str) -> dict[str, Callable[[Figure], None]]:
+    """Return the drawings of the maps of heads, by the name of their file."""
+    return {
+        f"heads_{kind}{tables.file_name(readout)}": partial(draw_head_map, rows=rows, what=f"{model}, {kind}")
+        for readout, kind, rows in _by_kind(ablated)
+    }
+
+
+def draw_head_map(figure: Figure, rows: Sequence[Row], what: str) -> None:
+    """Draw the effect of ablating each head, a cell for each head, darker for a greater loss."""
+    measure = _measure({_place(row): row for row in rows})
+    axes = draw_cells(figure, {place: (measure.text(row), measure.shade(row)) for place, row in measure.rows.items()})
+    axes.set_title(
+        f"{what}: {tables.named(rows[0])} without the head, {measure_of(rows[0]['readout']).unit}", fontsize=9
+    )
+
+
+def study_output(
+    ablation: AblationResults, stores: Sequence[ActivationStore], model_name: str, tuned: Tuned | None = None
+) -> Measured:
+    """Return the tables, results and figures of a run; `tuned` is the tuned model whose head was read."""
+    tokens = ablation.text.tokens
+    results = {
+        "cache": {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))},
+        "model": {"n_layers": stores[-1].plan.n_layers, "n_heads": ablation.n_heads},
+        "n_sentences": tokens.n_sentences,
+        "n_tokens": tokens.n_tokens,
+        "readouts": ablation.readouts,
+    }
+    if tuned is not None:
+        n_tested = tuned.results["n_examples"]["test"]
+        results["tuned"] = {
+            "run": str(tuned.folder), "checkpoint": tuned.checkpoint.name, "score": tuned.score, "n_tested": n_tested,
+        }  # fmt: skip
+    ablated = Table(ablation.tables["ablated"], tables.ABLATED)
+    return Measured(
+        ablation.tables,
+        results,
+        _logged_rows(ablated),
+        draw=lambda folder, formats: write_drawings(folder, head_maps(ablated, model_name), formats),
+    )
+
+
+def _logged_rows(ablated: Table) -> list[dict[str, Any]]:
+    """Return rows for W&B: by layer, the effect of its ablation on the last layer, a column for each kind."""
+    by_layer: dict[int, dict[str, Any]] = {}
+    for readout, of in tables.by_readout({"ablated": ablated}).items():
+        start = "" if readout == POSITION else f"{readout}_"
+        for row in tables.of_units(tables.at_last_layer(of["ablated"], readout), "layers"):
+            point = by_layer.setdefault(int(row["unit"]), {"layer": int(row["unit"])})
+            kind = f"{start}{row['kind']}"
+            point |= {f"{kind}_effect": row["effect"], f"{kind}_low": row["low"], f"{kind}_high": row["high"]}
+    return list(by_layer.values())

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from probing.activations.store import WorkStore, batches
 from probing.interventions import ACTIVATIONS, NOTHING, OUTLIERS, RANDOM, measure_of
-from probing.interventions.effects import Rows, Sums, correct, tested, valued, with_draws
 from probing.interventions.forward import LaterBlocks, Loss, ReadableText, Readers, Readout, padded
 from probing.interventions.heads import Head, JointPasses, UnitType, replaced_heads
 from probing.interventions.parameters import (
@@ -26,7 +25,7 @@ from probing.interventions.parameters import (
     RoundingRange,
     roundings,
 )
-from probing.interventions.passes import run_last_layer
+from probing.interventions.passes import Rows, Sums, correct, run_last_layer, tested, valued, with_draws
 from probing.models.examination import run, vectors_received, with_vectors
 from probing.statistics import mean_interval
 from probing.statistics.chance import percentile_of, rank_p

@@ -8,8 +8,21 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from probing.cli.commandline import command
-from probing.cli.option_types import Dtype, FirstToken, Folder, Layers, Model, Source, chosen
-from probing.cli.options import BatchOptions, CorpusOptions, OutputOptions, RunOptions, StatesOptions, defaults
+from probing.cli.options import (
+    BatchOptions,
+    CorpusOptions,
+    Dtype,
+    FirstToken,
+    Folder,
+    Layers,
+    Model,
+    OutputOptions,
+    RunOptions,
+    Source,
+    StatesOptions,
+    chosen,
+    defaults,
+)
 from probing.errors import UserError, about_option, refuse
 from probing.models import find_model, layer_numbers, load_tokenizer
 from probing.results import Html

@@ -7,8 +7,18 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from probing.cli.commandline import command
-from probing.cli.option_types import Dtype, Layers, Source, chosen
-from probing.cli.options import OneProcessOptions, OutputOptions, Probe, ProbedOptions, ProbeOptions, option
+from probing.cli.options import (
+    Dtype,
+    Layers,
+    OneProcessOptions,
+    OutputOptions,
+    Probe,
+    ProbedOptions,
+    ProbeOptions,
+    Source,
+    chosen,
+    option,
+)
 from probing.errors import about_option
 from probing.models import check_revision
 from probing.runs import Result, Study, Terms, study_of
@@ -80,8 +90,13 @@ def checkpoints(options: CheckpointsOptions) -> Result:
     probe, call = options.probe_options, Call.of(study_of("checkpoints"), options)
     say = terminal.once(call.say)  # what every checkpoint says of the same text
     with quiet_libraries():
-        from probing.studies.checkpoints.measures import MEASURES, CheckpointConfig
-        from probing.studies.checkpoints.survey import find_checkpoints, study_output, survey
+        from probing.studies.checkpoints.survey import (
+            MEASURES,
+            CheckpointConfig,
+            find_checkpoints,
+            study_output,
+            survey,
+        )
         from probing.studies.checkpoints.tables import Thresholds
 
         names = chosen("--measures", options.measures, list(MEASURES))

@@ -36,8 +36,7 @@ from probing.runs.loading import load_run
 from probing.runtime import quiet_libraries, terminal
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import BRIEF, Cost, expect
-from probing.studies.claims.claim import Paper, chosen_claims, papers, read_paper
-from probing.studies.claims.verdict import NumberRange
+from probing.studies.claims.claim import NumberRange, Paper, chosen_claims, papers, read_paper
 from probing.text import load_corpus
 
 Row = Mapping[str, Any]

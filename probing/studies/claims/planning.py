@@ -13,9 +13,19 @@ from typing import Any
 from probing.errors import UserError
 from probing.runs import study_of
 from probing.runs.folder import PARTIAL, read_json, read_yaml
-from probing.studies.claims.claim import KINDS_OF_MODELS, Claim, ClaimTest, Paper, runs_named, values_of, with_folders
+from probing.studies.claims.claim import (
+    KINDS_OF_MODELS,
+    Claim,
+    ClaimEstimate,
+    ClaimTest,
+    Paper,
+    Verdict,
+    judge,
+    runs_named,
+    values_of,
+    with_folders,
+)
 from probing.studies.claims.measures.registry import MEASURES, ModelRuns, NotMeasurable
-from probing.studies.claims.verdict import ClaimEstimate, Verdict, judge
 
 # Prefix of the names of encoders that `pretrain` trains on this machine; the size follows, as in pretrain-tiny.
 PRETRAINED_PREFIX = "pretrain-"

@@ -7,8 +7,17 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from probing.cli.commandline import command
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Model, Source, Tokenizer
-from probing.cli.options import BatchOptions, Wandb, WandbOptions, option
+from probing.cli.options import (
+    FIGURE_FORMAT,
+    BatchOptions,
+    FigureFormat,
+    Model,
+    Source,
+    Tokenizer,
+    Wandb,
+    WandbOptions,
+    option,
+)
 from probing.models import find_model
 from probing.runs import Result, Study, study_of
 from probing.runs.call import Call

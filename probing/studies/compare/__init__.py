@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from probing.cli.commandline import command
-from probing.cli.option_types import Folders, Moved
 from probing.cli.options import (
+    Folders,
+    Moved,
     OneProcessOptions,
     OutputOptions,
     Wandb,

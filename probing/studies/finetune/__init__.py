@@ -9,8 +9,7 @@ from itertools import zip_longest
 from typing import Any, ClassVar
 
 from probing.cli.commandline import command
-from probing.cli.option_types import Folder, Model, Source
-from probing.cli.options import OutputOptions, RunOptions, as_options, option
+from probing.cli.options import Folder, Model, OutputOptions, RunOptions, Source, as_options, option
 from probing.errors import UserError
 from probing.results import shown_table
 from probing.runs import Result, Study, Terms, study_of

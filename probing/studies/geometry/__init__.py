@@ -9,8 +9,18 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from probing.cli.commandline import command
-from probing.cli.option_types import FirstToken, Folder, Source, chosen, chosen_with_data
-from probing.cli.options import OutputOptions, RunOptions, StatesOptions, defaults, option
+from probing.cli.options import (
+    FirstToken,
+    Folder,
+    OutputOptions,
+    RunOptions,
+    Source,
+    StatesOptions,
+    chosen,
+    chosen_with_data,
+    defaults,
+    option,
+)
 from probing.errors import UserError, out_of_range, refuse
 from probing.interventions import POSITION, READOUTS_OF_RUN, STS, TASK, WIC, WORDS
 from probing.models import layer_numbers, load_encoder, load_tokenizer

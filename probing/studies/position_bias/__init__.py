@@ -8,8 +8,17 @@ from functools import partial
 from typing import Any, ClassVar, cast
 
 from probing.cli.commandline import command
-from probing.cli.option_types import Folder, Layers, Source
-from probing.cli.options import BatchOptions, OutputOptions, RunOptions, StatesOptions, defaults, option
+from probing.cli.options import (
+    BatchOptions,
+    Folder,
+    Layers,
+    OutputOptions,
+    RunOptions,
+    Source,
+    StatesOptions,
+    defaults,
+    option,
+)
 from probing.downstream import POOLINGS, Pooling
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import length_limits, load_tokenizer

@@ -7,8 +7,7 @@ from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, ClassVar
 
 from probing.cli.commandline import command
-from probing.cli.option_types import Source
-from probing.cli.options import OutputOptions, RunOptions, option
+from probing.cli.options import OutputOptions, RunOptions, Source, option
 from probing.runs import Result, Study, Terms, study_of
 from probing.runs.call import Call, Measured
 from probing.runs.folder import check_several, continuable, folder_of_trainings, free_name
@@ -101,7 +100,7 @@ def pretrain(options: PretrainOptions) -> Result | None:
     with quiet_libraries():
         from probing.runtime.trainer import Places, check_trainer_options
         from probing.studies.pretrain import training as steps
-        from probing.studies.pretrain.results import study_output
+        from probing.studies.pretrain.training import study_output
 
         check_trainer_options(options.trainer or {}, "pretraining")
         check_several(options.trainer or {}, options.name is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from scipy.special import stdtrit
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -24,12 +26,15 @@ from probing.errors import UserError, as_clause
 from probing.models import load_encoder
 from probing.models.source import ModelSource
 from probing.probes.training import CONTROL_TOLERANCE, train_controls, train_probes, training_of
-from probing.results import count
+from probing.results import Table, count
+from probing.runs.call import Measured
+from probing.runs.folder import end_of_trainings
 from probing.runtime.files import replacing
 from probing.runtime.processes import is_main_process, sum_over_ranks
 from probing.runtime.progress import remark, stage
 from probing.runtime.terminal import silence
 from probing.runtime.trainer import ContinuedModule, Places, RecordedTraining, Row, generator_of, process_options
+from probing.statistics import LEVEL
 from probing.statistics.moments import Profile, ProfileAccumulator, by_mean_profile
 from probing.studies.pretrain.batches import (
     LEARNED_TABLES,
@@ -49,13 +54,9 @@ from probing.studies.pretrain.batches import (
     prepare,
     save_checkpoint,
 )
-from probing.studies.pretrain.tables import CAUSAL_LM, Encoder, Recipe
+from probing.studies.pretrain.tables import ARMS, CAUSAL_LM, DOUBLINGS, OUTLIER, Encoder, Recipe, judge
 from probing.text import Corpus, Split, from_sentences, side_of, split_key
 from probing.text.tasks import load_task
-
-# --------------------------------------------------------------------------------------------------------------------
-# The LightningModule of language modelling, and its curves.
-# --------------------------------------------------------------------------------------------------------------------
 
 
 class LanguageModel(ContinuedModule):
@@ -103,6 +104,7 @@ class LanguageModel(ContinuedModule):
 
 # Points of the curve of the training loss.
 POINTS = 200
+
 CLIP = 0.5
 
 
@@ -151,13 +153,10 @@ class TrainingWriter(RecordedTraining):
         return {"loss": module.validation_loss(self.rows.validation_batches())}
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What is measured of every checkpoint: outliers, how well positions are read off, and whether order matters.
-# --------------------------------------------------------------------------------------------------------------------
-
 # Options of the probes, as in `ablate`: at this tolerance accuracy no longer changes, and one penalty for all
 # checkpoints makes them comparable.
 PROBE = ProbeOptions(l2=1e-4, tolerance=CONTROL_TOLERANCE)
+
 # Rows of held-out text whose tokens are permuted.
 PERMUTED_ROWS = 64
 
@@ -258,11 +257,6 @@ def equivariance(encoder: nn.Module, rows: Tensor, seed: int) -> list[float]:
     return differences
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Trains all arms with all seeds, and measures their checkpoints; a killed run goes on where it stopped.
-# --------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class RunPlan:
     """The trainings of a run, and the settings of the measurements, on at most `n_sentences` held-out sentences.
@@ -333,10 +327,6 @@ def measure_all(
             advance(1)
     return rows
 
-
-# --------------------------------------------------------------------------------------------------------------------
-# Reads rows that are longer than those of the training, after the last step, by every arm that can.
-# --------------------------------------------------------------------------------------------------------------------
 
 # What is taken over of the measures of a checkpoint.
 _MEASURES = ("layer", "outlier_neuron", "max_mean_sd", "position_accuracy", "token_accuracy")
@@ -439,3 +429,67 @@ class _HeldOutReader:
             if self.places.writes:
                 shutil.rmtree(folder.parent, ignore_errors=True)
         return [{**losses, **{name: row[name] for name in _MEASURES}} for row in layer_rows]
+
+
+# Growth is measured over the last steps: from a sixteenth of them on.
+LAST = 16
+
+
+def growth_of(rows: Table, arm: str = "learned") -> dict[str, float | None] | None:
+    """Return the growth of an arm's farthest mean above the embeddings with log2 of the steps, and an extrapolation.
+
+    For each seed, a line is fitted to the checkpoints after a sixteenth of the steps, by least squares. The slope is
+    the mean over seeds, with Student's t interval. The number of steps after which the farthest mean would be an
+    outlier is extrapolated from its mean over seeds after the last step. The ends of its interval follow from the ends
+    of the slope's interval; it has no upper end if the lower slope is 0 or less.
+
+    Returns:
+        `first_step` of the fit; `slope`, in sd for each doubling of the steps; `now`, the farthest mean after the last
+        step, over seeds; and `steps`. `slope` and `steps` have the ends of an interval, which are None for a single
+        seed. None if there are fewer than two checkpoints.
+    """
+    arm_rows = rows.where(lambda row: row["layer"] > 0 and row["step"] > 0, arm=arm)
+    last = max(arm_rows.column("step"), default=0)
+    fitted = sorted(step for step in arm_rows.values("step") if step * LAST >= last)
+    if len(fitted) < 2:
+        return None
+    seeds, by_step = sorted(arm_rows.values("seed")), arm_rows.by("seed", "step")
+    farthest = np.array([[max(by_step[seed, step].column("max_mean_sd")) for step in fitted] for seed in seeds])
+    slopes = np.polyfit(np.log2(fitted), farthest.T, 1)[0]
+    slope, now = float(slopes.mean()), float(farthest[:, -1].mean())
+    low = high = None
+    if len(seeds) > 1:
+        reach = stdtrit(len(seeds) - 1, (1 + LEVEL) / 2) * slopes.std(ddof=1) / math.sqrt(len(seeds))
+        low, high = slope - float(reach), slope + float(reach)
+    return {
+        "first_step": fitted[0], "slope": slope, "slope_low": low, "slope_high": high, "now": now,
+        "steps": _steps(last, now, slope), "steps_low": _steps(last, now, high), "steps_high": _steps(last, now, low),
+    }  # fmt: skip
+
+
+def _steps(last: int, now: float, slope: float | None) -> float | None:
+    """Return the number of steps to an outlier; None if never, or beyond the limit of extrapolation."""
+    if slope is None or slope <= 0:
+        return None
+    doublings = max(0.0, (OUTLIER - now) / slope)
+    return last * 2.0**doublings if doublings < DOUBLINGS else None
+
+
+def study_output(tables: Mapping[str, Sequence[Row]], corpus: Corpus, name: str, text: PackedText) -> Measured:
+    """Return the output of a run on a corpus of this name."""
+    arms = Table(tables["arms"], ARMS)
+    judgement = judge(arms)
+    results = {
+        "corpus": {"name": name, "fingerprint": corpus.fingerprint, "n_sentences": len(corpus.sentences)},
+        "n_vocabulary": len(text.tokenizer),
+        "n_training_rows": len(text.train),
+        "n_held_out_rows": len(text.validation),
+        "verdict": judgement.verdict,
+        "reason": judgement.reason,
+        "growth": growth_of(arms),
+    }
+
+    def write(folder: Path) -> list[Path]:
+        return end_of_trainings(folder, {"corpus": name}, {"corpus": corpus})
+
+    return Measured(tables, results, write=write, is_timed=False)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from probing.cli.commandline import command
-from probing.cli.option_types import Folder, Folders
-from probing.cli.options import BatchOptions, Options, OutputOptions, RunOptions, StatesOptions, option
+from probing.cli.options import BatchOptions, Folder, Folders, Options, OutputOptions, RunOptions, StatesOptions, option
 from probing.downstream import CLIPPING, POOLINGS, SPACES, TRANSDUCTIVE, WORDS, Definition, Space
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import load_tokenizer

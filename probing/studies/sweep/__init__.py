@@ -17,8 +17,19 @@ from typing import Any, ClassVar
 
 from probing.cli.arguments import OptionSource, as_mapping, checked, read_yaml
 from probing.cli.commandline import command
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, figure_formats
-from probing.cli.options import Options, Wandb, WandbOptions, as_options, configuration, defaults, option, problems_of
+from probing.cli.options import (
+    FIGURE_FORMAT,
+    FigureFormat,
+    Options,
+    Wandb,
+    WandbOptions,
+    as_options,
+    configuration,
+    defaults,
+    figure_formats,
+    option,
+    problems_of,
+)
 from probing.errors import UserError, as_clause, refuse
 from probing.models import layer_numbers, load_config, parse_layers, resolve_model
 from probing.page.charts import option_words

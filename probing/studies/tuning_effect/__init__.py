@@ -7,8 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from probing.cli.commandline import command
-from probing.cli.option_types import Dtype, Layers, Source, chosen
-from probing.cli.options import OneProcessOptions, OutputOptions, ProbeOptions, option
+from probing.cli.options import Dtype, Layers, OneProcessOptions, OutputOptions, ProbeOptions, Source, chosen, option
 from probing.errors import UserError, about_option
 from probing.runs import Result, Study, study_of
 from probing.runs.call import Call
@@ -70,7 +69,7 @@ def tuning_effect(options: TuningEffectOptions) -> Result:
     names = _selected_measures(options.measures)
     with quiet_libraries():
         from probing.activations.source import ActivationSource
-        from probing.studies.checkpoints.measures import CheckpointConfig, without_new_entries
+        from probing.studies.checkpoints.survey import CheckpointConfig, without_new_entries
         from probing.studies.tuning_effect.survey import of_names, of_run, study_output, survey, text_of
 
         _check_which(options.run, options.start, options.tuned, options.shuffled)

@@ -41,8 +41,8 @@ from probing.runtime.progress import note, stage
 from probing.runtime.terminal import silence
 from probing.statistics import common_share, times, welch
 from probing.statistics.chance import holm
-from probing.studies.checkpoints.measures import MEASURES as CHECKPOINT_MEASURES
-from probing.studies.checkpoints.measures import CheckpointConfig, Document, blocks_of, cached_document
+from probing.studies.checkpoints.survey import MEASURES as CHECKPOINT_MEASURES
+from probing.studies.checkpoints.survey import CheckpointConfig, Document, blocks_of, cached_document
 from probing.studies.tuning_effect.tables import (
     LEVEL,
     MAPS,

@@ -37,8 +37,11 @@ from probing.studies.claims.claim import (
     KINDS_OF_MODELS,
     LARGE,
     Claim,
+    ClaimEstimate,
     ClaimTest,
+    NumberRange,
     chosen_claims,
+    judge,
     kinds_of,
     paper_of,
     papers,
@@ -47,7 +50,6 @@ from probing.studies.claims.claim import (
 from probing.studies.claims.measures import MEASURES
 from probing.studies.claims.planning import Model, UserInputs, input_names, rows_of
 from probing.studies.claims.session import carry_out, plan
-from probing.studies.claims.verdict import ClaimEstimate, NumberRange, judge
 from probing.studies.geometry import geometry
 from probing.text import from_sentences
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from probing.activations import ActivationStore, Request, activations
-from probing.interventions.effects import among
 from probing.interventions.forward import Change, Forward, Readers, ReadText, draw_text
 from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout
 from probing.interventions.neurons import (
@@ -27,6 +26,7 @@ from probing.interventions.neurons import (
     drawn_sets,
     sizes_up_to,
 )
+from probing.interventions.passes import among
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
 from probing.studies.geometry.neurons import conclusions, tables

@@ -40,7 +40,6 @@ from probing.studies.pretrain.batches import (
     train_tokenizer,
     validation_flags,
 )
-from probing.studies.pretrain.results import growth_of
 from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
 from probing.studies.pretrain.tables import Encoder, Recipe
 from probing.studies.pretrain.training import (
@@ -49,6 +48,7 @@ from probing.studies.pretrain.training import (
     RunPlan,
     TrainingJob,
     equivariance,
+    growth_of,
     measure,
     outlier_row,
     packed_text,

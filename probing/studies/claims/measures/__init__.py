@@ -21,6 +21,7 @@ from probing.results import Table
 from probing.runs import Result
 from probing.statistics import spearman
 from probing.studies.ablate.tables import MAGNITUDE, MEAN, at_last_layer, is_head
+from probing.studies.claims.claim import ClaimEstimate
 from probing.studies.claims.measures.heads import gained
 from probing.studies.claims.measures.position import above_embeddings
 from probing.studies.claims.measures.registry import MEASURES as MEASURES
@@ -35,7 +36,6 @@ from probing.studies.claims.measures.registry import (
     measure,
     required,
 )
-from probing.studies.claims.verdict import ClaimEstimate
 from probing.studies.finetune.tables import CONSTANT, MAJORITY, PRETRAINED, SHUFFLED
 from probing.studies.finetune.tables import RANDOM as RANDOM_START
 

@@ -18,6 +18,7 @@ from probing.results import Table, ends
 from probing.runs import Result
 from probing.statistics import ENDS
 from probing.studies.ablate.tables import at_last_layer, is_head
+from probing.studies.claims.claim import ClaimEstimate
 from probing.studies.claims.measures.position import above_embeddings
 from probing.studies.claims.measures.registry import (
     ModelRuns,
@@ -30,7 +31,6 @@ from probing.studies.claims.measures.registry import (
     required,
     upper,
 )
-from probing.studies.claims.verdict import ClaimEstimate
 from probing.tables.heads import SPECIAL, name_of, of_all_maps, of_measure
 
 # A head attends to a neighbour, as in Clark et al. (2019, section 3.2), if it gives it more than this attention.

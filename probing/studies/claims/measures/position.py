@@ -19,6 +19,7 @@ from probing.results import Table
 from probing.runs import Result
 from probing.runs.run import Run
 from probing.statistics.moments import MEAN_DEVIATIONS, deviations_of
+from probing.studies.claims.claim import ClaimEstimate
 from probing.studies.claims.measures.registry import (
     SIGNS,
     ModelRuns,
@@ -30,7 +31,6 @@ from probing.studies.claims.measures.registry import (
     measure,
     required,
 )
-from probing.studies.claims.verdict import ClaimEstimate
 
 # --------------------------------------------------------------------------------------------------------------------
 # Neurons that are the smallest or the largest of most tokens, and how far their means are from the others'.

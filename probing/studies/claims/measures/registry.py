@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from probing.results import Table, ends
-from probing.studies.claims.verdict import ClaimEstimate
+from probing.studies.claims.claim import ClaimEstimate
 from probing.studies.cloze.tables import INTACT
 from probing.studies.hierarchy.tables import ITSELF, LINEAR, of_model
 

@@ -24,7 +24,7 @@ from probing.data.examples import HiddenStateSource
 from probing.heads.change import row_divergences
 from probing.heads.measures import PUNCTUATION, types_of
 from probing.heads.position_controls import FixedScores, matched_sets
-from probing.interventions.effects import Rows, correct
+from probing.interventions.passes import Rows, correct
 from probing.models.attention_heads import QueryKey
 from probing.results import ALL_LAYERS
 from probing.statistics.chance import rank_p

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from probing.activations import ActivationStore
 from probing.errors import UserError
-from probing.interventions.effects import among, tested
 from probing.interventions.forward import padded_batches
 from probing.interventions.model_output import (
     BATCH_TOKENS,
@@ -31,6 +30,7 @@ from probing.interventions.model_output import (
     last_hidden_states,
 )
 from probing.interventions.parameters import ordinary_row, replaced, zeroed
+from probing.interventions.passes import among, tested
 from probing.models import ModelSource, load_masked_lm
 from probing.models.anatomy import Anatomy, examine, hidden_states, word_table
 from probing.models.examination import run, vectors_in, vectors_of_tokens, vectors_received

@@ -19,12 +19,11 @@ from torch import Tensor
 from probing.activations import ActivationStore
 from probing.errors import UserError
 from probing.interventions import INTERCHANGED, TASK
-from probing.interventions.effects import Rows, Sums
 from probing.interventions.forward import LayerReadout, Padded, ReadableText, padded_batches
 from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout, at_tokens, means, standing_for
 from probing.interventions.model_output import MaskedHead, MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
 from probing.interventions.neurons import Kind, NeuronPasses, NeuronSet, Values, changed_tokens, chosen_sets, drawn_sets
-from probing.interventions.passes import fingerprint_of, opened, run_unfinished
+from probing.interventions.passes import Rows, Sums, fingerprint_of, opened, run_unfinished
 from probing.interventions.probed_task import Frozen
 from probing.interventions.subject import InterventionSetup
 from probing.models import check_ids, length_limits

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.interventions import ReadoutUnit, measure_of
-from probing.interventions.effects import Rows, Sums, among, valued
 from probing.interventions.forward import ReadableText
 from probing.interventions.frozen_probes import PositionHead, PositionHeads
 from probing.interventions.neurons import Kind, NeuronSet, Place, Source
+from probing.interventions.passes import Rows, Sums, among, valued
 
 DRAWN: tuple[Source, ...] = ("random", "matched")
 

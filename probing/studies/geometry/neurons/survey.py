@@ -17,7 +17,6 @@ from probing.activations import ActivationStore
 from probing.activations.store import WorkStore
 from probing.errors import UserError, as_clause
 from probing.interventions import AGAIN, POSITION, PROBED, TRANSLATED
-from probing.interventions.effects import Rows, Sums
 from probing.interventions.forward import ReadableText, Readout, ReadText, draw_text
 from probing.interventions.frozen_probes import FrozenProbes, PositionHeads, ProbeReadout, find_position_heads, spread
 from probing.interventions.neurons import (
@@ -30,7 +29,7 @@ from probing.interventions.neurons import (
     draw_targets,
     drawn_sets,
 )
-from probing.interventions.passes import fingerprint_of, opened, run_unfinished
+from probing.interventions.passes import Rows, Sums, fingerprint_of, opened, run_unfinished
 from probing.interventions.probed_task import OF_CLASSES, Labelled, ProbedTask, retrained
 from probing.interventions.subject import InterventionSetup
 from probing.models.attention_heads import find_query_keys
