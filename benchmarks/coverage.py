@@ -28,7 +28,7 @@ from probing.activations.store import cache_folder
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Sides
 from probing.data.labelling import choose_classes, label, prior_cross_entropy_by_sentence
-from probing.data.module import layer_moments, token_identity
+from probing.data.module import layer_moments, token_control
 from probing.models import load_encoder, resolve_model
 from probing.probes.closed_forms import Decomposed
 from probing.probes.removal import weights_without
@@ -87,7 +87,7 @@ def population(
     here, n_tokens = test.sentences(), test.tokens_by_sentence()
     moments = layer_moments(sides.train, layers)
     fits = train_probes(sides, layers, training, moments=moments)
-    (token,) = train_probes(token_identity(sides, encoder), layers[:1], training)
+    (token,) = train_probes(token_control(sides, encoder), layers[:1], training)
     # The neuron with the largest scaled weights is one whose removal costs the probe something.
     tops = [
         int((fit.weight.double() * own.sd).square().sum(0).argmax()) for fit, own in zip(fits, moments, strict=True)

@@ -30,7 +30,7 @@ from probing.data.module import layer_moments
 from probing.models import resolve_model
 from probing.probes.evidence import separation_of
 from probing.statistics.chance import discovery_rates, permute_within_sentences
-from probing.statistics.label_scores import LabelCodes, SeparationAccumulator
+from probing.statistics.label_scores import EtaSquaredAccumulator, LabelCodes
 from probing.tables.schema import FALSE_DISCOVERIES
 from probing.text import read_corpora
 
@@ -127,7 +127,7 @@ def p_values_of(states: Array, labels: NDArray[np.int64], sentences: NDArray[np.
     x, y = torch.from_numpy(states), torch.from_numpy(labels)
     codes = LabelCodes.of_classes(y.bincount())
     between = codes.excess_between(labels.astype(np.int32), sentences.astype(np.int32))
-    accumulator = SeparationAccumulator(x.mean(0), x.std(0, correction=0), codes, between)
+    accumulator = EtaSquaredAccumulator(x.mean(0), x.std(0, correction=0), codes, between)
     accumulator.update(x, y, torch.from_numpy(sentences))
     return accumulator.result().p.numpy()
 

@@ -196,7 +196,7 @@ def _types(
     return [fold(str(word)) for word in names], of_token
 
 
-class TokenRows:
+class TokenEmbeddings:
     """Store with a single layer, whose hidden states are rows of the input embedding, (n_vocabulary, d_embedding)."""
 
     def __init__(self, store: HiddenStateSource, table: Tensor) -> None:
@@ -218,7 +218,7 @@ class TokenRows:
 LEAST_OF_WORD = 5
 
 
-class WordRows(TokenRows):
+class WordEmbeddings(TokenEmbeddings):
     """Store with a single layer, in which every piece of a word has the same vector, the word's.
 
     It is the mean of its pieces' rows, which a linear probe reads as a sum over the pieces, also on words that training
@@ -253,8 +253,8 @@ def _frequent_words(train: Examples) -> NDArray[np.uint64]:
     return keys[counts >= LEAST_OF_WORD]
 
 
-def token_identity(sides: Sides, encoder: nn.Module) -> Sides:
-    """Return the sides with each token's input embedding as its activations; for words, see `WordRows`.
+def token_control(sides: Sides, encoder: nn.Module) -> Sides:
+    """Return the control `token`, the token alone: its input embedding as activations; for words, see `WordEmbeddings`.
 
     Where examples are sentences, the embeddings are pooled; by their mean where the model's vectors are the first
     token's, whose embedding is the same in every sentence.
@@ -264,7 +264,7 @@ def token_identity(sides: Sides, encoder: nn.Module) -> Sides:
     frequent = _frequent_words(sides.train) if sides.of_words else None
 
     def rows(base: HiddenStateSource) -> HiddenStateSource:
-        return TokenRows(base, table) if frequent is None else WordRows(base, table, frequent)
+        return TokenEmbeddings(base, table) if frequent is None else WordEmbeddings(base, table, frequent)
 
     def embedded(examples: Examples) -> Examples:
         store = exchanged(examples.store, rows)
@@ -296,7 +296,7 @@ _Make = Callable[[Sides, Sequence[Corpus], ActivationSource, int], list[Sides]]
 _MADE_FROM_THOSE: Mapping[str, _Make] = {
     "shuffled": lambda sides, corpora, source, seed: [shuffled(sides, seed)],
     "token": lambda sides, corpora, source, seed: [
-        token_identity(sides, load_encoder(source.model, source.random_weights_seed))
+        token_control(sides, load_encoder(source.model, source.random_weights_seed))
     ],
     "control_task": lambda sides, corpora, source, seed: control_tasks(
         sides, corpora, word_folding(load_tokenizer(source.model)), seed

@@ -22,16 +22,16 @@ from probing.interventions.forward import (
 )
 from probing.runtime.trainer import to_float64
 
-Kind = Literal["uniform", "zero", "mean", "resample", "skip"]
+HeadReplacement = Literal["uniform", "zero", "mean", "resample", "skip"]
 
 UnitType = Literal["heads", "layers"]
 
 UNITS: tuple[UnitType, ...] = ("heads", "layers")
 
-KINDS: tuple[Kind, ...] = ("uniform", "zero", "mean", "resample", "skip")
+KINDS: tuple[HeadReplacement, ...] = ("uniform", "zero", "mean", "resample", "skip")
 
 # A head cannot be skipped: without it, a block has another width.
-OF_HEADS: tuple[Kind, ...] = ("uniform", "zero", "mean", "resample")
+OF_HEADS: tuple[HeadReplacement, ...] = ("uniform", "zero", "mean", "resample")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class AblationJob:
 
     block: int
     head: int | None
-    kind: Kind | None
+    kind: HeadReplacement | None
 
     @property
     def unit(self) -> str:
@@ -66,7 +66,9 @@ def _jobs_of_block(block: int, n_heads: int) -> list[AblationJob]:
     return [AblationJob(block, None, None), *of_heads, *(AblationJob(block, None, kind) for kind in KINDS)]
 
 
-def is_needed(job: AblationJob, units: Sequence[UnitType], kinds: Sequence[Kind], blocks: Sequence[int]) -> bool:
+def is_needed(
+    job: AblationJob, units: Sequence[UnitType], kinds: Sequence[HeadReplacement], blocks: Sequence[int]
+) -> bool:
     """Return True if a pass is needed for the given units, kinds of replacement and blocks."""
     if job.block not in blocks:
         return False
@@ -98,7 +100,7 @@ def uniform_outputs(values: Tensor, mask: Tensor, is_causal: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class Replacements:
-    """Possible replacements of the outputs of a block's heads, all heads side by side.
+    """Zero, mean, resample and uniform ablation of attention heads: replacements of outputs, all heads side by side.
 
     Args:
         uniform: The outputs under uniform attention, shape (n_sentences, width), or (n_tokens, width) in causal models.
@@ -113,7 +115,7 @@ class Replacements:
     bank: Tensor
     drawn: Tensor
 
-    def of(self, kind: Kind, heads: slice, sentences: Tensor, rows: Tensor) -> Tensor:
+    def of(self, kind: HeadReplacement, heads: slice, sentences: Tensor, rows: Tensor) -> Tensor:
         """Return the replacement of some columns in a batch, which broadcasts to shape (batch, sequence, columns)."""
         if kind == "zero":
             return torch.zeros_like(self.mean[heads])
@@ -126,7 +128,7 @@ class Replacements:
         raise ValueError(f"{kind} replaces no outputs of heads")
 
 
-def replacing(heads: slice, others: Tensor) -> Callable[[Tensor], Tensor]:
+def replace_head_outputs(heads: slice, others: Tensor) -> Callable[[Tensor], Tensor]:
     """Return a function that copies a tensor and replaces the columns in `heads` by `others`."""
 
     def change(outputs: Tensor) -> Tensor:
@@ -162,7 +164,7 @@ class HeadPasses(Forward):
         columns, replacements = self.model.columns(job.head), self.replacements(job.block)
 
         def replace(outputs: Tensor, batch: Padded) -> Tensor:
-            return replacing(columns, replacements.of(kind, columns, batch.sentences, batch.rows))(outputs)
+            return replace_head_outputs(columns, replacements.of(kind, columns, batch.sentences, batch.rows))(outputs)
 
         return Change(job.block - 1, heads={job.block: replace})
 
@@ -211,7 +213,7 @@ def chosen_units(
     selected: list[AblationJob] = []
     for is_layer in (False, True):
         candidates = [job for job in jobs if job.kind is not None and (job.head is None) is is_layer]
-        kinds: list[Kind | None] = list(dict.fromkeys(job.kind for job in candidates))
+        kinds: list[HeadReplacement | None] = list(dict.fromkeys(job.kind for job in candidates))
         candidates = [job for job in candidates if job.kind == kinds[0]]
         strongest = sorted(candidates, key=lambda job: effects[job])[:n]
         others = [job for job in candidates if job not in strongest]

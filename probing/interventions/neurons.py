@@ -29,10 +29,10 @@ from probing.probes.transforms import Eraser, ErasureAccumulator
 from probing.statistics.label_scores import LabelCodes
 from probing.text.tokens import Tokens
 
-Kind = Literal["mean", "zero", "resample", "direction", "shuffled", "translate", "interchange"]
+NeuronReplacement = Literal["mean", "zero", "resample", "direction", "shuffled", "translate", "interchange"]
 Source = Literal["chosen", "random", "matched"]
 
-KINDS: tuple[Kind, ...] = ("mean", "zero", "resample", "direction", "shuffled", "translate")
+KINDS: tuple[NeuronReplacement, ...] = ("mean", "zero", "resample", "direction", "shuffled", "translate")
 # Numbers of neurons of a dose curve; the number of all neurons that were asked for is its last point.
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
@@ -51,7 +51,7 @@ class NeuronSet:
     """
 
     layer: int
-    kind: Kind
+    kind: NeuronReplacement
     neurons: tuple[int, ...]
     source: Source = "chosen"
     draw: int = 0
@@ -72,7 +72,7 @@ def sizes_up_to(n: int) -> list[int]:
     return [*(k for k in _STEPS if k < n), n]
 
 
-def chosen_sets(layer: int, ranked: Sequence[int], kinds: Sequence[Kind], d_model: int) -> list[NeuronSet]:
+def chosen_sets(layer: int, ranked: Sequence[int], kinds: Sequence[NeuronReplacement], d_model: int) -> list[NeuronSet]:
     """Return the empty set, and for each kind and size k the first k neurons of a ranking, or all of a full layer."""
     sizes = sizes_up_to(len(ranked)) if len(ranked) < d_model else [d_model]
     steps = [NeuronSet(layer, kind, tuple(ranked[:k])) for kind in kinds for k in sizes]
@@ -195,7 +195,9 @@ class Values:
         )
         return sums / sizes[:, None]
 
-    def replace(self, kind: Kind, neurons: Sequence[int], drawn: Tensor, moves: Moves | None = None) -> ReplaceNeurons:
+    def replace(
+        self, kind: NeuronReplacement, neurons: Sequence[int], drawn: Tensor, moves: Moves | None = None
+    ) -> ReplaceNeurons:
         """Return the function that replaces the values of some neurons.
 
         `translate` adds the difference of two class means, mean(target) - mean(source), to the neurons at each token of

@@ -1,4 +1,4 @@
-"""Passes that are stored one by one, so that a killed run continues with the next."""
+"""Passes that are stored one by one, so that a killed run continues with the next, and the effects that they show."""
 
 from __future__ import annotations
 

@@ -378,7 +378,7 @@ def _layers_text(layer: int | str | Sequence[int]) -> str:
     return str(layer) if isinstance(layer, int | str) else ",".join(map(str, layer))
 
 
-def aligned(a: Sequence[int], b: Sequence[int], n_blocks: tuple[int, int]) -> list[tuple[int, int]]:
+def layers_at_equal_depth(a: Sequence[int], b: Sequence[int], n_blocks: tuple[int, int]) -> list[tuple[int, int]]:
     """Return pairs of indices of layers of two runs at the same relative depth (layer number / number of blocks).
 
     Two layers are paired if each is the other's nearest (the lower layer in a tie), and they differ by less than half a

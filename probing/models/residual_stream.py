@@ -271,7 +271,7 @@ class UnknownParts(Exception):
 
 
 @dataclass(frozen=True)
-class Tap:
+class HookPoint:
     """A tensor of a forward pass: the input ("given") or output of a module's call, counted in its block from 0.
 
     `block` is the number of the running block, from 1; 0 before the first and after the last block.
@@ -298,7 +298,7 @@ class StreamSite:
 
     layer: int
     name: str
-    tap: Tap
+    tap: HookPoint
     is_term: bool = False
 
 
@@ -309,7 +309,7 @@ class BlockNorm:
     layer: int
     number: int
     name: str
-    tap: Tap
+    tap: HookPoint
     norm: Norm
 
 
@@ -317,7 +317,7 @@ class BlockNorm:
 class _ModuleCall:
     """One call of a module during examination; tensors have shape (sequence, width)."""
 
-    tap: Tap
+    tap: HookPoint
     states_in: Tensor | None
     states_out: Tensor
 
@@ -336,7 +336,7 @@ class _Examined:
         return [call for call in self.calls if call.tap.block == block and call.states_out.shape == shape]
 
 
-Seen = Callable[[Tap, Tensor], None]
+Seen = Callable[[HookPoint, Tensor], None]
 
 
 @contextmanager
@@ -372,7 +372,7 @@ def watching(encoder: nn.Module, anatomy: Anatomy, modules: Sequence[nn.Module],
             if (value := vectors_of_tokens(vectors, shape[1])) is not None:
                 if value.dim() == 2 and len(value) == shape.numel():  # all tokens in one row (OPT)
                     value = value.unflatten(0, shape)
-                see(Tap(block if is_inside else 0, module, number, side), value)
+                see(HookPoint(block if is_inside else 0, module, number, side), value)
 
     blocks = list(dict.fromkeys(_blocks(anatomy)))
     handles: list[Any] = [encoder.register_forward_pre_hook(start, with_kwargs=True)]
@@ -392,9 +392,9 @@ def _blocks(anatomy: Anatomy) -> tuple[nn.Module, ...]:
 @torch.inference_mode()
 def _examine(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> _Examined:
     """Run the encoder on a sequence without padding and store the inputs and outputs of its modules."""
-    examined, inputs_by_tap = _Examined(), dict[Tap, Tensor]()
+    examined, inputs_by_tap = _Examined(), dict[HookPoint, Tensor]()
 
-    def see(tap: Tap, value: Tensor) -> None:
+    def see(tap: HookPoint, value: Tensor) -> None:
         value = value[0] if value.dim() == 3 else value
         if tap.side == "given":
             inputs_by_tap[tap] = value.clone()
@@ -456,7 +456,7 @@ def _embeddings(encoder: nn.Module, anatomy: Anatomy, seen: _Examined) -> list[S
     first, shape = seen.states[0], seen.states[0].shape
     before = [call for call in takewhile(lambda call: not call.tap.block, seen.calls) if call.states_out.shape == shape]
     terms = [call for call in before if isinstance(call.tap.module, nn.Embedding)]
-    begin = Tap(1, _blocks(anatomy)[0], 0, "given")
+    begin = HookPoint(1, _blocks(anatomy)[0], 0, "given")
     names = {word_table(encoder): "word", anatomy.position_table: "position"}
     named = [StreamSite(0, names.get(call.tap.module, "type"), call.tap, is_term=True) for call in terms]
     total = torch.stack([call.states_out for call in terms]).sum(0) if terms else torch.zeros_like(first)
@@ -484,7 +484,7 @@ def _block(seen: _Examined, layer: int) -> list[StreamSite]:
 
 def _post_norm(
     calls: Sequence[_ModuleCall], entered: Tensor, norm_1: _ModuleCall, norm_2: _ModuleCall
-) -> dict[str, Tap]:
+) -> dict[str, HookPoint]:
     """Return the sites of a block that normalises the sums; none if they do not add up."""
     assert norm_1.states_in is not None  # only such norms are tried
     assert norm_2.states_in is not None
@@ -499,7 +499,7 @@ def _post_norm(
     }  # fmt: skip
 
 
-def _pre_norm(calls: Sequence[_ModuleCall], entered: Tensor, end: _ModuleCall) -> dict[str, Tap]:
+def _pre_norm(calls: Sequence[_ModuleCall], entered: Tensor, end: _ModuleCall) -> dict[str, HookPoint]:
     """Return the sites of a block that adds its parts to the stream, one after the other or both at once."""
     for attention, feed_forward in combinations(calls, 2):
         if not _close(entered + attention.states_out + feed_forward.states_out, end.states_out):

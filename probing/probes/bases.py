@@ -30,7 +30,7 @@ from probing.probes.evaluation import BY_CHANCE, TOLERANCE, of_views
 from probing.probes.rankings import SELECTED, LayerData, mean_differences
 from probing.probes.solvers import Penalty, Problem, centre_over_classes
 from probing.probes.training import LayerFit, Lbfgs, Training, train_problems
-from probing.probes.transforms import Changed, ChangedOnce, centred, feature_store, with_constant
+from probing.probes.transforms import ChangedOnce, TransformedStore, centred, feature_store, with_constant
 from probing.runtime.progress import note
 from probing.statistics import accuracy_interval, difference_interval
 from probing.statistics.chance import random_rotation
@@ -224,14 +224,14 @@ def _exchanged(sides: Sides, change: Callable[[FeatureStore], HiddenStateSource]
     """Return the sides with another basis of the same hidden states."""
 
     def of(store: HiddenStateSource) -> HiddenStateSource:
-        while isinstance(store, Changed):  # transforms and centring are those of the run's own probes
+        while isinstance(store, TransformedStore):  # transforms and centring are those of the run's own probes
             store = store.store
         return exchanged(store, lambda inner: change(inner) if isinstance(inner, FeatureStore) else inner)
 
     return ChangedOnce().change(sides, of)
 
 
-class _Columns(Changed):
+class _Columns(TransformedStore):
     """A store of some units of a single layer, cached in memory up to `KEPT_BYTES`."""
 
     def __init__(self, store: HiddenStateSource, layer: int, units: Sequence[int]) -> None:
@@ -258,7 +258,7 @@ def _rotated(train: Examples, layer: int, seeds: np.random.SeedSequence) -> Call
     d_model = store.states.plan.d_model
     q, r = np.linalg.qr(np.random.default_rng(seeds).standard_normal((d_model, d_model)))
     rotation = torch.from_numpy(q * np.sign(np.diagonal(r))).float()
-    return lambda store: Changed(store.states, {layer: lambda states: states @ rotation})
+    return lambda store: TransformedStore(store.states, {layer: lambda states: states @ rotation})
 
 
 def _random_features(

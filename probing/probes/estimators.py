@@ -24,7 +24,7 @@ from probing.data.labelling import check_size, check_varies
 from probing.data.module import layer_moments
 from probing.errors import UserError, in_python, out_of_range, refuse, spelled
 from probing.probes.closed_forms import Decomposed, NumberFit, choose_ridge_penalty
-from probing.probes.evidence import basis_table, comparison
+from probing.probes.evidence import basis_table, rotation_comparison
 from probing.probes.rankings import class_magnitudes, mean_contribution
 from probing.probes.solvers import problem_of_layer
 from probing.probes.training import LayerFit, penalised, train_problems
@@ -365,7 +365,7 @@ class _Read(NamedTuple):
         intercept = at_mean.double() - weight @ self.mean
         contribution = mean_contribution(fit.weight, sums[0])
         how = fit.weight, fit.moments, config.options.penalty_space, config.n_rotations, config.seed
-        compare = comparison(self.sides.train, 0, *how) if config.n_rotations and fit.converged else None
+        compare = rotation_comparison(self.sides.train, 0, *how) if config.n_rotations and fit.converged else None
         return Fitted(
             weight.numpy(), intercept.numpy(), contribution.numpy(), fit.optimality_gap, fit.converged, fit.n_passes,
             l2, dict(tried), compare,

@@ -36,8 +36,8 @@ from probing.statistics import ranked, ratio_interval, ratio_p_value
 from probing.statistics.chance import discovery_rates, random_rotation
 from probing.statistics.label_scores import (
     ConditionalAccumulator,
-    Separation,
-    SeparationAccumulator,
+    EtaSquared,
+    EtaSquaredAccumulator,
     StratumMeans,
     WithinStrata,
     neurons_at_a_time,
@@ -97,10 +97,10 @@ def shares_above(neurons: Tensor, directions: Tensor) -> Tensor:
     return (1 + reached.sum(0)).double() / (1 + len(directions))
 
 
-def comparison(
+def rotation_comparison(
     test: Examples, layer: int, weight: Tensor, moments: Moments, space: PenaltySpace, n_rotations: int, seed: int
 ) -> Callable[[], Directions]:
-    """Read test tokens of a layer, divided among ranks; return a function that measures neurons and directions on them.
+    """Read test tokens of a layer, divided among ranks; return a function that compares neurons with random rotations.
 
     `weight` is on raw hidden states, shape (n_classes, d_model). Neurons are divided by the scale of `space` before
     they are rotated, as before their weights are penalised.
@@ -109,17 +109,17 @@ def comparison(
     weights = scaling.scaled_weight(centre_over_classes(weight.double()))[:, live]
     mean = scaling.features(moments.mean)[live]
     states, labels = _sample(thin(test, N_TOKENS, seed), layer, scaling, live, len(weight))
-    return partial(_compared, states, labels, mean, weights, live, int(layer), n_rotations, seed)
+    return partial(_compare_with_rotations, states, labels, mean, weights, live, int(layer), n_rotations, seed)
 
 
 def measure_directions(
     test: Examples, layer: int, weight: Tensor, moments: Moments, space: PenaltySpace, n_rotations: int, seed: int
 ) -> Directions:
-    """Return the contributions of neurons and directions, as `comparison` measures them."""
-    return comparison(test, layer, weight, moments, space, n_rotations, seed)()
+    """Return the contributions of neurons and of random rotations, as `rotation_comparison` measures them."""
+    return rotation_comparison(test, layer, weight, moments, space, n_rotations, seed)()
 
 
-def _compared(
+def _compare_with_rotations(
     states: Tensor, labels: Tensor, mean: Tensor, weights: Tensor, live: Tensor, layer: int, n_rotations: int, seed: int
 ) -> Directions:
     n_live, width = states.shape[1], len(live)
@@ -216,7 +216,7 @@ def _statistics(contributions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return highest[:, :1].sum(-1) / known, highest[:, :FIRST].sum(-1) / known, ratio
 
 
-def separation_within_covariate(train: Examples, layer: int, n_classes: int) -> Separation | None:
+def separation_within_covariate(train: Examples, layer: int, n_classes: int) -> EtaSquared | None:
     """Stream a layer's training examples twice; return the separation of labels within covariate values, or None."""
     if train.covariate is None:
         return None
@@ -237,7 +237,7 @@ def separation_within_covariate(train: Examples, layer: int, n_classes: int) -> 
             sums.update(batch.hidden_states[0][:, columns], strata[batch.rows], batch.labels, batch.sentences, clusters)
         sums.all_reduce(sum_over_ranks)
         parts.append(sums.result())
-    return Separation.of_all(parts)
+    return EtaSquared.of_all(parts)
 
 
 def compared_with(train: Examples) -> dict[str, int]:
@@ -272,14 +272,14 @@ class Evidence:
 
     moments: Moments
     magnitudes: ClassMagnitudes
-    separation: Separation
+    separation: EtaSquared
     unique: Tensor | None = None
     stability: Stability | None = None
     penalty_stability: Mapping[str, float] = field(default_factory=dict)
     ablation_effects: Mapping[int, AblationEffect] = field(default_factory=dict)
     matched: Sequence[int] = ()
     contribution_with_intercept: Tensor | None = None
-    within_covariate: Separation | None = None
+    within_covariate: EtaSquared | None = None
     control_task_share: Tensor | None = None
     directions: Directions | None = None
     correlation: Tensor | None = None
@@ -313,7 +313,7 @@ def collect_evidence(
     ]
 
 
-def separation_of(train: Examples, layer: int, moments: Moments, n_classes: int) -> Separation:
+def separation_of(train: Examples, layer: int, moments: Moments, n_classes: int) -> EtaSquared:
     """Stream a layer's training examples, divided among ranks, and return how its neurons separate the labels.
 
     With so many classes that the products of all neurons exceed memory, the examples are streamed several times.
@@ -322,12 +322,12 @@ def separation_of(train: Examples, layer: int, moments: Moments, n_classes: int)
     between, parts = codes.excess_between(train.labels, train.store.tokens.sentences), []
     for neurons in torch.arange(len(moments.mean)).split(neurons_at_a_time(len(codes.mean))):
         columns = slice(int(neurons[0]), int(neurons[-1]) + 1)
-        sums = SeparationAccumulator(moments.mean[columns], moments.sd[columns], codes, between)
+        sums = EtaSquaredAccumulator(moments.mean[columns], moments.sd[columns], codes, between)
         for batch, clusters in read_clusters(train, [layer]):
             sums.update(batch.hidden_states[0][:, columns], batch.labels, batch.sentences, clusters)
         sums.all_reduce(sum_over_ranks)
         parts.append(sums.result())
-    return Separation.of_all(parts)
+    return EtaSquared.of_all(parts)
 
 
 def is_far(moments: Moments) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from probing.activations.store import ActivationStore
 from probing.data.examples import Examples, common_words, pool_words, read
 from probing.errors import UserError
-from probing.models import aligned
+from probing.models import layers_at_equal_depth
 from probing.probes.agreement import (
     ROUNDING,
     Agreement,
@@ -273,7 +273,7 @@ class Ranked:
     def aligned(self, other: Ranked) -> dict[int, int]:
         """Return the index of the other run's layer at the same relative depth, by the index of the layer."""
         blocks = tuple(max(run.layers) if run.n_blocks is None else run.n_blocks for run in (self, other))
-        return dict(aligned(self.layers, other.layers, (blocks[0], blocks[1])))
+        return dict(layers_at_equal_depth(self.layers, other.layers, (blocks[0], blocks[1])))
 
 
 def rank_on_clusters(label: str, weight: Tensor, test: Examples, layers: Sequence[int], seed: int) -> Ranked:

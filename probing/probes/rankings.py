@@ -32,7 +32,7 @@ from probing.statistics.moments import ClassMoments, ClassMomentsAccumulator, Mo
 
 
 def neuron_contributions(weight: Tensor, hidden_states: Tensor) -> Tensor:
-    """Split each logit of a probe without an intercept into a signed term per neuron, in logit units.
+    """Split each logit of a probe without an intercept into weight x activation per neuron, signed, in logit units.
 
     The sum over the last axis is the logit of the weight centred over classes.
 

@@ -1,4 +1,4 @@
-"""Losses of a probe without neurons: without a single neuron (estimated or measured), and without many."""
+"""Losses of a probe without neurons (one or many), and stability of a ranking over bootstraps and penalties."""
 
 from __future__ import annotations
 

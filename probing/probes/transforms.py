@@ -36,8 +36,8 @@ from probing.statistics.moments import (
 )
 from probing.text.tokens import Tokens
 
-Kind = Literal["clip", "whiten", "standardise", "center", "all_but_the_top"]
-KINDS: tuple[Kind, ...] = ("clip", "whiten", "standardise", "center", "all_but_the_top")
+TransformKind = Literal["clip", "whiten", "standardise", "center", "all_but_the_top"]
+KINDS: tuple[TransformKind, ...] = ("clip", "whiten", "standardise", "center", "all_but_the_top")
 ClipTo = Literal["zero", "mean"]
 Whitening = Literal["pca", "zca"]
 
@@ -217,7 +217,9 @@ class Fitting:
     n_top: int | None = None
 
 
-def fit_transform(kind: Kind, moments: Covariance, outliers: Sequence[int], how: Fitting = Fitting()) -> Transform:
+def fit_transform(
+    kind: TransformKind, moments: Covariance, outliers: Sequence[int], how: Fitting = Fitting()
+) -> Transform:
     """Fit a transform; `outliers` are the neurons that `clip` sets, and other kinds ignore them."""
     if kind == "clip":
         return clip(moments, outliers, how.clip_to)
@@ -352,7 +354,7 @@ def fit_erasers(train: Examples, layers: Sequence[int], n_classes: int) -> dict[
     return {layer: accumulator.result() for layer, accumulator in accumulators.items()}
 
 
-class Changed:
+class TransformedStore:
     """A store that maps the hidden states of each layer by a function, (n, d_model of the store) to (n, d_model).
 
     If the task averages the pieces of a word, it does so after the map; for affine maps the order makes no difference.
@@ -396,7 +398,7 @@ def with_neurons(sides: Sides, neurons: Mapping[int, Sequence[int]]) -> Sides:
         return lambda hidden_states: hidden_states[:, columns]
 
     changes = {layer: pick(selected) for layer, selected in neurons.items()}
-    return sides.each(lambda examples: replace(examples, store=Changed(examples.store, changes, d_model)))
+    return sides.each(lambda examples: replace(examples, store=TransformedStore(examples.store, changes, d_model)))
 
 
 # With zca, every layer keeps its width, and each whitened coordinate still belongs to a neuron.
@@ -416,7 +418,7 @@ def moments_of(train: Examples, layers: Sequence[int]) -> dict[int, Covariance]:
     return {layer: accumulator.result() for layer, accumulator in accumulators.items()}
 
 
-def fit_each(kind: Kind, moments: Mapping[int, Covariance]) -> dict[int, Transform]:
+def fit_each(kind: TransformKind, moments: Mapping[int, Covariance]) -> dict[int, Transform]:
     """Fit a transform for each layer; `clip` sets the outliers of the mean, if there are any."""
     return {
         layer: fit_transform(kind, of_layer, [o.neuron for o in by_mean_profile(of_layer.mean.numpy())], HOW)
@@ -438,11 +440,11 @@ def clip_others(
 
 def transformed(sides: Sides, transforms: Mapping[int, Callable[[Tensor], Tensor]]) -> Sides:
     """Return the sides with activations mapped by each layer's transform."""
-    return sides.each(lambda examples: replace(examples, store=Changed(examples.store, transforms)))
+    return sides.each(lambda examples: replace(examples, store=TransformedStore(examples.store, transforms)))
 
 
 def transform_all(
-    kind: Kind, sides: Sides, controls: Mapping[str, Sequence[Sides]], layers: Sequence[int], seed: int
+    kind: TransformKind, sides: Sides, controls: Mapping[str, Sequence[Sides]], layers: Sequence[int], seed: int
 ) -> tuple[Sides, dict[str, list[Sides]], dict[int, Transform]]:
     """Return sides and controls transformed, and the transforms of the sides.
 
@@ -474,7 +476,7 @@ def transform_all(
 CONSTANT = 100.0
 
 
-class WithConstant(Changed):
+class WithConstant(TransformedStore):
     """A store that maps hidden states by a centring transform without offset, and appends the constant."""
 
     n_constants = 1
@@ -515,7 +517,7 @@ def centred(
         key = id(uncentred.train.store)
         if key not in fitted:
             fitted[key] = _centring(uncentred.train, of_layers)
-        return stores.change(uncentred, lambda store: Changed(_original(store), fitted[key]))
+        return stores.change(uncentred, lambda store: TransformedStore(_original(store), fitted[key]))
 
     changed = centre(sides, layers)
     others = {
@@ -565,13 +567,13 @@ def _centring(train: Examples, layers: Sequence[int]) -> dict[int, Transform]:
 
 def _transforms(store: HiddenStateSource) -> dict[int, Transform]:
     """Return the transform of each layer; empty if the activations are not transformed."""
-    changes = store.changes if isinstance(store, Changed) else {}
+    changes = store.changes if isinstance(store, TransformedStore) else {}
     return {layer: change for layer, change in changes.items() if isinstance(change, Transform)}
 
 
 def _original(store: HiddenStateSource) -> HiddenStateSource:
     """Return the activations before they were transformed."""
-    return store.store if isinstance(store, Changed) and _transforms(store) else store
+    return store.store if isinstance(store, TransformedStore) and _transforms(store) else store
 
 
 def moments_with_constant(moments: Moments, scaling: Scaling | None = None) -> Moments:
@@ -613,6 +615,6 @@ def of_neurons(fit: LayerFit) -> LayerFit:
 
 def feature_store(store: HiddenStateSource) -> FeatureStore | None:
     """Return the store of features behind `store`; None if there is none."""
-    while isinstance(store, Changed | SentenceVectors):
-        store = store.store if isinstance(store, Changed) else store.base
+    while isinstance(store, TransformedStore | SentenceVectors):
+        store = store.store if isinstance(store, TransformedStore) else store.base
     return store if isinstance(store, FeatureStore) else None

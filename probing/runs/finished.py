@@ -23,8 +23,8 @@ from probing.errors import RunError, UserError
 from probing.models import (
     PREFIX,
     ModelSource,
-    aligned,
     folder_in,
+    layers_at_equal_depth,
     layout_at,
     length_limits,
     load_config,
@@ -133,7 +133,7 @@ def _check_depths(runs: Sequence[Run], sources: Sequence[ModelSource]) -> None:
     """Raise `UserError` if two runs have no layers at the same relative depth."""
     blocks = [load_config(source).num_hidden_layers for source in sources] if len(runs) > 1 else []
     for first, other in itertools.combinations(zip(runs, blocks, strict=False), 2):
-        if not aligned(first[0].layers, other[0].layers, (first[1], other[1])):
+        if not layers_at_equal_depth(first[0].layers, other[0].layers, (first[1], other[1])):
             listing = " and ".join(
                 f"`{run.folder}` has {layers_named(run.layers)} of {count(n, 'block')}" for run, n in (first, other)
             )

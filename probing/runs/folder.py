@@ -189,14 +189,14 @@ class RunFolder:
     def finish(self) -> Path:
         """Rename the folder to its final name and return the new path."""
         (self.path / RUNNING).unlink(missing_ok=True)
-        return rename_whole(self.path, self.final, "run")
+        return rename_finished(self.path, self.final, "run")
 
     def discard(self) -> None:
         """Remove the folder with its content."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def rename_whole(partial: Path, final: Path, what: str) -> Path:
+def rename_finished(partial: Path, final: Path, what: str) -> Path:
     """Rename a complete folder; raise `RunError` if the final name has been taken in the meantime."""
     try:
         partial.rename(final)
@@ -311,7 +311,7 @@ class ResumableFolder:
         """Rename the folder to its final name and return the new path."""
         for name in (".lock", *self.temporary):
             (self.path / name).unlink(missing_ok=True)
-        return rename_whole(self.path, self.final, self.what)
+        return rename_finished(self.path, self.final, self.what)
 
     def is_empty(self) -> bool:
         """Return whether there is no work in the folder yet."""

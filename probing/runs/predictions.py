@@ -20,7 +20,7 @@ from probing.data.examples import Examples, HiddenStateSource, SentenceVectors, 
 from probing.errors import UserError
 from probing.probes.neuron_profiles import Extremes, extremes, profile_rows
 from probing.probes.solvers import centre_over_classes
-from probing.probes.transforms import Changed
+from probing.probes.transforms import TransformedStore
 from probing.registry import ACTIONS, load
 from probing.results import (
     NamedLayer,
@@ -216,7 +216,7 @@ class Probes:
         if not reads_transformed(self.config):
             return store
         width = next(iter(self.weight.values())).shape[1]
-        return Changed(store, read_transforms(self.folder, list(self.weight), width))
+        return TransformedStore(store, read_transforms(self.folder, list(self.weight), width))
 
     @property
     def classes(self) -> list[int | str]:

@@ -49,8 +49,8 @@ from probing.probes.removal import PENALTIES, with_corrected
 from probing.probes.retraining import Retraining, add_retraining_evidence
 from probing.probes.training import CodeLength, LayerFit, Lbfgs, online_code, penalised, train_controls, train_probes
 from probing.probes.transforms import (
-    Changed,
     Transform,
+    TransformedStore,
     feature_store,
     moments_with_constant,
     of_neurons,
@@ -318,7 +318,7 @@ class ClassResults(ProbeResults):
             row["selectivity"] = row["accuracy"] - row["control_task_accuracy"]
         more: dict[str, float] = {}
         if self.transform == "clip":
-            assert isinstance(train.store, Changed)
+            assert isinstance(train.store, TransformedStore)
             clip = train.store.changes[fit.layer]
             more["n_clipped"] = len(clip.clipped) if isinstance(clip, Transform) else 0
         if self.codes:

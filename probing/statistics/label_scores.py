@@ -260,7 +260,7 @@ PRODUCTS, SCORES = 2**23, 2**21
 
 
 @dataclass(frozen=True)
-class Separation:
+class EtaSquared:
     """Share of a neuron's variance explained by the label minus chance, its z, and its p, of shape (d_model,)."""
 
     eta_squared: Tensor
@@ -268,7 +268,7 @@ class Separation:
     p: Tensor
 
     @classmethod
-    def of_all(cls, parts: list[Separation]) -> Separation:
+    def of_all(cls, parts: list[EtaSquared]) -> EtaSquared:
         """Concatenate the neurons of several parts."""
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in ("eta_squared", "z", "p")))
 
@@ -278,7 +278,7 @@ def neurons_at_a_time(n_columns: int) -> int:
     return max(PRODUCTS // (2 * n_columns**2), 1)
 
 
-class SeparationAccumulator:
+class EtaSquaredAccumulator:
     """Accumulates batches of whole clusters (sentences or documents) of a layer; returns the separation of its neurons.
 
     A token's label is a vector. Subtracted from it is a mixture of the mean vector of all tokens and that of its
@@ -366,7 +366,7 @@ class SeparationAccumulator:
                 if isinstance(value, Tensor) and name not in ("mean", "sd"):
                     setattr(part, name, sum_over_ranks(value))
 
-    def result(self) -> Separation:
+    def result(self) -> EtaSquared:
         """Return eta squared, its z and its p-value for all tokens added.
 
         A neuron that does not vary, or whose score is 0 in every cluster (such as a neuron that is constant within each
@@ -379,13 +379,13 @@ class SeparationAccumulator:
         whole = (sums.scores + (1 - self.between) * of_means).square().sum(0)
         whole -= (1 - self.between**2) * of_means.square().sum(0)
         squares = torch.where(self.sd > ROUNDING * self.mean.abs(), self.counts[0] * self.sd.square(), 0.0)
-        return beyond_chance(sums, whole, squares, n_clusters, self.exchanged.mean(self.between))
+        return eta_squared_against_chance(sums, whole, squares, n_clusters, self.exchanged.mean(self.between))
 
 
-def beyond_chance(
+def eta_squared_against_chance(
     sums: ScoreSums, whole: Tensor, squares: Tensor, n_clusters: Tensor, exchanged: Tensor | None = None
-) -> Separation:
-    """Return eta squared, its z and its p-value, given the scores of clusters.
+) -> EtaSquared:
+    """Return eta squared beyond its null distribution (random signs of clusters), its z and its p-value.
 
     `whole` is the part of each neuron's sum of squares (`squares`, 0 if rounding error) that the labels explain, chance
     included, shape (d_model,). `exchanged`, the mean of the statistic if labels were exchangeable, bounds the mean from
@@ -403,7 +403,7 @@ def beyond_chance(
     # The true signs are one of all, and the opposite ones give the same.
     least = torch.exp2(1 - n_clusters).clamp(min=SMALLEST_P, max=1)
     p = torch.where(varies, upper_tail(z, skewness), 1.0).clamp(min=least)
-    return Separation(torch.where(squares > 0, (whole - mean) / squares, 0.0), z, p)
+    return EtaSquared(torch.where(squares > 0, (whole - mean) / squares, 0.0), z, p)
 
 
 def upper_tail(z: Tensor, skewness: Tensor) -> Tensor:
@@ -491,7 +491,7 @@ def sentence_means(values: Tensor, sentences: Tensor) -> Tensor:
 class ConditionalAccumulator:
     """Accumulates batches of whole clusters of a layer; returns the separation of its neurons within strata.
 
-    As `SeparationAccumulator`, with deviations from the mean of the stratum instead of the mean of all tokens, for
+    As `EtaSquaredAccumulator`, with deviations from the mean of the stratum instead of the mean of all tokens, for
     vectors and neurons; insofar as sentences are not compared with each other, they are also deviations within
     sentences. Tokens that share a stratum's mean make the scores of their clusters smaller, and dependent. So, for the
     moments under random signs, a cluster's part of a stratum is divided by the root of 1 minus its share of the
@@ -554,9 +554,9 @@ class ConditionalAccumulator:
                 if isinstance(value, Tensor):
                     setattr(part, name, sum_over_ranks(value))
 
-    def result(self) -> Separation:
+    def result(self) -> EtaSquared:
         """Return the partial eta squared minus that by chance, its z and its p-value, for all tokens added."""
         whole = self.products.square().sum(0) - (1 - self.between**2) * self.of_means.square().sum(0)
         size = self.vectors.sizes @ self.means.states.square()
         squares = torch.where(self.squares > ROUNDING**2 * size, self.squares, 0.0)
-        return beyond_chance(replace(self.raised, scores=self.scores), whole, squares, self.n_clusters)
+        return eta_squared_against_chance(replace(self.raised, scores=self.scores), whole, squares, self.n_clusters)

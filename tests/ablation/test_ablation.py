@@ -25,7 +25,7 @@ from probing.interventions.heads import (
     Replacements,
     all_jobs,
     chosen_units,
-    replacing,
+    replace_head_outputs,
     uniform_outputs,
 )
 from probing.interventions.passes import fingerprint_of
@@ -417,7 +417,7 @@ def test_uniform_outputs_are_the_means_of_the_values_that_a_query_may_see(is_cau
 def test_only_the_columns_of_the_heads_are_replaced_and_the_original_stays() -> None:
     outputs = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0))
     before = outputs.clone()
-    changed = replacing(slice(4, 8), torch.arange(4.0))(outputs)
+    changed = replace_head_outputs(slice(4, 8), torch.arange(4.0))(outputs)
     assert torch.equal(outputs, before)
     assert torch.equal(changed[..., :4], before[..., :4])
     assert torch.equal(changed[..., 8:], before[..., 8:])

@@ -19,7 +19,7 @@ from probing import ProbeOptions, Run, WandbOptions, fit
 from probing.data import CONTROLS
 from probing.data.examples import read, word_keys
 from probing.data.labelling import choose_classes, label
-from probing.data.module import CONTROL_DRAWS, WordRows, control_tasks, shuffled, token_identity, with_activations
+from probing.data.module import CONTROL_DRAWS, WordEmbeddings, control_tasks, shuffled, token_control, with_activations
 from probing.errors import UserError
 from probing.models import load_tokenizer, resolve_model, word_folding
 from probing.probes.evidence import collect_evidence
@@ -282,7 +282,7 @@ def test_token_identity_reads_the_embeddings_rows(planted: Data) -> None:
             return self.table
 
     encoder = Encoder()
-    found = token_identity(planted, encoder)
+    found = token_control(planted, encoder)
     for batch in read(found.test, [0]):
         ids = torch.from_numpy(found.test.store.tokens.input_ids)[batch.rows].long()
         assert torch.equal(batch.hidden_states[0], encoder.table(ids).detach())
@@ -324,7 +324,7 @@ def test_a_label_that_is_a_function_of_whole_words_is_not_above_the_token_alone(
     planted, encoder = in_two_pieces(tmp_path, pieces, shuffle=False)
     training = Training(Penalty(0, 1e-4), Lbfgs(1e-5))
     (fit,) = train_probes(planted, [0], training)
-    controls = train_controls({"token": [token_identity(planted, encoder)]}, [0], training)
+    controls = train_controls({"token": [token_control(planted, encoder)]}, [0], training)
     evidence = collect_evidence(planted.train, planted.test, [0], [fit.moments], 3)
     (row,) = ClassResults(planted, [fit], evidence, controls).accuracy()
     assert row["accuracy"] > 0.95
@@ -333,7 +333,7 @@ def test_a_label_that_is_a_function_of_whole_words_is_not_above_the_token_alone(
 
 def test_the_token_alone_tells_nothing_of_shuffled_labels_of_words(tmp_path: Path) -> None:
     planted, encoder = in_two_pieces(tmp_path, "first", shuffle=True)
-    found = token_identity(planted, encoder)
+    found = token_control(planted, encoder)
     assert isinstance(found, Data)
     assert found.fit(l2=1e-4)[0].metrics["accuracy"] < 0.57  # of 360 test words; .5 by chance, sd .026
 
@@ -342,7 +342,7 @@ def test_the_mean_of_the_pieces_is_read_on_words_that_training_lacks(tmp_path: P
     planted, encoder = in_two_pieces(tmp_path, "last", shuffle=False)
     table = encoder.get_input_embeddings().weight.detach()
     tokens = planted.test.store.tokens
-    rare = WordRows(planted.test.store, table, np.zeros(0, np.uint64))
+    rare = WordEmbeddings(planted.test.store, table, np.zeros(0, np.uint64))
     states = torch.cat([rare.read(0, shard.index) for shard in rare.plan.shards]).numpy()
     embeddings = table[tokens.input_ids.astype(np.int64)].numpy()
     expected = embeddings.copy()

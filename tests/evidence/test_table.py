@@ -26,7 +26,7 @@ from probing.probes.evidence import collect_evidence, flags, neuron_table, order
 from probing.probes.neuron_profiles import class_scores, confusions, position_line, positions_of, predicted_classes
 from probing.statistics import accuracy_interval, label_scores
 from probing.statistics.chance import permute_within_sentences
-from probing.statistics.label_scores import SeparationAccumulator
+from probing.statistics.label_scores import EtaSquaredAccumulator
 from probing.tables.conclusions import conclusion
 from probing.tables.schema import POSITIONS
 from probing.text import Split, assign_splits
@@ -231,7 +231,7 @@ def test_evidence_of_few_and_of_many_examples_in_a_shard_agrees(tmp_path: Path) 
     assert 0 < kept.mean() < 0.2
     codes = few.codes(len(data.classes))
     between = codes.excess_between(few.labels, tokens.sentences)
-    alone = SeparationAccumulator(moments.mean, moments.sd, codes, between)
+    alone = EtaSquaredAccumulator(moments.mean, moments.sd, codes, between)
     rows = (torch.from_numpy(part[kept]) for part in (states.astype(np.float32), few.labels, tokens.sentences))
     alone.update(*rows)
     torch.testing.assert_close(found.eta_squared, alone.result().eta_squared, rtol=1e-8, atol=1e-10)

@@ -40,7 +40,7 @@ from probing.models.anatomy import examine, hidden_states, word_table
 from probing.models.attention_heads import find_heads, read_heads
 from probing.models.examination import Unreadable, examination_inputs, vectors_in, vectors_received, with_vectors
 from probing.models.examination import run as output_run
-from probing.models.residual_stream import StreamSite, Tap, UnknownParts, find_norms, find_path, watching
+from probing.models.residual_stream import HookPoint, StreamSite, UnknownParts, find_norms, find_path, watching
 from probing.models.sites import find_site
 from probing.runs.loading import load_run
 from probing.studies.fit import extract
@@ -283,7 +283,7 @@ FOUND = {
 
 def read(encoder: Any, sites: list[StreamSite]) -> tuple[dict[tuple[int, str], Tensor], Any]:
     """Return what is at each site in a plain forward pass, and the pass's hidden states."""
-    taken: dict[Tap, Tensor] = {}
+    taken: dict[HookPoint, Tensor] = {}
     anatomy = examine(encoder)
     modules = [site.tap.module for site in sites]
     with torch.inference_mode(), watching(encoder, anatomy, modules, lambda tap, x: taken.update({tap: x.clone()})):

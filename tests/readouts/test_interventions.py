@@ -20,7 +20,7 @@ from probing.data.labelling import IGNORED
 from probing.downstream.labelled_pairs import WordPairs
 from probing.errors import UserError
 from probing.interventions.forward import Change, Forward, LaterBlocks, Readers, ReadText, padded
-from probing.interventions.heads import replacing, uniform_outputs
+from probing.interventions.heads import replace_head_outputs, uniform_outputs
 from probing.interventions.model_output import SentenceSums
 from probing.interventions.pair_cosines import (
     READ,
@@ -263,7 +263,12 @@ def test_the_later_layers_are_those_of_the_whole_model_to_the_bit(family: str, c
             same = model.run(inputs, block, states[block - 1], beside, later, {block: lambda given: given})
             assert all(torch.equal(same[layer], states[layer]) for layer in later)
             other = model.run(
-                inputs, block, states[block - 1], beside, later, {block: replacing(model.columns(1), Tensor([0]))}
+                inputs,
+                block,
+                states[block - 1],
+                beside,
+                later,
+                {block: replace_head_outputs(model.columns(1), Tensor([0]))},
             )
             assert not any(torch.equal(other[layer], states[layer]) for layer in later)
         outside = model.run(inputs, last + 1, states[last - 1], beside, [last])
@@ -312,7 +317,7 @@ def test_uniform_is_the_attention_map_replaced(
         for head in (1, 2):
             here = model.columns(head)
             found = model.run(
-                inputs, block, states[block - 1], beside, later, {block: replacing(here, uniform[..., here])}
+                inputs, block, states[block - 1], beside, later, {block: replace_head_outputs(here, uniform[..., here])}
             )
             with monkeypatch.context() as patch:
                 patch.setattr(functional, "scaled_dot_product_attention", replaced := Replaced(block, head))
@@ -381,7 +386,7 @@ def test_where_a_block_needs_more_than_hidden_states_the_later_layers_are_still_
         handle = projection.register_forward_pre_hook(without_head_1)
         expected = all_layers(model, inputs)
         handle.remove()
-        change = replacing(model.columns(1), Tensor([0]))
+        change = replace_head_outputs(model.columns(1), Tensor([0]))
         changed = model.run(inputs, block, states[block - 1], beside, later, {block: change})
         for layer in later:
             torch.testing.assert_close(found[layer][there], states[layer][there], rtol=1e-5, atol=1e-5)

@@ -47,7 +47,7 @@ from probing.runtime.processes import (
     signals_interrupt,
     sum_over_ranks,
 )
-from probing.statistics.label_scores import LabelCodes, SeparationAccumulator
+from probing.statistics.label_scores import EtaSquaredAccumulator, LabelCodes
 from probing.statistics.moments import CovarianceAccumulator, MomentsAccumulator
 
 N, D, CLASSES = 300, 5, 4
@@ -96,7 +96,7 @@ def covariance() -> tuple[Any, Callable[..., None]]:
 def separation() -> tuple[Any, Callable[..., None]]:
     sizes = LABELS[LABELS >= 0].bincount()
     codes = LabelCodes.of_classes(sizes)
-    accumulator = SeparationAccumulator(torch.full((D,), 50.0).double(), torch.ones(D).double(), codes, 0.25)
+    accumulator = EtaSquaredAccumulator(torch.full((D,), 50.0).double(), torch.ones(D).double(), codes, 0.25)
     return accumulator, accumulator.update
 
 

@@ -17,11 +17,11 @@ from probing.statistics.chance import correlation_of_neighbours
 from probing.statistics.label_scores import (
     ConditionalAccumulator,
     Divided,
+    EtaSquared,
+    EtaSquaredAccumulator,
     ExchangedSums,
     LabelCodes,
     ScoreSums,
-    Separation,
-    SeparationAccumulator,
     StratumMeans,
     WithinStrata,
     neurons_at_a_time,
@@ -43,20 +43,20 @@ def corpus(n_sentences: int, shortest: int = 5, longest: int = 15, seed: int = 0
 def separate(
     states: Rows | torch.Tensor, labels: Rows, sentences: Rows, *ends: int, clusters: Rows | None = None,
     codes: LabelCodes | None = None,
-) -> Separation:  # fmt: skip
+) -> EtaSquared:  # fmt: skip
     """Return the separation of neurons from batches that end where these sentences begin."""
     states, labels = torch.as_tensor(states), np.asarray(labels)
     wide = states[torch.from_numpy(labels >= 0)].double()
     codes = codes or LabelCodes.of_classes(torch.from_numpy(np.bincount(labels[labels >= 0])))
     between = codes.excess_between(labels.astype(np.int32), sentences.astype(np.int32))
-    accumulator = SeparationAccumulator(wide.mean(0), wide.std(0, correction=0), codes, between)
+    accumulator = EtaSquaredAccumulator(wide.mean(0), wide.std(0, correction=0), codes, between)
     for at in np.split(np.arange(len(labels)), np.searchsorted(sentences, ends)):
         of_cluster = None if clusters is None else torch.from_numpy(clusters[at])
         accumulator.update(states[at], torch.from_numpy(labels[at]), torch.from_numpy(sentences[at]), of_cluster)
     return accumulator.result()
 
 
-def of_numbers(states: Rows, numbers: Rows, sentences: Rows) -> Separation:
+def of_numbers(states: Rows, numbers: Rows, sentences: Rows) -> EtaSquared:
     """Return the separation of neurons by a number for each token."""
     codes = LabelCodes.of_numbers(torch.from_numpy((numbers - numbers.mean()) / numbers.std()), len(numbers))
     return separate(states, np.arange(len(numbers)), sentences, codes=codes)
@@ -306,7 +306,7 @@ def test_clusters_with_one_label_are_added_as_others_are(monkeypatch: pytest.Mon
     states, labels, sentences, clusters = documents(np.random.default_rng(0), 20)
     labels = labels + (np.arange(len(labels)) % 97 == 0)
     found = separate(states, labels, sentences, clusters=clusters)
-    monkeypatch.setattr(SeparationAccumulator, "_add_single", SeparationAccumulator._add_mixed)
+    monkeypatch.setattr(EtaSquaredAccumulator, "_add_single", EtaSquaredAccumulator._add_mixed)
     slow = separate(states, labels, sentences, clusters=clusters)
     for name in ("eta_squared", "z", "p"):
         torch.testing.assert_close(getattr(slow, name), getattr(found, name), rtol=1e-8, atol=1e-10)
@@ -315,7 +315,7 @@ def test_clusters_with_one_label_are_added_as_others_are(monkeypatch: pytest.Mon
 def test_neurons_in_parts_are_what_they_are_together(data: tuple[Rows, Rows, Rows]) -> None:
     states, labels, sentences = data
     parts = [separate(states[:, here], labels, sentences) for here in (slice(0, 1), slice(1, 3))]
-    torch.testing.assert_close(Separation.of_all(parts).p, separate(*data).p)
+    torch.testing.assert_close(EtaSquared.of_all(parts).p, separate(*data).p)
     assert neurons_at_a_time(49) > 1000
     assert neurons_at_a_time(10_000) == 1
 
@@ -346,7 +346,7 @@ def test_tokens_that_do_not_count_change_nothing(data: tuple[Rows, Rows, Rows]) 
 def conditional_separate(
     states: Rows, labels: Rows, given: Rows, sentences: Rows, clusters: Rows | None = None, n_batches: int = 1,
     between: float | None = None,
-) -> Separation:  # fmt: skip
+) -> EtaSquared:  # fmt: skip
     """Return the separation within strata, from batches of whole clusters."""
     clusters = sentences if clusters is None else clusters
     strata = strata_with_several(given, labels)
@@ -416,7 +416,7 @@ def test_with_one_value_it_is_that_of_all_tokens() -> None:
     for between in (0.0, 0.4, 1.0):
         codes = LabelCodes.of_classes(torch.from_numpy(np.bincount(labels)))
         x, sd = torch.from_numpy(states), torch.from_numpy(states.std(0))
-        whole = SeparationAccumulator(x.mean(0), sd, codes, between)
+        whole = EtaSquaredAccumulator(x.mean(0), sd, codes, between)
         whole.update(x, torch.from_numpy(labels), torch.from_numpy(sentences))
         expected, found = (
             whole.result(),

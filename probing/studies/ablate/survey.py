@@ -20,7 +20,15 @@ from probing.errors import UserError
 from probing.interventions import POSITION, RETRAINED, TUNED, ReadoutUnit, measure_of
 from probing.interventions.forward import ReadableText, Readout, ReadText, draw_text
 from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout
-from probing.interventions.heads import AblationJob, HeadPasses, Kind, UnitType, all_jobs, chosen_units, is_needed
+from probing.interventions.heads import (
+    AblationJob,
+    HeadPasses,
+    HeadReplacement,
+    UnitType,
+    all_jobs,
+    chosen_units,
+    is_needed,
+)
 from probing.interventions.parameters import roundings
 from probing.interventions.passes import Rows, Sums, correct, fingerprint_of, opened, run_unfinished, tested
 from probing.interventions.probed_task import Labelled, ProbedTask, retrained
@@ -69,7 +77,7 @@ class AblationConfig:
     """
 
     units: Sequence[UnitType]
-    kinds: Sequence[Kind]
+    kinds: Sequence[HeadReplacement]
     blocks: Sequence[int]
     n_tokens: int
     n_retrained: int
@@ -80,7 +88,7 @@ class AblationConfig:
     bits: Sequence[int] = ()
 
     @property
-    def prune_kind(self) -> Kind:
+    def prune_kind(self) -> HeadReplacement:
         """The replacement in cumulative ablation: zeros, as published, or the mean."""
         return "zero" if "zero" in self.kinds else "mean"
 
@@ -339,7 +347,7 @@ def _is(splits: Sequence[Split], side: Split) -> Any:
     return np.array([split == side for split in splits], dtype=bool)
 
 
-def check(units: Sequence[UnitType], kinds: Sequence[Kind], prune: bool) -> None:
+def check(units: Sequence[UnitType], kinds: Sequence[HeadReplacement], prune: bool) -> None:
     """Reject a choice under which nothing is ablated.
 
     Raises:

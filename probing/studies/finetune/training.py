@@ -21,7 +21,7 @@ from probing.activations.store import batches as by_length
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Examples, HiddenStateSource, SentenceVectors, Sides
 from probing.data.labelling import Standard, example_checks, is_target, label_sides, load, nothing, targets_of
-from probing.data.module import TokenRows, token_identity
+from probing.data.module import TokenEmbeddings, token_control
 from probing.errors import UserError
 from probing.models import ModelSource, load_config, load_encoder, load_tokenizer
 from probing.models.anatomy import examine, word_table
@@ -249,7 +249,7 @@ def static_pairs(sides: Sides, encoder: nn.Module, second_alone: bool) -> Sides:
 
     def vectors(store: SentenceVectors, segment: int) -> SentenceVectors:
         segment_tokens = of_sentence(store.base.tokens, segment)
-        return SentenceVectors(TokenRows(TokenTable(segment_tokens), table), "mean")
+        return SentenceVectors(TokenEmbeddings(TokenTable(segment_tokens), table), "mean")
 
     def of_pairs(store: HiddenStateSource) -> HiddenStateSource:
         assert isinstance(store, SentenceVectors)
@@ -297,7 +297,7 @@ def baselines(task: TuningTask, source: ModelSource, seed: int, trainer: Mapping
     if task.are_pairs:
         read = {BAG: static_pairs(task.sides, encoder, False), SECOND: static_pairs(task.sides, encoder, True)}
     else:
-        read = {BAG: token_identity(task.sides, encoder)}
+        read = {BAG: token_control(task.sides, encoder)}
     return {
         MAJORITY if task.standard is None else CONSTANT: Baseline(constant),
         **{name: _of_probe(sides, seed, trainer) for name, sides in read.items()},

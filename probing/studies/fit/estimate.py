@@ -264,7 +264,7 @@ CONTRIBUTIONS = ("contribution", "contribution_centred")
 
 
 @dataclass(frozen=True)
-class Judging:
+class RankingEvaluation:
     """Options of the evaluation of rankings.
 
     Args:
@@ -289,7 +289,7 @@ def rank_layers(
     layers: Sequence[int],
     sides: Sides,
     methods: Sequence[str],
-    judging: Judging,
+    judging: RankingEvaluation,
     seed: int,
     n_rotations: int,
 ) -> tuple[dict[str, Rows], dict[str, Rows]]:
@@ -350,7 +350,9 @@ def _direction_rows(data: LayerData, sides: Sides, methods: Sequence[str], n_rot
     ]  # fmt: skip
 
 
-def _judge(rankings: dict[str, Ranking], data: LayerData, sides: Sides, judging: Judging) -> tuple[Rows, Rows]:
+def _judge(
+    rankings: dict[str, Ranking], data: LayerData, sides: Sides, judging: RankingEvaluation
+) -> tuple[Rows, Rows]:
     evaluated: Rows = []
     curves: Rows = []
     d_model = len(data.moments.sd)

@@ -140,7 +140,7 @@ def rank(options: RankOptions) -> Rankings:
     with quiet_libraries():
         from probing.probes.rankings import METHODS
         from probing.runs.finished import probe_weight
-        from probing.studies.fit.estimate import Judging, erasure_rows, rank_layers
+        from probing.studies.fit.estimate import RankingEvaluation, erasure_rows, rank_layers
 
         methods = _methods(options.method or ("contribution" if options.erase or options.curves else "all"), METHODS)
         if options.curves and methods == ["random"]:
@@ -155,7 +155,7 @@ def rank(options: RankOptions) -> Rankings:
                 f"`rank {run.folder}`: no sentence of the validation part has a token of any class, and `gaussian`, "
                 "`--evaluate` and `--curves` need some; name other methods with --method, or fit with more sentences."
             )
-        judging = Judging(options.evaluate, options.curves, sizes, options.draws)
+        judging = RankingEvaluation(options.evaluate, options.curves, sizes, options.draws)
         rankings, tables = rank_layers(run, layers, sides, methods, judging, options.seed, options.rotations)
         tables["erasure"] = erasure_rows(run, sides, layers, options.top, options.seed) if options.erase else []
         ranked = {name: Table(rows, RANKING) for name, rows in rankings.items()}

@@ -24,7 +24,7 @@ from probing.tables.heads import first_token_conclusions, first_token_tables
 
 
 @dataclass(frozen=True)
-class Part:
+class GeometrySection:
     """The results of the layers, or of an option under a heading of the page."""
 
     heading: str
@@ -33,14 +33,18 @@ class Part:
     charts: Sequence[Chart] = ()
 
 
-def parts(result: Result) -> list[Part]:
+def parts(result: Result) -> list[GeometrySection]:
     """Return the results of the options that were set."""
     tables, neurons = result.by_name, result.neuron_interventions
     all_parts = (
-        Part("The first token", first_token_tables(result.first_token), first_token_conclusions(result.first_token)),
-        Part("Position", position_tables(tables), position_conclusions(tables), position_charts(tables)),
-        Part("Massive activations and attention sinks", extremes.tables(tables), extremes.conclusions(tables)),
-        Part(
+        GeometrySection(
+            "The first token", first_token_tables(result.first_token), first_token_conclusions(result.first_token)
+        ),
+        GeometrySection("Position", position_tables(tables), position_conclusions(tables), position_charts(tables)),
+        GeometrySection(
+            "Massive activations and attention sinks", extremes.tables(tables), extremes.conclusions(tables)
+        ),
+        GeometrySection(
             "Inside the model",
             [*inside_tables(tables), *neuron_interventions.tables(neurons)],
             [*inside_conclusions(tables), *neuron_interventions.conclusions(neurons)],

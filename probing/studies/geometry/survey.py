@@ -16,7 +16,7 @@ from torch import nn
 from probing.data.examples import HiddenStateSource
 from probing.errors import UserError
 from probing.models.anatomy import examine
-from probing.probes.transforms import Fitting, Kind, Transform, fit_transform, identity, random_neurons
+from probing.probes.transforms import Fitting, Transform, TransformKind, fit_transform, identity, random_neurons
 from probing.results import ALL_LAYERS, layers_named
 from probing.runtime.progress import stage
 from probing.statistics import moments, size_columns
@@ -242,7 +242,7 @@ class GeometryPlan:
     """Settings of a survey; `n_draws` is the number of draws of random neurons that are clipped for comparison."""
 
     special_tokens: SpecialTokens
-    kinds: Sequence[Kind]
+    kinds: Sequence[TransformKind]
     definition: Definition
     fitting: Fitting
     n_draws: int

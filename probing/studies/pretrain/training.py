@@ -21,7 +21,7 @@ from torch.nn import functional
 from probing.activations.source import ActivationSource
 from probing.cli.options import ProbeOptions
 from probing.data.labelling import read_sides
-from probing.data.module import layer_moments, token_identity
+from probing.data.module import layer_moments, token_control
 from probing.errors import UserError, as_clause
 from probing.models import load_encoder
 from probing.models.source import ModelSource
@@ -197,7 +197,7 @@ def measure(checkpoint: Path, inputs: CheckpointInputs, say: Callable[[str], Non
         assert PROBE.l2 != "auto"
         training = training_of(PROBE, PROBE.l2, inputs.seed, dict(inputs.trainer))
         fits = train_probes(sides, layers, training, moments=layer_moments(sides.train, layers))
-        token = train_controls({"token": [token_identity(sides, encoder)]}, layers, training)["token"][0][0]
+        token = train_controls({"token": [token_control(sides, encoder)]}, layers, training)["token"][0][0]
         differences = equivariance(encoder, inputs.rows, inputs.seed)
         return [
             {

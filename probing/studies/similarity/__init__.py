@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from probing.cli.commandline import command
 from probing.cli.options import BatchOptions, Folder, Folders, Options, OutputOptions, RunOptions, StatesOptions, option
@@ -21,6 +21,7 @@ from probing.results import (
     Table,
     View,
     count,
+    curve_points,
     estimate,
     estimated,
     layers_named,
@@ -37,6 +38,10 @@ from probing.runtime.progress import stage
 from probing.statistics import few_sentences, label, size_lines
 from probing.tables.figures import Chart, Line, Panel
 from probing.tables.schema import SIZES, layer_column
+
+if TYPE_CHECKING:
+    from probing.activations import ActivationStore
+    from probing.downstream.sentence_vectors import Vectors
 
 SENTENCES = {
     "wic": "{space}: accuracy {accuracy} on {part} in layer {layer}, selected on train; always answering yes has "
@@ -346,7 +351,6 @@ def sts(options: StsOptions) -> Result | None:
             read_static,
             reported,
         )
-        from probing.studies.similarity.results import sts_output
 
         source = call.source(tokenizer=options.tokenizer)
         files = source.model
@@ -374,9 +378,29 @@ def sts(options: StsOptions) -> Result | None:
         def measure(_: Path) -> Measured:
             with stage(f"cosines of {layers_named(source.layers)}"):
                 tables = evaluate(vectors, source.layers, poolings, fitting, options.fit_on, options.seed)
-            return sts_output(*tables, vectors, descriptions, poolings)
+            return _sts_output(*tables, vectors, descriptions, poolings)
 
         return call.write(files, measure)
+
+
+def _sts_output(
+    rows: Sequence[Row], chosen: Sequence[Row], texts: Mapping[str, Any], vectors: Vectors,
+    sets: Sequence[Mapping[str, Any]], poolings: Sequence[str],
+) -> Measured:  # fmt: skip
+    """Return the tables with their summary and curves; the transforms were fitted on `texts`."""
+    from probing.data.labelling import origin
+    from probing.downstream.sentence_vectors import defined
+
+    cached = {pairs.corpus.name: origin(store) for pairs, store in zip(vectors.sets, vectors.stores, strict=True)}
+    if vectors.outside:
+        cached[vectors.outside[0].name] = origin(vectors.outside[1])
+    fitted_on = {label: {"corpora": text.names, "n_sentences": text.n_sentences} for label, text in texts.items()}
+    curves = curve_points(
+        Table(rows).where(pooling=poolings[0], aggregation="all"),
+        lambda row: {f"{row['set']}_{row['transform']}_spearman".replace(" ", "_"): row["spearman"]},
+    )
+    results = {"fitted_on": fitted_on, "cache": cached, "sets": list(sets)}
+    return Measured({"sts": defined(rows), "chosen": defined(chosen)}, results, curves)
 
 
 def _read_sets(folders: Sequence[str], say: Callable[[str], None]) -> Any:
@@ -464,7 +488,6 @@ def wic(options: WicOptions) -> Result | None:
         from probing.activations.source import report_dropped_text
         from probing.downstream.sentence_vectors import FittingText, TransformFitting, not_in
         from probing.downstream.wic import evaluate, target_check, unknown_pairs, without_cut_words
-        from probing.studies.similarity.results import wic_output
 
         source = call.source(tokenizer=options.tokenizer)
         refuse(out_of_range("components", options.components, 1, source.config.hidden_size))
@@ -490,9 +513,29 @@ def wic(options: WicOptions) -> Result | None:
                 tables = evaluate(
                     pairs, stores, FittingText(stores[0], is_fitted_on), source.layers, fitting, options.seed
                 )
-            return wic_output(*tables, data, pairs, stores, results)
+            return _wic_output(*tables, data, pairs, stores, results)
 
         return call.write(source.model, measure)
+
+
+def _wic_output(
+    rows: Sequence[Row], chosen: Sequence[Row], read: Mapping[str, Any], pairs: Mapping[str, Any],
+    stores: Sequence[ActivationStore], results: Mapping[str, Any],
+) -> Measured:  # fmt: skip
+    """Return the tables with summary and curves; `read` are all pairs by part, `pairs` those read whole."""
+    from probing.data.labelling import origin
+    from probing.downstream.sentence_vectors import defined
+
+    counts = {
+        "n_read_pairs": {which: some.n_read for which, some in read.items()},
+        "n_pairs": {which: some.n_pairs for which, some in pairs.items()},
+        "n_unlabelled_pairs": {which: some.n_unlabelled for which, some in read.items()},
+        "n_cut_pairs": {which: read[which].n_pairs - some.n_pairs for which, some in pairs.items()},
+    }
+    cached = {which: origin(store) for which, store in zip(read, stores, strict=True)}
+    curves = curve_points(rows, lambda row: {f"{row['transform']}_{name}": row[name] for name in ("accuracy", "auc")})
+    tables = {"wic": defined(rows), "chosen": defined(chosen)}
+    return Measured(tables, {**counts, **results, "cache": cached}, curves)
 
 
 def _read_pairs(folder: str | None, part: str, say: Callable[[str], None]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from probing import compare, fit, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
-from probing.models import aligned
+from probing.models import layers_at_equal_depth
 from probing.runs import Result
 from wandb_stand_in import read_offline_runs
 from written import read_csv
@@ -239,15 +239,15 @@ def test_a_run_whose_corpus_changed_is_refused(runs: Path, checkpoints: dict[str
 
 
 def test_layers_of_the_same_relative_depth_are_aligned() -> None:
-    assert aligned([0, 1, 2, 3], [0, 1, 2, 3], (3, 3)) == [(0, 0), (1, 1), (2, 2), (3, 3)]
-    assert aligned([0, 3, 6], [0, 6, 12], (6, 12)) == [(0, 0), (1, 1), (2, 2)]
-    assert aligned([0, 6, 12], [0, 1, 2, 3, 4, 5, 6], (12, 6)) == [(0, 0), (1, 3), (2, 6)]
-    assert aligned([2], [0, 1, 2, 3], (3, 3)) == [(0, 2)]
-    assert aligned([0, 1, 2, 3, 4, 5, 6], [6], (6, 6)) == [(6, 0)]
-    assert aligned([3], [6], (6, 6)) == []
-    assert aligned([3], [6], (6, 12)) == [(0, 0)]
-    assert aligned([1], [0, 1], (12, 6)) == []  # halfway between the two
-    assert aligned(range(5), range(7), (4, 6)) == [(0, 0), (1, 1), (2, 3), (3, 4), (4, 6)]
+    assert layers_at_equal_depth([0, 1, 2, 3], [0, 1, 2, 3], (3, 3)) == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert layers_at_equal_depth([0, 3, 6], [0, 6, 12], (6, 12)) == [(0, 0), (1, 1), (2, 2)]
+    assert layers_at_equal_depth([0, 6, 12], [0, 1, 2, 3, 4, 5, 6], (12, 6)) == [(0, 0), (1, 3), (2, 6)]
+    assert layers_at_equal_depth([2], [0, 1, 2, 3], (3, 3)) == [(0, 2)]
+    assert layers_at_equal_depth([0, 1, 2, 3, 4, 5, 6], [6], (6, 6)) == [(6, 0)]
+    assert layers_at_equal_depth([3], [6], (6, 6)) == []
+    assert layers_at_equal_depth([3], [6], (6, 12)) == [(0, 0)]
+    assert layers_at_equal_depth([1], [0, 1], (12, 6)) == []  # halfway between the two
+    assert layers_at_equal_depth(range(5), range(7), (4, 6)) == [(0, 0), (1, 1), (2, 3), (3, 4), (4, 6)]
 
 
 _LAYERS = st.integers(1, 24).flatmap(
@@ -261,14 +261,14 @@ def test_layers_with_a_partner_are_at_one_depth_and_the_order_of_runs_is_no_matt
     one: tuple[int, list[int]], other: tuple[int, list[int]]
 ) -> None:
     (n_a, a), (n_b, b) = one, other
-    pairs = aligned(a, b, (n_a, n_b))
+    pairs = layers_at_equal_depth(a, b, (n_a, n_b))
     assert all(abs(a[i] / n_a - b[j] / n_b) < 0.5 / min(n_a, n_b) for i, j in pairs)
     assert len({i for i, _ in pairs}) == len({j for _, j in pairs}) == len(pairs)
     if n_a == n_b:
         assert [a[i] for i, _ in pairs] == sorted({*a} & {*b})
     if n_a < n_b and len(a) == n_a + 1 and len(b) == n_b + 1:  # each layer of the model with fewer blocks has one
         assert len(pairs) == len(a)
-    assert {(j, i) for i, j in pairs} == {*aligned(b, a, (n_b, n_a))}
+    assert {(j, i) for i, j in pairs} == {*layers_at_equal_depth(b, a, (n_b, n_a))}
 
 
 @pytest.mark.slow

@@ -194,7 +194,7 @@ def _wilson(share: float, n: int) -> tuple[float, float]:
     return max(0.0, min(low, share)), min(1.0, max(high, share))  # only rounding could put an end outside
 
 
-# The least z of eta squared, against permuted positions, that counts as evidence here.
+# The least z of eta squared, against its null distribution, that counts as evidence here.
 SIGNAL = 4.0
 
 

@@ -26,9 +26,9 @@ from probing.models import ModelSource, load_encoder, load_masked_lm, load_token
 from probing.models.anatomy import Anatomy, examine
 from probing.models.residual_stream import (
     BlockNorm,
+    HookPoint,
     Seen,
     StreamSite,
-    Tap,
     UnknownParts,
     find_norms,
     find_path,
@@ -99,10 +99,10 @@ def norm_means(
     """Run a model in evaluation mode and float32; return means of its norms over a mask of tokens, (n_tokens,)."""
     norm_at = {norm.tap: norm.norm for norm in norms}
     zeros = torch.zeros(norms[0].norm.gain.shape, dtype=torch.float64)
-    sums: dict[tuple[Tap, str], Tensor] = {}
+    sums: dict[tuple[HookPoint, str], Tensor] = {}
     is_counted = torch.empty(0, dtype=torch.bool)
 
-    def see(tap: Tap, value: Tensor) -> None:
+    def see(tap: HookPoint, value: Tensor) -> None:
         wide = value[is_counted.to(value.device)].cpu().double()
         if tap.side == "made":
             sums[tap, "output"] = sums.get((tap, "output"), zeros) + wide.sum(0)
@@ -117,7 +117,7 @@ def norm_means(
     return [
         NormMeans(
             norm,
-            (sums[Tap(norm.tap.block, norm.tap.module, norm.tap.call, "made"), "output"] / n).numpy(),
+            (sums[HookPoint(norm.tap.block, norm.tap.module, norm.tap.call, "made"), "output"] / n).numpy(),
             (sums[norm.tap, "scaled"] / n).numpy(),
             float(sums[norm.tap, "centring"] / n),
             n,
@@ -175,7 +175,7 @@ def path_means(
     batch_masks: dict[str, Tensor] = {}
     shape = (0, 0)
 
-    def see(tap: Tap, value: Tensor) -> None:
+    def see(tap: HookPoint, value: Tensor) -> None:
         if tap in index:
             rows = value.expand(*shape, value.shape[-1])  # positions are the same in all sentences
             for name, mask in batch_masks.items():

@@ -22,7 +22,15 @@ from probing.interventions import INTERCHANGED, TASK
 from probing.interventions.forward import LayerReadout, Padded, ReadableText, padded_batches
 from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout, at_tokens, means, standing_for
 from probing.interventions.model_output import MaskedHead, MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
-from probing.interventions.neurons import Kind, NeuronPasses, NeuronSet, Values, changed_tokens, chosen_sets, drawn_sets
+from probing.interventions.neurons import (
+    NeuronPasses,
+    NeuronReplacement,
+    NeuronSet,
+    Values,
+    changed_tokens,
+    chosen_sets,
+    drawn_sets,
+)
 from probing.interventions.passes import Rows, Sums, fingerprint_of, opened, run_unfinished
 from probing.interventions.probed_task import Frozen
 from probing.interventions.subject import InterventionSetup
@@ -35,7 +43,7 @@ from probing.text.tokens import Tokens
 
 # Increased whenever the meaning of what is stored changes.
 FORMAT = 2
-_KIND: Kind = "interchange"
+_KIND: NeuronReplacement = "interchange"
 
 
 def partner_of(tokens: Tokens) -> NDArray[np.int64]:

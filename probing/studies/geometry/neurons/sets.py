@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from probing.interventions import ReadoutUnit, measure_of
 from probing.interventions.forward import ReadableText
 from probing.interventions.frozen_probes import PositionHead, PositionHeads
-from probing.interventions.neurons import Kind, NeuronSet, Place, Source
+from probing.interventions.neurons import NeuronReplacement, NeuronSet, Place, Source
 from probing.interventions.passes import Rows, Sums, among, valued
 
 DRAWN: tuple[Source, ...] = ("random", "matched")
@@ -118,7 +118,7 @@ class NeuronConfig:
     """
 
     ranked: Mapping[int, Sequence[int]]
-    kinds: Sequence[Kind]
+    kinds: Sequence[NeuronReplacement]
     at: Place
     n_tokens: int
     n_draws: int

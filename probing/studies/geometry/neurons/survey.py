@@ -20,9 +20,9 @@ from probing.interventions import AGAIN, POSITION, PROBED, TRANSLATED
 from probing.interventions.forward import ReadableText, Readout, ReadText, draw_text
 from probing.interventions.frozen_probes import FrozenProbes, PositionHeads, ProbeReadout, find_position_heads, spread
 from probing.interventions.neurons import (
-    Kind,
     Moves,
     NeuronPasses,
+    NeuronReplacement,
     NeuronSet,
     Values,
     chosen_sets,
@@ -153,13 +153,13 @@ def survey(setup: InterventionSetup, stores: Sequence[ActivationStore], config: 
     return NeuronTables(interventions, draws, text, work.part, heads, read, erased)
 
 
-def _is_moved(kinds: Sequence[Kind]) -> bool:
+def _is_moved(kinds: Sequence[NeuronReplacement]) -> bool:
     return "translate" in kinds
 
 
-def _together(kinds: Sequence[Kind]) -> list[list[Kind]]:
+def _together(kinds: Sequence[NeuronReplacement]) -> list[list[NeuronReplacement]]:
     """Group the kinds whose passes have the same readouts: `translate` also reads the target classes."""
-    groups: list[list[Kind]] = [[kind for kind in kinds if kind != "translate"], ["translate"]]
+    groups: list[list[NeuronReplacement]] = [[kind for kind in kinds if kind != "translate"], ["translate"]]
     return [group for group in groups if set(group) & set(kinds)]
 
 
@@ -256,7 +256,7 @@ class _Work:
         position_heads = find_position_heads(readers, some, self.batch_tokens, list(self.config.ranked))
         return PositionHeads(self.text, position_heads, query_keys, model.heads.is_causal, readers.device)
 
-    def reads(self, name: str, text: ReadText, kinds: Sequence[Kind]) -> list[Any]:
+    def reads(self, name: str, text: ReadText, kinds: Sequence[NeuronReplacement]) -> list[Any]:
         """Return all readouts of a text that share passes with the classes of a task."""
         classes = self.probed(name)
         reads: list[Any] = [classes.readout(text)]
@@ -276,7 +276,7 @@ class _Work:
         pass_inputs = self.setup.readers, text, self.values
         return NeuronPasses(*pass_inputs, text is self.train, config.at, self.batch_tokens, config.seed, moves)
 
-    def chosen(self, kinds: Sequence[Kind]) -> list[NeuronSet]:
+    def chosen(self, kinds: Sequence[NeuronReplacement]) -> list[NeuronSet]:
         ranked, d_model = self.config.ranked, self.text.store.plan.d_model
         return [neuron_set for layer in ranked for neuron_set in chosen_sets(layer, ranked[layer], kinds, d_model)]
 
@@ -308,7 +308,7 @@ class _Work:
         ]
         return [*chosen, *some]
 
-    def of_probes(self, name: str, kinds: Sequence[Kind]) -> list[_Part]:
+    def of_probes(self, name: str, kinds: Sequence[NeuronReplacement]) -> list[_Part]:
         """Read `position` or `task`, by frozen and by retrained probes, and position heads with positions."""
         classes, is_moved = self.probed(name), _is_moved(kinds)
         chosen = self.chosen(kinds)
@@ -341,7 +341,7 @@ class _Work:
             )
         return parts
 
-    def of_other(self, readout: Readout, kinds: Sequence[Kind]) -> _Part:
+    def of_other(self, readout: Readout, kinds: Sequence[NeuronReplacement]) -> _Part:
         """Read another readout over its text; while examples are moved, this text has the tokens of `part`."""
         key = {**self._sets(kinds), "readout": readout.name, "content": fingerprint_of(*readout.content)}
         chosen = self.chosen(kinds)
@@ -371,7 +371,7 @@ class _Work:
 
     # --- what is stored ---
 
-    def _sets(self, kinds: Sequence[Kind]) -> dict[str, Any]:
+    def _sets(self, kinds: Sequence[NeuronReplacement]) -> dict[str, Any]:
         """Return the settings that determine the sets and their replacements."""
         config = self.config
         return {
