@@ -40,8 +40,8 @@ from probing.probes.solvers import Penalty
 from probing.probes.training import Training, training_of
 from probing.probes.transforms import transformed, with_constant
 from probing.results import count, layers_named, listed
+from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed
 from probing.runs.places import RunRecord, model_of, places_of, task_of, texts_of_runs
-from probing.runs.run import leaves_out_first, read_transforms, reads_transformed
 from probing.runtime.progress import stage
 from probing.tables import has_intercept
 from probing.text import Corpus, Split

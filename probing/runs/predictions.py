@@ -37,10 +37,10 @@ from probing.results import (
     shown_table,
 )
 from probing.runs import refuse_several
+from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed
 from probing.runs.finished import RunExtraction, open_runs, sides_of, site_read, width_of
 from probing.runs.folder import read_tensor, reading
 from probing.runs.places import cache_of, model_of, task_of
-from probing.runs.run import leaves_out_first, read_transforms, reads_transformed
 from probing.runtime import quiet_libraries, terminal
 from probing.runtime.terminal import plain_table, render
 from probing.statistics import ranked

@@ -33,9 +33,9 @@ from probing.data.module import ActivationDataModule
 from probing.errors import UserError
 from probing.page.charts import folder_block
 from probing.results import Table
+from probing.runs.checks import check_documents, check_parts
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.loading import load_run
-from probing.runs.run import check_documents, check_parts
 from probing.runtime.files import RUNNING, Owner, take_over
 from probing.tables.schema import ACCURACY, CONTEXTS
 from written import read_csv, results_of, write_csv

@@ -24,7 +24,7 @@ from probing.page.charts import (
 from probing.page.run import script_data
 from probing.results import Html, count, element, joined, table
 from probing.runs import Result, SectionPlace, Study, Terms, folded, framed
-from probing.runs.run import leaves_out_first
+from probing.runs.checks import leaves_out_first
 from probing.tables.heads import finds_relation
 from probing.tables.schema import HEAD_NAME
 

@@ -40,8 +40,9 @@ from probing.models import ModelSource, SiteName, layer_numbers, site_of
 from probing.results import layers_named, listed, read_csv
 from probing.runs import Result, Study
 from probing.runs.call import places, print_output_location, runs_folder, save_input_text, tracking
+from probing.runs.checks import check_documents, check_tables, check_tensors
 from probing.runs.folder import RunFolder, check_name
-from probing.runs.run import Run, check_documents, check_tables, check_tensors, read_documents, run_of
+from probing.runs.run import Run, read_documents, run_of
 from probing.runtime import Stopwatch, logger_names, quiet_libraries, terminal
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import Cost, expect, messages, overview, stage

@@ -28,9 +28,10 @@ from probing.models import from_the_end, layer_numbers, site_of, what_is_a_neuro
 from probing.results import Row, Table, cells_table, layers_named, read_csv, read_rows, shown_table, write_csv
 from probing.runs import Result, Study, refuse_several, study_of
 from probing.runs.call import print_output_location, writable_folder
+from probing.runs.checks import check_ranking
 from probing.runs.folder import reading
 from probing.runs.loading import load_fit_of_classes, tracked_like
-from probing.runs.run import Run, check_ranking, read_run
+from probing.runs.run import Run, read_run
 from probing.runtime import quiet_libraries
 from probing.runtime.files import replacing
 from probing.runtime.progress import BRIEF, expect, messages, stage

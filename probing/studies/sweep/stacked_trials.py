@@ -26,10 +26,10 @@ from probing.probes.linear import LinearProbe
 from probing.probes.solvers import Penalty, Problem
 from probing.probes.training import LayerFit, train_problems, training_of
 from probing.runs.call import tracking
+from probing.runs.checks import leaves_out_first
 from probing.runs.folder import RunFolder
 from probing.runs.places import read_from
 from probing.runs.results import ClassResults, write, write_summary
-from probing.runs.run import leaves_out_first
 from probing.runtime.files import parse_json, regular, write_tensors
 from probing.runtime.terminal import silence
 from probing.statistics.moments import Moments
