@@ -17,9 +17,9 @@ HEAD = """# Options
 *Which options does each command have?*
 
 `make docs` writes this page from the help of each command. Options are spelled with underscores; hyphens are accepted
-too. A yes/no option may stand alone (`--quiet`). Every command takes `--config FILE.yaml`, and the command line
-overrides the file. `--print_config` prints all options of a command as they are in effect, as such a file, and does
-nothing else; `--print_config=comments` also describes each:
+too. A yes/no option needs no value (`--quiet`). Every command takes `--config FILE.yaml`, and the command line
+overrides the file. `--print_config` prints all options of a command, with their current values, as such a file, and
+exits; `--print_config=comments` also describes each:
 
 ```bash
 python -m probing fit --layer 6 --print_config=comments > mine.yaml

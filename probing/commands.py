@@ -208,7 +208,7 @@ class PruneOptions(Options):
 
 @command(PruneOptions)
 def prune(options: PruneOptions) -> list[Path]:
-    """Remove cache entries that were not used recently, and partial files of interrupted runs, here and in --runs.
+    """Remove cache entries not used recently, and partial files of interrupted runs, from the cache and --runs.
 
     Entries in use by a running job are not removed. Without --yes, only list what would be removed.
 

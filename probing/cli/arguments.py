@@ -271,7 +271,7 @@ def _group_help(parser: Parser, kind: type[Options]) -> None:
     for group in inner:
         name = group._group_actions[0].dest.partition(".")[0]
         file = _StoreAction([f"--{name}"], name, default=SUPPRESS, metavar="CONFIG")
-        file.help = f"YAML file of the options that begin with --{name}; those override it."
+        file.help = f"YAML file of the options that begin with --{name}; options given individually override it."
         group._group_actions.insert(0, file)
         group.title = fill(group.title or "", columns() - 2)  # argparse breaks all but the titles
     parser._action_groups.extend(inner)
@@ -296,7 +296,7 @@ def _parser_of_command(prog: str, kind: type[Any]) -> Parser:
     )
     parser.add_argument(
         PRINT_CONFIG, nargs="?", metavar="=comments", default=SUPPRESS,
-        help="Print all options with their values as a file for --config, and do nothing else; "
+        help="Print all options with their values in the format of --config, and exit; "
         f"{PRINT_CONFIG}=comments also describes each.",
     )  # fmt: skip
     parser.add_options(kind)

@@ -356,7 +356,7 @@ class ProbeOptions(Options):
     """Number of epochs without a lower validation cross-entropy after which adam stops training a layer."""
     bias: bool = False
     """Whether the probe has an intercept. If true, neurons are centred on their training means, and their contributions
-    are to the difference from the logit of a mean hidden state."""
+    sum to the difference from the logit of the mean hidden state."""
 
     @property
     def needs_validation(self) -> bool:
@@ -498,8 +498,8 @@ class ModelOptions(Options):
     model: Model = "minilm"
     """Model to read: an alias (minilm, bert, roberta, distilbert, ...), a hub id, or a local folder."""
     layer: Layers = "all"
-    """Layers to read: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer 0 is the embedding output (only in
-    the residual stream)."""
+    """Layers to read: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer 0, the embedding output, exists only
+    in the residual stream."""
     revision: str | None = None
     """Branch, tag or commit of the model on the hub."""
     random_weights: bool = False
@@ -553,7 +553,7 @@ class RunOptions(Options):
     cache: str | None = None
     """Folder of cached activations; default: $PROBING_CACHE or RUNS/cache."""
     quiet: bool = False
-    """Print result lines, sentences and warnings, without tables and progress."""
+    """Print result lines, summary sentences and warnings, but no tables or progress."""
     trainer: dict[str, Any] | None = None
     """Arguments of Lightning's Trainer that apply to a forward pass, such as --trainer.devices 2."""
 
@@ -596,10 +596,10 @@ class FewOptions(Options):
 
     group_by: GroupBy = "auto"
     """Unit that the split never divides and that intervals treat as independent: sentence, document or auto, which is
-    document if the corpus marks at least 60 (`# newdoc` in CoNLL-U, empty lines in .txt)."""
+    document if the corpus marks at least 60 documents (`# newdoc` in CoNLL-U, empty lines in .txt)."""
     first_token: FirstToken = "include"
-    """Whether the first token of each sequence is measured: include or exclude; the model reads it in both cases. In
-    decoders the first token often attracts much attention and has outliers."""
+    """Whether measurements include or exclude the first token of each sequence; the model always reads it. In decoders
+    the first token often attracts much attention and has outliers."""
     components: int | None = option(None, at_least=1)
     """Number of directions that whitening keeps; default: all that vary."""
 

@@ -71,9 +71,9 @@ class AblateOptions(OutputOptions, RunOptions, BatchOptions, CorpusOptions, Mode
     readouts: str | list[str] = "position"
     """Measures to read during ablation, one or more: position (by probes of the later layers), mlm (the loss of masked
     words, by the model's head), sts=DIR (Spearman's correlation of the last layer's cosines with human scores), wic=DIR
-    (accuracy of the last layer's cosines), with data as in sts and wic; task=RUN (the score of a tuned model's head on
-    the test split of a run of `finetune`), where RUN is the folder of the run or of one of its checkpoints. The model,
-    corpus and split of RUN are then used."""
+    (accuracy of the last layer's cosines), with data as for the commands sts and wic; task=RUN (the score of a tuned
+    model's head on the test split of a run of `finetune`), where RUN is the folder of the run or of one of its
+    checkpoints. The model, corpus and split of RUN are then used."""
     tokens: int = option(20_000, at_least=1)
     """Maximum number of tokens of test sentences, and also of the training sentences that replacement values come from;
     if there are more, sentences are sampled at random."""
@@ -82,16 +82,16 @@ class AblateOptions(OutputOptions, RunOptions, BatchOptions, CorpusOptions, Mode
     the first of --kinds; 0 retrains no probe."""
     prune: bool | str | list[str] = False
     """Also ablate heads and layers cumulatively: the least important first and, for comparison, in random orders and in
-    reverse order; by zero if it is among the kinds, otherwise by mean. Without a value, or with units, heads and layers
-    are pruned; with weights, a growing share of the weights of every matrix, by magnitude and at random; units,weights
-    or all prunes both."""
+    reverse order; outputs are replaced by zero if it is among --kinds, otherwise by mean. Without a value, or with
+    units, heads and layers are pruned; with weights, a growing share of the weights of every matrix, by magnitude and
+    at random; units,weights or all prunes both."""
     prune_share: float = option(0.1, at_least=0, at_most=1)
     """Share of all heads, or layers, that each step of --prune additionally ablates; 0 ablates one more at each
     step."""
     quantise: int | list[int] | str | None = None
-    """Also round the weights of the layers, their input hidden states, and both, to these numbers of bits, such as 8,4,
-    with one scale per tensor and one per channel. Outlier neurons and, for comparison, equally many random neurons keep
-    full precision."""
+    """Numbers of bits, such as 8,4, to which the weights of the layers, their input hidden states, and both are also
+    rounded, with a scale per tensor and with a scale per channel. Outlier neurons and, for comparison, equally many
+    random neurons keep full precision."""
     _: KW_ONLY
     seed: int = 0
     """Seed of every random draw: the split, sampled sentences, replacement tokens and random initialisation."""

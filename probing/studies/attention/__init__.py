@@ -54,19 +54,18 @@ class AttentionOptions(OutputOptions, RunOptions, BatchOptions, CorpusOptions, S
     """Sentence pairs that replace --corpus, each pair as one input: a file with two sentences on each line, separated
     by a tab."""
     roles: str | None = None
-    """Role links to follow: a file with lines text TAB predicate TAB role TAB filler, with words counted from 0, such
-    as 3 or 3-4, or framenet:FOLDER. Default: the subjects and objects of a treebank."""
+    """Role links to follow: a file with lines text TAB predicate TAB role TAB filler, where predicate and filler are
+    word numbers from 0, such as 3 or 3-4; or framenet:FOLDER. Default: the subjects and objects of a treebank."""
     against: Model | None = None
-    """Another checkpoint of the model, an alias, a hub id or a local folder with the same tokenizer, whose heads,
-    hidden states and parameters are compared with those of --model: the part change."""
+    """Another checkpoint with the same tokenizer (an alias, a hub id or a local folder), whose heads, hidden states and
+    parameters are compared with those of --model in the part change."""
     as_published: bool = False
     """With --against, also compare the heads as in the code of Kovaleva et al. (2019): by maps of 200 x 200 tokens,
     including rows of padding, over the first 1,000 sentences."""
     run: Folder | None = None
-    """Folder of a run of fit on position, with the same model: find the heads that attend to a fixed offset, and
-    measure whether they read the neurons that the run ranks first. Or the folder of a run of finetune, or of one of
-    its checkpoints, which then replaces --model and is compared with the model that it was tuned from, on the run's
-    text."""
+    """Folder of a run of fit on position, with the same model: find heads that attend to a fixed offset, and measure
+    whether they read the neurons that the run ranks first. Or folder of a run of finetune, or one of its checkpoints:
+    the tuned model replaces --model and is compared with its untuned start, on the run's text."""
     parts: str | list[str] = "all"
     """Parts of the survey: all, or some of classes, profile, tokens, words, rollout, similarity, relations, trees,
     roles, change (with --against), position_heads and position_neurons (with --run), first_token (with --first_token

@@ -73,8 +73,8 @@ class CompareOptions(OutputOptions, OneProcessOptions):
     top: int = option(10, at_least=1)
     """Number of first neurons whose overlap is measured."""
     null_draws: int = option(19, at_least=1, at_most=MOST_NULL_DRAWS)
-    """Number of times that labels are shuffled, for runs whose neurons are compared by index; the smallest possible
-    p-value is 1 / (1 + null_draws)."""
+    """Number of label permutations, for runs whose neurons are compared by index; the smallest possible p-value is 1 /
+    (1 + null_draws)."""
     _: KW_ONLY
     seed: int = 0
     """Seed of every random draw: resampled sentences and the null distributions."""
@@ -83,14 +83,14 @@ class CompareOptions(OutputOptions, OneProcessOptions):
     name: str | None = None
     """Name of the comparison; default: compare-MODELS-YYYYMMDD-HHMMSS."""
     quiet: bool = False
-    """Print only the sentences and warnings."""
+    """Print only summary sentences and warnings."""
     verbose: bool = False
     """Also print the top neurons of every run."""
     wandb: Wandb = WandbOptions()
     """Where and how to track the comparison in Weights & Biases."""
     corpus: Moved | None = None
-    """Text of runs whose text has moved: its path, or [A, B] for several texts. Each text replaces every run's text
-    with the same content; a text that matches no run is refused."""
+    """Text of runs whose text has moved: its path, or [A, B] for several texts. Each is used for the runs whose text
+    has the same content; a text that matches no run is refused."""
 
 
 @command(CompareOptions)

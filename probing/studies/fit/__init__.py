@@ -83,7 +83,7 @@ class FitOptions(OutputOptions, ProbedOptions, RunOptions, StatesOptions):
     task_args: dict[str, Any] | None = None
     """Options of the task, such as --task_args.special_tokens include."""
     label_name: str | None = None
-    """Name of what the probe predicts, for titles and sentences, such as "part of speech"; default: the name of the
+    """Name of what the probe predicts, for titles and summaries, such as "part of speech"; default: the name of the
     task or of its column."""
     replicates: int = option(5, at_least=0)
     """Number of probes trained on bootstrap samples of the training sentences; 0 trains none. The range of a rank
@@ -97,7 +97,7 @@ class FitOptions(OutputOptions, ProbedOptions, RunOptions, StatesOptions):
     mdl: bool = False
     """Also measure the minimum description length of the training labels, in bits, by online coding."""
     rotations: int | None = None
-    """Number of random rotations whose directions neurons are compared with; default: 20 with --evidence all, otherwise
+    """Number of random rotations for comparing neurons with directions; default: 20 with --evidence all, otherwise
     0."""
     transform: Transform = "none"
     """Transform of the activations that the probes are trained on, fitted on training tokens; probes of untransformed
@@ -109,7 +109,7 @@ class FitOptions(OutputOptions, ProbedOptions, RunOptions, StatesOptions):
     name: str | None = None
     """Name of this run; default: MODEL-TASK-YYYYMMDD-HHMMSS."""
     trainer: dict[str, Any] | None = None
-    """Arguments of Lightning's Trainer, such as --trainer.max_epochs 50, or loggers in addition to W&B, some of csv,
+    """Arguments of Lightning's Trainer, such as --trainer.max_epochs 50. Loggers in addition to W&B are some of csv,
     tensorboard and mlflow: --trainer.logger csv,mlflow."""
     first_token: FirstToken = "include"
     control_for: str | None = None
@@ -118,7 +118,7 @@ class FitOptions(OutputOptions, ProbedOptions, RunOptions, StatesOptions):
     sort: Order = "contribution"
     """Order of the printed neurons: contribution, or centred (without the neurons' means)."""
     verbose: bool = False
-    """Print all tables and sentences, layer by layer."""
+    """Print all tables and summary sentences, layer by layer."""
 
     def problems(self) -> list[str]:
         """Return the problems with numbers of replicates and rotations, and with the name of the label."""
@@ -344,9 +344,6 @@ def _show(run: Run, layer: int, verbose: bool, sort: Order) -> None:
 class ExtractOptions(StatesOptions):
     """Options of `extract`."""
 
-    layer: Layers = "all"
-    """Layers to read: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer 0, the embedding output, exists only
-    in the residual stream."""
     site: SiteName = "residual"
     """Activations to cache: hidden states (residual), units of the MLP inside block k after its activation function
     (mlp), or outputs of its attention heads (attention). Features (sae:FOLDER) are computed from hidden states."""

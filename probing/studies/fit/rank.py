@@ -79,16 +79,16 @@ class RankOptions(Options):
     layer: Layers = "all"
     """Layers of the run to rank: one (6), several (0,3,6 or 3-6), the last (-1) or all."""
     evaluate: bool = False
-    """Evaluate every ranking by a linear and a Gaussian probe of its first, its last and random neurons."""
+    """Evaluate every ranking by linear and Gaussian probes of its first, its last, and random neurons."""
     erase: bool = False
-    """Measure what a linear probe still decodes from only the first neurons of the run's ranking, from all other
-    neurons, and after the class is erased linearly, each compared with a random counterpart."""
+    """Measure how well a linear probe decodes the class from only the first neurons of the run's ranking, from all
+    others, and after linear erasure, each compared with a random counterpart."""
     curves: bool = False
-    """Measure how accuracy rises with only the first k neurons of every ranking and falls without them, compared with
-    random and last neurons, and find the fewest neurons within 1 point of the accuracy of all."""
+    """Measure accuracy with only the first k neurons of every ranking, and without them, compared with random and last
+    neurons. Also find the smallest k whose accuracy is within 1 point of all neurons'."""
     k: int | list[int] | str | None = None
     """Numbers of neurons for the probes of `--evaluate` and `--curves`, such as 10,50,100. Default: 10, 50, 100
-    (`--evaluate`) or 1, 2, 5, 10, 20, 50, 100, 200 (`--curves`), as far as these are fewer than all."""
+    (`--evaluate`) or 1, 2, 5, 10, 20, 50, 100, 200 (`--curves`), as far as the layer has more neurons."""
     draws: int | None = option(None, at_least=1, at_most=1000)
     """Number of draws of random neurons for comparison; default: 10."""
     top: int = 10

@@ -308,17 +308,17 @@ class GeometryOptions(OutputOptions, RunOptions, StatesOptions):
     clip_to: ClipTo = "zero"
     """Value of clipped neurons: zero, or mean as a control."""
     draws: int | None = option(None, at_least=0, at_most=1000)
-    """Number of draws of other neurons, as many as there are outliers, for comparison; default: 10. With --neurons or
+    """Number of random sets of as many other neurons as outliers, for comparison; default: 10. With --neurons or
     --from_run, also the number of random and of matched sets of each size; default: 20."""
     whitening: Literal["pca", "zca"] = "pca"
     """Kind of whitening: pca, or zca, which rotates whitened vectors back; both give the same cosines."""
     components: int | None = None
     shrinkage: float = option(0.0, at_least=0, at_most=1)
-    """Weight, from 0 to 1, with which whitening shrinks the covariance towards a multiple of the identity, for few
-    tokens."""
+    """Weight, from 0 to 1, with which whitening shrinks the covariance towards a multiple of the identity, useful with
+    few tokens."""
     top: int | None = None
-    """Number of principal directions that all_but_the_top removes; default: d_model / 100. With --from_run, the number
-    of neurons that are changed instead, at most half of all; default: 10."""
+    """Number of principal directions that all_but_the_top removes; default: d_model / 100. With --from_run: number of
+    neurons to change, at most half of all; default: 10."""
     estimators: str | list[str] = "none"
     """Published estimators of the mean cosine to report in addition to the exact value: all, none, or some of e19, lkm,
     tvs."""
@@ -327,12 +327,12 @@ class GeometryOptions(OutputOptions, RunOptions, StatesOptions):
     an upper bound: every term of Theorem 2 of Shi et al. (2022). Post-LN models only."""
     interventions: bool = False
     """Also set the outliers to 0 inside the model, in the LayerNorm after every block, and measure the model's loss on
-    masked words or, without a masked-language-model head, how well probes decode positions. Clipping outliers only
-    after the model is measured in the same way. With --neurons or --from_run, change these neurons instead."""
+    masked words or, without a masked-language-model head, how well probes decode positions. For comparison, also clip
+    outliers in the model's last hidden states. With --neurons or --from_run, change these neurons instead."""
     neurons: int | list[int] | str | None = None
-    """Neurons, such as 18,99, that are changed inside the model in the hidden states of each layer of --layer, to
-    measure the loss of later layers compared with random sets of the same size; with --kind direction, shuffled,
-    translate or interchange also all."""
+    """Neurons, such as 18,99, to change inside the model, in the hidden states of each layer of --layer; the loss of
+    later layers is compared with random sets of the same size. --kind direction, shuffled, translate and interchange
+    also accept all."""
     from_run: Folder | None = None
     """Finished run of `fit` whose --top neurons by contribution are changed, in each layer that is both in the run and
     in --layer; --neurons all changes all neurons. The run's model, corpus, split and task are used (--corpus and
@@ -340,12 +340,13 @@ class GeometryOptions(OutputOptions, RunOptions, StatesOptions):
     kind: str | list[str] = "mean"
     """Replacement of the neurons: some of mean (over training tokens), zero, resample (values at a random token of
     another sentence), direction (values after linear erasure, by LEACE, of the task of --from_run, or of position
-    without it), shuffled (as direction for shuffled labels, a control), translate (values plus the difference between
-    the means of another class and of their class), interchange (values at the same token of the other sentence of
-    --pairs); or all, without interchange."""
+    without a run), shuffled (like direction, but with shuffled labels: a control), translate (values plus another
+    class's mean minus their own class's mean), interchange (values at the same token of the other sentence of --pairs);
+    or all, without interchange."""
     pairs: str | None = None
-    """File of pairs between which --kind interchange exchanges neurons: `sentence TAB counterfactual`, decoded by the
-    probes of --from_run or, for texts with [MASK], `text TAB counterfactual TAB word TAB other word`."""
+    """File of text pairs between which --kind interchange exchanges neurons. Lines: `sentence TAB counterfactual`,
+    decoded by the probes of --from_run, or `text TAB counterfactual TAB word TAB other word`, with [MASK] in both
+    texts."""
     at: Place = "words"
     """Whether neurons are changed only at words, or everywhere, including special tokens."""
     readouts: str | list[str] | None = None
@@ -357,22 +358,21 @@ class GeometryOptions(OutputOptions, RunOptions, StatesOptions):
     """Maximum number of tokens of test sentences while neurons are changed, and also of the training sentences that
     replacement values come from; if there are more, sentences are sampled at random."""
     retrain: int = 5
-    """Number of random sets, and of matched sets, of the largest size for which a probe of the last layer is also
-    retrained, in addition to the selected neurons; 0 retrains no probe."""
+    """Number of random sets, and of matched sets, of the largest size, for which a probe of the last layer is
+    retrained, as for the selected neurons; 0 retrains no probe."""
     norms: bool = False
     """Also split the mean output of each outlier in every norm of every block into terms. Then set the outliers' gains
-    and biases to the mean of the other neurons', and measure again the outliers, how well probes decode positions, and
-    the loss of masked words."""
+    and biases to the mean of the other neurons', and measure the outliers, how well probes decode positions, and the
+    loss of masked words again."""
     path: bool = False
     """Also follow outliers along the residual stream, from the embeddings through the outputs and norms of the blocks,
     on the first token and on words."""
     position: bool = False
-    """Also split the hidden states into mean, position, context and rest, and measure the amount of position, its
-    number of directions, its shape, and whether these directions are neurons; with --from_run compared with its
-    ranking."""
+    """Also split the hidden states into mean, position, context and rest, and measure the amount, directions and shape
+    of position, and whether its directions are neurons; with --from_run, also compare with the run's ranking."""
     extremes: bool = False
-    """Also find massive activations and other large values, by token and layer, the attention to tokens and their
-    additions to the stream, and what heads attend to without outliers in their queries and keys."""
+    """Also find massive activations and other large values by token and layer, and measure attention to each kind of
+    token, what it adds to the residual stream, and what heads attend to without outliers in queries and keys."""
     _: KW_ONLY
     seed: int = 0
     """Seed of every random draw: tokens, neurons, sentences and random initialisation."""
