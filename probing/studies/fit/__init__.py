@@ -17,7 +17,6 @@ from probing.cli.options import (
     FIGURE_FORMAT,
     FigureFormat,
     FirstToken,
-    Layers,
     OutputOptions,
     ProbedOptions,
     ProbeOptions,
