@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from probing.cli.options import ProbeOptions as ProbeOptions
     from probing.cli.options import WandbOptions as WandbOptions
     from probing.cli.options import option as option
+    from probing.commands import columns as columns
     from probing.commands import report as report
     from probing.data.module import ActivationDataModule as ActivationDataModule
     from probing.errors import UserError as UserError
@@ -89,6 +90,7 @@ _HOMES = {
     "Task": "probing.text.tasks",
     "UserError": "probing.errors",
     "WandbOptions": "probing.cli.options",
+    "columns": "probing.commands",
     "command": "probing.cli.commandline",
     "extract": "probing.studies.fit",
     "load_run": "probing.runs.loading",

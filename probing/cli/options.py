@@ -630,7 +630,7 @@ _MEASURED = "what is measured"
 # Groups of options in the help of a command, in their order; an option that no group names says what is measured.
 HELP_GROUPS = {
     "the options that matter most": (
-        "folder", "folders", "run", "file", "paper", "checkpoints", "model", "layer", "corpus", "task",
+        "folder", "folders", "run", "file", "paper", "table", "checkpoints", "model", "layer", "corpus", "task",
         "evidence", "name",
     ),
     "what is read": (
