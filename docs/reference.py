@@ -1,6 +1,6 @@
-"""The reference pages of the site, which `hooks.py` adds: options, tables with their columns, sentences of evidence.
+"""Reference pages of the site, which `hooks.py` adds: options, columns, the Python interface, sentences of evidence.
 
-`python -m probing COMMAND --help` and `python -m probing columns` print the same without the site.
+`--help`, `python -m probing columns` and Python's `help` show the same without the site.
 """
 
 from __future__ import annotations
@@ -36,6 +36,94 @@ tables are CSV files of the same name in the folder of a run; [Results](results.
 and `NAME_high` are the ends of a 95% interval.
 """
 
+# Each `:::` is a place that mkdocstrings fills in.
+API = """# API
+
+*What do the functions and classes of the Python interface take and return?*
+
+From their docstrings; `help(probing.fit)` shows the same.
+
+## Commands as functions
+
+::: probing.fit
+::: probing.extract
+::: probing.probe
+::: probing.read_activations
+::: probing.Activations
+::: probing.rank
+::: probing.compare
+::: probing.sweep
+::: probing.studies.geometry.geometry
+::: probing.studies.attention.attention
+::: probing.ablate
+::: probing.pretrain
+::: probing.finetune
+::: probing.tuning_effect
+::: probing.checkpoints
+::: probing.hierarchy
+::: probing.cloze
+::: probing.wic
+::: probing.sts
+::: probing.position_bias
+::: probing.reproduce
+::: probing.report
+::: probing.columns
+
+## In scikit-learn
+
+::: probing.ProbeClassifier
+::: probing.ProbeRegressor
+
+## Runs and what else they return
+
+::: probing.load_run
+::: probing.Run
+::: probing.Result
+::: probing.Rankings
+::: probing.Table
+::: probing.UserError
+
+## Studies
+
+::: probing.Study
+::: probing.Schema
+::: probing.Column
+::: probing.View
+::: probing.Chart
+::: probing.Panel
+::: probing.Line
+::: probing.command
+::: probing.Options
+::: probing.option
+::: probing.Call
+::: probing.Measured
+
+## Groups of options
+
+::: probing.ProbeOptions
+::: probing.WandbOptions
+
+## Tasks
+
+::: probing.text.tasks
+::: probing.text.tokens.Tokens
+::: probing.text.Corpus
+
+## Functions of tensors
+
+::: probing.probes.rankings
+::: probing.studies.geometry.layers
+::: probing.probes.transforms
+::: probing.statistics.label_scores
+::: probing.statistics
+
+## Lightning
+
+::: probing.ProbingCallback
+::: probing.LinearProbe
+::: probing.ActivationDataModule
+"""
+
 EVIDENCE = """# Sentences of evidence
 
 *Which sentences can be printed, and what must hold for each?*
@@ -69,7 +157,12 @@ def evidence_page() -> str:
 
 
 # Name on the site by the function that returns the page.
-PAGES = {"options.md": options_page, "columns.md": columns_page, "evidence.md": evidence_page}
+PAGES = {
+    "options.md": options_page,
+    "columns.md": columns_page,
+    "api.md": lambda: API,
+    "evidence.md": evidence_page,
+}
 
 
 def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

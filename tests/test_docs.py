@@ -60,8 +60,18 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         target = (page.parent / path).resolve() if path else page
         assert target.is_file(), link
         assert target.is_relative_to(ROOT), link
-        # Of the API, mkdocs makes the anchors of functions and finds dead ones.
         assert not anchor or anchor in anchors(target), link
+
+
+def test_pages_that_code_names_are_there() -> None:
+    folders = ("probing", "tasks", "tests", "benchmarks", "conf")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in (".py", ".yaml")]
+    named = {name for file in files for name in re.findall(r"docs/[\w/-]+\.md", file.read_text(encoding="utf-8"))}
+    assert len(named) > 5
+    assert {name for name in named if not (ROOT / name).is_file()} == set()
+    for study in package_studies():
+        page, _, anchor = study.page.partition("#")
+        assert not anchor or anchor in anchors(DOCS / page), study.name
 
 
 def test_links_are_found() -> None:
@@ -165,7 +175,7 @@ def test_the_site_has_every_page() -> None:
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     nav = set(re.findall(r"[\w/-]+\.md", str(settings["nav"])))
     # The others lie elsewhere: docs/hooks.py brings them.
-    assert nav - {"tutorial.md", "benchmarks.md", "changes.md", "options.md", "columns.md", "evidence.md"} == {
+    assert nav - {"tutorial.md", "benchmarks.md", "changes.md", *_script(DOCS / "reference.py").PAGES} == {
         page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")
     }
     assert settings["strict"] is True

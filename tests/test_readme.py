@@ -226,7 +226,7 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, id=label(page), marks=pytest.mark.slow if page.name in ("python.md", "callback.md") else ())
+        pytest.param(page, id=label(page), marks=pytest.mark.slow if page.name == "python.md" else ())
         for page in WITH_PYTHON
     ],
 )
@@ -243,7 +243,7 @@ def test_the_python_of_the_readme_and_the_pages_runs(page: Path, toy: Path, monk
 
     monkeypatch.setattr(probing, "fit", small, raising=False)
     monkeypatch.setattr(probing, "attention", small_attention, raising=False)
-    if page.name == "callback.md":
+    if page.name == "python.md":
         monkeypatch.setattr("probing.models.resolve_model", lambda name: find_model(str(toy)))
     names: dict[str, Any] = {"__name__": "page"}
     for language, code in code_blocks(page):
@@ -252,12 +252,12 @@ def test_the_python_of_the_readme_and_the_pages_runs(page: Path, toy: Path, monk
                 compile(re.sub(r"(top\(|neuron\(|layer_0?)6", r"\g<1>2", code), page.name, "exec", dont_inherit=True),
                 names,
             )
-    if page.name == "arrays.md":
+    if page.name == "activations.md":
         assert names["run"].top(0, 1)[0]["neuron"] == int(names["size"].argmax()) == 42
         assert 0.8 < names["metrics"]["test/accuracy"] <= 1
-    elif page.name == "activations.md":
-        assert names["run"].top(3, 1)[0]["neuron"] == 5
-    elif page.name == "scikit-learn.md":
+        assert names["by_position"].top(3, 1)[0]["neuron"] == 5
+    elif page.name == "python.md":
+        assert names["run"].accuracy[0]["layer"] == 2
         assert names["probe"].neurons_[0]["neuron"] == 42
         assert names["scores"].min() > 0.8
         assert names["search"].best_params_["l2"] == names["probe"].l2_
@@ -269,11 +269,8 @@ def test_the_pages_with_python_are_found() -> None:
     assert {label(page) for page in WITH_PYTHON} == {
         "README.md",
         "docs/activations.md",
-        "docs/arrays.md",
-        "docs/callback.md",
         "docs/python.md",
         "docs/results.md",
-        "docs/scikit-learn.md",
         "docs/studies.md",
         "docs/tasks.md",
     }

@@ -342,7 +342,7 @@ def test_type_checkers_find_every_public_name_where_it_is() -> None:
 
 
 def test_the_page_of_the_api_has_every_study() -> None:
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference.py").read_text(encoding="utf-8")
     described = set(re.findall(r"^::: probing\.(?:\S+\.)?(\w+)$", page, re.MULTILINE))
     assert set(map(python_name, STUDIES)) - described == set()
 

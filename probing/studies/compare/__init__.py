@@ -245,7 +245,7 @@ class Compare(Study):
     name, kind, title = "compare", "comparison", "Agreement"
     function = "probing.studies.compare:compare"
     schemas = AGREEMENT, TOP_EVERYWHERE, RECIPES, OPTIONS
-    page = "comparing.md"
+    page = "rankings.md#comparing-runs"
     artifact = "comparison"
     files: ClassVar[Mapping[str, str]] = {
         "figures/": "Heat maps of layers by layers, and accuracies; of runs of `finetune`, `recipes`, the differences.",
