@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from probing.runs.folder import ResumableFolder, RunFolder, check_name
 from probing.runtime import Stopwatch, logger_problems, terminal, versions
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import BRIEF, expect, messages, stage
-from probing.tables.figures import write_charts
+from probing.tables.figures import Chart, write_charts
 from probing.tracking import Tracker, resolve_mode
 
 if TYPE_CHECKING:
@@ -160,6 +160,20 @@ class Measured:
     write: Callable[[Path], list[Path]] | None = None
     is_timed: bool = True
 
+    def with_python_values(self) -> Measured:
+        """Return the measurements with Python's numbers and lists in place of those of NumPy and torch."""
+        tables = {name: [_python_values(row) for row in rows] for name, rows in self.tables.items()}
+        curves = [_python_values(row) for row in self.curves]
+        return replace(self, tables=tables, results=_python_values(self.results), curves=curves)
+
+
+def _python_values(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _python_values(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_python_values(entry) for entry in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
 
 @dataclass(frozen=True)
 class Call:
@@ -272,6 +286,7 @@ class Call:
             output = measure(tracker)
             if folder is None or tracker is None or output is None:
                 return None
+            output = output.with_python_values()
             self.watch.end("measure")
             with stage("tables and figures"):
                 files, figures = self._write(folder.path, output)
@@ -295,5 +310,7 @@ class Call:
         formats = figure_formats(self.config.get("figure_format", FIGURE_FORMAT))
         written = {schema.name: Table(output.tables.get(schema.name, ()), schema) for schema in self.study.schemas}
         result = Result(self.study, folder, self.config, dict(output.results), written)
-        figures = write_charts(folder / "figures", self.study.charts(result), self.study.figure_prefix(result), formats)
+        figures = write_charts(
+            folder / "figures", Chart.with_values(self.study.charts(result)), self.study.figure_prefix(result), formats
+        )
         return files, figures + (output.draw(folder / "figures", formats) if output.draw else [])
