@@ -206,8 +206,8 @@ def _processes(study: Study) -> str:
 
 
 def _study(study: Study) -> str:
-    page = study.page.partition(".md")[0]
-    head = f"\n## Of `{study.name}`\n\n[{page.capitalize()}]({study.page}) explains the measures.\n"
+    page = study.page.partition(".md")[0].replace("-", " ").capitalize()
+    head = f"\n## Of `{study.name}`\n\n[{page.replace('-', ' ').capitalize()}]({study.page}) explains the measures.\n"
     files = ((f"`{name}`", what) for name, what in study.files.items())
     head += f"\n{_table(('file', 'content'), files)}" if study.files else ""
     return head + "".join(map(_schema, study.schemas)) + "".join(map(_schema, study.variants))
