@@ -295,12 +295,11 @@ def _write_page(run: Run) -> Path:
 def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order = "contribution") -> None:
     """Print the answer, tables, caveats and the output folder; `quiet` replaces the tables by a line per layer."""
     from probing.tables import probes
-    from probing.tables import probes as tables_probes
     from probing.tables.conclusions import bases_lines, leading
 
     rows, neurons, task = run.accuracy, run.neurons, task_in_words(run.config)
     verbose = verbose and not quiet
-    sentences = tables_probes.answer(rows, neurons, task, run.results, run.config)
+    sentences = probes.answer(rows, neurons, task, run.results, run.config)
     layer = leading(rows)["layer"]
     if quiet:
         for row in rows:
@@ -312,7 +311,7 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
         terminal.tell(*(sentence for sentence in run.conclusions() if sentence not in sentences))
     else:
         terminal.tell(*bases_lines([row for row in run.bases if row["layer"] == layer], task))
-        terminal.tell(*tables_probes.caveats(rows, neurons, run.class_scores, task, run.results, run.config, run.basis))
+        terminal.tell(*probes.caveats(rows, neurons, run.class_scores, task, run.results, run.config, run.basis))
     terminal.tell(*probes.transform_lines(run.transform, rows))
     print_output_location(run.folder, where, has_more=not quiet and not verbose)
 
