@@ -53,7 +53,7 @@ MOVED = """
 
 `config.yaml` keeps paths as they were typed. A run of `fit` also notes in `results.json`, as `read_from`, where its
 text, its test text, a model's folder and the file of a task of your own were: `path`, and `from_run`, relative to the
-folder of the run. Whatever reads these again (`rank`, `compare`, `ablate --run`, `geometry --from_run`, `run.neuron`,
+folder of the run. Whatever reads these again (`rank`, `compare`, `ablate --run`, `position --run`, `run.neuron`,
 `run.test_sentences`, `run.predict`) looks
 
 1. at the path as it was typed, from the current folder;
@@ -76,7 +76,7 @@ python -m probing compare runs/A runs/B --corpus texts/wiki.txt
 The second line gives a corpus and a test corpus. `compare` takes each text for the runs that read it, and refuses one
 that no run read.
 
-`ablate --run` and `geometry --from_run` take `--corpus` and `--model` in the same sense. From Python it is `rank(run,
+`ablate --run` and `position --run` take `--corpus` and `--model` in the same sense. From Python it is `rank(run,
 corpus=PATH)`, and `load_run(folder, corpus=PATH)` for what a `Run` reads by itself. Activations are read from the cache
 of the run if it is still there, otherwise from `cache` beside the run, or extracted again.
 """
