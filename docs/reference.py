@@ -54,6 +54,8 @@ From their docstrings; `help(probing.fit)` shows the same.
 ::: probing.compare
 ::: probing.sweep
 ::: probing.studies.geometry.geometry
+::: probing.studies.position.position
+::: probing.studies.extremes.extremes
 ::: probing.studies.attention.attention
 ::: probing.ablate
 ::: probing.pretrain

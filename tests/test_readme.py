@@ -162,7 +162,14 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
         args += BARE_ARGS
     if "--revision" in args:  # of the hub; a folder has none
         del args[(at := args.index("--revision")) : at + 2]
-    reads = ("fit", "extract", "geometry", "attention", *(() if "--run" in args else ("ablate",)))  # a run has its own
+    reads = (
+        "fit",
+        "extract",
+        "geometry",
+        "extremes",
+        "attention",
+        *(() if "--run" in args else ("ablate", "position")),
+    )  # a run has its own
     if args[0] in reads:
         corpus = "train.conllu" if "runs/upos" in args else "sentences.txt"
         args += ["--model", str(toy)] + ([] if {"--corpus", "--pairs"} & {*args} else ["--corpus", corpus])

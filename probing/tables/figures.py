@@ -822,7 +822,9 @@ def joined(look: dict[str, Any], layers: Sequence[int]) -> dict[str, Any]:
     return look if len(set(layers)) > 1 else {**look, "ls": ""}
 
 
-def error_bars(rows: Sequence[Row], values: NDArray[np.float64], of: str = "", times: float = 1) -> NDArray[Any] | None:
+def error_bars(
+    rows: Sequence[Row], values: Sequence[float] | NDArray[np.float64], of: str = "", times: float = 1
+) -> NDArray[Any] | None:
     """Return the reach of intervals below and above the values, shape (2, n); None if no row has an interval.
 
     Values, shape (n,), are already multiplied by `times`; `of` is as in `probing.results.ends`. A row without an
@@ -832,4 +834,4 @@ def error_bars(rows: Sequence[Row], values: NDArray[np.float64], of: str = "", t
     if not any(intervals):
         return None
     low, high = (np.array([times * pair[i] if pair else np.nan for pair in intervals]) for i in (0, 1))
-    return np.nan_to_num(np.clip([values - low, high - values], 0, None))
+    return np.nan_to_num(np.clip([np.subtract(values, low), np.subtract(high, values)], 0, None))

@@ -1,41 +1,64 @@
-"""The study `ablate`: the loss of a model without a head or a layer."""
+"""The study `ablate`: the loss of a model without heads, layers or neurons, or with fewer or rounded weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
+from errno import ENOENT
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from probing.cli.commandline import command
 from probing.cli.options import (
     BatchOptions,
     CorpusOptions,
+    Definition,
+    FirstToken,
     Folder,
     Layers,
     ModelOptions,
+    OutlierOptions,
     OutputOptions,
     RunOptions,
     Source,
+    SpecialTokens,
     chosen,
     chosen_with_data,
+    declared,
     defaults,
     option,
 )
-from probing.errors import UserError, out_of_range, refuse
-from probing.interventions import POSITION, READOUTS_OF_TUNED, TASK, TUNED
-from probing.models import layer_numbers
-from probing.results import Html
+from probing.errors import UserError, flag, out_of_range, refuse
+from probing.interventions import POSITION, READOUTS_OF_UNITS, TASK, TUNED, WORDS
+from probing.models import layer_numbers, load_encoder, load_tokenizer
+from probing.results import Html, listed
 from probing.runs import Result, Study, Terms, study_of
 from probing.runs.call import Call, Measured
 from probing.runs.loading import Tuned, load_fit_of_classes, read_as_run, read_as_tuned, tuned_of
 from probing.runs.places import task_of
-from probing.runs.run import Run
+from probing.runs.run import Run, load_fit, of_text
 from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
-from probing.studies.ablate import tables
+from probing.runtime.progress import stage
+from probing.studies.ablate import neuron_tables, tables
+from probing.studies.ablate.selection import flag_value, is_of_positions, selected_neurons
 from probing.tables.figures import Chart
-from probing.text import GroupBy, read_corpora
+from probing.text import GroupBy, read_corpora, read_couples
+
+# What is ablated, as messages name it.
+UNITS, NEURONS, OUTLIERS = "heads and layers", "neurons", "outliers"
+
+# Options that are not for all of these.
+APPLIES_TO = {
+    **dict.fromkeys(("units", "prune", "prune_share", "quantise"), (UNITS,)),
+    **dict.fromkeys(("run", "test_corpus", "kinds", "readouts", "tokens", "retrain"), (UNITS, NEURONS)),
+    **dict.fromkeys(("top", "pairs", "at"), (NEURONS,)),
+    "draws": (NEURONS, OUTLIERS),
+    **dict.fromkeys(("fit_corpus", "special_tokens", "definition", "first_token"), (OUTLIERS,)),
+}
+
+# Draws by default: with fewer than 20, no p-value by rank can be below .05.
+DRAWS, DRAWS_OF_OUTLIERS = 20, 10
 
 # Options whose values are those of `--run`, where it is given.
 OF_RUN = ("model", "revision", "random_weights", "corpus", "test_corpus", "max_length")
@@ -45,41 +68,61 @@ UNITS_PRUNED, WEIGHTS_PRUNED = "units", "weights"
 
 
 @dataclass(frozen=True)
-class AblateOptions(OutputOptions, RunOptions, BatchOptions, CorpusOptions, ModelOptions):
+class AblateOptions(OutputOptions, RunOptions, OutlierOptions, BatchOptions, CorpusOptions, ModelOptions):
     """Options of `ablate`."""
 
     layer: Layers = "all"
-    """Layers whose heads are ablated: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer k is block k,
-    counted from 1."""
+    """Layers to ablate: one (6), several (0,3,6 or 3-6), the last (-1) or all. Of heads, layer k is block k, counted
+    from 1; of neurons, it is the output of block k, and 0 the embedding output."""
     corpus: Source = "builtin"
-    """Text to read: probes are trained on its training split, and heads are ablated on its test split. Given as
-    builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv, .jsonl; also as .gz),
+    """Text to read: probes are trained on its training split, and heads or neurons are ablated on its test split. Given
+    as builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv, .jsonl; also as .gz),
     hf:NAME?config=C&split=S&column=T, or - for standard input."""
     test_corpus: Source | None = None
-    """Corpus on which heads are ablated, given like --corpus; the test split of --corpus is then added to the training
-    split."""
+    """Corpus on which heads or neurons are ablated, given like --corpus; the test split of --corpus is then added to
+    the training split."""
     run: Folder | None = None
-    """Finished run of `fit` for the task position, whose probes decode the later layers; its model, corpus and split
-    are then used (--corpus and --model give their new locations if they have moved). By default, probes are trained as
-    in `fit`."""
+    """Finished run of `fit` whose probes decode the later layers; its model, corpus and split are then used (--corpus
+    and --model give their new locations if they have moved). For heads and layers its task is position. By default,
+    probes of position are trained as in `fit`."""
     units: str | list[str] = "all"
-    """Units to ablate: heads, layers (all heads of a layer) or all."""
-    kinds: str | list[str] = "all"
-    """Replacements of a head's output: all, or some of uniform (its output under uniform attention), zero, mean
-    (over training tokens), resample (its output at a random token of another sentence) and skip, which removes a
-    whole layer."""
-    readouts: str | list[str] = "position"
-    """Measures to read during ablation, one or more: position (by probes of the later layers), mlm (the loss of masked
+    """Units to ablate, without --neurons: heads, layers (all heads of a layer) or all."""
+    neurons: int | list[int] | str | None = None
+    """Ablate neurons of the residual stream in each layer of --layer, in place of heads and layers: numbers such as
+    18,99; ranked, the first --top by contribution in --run; all; or outliers, which are set to 0 in the LayerNorm after
+    every block and, for comparison, clipped in the last hidden states."""
+    top: int | None = option(None, at_least=1)
+    """Number of neurons that --neurons ranked takes, at most half of all; default: 10."""
+    kinds: str | list[str] | None = None
+    """Replacements. Of a head's output: all (the default), or some of uniform (its output under uniform attention),
+    zero, mean (over training tokens), resample (its output at a random token of another sentence) and skip, which
+    removes a whole layer. Of neurons: mean (the default), some of mean, zero, resample, direction (values after linear
+    erasure, by LEACE, of the task of --run, or of position), shuffled (like direction, but with shuffled labels: a
+    control), translate (values plus another class's mean minus their own class's mean), or all of these; or
+    interchange (values at the same token of the other sentence of --pairs)."""
+    pairs: str | None = None
+    """File of text pairs between which --kinds interchange exchanges neurons. Lines: `sentence TAB counterfactual`,
+    decoded by the probes of --run, or `text TAB counterfactual TAB word TAB other word`, with [MASK] in both texts."""
+    at: Literal["words", "everywhere"] = "words"
+    """Whether neurons are changed only at words, or everywhere, including special tokens."""
+    readouts: str | list[str] | None = None
+    """Measures to read during ablation, one or more: position (by probes of the later layers, and by heads while
+    neurons are changed), task (the classes of the task of --run, by its probes; for neurons), mlm (the loss of masked
     words, by the model's head), sts=DIR (Spearman's correlation of the last layer's cosines with human scores), wic=DIR
-    (accuracy of the last layer's cosines), with data as for the commands sts and wic; task=RUN (the score of a tuned
-    model's head on the test split of a run of `finetune`), where RUN is the folder of the run or of one of its
-    checkpoints. The model, corpus and split of RUN are then used."""
+    (accuracy of the last layer's cosines), with data as for the commands sts and wic; tuned=RUN (for heads and layers,
+    the score of a tuned model's head on the test split of a run of `finetune`), where RUN is the folder of the run or
+    of one of its checkpoints, whose model, corpus and split are then used. Default: position, or task for neurons with
+    a --run of another task."""
     tokens: int = option(20_000, at_least=1)
     """Maximum number of tokens of test sentences, and also of the training sentences that replacement values come from;
     if there are more, sentences are sampled at random."""
+    draws: int | None = option(None, at_least=0, at_most=1000)
+    """Number of random sets of as many other neurons, and of matched sets of each size, for comparison with --neurons;
+    default: 20, or 10 with outliers."""
     retrain: int = option(5, at_least=0)
-    """Number of heads and layers with the largest effect, and of random ones, without which probes are retrained, under
-    the first of --kinds; 0 retrains no probe."""
+    """Number of ablations for which probes are retrained: of the heads and layers with the largest effect, and of
+    random ones, under the first of --kinds; of random and of matched sets of neurons of the largest size. 0 retrains no
+    probe."""
     prune: bool | str | list[str] = False
     """Also ablate heads and layers cumulatively: the least important first and, for comparison, in random orders and in
     reverse order; outputs are replaced by zero if it is among --kinds, otherwise by mean. Without a value, or with
@@ -92,31 +135,73 @@ class AblateOptions(OutputOptions, RunOptions, BatchOptions, CorpusOptions, Mode
     """Numbers of bits, such as 8,4, to which the weights of the layers, their input hidden states, and both are also
     rounded, with a scale per tensor and with a scale per channel. Outlier neurons and, for comparison, equally many
     random neurons keep full precision."""
+    fit_corpus: Source | None = None
+    special_tokens: SpecialTokens = "exclude"
+    """Whether special tokens are included where --neurons outliers are identified."""
+    definition: Definition = "mean_profile"
+    """Definition of --neurons outliers, as in `geometry`."""
+    first_token: FirstToken = "include"
+    """Whether the first token of each sequence is included where --neurons outliers are identified; the model always
+    reads it."""
     _: KW_ONLY
     seed: int = 0
-    """Seed of every random draw: the split, sampled sentences, replacement tokens and random initialisation."""
+    """Seed of every random draw: the split, sampled sentences, replacement tokens, drawn neurons and random
+    initialisation."""
     name: str | None = None
     """Name of this run; default: MODEL-ablate-YYYYMMDD-HHMMSS."""
     cache: str | None = None
     """Folder of cached activations and finished passes; default: $PROBING_CACHE or RUNS/cache."""
 
+    @property
+    def ablated(self) -> str:
+        """What is ablated, as in messages."""
+        return UNITS if self.neurons is None else OUTLIERS if flag_value(self.neurons) == "outliers" else NEURONS
+
+    def problems(self) -> list[str]:
+        """Return the problems with options that do not apply to what is ablated, and with the choice of neurons."""
+        problems = super().problems()
+        selected = f"{self.ablated} are ablated" if self.neurons is None else flag("neurons", flag_value(self.neurons))
+        for name, kinds in APPLIES_TO.items():
+            value = getattr(self, name)
+            if self.ablated not in kinds and value != declared(AblateOptions)[name].default:
+                problems.append(f"{flag(name, flag_value(value))} is for {listed(kinds)}, and {selected}; leave it out")
+        is_ranked = self.neurons is not None and flag_value(self.neurons) == "ranked"
+        if is_ranked and self.run is None:
+            problems.append(f"{flag('neurons', 'ranked')} takes the first neurons of a ranking; give {flag('run')} too")
+        if self.ablated == NEURONS and not is_ranked and self.top is not None:
+            problems.append(f"{flag('top', self.top)} is for {flag('neurons', 'ranked')}, and {selected}; leave it out")
+        if self.pairs is not None and self.retrain != declared(AblateOptions)["retrain"].default:
+            problems.append(f"{flag('retrain', self.retrain)} with {flag('pairs', self.pairs)}: no probe is retrained")
+        return problems
+
 
 @command(AblateOptions)
 def ablate(options: AblateOptions) -> Result | None:
-    """Ablate one head or layer at a time, and measure how well probes of the later layers still decode positions.
+    """Ablate heads, layers or neurons, and measure what the model loses, such as positions that probes decode.
 
     Returns:
         The results; None except in the rank-zero process.
     """
     call = Call.of(study_of("ablate"), options)
+    run = {UNITS: _ablate_units, NEURONS: _ablate_neurons, OUTLIERS: _ablate_outliers}[options.ablated]
+    return run(call, options.tokenizer)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Heads and layers.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _ablate_units(call: Call, tokenizer: Any) -> Result | None:
+    """Ablate one head or layer after the other."""
     config = call.config
-    readout_sources: dict[str, Any] = {**chosen_with_data("--readouts", config["readouts"], READOUTS_OF_TUNED)}
-    tuned = _tuned_of(readout_sources.pop(TASK, None), config)
-    fit_run = _run_of(config["run"], config)
+    readout_sources = dict(chosen_with_data("--readouts", config["readouts"] or POSITION, READOUTS_OF_UNITS))
+    tuned = _tuned_of(readout_sources.pop(TUNED, None), config)
+    fit_run = _run_of(config)
     with quiet_libraries():
         from probing.studies.ablate.survey import others, study_output, survey
 
-        ablation, setup = _config_and_setup(call, fit_run or tuned, readout_sources, options.tokenizer)
+        ablation, setup = _config_and_setup(call, fit_run or tuned, readout_sources, tokenizer)
         call.expect(1 + (POSITION in setup.readouts) + bool(others(setup)))
         stores = setup.read()
         call.watch.end("extract")
@@ -135,12 +220,13 @@ def _config_and_setup(
     call: Call, source_run: Run | Tuned | None, readout_sources: dict[str, Any], tokenizer: Any
 ) -> tuple[Any, Any]:
     """Return the configuration of the survey and the `InterventionSetup`."""
-    from probing.interventions.heads import KINDS, UNITS
+    from probing.interventions import heads
     from probing.interventions.subject import InterventionSetup, data_of
     from probing.studies.ablate.survey import AblationConfig, check
 
     config = call.config
-    units, kinds = chosen("--units", config["units"], UNITS), chosen("--kinds", config["kinds"], KINDS)
+    units = chosen("--units", config["units"], heads.UNITS)
+    kinds = chosen("--kinds", config["kinds"] or "all", heads.KINDS)
     prune = _pruned(config["prune"])
     check(units, kinds, UNITS_PRUNED in prune)
     data = data_of(readout_sources)
@@ -178,7 +264,7 @@ def _of_layers(ablation: Any, setup: Any, config: dict[str, Any]) -> Any:
     needs = {
         "--prune weights": (ablation.prune_weights, "prunes all matrices of a layer"),
         f"--quantise {config['quantise']}": (ablation.bits, "rounds what enters a layer and all of its matrices"),
-        "--kinds skip": (skips and config["kinds"] != "all", "takes whole layers out"),
+        "--kinds skip": (skips and config["kinds"] not in (None, "all"), "takes whole layers out"),
     }
     for flag_text, (is_requested, what) in needs.items():
         if is_requested:
@@ -207,13 +293,13 @@ def _bits(flag_value: int | list[int] | str | None) -> list[int]:
     return bit_counts
 
 
-def _run_of(folder: str | None, config: dict[str, Any]) -> Run | None:
+def _run_of(config: dict[str, Any]) -> Run | None:
     """Return the run whose probes are read, and add its settings to the configuration."""
-    if folder is None:
+    if (folder := config["run"]) is None:
         return None
-    run = load_fit_of_classes(folder)
-    is_position = run.config["task"] == "position" and not run.config["task_args"]
-    needs = {"the task position": is_position}
+    is_of_units = config["neurons"] is None
+    run = load_fit_of_classes(folder) if is_of_units else of_text(load_fit(folder))
+    needs = {"the task position": is_of_positions(run)} if is_of_units else {}
     read_as_run(run, f"--run {folder}", config, defaults(ablate), OF_RUN, needs)
     return run
 
@@ -222,7 +308,7 @@ def _tuned_of(folder: str | None, config: dict[str, Any]) -> Tuned | None:
     """Return the tuned model whose head is read, and add its settings to the configuration."""
     if folder is None:
         return None
-    option = f"--readouts {TASK}={folder}"
+    option = f"--readouts {TUNED}={folder}"
     if config["run"] is not None:
         raise UserError(f"`--run` and `{option}` both say which text is read; leave one of the two out.")
     tuned = tuned_of(folder, option)
@@ -261,30 +347,135 @@ def _frozen(run: Run | None, source: Any) -> Any:
     return frozen_of_run(run, source.model, source.random_weights_seed, (), "run")
 
 
-class Ablate(Study):
-    """Effects of ablating heads and layers."""
+# --------------------------------------------------------------------------------------------------------------------
+# Neurons, and outliers in the LayerNorms.
+# --------------------------------------------------------------------------------------------------------------------
 
-    name, kind, title = "ablate", "ablation of heads and layers", "Ablation of heads and layers"
+
+def _ablate_neurons(call: Call, tokenizer: Any) -> Result | None:
+    """Change one set of neurons after the other."""
+    config = call.config
+    run = _run_of(config)
+    selected = selected_neurons(config, run)
+    with quiet_libraries():
+        from probing.interventions.probed_task import frozen_of_run, task_of_run
+        from probing.interventions.subject import InterventionSetup, data_of
+        from probing.studies.ablate.interchange import Couples, check_later, survey_couples, survey_words
+        from probing.studies.ablate.neurons import NeuronConfig, neuron_output, survey
+
+        split_seed = config["seed"] if run is None else int(run.config["seed"])
+        source = call.source(seed=split_seed, tokenizer=tokenizer)
+        n_layers, is_all = source.config.num_hidden_layers, layer_numbers(config["layer"]) is None
+        ranked = selected.by_layer(source.layers, is_all, n_layers, source.config.hidden_size)
+        data, task, pairs, seed = data_of(selected.readouts), None, config["pairs"], config["seed"]
+        if run is not None and selected.task_name is not None:
+            task = task_of_run(run, f"--run {run.folder}", TASK in selected.readouts, selected.kinds)
+        split_by: GroupBy = "sentence" if run is None else run.split_by
+        texts = read_corpora(config["corpus"], config["test_corpus"], split_seed, call.say, split_by)
+        frozen, of_run = None, () if run is None else (run, source.model, source.random_weights_seed)
+        if of_run and pairs is None:
+            frozen = frozen_of_run(*of_run, range(min(ranked) + 1, n_layers + 1), "run")
+        elif of_run and TASK in selected.readouts:
+            frozen = frozen_of_run(*of_run, (), "run")
+            check_later(frozen, ranked, f"--run {config['run']}")
+        whole = replace(source, layers=list(range(n_layers + 1)))
+        setup = InterventionSetup(whole, *texts, split_seed, frozen, data, task)
+        setup.model.check_layers(selected.flag_text, "changes what enters a layer", source.model.name)
+        call.expect(2)
+        stores = setup.read()
+        call.watch.end("extract")
+        if not is_main_process():
+            return None
+        draws = DRAWS if config["draws"] is None else config["draws"]
+        settings = NeuronConfig(
+            ranked, selected.kinds, config["at"], config["tokens"], draws, config["retrain"], seed, selected.task_name
+        )
+
+        def measure(_: Path) -> Measured:
+            with stage("what is lost without neurons"):
+                if WORDS in selected.readouts:
+                    changed = survey_words(
+                        setup, stores[-1], read_couples(pairs), f"--pairs {pairs}", settings, call.say
+                    )
+                elif frozen is not None and pairs is not None:
+                    changed = survey_couples(setup, Couples.read(pairs), frozen, settings, call.say)
+                else:
+                    changed = survey(setup, stores, settings)
+            return neuron_output(changed, stores)
+
+        return call.write(source.model, measure)
+
+
+def _ablate_outliers(call: Call, tokenizer: Any) -> Result | None:
+    """Set the outliers of all layers to 0 inside the model, and clip them after it."""
+    config = call.config
+    with quiet_libraries():
+        from probing.data.labelling import origin
+        from probing.interventions.outliers import OutlierModel, ablate_outliers
+        from probing.models.anatomy import examine
+        from probing.models.residual_stream import find_parameters
+        from probing.probes.outliers import find_outliers, read_measured
+
+        source = call.source(tokenizer=tokenizer)
+        call.expect(3)
+        text, stores = read_measured(source, config)
+        call.watch.end("extract")
+        if not is_main_process():
+            return None
+        model, draws = source.model, DRAWS_OF_OUTLIERS if config["draws"] is None else config["draws"]
+
+        def measure(_: Path) -> Measured:
+            encoder, model_tokenizer = load_encoder(model, source.random_weights_seed), load_tokenizer(model)
+            parameters = find_parameters(encoder, examine(encoder, model_tokenizer.pad_token_id or 0))
+            outliers = find_outliers(stores[-1], source.layers, parameters, config).chosen
+            with stage("interventions on outliers"):
+                rows = ablate_outliers(OutlierModel(
+                    model, encoder, model_tokenizer, stores[0], text, outliers, config["special_tokens"],
+                    source.random_weights_seed is None, draws, config["seed"], source.say,
+                ))  # fmt: skip
+            results = {
+                "cache": {"measured": origin(stores[0]), "fitted": origin(stores[-1])},
+                "outliers": {str(layer): neurons for layer, neurons in outliers.items()},
+            }
+
+            def draw(folder: Path, formats: Any) -> list[Path]:
+                return neuron_tables.write_outlier_figure(folder, rows, model.short_name, formats)
+
+            return Measured({"interventions": rows}, results, draw=draw)
+
+        return call.write(model, measure)
+
+
+class Ablate(Study):
+    """Effects of ablating heads, layers and neurons."""
+
+    name, kind, title = "ablate", "ablation", "Ablation"
     function = "probing.studies.ablate:ablate"
     in_several_processes = True
-    schemas = tables.SCHEMAS
+    schemas = (*tables.SCHEMAS, *neuron_tables.SCHEMAS)
     views = tables.VIEWS
     page = "ablate.md"
     files: ClassVar[Mapping[str, str]] = {
-        "figures/": "Effects by layer and head, and pruning curves.",
+        "figures/": "Effects by layer and head, pruning curves, and effects by number of neurons.",
     }
 
     def tables(self, result: Result) -> list[Any]:
         """Return the effects, and the views of pruned and rounded weights."""
-        return [*tables.effect_tables(result.by_name), *super().tables(result)]
+        of_neurons = neuron_tables.tables(result.neuron_interventions)
+        of_outliers = neuron_tables.outlier_tables(result.interventions)
+        return [*tables.effect_tables(result.by_name), *super().tables(result), *of_neurons, *of_outliers]
 
     def charts(self, result: Result) -> list[Chart]:
-        """Return the effects of layers, and the curves of pruning."""
-        return tables.charts(result.by_name)
+        """Return the effects of layers, the curves of pruning, and those of the number of neurons."""
+        return [*tables.charts(result.by_name), *neuron_tables.charts(result.neuron_interventions)]
 
     def conclusions(self, result: Result) -> list[str]:
         """Return the conclusions, a sentence for each question."""
-        return tables.conclusions(result.by_name, result.results)
+        return [
+            *tables.conclusions(result.by_name, result.results),
+            *neuron_tables.conclusions(result.neuron_interventions),
+            *neuron_tables.outlier_conclusions(result.interventions),
+        ]
 
     def maps(self, result: Result) -> Iterable[Html]:
         """Return the maps of heads."""
@@ -294,7 +485,20 @@ class Ablate(Study):
 
     def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
-        return {self.title: {**tables.EFFECTS, **super().terms(result)[self.title]}}
+        terms = {
+            "": (tables.EFFECTS, result.ablated), " of neurons": (neuron_tables.TERMS, result.neuron_interventions),
+            " of outliers": (neuron_tables.OUTLIER_TERMS, result.interventions),
+        }  # fmt: skip
+        of_title = super().terms(result)[self.title]
+        return {f"{self.title}{of}": {**of_title, **words} for of, (words, rows) in terms.items() if rows}
+
+    def read(self, folder: Path) -> Result:
+        """Read results; those of a run have the tables of what it ablated."""
+        result = super().read(folder)
+        main = ("ablated", "neuron_interventions", "interventions")
+        if not any((folder / f"{name}.csv").is_file() for name in main):
+            raise FileNotFoundError(ENOENT, "none of the tables of `ablate` is there", str(folder / "ablated.csv"))
+        return result
 
 
 STUDY = Ablate()

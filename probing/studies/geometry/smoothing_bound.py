@@ -25,8 +25,10 @@ report. Where weights are not small, v is far above 1 and not informative, so th
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,9 +38,13 @@ from torch import Tensor, nn
 
 from probing.activations.extraction import padded_index
 from probing.activations.store import StorePlan, batches
-from probing.models.residual_stream import PostNormBlock, run_with_attention
+from probing.interventions.outliers import OutlierModel
+from probing.models.anatomy import examine
+from probing.models.residual_stream import NotPostNorm, PostNormBlock, find_blocks, run_with_attention
+from probing.runtime.progress import counted
 from probing.runtime.trainer import float64_device, on_float64_device, to_float64
 from probing.statistics.chance import MeanOverSentences, weights
+from probing.studies.geometry.tables import SMOOTHING_SENTENCES
 from probing.text.tokens import Tokens
 
 # Values of each sentence and block, in the order of `smoothing_sentences.csv`.
@@ -324,3 +330,35 @@ def _quantile(counts: NDArray[np.int64], share: float) -> float:
     if not 0 < index < len(_BINS):
         return float("nan")
     return float(10 ** ((_BINS[index - 1] + _BINS[index]) / 2))
+
+
+def smoothing(folder: Path, of: OutlierModel) -> list[dict[str, Any]]:
+    """Measure Theorem 2 of Shi et al. on every sentence, and write the terms of each to `smoothing_sentences.csv`.
+
+    The encoder keeps the plain implementation of attention afterwards. The returned rows of `smoothing.csv` are empty
+    if the theorem does not apply to the model.
+    """
+    encoder, store, pad_token_id, name = of.encoder, of.store, of.pad_token_id, of.source.name
+    anatomy = examine(encoder, pad_token_id)
+    try:
+        blocks = find_blocks(encoder, anatomy, pad_token_id)
+    except NotPostNorm as reason:
+        of.say(f"--smoothing_bound does not apply to {name}: the theorem is about post-LN blocks, and {reason}")
+        return []
+    if not blocks:
+        of.say(f"--smoothing_bound does not apply to {name}: it has no blocks")
+        return []
+    of_blocks = [constants(block) for block in blocks]
+    summary, n_shards = Summary(of_blocks, of.seed), len(store.plan.shards)
+    with (folder / "smoothing_sentences.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*SMOOTHING_SENTENCES.types], lineterminator="\n")
+        writer.writeheader()
+        batches = measure(
+            encoder, blocks, of_blocks, store.tokens, store.plan, pad_token_id, anatomy.padding_is_neutral
+        )
+        with counted("", n_shards) as advance:
+            for sentences in batches:
+                summary.update(sentences)
+                writer.writerows(sentences.rows())
+                advance(1)
+    return summary.rows()

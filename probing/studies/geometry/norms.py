@@ -1,29 +1,34 @@
-"""Outliers along the residual stream: their terms in norms, and their path through every term to the last layer."""
+"""Outliers inside a model: their terms in norms, their path along the residual stream, and norms that are changed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probing.activations import ActivationStore
 from probing.errors import UserError
 from probing.interventions.forward import Padded, padded_batches
-from probing.interventions.model_output import (
-    BATCH_TOKENS,
-    PROBE_TOKENS,
-    SentenceSums,
-    draw_sentences,
+from probing.interventions.model_output import BATCH_TOKENS, PROBE_TOKENS, SentenceSums, draw_sentences
+from probing.interventions.outliers import (
+    Condition,
+    OutlierModel,
+    Where,
+    compared,
+    effect_rows,
+    read_under,
+    with_random,
 )
-from probing.models import ModelSource, load_encoder, load_masked_lm, load_tokenizer
-from probing.models.anatomy import Anatomy, examine
+from probing.interventions.parameters import ordinary_row, replaced
+from probing.interventions.passes import Rows
+from probing.models import ModelSource, load_encoder, load_tokenizer
+from probing.models.anatomy import Anatomy, examine, hidden_states
 from probing.models.residual_stream import (
     BlockNorm,
     HookPoint,
@@ -31,25 +36,16 @@ from probing.models.residual_stream import (
     StreamSite,
     UnknownParts,
     find_norms,
+    find_parameters,
     find_path,
     watching,
 )
+from probing.probes.outliers import measured_tokens
 from probing.probes.transforms import random_neurons
 from probing.runtime.progress import note, stage
 from probing.statistics.moments import MEAN_DEVIATIONS, deviations_of
-from probing.studies.geometry.inside.changed_norms import (
-    PLACES,
-    change_first_row,
-    change_norms,
-    chosen_conditions,
-    find_parameters,
-    interventions,
-    masked_words,
-    position_reader,
-    see_layers,
-    smoothing,
-)
-from probing.text import Corpus
+from probing.studies.geometry.smoothing_bound import smoothing
+from probing.studies.geometry.tables import FIRST_ROW
 from probing.text.tokens import Tokens
 
 # What an outlier may come from, in the order in which ties are broken.
@@ -218,46 +214,147 @@ def path_rows(
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# What `geometry` measures by running the model; defined here: outliers in norms and along the residual stream.
+# What changes if the outliers have gains and biases, or entries of the first position's row, like other neurons.
 # --------------------------------------------------------------------------------------------------------------------
 
-Rows = list[dict[str, Any]]
-Say = Callable[[str], None]
+# Numbers of the norms of a block that are changed.
+PLACES: Mapping[Where, tuple[int, ...]] = {"first": (1,), "second": (2,), "both": (1, 2)}
+
+
+class LayerDeviations(NamedTuple):
+    """Results of a model in its present state: last hidden states, shape (n_tokens, d_model), float32, and deviations.
+
+    The deviations are of the mean of each neuron, in sd of the layer's neurons, shape (n_layers + 1, d_model).
+    """
+
+    last: Tensor
+    deviations: Array
+
+
+@torch.inference_mode()
+def layer_deviations(
+    encoder: nn.Module, anatomy: Anatomy, tokens: Tokens, counts: NDArray[np.bool_], pad_token_id: int
+) -> LayerDeviations:
+    """Run a model on sentences, with means over the tokens in the mask `counts`, shape (n_tokens,)."""
+    layers, device = range(anatomy.n_layers + 1), next(encoder.parameters()).device
+    last, sums = torch.empty(0), torch.empty(0)
+    for batch in padded_batches(tokens, BATCH_TOKENS, pad_token_id, anatomy.padding_is_neutral):
+        states = hidden_states(encoder, anatomy, layers, **batch.inputs_on(device))
+        if not last.numel():
+            d_model = states[0].shape[-1]
+            last, sums = torch.empty(tokens.n_tokens, d_model), torch.zeros(len(layers), d_model, dtype=torch.float64)
+        is_counted = batch.mask & torch.from_numpy(counts)[batch.rows]
+        for layer, state in states.items():
+            sums[layer] += state.cpu()[is_counted].double().sum(0)
+        last[batch.rows[batch.mask]] = states[anatomy.n_layers].float().cpu()[batch.mask]
+    return LayerDeviations(last, np.stack([deviations_of(mean) for mean in (sums / counts.sum()).numpy()]))
+
+
+def chosen_conditions(outliers: Sequence[int], d_model: int, n_draws: int, seed: int) -> list[Condition]:
+    """Return the conditions: the outliers and as many random others, in each choice of norms."""
+    return with_random(PLACES, outliers, d_model, n_draws, np.random.default_rng([seed, 2]))
+
+
+def change_norms(
+    norms: Mapping[int, Sequence[nn.Module]],
+    outliers: Mapping[int, Sequence[int]],
+    chosen: Sequence[Condition],
+    read: Callable[[], tuple[SentenceSums, Array]],
+    n_tokens: int,
+    say: Callable[[str], None] = lambda message: None,
+) -> list[dict[str, Any]]:
+    """Measure a model when it is intact and under each condition; return rows of `norm_changes.csv`.
+
+    For each layer and each of its outliers, rows with the measure `deviations` have the distance of the neuron's mean
+    from the mean of all neurons, in standard deviations, and whether it is an `outlier` (more than 5); `percentile` is
+    the percentage of random draws that reduce this distance less, and `p_value` is by rank. All other rows are as in
+    `interventions.csv`. `norms` has the modules of the first and of the second norm of all blocks, by number; `read`
+    measures the model in its present state, and also returns `LayerDeviations.deviations`, means over `n_tokens`.
+    """
+    named = {neuron for neurons in outliers.values() for neuron in neurons}
+
+    def ordinary(condition: Condition) -> AbstractContextManager[None]:
+        modules = [module for number in PLACES[condition.where] for module in norms[number]]
+        return replaced(modules, condition.neurons, _mean_of_others({*named, *condition.neurons}))
+
+    def say_condition(condition: Condition) -> None:
+        where = "both norms" if condition.where == "both" else f"the {condition.where} norm"
+        say(f"{condition.name} made ordinary in {where}")
+
+    say("the intact model")
+    intact, before = read()
+    reads = read_under(chosen, ordinary, read, say_condition)
+    rows = deviation_rows(outliers, before, {condition: values for condition, (_, values) in reads.items()}, n_tokens)
+    return rows + effect_rows(intact, {condition: sums for condition, (sums, _) in reads.items()})
+
+
+def _mean_of_others(neurons: set[int]) -> Callable[[Tensor], float]:
+    """Return a function that averages a parameter over all but these neurons."""
+
+    def mean(parameter: Tensor) -> float:
+        others = torch.ones(len(parameter), dtype=torch.bool)
+        others[sorted(neurons)] = False
+        return float(parameter.cpu()[others].double().mean())
+
+    return mean
+
+
+def deviation_rows(
+    outliers: Mapping[int, Sequence[int]], before: Array, after: Mapping[Condition, Array], n_tokens: int
+) -> list[dict[str, Any]]:
+    """Return the rows of the distance of each layer's outliers from the other neurons."""
+    rows: list[dict[str, Any]] = []
+    for layer, neuron in [(layer, neuron) for layer, neurons in sorted(outliers.items()) for neuron in neurons]:
+        intact = float(before[layer, neuron])
+        about = {"measure": "deviations", "layer": layer, "neuron": neuron, "n_tokens": n_tokens}
+        rows.append(about | {"where": "", "kind": "intact"} | _deviation(intact))
+        values = {condition: float(of[layer, neuron]) for condition, of in after.items()}
+        of = {condition: {**_deviation(value), "effect": value - intact} for condition, value in values.items()}
+        rows += compared(about, of, {condition: abs(value) for condition, value in values.items()}, harm=-1)
+    return rows
+
+
+def _deviation(value: float) -> dict[str, Any]:
+    return {"value": value, "outlier": "yes" if abs(value) > MEAN_DEVIATIONS else "no"}
+
+
+def change_first_row(
+    table: nn.Module,
+    first_row: int,
+    outliers: Mapping[int, Sequence[int]],
+    read: Callable[[], Array],
+    n_draws: int,
+    seed: int,
+    n_tokens: int,
+    say: Callable[[str], None] = lambda message: None,
+) -> list[dict[str, Any]]:
+    """Return rows of `first_row.csv`: distances of outliers in the intact model, and without the first row's outliers.
+
+    The columns are among the columns of `norm_changes.csv`. `read` returns the distance of each neuron's mean from the
+    others' in each layer of the model in its present state, shape (n_layers + 1, d_model), in standard deviations.
+    `first_row` is the row of the first position in `table`; there are `n_draws` draws of as many random neurons.
+    """
+    named = sorted({neuron for neurons in outliers.values() for neuron in neurons})
+    say("the intact model")
+    before = read()
+    after = read_under(
+        with_random(("first_row",), named, before.shape[1], n_draws, np.random.default_rng([seed, 4])),
+        lambda condition: ordinary_row(table, first_row, condition.neurons),
+        read,
+        lambda condition: say(f"the first position's row without its {condition.name}"),
+    )
+    rows = deviation_rows(outliers, before, after, n_tokens)
+    return [{name: cell for name, cell in row.items() if name in FIRST_ROW.types} for row in rows]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The measurements that `--norms`, `--path` and `--smoothing_bound` add.
+# --------------------------------------------------------------------------------------------------------------------
 
 # Number of other neurons that are followed for comparison with the outliers.
 RANDOM = 10
 # Approximate number of tokens over which the means of layers are taken while a row of the position table is changed.
 ROW_TOKENS = 5_000
-
-
-@dataclass(frozen=True)
-class StreamInputs:
-    """A model whose norms and residual stream are measured, and its input text, sampled from the sentences of `store`.
-
-    The encoder, in evaluation mode and float32, is unchanged afterwards. Outliers are by layer. `includes_special` is
-    for means of hidden states. Without trained weights, the language-model head is not used.
-    """
-
-    source: ModelSource
-    encoder: nn.Module
-    tokenizer: Any
-    store: ActivationStore
-    corpus: Corpus
-    outliers: Mapping[int, Sequence[int]]
-    includes_special: bool
-    is_trained: bool
-    n_draws: int
-    seed: int
-    say: Say
-
-    @property
-    def pad_token_id(self) -> int:
-        """The padding token id; 0 if the tokenizer has none."""
-        return self.tokenizer.pad_token_id or 0
-
-    def counts(self, tokens: Tokens) -> NDArray[np.bool_]:
-        """Return the mask of tokens in means of hidden states, shape (n_tokens,)."""
-        return tokens.included if self.includes_special else ~tokens.special
 
 
 @contextmanager
@@ -297,112 +394,96 @@ def check(source: ModelSource, norms: bool, path: bool) -> None:
         path_of(encoder, anatomy, pad_token_id, source.name)
 
 
-def measure_inside(folder: Path, inputs: StreamInputs, inside: Mapping[str, bool]) -> dict[str, Rows]:
+def measure_inside(folder: Path, of: OutlierModel, inside: Mapping[str, bool]) -> dict[str, Rows]:
     """Run the measurements in `inside`, and return tables' rows by name; sentences' terms are written to `folder`."""
-    of, tables = inputs, dict[str, Rows]()
+    tables: dict[str, Rows] = {}
     if inside["smoothing"]:
         with stage("bound of smoothing"):
-            tables["smoothing"] = smoothing(folder, of.source.name, of.encoder, of.tokenizer, of.store, of.seed, of.say)
-    if inside["interventions"]:
-        with stage("interventions on outliers"):
-            tables["interventions"] = interventions(
-                of.source, of.encoder, of.tokenizer, of.store, of.corpus, of.outliers, of.is_trained,
-                of.n_draws, of.seed, of.say,
-            )  # fmt: skip
+            tables["smoothing"] = smoothing(folder, of)
     if inside["norms"]:
         with stage("terms of the norms"):
-            tables["norms"], tables["norm_changes"] = measure_norms(inputs)
+            tables["norms"], tables["norm_changes"] = measure_norms(of)
     if inside["path"]:
         with stage("path of outliers through the blocks"):
-            tables["path"], tables["first_row"] = measure_path(inputs), measure_first_row(inputs)
+            tables["path"], tables["first_row"] = measure_path(of), measure_first_row(of)
     return tables
 
 
-def measure_norms(inputs: StreamInputs) -> tuple[Rows, Rows]:
+def measure_norms(of: OutlierModel) -> tuple[Rows, Rows]:
     """Return rows of `norms.csv` and `norm_changes.csv`; empty if there are no outliers, or too many.
 
     Raises:
         UserError: If the norms cannot be identified, or there are too few sentences for a position probe.
     """
-    outliers = {layer: list(neurons) for layer, neurons in inputs.outliers.items() if layer and neurons}
-    named = sorted({neuron for neurons in outliers.values() for neuron in neurons})
-    if not named:
-        inputs.say("--norms: no outlier dimension was found above the embeddings, so there is none to split")
+    if not (named := of.neurons):
+        of.say("--norms: no outlier dimension was found above the embeddings, so there is none to split")
         return [], []
-    source, encoder = inputs.source, inputs.encoder
-    has_mask = inputs.is_trained and inputs.tokenizer.mask_token_id is not None
-    model = load_masked_lm(source) if has_mask else None
-    if model is not None:
-        encoder = model.base_model  # type: ignore[assignment]
-    anatomy = examine(encoder, inputs.pad_token_id)
-    norms = norms_of(encoder, anatomy, inputs.pad_token_id, source.name)
+    model, encoder = of.with_head()
+    anatomy, pad_token_id = examine(encoder, of.pad_token_id), of.pad_token_id
+    norms = norms_of(encoder, anatomy, pad_token_id, of.source.name)
     d_model = len(norms[0].norm.gain)
     if 2 * len(named) > d_model:
-        inputs.say(f"--norms does not apply: the {len(named)} outliers are more than half of the neurons")
+        of.say(f"--norms does not apply: the {len(named)} outliers are more than half of the neurons")
         return [], []
-    tokens, sentences = draw_sentences(inputs.store.tokens, PROBE_TOKENS, inputs.seed)
-    counts = inputs.counts(tokens)
-    means = norm_means(encoder, anatomy, norms, tokens, counts, inputs.pad_token_id)
-    terms = norm_rows(means, named, _others(d_model, named, inputs.seed))
-    intact = see_layers(encoder, anatomy, tokens, counts, inputs.pad_token_id)
-    position = position_reader(
-        lambda: intact.last, tokens, inputs.corpus.subset(sentences), "--norms", source.name, inputs.seed
-    )
-    words = masked_words(source, model, encoder, inputs.tokenizer, inputs.store, inputs.seed, inputs.say)
+    tokens, sentences = draw_sentences(of.store.tokens, PROBE_TOKENS, of.seed)
+    counts = measured_tokens(tokens, of.special_tokens)
+    means = norm_means(encoder, anatomy, norms, tokens, counts, pad_token_id)
+    terms = norm_rows(means, named, _others(d_model, named, of.seed))
+    intact = layer_deviations(encoder, anatomy, tokens, counts, pad_token_id)
+    position = of.positions(lambda: intact.last, tokens, sentences, "--norms")
+    words = of.masked_words(model, encoder)
 
-    def read() -> tuple[SentenceSums, NDArray[np.float64]]:
-        seen = see_layers(encoder, anatomy, tokens, counts, inputs.pad_token_id)
-        sums = position.of(seen.last)
+    def read() -> tuple[SentenceSums, Array]:
+        changed = layer_deviations(encoder, anatomy, tokens, counts, pad_token_id)
+        sums = position.of(changed.last)
         for of_words in words([()]) if words else ():
             sums = SentenceSums(sums.sums | of_words.sums, sums.n_tokens | of_words.n_tokens)
-        return sums, seen.deviations
+        return sums, changed.deviations
 
     modules = {
         n: [encoder.get_submodule(layer_norm.name) for layer_norm in norms if layer_norm.number == n]
         for n in PLACES["both"]
     }
-    chosen = chosen_conditions(named, d_model, inputs.n_draws, inputs.seed)
-    changes = change_norms(modules, outliers, chosen, read, int(counts.sum()), note)
-    return terms, changes
+    chosen = chosen_conditions(named, d_model, of.n_draws, of.seed)
+    return terms, change_norms(modules, of.changed, chosen, read, int(counts.sum()), note)
 
 
-def measure_path(inputs: StreamInputs) -> Rows:
+def measure_path(of: OutlierModel) -> Rows:
     """Return rows of `path.csv`: the outliers of layers and of the position table's first row; empty without outliers.
 
     Raises:
         UserError: If the terms of the residual stream cannot be identified.
     """
-    encoder, pad_token_id = inputs.encoder, inputs.pad_token_id
+    encoder, pad_token_id = of.encoder, of.pad_token_id
     anatomy = examine(encoder, pad_token_id)
-    sites = path_of(encoder, anatomy, pad_token_id, inputs.source.name)
-    tokens, _ = draw_sentences(inputs.store.tokens, PROBE_TOKENS, inputs.seed)
+    sites = path_of(encoder, anatomy, pad_token_id, of.source.name)
+    tokens, _ = draw_sentences(of.store.tokens, PROBE_TOKENS, of.seed)
     groups = groups_of(tokens)
     means = path_means(encoder, anatomy, sites, tokens, groups, pad_token_id)
-    kinds = _kinds(sites, means[FIRST], inputs.outliers)
+    kinds = _kinds(sites, means[FIRST], of.outliers)
     if not kinds:
-        inputs.say("--path: neither the first position nor any layer has an outlier to follow")
+        of.say("--path: neither the first position nor any layer has an outlier to follow")
         return []
-    others = _others(means[FIRST].shape[1], list(kinds), inputs.seed)
+    others = _others(means[FIRST].shape[1], list(kinds), of.seed)
     return path_rows(sites, means, groups, {**kinds, **dict.fromkeys(others, "random")})
 
 
-def measure_first_row(inputs: StreamInputs) -> Rows:
+def measure_first_row(of: OutlierModel) -> Rows:
     """Return rows of `first_row.csv`, of outliers without the first row's ones; empty without outliers or table."""
-    outliers = {layer: list(neurons) for layer, neurons in inputs.outliers.items() if layer and neurons}
-    named = {neuron for neurons in outliers.values() for neuron in neurons}
-    encoder, pad_token_id = inputs.encoder, inputs.pad_token_id
+    outliers, named = of.changed, of.neurons
+    encoder, pad_token_id = of.encoder, of.pad_token_id
     anatomy = examine(encoder, pad_token_id)
     parameters, table = find_parameters(encoder, anatomy), anatomy.position_table
     if not named or table is None or parameters.position_table is None:
         return []
     if 2 * len(named) > parameters.position_table.shape[1]:
         return []
-    tokens, _ = draw_sentences(inputs.store.tokens, ROW_TOKENS, inputs.seed)
-    counts = inputs.counts(tokens)
+    tokens, _ = draw_sentences(of.store.tokens, ROW_TOKENS, of.seed)
+    counts = measured_tokens(tokens, of.special_tokens)
     return change_first_row(
         table, parameters.first_row, outliers,
-        lambda: see_layers(encoder, anatomy, tokens, counts, pad_token_id).deviations,
-        inputs.n_draws, inputs.seed, int(counts.sum()), note,
+        lambda: layer_deviations(encoder, anatomy, tokens, counts, pad_token_id).deviations,
+        of.n_draws, of.seed, int(counts.sum()), note,
     )  # fmt: skip
 
 

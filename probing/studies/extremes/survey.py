@@ -1,4 +1,4 @@
-"""The measurements of `geometry --extremes`: large values, attention sinks, and heads without outliers."""
+"""The measurements of `extremes`: large values, attention sinks, and heads without outliers."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ from probing.results import ALL_LAYERS, layers_named
 from probing.runtime.progress import counted, stage
 from probing.runtime.trainer import to_float64
 from probing.statistics.moments import ROWS
-from probing.studies.geometry.extremes import ABSOLUTE, ALL, DEFINITIONS, DEVIATIONS, OTHER, RELATIVE, Definition
-from probing.studies.geometry.extremes import MOST_TOKENS as MOST_MASSIVE_TOKENS
-from probing.studies.geometry.extremes.fixed_outliers import (
+from probing.studies.extremes.fixed_outliers import (
     TOKENS,
     AttentionSample,
     Compared,
@@ -47,6 +45,8 @@ from probing.studies.geometry.extremes.fixed_outliers import (
     compare,
     fixed_outlier_rows,
 )
+from probing.studies.extremes.tables import ABSOLUTE, ALL, DEFINITIONS, DEVIATIONS, OTHER, RELATIVE, Definition
+from probing.studies.extremes.tables import MOST_TOKENS as MOST_MASSIVE_TOKENS
 from probing.text import Corpus
 from probing.text.tokens import Tokens
 
@@ -67,7 +67,7 @@ _DEAD = 1e-6
 
 
 @dataclass(frozen=True)
-class Large:
+class LargeValues:
     """The large values of a layer, with the median magnitude of all values.
 
     `largest` has the largest magnitude of each neuron on each kind of token and `counts`, by definition, the number of
@@ -82,7 +82,7 @@ class Large:
     tokens: Mapping[Definition, NDArray[np.int64]]
 
 
-def large_values(store: HiddenStateSource, layer: int, kinds: Kinds) -> Large:
+def large_values(store: HiddenStateSource, layer: int, kinds: Kinds) -> LargeValues:
     """Detect the large values of a layer in a few passes over its shards, with the memory of one shard."""
     d_model, n_kinds = store.plan.d_model, len(kinds.names)
 
@@ -106,7 +106,7 @@ def large_values(store: HiddenStateSource, layer: int, kinds: Kinds) -> Large:
         for name, is_large in _large(values, median, mean, sd).items():
             counts[name] += (members @ is_large.double()).numpy().astype(np.int64)
             tokens[name] += (members @ is_large.any(1).double()).numpy().astype(np.int64)
-    return Large(layer, median, largest, counts, tokens)
+    return LargeValues(layer, median, largest, counts, tokens)
 
 
 def _large(values: Tensor, median: float, mean: Tensor, sd: Tensor) -> dict[Definition, Tensor]:
@@ -157,7 +157,7 @@ def _moments(shards: Shards, d_model: int) -> tuple[Tensor, Tensor]:
     return mean, torch.where(sd > _DEAD * mean.abs(), sd, torch.inf)
 
 
-def massive_rows(large: Large, kinds: Kinds) -> Rows:
+def massive_rows(large: LargeValues, kinds: Kinds) -> Rows:
     """Return the rows of `massive.csv` of a layer.
 
     For each definition there is a row for all tokens and for each kind that has a large value, without a neuron, and a
@@ -170,7 +170,7 @@ def massive_rows(large: Large, kinds: Kinds) -> Rows:
     ]
 
 
-def _rows_of(large: Large, name: Definition, kinds: Kinds) -> Iterator[dict[str, Any]]:
+def _rows_of(large: LargeValues, name: Definition, kinds: Kinds) -> Iterator[dict[str, Any]]:
     counts, tokens, n_of = large.counts[name], large.tokens[name], kinds.counts
     yield _row(ALL, int(tokens.sum()), int(n_of.sum())) | _over_neurons(counts, large.largest, n_of)
     for kind in np.flatnonzero(tokens).tolist():
@@ -197,7 +197,7 @@ def _over_neurons(
     }  # fmt: skip
 
 
-def course_rows(layers: Sequence[Large], kinds: Kinds) -> Rows:
+def course_rows(layers: Sequence[LargeValues], kinds: Kinds) -> Rows:
     """Return the rows of `massive_course.csv`: the ascending layers with a neuron large on most tokens of a kind."""
     layers_of_neuron: dict[tuple[Definition, int, int], list[int]] = {}
     for i, large in enumerate(layers):
@@ -282,7 +282,7 @@ def added(attention: BlockAttention, batch: SentenceBatch, types: Tensor) -> dic
 
 
 @dataclass(frozen=True)
-class Added:
+class ContributionMeasure:
     """The measure of the contributions of tokens of each type, given as masks of shape (n_tokens,)."""
 
     types: Mapping[str, NDArray[np.bool_]]
@@ -296,10 +296,10 @@ class Added:
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
         """Return a function that creates an accumulator for a batch."""
         table = torch.from_numpy(np.stack(list(self.types.values()), axis=1))
-        return lambda batch: _Added(batch, members_of(table, batch))
+        return lambda batch: _Contributions(batch, members_of(table, batch))
 
 
-class _Added:
+class _Contributions:
     """Accumulator of the contributions, stacked over blocks."""
 
     def __init__(self, batch: SentenceBatch, types: Tensor) -> None:
@@ -328,7 +328,7 @@ def stream_norms(store: HiddenStateSource, layer: int, sentences: Sequence[int])
 
 @dataclass(frozen=True)
 class AttentionSums:
-    """Sums of the attention over sentences, of the measures `attention_by_type` and `Added`.
+    """Sums of the attention over sentences, of the measures `attention_by_type` and `ContributionMeasure`.
 
     `added` is None if the model's output projection cannot be identified. The kinds of tokens are in the order of both
     sums. `stream` has norms of the hidden states of each token that enter a block, for some of the blocks.
@@ -416,7 +416,6 @@ def _cells(means_of_columns: Mapping[str, Means], head: int, kind: int) -> dict[
     return cells
 
 
-Say = Callable[[str], None]
 # Approximate number of tokens whose attention is read.
 MOST_TOKENS = 20_000
 
@@ -442,14 +441,14 @@ def read_attention(source: ActivationSource, corpus: Corpus, store: HiddenStateS
         try:
             reader = AttentionReader.of(encoder, pad_token_id, source.model.name)
         except UserError as error:
-            source.say(f"--extremes leaves out what attention does with special tokens: {as_clause(error)}")
+            source.say(f"what attention does with special tokens is left out: {as_clause(error)}")
             return None
         kinds = as_sinks(tokens_of(request, tokenizer), request.corpus, tokenizer)
         measures: list[Any] = [attention_by_type(kinds.members)]
         if reader.projections is None:
-            source.say("--extremes leaves out norms of what heads add: the model's output projections cannot be told")
+            source.say("norms of what heads add are left out: the model's output projections cannot be told")
         else:
-            measures.append(Added(kinds.members))
+            measures.append(ContributionMeasure(kinds.members))
         stores = accumulate(request, measures, source.cache, source.trainer, source.say)
     return Attentions(request, sentences, reader, kinds, stores)
 
@@ -499,13 +498,13 @@ def _fixed_outlier_rows(
         if fixed and layer < n_layers and len(fixed) + len({*fixed, *named}) <= d_model
     }  # fmt: skip
     if not chosen:
-        source.say("--extremes holds no outliers in queries and keys: no layer that a block reads has any")
+        source.say("no outliers are fixed in queries and keys: no layer that a block reads has any")
         return []
     sample, mass = _sample(attentions, store.tokens, seed)
     try:
         query_keys = _query_keys(attentions, int(np.bincount(sample.sentences).max()))
     except UserError as error:
-        source.say(f"--extremes holds no outliers in queries and keys of {source.model.name}: {as_clause(error)}")
+        source.say(f"no outliers are fixed in queries and keys of {source.model.name}: {as_clause(error)}")
         return []
     compared: list[Compared] = []
     with counted("", len(chosen)) as advance:
@@ -516,9 +515,7 @@ def _fixed_outlier_rows(
             if agrees(comparison.effects, mass[block - 1]):
                 compared.append(comparison)
             else:
-                source.say(
-                    f"--extremes leaves out block {block}: its attention is not that of its queries and keys alone"
-                )
+                source.say(f"block {block} is left out: its attention is not that of its queries and keys alone")
             advance(1)
     return fixed_outlier_rows(compared, seed) if compared else []
 

@@ -1,4 +1,4 @@
-"""`geometry --position`: planted position parts, their shapes, and the command from end to end."""
+"""`position`: planted position parts, their shapes, and the command from end to end."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ from probing.results import Table
 from probing.runs import Result
 from probing.runs.loading import load_run
 from probing.statistics.two_way import Design, TwoWaySums
-from probing.studies.geometry import geometry
-from probing.studies.geometry.position import SCALES, PositionTables, position_conclusions, position_tables
-from probing.studies.geometry.position.spectrum import Folds, oriented, overlap, principal, random_subspace, spectrum
-from probing.studies.geometry.position.survey import (
+from probing.studies.position import position
+from probing.studies.position.spectrum import Folds, oriented, overlap, principal, random_subspace, spectrum
+from probing.studies.position.survey import (
     ROTATIONS,
     Concentration,
     check_position,
     concentration,
     read_positions,
 )
-from probing.studies.geometry.section import POSITION
+from probing.studies.position.tables import SCALES, TERMS, PositionTables, position_conclusions, position_tables
 from synthetic import N_SENTENCES, NEURONS, D, Tables, helix, make_store, make_tokens, planted, rotation, surveyed
 from wandb_stand_in import read_offline_runs
 
@@ -208,7 +207,7 @@ def test_a_part_that_is_0_in_neurons_that_do_not_vary_is_said_to_lie_in_the_othe
 @pytest.mark.numeric
 @pytest.mark.parametrize("lengths", [[5, 5], [3] * 20, [1100] * 4])
 def test_texts_that_cannot_be_split_are_refused(lengths: list[int]) -> None:
-    with pytest.raises(UserError, match="--position"):
+    with pytest.raises(UserError, match="`--corpus`: "):
         check_position(make_tokens(lengths), "exclude")
 
 
@@ -462,8 +461,8 @@ def fitted(place: Path, model: Path, corpus_file: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def made(place: Path, fitted: Path) -> Result:
-    found = geometry(
-        position=True, from_run=str(fitted), transforms="none", runs=str(place / "runs"), name="made",
+    found = position(
+        run=str(fitted), runs=str(place / "runs"), name="made",
         wandb=WandbOptions("offline"), **USUAL,
     )  # fmt: skip
     assert found is not None
@@ -511,11 +510,11 @@ def test_the_terminal_the_page_and_wandb_have_it(made: Result, place: Path) -> N
     lines = made.conclusions()
     assert any("of the variance" in line for line in lines)
     page = Path(report(str(made.folder), output=str(place / "page.html"))).read_text(encoding="utf-8")
-    assert "<h3>Position</h3>" in page
+    assert "<h2>Position: made</h2>" in page
     assert "Shares of the variance of the hidden states" in page
     headings = {str(column.header) for table in position_tables(made.by_name) for column in table.columns}
-    assert headings - {"95% range"} == set(POSITION)
-    assert all(meaning.split("`")[0] in page for meaning in POSITION.values())
+    assert headings - {"95% range"} == set(TERMS)
+    assert all(meaning.split("`")[0] in page for meaning in TERMS.values())
     figures = {path.stem for path in (made.folder / "figures").iterdir()}
     assert {"position_split", "position_curves", "position_held"} <= figures
     (logged,) = read_offline_runs(made.folder)
@@ -530,10 +529,9 @@ def test_the_terminal_the_page_and_wandb_have_it(made: Result, place: Path) -> N
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--from_run", "nowhere"], "nowhere"),
-        (["--kind", "zero"], "none are named"),
+        (["--run", "nowhere"], "nowhere"),
         (["--corpus", "short.txt"], "too few to tell means"),
-        (["--from_run", "FITTED", "--layer", "3"], "none of these is among layer 3"),
+        (["--run", "FITTED", "--layer", "3"], "none of these is among layer 3"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
@@ -542,7 +540,7 @@ def test_what_cannot_be_measured_is_refused(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     Path("short.txt").write_text("one two three\nfour five six\n", encoding="utf-8")
-    given = ["geometry", "--position", "--model", str(model), "--corpus", str(corpus_file), "--wandb.mode", "disabled"]
+    given = ["position", "--model", str(model), "--corpus", str(corpus_file), "--wandb.mode", "disabled"]
     assert run(COMMANDS, [*given, *(str(fitted) if option == "FITTED" else option for option in options)]) == 2
     assert words in capsys.readouterr().err
     assert not Path("runs").exists() or not any(path.suffix != ".lock" for path in Path("runs").glob("[!c]*"))
@@ -550,21 +548,10 @@ def test_what_cannot_be_measured_is_refused(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_one_layer_has_its_figures_in_every_format(place: Path, model: Path, corpus_file: Path) -> None:
-    found = geometry(
-        model=str(model), corpus=str(corpus_file), layer=1, transforms="none", draws=0, runs=str(place / "runs"),
-        name="one", wandb=WandbOptions("disabled"), position=True, **{**USUAL, "figure_format": "png,pdf"},
+    found = position(
+        model=str(model), corpus=str(corpus_file), layer=1, runs=str(place / "runs"), name="one",
+        wandb=WandbOptions("disabled"), **{**USUAL, "figure_format": "png,pdf"},
     )  # fmt: skip
     assert found is not None
     assert {path.suffix for path in (found.folder / "figures").glob("position_curves.*")} == {".png", ".pdf"}
     assert "of the variance in layer 1" in " ".join(found.conclusions())
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
-def test_without_the_option_there_are_no_such_tables(place: Path, model: Path, corpus_file: Path) -> None:
-    found = geometry(
-        model=str(model), corpus=str(corpus_file), layer=1, transforms="none", draws=0, runs=str(place / "runs"),
-        name="plain", wandb=WandbOptions("disabled"), **USUAL,
-    )  # fmt: skip
-    assert found is not None
-    assert not any(found.by_name[name] for name in TABLES)
-    assert not any(path.stem.startswith("position") for path in found.folder.rglob("*"))

@@ -22,7 +22,7 @@ from probing.interventions.neurons import NeuronSet
 from probing.interventions.probed_task import Frozen, ProbedTask
 from probing.interventions.subject import InterventionSetup
 from probing.models import resolve_model
-from probing.studies.geometry.neurons.interchange import (
+from probing.studies.ablate.interchange import (
     Couples,
     by_pair,
     carried,
@@ -34,8 +34,7 @@ from probing.studies.geometry.neurons.interchange import (
     survey_couples,
     survey_words,
 )
-from probing.studies.geometry.neurons.sets import NeuronConfig, NeuronTables
-from probing.studies.geometry.neurons.survey import ProbedClasses
+from probing.studies.ablate.neurons import NeuronConfig, NeuronTables, ProbedClasses
 from probing.text import Corpus, Couple, from_words, load_corpus
 from probing.text.tasks import Labels, Task, load_task
 from probing.text.tokens import Tokens
@@ -278,7 +277,7 @@ def test_pairs_that_can_say_nothing_are_refused(
     with pytest.raises(UserError, match="holds no pair"):
         Couples.read(str(path))
     with pytest.raises(UserError, match="has no probe of a layer above 2, whose neurons are exchanged"):
-        check_later(frozen, [1, 2], "--from_run r")
+        check_later(frozen, [1, 2], "--run r")
 
 
 NOUNS = ("probe", "sentence", "neuron", "token", "model")

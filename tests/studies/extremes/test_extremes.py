@@ -1,4 +1,4 @@
-"""`geometry --extremes`: large values, sinks and heads with outliers held, and all of it from end to end."""
+"""`extremes`: large values, sinks and heads with outliers held, and all of it from end to end."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ from probing.models.attention_heads import OutputProjection, QueryKey
 from probing.results import ALL_LAYERS
 from probing.runs import Result
 from probing.studies.attention import attention
-from probing.studies.geometry import geometry
-from probing.studies.geometry.extremes import ALL, DEFINITIONS, EXTREMES, NAMES
-from probing.studies.geometry.extremes.fixed_outliers import (
+from probing.studies.extremes import extremes
+from probing.studies.extremes.fixed_outliers import (
     DRAWS,
     FREQUENT,
     AttentionSample,
@@ -43,16 +42,17 @@ from probing.studies.geometry.extremes.fixed_outliers import (
     effects,
     fixed_outlier_rows,
 )
-from probing.studies.geometry.extremes.survey import (
+from probing.studies.extremes.survey import (
     MOST_NEURONS,
-    Added,
-    Large,
+    ContributionMeasure,
+    LargeValues,
     added,
     course_rows,
     large_values,
     massive_rows,
     median_magnitude,
 )
+from probing.studies.extremes.tables import ALL, DEFINITIONS, SCHEMAS
 from probing.text import Corpus, from_sentences
 from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens
 from written import read_csv
@@ -86,9 +86,8 @@ def made(place: Path, text: Path, sentences: list[str]) -> Result:
         for linear in (heads.query, heads.key):
             linear.weight[:, PLANTED] = 3 * torch.randn(48)
     model.save_pretrained(folder)
-    found = geometry(
-        str(folder), extremes=True, transforms="none", corpus=str(text), runs=str(place / "runs"), name="g", quiet=True,
-        wandb=WandbOptions("disabled"),
+    found = extremes(
+        str(folder), corpus=str(text), runs=str(place / "runs"), name="g", quiet=True, wandb=WandbOptions("disabled")
     )  # fmt: skip
     assert found is not None
     return found
@@ -111,7 +110,7 @@ def test_large_values_are_found_in_their_layer_and_outliers_held_where_blocks_re
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_tables_figures_page_and_sentences_have_them(made: Result, tmp_path: Path) -> None:
-    for schema in EXTREMES:
+    for schema in SCHEMAS:
         stored = read_csv(made.folder / f"{schema.name}.csv")
         assert len(stored) == len(getattr(made, schema.name)) > 0
         assert all(column.meaning for column in schema.columns)
@@ -135,7 +134,7 @@ def test_tables_figures_page_and_sentences_have_them(made: Result, tmp_path: Pat
 
 
 def argued(folder: Path, text: Path, runs: Path, *options: str) -> list[str]:
-    return ["geometry", "--extremes", "--transforms=none", "--name=g", "--wandb.mode=disabled", f"--model={folder}",
+    return ["extremes", "--name=g", "--wandb.mode=disabled", f"--model={folder}",
             f"--corpus={text}", f"--runs={runs}", *options]  # fmt: skip
 
 
@@ -150,10 +149,10 @@ def test_a_model_that_rotates_queries_has_everything_but_heads_without_outliers(
     model.save_pretrained(folder)
     assert run(COMMANDS, argued(folder, text, tmp_path, "--definition=argmax_share")) == 0
     said = capsys.readouterr().err
-    assert "--extremes holds no outliers in queries and keys" in said
+    assert "no outliers are fixed in queries and keys" in said
     assert "its queries and keys are rotated or normalised" in said
     there = {path.stem for path in (tmp_path / "g").glob("*.csv")}
-    assert there & set(NAMES) >= {"massive", "sinks"}
+    assert there >= {"massive", "sinks"}
     assert "held_outliers" not in there
 
 
@@ -170,7 +169,7 @@ def test_attention_without_outliers_is_that_of_the_model_behind_norms_masks_and_
     model.save_pretrained(folder)
     assert run(COMMANDS, argued(folder, text, tmp_path, "--definition=argmax_share")) == 0
     # A block whose attention were not the model's would be left out.
-    assert "leaves out block" not in capsys.readouterr().err
+    assert "is left out: its attention" not in capsys.readouterr().err
     rows = read_csv(tmp_path / "g" / "held_outliers.csv")
     assert {row["layer"] for row in rows} >= {1}
     sinks = read_csv(tmp_path / "g" / "sinks.csv")
@@ -186,7 +185,7 @@ def test_a_model_without_attention_in_each_block_has_its_large_values(
     checkpoints: dict[str, Path], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(COMMANDS, argued(checkpoints["lfm2"], text, tmp_path)) == 0
-    assert "--extremes leaves out what attention does with special tokens" in capsys.readouterr().err
+    assert "what attention does with special tokens is left out" in capsys.readouterr().err
     assert not {"sinks", "held_outliers"} & {path.stem for path in (tmp_path / "g").glob("*.csv")}
     assert (tmp_path / "g" / "massive.csv").exists()
 
@@ -210,7 +209,7 @@ def test_the_first_token_cannot_be_set_aside(
     checkpoints: dict[str, Path], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(COMMANDS, argued(checkpoints["bert"], text, tmp_path, "--first_token=exclude")) == 2
-    assert "`--first_token exclude` and `--extremes`" in capsys.readouterr().err
+    assert "`--first_token` is not an option of extremes" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -229,7 +228,7 @@ def noise(n_layers: int, seed: int = 0) -> list[NDArray[np.float32]]:
     return [generator.normal(scale=0.3, size=(N, D)).astype(np.float32) for _ in range(n_layers)]
 
 
-def found_in(folder: Path, states: list[NDArray[np.float32]], dtype: str = "float32") -> list[Large]:
+def found_in(folder: Path, states: list[NDArray[np.float32]], dtype: str = "float32") -> list[LargeValues]:
     store = make_store(folder, states, TOKENS, dtype=dtype)
     return [large_values(store, layer, KINDS) for layer in range(len(states))]
 
@@ -438,7 +437,7 @@ def test_the_output_of_a_block_is_what_its_projection_makes(
     request = Request(resolve_model(str(checkpoints["bert"])), corpus, [0], "float32")
     reader_tokens = accumulate(request, [attention_by_type({})], tmp_path, {"accelerator": "cpu"})["attended"].tokens
     kinds = as_sinks(reader_tokens, corpus, load_tokenizer(request.source))
-    measures: list[Any] = [Added(kinds.members)]
+    measures: list[Any] = [ContributionMeasure(kinds.members)]
     store = accumulate(request, measures, tmp_path, {"accelerator": "cpu"})["added"]
     encoder, _ = load(request)
     made: dict[int, Tensor] = {}
@@ -471,7 +470,7 @@ def test_the_mass_of_a_kind_is_that_of_attention_itself(
         "wandb": WandbOptions("disabled"),
     }
     model = str(checkpoints["bert"])
-    made = geometry(model, extremes=True, transforms="none", name="g", **options)
+    made = extremes(model, name="g", **options)
     heads = attention(model, parts="tokens", name="a", **options)
     assert made is not None
     assert heads is not None
@@ -527,12 +526,11 @@ def test_models_whose_projection_cannot_be_told_have_the_attention_alone(
     text = tmp_path / "some.txt"
     text.write_text("\n".join(corpus.sentences), encoding="utf-8")
     monkeypatch.setattr(AttentionReader, "of", _without_projections(AttentionReader.of))
-    made = geometry(
-        str(checkpoints["bert"]), extremes=True, transforms="none", name="g", corpus=str(text), runs=str(tmp_path),
-        wandb=WandbOptions("disabled"),
+    made = extremes(
+        str(checkpoints["bert"]), name="g", corpus=str(text), runs=str(tmp_path), wandb=WandbOptions("disabled")
     )  # fmt: skip
     assert made is not None
-    assert "--extremes leaves out norms of what heads add" in capsys.readouterr().err
+    assert "norms of what heads add are left out" in capsys.readouterr().err
     assert {"mass", "uniform", "share"} <= set(made.sinks[0])
     assert not {"norm_mass", "added", "value_ratio", "of_stream"} & {name for row in made.sinks for name in row}
     assert any(line.startswith("The strongest sink is") for line in made.conclusions())

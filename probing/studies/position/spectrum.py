@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from probing.results import Row, Table, count
 from probing.statistics.two_way import Design, PositionSolution, TwoWaySums
-from probing.studies.geometry.position import PositionTables
+from probing.studies.position.tables import PositionTables
 from probing.tables.figures import BLUE, GREEN, ORANGE, USUAL, write_drawings
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def oriented(curves: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Low:
+class LowFrequencies:
     """The share of the position part that changes slowly along the positions.
 
     `share` is of its sum of squares in the lowest frequencies, without noise: by products of two halves. `by_chance` is
@@ -163,7 +163,7 @@ class Low:
     n_positions: int
 
 
-def low_frequencies(sums: TwoWaySums, folds: Folds, seed: int) -> Low | None:
+def low_frequencies(sums: TwoWaySums, folds: Folds, seed: int) -> LowFrequencies | None:
     """Return the smoothness of the position part; None with fewer than eight positions, or if halves share nothing.
 
     The cosines of the discrete cosine transform (type II) are the frequencies. Their squares are products of the two
@@ -189,7 +189,7 @@ def low_frequencies(sums: TwoWaySums, folds: Folds, seed: int) -> Low | None:
     low_share = share(np.arange(n))
     shuffled = np.array([share(generator.permutation(n)) for _ in range(SHUFFLES)])
     p_value = (1 + int((shuffled >= low_share).sum())) / (1 + SHUFFLES)
-    return Low(low_share, n_low / (n - 1), p_value, n)
+    return LowFrequencies(low_share, n_low / (n - 1), p_value, n)
 
 
 def overlap(first: Array, second: Array) -> tuple[float, float]:
@@ -204,7 +204,7 @@ def random_subspace(d_model: int, k: int, generator: np.random.Generator) -> Arr
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Figures of `geometry --position`: how much is position, its curves, and what neurons hold of it.
+# Figures of `position`: how much is position, its curves, and what neurons hold of it.
 # --------------------------------------------------------------------------------------------------------------------
 
 _COMPONENTS = ((BLUE, "-"), (ORANGE, "--"), (GREEN, ":"))
@@ -217,11 +217,8 @@ MOST_LAYERS = 6
 def write_position_figures(
     folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
 ) -> list[Path]:
-    """Draw the curves of the position part, in some formats, and return the paths; none without its tables."""
-    if not tables.get("position_split"):
-        return []
-    names = ("position_split", "position_shape", "position_basis")
-    position = PositionTables({name: tables.get(name, ()) for name in names})
+    """Draw the curves of the position part, in some formats, and return the paths."""
+    position = PositionTables(tables)
     draw = partial(draw_curves, curves=Table(tables["position_curves"]), position=position, model=model)
     return write_drawings(folder, {"position_curves": draw}, formats)
 

@@ -1,13 +1,9 @@
-"""Tables, sentences and figures of `geometry --extremes`."""
+"""Tables and sentences of `extremes`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
+from typing import Any, Literal
 
 from probing.results import (
     ALL_LAYERS,
@@ -26,23 +22,8 @@ from probing.results import (
     text,
     whole,
 )
-from probing.tables.figures import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    USUAL,
-    error_bars,
-    joined,
-    name_layers,
-    write_drawings,
-)
+from probing.runs import Terms
 from probing.tables.schema import HEAD, block, layer_column
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Definition = Literal["massive", "token_sd", "neuron_sd"]
 
@@ -76,7 +57,7 @@ _TOKEN = text("token", "Kind of token: the text of a special or of a frequent on
 
 _TERMS = "f(x) = (x W_V + b_V) W_O"
 
-MASSIVE = Schema("massive", "with `--extremes`, a row per layer, definition, kind of token and neuron", (
+MASSIVE = Schema("massive", "a row per layer, definition, kind of token and neuron", (
     layer_column(), _DEFINITION, _TOKEN,
     whole("neuron", "Index of the neuron; empty in rows over all neurons. At most five are listed for each kind."),
     whole("count", "Number of tokens of the kind on which the neuron, or some neuron, is large.", form=",d"),
@@ -87,11 +68,11 @@ MASSIVE = Schema("massive", "with `--extremes`, a row per layer, definition, kin
     number("median", "Median magnitude of all values of the layer.", form=".3g"),
     whole("n_neurons", "Number of neurons that are large on some token of the kind."),
     number("value_share", "Share of the values of all neurons on these tokens that are large.", form=".2g"),
-), optional=True)  # fmt: skip
+))  # fmt: skip
 
 MASSIVE_COURSE = Schema(
     "massive_course",
-    f"with `--extremes`, a row per definition, kind of token and neuron that is large on at least {MOST_TOKENS:.0%} of "
+    f"a row per definition, kind of token and neuron that is large on at least {MOST_TOKENS:.0%} of "
     "the tokens of the kind in some layer", (
     _DEFINITION, _TOKEN,
     whole("neuron", "Index of the neuron."),
@@ -104,7 +85,7 @@ MASSIVE_COURSE = Schema(
     number("times_median", "That divided by the median magnitude of the layer.", "x median", form=",.0f"),
 ), optional=True)  # fmt: skip
 
-SINKS = Schema("sinks", "with `--extremes`, a row per block, kind of token and head, and of all heads of the block", (
+SINKS = Schema("sinks", "a row per block, kind of token and head, and of all heads of the block", (
     block(),
     HEAD,
     text("token", "Kind of token: the text of a special one, first token, punctuation, or other tokens."),
@@ -146,7 +127,7 @@ def _compared(name: str, form: str, which: str) -> tuple[Column, ...]:
 
 
 HELD_OUTLIERS = Schema(
-    "held_outliers", "with `--extremes`, a row per head of blocks that outliers enter, per block, and over all", (
+    "held_outliers", "a row per head of blocks that outliers enter, per block, and over all", (
     block("Number of the block; all for all of these blocks together."), HEAD,
     text("neurons", "The outlier neurons of the layer that enters the block."),
     whole("k", "Their number."),
@@ -162,9 +143,7 @@ HELD_OUTLIERS = Schema(
     *_compared("special", ".1%", "change this attention at least as much, in either direction"),
 ), optional=True)  # fmt: skip
 
-EXTREMES = (MASSIVE, MASSIVE_COURSE, SINKS, HELD_OUTLIERS)
-
-NAMES = tuple(schema.name for schema in EXTREMES)
+SCHEMAS = (MASSIVE, MASSIVE_COURSE, SINKS, HELD_OUTLIERS)
 
 Tables = Mapping[str, Sequence[Row]]
 
@@ -229,21 +208,23 @@ _MEANS: dict[Definition, str] = {
 
 def tables(rows_by_table: Tables) -> list[Any]:
     """Return large values, the course of large neurons, sinks, and heads without outliers, as rich tables."""
-    massive, course, sinks, fixed_rows = _tables(rows_by_table)
+    massive, course, sinks, fixed_rows = tables_of(rows_by_table)
     first = Table((row for name in DEFINITIONS for row in course.where(definition=name)[:SHOWN]), MASSIVE_COURSE)
     return [
         *([_large_table(massive)] if massive else []),
         *COURSES.tables(first),
-        *OF_BLOCKS.tables(sinks.where(_is_of_kind)),
+        *OF_BLOCKS.tables(sinks.where(is_of_kind)),
         *WITHOUT_OUTLIERS.tables(fixed_rows),
     ]
 
 
-def _tables(rows_by_table: Tables) -> list[Table]:
-    return [Table(rows_by_table.get(schema.name, ()), schema) for schema in EXTREMES]
+def tables_of(rows_by_table: Tables) -> list[Table]:
+    """Return the tables in the order of their schemas."""
+    return [Table(rows_by_table.get(schema.name, ()), schema) for schema in SCHEMAS]
 
 
-def _is_of_kind(row: Row) -> bool:
+def is_of_kind(row: Row) -> bool:
+    """Return whether a row is of a kind of tokens that may be a sink."""
     return bool(row["token"] != OTHER)
 
 
@@ -257,7 +238,7 @@ def quoted(token: str) -> str:
 
 def conclusions(rows_by_table: Tables) -> list[str]:
     """Return the conclusions, a sentence or two for each question."""
-    massive, course, sinks, fixed_rows = _tables(rows_by_table)
+    massive, course, sinks, fixed_rows = tables_of(rows_by_table)
     return [
         *([_massive_sentence(massive, course)] if massive else []),
         *(_far_sentence(massive, course, name) for name in _MEANS if massive),
@@ -348,7 +329,7 @@ def _from_to(first: int, last: int) -> str:
 
 def strongest_sink(sinks: Sequence[Row]) -> Row:
     """Return the row of the block and kind of token whose attention is farthest above uniform."""
-    blocks = Table(sinks).where(_is_of_kind, head=None) or sinks
+    blocks = Table(sinks).where(is_of_kind, head=None) or sinks
     return max(blocks, key=lambda row: row["mass"] - row["uniform"])
 
 
@@ -378,101 +359,21 @@ def _fixed_outliers_sentence(fixed_rows: Table) -> str:
     ))  # fmt: skip
 
 
-# Most kinds of tokens that are drawn.
-DRAWN = 4
-
-_LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"))
-
-
-def write_extremes_figures(
-    folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
-) -> list[Path]:
-    """Draw the figures of the tables that have rows, each in some formats, and return the paths of the files."""
-    drawings = {}
-    massive, _, sinks, fixed_rows = _tables(tables)
-    if massive:
-        drawings["massive"] = partial(_draw_massive, massive, model)
-    if sinks:
-        drawings["sinks"] = partial(_draw_sinks, sinks, fixed_rows, model)
-    return write_drawings(folder, drawings, formats)
-
-
-def _draw_massive(massive: Table, model: str, figure: Figure) -> None:
-    """Draw the largest value of each layer by kind of token, and the share of large values, if there are any."""
-    layers = of_all(massive, "massive").column("layer")
-    shares = {name: np.array(of_all(massive, name).column("value_share")) for name in DEFINITIONS}
-    shares = {name: np.where(of > 0, of, np.nan) for name, of in shares.items() if of.any()}
-    figure.set_size_inches(9.0 if shares else 5.5, 3.4)
-    grid = list(figure.subplots(1, 1 + bool(shares), squeeze=False)[0])
-    _draw_largest(grid[0], massive, layers)
-    words = {"massive": "massive", "token_sd": "beyond 5 sd of the token", "neuron_sd": "beyond 5 sd of the neuron"}
-    for name, (colour, mark) in zip(DEFINITIONS, _LOOKS, strict=False):
-        if name in shares:
-            look = joined({"ls": "-"}, layers)
-            grid[1].plot(layers, shares[name], c=colour, marker=mark, ms=4, label=words[name], **look)
-    for axes in grid[1:]:
-        axes.set_yscale("log")
-        axes.set_ylabel("share of all values (log scale)")
-        axes.set_title("values that are large")
-    _finish(grid, layers, "layer")
-    figure.suptitle(f"{model}: large values of hidden states", x=0.01, ha="left", fontsize=10)
-
-
-def _draw_largest(axes: Axes, massive: Table, layers: Sequence[int]) -> None:
-    by_kind = massive.where(lambda row: row["token"] != ALL, neuron=None).by("token")
-    kinds = sorted(by_kind, key=lambda kind: -max(by_kind[kind].column("largest_magnitude")))[:DRAWN]
-    for kind, (colour, mark) in zip(kinds, _LOOKS, strict=False):
-        values = [max(by_kind[kind].where(layer=layer).column("largest_magnitude"), default=np.nan) for layer in layers]
-        axes.plot(layers, values, c=colour, marker=mark, ms=4, label=quoted(kind), **joined({"ls": "-"}, layers))
-    medians = np.array(of_all(massive, "massive").column("median"))
-    axes.plot(layers, medians, c="black", marker=".", ms=4, label="median of all", **joined({"ls": ":"}, layers))
-    threshold = np.maximum(ABSOLUTE, RELATIVE * medians)
-    axes.plot(layers, threshold, c=GREY, label="massive from here", **joined({"ls": "--"}, layers))
-    axes.set_yscale("log")
-    axes.set_ylabel("largest magnitude (log scale)")
-    axes.set_title("largest value on each kind of token")
-
-
-def _draw_sinks(sinks: Table, fixed_rows: Table, model: str, figure: Figure) -> None:
-    """Draw the attention to each kind of token and its contribution, by block, and heads without outliers."""
-    blocks, layers = sinks.where(_is_of_kind, head=None), sinks.values("layer")
-    of_blocks = fixed_rows.where(lambda row: row["layer"] != ALL_LAYERS, head=None)
-    panels = [("mass", "attention (dotted: uniform)"), ("of_output", "share of the attention's output")]
-    panels = [(name, title) for name, title in panels if any(name in row for row in blocks)]
-    n = len(panels) + bool(of_blocks)
-    figure.set_size_inches(0.6 + 3.3 * n, 3.4)
-    grid = list(figure.subplots(1, n, squeeze=False)[0])
-    by_kind = blocks.by("token")
-    kinds = sorted(by_kind, key=lambda kind: -max(by_kind[kind].column("mass")))[:DRAWN]
-    for axes, (name, title) in zip(grid, panels, strict=False):
-        for kind, (colour, mark) in zip(kinds, _LOOKS, strict=False):
-            rows = by_kind[kind]
-            x, values = rows.column("layer"), np.array(rows.column(name))
-            axes.errorbar(
-                x, values, yerr=error_bars(rows, values, name), c=colour, marker=mark, ms=4, capsize=2, label=kind,
-                **joined({"ls": "-"}, layers),
-            )  # fmt: skip
-            if name == "mass":
-                axes.plot(x, rows.column("uniform"), c=colour, **joined({"ls": ":", "lw": 0.9}, layers))
-        axes.set_ylim(0, None)
-        axes.set_title(title, fontsize=9)
-    if of_blocks:
-        _draw_fixed_outliers(grid[-1], of_blocks)
-    _finish(grid, layers, "block")
-    figure.suptitle(f"{model}: attention sinks" + (", and heads without outliers" if of_blocks else ""),
-                    x=0.01, ha="left", fontsize=10)  # fmt: skip
-
-
-def _draw_fixed_outliers(axes: Axes, rows: Table) -> None:
-    x = rows.column("layer")
-    low, high = (rows.column(f"divergence_matched_{end}") for end in ("low", "high"))
-    axes.vlines(x, low, high, color=GREY, lw=5, alpha=0.5, label="matched neurons")
-    axes.plot(x, rows.column("divergence"), "o", c=BLUE, ms=5, label="outliers")
-    axes.set_ylim(0, None)
-    axes.set_title("divergence with neurons fixed (nats)", fontsize=9)
-
-
-def _finish(grid: Sequence[Axes], layers: Sequence[int], what: str) -> None:
-    for axes in grid:
-        name_layers(axes, layers, most=9, what=what)
-        axes.legend(loc="upper left", bbox_to_anchor=(-0.1, -0.2), fontsize=7, ncols=3)
+# Meanings of the headings on a page.
+TERMS: Terms = {
+    "median": MASSIVE["median"].meaning,
+    "on": "Kind of token that has the largest value of the layer.",
+    "massive": "Number of tokens with a value above 100 and 1,000 times the median magnitude (Sun et al. 2024).",
+    "of token": "Share of all values that are more than 5 sd from the mean of their token's neurons.",
+    "of neuron": "Share of all values that are more than 5 sd from the mean of their neuron over tokens.",
+    **WITHOUT_OUTLIERS.terms(),
+    **OF_BLOCKS.terms(),
+    **COURSES.terms(),
+    "layer": "Number of the layer; 0 is the embedding output, k the output of block k. Of attention, the block.",
+    "k": HELD_OUTLIERS["k"].meaning + " Outliers of the layer that enters the block.",
+    "matched": "The number before it with as many other neurons of about the same sd fixed, a mean over the sets.",
+    "scaled": "The same with what is taken away scaled to the variance of the outliers.",
+    "p": "Share of these sets, and of the outliers, that change as much.",
+    "largest": "Largest magnitude: of all values of the layer, or of the neuron on these tokens in any layer.",
+    "x median": "That divided by the median magnitude of the layer.",
+}

@@ -1,46 +1,17 @@
-"""The report of `geometry` on a model's inside: over-smoothing, interventions, norms and the residual stream."""
+"""Tables and sentences of `geometry` on a model's inside: over-smoothing, norms and the residual stream."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from probing.results import (
-    Row,
-    Table,
-    cells_table,
-    count,
-    estimated,
-    in_brackets,
-    interval,
-    listed,
-    rounded,
-    shown_table,
-)
-from probing.statistics.moments import MEAN_DEVIATIONS
+from probing.results import Row, Table, cells_table, count, in_brackets, interval, listed, shown_table
+from probing.runs import Terms
+from probing.statistics import MEAN_DEVIATIONS
 from probing.studies.geometry.tables import NORMS
-from probing.tables.figures import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    USUAL,
-    error_bars,
-    joined,
-    name_layers,
-    write_drawings,
-)
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from probing.tables.figures import BLUE, GREEN, GREY, ORANGE
+from probing.tables.outlier_effects import MEASURES, effect_text, effects_table, title_of
 
 # Words for the sites of the embeddings, and of blocks.
 SITES = {
@@ -61,18 +32,10 @@ TOKENS = {"first": "first token", "words": "words"}
 # Most neurons that sentences and figures are about, most rows of the table of terms, and most neurons in its figure.
 SHOWN, TERMS_SHOWN, DRAWN = 5, 24, 4
 
-_LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), ("black", "v"))
 
-
-MEASURES = {
-    "mlm_loss": "Loss on masked words in nats",
-    "position_accuracy": "Accuracy of position by a probe of the intact model",
-    "position_accuracy_retrained": "Accuracy of position by a retrained probe",
-}
-WHERE = {"inside": "zeroed inside the model", "after": "clipped after it"}
 # Which norms of every block have average gains and biases, and the terms of a mean with the colours of their bars.
 PLACES = {"first": "the first norm", "second": "the second norm", "both": "both norms"}
-_TERMS = {
+TERMS = {
     "by_input": ("input", GREY), "by_gain": ("own gain", ORANGE), "by_bias": ("own bias", BLUE),
     "by_others_bias": ("the others' bias", GREEN),
 }  # fmt: skip
@@ -85,10 +48,6 @@ SENTENCES = {
     "and reduces it in {falls:.0%} of {sentences}.",
     "theorem": "Theorem 2 {holds} and allows blocks to multiply the distance by {factors}; it would predict that "
     "tokens become alike only below 1. sigma_1 sigma_2 is above 1 in {above}.",
-    "effects": "{measure}: {effects}.",
-    "inside": "zeroing {neurons} inside the model changes it by {effect}{worse}",
-    "after": "clipping the last hidden states changes it by {effect}{worse}",
-    "worse": ", more harm than {percentile:.0f}% of random draws",
     "no_term": "No outlier is more than 5 sd from the other neurons after a norm.",
     "terms": "Outliers are more than 5 sd from the other neurons after a norm {times}; the largest term of their mean "
     "is {largest}. The farthest is neuron {neuron} after norm {norm} of block {layer} ({deviations:+.1f} sd): its mean "
@@ -180,12 +139,13 @@ def path_table(path: Table) -> Any:
 
 def _sites(of: OutlierCourse) -> list[str]:
     ends = (of.beyond[0], of.beyond[-1], of.end) if of.beyond else (None, None, None)
-    first, last, end = (_short(row) if row else "" for row in ends)
-    farthest = f"{of.top['deviations']:+.1f} at {_short(of.top)}"
+    first, last, end = (short_site(row) if row else "" for row in ends)
+    farthest = f"{of.top['deviations']:+.1f} at {short_site(of.top)}"
     return [f"{len(of.beyond)} of {of.n_sites}", first, last, farthest, end]
 
 
-def _short(row: Row) -> str:
+def short_site(row: Row) -> str:
+    """Return the short name of a site, with its block."""
     name = _SHORT.get(str(row["site"]), str(row["site"]))
     return f"{row['layer']} {name}" if row["layer"] else name
 
@@ -245,49 +205,6 @@ def first_row_conclusions(rows: Table) -> list[str]:
     )]  # fmt: skip
 
 
-def draw_path(figure: Figure, path: Table, model: str) -> None:
-    """Draw the distance of outliers along the residual stream, on the first token and on words."""
-    neurons = followed(path)
-    figure.set_size_inches(9.6, 5.2)
-    for axes, (tokens, words) in zip(figure.subplots(2, 1, sharex=True, sharey=True), TOKENS.items(), strict=True):
-        group_rows = path.where(tokens=tokens)
-        stream = sorted(group_rows.where(term="no").values("step"))
-        random = [group_rows.where(step=step, kind="random").column("deviations") for step in stream]
-        if all(random) and stream:
-            reach = [max(map(abs, values)) for values in random]
-            axes.fill_between(stream, [-r for r in reach], reach, color="#d9d9d9", lw=0, label="random neurons")
-        for (colour, mark), neuron in zip(_LOOKS, neurons, strict=False):
-            rows = group_rows.where(neuron=neuron)
-            for term, look in (("no", {"ls": "-", "mfc": colour}), ("yes", {"ls": "", "mfc": "white"})):
-                line_rows = rows.where(term=term)
-                axes.plot(
-                    line_rows.column("step"), line_rows.column("deviations"), marker=mark, ms=4, c=colour, lw=1,
-                    label=f"neuron {neuron}" if term == "no" else None, **look,
-                )  # fmt: skip
-        for limit in (-MEAN_DEVIATIONS, MEAN_DEVIATIONS):
-            axes.axhline(limit, color="black", lw=0.7, ls="--")
-        axes.axhline(0, color=GREY, lw=0.5)
-        axes.set_ylabel("sd of all neurons")
-        axes.set_title(words, fontsize=9)
-        _name_sites(axes, path)
-    figure.axes[0].tick_params(labelbottom=False)
-    figure.suptitle(
-        f"{model}: outliers along the residual stream (open: a term that is added)", x=0.01, ha="left", fontsize=10
-    )
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
-
-
-def _name_sites(axes: Axes, path: Table) -> None:
-    """Label each site below the axis, and separate blocks by lines."""
-    sites = [rows[0] for _, rows in sorted(path.by("step").items())]
-    crowded = len(sites) > 60
-    shown = [i for i in range(len(sites)) if not crowded or i == 0 or sites[i]["layer"] != sites[i - 1]["layer"]]
-    axes.set_xticks([sites[i]["step"] for i in shown], [_short(sites[i]) for i in shown], rotation=90, fontsize=6)
-    for before, row in pairwise(sites):
-        if before["layer"] != row["layer"]:
-            axes.axvline(row["step"] - 0.5, color=GREY, lw=0.4)
-
-
 # --- over-smoothing ---
 
 
@@ -338,135 +255,6 @@ def smoothing_conclusion(smoothing: Table) -> str:
     return f"{similar} {theorem}"
 
 
-def draw_smoothing(figure: Figure, smoothing: Table, model: str) -> None:
-    """Draw each block's change of the distance, the limit by the theorem, and the deviations in its denominator."""
-    blocks = by_block(smoothing)
-    layers = sorted(blocks)
-    figure.set_size_inches(10.2, 3.5)
-    ratio_axes, bound_axes, deviation_axes = figure.subplots(1, 3)
-    ratio_rows = [blocks[k]["distance_ratio"] for k in layers]
-    ends = [[abs(row["value"] - row[end]) for row in ratio_rows] for end in ("low", "high")]
-    ratio_axes.errorbar(
-        layers, [row["value"] for row in ratio_rows], yerr=ends, c=BLUE, marker="o", ms=4, capsize=2,
-        label="measured (mean, 95% interval)", **joined({"ls": "-"}, layers),
-    )  # fmt: skip
-    ratio_axes.set_ylim(0, None)
-    ratio_axes.set_ylabel("distance to equal rows,\nafter / before")
-    ratio_axes.set_title("what happens")
-    looks: dict[str, tuple[str, dict[str, Any]]] = {
-        "bound": ("with gains and slope", {"color": PURPLE, "ls": "-.", "marker": "v"}),
-        "bound_published": ("as published", {"color": GREY, "ls": ":", "marker": "x"}),
-        "bound_per_matrix": ("with each matrix's own norm", {"color": ORANGE, "ls": "--", "marker": "s"}),
-    }
-    for name, (label, look) in looks.items():
-        bound_axes.plot(layers, [blocks[k][name]["value"] for k in layers], ms=4, label=label, **joined(look, layers))
-    bound_axes.set_yscale("log")
-    bound_axes.set_ylim(0.5, None)
-    bound_axes.set_ylabel("upper bound of after / before\n(log scale)")
-    bound_axes.set_title("what the theorem allows")
-    at = {q: [blocks[k][f"sigma_product_q{q}"]["value"] for k in layers] for q in (5, 25, 50, 75, 95)}
-    deviation_axes.vlines(layers, at[5], at[95], color=GREY, lw=1.2, label="5% to 95% of sentences")
-    deviation_axes.vlines(layers, at[25], at[75], color=BLUE, lw=7, label="25% to 75%")
-    deviation_axes.plot(layers, at[50], "_", color="black", ms=9, label="median")
-    deviation_axes.set_ylim(0, max(1.05, 1.05 * max(at[95])))
-    deviation_axes.set_ylabel("σ₁ σ₂")
-    deviation_axes.set_title("least sd of tokens entering LayerNorms")
-    for axes in (ratio_axes, bound_axes, deviation_axes):
-        axes.axhline(1, color="black", lw=0.6)
-        name_layers(axes, layers, most=9, what="block")
-        axes.legend(loc="upper left", bbox_to_anchor=(-0.1, -0.2), fontsize=8)
-    figure.suptitle(f"{model}: do blocks make the tokens of a sentence alike?", x=0.01, ha="left", fontsize=10)
-
-
-# --- neurons that are zeroed inside the model ---
-
-
-def interventions_tables(rows: Table) -> list[Any]:
-    """Return the effects as rich tables, one per measure."""
-    return [
-        _effects_table(of_measure, f"taking out {_outliers(of_measure)}", "taken out", WHERE, ["large gains"])
-        for of_measure in rows.by("measure").values()
-    ]
-
-
-def _effects_table(rows: Table, of: str, heading: str, places: Mapping[str, str], more: Sequence[str] = ()) -> Any:
-    """Return the effects of outliers and of random neurons on a measure at each place, and of `more` neurons."""
-
-    def cells(where: str, words: str) -> list[str]:
-        of_where = rows.where(where=where)
-        (outliers,), effects = of_where.where(kind="outliers"), of_where.where(kind="random").column("effect")
-        draws = [f"{min(effects):+.3f} to {max(effects):+.3f}", f"{outliers['percentile']:.0f}%",
-                 f"{outliers['p_value']:.2g}"] if effects else ["", "", ""]  # fmt: skip
-        effect_cells = _effect(outliers), interval(outliers, "effect", " to ", "+.3f")
-        return [words, *effect_cells, *draws, *map(_effect, of_where.where(kind="largest_gain"))]
-
-    headings = (heading, "effect", "95% range", "random others", "worse than", "p", *more)
-    return cells_table(f"{_title(rows)}: effect of {of}", headings, (cells(*place) for place in places.items()))
-
-
-def _effect(row: Row) -> str:
-    return rounded(row["effect"], "+.3f")
-
-
-def _title(rows: Table) -> str:
-    return f"{MEASURES[rows[0]['measure']]} (intact: {rows[0]['value']:.3f})"
-
-
-def _in_lines(title: str) -> str:
-    return title.replace(" by ", "\nby ").replace(" (intact", "\n(intact")
-
-
-def interventions_conclusion(rows: Table) -> str:
-    """Return a sentence on the effects of zeroing inside the model and of clipping its output."""
-    rows = rows.where(measure=rows[0]["measure"])
-    effects = []
-    for where in WHERE:
-        (row,) = rows.where(where=where, kind="outliers")
-        worse = SENTENCES["worse"].format(**row) if "percentile" in row else ""
-        effect = estimated(row, "effect", "+.3f")
-        effects.append(SENTENCES[where].format(neurons=_outliers(rows), effect=effect, worse=worse))
-    return SENTENCES["effects"].format(measure=_title(rows), effects="; ".join(effects))
-
-
-def draw_interventions(figure: Figure, rows: Table, model: str) -> None:
-    """Draw the effects of outliers, inside the model and on its output, with the effects of as many other neurons."""
-    measures = rows.by("measure")
-    figure.set_size_inches(1.4 + 3.1 * len(measures), 3.2)
-    panels = figure.subplots(1, len(measures), squeeze=False)[0]
-    for axes, of_measure in zip(panels, measures.values(), strict=True):
-        _draw_effects(axes, of_measure, {"inside": "zeroed inside\nthe model", "after": "clipped\nafter it"})
-    figure.axes[0].set_ylabel("effect (95% interval)")
-    figure.suptitle(f"{model} without {_outliers(rows)}", x=0.01, ha="left", fontsize=10)
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
-
-
-def _draw_effects(axes: Axes, rows: Table, places: Mapping[str, str]) -> None:
-    """Draw the effects on a measure at each place, of outliers and of the neurons that they are compared with."""
-    looks = (
-        ("random", "random others", "x", GREY, 0.0), ("largest_gain", "largest other gains", "D", ORANGE, 0.14),
-        ("outliers", "outliers", "o", BLUE, -0.14),
-    )  # fmt: skip
-    for x, where in enumerate(places):
-        for kind, label, mark, colour, shift in looks:
-            kind_rows = rows.where(where=where, kind=kind)
-            effects = np.array(kind_rows.column("effect"))
-            reach = None if kind == "random" else error_bars(kind_rows, effects, "effect")
-            axes.errorbar(
-                [x + shift] * len(effects), effects, yerr=reach, ls="", marker=mark, ms=5, c=colour, capsize=3,
-                label=label if x == 0 else None,
-            )  # fmt: skip
-    axes.axhline(0, color="black", lw=0.6)
-    axes.set_xticks(range(len(places)), list(places.values()))
-    axes.set_xlim(-0.5, len(places) - 0.5)
-    axes.set_title(_in_lines(_title(rows.where(kind="intact"))), fontsize=9)
-
-
-def _outliers(rows: Table) -> str:
-    """Return the neurons that are taken out, with their noun."""
-    neurons = str(rows.where(kind="outliers")[0]["neurons"]).split()
-    return f"neuron{'s' * (len(neurons) > 1)} {', '.join(neurons)}"
-
-
 # --- terms of outliers in the norms ---
 
 
@@ -480,7 +268,7 @@ def norms_table(norms: Table) -> Any:
     return shown_table(
         NORMS, sorted(far, key=lambda row: (row["layer"], row["norm"], row["neuron"])),
         "Terms of outliers in the norms of each block: their sum is the mean output",
-        ["layer", "norm", "neuron", "mean", "deviations", *_TERMS, "largest"],
+        ["layer", "norm", "neuron", "mean", "deviations", *TERMS, "largest"],
     )  # fmt: skip
 
 
@@ -495,53 +283,22 @@ def terms_conclusion(norms: Table) -> str:
     return SENTENCES["terms"].format(**top, times=count(len(far), "time"), random=random)
 
 
-def draw_terms(figure: Figure, norms: Table, model: str) -> None:
-    """Draw the terms of the farthest outliers in each norm."""
-    outliers = norms.where(kind="outlier").by("neuron")
-    reach = {neuron: max(map(abs, rows.column("deviations"))) for neuron, rows in outliers.items()}
-    neurons = sorted(reach, key=lambda neuron: (-reach[neuron], neuron))[:DRAWN]
-    figure.set_size_inches(9.2, 0.9 + 1.7 * -(-len(neurons) // 2))
-    grid = figure.subplots(-(-len(neurons) // 2), min(2, len(neurons)), squeeze=False, sharex=True).ravel()
-    for axes, neuron in zip(grid, neurons, strict=False):
-        _draw_neuron(axes, norms.where(neuron=neuron))
-        axes.set_title(f"neuron {neuron}", fontsize=9)
-    for axes in grid[len(neurons) :]:
-        axes.set_visible(False)
-    figure.supxlabel("norm: block.number", fontsize=9)
-    figure.supylabel("mean output", fontsize=9)
-    figure.suptitle(f"{model}: terms of outliers in the norms of each block", x=0.01, ha="left", fontsize=10)
-    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside right center")
-
-
-def _draw_neuron(axes: Axes, rows: Table) -> None:
-    x = np.arange(len(rows))
-    above, below = np.zeros(len(rows)), np.zeros(len(rows))
-    for name, (words, colour) in _TERMS.items():
-        values = np.array(rows.column(name))
-        axes.bar(x, values, 0.7, np.where(values > 0, above, below), color=colour, ec="black", lw=0.4, label=words)
-        above, below = above + np.maximum(values, 0), below + np.minimum(values, 0)
-    axes.plot(x, rows.column("mean"), "D", c="white", mec="black", ms=4, label="mean output")
-    axes.axhline(0, color="black", lw=0.6)
-    labels = [f"{row['layer']}.{row['norm']}" for row in rows]
-    step = -(-len(rows) // 14)
-    axes.set_xticks(x, [label if i % step == 0 else "" for i, label in enumerate(labels)], fontsize=7)
-
-
 # --- norms with average gains and biases of the outliers ---
 
 
 def changes_tables(changes: Table) -> list[Any]:
     """Return the remaining outliers, and the effect on each measure of the output, as rich tables."""
     of = "average gains and biases of the outliers"
-    return [_remaining_table(changes), *(_effects_table(rows, of, "in", PLACES) for rows in _by_measure(changes))]
+    return [_remaining_table(changes), *(effects_table(rows, of, "in", PLACES) for rows in output_measures(changes))]
 
 
-def _by_measure(changes: Table) -> list[Table]:
+def output_measures(changes: Table) -> list[Table]:
+    """Return the rows of each measure of the output, in the order of `MEASURES`."""
     by_measure = changes.by("measure")
     return [by_measure[name] for name in MEASURES if name in by_measure]
 
 
-def _pairs(changes: Table) -> dict[tuple[int, int], Table]:
+def outlier_pairs(changes: Table) -> dict[tuple[int, int], Table]:
     """Return the rows on the distance of outliers, by layer and neuron."""
     return changes.where(measure="deviations").by("layer", "neuron")
 
@@ -557,7 +314,7 @@ def _remaining_table(changes: Table) -> Any:
 
     title = "Outliers in sd with average gains and biases (in brackets: with those of random neurons averaged instead)"
     headings = ["layer", "neuron", "intact", *PLACES.values(), "p"]
-    return cells_table(title, headings, (cells(*pair) for pair in _pairs(changes).items()))
+    return cells_table(title, headings, (cells(*pair) for pair in outlier_pairs(changes).items()))
 
 
 def _distance(rows: Table) -> str:
@@ -569,14 +326,14 @@ def _distance(rows: Table) -> str:
 def changes_conclusions(changes: Table) -> list[str]:
     """Return a sentence on the remaining outliers, and one for each measure of the model's output."""
     sentences = [_remaining_sentence(changes.where(measure="deviations"))]
-    for rows in _by_measure(changes):
+    for rows in output_measures(changes):
         effects = []
         for where, norms in PLACES.items():
             (row,) = rows.where(where=where, kind="outliers")
             among = SENTENCES["worse_in"].format(**row) if "percentile" in row else ""
             brackets = in_brackets(interval(row, "effect", " to ", "+.3f"), among)
-            effects.append(SENTENCES["changed_in"].format(norms=norms, effect=f"{_effect(row)}{brackets}"))
-        sentences.append(SENTENCES["changed"].format(measure=_title(rows), effects=listed(effects)))
+            effects.append(SENTENCES["changed_in"].format(norms=norms, effect=f"{effect_text(row)}{brackets}"))
+        sentences.append(SENTENCES["changed"].format(measure=title_of(rows), effects=listed(effects)))
     return sentences
 
 
@@ -596,37 +353,9 @@ def _remaining_sentence(distances: Table) -> str:
     return SENTENCES["remaining"].format(outliers=_are(before, "outlier"), remaining=listed(remaining))
 
 
-def draw_changes(figure: Figure, changes: Table, model: str) -> None:
-    """Draw the remaining distances of outliers and the effects on the model's output, with random neurons."""
-    measures, pairs = _by_measure(changes), _pairs(changes)
-    figure.set_size_inches(1.8 + 2.9 * (1 + len(measures)), 3.3)
-    distance_axes, *panels = figure.subplots(1, 1 + len(measures), squeeze=False)[0]
-    kinds = {
-        "random": ("random neurons (mean of draws)", {"c": GREY, "ls": ":", "lw": 0.8}),
-        "outliers": ("outliers", {"c": BLUE, "marker": "o", "ms": 3}),
-    }
-    for i, rows in enumerate(pairs.values()):
-        by_kind = rows.by("kind")
-        for kind, (words, look) in kinds.items():
-            if kind in by_kind:
-                lines = [by_kind["intact"], *(by_kind[kind].where(where=where) for where in PLACES)]
-                values = [np.mean(np.abs(of_place.column("value"))) for of_place in lines]
-                distance_axes.plot(range(len(lines)), values, **look, label=words if i == 0 else None)
-    distance_axes.axhline(MEAN_DEVIATIONS, color=PURPLE, lw=0.8, ls="--", label="5 sd")
-    distance_axes.set_xticks(range(1 + len(PLACES)), ["intact", *PLACES])
-    distance_axes.set_ylim(0, None)
-    distance_axes.set_ylabel("sd from the other neurons")
-    distance_axes.set_title("distance of each outlier", fontsize=9)
-    for axes, rows in zip(panels, measures, strict=True):
-        _draw_effects(axes, rows, {where: where for where in PLACES})
-        axes.set_ylabel("effect (95% interval)")
-    figure.suptitle(f"{model}: average gains and biases of outliers", x=0.01, ha="left", fontsize=10)
-    figure.legend(*distance_axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-
-
 # --- all of these ---
 
-_INSIDE = ("smoothing", "interventions", "norms", "norm_changes", "path", "first_row")
+_INSIDE = ("smoothing", "norms", "norm_changes", "path", "first_row")
 
 
 def _tables(rows_by_table: Mapping[str, Sequence[Row]]) -> list[Table]:
@@ -635,9 +364,9 @@ def _tables(rows_by_table: Mapping[str, Sequence[Row]]) -> list[Table]:
 
 def inside_tables(rows_by_table: Mapping[str, Sequence[Row]]) -> list[Any]:
     """Return the tables of the measurements, smoothing first; the first row has only a sentence."""
-    smoothing, interventions, norms, norm_changes, path, _ = _tables(rows_by_table)
+    smoothing, norms, norm_changes, path, _ = _tables(rows_by_table)
     return [
-        *([smoothing_table(smoothing)] if smoothing else []), *interventions_tables(interventions),
+        *([smoothing_table(smoothing)] if smoothing else []),
         *([norms_table(norms)] if norms else []), *(changes_tables(norm_changes) if norm_changes else []),
         *([path_table(path)] if path else []),
     ]  # fmt: skip
@@ -645,25 +374,48 @@ def inside_tables(rows_by_table: Mapping[str, Sequence[Row]]) -> list[Any]:
 
 def inside_conclusions(rows_by_table: Mapping[str, Sequence[Row]]) -> list[str]:
     """Return the conclusions, a sentence for each requested measurement."""
-    smoothing, interventions, norms, norm_changes, path, first_row = _tables(rows_by_table)
+    smoothing, norms, norm_changes, path, first_row = _tables(rows_by_table)
     return [
         *([smoothing_conclusion(smoothing)] if smoothing else []),
-        *([interventions_conclusion(interventions)] if interventions else []),
         *([terms_conclusion(norms)] if norms else []), *(changes_conclusions(norm_changes) if norm_changes else []),
         *path_conclusions(path), *first_row_conclusions(first_row),
     ]  # fmt: skip
 
 
-def write_inside_figures(
-    folder: Path, rows_by_table: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
-) -> list[Path]:
-    """Draw the figures of the tables that have rows, each in some formats, and return the paths of the files."""
-    smoothing, interventions, norms, norm_changes, path, _ = _tables(rows_by_table)
-    drawings = {
-        "smoothing_bound": (partial(draw_smoothing, smoothing=smoothing, model=model), smoothing),
-        "interventions": (partial(draw_interventions, rows=interventions, model=model), interventions),
-        "norms": (partial(draw_terms, norms=norms, model=model), norms),
-        "norm_changes": (partial(draw_changes, changes=norm_changes, model=model), norm_changes),
-        "path": (partial(draw_path, path=path, model=model), path),
-    }  # fmt: skip
-    return write_drawings(folder, {name: draw for name, (draw, rows) in drawings.items() if rows}, formats)
+# Meanings of the headings on a page.
+INSIDE_TERMS: Terms = {
+    **NORMS.terms(["layer"]),
+    "measured": "Distance of a sentence to equal rows after the block, divided by the distance before it.",
+    "σ1": "Least standard deviation, over neurons, among the tokens that enter the block's first LayerNorm.",
+    "σ2": "The same for the second LayerNorm.",
+    "σ1σ2": "Product of σ1 and σ2.",
+    "above 1": "Share of the sentences in which that product is above 1, in which case small weights would make "
+    "tokens more similar.",
+    "gains": "Product of the largest gains of the two LayerNorms.",
+    "attention": "Largest factor by which the attention of the block can multiply the distance.",
+    "FFN": "Largest factor by which its feed-forward layer can multiply the distance.",
+    "bound": "Largest factor by which the block can multiply the distance: attention x FFN x gains / σ1σ2.",
+    "published": "The bound as published, with one singular value for all matrices and without gains.",
+    "closest": "Largest share of the bound that the distance of any sentence reaches.",
+    "effect": "Change of the measure in the title of the table.",
+    "95% range": "Interval of the effect over sentences.",
+    "random others": "Range of the effects of as many other neurons, drawn at random.",
+    "worse than": "Share of these draws that do less harm than the outliers.",
+    "p": "Probability that random other neurons do as much harm; of distances, that they reduce them as much with both "
+    "norms changed.",
+    **NORMS.terms(["norm", "mean", "deviations", "by_input", "by_gain", "by_bias", "by_others_bias", "largest"]),
+    "intact": "The distance in standard deviations in the unchanged model.",
+    "the first norm": "The distance, or the effect, with average gains and biases in the first norm of every block; "
+    "in brackets the range with the gains and biases of random neurons averaged instead.",
+    "the second norm": "The same with the second norm of every block.",
+    "both norms": "The same with both.",
+    "in": "In which norms of every block the outliers have the gain and the bias of other neurons.",
+    "tokens": "Whether the mean is over the first tokens of sentences, or over words.",
+    "first position": "Distance of the neuron from the others in the position embedding of the first token.",
+    "places": "Number of places on the residual stream at which the neuron is more than 5 standard deviations from the "
+    "mean of all neurons.",
+    "from": "First of these places, with the number of its block.",
+    "to": "Last of them.",
+    "farthest": "Largest distance anywhere on the stream, and where.",
+    "below at": "The place after the last one, where the neuron is within 5 standard deviations again.",
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from probing.data.examples import HiddenStateSource
 from probing.errors import UserError
+from probing.probes.outliers import SpecialTokens, measured_tokens
 from probing.results import count, layers_named, without_nan
 from probing.runtime.progress import stage
 from probing.statistics import accuracy_interval
@@ -27,8 +28,7 @@ from probing.statistics.two_way import (
     VarianceShares,
     jackknife_interval,
 )
-from probing.studies.geometry.position import RAW, SCALES, SCHEMAS, STANDARDISED, SUFFIX
-from probing.studies.geometry.position.spectrum import (
+from probing.studies.position.spectrum import (
     Folds,
     PartSpectrum,
     low_frequencies,
@@ -39,6 +39,7 @@ from probing.studies.geometry.position.spectrum import (
     random_subspace,
     spectrum,
 )
+from probing.studies.position.tables import RAW, SCALES, SCHEMAS, STANDARDISED, SUFFIX
 from probing.text.tokens import Tokens
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -205,8 +206,6 @@ def read_positions(
     )  # fmt: skip
 
 
-SpecialTokens = Literal["exclude", "include"]
-
 # Components whose curves are written, and most directions in which positions are read.
 COMPONENTS, READ = 3, 20
 # Draws of random subspaces.
@@ -215,24 +214,19 @@ DRAWS = 200
 ZERO = 1e-24
 
 
-def _measured(tokens: Tokens, special_tokens: SpecialTokens) -> NDArray[np.bool_]:
-    """Return the mask of the tokens that are split, shape (n_tokens,)."""
-    return tokens.included if special_tokens == "include" else ~tokens.special
-
-
 def check_position(tokens: Tokens, special_tokens: SpecialTokens) -> None:
     """Raise a `UserError` for a corpus with too few sentences, positions or tokens to split, or too many positions."""
-    counts = _measured(tokens, special_tokens)
+    counts = measured_tokens(tokens, special_tokens)
     n_tokens, n_sentences = int(counts.sum()), len(np.unique(tokens.sentences[counts]))
     n = len(np.unique(tokens.positions[counts]))
     if n > MOST_POSITIONS:
         raise UserError(
-            f"`--position`: sentences have {n} positions, and at most {MOST_POSITIONS} are split; give "
+            f"`--corpus`: sentences have {n} positions, and at most {MOST_POSITIONS} are split; give "
             f"`--max_length {MOST_POSITIONS}`."
         )
     if n < 2 or n_sentences < 3 or n_tokens <= n_sentences + n:
         raise UserError(
-            f"`--position`: {count(n_tokens, 'token')} of {count(n_sentences, 'sentence')} at {count(n, 'position')} "
+            f"`--corpus`: {count(n_tokens, 'token')} of {count(n_sentences, 'sentence')} at {count(n, 'position')} "
             "are too few to tell means of positions from means of sentences; give more sentences of several tokens."
         )
 
@@ -241,7 +235,7 @@ class PositionSample:
     """The tokens that are split, in the mask `counts`, shape (n_tokens,), and their design for all layers."""
 
     def __init__(self, store: HiddenStateSource, special_tokens: SpecialTokens, seed: int) -> None:
-        tokens, counts = store.tokens, _measured(store.tokens, special_tokens)
+        tokens, counts = store.tokens, measured_tokens(store.tokens, special_tokens)
         self.store, self.counts, self.seed = store, counts, seed
         self.design = Design(tokens.sentences[counts], tokens.positions[counts], seed)
         self.folds = Folds(self.design)

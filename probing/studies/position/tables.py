@@ -1,4 +1,4 @@
-"""Tables and sentences of `geometry --position`."""
+"""Tables, charts and sentences of `position`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from probing.results import (
     text,
     whole,
 )
+from probing.runs import Terms
 from probing.tables.figures import Chart, Line, Panel, with_lines
+from probing.tables.outlier_effects import N_TOKENS
 from probing.tables.schema import layer_column, value
 
 SCALES = RAW, STANDARDISED = "raw", "standardised"
@@ -106,9 +108,7 @@ class PositionTables:
 
 
 def position_tables(tables: Mapping[str, Sequence[Row]]) -> list[Any]:
-    """Return the tables of the position part's share, its shape and its neurons; empty if it was not measured."""
-    if not tables["position_split"]:
-        return []
+    """Return the tables of the position part's share, its shape and its neurons."""
     position = PositionTables(tables)
     split, in_neurons = Table(tables["position_split"]), Table(tables["position_held"])
     return [_split_table(split), _shape_table(position), *_prefix_share_tables(in_neurons)]
@@ -124,7 +124,7 @@ def _split_table(split: Table) -> Any:
         "95% range": lambda rows: interval(rows.where(part="position", scale=RAW)[0], form=".4f", between=" to "),
         "by chance": lambda rows: rounded(rows.where(part="position", scale=RAW)[0]["chance"], ".4f"),
         **{part: share(part, ".3f") for part in ("context", "shared", "rest")},
-        "position, standardised": share("position", scale=STANDARDISED), "position alone": share("position_alone"),
+        "standardised position": share("position", scale=STANDARDISED), "position alone": share("position_alone"),
     })  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def position_charts(tables: Mapping[str, Sequence[Row]]) -> list[Chart]:
         Chart("position_split", "the variance of the hidden states in parts (bars: 95%)", [
             Panel([
                 Line.of(position, "value", "position", ""),
-                Line.of(split.where(part="position", scale=STANDARDISED), "value", "position, standardised", ""),
+                Line.of(split.where(part="position", scale=STANDARDISED), "value", "standardised position", ""),
                 Line.of(position, "chance", "by chance"),
             ], "position", shares),
             Panel([
@@ -213,8 +213,6 @@ def _orders(rows: Table) -> list[Line]:
 
 def position_conclusions(tables: Mapping[str, Sequence[Row]]) -> list[str]:
     """Return sentences on the position part's share and directions, and on neurons compared with directions."""
-    if not tables["position_split"]:
-        return []
     position = PositionTables(tables)
     rows = [position.split(layer) for layer in position.layers]
     if not any(map(ends, rows)):
@@ -318,13 +316,9 @@ def _zeros(rows: Mapping[int, Row]) -> str:
     return SENTENCES["zeros"].format(where=listed(where)) if where else ""
 
 
-_WITH = "with `--position`, "
-
 _SCALE = text("scale", "raw, or standardised: every neuron counts as if its variance were 1.")
 
-_N_TOKENS = whole("n_tokens", "Number of tokens that were measured.")
-
-POSITION_SPLIT = Schema("position_split", f"{_WITH}a row per layer, scale and part", (
+POSITION_SPLIT = Schema("position_split", "a row per layer, scale and part", (
     layer_column(), _SCALE,
     text("part", "position (what positions add to sentences), context (what sentences add to positions), shared (what "
          "either of them explains), rest; these add up to 1. position_alone and context_alone: shares of the means, "
@@ -333,26 +327,26 @@ POSITION_SPLIT = Schema("position_split", f"{_WITH}a row per layer, scale and pa
     number("share", "Share of the variance in the text that was read.", form=".4f"),
     number("chance", "Share by chance: of position, the mean over all orders of the tokens within each sentence.",
            form=".4f"),
-    whole("n_sentences", "Number of sentences."), _N_TOKENS,
-), optional=True)  # fmt: skip
+    whole("n_sentences", "Number of sentences."), N_TOKENS,
+))  # fmt: skip
 
-POSITION_SPECTRUM = Schema("position_spectrum", f"{_WITH}a row per layer, scale and direction", (
+POSITION_SPECTRUM = Schema("position_spectrum", "a row per layer, scale and direction", (
     layer_column(), _SCALE,
     whole("component", "Number of the principal direction of the position part."),
     number("share", "Its share of the position part, with its noise."),
     number("held_out", "What the directions up to it explain in sentences left out, as a share of the most that any "
            "number of directions explains there; 0 where that is nothing."),
-), optional=True)  # fmt: skip
+))  # fmt: skip
 
-POSITION_CURVES = Schema("position_curves", f"{_WITH}a row per layer, position and direction", (
+POSITION_CURVES = Schema("position_curves", "a row per layer, position and direction", (
     layer_column(),
     whole("position", "Index of the token in its sentence, from 0."),
     whole("component", "Number of the principal direction of the position part, up to 3."),
     value("The position part along it"),
-    _N_TOKENS,
-), optional=True)  # fmt: skip
+    N_TOKENS,
+))  # fmt: skip
 
-POSITION_SHAPE = Schema("position_shape", f"{_WITH}a row per layer and measure", (
+POSITION_SHAPE = Schema("position_shape", "a row per layer and measure", (
     layer_column(),
     text("measure", "directions, directions_in_sample, low_frequencies, context_overlap, context_angle, "
          "halves_overlap, below_overlap, read_accuracy, read_error, read_longer_accuracy or read_longer_error; "
@@ -361,10 +355,10 @@ POSITION_SHAPE = Schema("position_shape", f"{_WITH}a row per layer and measure",
     number("chance", "Its mean for shuffled positions, or for random directions."),
     number("p_value", "Share of random draws, and of what is measured, that are at least as far from chance."),
     whole("k", "Number of directions that are compared or read."),
-    _N_TOKENS,
-), optional=True)  # fmt: skip
+    N_TOKENS,
+))  # fmt: skip
 
-POSITION_BASIS = Schema("position_basis", f"{_WITH}a row per layer and scale", (
+POSITION_BASIS = Schema("position_basis", "a row per layer and scale", (
     layer_column(), _SCALE,
     whole("half", "Number of neurons with half of the position part: ordered by the part of half of the sentences, "
           "measured on the part of the other half, both ways."),
@@ -378,20 +372,20 @@ POSITION_BASIS = Schema("position_basis", f"{_WITH}a row per layer and scale", (
     whole("n_live", "Number of neurons that vary, which are rotated."),
     whole("n_neurons", "Number of neurons."),
     whole("n_rotations", "Number of random rotations."),
-), optional=True)  # fmt: skip
+))  # fmt: skip
 
-POSITION_HELD = Schema("position_held", f"{_WITH}a row per layer, scale, order of neurons and number", (
+POSITION_HELD = Schema("position_held", "a row per layer, scale, order of neurons and number", (
     layer_column(), _SCALE,
-    text("order", "fit (ranking of --from_run), eta_squared, part (those with the largest shares), random, rotated "
+    text("order", "fit (ranking of --run), eta_squared, part (those with the largest shares), random, rotated "
          "(those with the largest shares of a random rotation), directions (the part's own). All but fit and random "
          "are chosen in half of the sentences and measured in the other, both ways."),
     whole("k", "Number of the first neurons, or directions."),
     number("value", "Share of the position part in them; of draws (random, rotated) the median."),
     number("low", "The lowest of 20 draws."),
     number("high", "The highest of 20 draws."),
-), optional=True)  # fmt: skip
+))  # fmt: skip
 
-POSITION_BY_NEURON = Schema("position_by_neuron", f"{_WITH}a row per layer and neuron", (
+POSITION_BY_NEURON = Schema("position_by_neuron", "a row per layer and neuron", (
     layer_column(),
     whole("neuron", "Index of the neuron."),
     number("variance", "Variance of the activation.", form=".3g"),
@@ -401,9 +395,49 @@ POSITION_BY_NEURON = Schema("position_by_neuron", f"{_WITH}a row per layer and n
     number("value", "The share minus the share by chance."),
     number("held", "Share of the position part that is in it."),
     number("held_standardised", "The same where every neuron counts as if its variance were 1."),
-), optional=True)  # fmt: skip
+))  # fmt: skip
 
 SCHEMAS = (
     POSITION_SPLIT, POSITION_SPECTRUM, POSITION_CURVES, POSITION_SHAPE, POSITION_BASIS, POSITION_HELD,
     POSITION_BY_NEURON,
 )  # fmt: skip
+
+# Meanings of the headings on a page.
+TERMS: Terms = {
+    "layer": POSITION_SPLIT["layer"].meaning,
+    "position": "Share of the variance that positions add to sentences, minus the share by chance.",
+    "by chance": "Share that positions would add if the tokens of each sentence were in random order, which is "
+    "subtracted.",
+    "context": "Share that sentences add to positions.",
+    "shared": "Share that either of the two explains.",
+    "rest": "Share that neither explains.",
+    "standardised position": "Share of position if every neuron counts as if its variance were 1.",
+    "position alone": "Share of the means of positions, whatever else these differ in, minus the share by chance.",
+    "directions": "Number of directions of the position part that explain held-out sentences.",
+    "slow": "Share of the position part in the lowest tenth of the frequencies along the sentence.",
+    "with context": "How far its directions are those of the context part: 1 if the same, 0 if at right angles.",
+    "other half": "The same of the two halves of the sentences, the most one can expect.",
+    "layer below": "The same of the layer below.",
+    "read": "Share of the tokens of held-out sentences whose position is decoded from these directions.",
+    "in longer": "The same in sentences longer than all that were fitted.",
+    "half in neurons": "Number of neurons with half of the position part; in brackets the lowest and the highest "
+    "number of directions of random rotations with half of it.",
+    "standardised": "The same if every neuron counts as if its variance were 1.",
+    "first of fit": "Share of the first neurons of the ranking of `fit`.",
+    "by eta squared": "Share of the first neurons by eta squared.",
+    "largest shares": "Share of the neurons with the largest shares, chosen in half of the sentences and measured in "
+    "the other half.",
+    "random": "Share of as many random neurons: median and range of 20 draws.",
+    "of a rotation": "Share of as many neurons of a random rotation, chosen and measured alike.",
+    "own directions": "Share of as many of its own directions, chosen and measured alike.",
+}
+
+
+def curves(split: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return a row per layer for W&B's curves: the share of the variance that is position."""
+    points = []
+    for row in split:
+        if (row["scale"], row["part"]) == (RAW, "position"):
+            ends_of = {f"position_share_{end}": row[end] for end in ("low", "high") if row[end] is not None}
+            points.append({"layer": row["layer"], "position_share": row["value"], **ends_of})
+    return points

@@ -17,8 +17,8 @@ from probing import WandbOptions, fit, load_run, probe
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.runs import Result
-from probing.studies.geometry import geometry
-from probing.studies.geometry.neurons import conclusions, tables
+from probing.studies.ablate import ablate
+from probing.studies.ablate.neuron_tables import conclusions, tables
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
@@ -89,7 +89,7 @@ def fitted(place: Path, name: str, **options: Any) -> Path:
 
 
 def measured(place: Path, **options: Any) -> Result:
-    made = geometry(**{"runs": str(place / "runs"), "interventions": True, "transforms": "none", **USUAL, **options})
+    made = ablate(**{"runs": str(place / "runs"), **USUAL, **options})
     assert made is not None
     return made
 
@@ -102,8 +102,8 @@ def labels(place: Path, model: Path, corpus: Path) -> Path:
 @pytest.fixture(scope="module")
 def made(place: Path, labels: Path) -> Result:
     return measured(
-        place, from_run=str(labels), top=2, layer=1, kind="mean,direction,shuffled,translate", draws=9, retrain=1,
-        readouts="task,position", name="made",
+        place, run=str(labels), neurons="ranked", top=2, layer=1, kinds="mean,direction,shuffled,translate",
+        draws=9, retrain=1, readouts="task,position", name="made",
     )  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def test_the_caption_says_what_is_erased_and_what_is_read(made: Result) -> None:
 
 
 def test_all_of_a_layer_loses_its_classes_but_not_shuffled_ones(place: Path, labels: Path) -> None:
-    found = measured(place, from_run=str(labels), neurons="all", layer=1, kind="direction,shuffled", draws=2, retrain=0)
+    found = measured(place, run=str(labels), neurons="all", layer=1, kinds="direction,shuffled", draws=2, retrain=0)
     true, others = (one_row(found, kind=kind, layer=3) for kind in ("direction", "shuffled"))
     assert true["k"] == 36
     assert true["readout"] == "task"
@@ -183,7 +183,9 @@ def test_neurons_that_hold_no_classes_move_nothing(place: Path, labels: Path, mo
     noise = place / "noise.jsonl"
     noise.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     run_of_noise = fitted(place, "noise", model=str(model), corpus=str(noise), task="label")
-    found = measured(place, from_run=str(run_of_noise), top=2, layer=1, kind="direction,translate", draws=4, retrain=0)
+    found = measured(
+        place, run=str(run_of_noise), neurons="ranked", top=2, layer=1, kinds="direction,translate", draws=4, retrain=0
+    )
     for readout, kind in (("task", "direction"), ("task_translated", "translate")):
         row = one_row(found, readout=readout, kind=kind, k=2, layer=3)
         assert abs(row["effect"]) < 0.12
@@ -204,7 +206,7 @@ def test_sentences_are_read_and_erased_by_their_means(place: Path, model: Path) 
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     folder = fitted(place, "sentences", model=str(model), corpus=str(path), task="sentence_label")
     found = measured(
-        place, from_run=str(folder), neurons="all", layer=2, kind="direction,shuffled,translate", draws=2, retrain=1,
+        place, run=str(folder), neurons="all", layer=2, kinds="direction,shuffled,translate", draws=2, retrain=1,
     )  # fmt: skip
     (accuracy,) = [row["accuracy"] for row in load_run(folder).accuracy if row["layer"] == 3]
     true, others = (one_row(found, kind=kind, layer=3, readout="task") for kind in ("direction", "shuffled"))
@@ -220,8 +222,8 @@ def test_masked_words_are_read_beside_the_task(place: Path, corpus: Path, senten
     folder = masked_lm(place / "masked", "bert", sentences)
     labels = fitted(place, "of-masked", model=str(folder), corpus=str(corpus), task="label", layer="1,2,3")
     found = measured(
-        place, from_run=str(labels), top=2, layer=1, kind="direction,translate", readouts="task,mlm", draws=2,
-        retrain=0, tokens=1500,
+        place, run=str(labels), neurons="ranked", top=2, layer=1, kinds="direction,translate", readouts="task,mlm",
+        draws=2, retrain=0, tokens=1500,
     )  # fmt: skip
     assert {(row["kind"], row["readout"]) for row in found.neuron_interventions} == {
         ("direction", "task"), ("direction", "mlm"), ("translate", "task"), ("translate", "task_translated"),
@@ -253,30 +255,38 @@ def test_what_has_no_classes_is_refused(
     assert arrays is not None
     refused = {
         "its task sentence_label predicts numbers, and the readout task needs classes; give `--readouts position`": [
-            f"--from_run={numbers}"
+            "--neurons=ranked", f"--run={numbers}"
         ],
-        "predicts numbers, and `--kind direction` needs classes": [
-            f"--from_run={numbers}", "--kind=direction", "--readouts=position"
+        "predicts numbers, and `--kinds direction` needs classes": [
+            "--neurons=ranked", f"--run={numbers}", "--kinds=direction", "--readouts=position"
         ],
-        "its probes read the maximum over a sentence's tokens": [f"--from_run={largest}"],
-        "its probes read the first token of a sentence, and `--kind translate` changes words": [
-            f"--from_run={first}", "--kind=translate"
+        "its probes read the maximum over a sentence's tokens": ["--neurons=ranked", f"--run={largest}"],
+        "its probes read the first token of a sentence, and `--kinds translate` changes words": [
+            "--neurons=ranked", f"--run={first}", "--kinds=translate"
         ],
-        "was made by `probing.probe` from arrays": [f"--from_run={arrays.folder}"],
+        "was made by `probing.probe` from arrays": ["--neurons=ranked", f"--run={arrays.folder}"],
         "`--readouts tasks` is not one of task, position, mlm, sts=DIR, wic=DIR": [
-            f"--from_run={labels}", "--readouts=tasks"
+            "--neurons=ranked", f"--run={labels}", "--readouts=tasks"
         ],
-        "`--neurons all` with `--kind mean` would leave nothing of the layer": [
-            f"--from_run={labels}", "--neurons=all"
+        "`--neurons all` with `--kinds mean` would leave nothing of the layer": [
+            f"--run={labels}", "--neurons=all"
         ],
     }  # fmt: skip
     for message, options in refused.items():
-        assert run(COMMANDS, ["geometry", "--interventions", "--wandb.mode=disabled", f"--runs={place}", *options]) == 2
+        assert run(COMMANDS, ["ablate", "--wandb.mode=disabled", f"--runs={place}", *options]) == 2
         assert message in capsys.readouterr().err
     # The neurons of such runs can be changed all the same.
     for folder, readouts in ((numbers, "position"), (first, None)):
         found = measured(
-            place, from_run=str(folder), top=1, layer=2, kind="mean", draws=0, retrain=0, readouts=readouts
+            place,
+            run=str(folder),
+            neurons="ranked",
+            top=1,
+            layer=2,
+            kinds="mean",
+            draws=0,
+            retrain=0,
+            readouts=readouts,
         )
         assert len(found.neuron_interventions) >= 1
 
@@ -300,7 +310,13 @@ def pairs(place: Path) -> Path:
 def test_planted_neurons_carry_what_the_other_sentence_says_and_others_do_not(
     place: Path, labels: Path, pairs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options: dict[str, Any] = {"from_run": str(labels), "kind": "interchange", "pairs": str(pairs), "layer": 1}
+    options: dict[str, Any] = {
+        "run": str(labels),
+        "neurons": "ranked",
+        "kinds": "interchange",
+        "pairs": str(pairs),
+        "layer": 1,
+    }
     made = measured(place, **options, top=2, draws=19, name="exchanged")
     carried = one_row(made, readout="task_interchanged", layer=3, k=2)
     kept = one_row(made, readout="task", layer=3, k=2)
@@ -322,7 +338,7 @@ def test_planted_neurons_carry_what_the_other_sentence_says_and_others_do_not(
     assert "counterpart by label probe of layer 3" in "".join(
         str(one) for one in tables(made.neuron_interventions)[0].columns[0].cells
     )
-    again = geometry(**{**made.config, "name": "exchanged-again", "quiet": True})
+    again = ablate(**{**made.config, "name": "exchanged-again", "quiet": True})
     assert again is not None
     assert again.neuron_interventions == made.neuron_interventions
     assert "interchanged neurons" not in capsys.readouterr().err
@@ -333,30 +349,30 @@ def test_pairs_that_do_not_go_with_other_options_are_refused(
 ) -> None:
     positions = fitted(place, "positions", model=str(model), corpus=str(corpus), layer="1,2,3")
     (place / "one.txt").write_text("one sentence\n", encoding="utf-8")
-    usual = [f"--from_run={labels}", "--layer=1"]
+    usual = ["--neurons=ranked", f"--run={labels}", "--layer=1"]
     refused = {
-        "`--kind interchange`: neurons are exchanged between the sentences of pairs; give them as --pairs FILE": [
-            *usual, "--kind=interchange"
+        "`--kinds interchange`: neurons are exchanged between the sentences of pairs; give them as --pairs FILE": [
+            *usual, "--kinds=interchange"
         ],
-        "is read by `--kind interchange` alone, and `--kind mean` is given": [*usual, f"--pairs={pairs}"],
-        "is read by `--kind interchange` alone, and `--kind mean,interchange` is given": [
-            *usual, f"--pairs={pairs}", "--kind=mean,interchange"
+        "is read by `--kinds interchange` alone, and `--kinds mean` is given": [*usual, f"--pairs={pairs}"],
+        "is read by `--kinds interchange` alone, and `--kinds mean,interchange` is given": [
+            *usual, f"--pairs={pairs}", "--kinds=mean,interchange"
         ],
-        "the probes of a run read whole sentences; give `--from_run` too": [
-            "--neurons=3", "--layer=1", f"--model={model}", f"--pairs={pairs}", "--kind=interchange"
+        "the probes of a run read whole sentences; give `--run` too": [
+            "--neurons=3", "--layer=1", f"--model={model}", f"--pairs={pairs}", "--kinds=interchange"
         ],
-        "`--readouts mlm` with `--kind interchange`": [
-            *usual, f"--pairs={pairs}", "--kind=interchange", "--readouts=mlm"
+        "`--readouts mlm` with `--kinds interchange`": [
+            *usual, f"--pairs={pairs}", "--kinds=interchange", "--readouts=mlm"
         ],
-        "`--retrain 2` with `--kind interchange`": [*usual, f"--pairs={pairs}", "--kind=interchange", "--retrain=2"],
+        "`--retrain 2` with `--pairs ": [*usual, f"--pairs={pairs}", "--kinds=interchange", "--retrain=2"],
         "and the run predicts positions; give a run of another task": [
-            f"--from_run={positions}", "--layer=1", f"--pairs={pairs}", "--kind=interchange"
+            "--neurons=ranked", f"--run={positions}", "--layer=1", f"--pairs={pairs}", "--kinds=interchange"
         ],
         "one.txt`, line 1: expected two sentences with a tab between them, found no tab": [
-            *usual, f"--pairs={place / 'one.txt'}", "--kind=interchange"
+            *usual, f"--pairs={place / 'one.txt'}", "--kinds=interchange"
         ],
-        "says how neurons are changed, and none are named": [f"--pairs={pairs}"],
+        "is for neurons, and heads and layers are ablated; leave it out": [f"--pairs={pairs}"],
     }  # fmt: skip
     for message, options in refused.items():
-        assert run(COMMANDS, ["geometry", "--interventions", "--wandb.mode=disabled", f"--runs={place}", *options]) == 2
+        assert run(COMMANDS, ["ablate", "--wandb.mode=disabled", f"--runs={place}", *options]) == 2
         assert message in capsys.readouterr().err

@@ -18,13 +18,12 @@ from torch import Tensor
 
 from probing.activations import ActivationStore
 from probing.errors import UserError
-from probing.interventions import INTERCHANGED, TASK
+from probing.interventions import INTERCHANGE, INTERCHANGED, TASK
 from probing.interventions.forward import LayerReadout, Padded, ReadableText, padded_batches
 from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout, at_tokens, means, standing_for
 from probing.interventions.model_output import MaskedHead, MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
 from probing.interventions.neurons import (
     NeuronPasses,
-    NeuronReplacement,
     NeuronSet,
     Values,
     changed_tokens,
@@ -36,14 +35,13 @@ from probing.interventions.probed_task import Frozen
 from probing.interventions.subject import InterventionSetup
 from probing.models import check_ids, length_limits
 from probing.runs.predictions import labelled_tokens
-from probing.studies.geometry.neurons.sets import DRAWN, EffectRow, NeuronConfig, NeuronTables, effect_rows, lines_of
+from probing.studies.ablate.neurons import DRAWN, EffectRow, NeuronConfig, NeuronTables, effect_rows, lines_of
 from probing.text import Corpus, Couple, read_couples
 from probing.text.tasks import SentenceTask, TokenTask
 from probing.text.tokens import Tokens
 
 # Increased whenever the meaning of what is stored changes.
 FORMAT = 2
-_KIND: NeuronReplacement = "interchange"
 
 
 def partner_of(tokens: Tokens) -> NDArray[np.int64]:
@@ -85,7 +83,7 @@ def exchanged(
     )
     sets: list[NeuronSet] = []
     for layer, ranked in config.ranked.items():
-        chosen = chosen_sets(layer, ranked, [_KIND], passes.d_model)
+        chosen = chosen_sets(layer, ranked, [INTERCHANGE], passes.d_model)
         sd = values[layer].states[changed].double().std(0, correction=0).numpy()
         sets += [*chosen, *drawn_sets(chosen, sd, config.n_draws, config.seed), _whole(layer, passes.d_model)]
     files = dict(enumerate(dict.fromkeys(sets), start=1))
@@ -95,7 +93,7 @@ def exchanged(
         "sets": [[entry.layer, entry.source, entry.draw, *entry.neurons] for entry in files.values()], **settings,
     }  # fmt: skip
     key = {**store.plan.key, "interchange": key}
-    with opened(setup.source, key, store, tokens, len(files), "geometry") as pass_store:
+    with opened(setup.source, key, store, tokens, len(files), "ablate") as pass_store:
         return run_unfinished(
             files, pass_store, lambda neuron_set: passes.read(neuron_set, *reads), "interchanged neurons"
         )
@@ -113,7 +111,7 @@ def rows_by_pair(
     interventions: Rows = []
     draws: Rows = []
     for layer, ranked in config.ranked.items():
-        chosen = chosen_sets(layer, ranked, [_KIND], d_model)
+        chosen = chosen_sets(layer, ranked, [INTERCHANGE], d_model)
         lines, measure = by_pair_of(layer, results[chosen[0]])
         measured = {neuron_set: measure(sums) for neuron_set, sums in results.items() if neuron_set.layer == layer}
         drawn = {neuron_set: sums for neuron_set, sums in measured.items() if neuron_set.source in DRAWN}
@@ -130,7 +128,7 @@ def rows_by_pair(
 
 
 def _whole(layer: int, d_model: int) -> NeuronSet:
-    return NeuronSet(layer, _KIND, tuple(range(d_model)))
+    return NeuronSet(layer, INTERCHANGE, tuple(range(d_model)))
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from probing.activations import ActivationStore, Request, activations
+from probing.interventions import NEURON_KINDS
 from probing.interventions.forward import Change, Forward, Readers, ReadText, draw_text
 from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout
 from probing.interventions.neurons import (
-    KINDS,
     Moves,
     NeuronPasses,
     NeuronSet,
@@ -29,8 +29,8 @@ from probing.interventions.neurons import (
 from probing.interventions.passes import among
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
-from probing.studies.geometry.neurons import conclusions, tables
-from probing.studies.geometry.neurons.sets import EffectRow, effect_rows
+from probing.studies.ablate.neuron_tables import conclusions, tables
+from probing.studies.ablate.neurons import EffectRow, effect_rows
 from probing.text import Corpus
 
 N_CLASSES = 9
@@ -106,7 +106,7 @@ def test_a_change_of_no_neurons_changes_nothing_to_the_bit(case: Case) -> None:
     passes = case.passes()
     for layer in (0, 1, 2):
         intact = Forward(case.readers, case.text, 256).states(Change(layer), range(layer, 4))
-        for kind in KINDS:
+        for kind in NEURON_KINDS:
             states = passes.states(NeuronSet(layer, kind, ()), range(layer, 4))
             assert all(torch.equal(states[at], intact[at]) for at in range(layer, 4))
         assert torch.equal(states[layer], case.text.states(layer))
@@ -236,7 +236,7 @@ def test_given_hidden_states_are_not_written_to(case: Case) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_a_sentence_gives_the_same_alone_as_in_a_padded_batch(case: Case) -> None:
     together, alone = case.passes(), case.passes(batch_tokens=1)
-    for kind in KINDS:
+    for kind in NEURON_KINDS:
         one = NeuronSet(1, kind, (2, 5, 7))
         assert torch.equal(together.read(one, case.positions), alone.read(one, case.positions))
 

@@ -1,4 +1,4 @@
-"""`geometry --interventions` with named neurons and texts with masks, from end to end on tiny models."""
+"""`ablate --neurons` with named neurons and texts with masks, from end to end on tiny models."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from probing.errors import UserError
 from probing.interventions.neurons import NeuronPasses, NeuronSet
 from probing.runs import Result
 from probing.runs.loading import load_run
-from probing.studies.geometry import geometry
-from probing.studies.geometry.neurons import conclusions, tables
-from probing.studies.geometry.tables import NEURON_INTERVENTIONS
+from probing.studies.ablate import ablate
+from probing.studies.ablate.neuron_tables import NEURON_INTERVENTIONS, conclusions, tables
 from small_data import sentence_pairs, word_pairs, write_semeval, write_wic
 from wandb_stand_in import read_offline_runs
 from written import read_csv
@@ -31,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*
 
 USUAL: dict[str, Any] = {
     "quiet": True, "wandb": WandbOptions("disabled"), "trainer": {"accelerator": "cpu", "max_epochs": 25},
-    "transforms": "none", "figure_format": "png",
+    "figure_format": "png",
 }  # fmt: skip
 PLANTED = [7, 21, 30]
 
@@ -72,14 +71,13 @@ def model(place: Path, sentences: list[str]) -> Path:
 @pytest.fixture(scope="module")
 def fitted(place: Path, model: Path, corpus_file: Path) -> Path:
     options = {**BARE, **USUAL, "transform": "none", "name": "fitted", "runs": str(place / "runs")}
-    options.pop("transforms")
     made = fit(model=str(model), corpus=str(corpus_file), **options)
     assert made is not None
     return made.folder
 
 
 def measured(place: Path, **options: Any) -> Result:
-    made = geometry(**{"runs": str(place / "runs"), "interventions": True, **USUAL, **options})
+    made = ablate(**{"runs": str(place / "runs"), **USUAL, **options})
     assert made is not None
     return made
 
@@ -87,8 +85,8 @@ def measured(place: Path, **options: Any) -> Result:
 @pytest.fixture(scope="module")
 def made(place: Path, fitted: Path) -> Result:
     return measured(
-        place, from_run=str(fitted), top=3, layer=1, kind="mean,direction", draws=9, retrain=1, name="made",
-        wandb=WandbOptions("offline"),
+        place, run=str(fitted), neurons="ranked", top=3, layer=1, kinds="mean,direction", draws=9, retrain=1,
+        name="made", wandb=WandbOptions("offline"),
     )  # fmt: skip
 
 
@@ -170,8 +168,8 @@ def test_neurons_at_random_cost_no_more_than_others_and_a_killed_run_goes_on(
         return run_one(self, one, *reads)
 
     monkeypatch.setattr(NeuronPasses, "read", counting)
-    options: dict[str, Any] = {"from_run": None, "model": str(model), "corpus": str(corpus_file), "retrain": 0}
-    options |= {"neurons": [4, 12, 33], "layer": 2, "kind": "zero", "at": "everywhere", "draws": 4}
+    options: dict[str, Any] = {"model": str(model), "corpus": str(corpus_file), "retrain": 0}
+    options |= {"neurons": [4, 12, 33], "layer": 2, "kinds": "zero", "at": "everywhere", "draws": 4}
     with pytest.raises(KeyboardInterrupt):
         measured(place, **options)
     monkeypatch.setattr("probing.interventions.probed_task.train_probes", None)  # they are stored, too
@@ -188,37 +186,41 @@ def test_options_that_contradict_each_other_are_refused(
     place: Path, model: Path, corpus_file: Path, fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    usual = ["geometry", f"--runs={tmp_path / 'runs'}", "--wandb.mode=disabled"]
+    usual = ["ablate", f"--runs={tmp_path / 'runs'}", "--wandb.mode=disabled"]
     own = [f"--model={model}", f"--corpus={corpus_file}"]
     refused = {
-        "`--neurons 3,5` names neurons that are changed inside of the model; add `--interventions`": [
-            *own, "--neurons=3,5"
+        "`--neurons ranked` takes the first neurons of a ranking; give `--run` too": [*own, "--neurons=ranked"],
+        "`--top 3` is for `--neurons ranked`, and `--neurons 3`; leave it out": [*own, "--neurons=3", "--top=3"],
+        "`--at everywhere` is for neurons, and heads and layers are ablated; leave it out": [*own, "--at=everywhere"],
+        "`--units heads` is for heads and layers, and `--neurons 3`; leave it out": [
+            *own, "--neurons=3", "--units=heads"
         ],
-        "`--kind zero` says how neurons are changed, and none are named": [*own, "--interventions", "--kind=zero"],
-        "both name neurons": ["--interventions", "--neurons=3", f"--from_run={fitted}"],
-        "`--neurons 36` is out of range: expected 0 to 35": [*own, "--interventions", "--neurons=36"],
-        "`--neurons 3,x`: expected numbers of neurons": [*own, "--interventions", "--neurons=3,x"],
-        "neuron 3 is there twice": [*own, "--interventions", "--neurons=3,3"],
+        "`--kinds zero` is for heads and layers and neurons, and `--neurons outliers`; leave it out": [
+            *own, "--neurons=outliers", "--kinds=zero"
+        ],
+        "`--definition variance` is for outliers, and `--neurons all`; leave it out": [
+            *own, "--neurons=all", "--kinds=direction", "--definition=variance"
+        ],
+        "`--neurons 36` is out of range: expected 0 to 35": [*own, "--neurons=36"],
+        "`--neurons 3,x`: expected numbers of neurons": [*own, "--neurons=3,x"],
+        "neuron 3 is there twice": [*own, "--neurons=3,3"],
         "`--layer 3` with `--neurons 3`: neurons of this layer cannot be changed, because no later layer": [
-            *own, "--interventions", "--neurons=3", "--layer=3"
+            *own, "--neurons=3", "--layer=3"
         ],
         "`--top 19`: 19 neurons are more than half of the 36": [
-            "--interventions", f"--from_run={fitted}", "--top=19"
+            "--neurons=ranked", f"--run={fitted}", "--top=19"
         ],
-        "the run's own is read, which is": ["--interventions", f"--from_run={fitted}", "--model=minilm2"],
-        "`--kind means` is not one of mean, zero, resample, direction, shuffled, translate": [
-            *own, "--interventions", "--neurons=3", "--kind=means"
+        "the run's own is read, which is": ["--neurons=ranked", f"--run={fitted}", "--model=minilm2"],
+        "`--kinds means` is not one of mean, zero, resample, direction, shuffled, translate": [
+            *own, "--neurons=3", "--kinds=means"
         ],
-        "`--neurons all` with `--kind mean` would leave nothing": [*own, "--interventions", "--neurons=all"],
-        "`--readouts sts=nowhere` cannot be read": [*own, "--interventions", "--neurons=3", "--readouts=sts=nowhere"],
-        "`--readouts task` reads the classes of the task of a run; give `--from_run`": [
-            *own, "--interventions", "--neurons=3", "--readouts=task"
+        "`--neurons all` with `--kinds mean` would leave nothing": [*own, "--neurons=all"],
+        "`--readouts sts=nowhere` cannot be read": [*own, "--neurons=3", "--readouts=sts=nowhere"],
+        "`--readouts task` reads the classes of the task of a run; give `--run`": [
+            *own, "--neurons=3", "--readouts=task"
         ],
-        "`--readouts wic=nowhere` with `--kind translate`: words are moved from their own class": [
-            *own, "--interventions", "--neurons=3", "--readouts=wic=nowhere", "--kind=translate"
-        ],
-        "`--dtype bfloat16`: neurons are changed in float32 alone": [
-            *own, "--interventions", "--neurons=3", "--dtype=bfloat16"
+        "`--readouts wic=nowhere` with `--kinds translate`: words are moved from their own class": [
+            *own, "--neurons=3", "--readouts=wic=nowhere", "--kinds=translate"
         ],
     }  # fmt: skip
     monkeypatch.setenv("PROBING_CACHE", str(tmp_path / "cache"))
@@ -228,7 +230,7 @@ def test_options_that_contradict_each_other_are_refused(
     assert not (tmp_path / "cache").exists()  # nothing was extracted
     assert not (tmp_path / "runs").exists()
     with pytest.raises(UserError, match=r"holds no finished run|no finished"):
-        measured(place, from_run=str(tmp_path))
+        measured(place, run=str(tmp_path), neurons="ranked")
 
 
 @pytest.mark.slow
@@ -312,14 +314,14 @@ def pairs(room: Path) -> Path:
 @pytest.fixture(scope="module")
 def options(room: Path, masked: Path, corpus_file: Path, pairs: Path) -> dict[str, Any]:
     return {
-        "model": str(masked), "corpus": str(corpus_file), "kind": "interchange", "pairs": str(pairs), "layer": 1,
-        "draws": 19, "seed": 1, "interventions": True, "transforms": "none", "runs": str(room / "runs"), **OF_WORDS,
+        "model": str(masked), "corpus": str(corpus_file), "kinds": "interchange", "pairs": str(pairs), "layer": 1,
+        "draws": 19, "seed": 1, "runs": str(room / "runs"), **OF_WORDS,
     }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def masked_made(options: dict[str, Any]) -> Result:
-    found = geometry(**options, neurons=MASKED_PLANTED, name="planted")
+    found = ablate(**options, neurons=MASKED_PLANTED, name="planted")
     assert found is not None
     return found
 
@@ -337,7 +339,7 @@ def test_neurons_that_the_head_reads_carry_the_odds_and_others_do_not(
     assert row["low"] > 0.5
     assert row["random_p"] == row["matched_p"] == 0.05  # the least that 19 draws can give
     assert row["random"] < 0.3
-    noise = geometry(**options, neurons=OTHERS, name="noise")
+    noise = ablate(**options, neurons=OTHERS, name="noise")
     assert noise is not None
     of_noise = largest(noise)
     assert abs(of_noise["value"]) < 0.2
@@ -368,7 +370,7 @@ def test_what_was_found_is_on_disk_in_the_terminal_and_on_the_page(
     assert told in page
     assert "log odds carried, layer 3" in page
     assert load_run(masked_made.folder).neuron_interventions == masked_made.neuron_interventions
-    again = geometry(**{**masked_made.config, **OF_WORDS, "name": "again"})
+    again = ablate(**{**masked_made.config, **OF_WORDS, "name": "again"})
     assert again is not None
     assert again.neuron_interventions == masked_made.neuron_interventions
 
@@ -382,7 +384,7 @@ def test_neurons_of_a_run_of_positions_may_be_asked_about_too(
     )  # fmt: skip
     assert of_run is not None
     own = {name: value for name, value in options.items() if name not in ("model", "corpus")}
-    found = geometry(**{**own, "from_run": str(of_run.folder), "top": 2, "draws": 0, "name": "ranked"})
+    found = ablate(**{**own, "run": str(of_run.folder), "neurons": "ranked", "top": 2, "draws": 0, "name": "ranked"})
     assert found is not None
     assert {row["readout"] for row in found.neuron_interventions} == {"words"}
 
@@ -392,7 +394,7 @@ def test_what_does_not_go_with_words_is_refused(
 ) -> None:
     headless = make_checkpoint(room / "headless", "bert", sentences)
     (mixed := room / "mixed.tsv").write_text(f"a\tb\n{pairs.read_text(encoding='utf-8')}", encoding="utf-8")
-    usual = ["--neurons=3", "--layer=1", "--kind=interchange"]
+    usual = ["--neurons=3", "--layer=1", "--kinds=interchange"]
     refused: dict[str, list[str]] = {
         "`--pairs` of texts with [MASK] needs a model with a trained masked-language-model head": [
             f"--model={headless}", f"--pairs={pairs}", *usual
@@ -404,12 +406,12 @@ def test_what_does_not_go_with_words_is_refused(
         "pairs are read by the model's own head for masked words alone": [
             f"--model={masked}", f"--pairs={pairs}", "--readouts=mlm", *usual
         ],
-        "`--retrain 2` with `--kind interchange`": [f"--model={masked}", f"--pairs={pairs}", "--retrain=2", *usual],
-        "is read by `--kind interchange` alone, and `--kind mean` is given": [
+        "`--retrain 2` with `--pairs ": [f"--model={masked}", f"--pairs={pairs}", "--retrain=2", *usual],
+        "is read by `--kinds interchange` alone, and `--kinds mean` is given": [
             f"--model={masked}", f"--pairs={pairs}", *usual[:2]
         ],
     }  # fmt: skip
-    place_of = [f"--runs={room}", f"--corpus={corpus_file}", "--interventions", "--wandb.mode=disabled"]
+    place_of = [f"--runs={room}", f"--corpus={corpus_file}", "--wandb.mode=disabled"]
     for message, options in refused.items():
-        assert run(COMMANDS, ["geometry", *place_of, *options]) == 2
+        assert run(COMMANDS, ["ablate", *place_of, *options]) == 2
         assert message in capsys.readouterr().err
