@@ -17,7 +17,7 @@ from probing.data.examples import Examples
 from probing.errors import UserError, as_clause
 from probing.heads.examples import Example, read_examples
 from probing.models import site_of
-from probing.results import Column, Row, Schema, Table, ends, listed, write_csv
+from probing.results import Column, Row, Schema, Table, booktabs, ends, listed, write_csv
 from probing.runs import Result
 from probing.runs.folder import reading
 from probing.runs.predictions import sides_and_text
@@ -329,7 +329,14 @@ def _write_parquet(result: Result, folder: Path) -> dict[str, Any]:
 
 def _write_latex(result: Result, folder: Path) -> dict[str, Any]:
     written = {}
+    with reading(result.folder):
+        printed = result.study.printed(result)
     for table in tables_of(result):
+        if shown := printed.get(table.name):
+            written[table.name] = sum(part.row_count for part in shown)
+            text = "\n".join(f"% {part.title}\n{booktabs(part)}" for part in shown)
+            (folder / f"{table.name}.tex").write_text(text, encoding="utf-8")
+            continue
         rows = _cut(table.rows)
         names = [
             column.name + "*" * (column.interval is not None and any(map(_has_ends(column), rows)))

@@ -137,10 +137,9 @@ def _scores(views: Sequence[RunView]) -> str:
 
 
 def _answers(sources: Sources) -> Html:
-    parts = []
+    parts: list[Html | None] = [element("p", run.question(sources.views), class_="question")]
     for view in sources.views:
         parts.append(element("h3", view.label) if len(sources.views) > 1 else None)
-        parts.append(element("p", run.question(view), class_="question"))
         parts.append(element("p", run.answer(view), class_="answer"))
     sentences = sources.agreement.answer() if sources.agreement else []
     if sentences:

@@ -187,6 +187,10 @@ class Study:
         """Return the tables that the page folds, and the terminal shows with `--verbose`; none by default."""
         return []
 
+    def printed(self, result: Result) -> Mapping[str, Sequence[Any]]:
+        """Return rich tables that `export latex` writes in place of the rows of the tables of these names."""
+        return {}
+
     def answer(self, result: Result) -> list[str]:
         """Return the short answer, which precedes the tables; none by default."""
         return []

@@ -7,7 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.models import what_is_a_neuron
-from probing.results import RANGE, Row, ends, in_brackets, interval, layers_named, shown, shown_table
+from probing.results import (
+    RANGE,
+    Row,
+    capitalised,
+    cells_table,
+    ends,
+    in_brackets,
+    interval,
+    layers_named,
+    shown,
+    shown_table,
+)
 from probing.runtime.terminal import plain_table
 from probing.statistics import MIN_SENTENCES, label, size_lines
 from probing.tables import (
@@ -384,6 +395,31 @@ def accuracies(rows: Rows) -> str:
         parts.append(f"{_share(best)} in layer {best['layer']}, the highest,")
     name, where = f"{score.words[0].upper()}{score.words[1:]}", _highest(best, first, last)
     return f"{name} is {', '.join(parts)} and {_share(last)} in layer {last['layer']}{where}."
+
+
+def accuracies_table(accuracy_of_run: Mapping[str, Rows]) -> Any:
+    """Return the accuracy of several runs by layer, side by side, as a rich table; R² where numbers are predicted."""
+    by_layer = {label: {row["layer"]: row for row in rows} for label, rows in accuracy_of_run.items()}
+    scores = {label: score_of(rows[0]) for label, rows in accuracy_of_run.items()}
+    headings = ["layer", *(heading for label in by_layer for heading in (label, RANGE))]
+    body = []
+    for layer in sorted({layer for rows in by_layer.values() for layer in rows}):
+        rows = [(rows.get(layer, {}), scores[label].name) for label, rows in by_layer.items()]
+        cells = [(f"{row[name]:.3f}" if row else "", interval(row, name)) for row, name in rows]
+        body.append([str(layer), *(cell for pair in cells for cell in pair)])
+    words = " and ".join(dict.fromkeys(score.words for score in scores.values()))
+    table = cells_table(f"{capitalised(words)} of the probes of each run by layer", headings, body)
+    constant = {
+        label: f"{rows[0]['majority_accuracy']:.3f}"
+        for label, rows in accuracy_of_run.items()
+        if "majority_accuracy" in rows[0]
+    }
+    if constant:
+        named = (
+            [*constant.values()][:1] if len({*constant.values()}) == 1 else [" ".join(of) for of in constant.items()]
+        )
+        table.caption, table.caption_justify = f"always predicting the most frequent class: {', '.join(named)}", "left"
+    return table
 
 
 def _highest(best: Row, first: Row, last: Row) -> str:

@@ -31,21 +31,27 @@ from probing.runtime import quiet_libraries
 from probing.runtime.progress import stage
 from probing.studies.compare import tables as compare_tables
 from probing.studies.compare.tables import (
+    ACCURACIES,
     AGREEMENT,
+    NEURONS,
     OPTIONS,
     RECIPES,
     TERMS,
     TOP_EVERYWHERE,
     TUNINGS,
+    accuracy_sentence,
+    accuracy_tables,
     agreement_section,
     agreement_tables,
     everywhere_sentence,
     everywhere_tables,
+    neurons_tables,
     sites_lines,
     unpaired_lines,
     unread_lines,
     verdicts,
 )
+from probing.tables.conclusions import leading
 from probing.text.tasks import label_name
 
 # More draws than this would take long to train and hardly sharpen the p-values.
@@ -176,9 +182,11 @@ def _summary_lines(opened: Sequence[Any], rows: Sequence[Row], common: Any, top:
     from probing.statistics import few_sentences
     from probing.tables.evidence_sentences import say
 
-    unread = unread_lines({finished.label: finished.run.accuracy for finished in opened})
+    accuracy_of_run = {finished.label: finished.run.accuracy for finished in opened}
+    unread = unread_lines(accuracy_of_run)
     few = few_sentences(min(finished.run.results["n_sentences"]["test"] for finished in opened))
     return [
+        accuracy_sentence(accuracy_of_run),
         *sites_lines({finished.label: site_of(finished.run.config) for finished in opened}),
         everywhere_sentence(common.rows, common.summary(), top, is_evidence=not unread),
         *unpaired_lines(rows),
@@ -213,16 +221,32 @@ def _fitted(model: str, options: Mapping[str, Any]) -> Run:
 def _study_output(opened: Sequence[Any], pairs: Mapping[tuple[int, int], Any], common: Any, top: int) -> Measured:
     """Return the output of a comparison of `probing.runs.finished.Finished` runs; `pairs` are by their indices."""
     rows = [row for pair in pairs.values() for row in pair.rows]
+    neurons = [row for pair in pairs.values() for row in pair.neurons]
+    accuracies = [
+        {"model": finished.label, **{name: row[name] for name in ACCURACIES.types if name in row}}
+        for finished in opened
+        for row in finished.run.accuracy
+    ]
     results = {
         "runs": {finished.label: str(finished.run.folder) for finished in opened},
         "related": {f"{opened[i].label}, {opened[j].label}": pair.related for (i, j), pair in pairs.items()},
         "top_everywhere": common.summary(),
+        "shown_layers": {
+            f"{opened[i].label}, {opened[j].label}": _shown_layer(opened[i].run, pair.neurons)
+            for (i, j), pair in pairs.items()
+        },
         "verdicts": verdicts(rows, {finished.label: finished.run.accuracy for finished in opened}, top),
         "said": _summary_lines(opened, rows, common, top),
     }
     runs = {finished.label: finished.run for finished in opened}
-    tables = {"agreement": rows, "top_everywhere": common.rows}
+    tables = {"agreement": rows, "neurons": neurons, "accuracies": accuracies, "top_everywhere": common.rows}
     return Measured(tables, results, draw=lambda folder, formats: _draw(folder, rows, runs, formats))
+
+
+def _shown_layer(run: Run, neurons: Sequence[Row]) -> int:
+    """Return the layer of the first run whose neurons are shown: of those with a partner, the one of `leading`."""
+    paired = {row["layer_a"] for row in neurons}
+    return int(leading([row for row in run.accuracy if row["layer"] in paired])["layer"])
 
 
 def _draw(
@@ -239,12 +263,16 @@ def _draw(
 _RECIPES = "Recipes of tuning"
 
 
+OF_RANKINGS = AGREEMENT, NEURONS, ACCURACIES, TOP_EVERYWHERE
+OF_RECIPES = RECIPES, OPTIONS
+
+
 class Compare(Study):
     """Agreement of the rankings of several runs; for runs of `finetune`, comparison of recipes."""
 
     name, kind, title = "compare", "comparison", "Agreement"
     function = "probing.studies.compare:compare"
-    schemas = AGREEMENT, TOP_EVERYWHERE, RECIPES, OPTIONS
+    schemas = *OF_RANKINGS, *OF_RECIPES
     page = "comparing.md"
     artifact = "comparison"
     files: ClassVar[Mapping[str, str]] = {
@@ -254,7 +282,7 @@ class Compare(Study):
     def read(self, folder: Path) -> Result:
         """Read a comparison, whose tables are of rankings or of recipes."""
         results = read_json(folder / "results.json")
-        schemas = (RECIPES, OPTIONS) if results.get("compared") == TUNINGS else (AGREEMENT, TOP_EVERYWHERE)
+        schemas = OF_RECIPES if results.get("compared") == TUNINGS else OF_RANKINGS
         tables = {schema.name: read_rows(folder / f"{schema.name}.csv", schema) for schema in schemas}
         return Result(self, folder, read_yaml(folder / "config.yaml"), results, tables)
 
@@ -263,14 +291,40 @@ class Compare(Study):
         return bool(result.results.get("compared") == TUNINGS)
 
     def tables(self, result: Result) -> list[Any]:
-        """Return the agreement; for recipes, their scores and options."""
+        """Return the agreement of two runs, or the accuracy of more, and the first neurons of the first two.
+
+        For recipes, return their scores and options.
+        """
         if self.is_of_recipes(result):
             return compare_tables.recipe_tables(result.recipes, result.options)
-        return agreement_tables(result.agreement, result.config["top"])
+        first, _ = self._tables(result)
+        return first
 
     def more_tables(self, result: Result) -> list[Any]:
-        """Return the neurons at the top of all runs."""
-        return everywhere_tables(result.top_everywhere)
+        """Return the other tables of rankings: agreement or accuracy, and the neurons of all pairs and of all runs."""
+        if self.is_of_recipes(result):
+            return []
+        _, more = self._tables(result)
+        return more
+
+    def _tables(self, result: Result) -> tuple[list[Any], list[Any]]:
+        """Return the tables of rankings that are shown, and those that are shown with `--verbose`."""
+        agreement = agreement_tables(result.agreement, result.config["top"])
+        neurons = neurons_tables(result.neurons, result.results["shown_layers"])
+        accuracies = accuracy_tables(result.accuracies)
+        if len(agreement) > 1:
+            agreement, accuracies = accuracies, agreement
+        return [*agreement, *neurons[:1]], [*accuracies, *neurons[1:], *everywhere_tables(result.top_everywhere)]
+
+    def printed(self, result: Result) -> Mapping[str, Sequence[Any]]:
+        """Return the tables of rankings that the terminal shows, of all pairs of runs."""
+        if self.is_of_recipes(result):
+            return {}
+        return {
+            "agreement": agreement_tables(result.agreement, result.config["top"]),
+            "accuracies": accuracy_tables(result.accuracies),
+            "neurons": neurons_tables(result.neurons, result.results["shown_layers"]),
+        }
 
     def answer(self, result: Result) -> list[str]:
         """Return the verdict on each pair of runs."""
