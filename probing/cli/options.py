@@ -642,7 +642,7 @@ HELP_GROUPS = {
         "controls", "replicates", "rotations", "mdl", "draws", "null_draws", "seeds", "orders", "retrain",
     ),
     "how it is computed": ("seed", "trainer", "cache"),
-    "where results go": ("runs", "output", "figure_format", "verbose", "quiet"),
+    "where results go": ("runs", "output", "title", "model_name", "only", "figure_format", "verbose", "quiet"),
     "help, and files of options": ("help", "config", "print_config"),
 }  # fmt: skip
 

@@ -39,11 +39,11 @@ ROOM_OF_EXAMPLES = 1_100_000
 SCRIPT = ("packed_numbers", "elements", "neuron_table", "neurons", "heads", "page")
 
 
-def build(sources: Sources, defaults: Mapping[str, Any]) -> bytes:
+def build(sources: Sources, defaults: Mapping[str, Any], title: str | None = None) -> bytes:
     """Return the page in UTF-8; `defaults` are the option defaults of `fit`, which commands on the page omit."""
     script, style = page_script(), _file("style.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    title = run.title(sources)
+    title = title or run.title(sources)
     page = Template(_file("page.html")).substitute(
         mark=MARK,
         title=element("title", title[:1].upper() + title[1:]),

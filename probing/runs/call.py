@@ -20,7 +20,7 @@ from probing.runs.folder import ResumableFolder, RunFolder, check_name
 from probing.runtime import Stopwatch, logger_problems, terminal, versions
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import BRIEF, expect, messages, stage
-from probing.tables.figures import write_charts
+from probing.tables.figures import write_charts, write_drawings
 from probing.tracking import Tracker, resolve_mode
 
 if TYPE_CHECKING:
@@ -296,4 +296,5 @@ class Call:
         written = {schema.name: Table(output.tables.get(schema.name, ()), schema) for schema in self.study.schemas}
         result = Result(self.study, folder, self.config, dict(output.results), written)
         figures = write_charts(folder / "figures", self.study.charts(result), self.study.figure_prefix(result), formats)
+        figures += write_drawings(folder / "figures", self.study.drawings(result), formats)
         return files, figures + (output.draw(folder / "figures", formats) if output.draw else [])

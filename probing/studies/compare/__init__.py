@@ -22,7 +22,7 @@ from probing.cli.options import (
 from probing.errors import RunError, UserError, refuse
 from probing.models import site_of
 from probing.results import Html, Row, listed, read_rows
-from probing.runs import Result, SectionPlace, Study, Terms, study_of
+from probing.runs import Result, SectionPlace, Study, Terms, split_names, study_of
 from probing.runs.call import Call, Measured
 from probing.runs.folder import RunFolder, read_json, read_yaml
 from probing.runs.loading import is_of_tunings, load_fit_of_classes, load_run
@@ -52,6 +52,7 @@ from probing.studies.compare.tables import (
     verdicts,
 )
 from probing.tables.conclusions import leading
+from probing.tables.figures import Chart, Drawings
 from probing.text.tasks import label_name
 
 # More draws than this would take long to train and hardly sharpen the p-values.
@@ -76,6 +77,9 @@ class CompareOptions(OutputOptions, OneProcessOptions):
     is index if both runs use the same model."""
     assignment: Literal["one_to_one", "many_to_one"] = "one_to_one"
     """With matching by correlation, whether several neurons may be paired with the same neuron (many_to_one)."""
+    model_name: str | list[str] | None = None
+    """Names of the runs in tables, figures and sentences, separated by commas, in the order of --folders, then of
+    --models; default: those of their models, with their tasks or folders if these are equal."""
     top: int = option(10, at_least=1)
     """Number of first neurons whose overlap is measured."""
     null_draws: int = option(19, at_least=1, at_most=MOST_NULL_DRAWS)
@@ -111,8 +115,12 @@ def compare(options: CompareOptions) -> Result:
     """
     call = Call.of(study_of("compare"), options)
     run_folders: list[str] = call.config["folders"] or []
-    if len(run_folders) + len(options.models or ()) < 2:
+    n_runs = len(run_folders) + len(options.models or ())
+    if n_runs < 2:
         raise UserError("`compare` takes two or more finished runs, such as runs/A runs/B, or `--models`.")
+    names = split_names(options.model_name)
+    if names and {len(names), len({*names})} != {n_runs}:
+        raise UserError(f"`--model_name`: {listed(names)}; expected {n_runs} names, of which no two are equal.")
     if any(map(is_of_tunings, run_folders)):
         return _compare_recipes(call, run_folders, options.name)
     if options.corpus is not None and not run_folders:
@@ -134,7 +142,7 @@ def compare(options: CompareOptions) -> Result:
         from probing.studies.compare.recipes import top_everywhere
 
         check_trainer_options(options.trainer or {}, "lbfgs")
-        opened = open_runs(fit_runs, options.matching, given_texts(options.corpus))
+        opened = open_runs(fit_runs, options.matching, given_texts(options.corpus), names)
         extract = RunExtraction(call.cached, options.trainer or {}, call.say)
         with stage(f"rankings of {len(opened)} runs"):
             ranked = [ranked_of(finished, extract, options.seed) for finished in opened]
@@ -238,25 +246,15 @@ def _study_output(opened: Sequence[Any], pairs: Mapping[tuple[int, int], Any], c
         "verdicts": verdicts(rows, {finished.label: finished.run.accuracy for finished in opened}, top),
         "said": _summary_lines(opened, rows, common, top),
     }
-    runs = {finished.label: finished.run for finished in opened}
+    results["task"] = " and ".join(dict.fromkeys(label_name(finished.run.config) for finished in opened))
     tables = {"agreement": rows, "neurons": neurons, "accuracies": accuracies, "top_everywhere": common.rows}
-    return Measured(tables, results, draw=lambda folder, formats: _draw(folder, rows, runs, formats))
+    return Measured(tables, results)
 
 
 def _shown_layer(run: Run, neurons: Sequence[Row]) -> int:
     """Return the layer of the first run whose neurons are shown: of those with a partner, the one of `leading`."""
     paired = {row["layer_a"] for row in neurons}
     return int(leading([row for row in run.accuracy if row["layer"] in paired])["layer"])
-
-
-def _draw(
-    folder: Path, rows: Sequence[Mapping[str, Any]], runs: Mapping[str, Run], formats: Sequence[str]
-) -> list[Path]:
-    from probing.tables.probe_figures import write_comparison_figures
-
-    tasks = dict.fromkeys(label_name(run.config) for run in runs.values())
-    accuracy = {label: run.accuracy for label, run in runs.items()}
-    return write_comparison_figures(folder, rows, accuracy, " and ".join(tasks), formats)
 
 
 # What a comparison of runs of `finetune` is about.
@@ -299,6 +297,16 @@ class Compare(Study):
             return compare_tables.recipe_tables(result.recipes, result.options)
         first, _ = self._tables(result)
         return first
+
+    def charts(self, result: Result) -> list[Chart]:
+        """Return the accuracies of the compared runs by layer."""
+        return compare_tables.charts(result.accuracies, result.results.get("task", ""))
+
+    def drawings(self, result: Result) -> Drawings:
+        """Return the heat maps of layers by layers."""
+        from probing.tables.probe_figures import agreement_drawings
+
+        return agreement_drawings(result.agreement)
 
     def more_tables(self, result: Result) -> list[Any]:
         """Return the other tables of rankings: agreement or accuracy, and the neurons of all pairs and of all runs."""

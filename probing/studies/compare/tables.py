@@ -39,6 +39,7 @@ from probing.statistics import LEVEL, MIN_SENTENCES, few_sentences
 from probing.studies.finetune.tables import PRETRAINED, RANDOM, SHORT, SHUFFLED, score_words
 from probing.tables import ALPHA, SAME, UNINFORMATIVE
 from probing.tables.evidence_sentences import say
+from probing.tables.figures import Chart, Line, Panel
 from probing.tables.probes import accuracies_table
 from probing.tables.schema import ACCURACY, layer_column, value
 
@@ -63,6 +64,12 @@ def agreement_tables(rows: Table, top: int) -> list[Any]:
 def accuracy_tables(rows: Table) -> list[Any]:
     """Return the accuracy of all runs by layer in one table."""
     return [accuracies_table(rows.by("model"))] if rows else []
+
+
+def charts(rows: Table, task: str) -> list[Chart]:
+    """Return the chart of the accuracies of all runs by layer."""
+    lines = [Line.of(of_run, "accuracy", label) for label, of_run in rows.by("model").items()]
+    return [Chart("accuracy", f"linear probes of {task}", [Panel(lines)], "test accuracy", (0, 1))] if lines else []
 
 
 # Neurons of a ranking that are shown.

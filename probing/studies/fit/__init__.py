@@ -36,8 +36,8 @@ from probing.cli.options import (
 from probing.data import CONTROLS as OF_FIT
 from probing.errors import UserError, flag, in_python, refuse, spelled
 from probing.models import ModelSource, SiteName, layer_numbers, site_of
-from probing.results import layers_named, listed, read_csv
-from probing.runs import Result, Study
+from probing.results import Table, layers_named, listed, read_csv
+from probing.runs import Result, Study, model_name
 from probing.runs.call import places, print_output_location, runs_folder, save_input_text, tracking
 from probing.runs.checks import check_documents, check_tables, check_tensors
 from probing.runs.folder import RunFolder, check_name
@@ -46,6 +46,7 @@ from probing.runtime import Stopwatch, logger_names, quiet_libraries, terminal
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import Cost, expect, messages, overview, stage
 from probing.tables import Order, controls_of
+from probing.tables.figures import Chart, Drawings
 from probing.tables.schema import ACCURACY, NEURONS, NUMBER_NEURONS, NUMBERS, TABLES
 from probing.text import GroupBy, load_corpus, read_corpora
 from probing.text.tasks import (
@@ -53,6 +54,7 @@ from probing.text.tasks import (
     SentenceTask,
     TokenTask,
     described,
+    label_name,
     label_name_problems,
     load_task,
     predicts_numbers,
@@ -607,6 +609,11 @@ def _write_arrays(
     return written, write_summary(folder, results, written, cached_of, watch.timings())
 
 
+def _drawn_tables(result: Result) -> dict[str, Table]:
+    names = "accuracy", "neurons", "bases", "basis", "positions", "class_scores", "confusions"
+    return {name: getattr(result, name) for name in names}
+
+
 class Fit(Study):
     """Probes of each layer, and the neurons that they read."""
 
@@ -641,6 +648,18 @@ class Fit(Study):
         tables = [accuracy_table(result.accuracy), neurons_table(ranked[:10], site_of(result.config))]
         assert isinstance(result, Run)
         return tables + [classes_table(scores) for scores in [result.scores_of(layer)] if scores]
+
+    def charts(self, result: Result) -> list[Chart]:
+        """Return accuracy by layer, and what else the run has: other bases, and random directions."""
+        from probing.tables.probe_figures import run_charts
+
+        return run_charts(_drawn_tables(result), label_name(result.config))
+
+    def drawings(self, result: Result) -> Drawings:
+        """Return the first neurons, the map of all neurons, accuracy by position and what classes are taken for."""
+        from probing.tables.probe_figures import run_drawings
+
+        return run_drawings(_drawn_tables(result), label_name(result.config), model_name(result.config))
 
     def conclusions(self, result: Result) -> list[str]:
         """Return the penalty, the evidence of the accuracies, and then the rankings, layer by layer."""
