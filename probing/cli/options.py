@@ -554,6 +554,8 @@ class RunOptions(Options):
     """Folder of cached activations; default: $PROBING_CACHE or RUNS/cache."""
     quiet: bool = False
     """Print result lines, summary sentences and warnings, but no tables or progress."""
+    verbose: bool = False
+    """Print all tables and sentences, not only the answer with the first two tables."""
     trainer: dict[str, Any] | None = None
     """Arguments of Lightning's Trainer that apply to a forward pass, such as --trainer.devices 2."""
 

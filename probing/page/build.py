@@ -140,11 +140,11 @@ def _answers(sources: Sources) -> Html:
     parts: list[Html | None] = [element("p", run.question(sources.views), class_="question")]
     for view in sources.views:
         parts.append(element("h3", view.label) if len(sources.views) > 1 else None)
-        parts.append(element("p", run.answer(view), class_="answer"))
+        parts.append(run.answer_section(view))
     sentences = sources.agreement.answer() if sources.agreement else []
     if sentences:
         parts.append(element("h3", "Between them"))
-        parts += [element("p", sentence, class_="answer") for sentence in sentences]
+        parts += [element("p", run.with_bold_numbers(sentence), class_="answer") for sentence in sentences]
     return element("section", element("h2", "Question and answer"), *parts, id="answer")
 
 

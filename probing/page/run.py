@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -26,6 +27,7 @@ from probing.page.terms import (
     shaded_map,
 )
 from probing.results import (
+    Child,
     Html,
     Row,
     as_in_terminal,
@@ -37,35 +39,30 @@ from probing.results import (
     listed,
     shortened,
     shown_table,
+    with_code,
 )
 from probing.runs import model_name
 from probing.runs.folder import reading
 from probing.runs.predictions import NeuronPage, pages_of_first
 from probing.tables import FAR, NEGLIGIBLE, R2, UNRESOLVED, controls_of, has_intercept, score_of
 from probing.tables.conclusions import (
+    Sentences,
     bases_lines,
     bases_table,
-    basis,
     beside_directions,
-    compare_layers_with_controls,
     conclusion,
     covariate_words,
     dependent_unit,
-    held_fixed,
     overlaps,
-    scope,
-    why_leading,
 )
-from probing.tables.evidence_sentences import say
 from probing.tables.figures import Chart, Line, Panel
 from probing.tables.probe_figures import accuracy_chart
 from probing.tables.probes import (
-    accuracies,
     accuracies_table,
     classes_table,
     confusion_shares,
     heads_table,
-    transform_sizes,
+    run_sentences,
 )
 from probing.tables.schema import ACCURACY, CONTEXTS, NUMBERS
 from probing.text.tasks import task_in_words
@@ -141,19 +138,43 @@ def _predicted(row: Row) -> str:
     return "a number" if score_of(row) is R2 else count(row["n_classes"], "class", "classes")
 
 
-def answer(view: RunView) -> str:
-    """Return the answer of a run, in a paragraph."""
-    over = scope(view.run.results, view.run.config.get("test_corpus"))
-    sentences = [accuracies(view.run.accuracy), compare_layers_with_controls(view.run.accuracy, view.task), over]
-    sentences += [why_leading(view.run.accuracy), _on_neurons(view, view.leading)]
-    short = [row["layer"] for row in view.run.results["layers"] if not row.get("converged", True)]
-    if short:
-        sentences.append(say("stopped_short_report", layers=layers_named(short)))
-    sentences += basis(view.run.accuracy, view.run.basis, view.task, view.run.config, in_short=True)
-    sentences.append(held_fixed(view.run.results, view.run.config))
-    return " ".join(
-        sentence for sentence in [*sentences, *transform_sizes(view.run.transform, view.run.accuracy)] if sentence
+def answer(view: RunView) -> Sentences:
+    """Return the answer of a run in short sentences, what to distrust, and details."""
+    run = view.run
+    return run_sentences(
+        run.accuracy, run.neurons, run.class_scores, view.task, run.results, run.config, run.basis, run.transform
     )
+
+
+# Measured numbers in a sentence, which are printed bold: those with a point or a percent sign.
+_MEASURED = re.compile(r"(?<![\w.-])[-+]?\d[\d,]*(?:\.\d+%?|%)(?![\w.]*\w)")
+
+
+def with_bold_numbers(sentence: str) -> Html:
+    """Return a sentence with its measured numbers in bold."""
+    parts: list[Child] = []
+    end = 0
+    for number in _MEASURED.finditer(sentence):
+        parts += [with_code(sentence[end : number.start()]), element("strong", number[0])]
+        end = number.end()
+    return joined(*parts, with_code(sentence[end:]))
+
+
+def answer_section(view: RunView) -> Html:
+    """Return the answer, and below it what to distrust, and, folded, details."""
+    answer_sentences, doubts, details = answer(view)
+    shown = [element("p", *_spaced(map(with_bold_numbers, answer_sentences)), class_="answer")]
+    if doubts:
+        shown += [element("h4", "What to distrust"), element("ul", *(element("li", line) for line in doubts))]
+    if details:
+        lines = element("ul", *(element("li", line) for line in details))
+        shown.append(element("details", element("summary", "Details"), lines))
+    return joined(*shown)
+
+
+def _spaced(sentences: Iterable[Html]) -> Iterator[Html]:
+    for i, sentence in enumerate(sentences):
+        yield joined(" " if i else "", sentence)
 
 
 def conclusions(view: RunView) -> list[str]:
@@ -396,6 +417,8 @@ def accuracy_figure(view: RunView, beside_others: bool) -> Html:
     numbers = element("details", element("summary", f"The numbers of {view.label}"), accuracy_table(view, title))
     if beside_others and {*controls_of(view.run.accuracy)} <= {"majority"}:
         return numbers
+    if len(view.layers) == 1:
+        return element("figure", element("figcaption", title), accuracy_table(view, title))
     chart = accuracy_chart(view.run.accuracy, view.task)
     return element("figure", element("figcaption", title), *panels_html(chart, [title]), numbers)
 
@@ -568,6 +591,5 @@ def accuracies_figure(views: Sequence[RunView]) -> Html:
     title += ", with 95% intervals" * any(any(line.ranges) for line in lines)
     chart = Chart("accuracies", title, [Panel(lines)], limits=(0, 1))
     numbers = accuracies_table({view.label: view.run.accuracy for view in views})
-    return element(
-        "figure", element("figcaption", title), *panels_html(chart, [title]), as_in_terminal(numbers, numbers.caption)
-    )  # fmt: skip
+    drawn = panels_html(chart, [title]) if any(len(view.layers) > 1 for view in views) else []
+    return element("figure", element("figcaption", title), *drawn, as_in_terminal(numbers, numbers.caption))

@@ -42,6 +42,9 @@ class Result:
         by_name: The tables by their names.
     """
 
+    # What a prompt lists besides the tables.
+    METHODS: ClassVar[Sequence[str]] = ("answer", "conclusions", "plot", "report", "export", "card", "push")
+
     def __init__(
         self, study: Study, folder: Path, config: dict[str, Any], results: dict[str, Any], by_name: Mapping[str, Table]
     ) -> None:
@@ -146,7 +149,12 @@ class Result:
     def __repr__(self) -> str:
         from probing.runtime.terminal import render
 
-        return render(*self.tables()) + str(self.folder)
+        return f"{render(*self.tables())}{self._offers()}\n{self.folder}"
+
+    def _offers(self) -> str:
+        """Return the tables that have rows, and what can be called, for prompts and notebooks."""
+        tables = (f".{name}" for name, rows in self.by_name.items() if rows or (self.folder / f"{name}.csv").exists())
+        return f"Tables: {', '.join(tables)}\nMethods: {', '.join(f'.{name}()' for name in self.METHODS)}"
 
 
 Terms = Mapping[str, str]
@@ -241,9 +249,12 @@ class Study:
         return f"{self.title}: {result.folder.name}"
 
     def section(self, result: Result, place: SectionPlace) -> Html:
-        """Return the section of a page: by default sentences, maps, charts, tables and, folded, more."""
+        """Return the section of a page: by default sentences, maps, charts, tables and, folded, more.
+
+        One layer alone has no chart by layer.
+        """
         draw = load(ACTIONS["chart_html"])
-        charts = [figure for chart in self.charts(result) for figure in draw(chart)]
+        charts = [figure for chart in self.charts(result) if not chart.is_of_one_layer for figure in draw(chart)]
         return section_of(
             result, place.anchor, *self.maps(result), *charts, *framed(result.tables()),
             *folded(self.more_tables(result)),

@@ -59,6 +59,8 @@ class Run(Result):
         others: Other tables by name; those that are missing are read from the folder when they are asked for.
     """
 
+    METHODS = (*Result.METHODS, "top", "neuron", "predict", "explain", "hidden_states")
+
     def __init__(
         self, folder: Path, config: dict[str, Any], results: dict[str, Any], accuracy: Table, neurons: Table,
         others: Mapping[str, Table] | None = None,
@@ -301,7 +303,8 @@ class Run(Result):
     def _repr_html_(self) -> str:
         from probing.tables.conclusions import leading, why_leading
 
-        texts = (what_is_a_neuron(site_of(self.config)), why_leading(self.accuracy), str(self.folder))
+        offers = self._offers().split("\n")
+        texts = (what_is_a_neuron(site_of(self.config)), why_leading(self.accuracy), *offers, str(self.folder))
         paragraphs = (element("p", text) for text in texts if text)
         layer = leading(self.accuracy)["layer"]
         return joined(Html(self.accuracy._repr_html_()), Html(self.top(layer)._repr_html_()), *paragraphs)

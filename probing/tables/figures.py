@@ -477,6 +477,12 @@ class Chart:
     caption: str = ""
 
     @property
+    def is_of_one_layer(self) -> bool:
+        """Whether the chart is by layer, and all of it is at one."""
+        layers = {at for panel in self.panels for line in panel.lines for at in line.at}
+        return self.x.unit == BY_LAYER.unit and len(layers) == 1
+
+    @property
     def is_split(self) -> bool:
         """Whether there are more labels than looks: each panel then has looks and a legend for its own labels."""
         return len(self.panels) > 1 and len(self.looks) > N_LOOKS

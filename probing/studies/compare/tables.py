@@ -86,7 +86,9 @@ def neurons_tables(rows: Table, shown_layers: Mapping[str, int]) -> list[Any]:
         of_layer = of_pair.where(layer_a=shown_layers[f"{a}, {b}"])[:FIRST_NEURONS]
         names = (f"{name} ({side}), layer {of_layer[0][f'layer_{side}']}" for name, side in ((a, "a"), (b, "b")))
         title = f"First neurons of {', and their matches in '.join(names)}"
-        tables.append(shown_table(NEURONS, of_layer, title, _NEURONS_SHOWN))
+        tables.append(
+            shown_table(NEURONS, of_layer, title, _NEURONS_SHOWN, leave_out=["contribution_b", "contribution_a"])
+        )
     return tables
 
 

@@ -300,45 +300,51 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
     from probing.tables import probes as tables_probes
     from probing.tables.conclusions import bases_lines, leading
 
-    rows, neurons, task = run.accuracy, run.neurons, task_in_words(run.config)
+    rows, task = run.accuracy, task_in_words(run.config)
     verbose = verbose and not quiet
-    sentences = tables_probes.answer(rows, neurons, task, run.results, run.config)
+    answer, doubts, details = tables_probes.run_sentences(
+        rows, run.neurons, run.class_scores, task, run.results, run.config, run.basis
+    )
     layer = leading(rows)["layer"]
     if quiet:
         for row in rows:
             print(probes.result_line(row, run.top(row["layer"], 5, sort)))
-    terminal.tell(*sentences)
-    if not quiet:
-        _show(run, layer, verbose, sort)
-    if verbose:
-        terminal.tell(*(sentence for sentence in run.conclusions() if sentence not in sentences))
+    effects = probes.transform_lines(run.transform, rows)
+    doubts = [*bases_lines([row for row in run.bases if row["layer"] == layer], task), *doubts]
+    left_out = False
+    if quiet:
+        terminal.tell(*answer, *doubts, *effects)
+    elif verbose:
+        terminal.tell(*answer)
+        terminal.show(*_tables(run, layer, verbose, sort))
+        printed = {*answer, *doubts, *details}
+        terminal.tell(*doubts, *details, *(line for line in run.conclusions() if line not in printed), *effects)
     else:
-        terminal.tell(*bases_lines([row for row in run.bases if row["layer"] == layer], task))
-        terminal.tell(*tables_probes.caveats(rows, neurons, run.class_scores, task, run.results, run.config, run.basis))
-    terminal.tell(*probes.transform_lines(run.transform, rows))
-    print_output_location(run.folder, where, has_more=not quiet and not verbose)
+        terminal.brief([*answer, *effects, *doubts], _tables(run, layer, verbose, sort), 2 + 2 * bool(where))
+        left_out = True  # the tables of the controls
+    print_output_location(run.folder, where, left_out)
 
 
-def _show(run: Run, layer: int, verbose: bool, sort: Order) -> None:
+def _tables(run: Run, layer: int, verbose: bool, sort: Order) -> list[Any]:
+    """Return the tables of the terminal: the first neurons of a layer, the accuracies, and what else the run has."""
     from probing.tables import probes
     from probing.tables.conclusions import bases_table
     from probing.tables.probes import classes_table
 
     rows, neurons, scores = run.accuracy, run.neurons, run.scores_of(layer)
     removed = sum(bool(row.get("removed")) for row in run.top(layer, len(neurons)))
-    ranked = probes.neurons_table(run.top(layer, by=sort), site_of(run.config), removed, sort, verbose)
+    tables = [probes.neurons_table(run.top(layer, by=sort), site_of(run.config), removed, sort, verbose)]
     if verbose:
-        terminal.show(ranked, probes.accuracy_table(run.results["layers"]))
-        if scores:
-            terminal.show(classes_table(scores))
-        if {*controls_of(rows)} - {"majority"}:
-            terminal.show(probes.controls_table(rows))
-    else:
-        terminal.show(ranked, *[probes.layers_table(rows, neurons, sort)] * (len(rows) > 1))
+        tables.append(probes.accuracy_table(run.results["layers"]))
+        tables += [classes_table(scores)] if scores else []
+        tables += [probes.controls_table(rows)] if {*controls_of(rows)} - {"majority"} else []
+    elif len(rows) > 1:
+        tables.append(probes.layers_table(rows, neurons, sort))
     if heads := [row for row in run.heads if row["layer"] == layer]:
-        terminal.show(probes.heads_table(heads))
+        tables.append(probes.heads_table(heads))
     if bases := [row for row in run.bases if row["layer"] == layer]:
-        terminal.show(bases_table(bases))
+        tables.append(bases_table(bases))
+    return tables
 
 
 @dataclass(frozen=True)
