@@ -99,7 +99,7 @@ class Result:
     def drawings(self, name: str = "") -> Drawings:
         """Return what draws each figure, or the figure of a name, by name; errors as `plot`."""
         with reading(self.folder):
-            charts = chart_drawings(self.study.charts(self), self.study.figure_prefix(self))
+            charts = chart_drawings(Chart.with_values(self.study.charts(self)), self.study.figure_prefix(self))
             drawings = {**charts, **self.study.drawings(self)}
         if not name:
             return drawings
@@ -254,7 +254,8 @@ class Study:
         One layer alone has no chart by layer.
         """
         draw = load(ACTIONS["chart_html"])
-        charts = [figure for chart in self.charts(result) if not chart.is_of_one_layer for figure in draw(chart)]
+        of_layers = (chart for chart in Chart.with_values(self.charts(result)) if not chart.is_of_one_layer)
+        charts = [figure for chart in of_layers for figure in draw(chart)]
         return section_of(
             result, place.anchor, *self.maps(result), *charts, *framed(result.tables()),
             *folded(self.more_tables(result)),
