@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from probing.data.module import ActivationDataModule as ActivationDataModule
     from probing.errors import UserError as UserError
     from probing.exports import pull as pull
+    from probing.exports.formats import export as export
     from probing.probes.estimators import ProbeClassifier as ProbeClassifier
     from probing.probes.estimators import ProbeRegressor as ProbeRegressor
     from probing.probes.linear import LinearProbe as LinearProbe
@@ -94,6 +95,7 @@ _HOMES = {
     "WandbOptions": "probing.cli.options",
     "columns": "probing.commands",
     "command": "probing.cli.commandline",
+    "export": "probing.exports.formats",
     "extract": "probing.studies.fit",
     "load_run": "probing.runs.loading",
     "option": "probing.cli.options",
@@ -127,7 +129,7 @@ STUDIES.update({
 # Functions that the methods of results call.
 ACTIONS.update({
     "report": "probing.commands:report",
-    "export": "probing.exports.formats:export",
+    "export": "probing.exports.formats:export_result",
     "card": "probing.exports:card",
     "push": "probing.exports:push",
     "chart_html": "probing.page.charts:chart_html",

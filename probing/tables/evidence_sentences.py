@@ -106,6 +106,10 @@ COMPARE: Sentences = {
         "Two layers are paired if each is the other's nearest in relative depth, its number over the number of blocks, "
         "and they differ by less than half a block of the model with fewer blocks.",
     ),
+    "accuracy_of_runs": (
+        "Test accuracy is highest {accuracies}.",
+        "Always; of equal accuracies, the last layer.",
+    ),
     "basis_compared": (
         "Rankings are of the bases of these runs. Where neurons are matched by correlation, chance is that of {n} "
         "random bases of the second run if this is above that of permuted neurons.",

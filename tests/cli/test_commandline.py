@@ -347,6 +347,20 @@ def test_the_page_of_the_api_has_every_study() -> None:
     assert set(map(python_name, STUDIES)) - described == set()
 
 
+def test_a_notebook_shows_a_mistake_in_a_line_and_in_the_words_of_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    shells = pytest.importorskip("IPython.core.interactiveshell")
+    shell = shells.InteractiveShell(colors="nocolor")
+    shell.history_manager.enabled = False
+    shell.run_cell("from probing import UserError")
+    shell.run_cell("raise UserError('`--layer 13`: it has 12; `--probe.l2 auto`, `--quiet` or --test_corpus do.')")
+    assert capsys.readouterr().out.strip() == (
+        "UserError: `layer=13`: it has 12; `probe={'l2': 'auto'}`, `quiet` or `test_corpus` do."
+    )
+
+
 @pytest.mark.parametrize("name", [name for name in COMMANDS if " " not in name])
 def test_every_command_is_a_function_of_the_package(name: str) -> None:
     assert getattr(importlib.import_module("probing"), python_name(name)) is load_command(COMMANDS[name])

@@ -380,6 +380,7 @@ class ReproduceOptions(Options):
     """Name of the table's folder; default: PAPER-YYYYMMDD-HHMMSS."""
     cache: str | None = None
     quiet: bool = False
+    verbose: bool = False
     wandb: Wandb = WandbOptions()
 
 

@@ -50,6 +50,7 @@ class ClozeOptions(BatchOptions):
     name: str | None = None
     """Name of this run; default: MODEL-cloze-YYYYMMDD-HHMMSS."""
     quiet: bool = False
+    verbose: bool = False
     trainer: dict[str, Any] | None = None
     """Arguments of Lightning's Trainer; only --trainer.accelerator and --trainer.logger are accepted."""
     wandb: Wandb = WandbOptions()
