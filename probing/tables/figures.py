@@ -438,12 +438,14 @@ class Panel:
         title: Title of the panel.
         y: Label of a y axis of this panel alone, where the panels show different quantities.
         from_zero: Whether this y axis begins at 0.
+        is_logarithmic: Whether this y axis is logarithmic.
     """
 
     lines: Sequence[Line]
     title: str = ""
     y: str = ""
     from_zero: bool = False
+    is_logarithmic: bool = False
 
 
 @dataclass(frozen=True)
@@ -683,6 +685,8 @@ def _set_y_ends(chart: Chart, all_axes: Sequence[Axes]) -> None:
             axes.set_ylim(low, high)
         return
     for axes, panel in panels:
+        if panel.is_logarithmic:
+            axes.set_yscale("log")
         if panel.from_zero:
             from_zero(axes)
     if chart.from_zero and (shared := [axes for axes, panel in panels if not panel.y]):
@@ -716,7 +720,8 @@ def panels_as_svg(chart: Chart) -> list[tuple[str, list[Part]]]:
         drawn = [_draw_lines(axes, chart, panel, 8) for axes, panel in zip(all_axes, chart.panels, strict=True)]
         _set_y_ends(chart, all_axes)
         for figure, axes, panel, parts in zip(figures, all_axes, chart.panels, drawn, strict=True):
-            axes.locator_params(axis="y", nbins=6)
+            if not panel.is_logarithmic:
+                axes.locator_params(axis="y", nbins=6)
             _label_x_on_page(axes, chart.x, chart.places(panel))
             for i, part in enumerate(parts):
                 part.artist.set_gid(f"part-{i}")

@@ -23,6 +23,7 @@ from probing.runs.call import Call, Measured
 from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.extremes import tables
+from probing.tables.figures import Chart
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,6 @@ def extremes(options: ExtremesOptions) -> Result | None:
         from probing.models.anatomy import examine
         from probing.models.residual_stream import find_parameters
         from probing.probes.outliers import find_outliers, read_measured
-        from probing.studies.extremes.figures import write_extremes_figures
         from probing.studies.extremes.survey import measure_extremes, read_attention
 
         source = call.source(tokenizer=options.tokenizer)
@@ -81,11 +81,7 @@ def extremes(options: ExtremesOptions) -> Result | None:
                 "cache": {"measured": origin(stores[0]), "fitted": origin(stores[-1])},
                 "outliers": {str(layer): neurons for layer, neurons in outliers.chosen.items()},
             }
-
-            def draw(folder: Path, formats: Any) -> list[Path]:
-                return write_extremes_figures(folder, rows, source.model.short_name, formats)
-
-            return Measured(rows, results, draw=draw)
+            return Measured(rows, results)
 
         return call.write(source.model, measure)
 
@@ -105,6 +101,10 @@ class Extremes(Study):
     def tables(self, result: Result) -> list[Any]:
         """Return large values, the course of large neurons, sinks, and heads without outliers."""
         return tables.tables(result.by_name)
+
+    def charts(self, result: Result) -> list[Chart]:
+        """Return large values by layer, and attention sinks by block."""
+        return tables.charts(result.by_name)
 
     def conclusions(self, result: Result) -> list[str]:
         """Return the conclusions, a sentence or two for each question."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from probing.results import (
@@ -23,6 +24,7 @@ from probing.results import (
     whole,
 )
 from probing.runs import Terms
+from probing.tables.figures import Chart, Line, Panel, linear, with_lines
 from probing.tables.schema import HEAD, block, layer_column
 
 Definition = Literal["massive", "token_sd", "neuron_sd"]
@@ -45,7 +47,7 @@ DEFINITIONS: dict[Definition, str] = {
 # Share of the tokens of a kind from which on a neuron is called large on that kind.
 MOST_TOKENS = 0.5
 
-# Kinds of tokens beside the texts of special and of frequent tokens.
+# TokenKinds of tokens beside the texts of special and of frequent tokens.
 ALL, FIRST, OTHER = "all tokens", "first token", "other tokens"
 
 _DEFINITION = text(
@@ -149,6 +151,13 @@ Tables = Mapping[str, Sequence[Row]]
 
 # Error rate of claims about heads.
 ALPHA = 0.05
+
+# Most kinds of tokens that are drawn.
+DRAWN = 4
+
+_SHORT: dict[Definition, str] = {
+    "massive": "massive", "token_sd": "beyond 5 sd of the token", "neuron_sd": "beyond 5 sd of the neuron",
+}  # fmt: skip
 
 # Most neurons of each definition that a table and a sentence name.
 SHOWN, NAMED = 6, 3
@@ -357,6 +366,62 @@ def _fixed_outliers_sentence(fixed_rows: Table) -> str:
             least=SENTENCES["least"].format(p=min(least, 1)) if least > ALPHA else "",
         ),
     ))  # fmt: skip
+
+
+# --- charts ---
+
+
+def charts(rows_by_table: Tables) -> list[Chart]:
+    """Return the largest values by kind of token and the share of large ones, and what sinks get and add by block."""
+    massive, _, sinks, fixed_rows = tables_of(rows_by_table)
+    return with_lines([
+        Chart("massive", "large values of hidden states", [
+            Panel(_largest_lines(massive), "largest value on each kind of token", "largest magnitude (log scale)",
+                  is_logarithmic=True),
+            Panel([
+                Line.of([row for row in of_all(massive, name) if row["value_share"]], "value_share", words)
+                for name, words in _SHORT.items()
+            ], "values that are large", "share of all values (log scale)", is_logarithmic=True),
+        ]),
+        Chart("sinks", "attention sinks, and heads without outliers", [
+            *_sink_panels(sinks), Panel(_fixed_lines(fixed_rows), "divergence with neurons fixed", "nats"),
+        ], x=linear("layer", "block")),
+    ])  # fmt: skip
+
+
+def _largest_lines(massive: Table) -> list[Line]:
+    by_kind = massive.where(lambda row: row["token"] != ALL, neuron=None).by("token")
+    largest = {kind: max(rows.column("largest_magnitude")) for kind, rows in by_kind.items()}
+    lines = []
+    for kind in sorted(largest, key=lambda kind: -largest[kind])[:DRAWN]:
+        by_layer = by_kind[kind].by("layer")
+        values = [max(rows.column("largest_magnitude")) for rows in by_layer.values()]
+        lines.append(Line(quoted(kind), [*by_layer], values))
+    every = of_all(massive, "massive")
+    thresholds = [max(ABSOLUTE, RELATIVE * row["median"]) for row in every]
+    return [
+        *lines, Line.of(every, "median", "median of all"),
+        Line("massive from here", every.column("layer"), thresholds, kind="curve"),
+    ]  # fmt: skip
+
+
+def _sink_panels(sinks: Table) -> list[Panel]:
+    by_kind = sinks.where(is_of_kind, head=None).by("token")
+    kinds = sorted(by_kind, key=lambda kind: -max(by_kind[kind].column("mass")))[:DRAWN]
+    attention = [Line.of(by_kind[kind], "mass", kind) for kind in kinds]
+    uniform = [replace(Line.of(by_kind[kind], "uniform", kind, which="uniform"), kind="curve") for kind in kinds]
+    added = [Line.of(by_kind[kind], "of_output", kind) for kind in kinds]
+    return [
+        Panel([*attention, *uniform], "attention (without marks: uniform)", "share of the attention", from_zero=True),
+        Panel(added, "what is added", "share of the attention's output", from_zero=True),
+    ]
+
+
+def _fixed_lines(fixed_rows: Table) -> list[Line]:
+    rows = fixed_rows.where(lambda row: row["layer"] != ALL_LAYERS, head=None)
+    low, high = "divergence_matched_low", "divergence_matched_high"
+    outliers = replace(Line.of(rows, "divergence", "outliers"), kind="marks")
+    return [Line.band(rows, low, high, "matched neurons"), outliers]
 
 
 # Meanings of the headings on a page.

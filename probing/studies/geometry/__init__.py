@@ -166,10 +166,11 @@ class Geometry(Study):
         return [*tables.tables(result), *(table for of_part, _ in self._parts(result).values() for table in of_part)]
 
     def charts(self, result: Result) -> list[Chart]:
-        """Return the line charts of the layers, and what explains outliers."""
+        """Return the charts of the layers, of what explains outliers, and of the bound of smoothing."""
         explained = result.explained.where(kind="outlier")
         of_outliers = [tables.explained_chart(result.explained, result.outliers)] if explained else []
-        return [*tables.charts(result.geometry), *of_outliers]
+        bound = [inside.smoothing_chart(result.smoothing)] if result.smoothing else []
+        return [*tables.charts(result.geometry), *of_outliers, *bound]
 
     def conclusions(self, result: Result) -> list[str]:
         """Return the conclusions, a sentence for each question."""

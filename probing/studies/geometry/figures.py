@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from probing.studies.geometry.inside import (
     PLACES,
     TERMS,
     TOKENS,
-    by_block,
     followed,
     outlier_pairs,
     output_measures,
@@ -30,8 +29,6 @@ from probing.tables.figures import (
     ORANGE,
     PURPLE,
     USUAL,
-    joined,
-    name_layers,
     write_drawings,
 )
 from probing.tables.outlier_effects import draw_effects
@@ -47,12 +44,11 @@ def write_figures(
     folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
 ) -> list[Path]:
     """Draw the figures of the tables that have rows, each in some formats, and return the paths of the files."""
-    dimensions, outliers, smoothing, norms, changes, path = (
-        Table(tables.get(name, ())) for name in ("dimensions", "outliers", "smoothing", "norms", "norm_changes", "path")
+    dimensions, outliers, norms, changes, path = (
+        Table(tables.get(name, ())) for name in ("dimensions", "outliers", "norms", "norm_changes", "path")
     )
     drawings = {
         "outliers": (partial(mean_profile, dimensions=dimensions, outliers=outliers, model=model), dimensions),
-        "smoothing_bound": (partial(draw_smoothing, smoothing=smoothing, model=model), smoothing),
         "norms": (partial(draw_terms, norms=norms, model=model), norms),
         "norm_changes": (partial(draw_changes, changes=changes, model=model), changes),
         "path": (partial(draw_path, path=path, model=model), path),
@@ -136,46 +132,6 @@ def _name_sites(axes: Axes, path: Table) -> None:
     for before, row in pairwise(sites):
         if before["layer"] != row["layer"]:
             axes.axvline(row["step"] - 0.5, color=GREY, lw=0.4)
-
-
-def draw_smoothing(figure: Figure, smoothing: Table, model: str) -> None:
-    """Draw each block's change of the distance, the limit by the theorem, and the deviations in its denominator."""
-    blocks = by_block(smoothing)
-    layers = sorted(blocks)
-    figure.set_size_inches(10.2, 3.5)
-    ratio_axes, bound_axes, deviation_axes = figure.subplots(1, 3)
-    ratio_rows = [blocks[k]["distance_ratio"] for k in layers]
-    ends = [[abs(row["value"] - row[end]) for row in ratio_rows] for end in ("low", "high")]
-    ratio_axes.errorbar(
-        layers, [row["value"] for row in ratio_rows], yerr=ends, c=BLUE, marker="o", ms=4, capsize=2,
-        label="measured (mean, 95% interval)", **joined({"ls": "-"}, layers),
-    )  # fmt: skip
-    ratio_axes.set_ylim(0, None)
-    ratio_axes.set_ylabel("distance to equal rows,\nafter / before")
-    ratio_axes.set_title("what happens")
-    looks: dict[str, tuple[str, dict[str, Any]]] = {
-        "bound": ("with gains and slope", {"color": PURPLE, "ls": "-.", "marker": "v"}),
-        "bound_published": ("as published", {"color": GREY, "ls": ":", "marker": "x"}),
-        "bound_per_matrix": ("with each matrix's own norm", {"color": ORANGE, "ls": "--", "marker": "s"}),
-    }
-    for name, (label, look) in looks.items():
-        bound_axes.plot(layers, [blocks[k][name]["value"] for k in layers], ms=4, label=label, **joined(look, layers))
-    bound_axes.set_yscale("log")
-    bound_axes.set_ylim(0.5, None)
-    bound_axes.set_ylabel("upper bound of after / before\n(log scale)")
-    bound_axes.set_title("what the theorem allows")
-    at = {q: [blocks[k][f"sigma_product_q{q}"]["value"] for k in layers] for q in (5, 25, 50, 75, 95)}
-    deviation_axes.vlines(layers, at[5], at[95], color=GREY, lw=1.2, label="5% to 95% of sentences")
-    deviation_axes.vlines(layers, at[25], at[75], color=BLUE, lw=7, label="25% to 75%")
-    deviation_axes.plot(layers, at[50], "_", color="black", ms=9, label="median")
-    deviation_axes.set_ylim(0, max(1.05, 1.05 * max(at[95])))
-    deviation_axes.set_ylabel("σ₁ σ₂")
-    deviation_axes.set_title("least sd of tokens entering LayerNorms")
-    for axes in (ratio_axes, bound_axes, deviation_axes):
-        axes.axhline(1, color="black", lw=0.6)
-        name_layers(axes, layers, most=9, what="block")
-        axes.legend(loc="upper left", bbox_to_anchor=(-0.1, -0.2), fontsize=8)
-    figure.suptitle(f"{model}: do blocks make the tokens of a sentence alike?", x=0.01, ha="left", fontsize=10)
 
 
 def draw_terms(figure: Figure, norms: Table, model: str) -> None:

@@ -10,7 +10,7 @@ from probing.results import Row, Table, cells_table, count, in_brackets, interva
 from probing.runs import Terms
 from probing.statistics import MEAN_DEVIATIONS
 from probing.studies.geometry.tables import NORMS
-from probing.tables.figures import BLUE, GREEN, GREY, ORANGE
+from probing.tables.figures import BLUE, GREEN, GREY, ORANGE, Chart, Line, Panel, linear
 from probing.tables.outlier_effects import MEASURES, effect_text, effects_table, title_of
 
 # Words for the sites of the embeddings, and of blocks.
@@ -253,6 +253,29 @@ def smoothing_conclusion(smoothing: Table) -> str:
         above=f"up to {above:.0%} of the sentences" if above else "no sentence",
     )
     return f"{similar} {theorem}"
+
+
+def smoothing_chart(smoothing: Table) -> Chart:
+    """Return each block's change of the distance, the limit by the theorem, and the deviations in its denominator."""
+    of = smoothing.by("measure")
+    bounds = {
+        "bound": "with gains and slope", "bound_published": "as published",
+        "bound_per_matrix": "with each matrix's own norm",
+    }  # fmt: skip
+
+    def band(low: int, high: int) -> Line:
+        ends = zip(of[f"sigma_product_q{low}"], of[f"sigma_product_q{high}"], strict=True)
+        rows = [{"layer": first["layer"], "low": first["value"], "high": last["value"]} for first, last in ends]
+        return Line.band(rows, "low", "high", f"{low}% to {high}% of sentences")
+
+    return Chart("smoothing_bound", "do blocks make the tokens of a sentence alike?", [
+        Panel([Line.of(of["distance_ratio"], "value", "measured", "")], "what happens",
+              "distance to equal rows, after / before", from_zero=True),
+        Panel([Line.of(of[name], "value", words) for name, words in bounds.items()], "what the theorem allows",
+              "upper bound of after / before (log scale)", is_logarithmic=True),
+        Panel([band(5, 95), band(25, 75), Line.of(of["sigma_product_q50"], "value", "median")],
+              "least sd of tokens entering LayerNorms", "σ₁ σ₂", from_zero=True),
+    ], x=linear("layer", "block"), reference=1)  # fmt: skip
 
 
 # --- terms of outliers in the norms ---

@@ -71,7 +71,6 @@ def position(options: PositionOptions) -> Result | None:
     with quiet_libraries():
         from probing.data.labelling import origin
         from probing.probes.outliers import read_measured
-        from probing.studies.position.spectrum import write_position_figures
         from probing.studies.position.survey import PositionSample, check_position, survey_position
 
         source, special_tokens = call.source(tokenizer=options.tokenizer), config["special_tokens"]
@@ -84,10 +83,9 @@ def position(options: PositionOptions) -> Result | None:
 
         def measure(_: Path) -> Measured:
             rows = survey_position(PositionSample(store, special_tokens, config["seed"]), source.layers, ranking)
-            draw = partial(write_position_figures, tables=rows, model=source.model.short_name)
             return Measured(
                 {name: of for name, of in rows.items() if of}, {"cache": {"measured": origin(store)}},
-                tables.curves(rows["position_split"]), draw=lambda folder, formats: draw(folder, formats=formats),
+                tables.curves(rows["position_split"]),
             )  # fmt: skip
 
         return call.write(source.model, measure)

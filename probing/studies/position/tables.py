@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from probing.results import (
     whole,
 )
 from probing.runs import Terms
-from probing.tables.figures import Chart, Line, Panel, with_lines
+from probing.tables.figures import Chart, Line, Panel, linear, spaced_layers, with_lines
 from probing.tables.outlier_effects import N_TOKENS
 from probing.tables.schema import layer_column, value
 
@@ -38,6 +39,9 @@ SIGNIFICANT = 0.05
 
 # Number of neurons in the table of what neurons hold.
 NEURONS = 10
+
+# Curves are drawn of at most so many layers, at the positions that have this share of the tokens of the commonest.
+MOST_LAYERS, DRAWN = 6, 0.02
 
 ORDERS = {
     "fit": "first of fit", "eta_squared": "by eta squared", "part": "largest shares", "random": "random",
@@ -180,7 +184,7 @@ def _prefix_share_cell(order: str, of_layer: Table) -> str:
 
 
 def position_charts(tables: Mapping[str, Sequence[Row]]) -> list[Chart]:
-    """Return the shares of the variance by layer, and the shares of the position part in a few neurons."""
+    """Return the shares of the variance by layer, those of the position part in a few neurons, and its curves."""
     split, in_neurons = Table(tables["position_split"]), Table(tables["position_held"])
     position = split.where(part="position", scale=RAW)
     shares = "share of the variance"
@@ -199,7 +203,26 @@ def position_charts(tables: Mapping[str, Sequence[Row]]) -> list[Chart]:
             Panel(_orders(in_neurons.where(scale=RAW, k=NEURONS)), "as the neurons are"),
             Panel(_orders(in_neurons.where(scale=STANDARDISED, k=NEURONS)), "every neuron standardised"),
         ], f"share of the position part in {NEURONS} neurons", limits=(0, 1), bars="the range of random rotations"),
+        _curve_chart(tables),
     ])  # fmt: skip
+
+
+def _curve_chart(tables: Mapping[str, Sequence[Row]]) -> Chart:
+    """Return the first components of the position part along the positions, with a panel for each of some layers."""
+    position, curves, panels = PositionTables(tables), Table(tables["position_curves"]), []
+    for layer in spaced_layers(position.layers, MOST_LAYERS):
+        of_layer, directions = curves.where(layer=layer), position.shape(layer, "directions")
+        least = DRAWN * max(of_layer.values("n_tokens"), default=0)
+        lines = []
+        for component, all_rows in of_layer.by("component").items():
+            rows = [row for row in all_rows if row["n_tokens"] >= least]
+            curve = Line.of(rows, "value", f"component {component}", "", "position")
+            lines.append(replace(curve, kind="curve", ranges=()))
+            lines.append(Line.band([row for row in rows if ends(row)], "low", "high", curve.label, "position"))
+        title = f"layer {layer}: {count(int(directions['value']) if directions else 0, 'direction')}"
+        panels.append(Panel(lines, title, "position part"))
+    axis = linear("position", "position of the token")
+    return Chart("position_curves", "the position part along its first directions", panels, x=axis, reference=0.0)
 
 
 def _orders(rows: Table) -> list[Line]:

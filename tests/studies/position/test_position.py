@@ -23,13 +23,18 @@ from probing.runs import Result
 from probing.runs.loading import load_run
 from probing.statistics.two_way import Design, TwoWaySums
 from probing.studies.position import position
-from probing.studies.position.spectrum import Folds, oriented, overlap, principal, random_subspace, spectrum
 from probing.studies.position.survey import (
     ROTATIONS,
     Concentration,
+    Folds,
     check_position,
     concentration,
+    oriented,
+    overlap,
+    principal,
+    random_subspace,
     read_positions,
+    spectrum,
 )
 from probing.studies.position.tables import SCALES, TERMS, PositionTables, position_conclusions, position_tables
 from synthetic import N_SENTENCES, NEURONS, D, Tables, helix, make_store, make_tokens, planted, rotation, surveyed
