@@ -156,11 +156,11 @@ def effect_rows(intact: SentenceSums, sums_of: Mapping[Condition, SentenceSums])
         of = {condition: _effect(name, intact, read) for condition, read in sums_of.items()}
         about: dict[str, Any] = {"measure": name, "n_tokens": int(n_tokens.sum())}
         rows.append(about | {"where": "", "kind": "intact"} | _value(name, intact))
-        rows += compared(about, of, {condition: row["effect"] for condition, row in of.items()}, HARM[name])
+        rows += condition_rows(about, of, {condition: row["effect"] for condition, row in of.items()}, HARM[name])
     return rows
 
 
-def compared(
+def condition_rows(
     about: dict[str, Any], of: Mapping[Condition, Mapping[str, Any]], effects: Mapping[Condition, float], harm: int
 ) -> Iterator[dict[str, Any]]:
     """Yield the row of each condition with its columns in `of`, and its effect among those of random neurons."""

@@ -187,13 +187,13 @@ class AblateOptions(OutputOptions, RunOptions, OutlierOptions, BatchOptions, Cor
     def problems(self) -> list[str]:
         """Return the problems with options that do not apply to what is ablated, and with the choice of neurons."""
         problems = super().problems()
-        selected = f"{self.ablated} are ablated" if self.neurons is None else flag("neurons", _flag_value(self.neurons))
+        neurons = None if self.neurons is None else flag("neurons", _flag_value(self.neurons))
+        selected = f"{neurons} is given" if neurons else f"{self.ablated} are ablated"
         for name, kinds in APPLIES_TO.items():
             value = getattr(self, name)
             if self.ablated not in kinds and value != declared(AblateOptions)[name].default:
-                problems.append(
-                    f"{flag(name, _flag_value(value))} is for {listed(kinds)}, and {selected}; leave it out"
-                )
+                typed = flag(name, *([] if value is True else [_flag_value(value)]))
+                problems.append(f"{typed} is for {listed(kinds)}, and {selected}; leave it out")
         is_ranked = self.neurons is not None and _flag_value(self.neurons) == "ranked"
         if is_ranked and self.run is None:
             problems.append(f"{flag('neurons', 'ranked')} takes the first neurons of a ranking; give {flag('run')} too")

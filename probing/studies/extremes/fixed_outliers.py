@@ -248,7 +248,7 @@ def _compared(name: str, values: Array, ranked: Array, n: int) -> dict[str, floa
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Kinds of tokens, each token being of exactly one: special ones by their text, first ones, frequent ones, others.
+# TokenKinds of tokens, each token being of exactly one: special ones by their text, first ones, frequent ones, others.
 # --------------------------------------------------------------------------------------------------------------------
 
 # Number of frequent texts that are kinds of their own.
@@ -256,14 +256,14 @@ FREQUENT = 10
 
 
 @dataclass(frozen=True)
-class Kinds:
+class TokenKinds:
     """Names of the kinds of tokens, and the index of each token's kind, shape (n_tokens,)."""
 
     names: list[str]
     of_tokens: NDArray[np.int64]
 
     @classmethod
-    def of(cls, names: NDArray[Any]) -> Kinds:
+    def of(cls, names: NDArray[Any]) -> TokenKinds:
         """Number the kinds, given as a name for each token, in the order of the text; the rest comes last."""
         ordered = sorted(dict.fromkeys(names.tolist()), key=lambda name: name == OTHER)
         index = {name: i for i, name in enumerate(ordered)}
@@ -280,7 +280,7 @@ class Kinds:
         return {name: self.of_tokens == i for i, name in enumerate(self.names)}
 
 
-def by_text(tokens: Tokens, tokenizer: Any) -> Kinds:
+def by_text(tokens: Tokens, tokenizer: Any) -> TokenKinds:
     """Classify tokens by their texts: special ones, first ones, the most frequent ones, and the others."""
     texts = _texts(tokens, tokenizer)
     names = np.full(tokens.n_tokens, OTHER, dtype=object)
@@ -288,15 +288,15 @@ def by_text(tokens: Tokens, tokenizer: Any) -> Kinds:
     frequent = {text for text, _ in Counter(texts[inside].tolist()).most_common(FREQUENT)}
     for text in frequent:
         names[inside & (texts == text)] = text
-    return Kinds.of(_with_special(names, texts, tokens))
+    return TokenKinds.of(_with_special(names, texts, tokens))
 
 
-def as_sinks(tokens: Tokens, corpus: Corpus, tokenizer: Any) -> Kinds:
+def as_sinks(tokens: Tokens, corpus: Corpus, tokenizer: Any) -> TokenKinds:
     """Classify tokens by what may draw attention: special ones, first ones, punctuation, and the others."""
     names = np.full(tokens.n_tokens, OTHER, dtype=object)
     if (marks := types_of(tokens, corpus, {}).get(PUNCTUATION)) is not None:
         names[marks] = PUNCTUATION
-    return Kinds.of(_with_special(names, _texts(tokens, tokenizer), tokens))
+    return TokenKinds.of(_with_special(names, _texts(tokens, tokenizer), tokens))
 
 
 def _with_special(names: NDArray[Any], texts: NDArray[Any], tokens: Tokens) -> NDArray[Any]:

@@ -38,7 +38,7 @@ from probing.studies.extremes.fixed_outliers import (
     AttentionSample,
     Compared,
     Inputs,
-    Kinds,
+    TokenKinds,
     agrees,
     as_sinks,
     by_text,
@@ -56,7 +56,7 @@ from probing.text.tokens import Tokens
 
 Rows = list[dict[str, Any]]
 Shards = Callable[[], Iterator[tuple[slice, Tensor]]]
-# Kinds of fewer tokens say nothing of where a neuron is large.
+# TokenKinds of fewer tokens say nothing of where a neuron is large.
 LEAST_TOKENS = 10
 # Most neurons that are listed for each layer, definition and kind of token.
 MOST_NEURONS = 5
@@ -82,7 +82,7 @@ class LargeValues:
     tokens: Mapping[Definition, NDArray[np.int64]]
 
 
-def large_values(store: HiddenStateSource, layer: int, kinds: Kinds) -> LargeValues:
+def large_values(store: HiddenStateSource, layer: int, kinds: TokenKinds) -> LargeValues:
     """Detect the large values of a layer in a few passes over its shards, with the memory of one shard."""
     d_model, n_kinds = store.plan.d_model, len(kinds.names)
 
@@ -157,7 +157,7 @@ def _moments(shards: Shards, d_model: int) -> tuple[Tensor, Tensor]:
     return mean, torch.where(sd > _DEAD * mean.abs(), sd, torch.inf)
 
 
-def massive_rows(large: LargeValues, kinds: Kinds) -> Rows:
+def massive_rows(large: LargeValues, kinds: TokenKinds) -> Rows:
     """Return the rows of `massive.csv` of a layer.
 
     For each definition there is a row for all tokens and for each kind that has a large value, without a neuron, and a
@@ -170,7 +170,7 @@ def massive_rows(large: LargeValues, kinds: Kinds) -> Rows:
     ]
 
 
-def _rows_of(large: LargeValues, name: Definition, kinds: Kinds) -> Iterator[dict[str, Any]]:
+def _rows_of(large: LargeValues, name: Definition, kinds: TokenKinds) -> Iterator[dict[str, Any]]:
     counts, tokens, n_of = large.counts[name], large.tokens[name], kinds.counts
     yield _row(ALL, int(tokens.sum()), int(n_of.sum())) | _over_neurons(counts, large.largest, n_of)
     for kind in np.flatnonzero(tokens).tolist():
@@ -197,7 +197,7 @@ def _over_neurons(
     }  # fmt: skip
 
 
-def course_rows(layers: Sequence[LargeValues], kinds: Kinds) -> Rows:
+def course_rows(layers: Sequence[LargeValues], kinds: TokenKinds) -> Rows:
     """Return the rows of `massive_course.csv`: the ascending layers with a neuron large on most tokens of a kind."""
     layers_of_neuron: dict[tuple[Definition, int, int], list[int]] = {}
     for i, large in enumerate(layers):
@@ -336,7 +336,7 @@ class AttentionSums:
 
     attended: SumsStore
     added: SumsStore | None
-    kinds: Kinds
+    kinds: TokenKinds
     stream: Mapping[int, NDArray[np.float64]]
 
     def rows(self, blocks: Sequence[int], seed: int) -> Rows:
@@ -427,7 +427,7 @@ class Attentions:
     request: Request
     sentences: Sequence[int]
     reader: AttentionReader
-    kinds: Kinds
+    kinds: TokenKinds
     stores: Mapping[str, SumsStore]
 
 

@@ -47,7 +47,7 @@ DEFINITIONS: dict[Definition, str] = {
 # Share of the tokens of a kind from which on a neuron is called large on that kind.
 MOST_TOKENS = 0.5
 
-# Kinds of tokens beside the texts of special and of frequent tokens.
+# TokenKinds of tokens beside the texts of special and of frequent tokens.
 ALL, FIRST, OTHER = "all tokens", "first token", "other tokens"
 
 _DEFINITION = text(

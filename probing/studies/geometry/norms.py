@@ -20,7 +20,7 @@ from probing.interventions.outliers import (
     Condition,
     OutlierModel,
     Where,
-    compared,
+    condition_rows,
     effect_rows,
     read_under,
     with_random,
@@ -310,7 +310,7 @@ def deviation_rows(
         rows.append(about | {"where": "", "kind": "intact"} | _deviation(intact))
         values = {condition: float(of[layer, neuron]) for condition, of in after.items()}
         of = {condition: {**_deviation(value), "effect": value - intact} for condition, value in values.items()}
-        rows += compared(about, of, {condition: abs(value) for condition, value in values.items()}, harm=-1)
+        rows += condition_rows(about, of, {condition: abs(value) for condition, value in values.items()}, harm=-1)
     return rows
 
 

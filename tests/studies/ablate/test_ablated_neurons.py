@@ -182,6 +182,15 @@ def test_neurons_at_random_cost_no_more_than_others_and_a_killed_run_goes_on(
     assert "position_retrained" not in {row["readout"] for row in found.neuron_interventions}
 
 
+def test_named_neurons_are_read_by_the_probes_of_a_run(place: Path, fitted: Path) -> None:
+    found = measured(place, run=str(fitted), neurons="33,4", layer=1, kinds="zero", draws=2, retrain=0)
+    accuracy = {row["layer"]: row["accuracy"] for row in load_run(fitted).accuracy}
+    rows = [row for row in found.neuron_interventions if row["readout"] == "position"]
+    assert {(row["layer"], row["neurons"]) for row in rows} == {(k, of) for k in (2, 3) for of in ("33", "33 4")}
+    assert all(row["intact"] == pytest.approx(accuracy[row["layer"]]) for row in rows)
+    assert found.results["neurons"]["probes"] == {"position": "run"}
+
+
 def test_options_that_contradict_each_other_are_refused(
     place: Path, model: Path, corpus_file: Path, fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -190,15 +199,15 @@ def test_options_that_contradict_each_other_are_refused(
     own = [f"--model={model}", f"--corpus={corpus_file}"]
     refused = {
         "`--neurons ranked` takes the first neurons of a ranking; give `--run` too": [*own, "--neurons=ranked"],
-        "`--top 3` is for `--neurons ranked`, and `--neurons 3`; leave it out": [*own, "--neurons=3", "--top=3"],
+        "`--top 3` is for `--neurons ranked`, and `--neurons 3` is given": [*own, "--neurons=3", "--top=3"],
         "`--at everywhere` is for neurons, and heads and layers are ablated; leave it out": [*own, "--at=everywhere"],
-        "`--units heads` is for heads and layers, and `--neurons 3`; leave it out": [
+        "`--units heads` is for heads and layers, and `--neurons 3` is given; leave it out": [
             *own, "--neurons=3", "--units=heads"
         ],
-        "`--kinds zero` is for heads and layers and neurons, and `--neurons outliers`; leave it out": [
+        "`--kinds zero` is for heads and layers and neurons, and `--neurons outliers` is given; leave it out": [
             *own, "--neurons=outliers", "--kinds=zero"
         ],
-        "`--definition variance` is for outliers, and `--neurons all`; leave it out": [
+        "`--definition variance` is for outliers, and `--neurons all` is given; leave it out": [
             *own, "--neurons=all", "--kinds=direction", "--definition=variance"
         ],
         "`--neurons 36` is out of range: expected 0 to 35": [*own, "--neurons=36"],

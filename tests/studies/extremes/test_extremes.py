@@ -33,7 +33,7 @@ from probing.studies.extremes.fixed_outliers import (
     FREQUENT,
     AttentionSample,
     Inputs,
-    Kinds,
+    TokenKinds,
     agrees,
     as_sinks,
     by_text,
@@ -218,7 +218,7 @@ LENGTHS = [5, 9, 12, 7] * 10
 TOKENS = make_tokens(LENGTHS)
 N = sum(LENGTHS)
 MASSIVE_NAMES = np.where(TOKENS.positions == 0, "[CLS]", np.where(TOKENS.special, "[SEP]", "word")).astype(object)
-KINDS = Kinds.of(MASSIVE_NAMES)
+KINDS = TokenKinds.of(MASSIVE_NAMES)
 # A token of the third sentence that is no special one.
 PLACE = int(TOKENS.offsets[2]) + 4
 
