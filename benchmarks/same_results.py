@@ -77,6 +77,9 @@ rounded ablate {_BERT} {_TEXT} --quantise 8,4 --units layers --kinds skip --retr
 rules hierarchy {_BERT} --train_sentences 120 --test_sentences 40 --generalisation_sentences 60 --layer 0,2 {_PROBE}
 masks cloze {_BERT}
 reordered cloze {_BERT} --corpus data/train.conllu
+sentences cloze data/sentences.tsv --score pll {_BERT} --corpus data/text.txt
+decoder cloze data/sentences.tsv --score pll --model data/decoder --corpus data/text.txt
+facts cloze --facts data/facts.jsonl {_BERT}
 trained pretrain {_TEXT} --arms learned,none --sentences 30 --training.steps 8 --training.batch_size 8 \
 --training.warm_up 2 --lengths 1,2
 checkpoints checkpoints --checkpoints runs/trained/checkpoints/learned-seed0/step* {_TEXT} {_PROBE}
@@ -190,7 +193,7 @@ def make(work: Path) -> None:
     """Make models and texts."""
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
     from conftest import make_sentences
-    from families import make_checkpoint, masked_lm
+    from families import causal_lm, make_checkpoint, masked_lm
     from small_data import word_pairs, write_sts, write_wic
 
     data = work / "data"
@@ -199,6 +202,7 @@ def make(work: Path) -> None:
     _with_outlier(masked_lm(data / "bert", "bert", sentences), 3)
     _with_outlier(masked_lm(data / "other", "bert", sentences), 5)
     make_checkpoint(data / "gpt2", "gpt2", sentences)
+    causal_lm(data / "decoder", sentences)
     _write_dictionary(data / "dictionary", 16, 24)
     text = make_sentences(190, seed=372, longest=24)
     _write(data / "text.txt", text)
@@ -210,6 +214,14 @@ def make(work: Path) -> None:
     _write(data / "words.tsv", ["".join(f"{word}\t{len(word)}\n" for word in line.split()) for line in text])
     long = [line for line in text if len(line.split()) > 6]
     _write(data / "pairs.tsv", [f"{line}\t{' '.join(reversed(line.split()))}" for line in long])
+    _write(data / "sentences.tsv", [
+        f"{line}\t{' '.join(reversed(line.split()))}\t{len(line.split()) % 2}" for line in long[:40]
+    ])  # fmt: skip
+    words = "token", "model", "probe", "neuron", "question"
+    _write(data / "facts.jsonl", [
+        json.dumps({"masked_sentences": [f"{line} [MASK] ."], "sub_label": line.split()[0], "obj_label": words[i % 5],
+                    "predicate_id": f"P{i % 2}"}) for i, line in enumerate(long[:40])
+    ])  # fmt: skip
     links = ("{0}\t1\tthing\t4\n{0}\t1\tplace\t3-5", "{0}\t0\tthing\t2")
     _write(data / "roles.tsv", [links[i % 2].format(line) for i, line in enumerate(long)])
     for i, part in enumerate(("train", "dev")):

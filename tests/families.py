@@ -431,6 +431,16 @@ def masked_lm(folder: Path, family: str, sentences: list[str]) -> Path:
     return save_at_random(folder, AutoModelForMaskedLM.from_config(FAMILIES[family].config(len(tokenizer))), tokenizer)
 
 
+def causal_lm(folder: Path, sentences: list[str]) -> Path:
+    """Save a tiny GPT-2 with its head, all parameters random."""
+    from transformers import AutoModelForCausalLM
+
+    tokenizer = make_tokenizer(FAMILIES["gpt2"].tokenizer, sentences)
+    config = FAMILIES["gpt2"].config(len(tokenizer))
+    config.update({"bos_token_id": 0, "eos_token_id": 0})
+    return save_at_random(folder, AutoModelForCausalLM.from_config(config), tokenizer)
+
+
 def batch_of(folder: Path, sentences: list[str]) -> dict[str, Any]:
     """A batch padded by hand: some tokenizers have no padding token."""
     import torch

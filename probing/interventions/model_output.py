@@ -422,40 +422,35 @@ def masked_lm_of(
 
 @dataclass(frozen=True)
 class Prompt:
-    """A tokenised text with a mask and the ids of its two words; `words` is -1 for special tokens, not the mask."""
+    """A tokenised text with a mask and the ids of words for it; `words` is -1 for special tokens, not the mask."""
 
     input_ids: Sequence[int]
     words: Sequence[int]
     mask: int
-    answers: tuple[int, int]
+    answers: tuple[int, ...]
 
 
-def prompt_of(tokenizer: Any, text: str, words: tuple[str, str], longest: int) -> Prompt | str:
-    """Return a text with two words for its mask, or the reason why it is unusable, as a phrase.
+def prompt_of(tokenizer: Any, text: str, words: Sequence[str], longest: int) -> Prompt | str:
+    """Return a text with words for its mask, or the reason why it is unusable, as a phrase.
 
-    The text contains `[MASK]` once and is tokenised with each of the words in it. The two lists of pieces must differ
-    in exactly one piece, which must be the whole word; it is replaced by the mask token. So no assumption is needed
-    about blanks and capitals, which vocabularies treat differently. `longest` is the model's maximum number of tokens.
+    The text contains `[MASK]` once and is tokenised with each of the words in it. The lists of pieces must differ in
+    exactly one piece, which must be the whole word; it is replaced by the mask token. So no assumption is needed about
+    blanks and capitals, which vocabularies treat differently. `longest` is the model's maximum number of tokens.
     """
-    first_encoding, second_encoding = (tokenizer(text.replace(MASK, word)).encodings[0] for word in words)
-    at, second_place = (
-        _place(encoding, text, word) for encoding, word in zip((first_encoding, second_encoding), words, strict=True)
-    )
-    if len(first_encoding.ids) > longest:
+    encodings = [tokenizer(text.replace(MASK, word)).encodings[0] for word in words]
+    at, *others = (_place(encoding, text, word) for encoding, word in zip(encodings, words, strict=True))
+    ids = encodings[0].ids
+    if len(ids) > longest:
         return f"the text is longer than the {longest} tokens that the model reads"
-    if at is None or at != second_place or _without(first_encoding.ids, at) != _without(second_encoding.ids, at):
+    if at is None or {*others} - {at} or any(_without(ids, at) != _without(other.ids, at) for other in encodings):
         return "a word is not a single piece of the vocabulary"
-    if tokenizer.unk_token_id in (first_encoding.ids[at], second_encoding.ids[at]):
+    answers = tuple(encoding.ids[at] for encoding in encodings)
+    if tokenizer.unk_token_id in answers:
         return "a word is not in the vocabulary"
-    if first_encoding.ids[at] == second_encoding.ids[at]:
+    if len({*answers}) < len(answers):
         return "the vocabulary does not tell the two words apart"
-    ids = [*first_encoding.ids[:at], tokenizer.mask_token_id, *first_encoding.ids[at + 1 :]]
-    return Prompt(
-        ids,
-        [-1 if word is None else word for word in first_encoding.word_ids],
-        at,
-        (first_encoding.ids[at], second_encoding.ids[at]),
-    )
+    pieces = [-1 if word is None else word for word in encodings[0].word_ids]
+    return Prompt([*ids[:at], tokenizer.mask_token_id, *ids[at + 1 :]], pieces, at, answers)
 
 
 def tokens_of_prompts(prompts: Sequence[Prompt]) -> Tokens:

@@ -118,8 +118,11 @@ def has_masked_lm_head(model: Any) -> bool:
     """Return whether a model predicts masked words; false for an encoder-decoder, whose head reads the decoder."""
     from transformers import MODEL_FOR_MASKED_LM_MAPPING
 
-    classes: Any = MODEL_FOR_MASKED_LM_MAPPING  # loads a class when it is asked for one
-    kind = type(model.config)
+    return _has_head(model, MODEL_FOR_MASKED_LM_MAPPING)
+
+
+def _has_head(model: Any, classes: Any) -> bool:
+    kind = type(model.config)  # its class is loaded where the mapping is asked for it
     return not model.config.is_encoder_decoder and kind in classes and type(model) is classes[kind]
 
 
@@ -511,17 +514,31 @@ def load_masked_lm(source: ModelSource) -> nn.Module | None:
     fine-tuned models (`transformers` would initialise it randomly); it is a causal language model; or the model is an
     encoder-decoder, whose head reads the decoder.
     """
-    import torch
     from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoModelForMaskedLM
+
+    return _load_language_model(source, MODEL_FOR_MASKED_LM_MAPPING, AutoModelForMaskedLM)
+
+
+def load_causal_lm(source: ModelSource) -> nn.Module | None:
+    """Load a causal model with its head, in evaluation mode and float32; None as for `load_masked_lm`."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+
+    return _load_language_model(source, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, is_causal=True)
+
+
+def _load_language_model(
+    source: ModelSource, families: Any, kind: Any, is_causal: bool = False
+) -> nn.Module | None:  # fmt: skip
+    import torch
 
     _check_full_precision(source, load_config(source))
     if isinstance(source, ModelObject):
-        return source.copied().float() if has_masked_lm_head(source.model) else None
+        return source.copied().float() if _has_head(source.model, families) else None
     config = load_config(source)
-    if config.is_encoder_decoder or type(config) not in MODEL_FOR_MASKED_LM_MAPPING or predicts_next_tokens(config):
+    if config.is_encoder_decoder or type(config) not in families or predicts_next_tokens(config) != is_causal:
         return None
     _check_memory(source, config, torch.float32)
-    model, report = _read_weights(AutoModelForMaskedLM, source, config, torch.float32)
+    model, report = _read_weights(kind, source, config, torch.float32)
     return None if report["missing_keys"] or report["mismatched_keys"] else model.eval()
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probing.activations import Request, batch_tokens_of, tokens_of
 from probing.activations.extraction import forward_trainer
 from probing.errors import UserError
 from probing.interventions.forward import padded_batches
@@ -24,26 +23,23 @@ from probing.interventions.model_output import (
     MaskedText,
     MaskedWordLoss,
     Prompt,
-    choose_masked,
-    draw_sentences,
     masked_lm_of,
     prompt_of,
     tokens_of_prompts,
 )
-from probing.models import ModelSource, check_ids, length_limits, load_tokenizer
+from probing.models import ModelSource, check_ids, length_limits, load_causal_lm, load_tokenizer
 from probing.models.anatomy import Anatomy, examine
 from probing.results import Table, estimate_cells
-from probing.runs.call import Measured
-from probing.runtime.progress import note, stage
+from probing.runtime.files import parse_json
+from probing.runtime.progress import note
 from probing.statistics import binomial_interval, mean_interval
-from probing.studies.cloze.tables import CHANGED, EVERY, INTACT, REPLACED
-from probing.tables.figures import BLUE, GREY, ORANGE, USUAL, error_bars, write_drawings
+from probing.studies.cloze.tables import EVERY, INTACT, REPLACED
 from probing.text import MASK, Corpus
 from probing.text.files import decode_lines, read_bytes
 from probing.text.tokens import Tokens
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 # --------------------------------------------------------------------------------------------------------------------
 # Text that was changed around its masked words: in another order, or with a name or a noun replaced by another.
@@ -156,6 +152,8 @@ def _words(text: Masked, corpus: Corpus) -> Iterator[list[_Word]]:
         yield sentence_words
 
 
+Item = TypeVar("Item", bound=Any)
+
 # The name of the pairs that come with the program.
 BUILTIN = "builtin"
 READABLE = "builtin, or a file of lines `text with [MASK] TAB good TAB bad TAB group`"
@@ -163,7 +161,10 @@ READABLE = "builtin, or a file of lines `text with [MASK] TAB good TAB bad TAB g
 
 @dataclass(frozen=True)
 class MinimalPair:
-    """A text with `[MASK]` once, a good and a bad word for it, and the group of the pair."""
+    """A text with `[MASK]` once, a good and a bad word for it, and the group of the pair.
+
+    Of whole sentences, the text is empty, and the words are the sentences.
+    """
 
     line: int
     text: str
@@ -171,23 +172,31 @@ class MinimalPair:
     bad: str
     group: str
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words at the mask."""
+        return self.good, self.bad
+
 
 @dataclass(frozen=True)
 class Prompts:
-    """Tokenised pairs.
+    """Tokenised pairs, or other items that have a text and words for its mask.
 
     Args:
+        pairs: The items.
         tokens: Table of tokens of their texts, with the model's mask token.
         masks: Index of the mask token in each text, shape (n_pairs,).
-        words: Id of the good and of the bad word, shape (n_pairs, 2).
+        words: Id of the good and of the bad word, or of each of their words, shape (n_pairs, 2 or n_words).
         dropped: Reasons for excluding pairs, with the number of pairs.
+        prompts: The texts one by one.
     """
 
-    pairs: Sequence[MinimalPair]
+    pairs: Sequence[Any]
     tokens: Tokens
     masks: NDArray[np.int64]
     words: NDArray[np.int64]
     dropped: dict[str, int]
+    prompts: Sequence[Prompt]
 
 
 def read_pairs(file: str, flag_text: str | None = None) -> tuple[list[MinimalPair], int]:
@@ -197,81 +206,131 @@ def read_pairs(file: str, flag_text: str | None = None) -> tuple[list[MinimalPai
         UserError: If the file cannot be read, or a line is no pair.
     """
     flag_text = flag_text or f"cloze {file}"
-    if file == BUILTIN:
-        lines = files(__package__).joinpath("pairs.tsv").read_text(encoding="utf-8").splitlines()
-    else:
-        lines = decode_lines(read_bytes(Path(file), flag_text, READABLE), flag_text)
-    pairs = list(_pairs_of(lines, flag_text))
-    if not pairs:
-        raise UserError(f"`{flag_text}` holds no pair: it is empty or blank; give {READABLE}.")
-    distinct = {(pair.text, pair.good, pair.bad, pair.group): pair for pair in reversed(pairs)}
-    return sorted(distinct.values(), key=lambda pair: pair.line), len(pairs) - len(distinct)
+    lines = (
+        files(__package__).joinpath("pairs.tsv").read_text(encoding="utf-8").splitlines() if file == BUILTIN
+        else lines_of(file, flag_text, READABLE)
+    )  # fmt: skip
+    return distinct(lines, partial(_pair_of, flag_text), flag_text, READABLE)
 
 
-def fingerprint_of(pairs: Sequence[MinimalPair]) -> str:
-    """Return the SHA-256 of the pairs, independent of their file."""
-    cells = ("\t".join((pair.text, pair.good, pair.bad, pair.group)) for pair in pairs)
+def lines_of(file: str, flag_text: str, readable: str) -> list[str]:
+    """Return the lines of a file; `UserError`, which lists `readable` sources, is raised if it cannot be read."""
+    return decode_lines(read_bytes(Path(file), flag_text, readable), flag_text)
+
+
+def distinct(
+    lines: Iterable[str], item_of: Callable[[int, str], Item | None], flag_text: str, readable: str, noun: str = "pair"
+) -> tuple[list[Item], int]:
+    """Return the distinct items of lines that are not blank, and the number of repeated items.
+
+    `item_of` returns the item of a line, given its number and text, or None for a heading.
+
+    Raises:
+        UserError: If there are none.
+    """
+    items = [item for n, line in enumerate(lines, 1) if line.strip() and (item := item_of(n, line))]
+    if not items:
+        raise UserError(f"`{flag_text}` holds no {noun}: it is empty or blank; give {readable}.")
+    first = {replace(item, line=0): item for item in reversed(items)}
+    return sorted(first.values(), key=lambda item: int(item.line)), len(items) - len(first)
+
+
+def fields_of(line: str, where: str, readable: str) -> dict[str, Any]:
+    """Return the fields of a line that is a JSON object; `where` begins the message if it is none."""
+    try:
+        fields = parse_json(line)
+    except ValueError as error:
+        raise UserError(f"{where} is not JSON ({error}); give {readable}.") from None
+    if not isinstance(fields, dict):
+        raise UserError(f"{where} is no JSON object; give {readable}.")
+    return fields
+
+
+def fingerprint_of(items: Sequence[Any]) -> str:
+    """Return the SHA-256 of pairs or facts, independent of their file."""
+    cells = ("\t".join(astuple(item)[1:]) for item in items)
     return hashlib.sha256("\n".join(cells).encode()).hexdigest()
 
 
-def _pairs_of(lines: Iterable[str], flag_text: str) -> Iterator[MinimalPair]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        cells = [" ".join(cell.split()) for cell in line.split("\t")]
-        where = f"`{flag_text}`, line {number}"
-        if len(cells) != 4 or not all(cells):
-            raise UserError(
-                f"{where}: expected a text, a good word, a bad word and a group with a tab between them, found "
-                f"{len(list(filter(None, cells)))} of them; write for example `They [MASK] here. TAB are TAB is TAB "
-                "agreement`."
-            )
-        if (n := cells[0].count(MASK)) != 1:
-            raise UserError(f"{where}: the text has {MASK} {n} times; write it once, where the word belongs.")
-        yield MinimalPair(number, *cells)
+def _pair_of(flag_text: str, number: int, line: str) -> MinimalPair:
+    cells = [" ".join(cell.split()) for cell in line.split("\t")]
+    where = f"`{flag_text}`, line {number}"
+    if len(cells) != 4 or not all(cells):
+        raise UserError(
+            f"{where}: expected a text, a good word, a bad word and a group with a tab between them, found "
+            f"{len(list(filter(None, cells)))} of them; write for example `They [MASK] here. TAB are TAB is TAB "
+            "agreement`."
+        )
+    check_mask(cells[0], where)
+    return MinimalPair(number, *cells)
 
 
-def prompts_of(tokenizer: Any, pairs: Sequence[MinimalPair], longest: int, flag_text: str) -> Prompts:
-    """Return the pairs whose words are both single pieces of the vocabulary, in their context; see `prompt_of`.
+def check_mask(text: str, where: str) -> None:
+    """Raise `UserError`, whose message `where` begins, unless a text has one mask."""
+    if (n := text.count(MASK)) != 1:
+        raise UserError(f"{where}: the text has {MASK} {n} times; write it once, where the word belongs.")
+
+
+def prompts_of(tokenizer: Any, pairs: Sequence[Any], longest: int, flag_text: str, noun: str = "pair") -> Prompts:
+    """Return the pairs whose words are all single pieces of the vocabulary, in their context; see `prompt_of`.
 
     Raises:
         UserError: If no pair remains.
     """
-    usable: list[tuple[MinimalPair, Prompt]] = []
+    usable: list[tuple[Any, Prompt]] = []
     dropped: Counter[str] = Counter()
     for pair in pairs:
-        outcome = prompt_of(tokenizer, pair.text, (pair.good, pair.bad), longest)
+        outcome = prompt_of(tokenizer, pair.text, pair.words, longest)
         if isinstance(outcome, str):
             dropped[outcome] += 1
         else:
             usable.append((pair, outcome))
     if not usable:
         reasons = "; ".join(f"{reason}: {n}" for reason, n in dropped.items())
-        raise UserError(f"`{flag_text}` has no pair that the model can be asked about ({reasons}); give other words.")
+        raise UserError(f"`{flag_text}` has no {noun} that the model can be asked about ({reasons}); give other words.")
     usable_pairs, prompts = zip(*usable, strict=True)
     masks, answers = (np.array([getattr(prompt, name) for prompt in prompts]) for name in ("mask", "answers"))
-    return Prompts(usable_pairs, tokens_of_prompts(prompts), masks, answers, dict(dropped))
+    return Prompts(usable_pairs, tokens_of_prompts(prompts), masks, answers, dict(dropped), prompts)
 
 
 # By how much the probability of the good word has to be above that of the bad one to be called clear (Ettinger 2020).
 MARGIN = 0.01
 
 
-@torch.inference_mode()
-def log_probabilities(
-    model: nn.Module, prompts: Prompts, pad_token_id: int, batch_tokens: int, with_padding: bool
-) -> NDArray[np.float64]:
-    """Return the log probability of the good and of the bad word at the mask, shape (n_pairs, 2).
+# What a reading of the logits of a model depends on: the padding token's id, tokens in a batch, and whether sentences
+# of different lengths may be in one.
+Batching = tuple[int, int, bool]
 
-    The softmax over the vocabulary is in float64.
+
+@torch.inference_mode()
+def logits_of(model: nn.Module, tokens: Tokens, batching: Batching) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the sentences of each batch by index, and their logits, shape (batch, sequence, vocabulary)."""
+    pad_token_id, batch_tokens, with_padding = batching
+    for batch in padded_batches(tokens, batch_tokens, pad_token_id, with_padding, next(model.parameters()).device):
+        yield batch.sentences.cpu(), model(**batch.inputs).logits
+
+
+def at_masks(
+    model: nn.Module, tokens: Tokens, masks: NDArray[np.int64], batching: Batching
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield sentences by index, and the log probability of each token of the vocabulary at an index of each sentence.
+
+    The softmax over the vocabulary is in float64; the second tensor has shape (batch, vocabulary).
     """
-    device = next(model.parameters()).device
-    masks, words = torch.from_numpy(prompts.masks), torch.from_numpy(prompts.words)
-    log_p = torch.empty(len(words), 2, dtype=torch.float64)
-    for batch in padded_batches(prompts.tokens, batch_tokens, pad_token_id, with_padding, device):
-        sentences = batch.sentences.cpu()
-        logits: Tensor = model(**batch.inputs).logits[torch.arange(len(sentences)), masks[sentences].to(device)]
-        log_p[sentences] = logits.cpu().double().log_softmax(1).gather(1, words[sentences])
+    places = torch.from_numpy(masks)
+    for sentences, logits in logits_of(model, tokens, batching):
+        selected = logits[torch.arange(len(sentences)), places[sentences].to(logits.device)]
+        yield sentences, selected.cpu().double().log_softmax(1)
+
+
+def log_probabilities(
+    model: nn.Module, tokens: Tokens, masks: NDArray[np.int64], words: NDArray[np.int64], batching: Batching
+) -> NDArray[np.float64]:
+    """Return the log probability of words, (n_sentences, n_words), at an index of each sentence, of the same shape."""
+    ids = torch.from_numpy(words)
+    log_p = torch.empty(ids.shape, dtype=torch.float64)
+    for sentences, all_log_p in at_masks(model, tokens, masks, batching):
+        log_p[sentences] = all_log_p.gather(1, ids[sentences])
     return log_p.numpy()
 
 
@@ -288,8 +347,15 @@ def pair_rows(prompts: Prompts, log_p: NDArray[np.float64]) -> list[dict[str, An
 
 def group_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of `groups.csv`: all pairs, and then each group in the order of the file."""
+    return by_group(rows, "group", _counted)
+
+
+def by_group(
+    rows: Sequence[Mapping[str, Any]], column: str, counted: Callable[[str, Table], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return a row of all rows, and then of those of each value of a column."""
     table = Table(rows)
-    return [_counted(name, members) for name, members in {EVERY: table, **table.by("group")}.items()]
+    return [counted(name, members) for name, members in {EVERY: table, **table.by(column)}.items()]
 
 
 def _counted(group: str, rows: Table) -> dict[str, Any]:
@@ -310,25 +376,31 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model with its masked-language-model head, in evaluation mode and float32."""
+    """A model with its masked, or if `is_causal` causal, language-model head, in evaluation mode and float32."""
 
     source: ModelSource
     tokenizer: Any
     model: Any
     anatomy: Anatomy
+    is_causal: bool = False
 
     @classmethod
-    def of(cls, source: ModelSource, trainer: Mapping[str, Any]) -> Predictor:
+    def of(cls, source: ModelSource, trainer: Mapping[str, Any], decoders: bool = False) -> Predictor:
         """Load a model; the accelerator among Lightning's Trainer arguments decides on the device.
+
+        With `decoders`, a model with a causal language-model head is taken, too.
 
         Raises:
             UserError: If it has no trained head, or its blocks are unknown.
         """
         tokenizer = load_tokenizer(source)
-        model: Any = masked_lm_of(source, False, tokenizer.mask_token_id, "`cloze`", "")
+        model: Any = load_causal_lm(source) if decoders else None
+        is_causal = model is not None
+        if model is None:
+            model = masked_lm_of(source, False, tokenizer.mask_token_id, "`cloze`", "")
         anatomy = examine(model.base_model, tokenizer.pad_token_id or 0, source.name)
         model.to(forward_trainer({"devices": 1, **trainer}, ()).strategy.root_device)
-        return cls(source, tokenizer, model, anatomy)
+        return cls(source, tokenizer, model, anatomy, is_causal)
 
     @property
     def pad_token_id(self) -> int:
@@ -341,20 +413,29 @@ class Predictor:
         encoder: nn.Module = self.model.base_model
         return encoder
 
-    def prompts(self, pairs: Sequence[MinimalPair], flag_text: str) -> Prompts:
+    @property
+    def longest(self) -> int:
+        """Maximum number of tokens that the model reads."""
+        return length_limits(self.source, self.tokenizer)[1]
+
+    def batching(self, batch_tokens: int) -> Batching:
+        """Return how sentences are read in batches of at most so many tokens."""
+        return self.pad_token_id, batch_tokens, self.anatomy.padding_is_neutral
+
+    def prompts(self, pairs: Sequence[Any], flag_text: str, noun: str = "pair") -> Prompts:
         """Return the pairs that the model can be tested on.
 
         Raises:
             UserError: If there are none.
         """
-        prompts = prompts_of(self.tokenizer, pairs, length_limits(self.source, self.tokenizer)[1], flag_text)
+        prompts = prompts_of(self.tokenizer, pairs, self.longest, flag_text, noun)
         check_ids(self.source, self.tokenizer, prompts.tokens.input_ids)
         return prompts
 
     def ask(self, prompts: Prompts, batch_tokens: int) -> dict[str, list[Row]]:
         """Return the rows of `cloze.csv` and `groups.csv`."""
-        how = self.pad_token_id, batch_tokens, self.anatomy.padding_is_neutral
-        rows = pair_rows(prompts, log_probabilities(self.model, prompts, *how))
+        asked = prompts.tokens, prompts.masks, prompts.words
+        rows = pair_rows(prompts, log_probabilities(self.model, *asked, self.batching(batch_tokens)))
         return {"cloze": rows, "groups": group_rows(rows)}
 
     def losses(self, text: Masked, batch_tokens: int) -> NDArray[np.float64]:
@@ -370,42 +451,6 @@ class Predictor:
         sums = np.zeros(tokens.n_sentences)
         np.add.at(sums, tokens.sentences[text.masked], nats)
         return sums
-
-
-@dataclass(frozen=True)
-class ClozeConfig:
-    """Settings of a survey.
-
-    Args:
-        pairs: The pairs of words; may be empty.
-        flag_text: The command that names them, as the user typed it.
-        corpus: The text to change; None for none.
-        tokens: Maximum number of its tokens.
-        max_length: Number of tokens at which sentences are truncated; None for the model's limit.
-        batch_tokens: Maximum number of tokens in a batch, padding included; None chooses by the machine.
-    """
-
-    pairs: Sequence[MinimalPair]
-    flag_text: str
-    corpus: Corpus | None
-    tokens: int
-    max_length: int | None
-    batch_tokens: int | None
-    seed: int
-
-
-def masked_sample(predictor: Predictor, config: ClozeConfig) -> tuple[Corpus, Masked]:
-    """Draw sentences, and mask 15% of each sentence's tokens, not counting special tokens.
-
-    Raises:
-        UserError: If no sentence has a word.
-    """
-    request = _request(predictor, config)
-    tokens = tokens_of(request, predictor.tokenizer)
-    if tokens.special.all():
-        raise UserError("`--corpus`: no sentence is longer than one token, and special tokens do not count.")
-    drawn, sentences = draw_sentences(tokens, config.tokens, config.seed)
-    return request.corpus.subset(sentences), Masked(drawn, choose_masked(drawn, config.seed))
 
 
 def change_rows(
@@ -454,88 +499,3 @@ def loss_row(
         row |= {"against": against, "baseline": float(np.where(counted, other, 0).sum() / n_tokens)}
         row |= estimate_cells("difference", float(difference.sum() / n_tokens), mean_interval(difference, n))
     return {**row, "n_sentences": int(counted.sum()), "n": n_tokens}
-
-
-def survey(predictor: Predictor, config: ClozeConfig, say: Callable[[str], None]) -> Measured:
-    """Test a model on pairs, and measure its loss in changed text.
-
-    Raises:
-        UserError: If no pair, or no sentence, remains.
-    """
-    # What can be refused is refused before the model reads anything.
-    prompts = predictor.prompts(config.pairs, config.flag_text) if config.pairs else None
-    sample = None if config.corpus is None else masked_sample(predictor, config)
-    size = batch_tokens_of(_request(predictor, config))
-    tables: dict[str, list[Row]] = {}
-    for reason, n in prompts.dropped.items() if prompts else ():
-        say(f"{n} of {len(config.pairs)} pairs are left out: {reason}")
-    if prompts:
-        with stage("words at a mask"):
-            tables |= predictor.ask(prompts, size)
-    if sample:
-        with stage("loss in changed text"):
-            tables["changes"] = change_rows(predictor, *sample, size, config.seed, say)
-    source = predictor.source
-    results = {
-        "model": {"name": source.name, "fingerprint": source.fingerprint()},
-        **({"pairs": {"fingerprint": fingerprint_of(config.pairs)}} if config.pairs else {}),
-        **({"corpus": {"fingerprint": config.corpus.fingerprint}} if config.corpus else {}),
-        "left_out": prompts.dropped if prompts else {},
-        "n_tokens": sample[1].tokens.n_tokens if sample else 0,
-    }
-
-    def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
-        return write_figures(folder, tables, source.short_name, formats)
-
-    return Measured(tables, results, draw=draw)
-
-
-def _request(predictor: Predictor, config: ClozeConfig) -> Request:
-    corpus = config.corpus or Corpus("none", ())
-    return Request(predictor.source, corpus, [], max_length=config.max_length, batch_tokens=config.batch_tokens)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Figures of `cloze`: share of pairs whose good word is more probable, and increase of the loss in changed text.
-# --------------------------------------------------------------------------------------------------------------------
-
-ReadonlyRow = Mapping[str, Any]
-
-
-def write_figures(
-    folder: Path, tables: Mapping[str, Sequence[ReadonlyRow]], model: str, formats: Sequence[str] = USUAL
-) -> list[Path]:
-    """Draw a run's figures, each in some formats, and return the paths of the files."""
-    drawings: dict[str, Callable[[Figure], None]] = {}
-    if groups := tables.get("groups"):
-        drawings["groups"] = partial(
-            _draw_rows, rows=groups, labels=[f"{row['group']} ({row['n']})" for row in groups], column="share", of="",
-            color=BLUE, reference=0.5, words="share of pairs whose good word is more probable, 95%",
-            title=f"{model}: probability of good words, compared with bad words", limits=(-0.03, 1.03),
-        )  # fmt: skip
-    if changes := [row for row in tables.get("changes", ()) if row.get("against") == INTACT]:
-        drawings["changes"] = partial(
-            _draw_rows, rows=changes, labels=[CHANGED[row["condition"]] for row in changes], column="difference",
-            of="difference", color=ORANGE, reference=0,
-            words="increase of the loss of masked words in nats, 95% over sentences",
-            title=f"{model}: masked words in changed text",
-        )  # fmt: skip
-    return write_drawings(folder, drawings, formats)
-
-
-def _draw_rows(
-    figure: Figure, rows: Sequence[ReadonlyRow], labels: Sequence[str], column: str, of: str, color: str,
-    reference: float, words: str, title: str, limits: tuple[float, float] | None = None,
-) -> None:  # fmt: skip
-    """Draw a number of each row with its interval, beside a line at the reference; `words` name the axis."""
-    figure.set_size_inches(5.2, 1.2 + 0.32 * len(rows))
-    axes, values = figure.subplots(), np.array([row[column] for row in rows])
-    at = np.arange(len(rows))[::-1]
-    axes.errorbar(values, at, xerr=error_bars(rows, values, of), fmt="o", ms=4, capsize=2, color=color, elinewidth=0.8)
-    axes.set_yticks(at, labels)
-    axes.set_ylim(-0.6, len(rows) - 0.4)
-    axes.axvline(reference, color=GREY, lw=0.8, ls=":")
-    if limits:
-        axes.set_xlim(*limits)
-    axes.set_xlabel(words)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from probing.results import (
     Column,
+    NamedLayer,
+    Row,
     Schema,
     Table,
     View,
@@ -17,6 +20,8 @@ from probing.results import (
     text,
     whole,
 )
+from probing.tables.figures import Chart, Line, Panel
+from probing.tables.figures import by_name as names_axis
 
 # What a change is compared with: the text as it is.
 INTACT = "intact"
@@ -54,7 +59,58 @@ CHANGES = Schema("changes", "a row per change of the text and what it is compare
     estimate("difference", "Increase of the loss, paired by sentence.", form="+.3f"),
     whole("n_sentences", "Number of sentences.", "sentences"), whole("n", "Number of their masked tokens.", "tokens"),
 ), optional=True)  # fmt: skip
-
+# What whole sentences are compared by beside the model, and whether the good sentence should have more (1) or less.
+BASELINES = {"unigrams": 1, "tokens": -1}
+_PHENOMENON = text("phenomenon", "Phenomenon of the pairs; all is every pair.")
+SENTENCE_PAIRS = Schema("sentence_pairs", "a row per pair of sentences", (
+    whole("line", "Line of the file, from 1."), _PHENOMENON,
+    text("good", "The good sentence."), text("bad", "The bad sentence."),
+    *(number(f"{which}_log_probability", f"Log probability of the {which} sentence, in nats; of a masked model the "
+             "pseudo-log-likelihood with the later pieces of a word masked.") for which in ("good", "bad")),
+    number("difference", "Log probability of the good sentence minus that of the bad one.", form="+.3f"),
+    *(number(f"{which}_unigrams", f"Log probability of the {which} sentence by the frequency of its tokens in a "
+             "corpus, plus 1.") for which in ("good", "bad")),
+    *(whole(f"{which}_tokens", f"Number of tokens of the {which} sentence without special tokens.")
+      for which in ("good", "bad")),
+), optional=True)  # fmt: skip
+PHENOMENA = Schema("phenomena", "a row for all pairs of sentences and for each phenomenon", (
+    _PHENOMENON, whole("n", "Number of pairs whose sentences have different tokens.", "pairs"),
+    whole("n_right", "Number of pairs whose good sentence has the higher probability."),
+    Column("share", float, "Share of pairs whose good sentence has the higher probability; low, high: its exact "
+           "binomial 95% interval.", "accuracy", ".3f", ""),
+    number("unigrams_share", "The same by the frequency of the tokens in a corpus; where the two sentences are equal, "
+           "half a pair.", "token frequency"),
+    estimate("above_unigrams", "Accuracy minus that of token frequency, paired.", "above frequency", "+.3f"),
+    number("tokens_share", "The same if the sentence with fewer tokens is chosen.", "fewer tokens"),
+    estimate("above_tokens", "Accuracy minus that of the number of tokens, paired.", "above length", "+.3f"),
+), optional=True)  # fmt: skip
+_RELATION = text("relation", "Relation of the facts; all is every fact.")
+FACTS = Schema("facts", "a row per fact whose object is a single piece of the vocabulary", (
+    whole("line", "Line of the file, from 1."), _RELATION,
+    text("text", "The text with its mask."), text("subject", "The subject."), text("object", "The object."),
+    number("log_probability", "Log probability of the object at the mask, in nats."),
+    whole("rank", "Rank of the object among the vocabulary, from 1, without other objects that the file has for the "
+          "text."),
+    text("predicted", "The most probable piece of the vocabulary."),
+    text("most_frequent", "The most frequent object of the relation in the file."),
+    whole("rank_without_subject", "Rank where the subject is replaced by one mask token; empty if the text does not "
+          "have the subject as it is written."),
+), optional=True)  # fmt: skip
+FACT_RELATIONS = Schema("fact_relations", "a row for all facts and for each relation", (
+    _RELATION, whole("n", "Number of facts whose object is a single piece of the vocabulary.", "facts"),
+    whole("n_left_out", "Number of facts that are left out, such as those whose object has several pieces.",
+          "left out"),
+    estimate("precision_at_1", "Share of facts whose object has rank 1; exact binomial 95% interval.", "P@1"),
+    estimate("precision_at_10", "Share of facts whose object has rank 10 or better.", "P@10"),
+    estimate("reciprocal_rank", "Mean reciprocal rank.", "MRR"),
+    whole("n_without_subject", "Number of facts whose text has the subject as it is written.", "with subject"),
+    number("without_subject", "P@1 of these facts where the subject is replaced by one mask token.", "without subject"),
+    estimate("above_without_subject", "P@1 of these facts minus that without the subject, paired.",
+             "minus without subject", "+.3f"),
+    number("most_frequent", "P@1 of the most frequent object of the relation in the file.", "most frequent object"),
+    estimate("above_most_frequent", "P@1 minus that of the most frequent object, paired.",
+             "minus most frequent", "+.3f"),
+), optional=True)  # fmt: skip
 
 # Stands for all groups in the column of groups.
 EVERY = "all"
@@ -66,6 +122,13 @@ VIEWS = (
          "Probability of the good word at the mask, compared with the bad word"),
     View(CHANGES, ("condition", "n_sentences", "n", "loss", "against", "baseline", "difference*"),
          "Loss of masked words in nats"),
+    View(PHENOMENA, ("phenomenon", "n", "share*", "unigrams_share", "above_unigrams*", "tokens_share",
+                     "above_tokens*"), "Pairs whose good sentence is more probable"),
+    View(FACT_RELATIONS, ("relation", "n", "n_left_out", "precision_at_1*", "precision_at_10*", "reciprocal_rank*"),
+         "Rank of the objects of facts at the mask"),
+    View(FACT_RELATIONS, ("relation", "precision_at_1", "n_without_subject", "without_subject",
+                          "above_without_subject*", "most_frequent", "above_most_frequent*"),
+         "P@1 compared with the text without its subject, and with the most frequent object"),
 )  # fmt: skip
 
 SENTENCES = {
@@ -74,16 +137,86 @@ SENTENCES = {
     "{sentences}: difference {difference}, {verdict}.",
     "control": "With {change}, compared with {control}, the loss of masked words differs by {difference} nats over "
     "{sentences}: {verdict}.",
+    "phenomenon": "{phenomenon}: the good sentence is more probable in {n_right} of {pairs}, {share}: {verdict}; "
+    "compared with the frequency of tokens in {corpus} ({unigrams:.1%}), {above_unigrams}; with fewer tokens "
+    "({tokens:.1%}), {above_tokens}.",
+    "facts": "{relation}: the object is the most probable token in {precision} of {facts}; {baselines}.",
+    "without_subject": "compared with the text without its subject ({value:.1%}), {verdict}",
+    "most_frequent": "compared with the most frequent object of the relation ({value:.1%}), {verdict}",
 }
+_COMPARED = {1: "above it", -1: "below it", 0: "not distinguished from it"}
 _CHANCE = {1: "above chance", -1: "below chance", 0: "not distinguished from chance"}
 _DIFFERENCE = {1: "an increase", -1: "a decrease", 0: "not distinguished from 0"}
 
 
+def _named(rows: Table, column: str, every: str) -> Iterator[tuple[str, Row]]:
+    """Yield rows with their names; the row of all only if there are several others."""
+    for row in rows.where(lambda row: row[column] != EVERY or len(rows) > 2):
+        yield every if row[column] == EVERY else row[column][:1].upper() + row[column][1:], row
+
+
+def _compared(row: Row, name: str) -> str:
+    return f"{estimated(row, name, '+.3f')}: {_COMPARED[sign_of_interval(row, name)]}"
+
+
+def of_sentences(phenomena: Table, corpus: str) -> Iterator[str]:
+    """Yield a sentence for each phenomenon; `corpus` is the text whose tokens are counted."""
+    for name, row in _named(phenomena, "phenomenon", "All pairs"):
+        yield SENTENCES["phenomenon"].format(
+            phenomenon=name, corpus=corpus, n_right=row["n_right"], pairs=count(row["n"], "pair"),
+            share=estimated(row, "share", ".1%", ""), verdict=_CHANCE[sign_of_interval(row, than=0.5)],
+            unigrams=row["unigrams_share"], tokens=row["tokens_share"],
+            above_unigrams=_compared(row, "above_unigrams"), above_tokens=_compared(row, "above_tokens"),
+        )  # fmt: skip
+
+
+def of_facts(relations: Table) -> Iterator[str]:
+    """Yield a sentence for each relation."""
+    for name, row in _named(relations, "relation", "All facts"):
+        compared = [
+            SENTENCES[baseline].format(value=row[baseline], verdict=_compared(row, f"above_{baseline}"))
+            for baseline in ("without_subject", "most_frequent")
+            if baseline in row
+        ]
+        yield SENTENCES["facts"].format(
+            relation=name, facts=count(row["n"], "fact"), precision=estimated(row, "precision_at_1", ".1%"),
+            baselines="; ".join(compared),
+        )  # fmt: skip
+
+
+_CHARTS = (
+    (PHENOMENA, {"share": "model", "unigrams_share": "token frequency", "tokens_share": "fewer tokens"},
+     "pairs whose good sentence is more probable, beside baselines", "accuracy", 0.5),
+    (FACT_RELATIONS, {"precision_at_1": "model", "without_subject": "without subject",
+                      "most_frequent": "most frequent object"}, "objects of facts at the mask", "P@1", 0),
+    (GROUPS, {"share": "share of pairs"}, "probability of good words, compared with bad words",
+     "pairs whose good word is more probable", 0.5),
+    (CHANGES, {"difference": "increase of the loss"}, "masked words in changed text",
+     "increase of the loss of masked words (nats)", 0),
+)  # fmt: skip
+
+
+def charts(by_name: Mapping[str, Table]) -> list[Chart]:
+    """Return a chart for each table of means; a row is named by its first column."""
+    drawn = []
+    for schema, columns, title, y, reference in _CHARTS:
+        named, rows = schema.columns[0], by_name[schema.name]
+        rows = rows.where(lambda row: row.get("against", INTACT) == INTACT and row.get("condition") != INTACT)
+        placed = [row | {"place": NamedLayer(i, f"{named.show(row)} ({row['n']})")} for i, row in enumerate(rows)]
+        lines = [
+            replace(Line.of(placed, name, label, schema[name].interval, x="place"), kind="marks")
+            for name, label in columns.items()
+        ]
+        limits, axis = (0, 1) if schema is not CHANGES else None, names_axis(named.words, named.words)
+        drawn.append(Chart(schema.name, title, [Panel(lines)], y, limits, x=axis, reference=reference))
+    return drawn
+
+
 def conclusions(groups: Table, changes: Table) -> Iterator[str]:
     """Yield a sentence for each group, and for each change of the text."""
-    for row in groups.where(lambda row: row["group"] != EVERY or len(groups) > 2):
+    for name, row in _named(groups, "group", "All pairs"):
         yield SENTENCES["group"].format(
-            group="All pairs" if row["group"] == EVERY else row["group"].capitalize(), n_right=row["n_right"],
+            group=name, n_right=row["n_right"],
             pairs=count(row["n"], "pair"), share=estimated(row, "share", ".1%", ""),
             verdict=_CHANCE[sign_of_interval(row, than=0.5)],
         )  # fmt: skip
