@@ -964,9 +964,15 @@ def _cells(path: Path) -> tuple[list[str], list[list[str]]]:
 
 def read_rows(path: Path, schema: Schema) -> Table:
     """Read rows as `read_csv`, as the command that wrote them had them: cells without a value are absent."""
-    rows_read, may_be_empty = read_csv(path, schema), schema.may_be_empty
-    rows = ({name: value for name, value in row.items() if value != "" or name in may_be_empty} for row in rows_read)
-    return Table(rows, schema)
+    return without_empty_cells(read_csv(path, schema), schema)
+
+
+def without_empty_cells(rows: Iterable[Row], schema: Schema) -> Table:
+    """Return rows as read without the cells that have no value, but those of columns that may be empty."""
+    may_be_empty = schema.may_be_empty
+    return Table(
+        ({name: value for name, value in row.items() if value != "" or name in may_be_empty} for row in rows), schema
+    )
 
 
 def read_trials(path: Path, schema: Schema) -> Table:

@@ -30,7 +30,7 @@ _Name = TypeVar("_Name", bound=str)
 def chosen(
     option: str, requested: str | Sequence[str], known: Sequence[_Name], nothing: str | None = None
 ) -> list[_Name]:
-    """Return the requested names: some, separated by commas, or all; `nothing` is the word for none, if allowed.
+    """Return the requested names: some, separated by commas, or all; `nothing` or an empty list is none, if allowed.
 
     Raises:
         UserError: If a name is unknown.
@@ -38,7 +38,7 @@ def chosen(
     names = [name.strip() for name in requested.split(",")] if isinstance(requested, str) else list(requested)
     if names == ["all"]:
         return list(known)
-    if nothing is not None and names == [nothing]:
+    if nothing is not None and names in ([nothing], []):
         return []
     for name in names or [""]:
         if name not in known:
@@ -204,7 +204,8 @@ def option(
         at_least: Least value of a number.
         at_most: Largest value of a number.
         expected: Values that are expected, in words, in place of these two.
-        choices: Names of which the option takes some, separated by commas, or all.
+        choices: Names of which the option takes some, separated by commas, or all; they stand for `{choices}` in the
+            help.
         nothing: The word for none of the names, if it may be given.
     """
     metadata = {"declaration": Declaration(at_least, at_most, expected, tuple(choices), nothing)}
@@ -246,9 +247,12 @@ def declared(kind: type[Options]) -> Mapping[str, Declaration]:
 def _declared(kind: type[Any]) -> Mapping[str, Declaration]:
     hints, declarations = get_type_hints(kind), _declarations(kind)
     return {
-        part.name: replace(declarations[part.name], hint=without_objects(hints[part.name]), default=_default(part))
+        part.name: replace(
+            entry := declarations[part.name], hint=without_objects(hints[part.name]), default=_default(part),
+            help=entry.help.replace("{choices}", ", ".join(entry.choices)),
+        )
         for part in sorted(fields(kind), key=lambda part: bool(part.kw_only))
-    }
+    }  # fmt: skip
 
 
 def flat(kind: type[Options]) -> dict[str, Declaration]:

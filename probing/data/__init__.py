@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Control:
     """Texts on a control: its name in tables and figures, its name in a sentence, and its meaning for a page's terms.
 
-    `probing.data.module` builds its examples, `probing.tables.probe_figures` styles its line, `fit`'s help names it.
+    `probing.data.module` builds its examples; tables, figures and the help follow.
     """
 
     words: str

@@ -211,7 +211,7 @@ class Study:
     def section(self, result: Result, place: SectionPlace) -> Html:
         """Return the section of a page: by default sentences, maps, charts, tables and, folded, more."""
         draw = load(ACTIONS["chart_html"])
-        charts = [figure for chart in self.charts(result) for figure in draw(chart)]
+        charts = [figure for chart in Chart.with_values(self.charts(result)) for figure in draw(chart)]
         return section_of(
             result, place.anchor, *self.maps(result), *charts, *framed(result.tables()),
             *folded(self.more_tables(result)),

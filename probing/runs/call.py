@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,13 @@ from probing.activations.store import cache_folder, folder
 from probing.cli.options import FIGURE_FORMAT, Options, WandbOptions, as_options, configuration, figure_formats
 from probing.errors import UserError, as_clause, lack_of_machine, refuse
 from probing.models import layer_numbers
-from probing.results import Row, Table, write_tables
+from probing.results import Row, Table, as_read, without_empty_cells, write_tables
 from probing.runs import Result, Study, refuse_several, several
 from probing.runs.folder import ResumableFolder, RunFolder, check_name
 from probing.runtime import Stopwatch, logger_problems, terminal, versions
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import BRIEF, expect, messages, stage
-from probing.tables.figures import write_charts
+from probing.tables.figures import Chart, write_charts
 from probing.tracking import Tracker, resolve_mode
 
 if TYPE_CHECKING:
@@ -160,6 +160,20 @@ class Measured:
     write: Callable[[Path], list[Path]] | None = None
     is_timed: bool = True
 
+    def with_python_values(self) -> Measured:
+        """Return the measurements with Python's numbers and lists in place of those of NumPy and torch."""
+        tables = {name: [_python_values(row) for row in rows] for name, rows in self.tables.items()}
+        curves = [_python_values(row) for row in self.curves]
+        return replace(self, tables=tables, results=_python_values(self.results), curves=curves)
+
+
+def _python_values(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _python_values(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_python_values(entry) for entry in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
 
 @dataclass(frozen=True)
 class Call:
@@ -272,28 +286,36 @@ class Call:
             output = measure(tracker)
             if folder is None or tracker is None or output is None:
                 return None
+            output = output.with_python_values()
             self.watch.end("measure")
+            tables = {
+                schema.name: without_empty_cells(as_read(output.tables[schema.name], schema), schema)
+                for schema in self.study.schemas
+                if schema.name in output.tables
+            }
             with stage("tables and figures"):
-                files, figures = self._write(folder.path, output)
+                files, figures = self._write(folder.path, output, tables)
             self.watch.end("write")
             summary = {"kind": self.study.kind, "versions": versions(), **output.results}
             summary |= {"timings": self.watch.timings()} if output.is_timed else {}
             files.append(folder.path / "results.json")
-            files[-1].write_text(json.dumps(summary, indent=2), encoding="utf-8")
+            text = json.dumps(summary, indent=2)
+            files[-1].write_text(text, encoding="utf-8")
             tracker.log_results(
                 output.curves, [], figures, files, output.tables, axis=output.axis,
                 kind=self.study.artifact or self.study.name,
             )  # fmt: skip
-        result = self.study.read(folder.finish())
+        result = Result(self.study, folder.finish(), self.config, json.loads(text), tables)
         say_results(result, tracker.where(result.folder, self.config.get("verbose", False)), self.config["quiet"])
         return result
 
-    def _write(self, folder: Path, output: Measured) -> tuple[list[Path], list[Path]]:
+    def _write(self, folder: Path, output: Measured, tables: Mapping[str, Table]) -> tuple[list[Path], list[Path]]:
         """Write tables, figures and other files into a folder; return the files, and the figures."""
         files = write_tables(folder, self.config, output.tables, self.study.schemas)
         files += output.write(folder) if output.write else []
         formats = figure_formats(self.config.get("figure_format", FIGURE_FORMAT))
-        written = {schema.name: Table(output.tables.get(schema.name, ()), schema) for schema in self.study.schemas}
-        result = Result(self.study, folder, self.config, dict(output.results), written)
-        figures = write_charts(folder / "figures", self.study.charts(result), self.study.figure_prefix(result), formats)
+        result = Result(self.study, folder, self.config, dict(output.results), tables)
+        figures = write_charts(
+            folder / "figures", Chart.with_values(self.study.charts(result)), self.study.figure_prefix(result), formats
+        )
         return files, figures + (output.draw(folder / "figures", formats) if output.draw else [])

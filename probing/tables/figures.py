@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -490,6 +490,14 @@ class Chart:
         """Return the look of each label of a panel; of a split chart, panels have looks of their own."""
         shown = [panel] if self.is_split else self.panels
         return {label: i for i, label in enumerate(dict.fromkeys(self._labels_of(*shown)))}
+
+    @classmethod
+    def with_values(cls, charts: Iterable[Chart]) -> list[Chart]:
+        """Return the charts that have values, each with the panels that have some."""
+        filled = [
+            (chart, [panel for panel in chart.panels if any(line.at for line in panel.lines)]) for chart in charts
+        ]
+        return [replace(chart, panels=panels) for chart, panels in filled if panels]
 
     def places(self, panel: Panel) -> dict[int, float]:
         """Return where each layer or step of a panel is on the x axis, ascending."""

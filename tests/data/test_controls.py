@@ -46,7 +46,6 @@ LENGTHS = np.random.default_rng(0).integers(6, 14, 200).tolist()
         ("all", ["shuffled", "token", "permuted_positions", "untrained"]),
         (["all"], ["shuffled", "token", "permuted_positions", "untrained"]),
         ("none", []),
-        ("0", []),
         ([], []),
         ("untrained, shuffled", ["shuffled", "untrained"]),
         (["control_task"], ["control_task"]),

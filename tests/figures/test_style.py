@@ -145,3 +145,9 @@ def test_the_ticks_are_the_layers_that_were_measured() -> None:
     shown = [label.get_text() for label in deep.get_xticklabels()]
     assert len(shown) == 49  # a mark for each, a name for some
     assert [text for text in shown if text] == [str(layer) for layer in range(0, 49, 6)]
+
+
+def test_a_chart_without_values_is_not_drawn_and_one_with_some_loses_its_empty_panels() -> None:
+    empty, filled = Panel([Line("empty", [], [], [])]), Panel([Line("filled", [0, 3], [1.0, 2.0], [None, None])])
+    charts = [Chart(name, name, panels) for name, panels in (("none", [empty]), ("some", [empty, filled]))]
+    assert [(chart.name, chart.panels) for chart in Chart.with_values(charts)] == [("some", [filled])]

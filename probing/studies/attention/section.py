@@ -25,6 +25,7 @@ from probing.page.run import script_data
 from probing.results import Html, count, element, joined, table
 from probing.runs import Result, SectionPlace, Study, Terms, folded, framed
 from probing.runs.checks import leaves_out_first
+from probing.tables.figures import Chart
 from probing.tables.heads import finds_relation
 from probing.tables.schema import HEAD_NAME
 
@@ -140,7 +141,7 @@ def survey_section(result: Result, place: SectionPlace) -> Html:
         *(element("p", f"The part {part} was left out: it needs {lack}.")
           for part, lack in survey.result.results["left_out"].items()),
         *([_map(survey, measures, heads, number), _numbers(measures, heads)] if heads else []),
-        *(figure for chart in result.study.charts(result) for figure in chart_html(chart)),
+        *(figure for chart in Chart.with_values(result.study.charts(result)) for figure in chart_html(chart)),
         *(_examples(survey, measures, heads, number, room) if heads and survey.examples else []),
         *framed(table for view in result.study.views for table in view.tables(result.by_name[view.schema.name])),
         *folded(result.tables()),

@@ -87,9 +87,9 @@ class FitOptions(OutputOptions, ProbedOptions, RunOptions, StatesOptions):
     replicates: int = option(5, at_least=0)
     """Number of probes trained on bootstrap samples of the training sentences; 0 trains none. The range of a rank
     covers these probes and the run's probe."""
-    controls: str | list[str] = "all"
-    """Controls of the accuracy: all that apply to the task, none, or some of shuffled, token, untrained (a randomly
-    initialised model), permuted_positions (the model reads sentences with permuted tokens), control_task."""
+    controls: str | list[str] = option("all", choices=OF_FIT, nothing="none")
+    """Controls of the accuracy: all that apply to the task, none, or some of {choices}; untrained is a randomly
+    initialised model, permuted_positions lets the model read sentences with permuted tokens."""
     evidence: Literal["all", "none"] = "all"
     """Further evidence for the ranking: all retrains the probe without each of the first neurons and under other
     penalties, and compares neurons with directions; none omits these."""
@@ -202,7 +202,7 @@ def chosen_controls(
 
     `requested` is `all` for all controls that suit the task, `none`, or names, in a string separated by commas.
     """
-    names = chosen("--controls", "none" if requested in ("0", [], ["0"]) else requested, [*OF_FIT], "none")
+    names = chosen("controls", requested, [*OF_FIT], "none")
     if requested in ("all", ["all"]):
         # `permuted_positions` is a floor only for tasks about positions; `control_task` measures memorised words, which
         # do not predict positions.
@@ -295,12 +295,11 @@ def _write_page(run: Run) -> Path:
 def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order = "contribution") -> None:
     """Print the answer, tables, caveats and the output folder; `quiet` replaces the tables by a line per layer."""
     from probing.tables import probes
-    from probing.tables import probes as tables_probes
     from probing.tables.conclusions import bases_lines, leading
 
     rows, neurons, task = run.accuracy, run.neurons, task_in_words(run.config)
     verbose = verbose and not quiet
-    sentences = tables_probes.answer(rows, neurons, task, run.results, run.config)
+    sentences = probes.answer(rows, neurons, task, run.results, run.config)
     layer = leading(rows)["layer"]
     if quiet:
         for row in rows:
@@ -312,7 +311,7 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
         terminal.tell(*(sentence for sentence in run.conclusions() if sentence not in sentences))
     else:
         terminal.tell(*bases_lines([row for row in run.bases if row["layer"] == layer], task))
-        terminal.tell(*tables_probes.caveats(rows, neurons, run.class_scores, task, run.results, run.config, run.basis))
+        terminal.tell(*probes.caveats(rows, neurons, run.class_scores, task, run.results, run.config, run.basis))
     terminal.tell(*probes.transform_lines(run.transform, rows))
     print_output_location(run.folder, where, has_more=not quiet and not verbose)
 
