@@ -1,0 +1,230 @@
+"""The structural probe as a convex problem: a metric whose squared distances are those of trees, with a certificate.
+
+Hewitt & Manning (2019) look for a matrix B such that |B (h_i - h_j)|^2 is the distance of two words in the tree, or
+|B h_i|^2 the depth of a word. Both are linear in M = B'B. Over positive semidefinite M,
+
+    min  mean over sentences of the mean squared error  +  l trace(M)
+
+is convex. It is solved in the factor B by L-BFGS, which is cheap since the trace keeps the rank low. A point of the
+dual problem bounds how far the objective is above the optimum; where the bound is not small enough, the direction in
+which the objective falls fastest joins the factor (Burer & Monteiro 2003), until it is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from torch import Tensor
+
+Target = Literal["distance", "depth"]
+
+# The gap of a solution is at most this share of its objective, and at most so many times the factor is extended.
+TOLERANCE, MOST_ROUNDS = 1e-3, 60
+# Directions that join the factor at a time, and iterations of L-BFGS between two certificates.
+NEW_DIRECTIONS, ITERATIONS = 16, 60
+# Directions of the factor with a smaller share of the trace are dropped.
+NEGLIGIBLE = 1e-7
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sentences of one length: vectors (n_sentences, n_words, d) and gold (n_sentences, n_words[, n_words]).
+
+    `weight` is what each squared error counts: the mean is over words or pairs, then over sentences.
+    """
+
+    vectors: Tensor
+    gold: Tensor
+    weight: float
+
+    def predicted(self, factor: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the words' vectors in the space of a factor (k, d), and the squared distances, or lengths."""
+        mapped = self.vectors @ factor.T
+        squares = mapped.square().sum(-1)
+        if self.gold.ndim == 2:
+            return mapped, squares
+        products = mapped @ mapped.transpose(1, 2)
+        distances = squares[:, :, None] + squares[:, None] - 2 * products
+        return mapped, distances.clamp_(min=0.0)
+
+    def pull(self, dual: Tensor, vectors: Tensor) -> Tensor:
+        """Return, for each word, the sum over pairs of `dual` times the difference of vectors, twice; or its share."""
+        if self.gold.ndim == 2:
+            return dual[..., None] * vectors
+        return 2 * (dual.sum(-1, keepdim=True) * vectors - dual @ vectors)
+
+
+def grouped(vectors: Sequence[Tensor], gold: Sequence[NDArray[np.floating]]) -> list[Group]:
+    """Return sentences grouped by length; vectors of shape (n_words, d), gold (n_words, n_words) or (n_words,)."""
+    by_length: dict[int, list[int]] = defaultdict(list)
+    for i, of_sentence in enumerate(vectors):
+        by_length[len(of_sentence)].append(i)
+    n_sentences = len(vectors)
+    return [
+        Group(
+            torch.stack([vectors[i] for i in chosen]),
+            torch.from_numpy(np.stack([gold[i] for i in chosen])).to(vectors[0].dtype),
+            1.0 / (n_sentences * length ** gold[chosen[0]].ndim),
+        )
+        for length, chosen in sorted(by_length.items())
+    ]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A solution: M = factor' factor, its objective and the bound on how far this is above the optimum.
+
+    `factor` has shape (rank, d), its rows orthogonal, the longest first.
+    """
+
+    factor: Tensor
+    objective: float
+    gap: float
+    penalty: float
+
+    @property
+    def rank(self) -> int:
+        """Number of directions."""
+        return len(self.factor)
+
+
+def mean_error(groups: Sequence[Group], factor: Tensor) -> float:
+    """Return the mean squared error of the predictions: over pairs or words, then over sentences."""
+    return sum(
+        group.weight * float((group.predicted(factor)[1] - group.gold).square().sum(dtype=torch.float64))
+        for group in groups
+    )
+
+
+def largest_penalty(groups: Sequence[Group]) -> float:
+    """Return the smallest penalty at which M = 0 is optimal."""
+    d = groups[0].vectors.shape[2]
+    adjoint, _, _ = _dual(groups, torch.zeros(0, d, dtype=groups[0].vectors.dtype))
+    return float(torch.linalg.eigvalsh(adjoint)[-1])
+
+
+def solve(groups: Sequence[Group], penalty: float, start: Tensor | None = None, tolerance: float = TOLERANCE) -> Metric:
+    """Return the metric with the least objective at a penalty, up to a gap of `tolerance` times the objective.
+
+    Args:
+        start: Factor of a similar problem, shape (k, d).
+
+    Raises:
+        RuntimeError: If the gap is still larger after `MOST_ROUNDS` rounds.
+    """
+    d = groups[0].vectors.shape[2]
+    factor = torch.zeros(0, d, dtype=groups[0].vectors.dtype) if start is None else start
+    for _ in range(MOST_ROUNDS):
+        if len(factor):
+            factor = _compressed(_descended(groups, factor, penalty))
+        adjoint, linear, square = _dual(groups, factor)
+        objective = mean_error(groups, factor) + penalty * float(factor.double().square().sum())
+        values, vectors = torch.linalg.eigh(adjoint)
+        # The residuals are feasible once scaled, so that no direction gains more than the penalty.
+        scale = min(penalty / max(float(values[-1]), 1e-300), linear / (2 * square) if square else 1.0)
+        gap = objective - (scale * linear - scale**2 * square)
+        if gap <= tolerance * objective:
+            return Metric(factor, objective, max(gap, 0.0), penalty)
+        n_new = min(NEW_DIRECTIONS, max(int((values > penalty).sum()), 1))
+        factor = torch.cat([factor, _extension(groups, factor, vectors[:, -n_new:].T.to(factor), penalty)])
+    raise RuntimeError(f"the structural probe is {gap:.3g} above its optimum of {objective:.3g} after all rounds")
+
+
+def _dual(groups: Sequence[Group], factor: Tensor) -> tuple[Tensor, float, float]:
+    """Return the adjoint of the map M -> predictions at the residuals' dual point (d, d), float64, and the two sums.
+
+    The dual point is theta = 2 w (gold - predicted). Of the dual objective along it, c linear - c^2 square, these are
+    the sums over theta gold and theta^2 / 4w.
+    """
+    d = groups[0].vectors.shape[2]
+    adjoint = torch.zeros(d, d, dtype=torch.float64)
+    linear = square = 0.0
+    for group in groups:
+        residual = group.gold - group.predicted(factor)[1]
+        dual = 2 * group.weight * residual
+        pulled = group.pull(dual, group.vectors)
+        adjoint += (group.vectors.flatten(0, 1).T @ pulled.flatten(0, 1)).double()
+        linear += float((dual * group.gold).sum(dtype=torch.float64))
+        square += group.weight * float(residual.square().sum(dtype=torch.float64))
+    return (adjoint + adjoint.T) / 2, linear, square
+
+
+def _descended(groups: Sequence[Group], factor: Tensor, penalty: float) -> Tensor:
+    """Return the factor after some iterations of L-BFGS."""
+
+    def objective(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        at = torch.from_numpy(flat.reshape(factor.shape)).to(factor.dtype)
+        value, gradient = penalty * float(at.double().square().sum()), 2 * penalty * at.double()
+        for group in groups:
+            mapped, predicted = group.predicted(at)
+            residual = predicted - group.gold
+            value += group.weight * float(residual.square().sum(dtype=torch.float64))
+            pulled = group.pull(4 * group.weight * residual, mapped)
+            gradient += (pulled.flatten(0, 1).T @ group.vectors.flatten(0, 1)).double()
+        return value, gradient.numpy().ravel()
+
+    start = factor.double().numpy().ravel()
+    options = {"maxiter": ITERATIONS, "maxcor": 20, "ftol": 1e-9, "gtol": 0.0}
+    found = minimize(objective, start, jac=True, method="L-BFGS-B", options=options)
+    return torch.from_numpy(found.x.reshape(factor.shape)).to(factor.dtype)
+
+
+def _compressed(factor: Tensor) -> Tensor:
+    """Return a factor of the same metric with orthogonal rows, without negligible ones."""
+    _, lengths, directions = torch.linalg.svd(factor.double(), full_matrices=False)
+    large = lengths.square() > NEGLIGIBLE * lengths.square().sum()
+    return (lengths[large, None] * directions[large]).to(factor.dtype)
+
+
+def _extension(groups: Sequence[Group], factor: Tensor, directions: Tensor, penalty: float) -> Tensor:
+    """Return unit directions (n, d) scaled so that the objective is least along their sum of squares."""
+    slope = penalty * len(directions)
+    curvature = 0.0
+    for group in groups:
+        residual = group.predicted(factor)[1] - group.gold
+        added = group.predicted(directions)[1]
+        slope += 2 * group.weight * float((residual * added).sum(dtype=torch.float64))
+        curvature += 2 * group.weight * float(added.square().sum(dtype=torch.float64))
+    step = max(-slope / curvature, 1e-8) if curvature else 1e-8
+    return directions * step**0.5
+
+
+def spanning_edges(distances: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Return the edges of the minimum spanning tree of distances (n, n), shape (n - 1, 2)."""
+    from scipy.sparse.csgraph import minimum_spanning_tree
+
+    # The sparse tree takes an entry of 0 for no edge.
+    return np.argwhere(minimum_spanning_tree(distances - distances.min() + 1.0).toarray())
+
+
+def contributions(groups: Sequence[Group], factor: Tensor) -> Tensor:
+    """Return each neuron's contribution: the mean over pairs, or words, of |D_k (M D)_k|, shape (d,), float64.
+
+    D is the difference of two words' vectors, or a word's vector, and sum_k D_k (M D)_k its squared length.
+    """
+    d = groups[0].vectors.shape[2]
+    total, n = torch.zeros(d, dtype=torch.float64), 0
+    for group in groups:
+        for vectors in group.vectors:
+            differences = vectors if group.gold.ndim == 2 else _differences(vectors)
+            total += (differences * (differences @ factor.T @ factor)).abs().sum(0, dtype=torch.float64)
+            n += len(differences)
+    return total / max(n, 1)
+
+
+def _differences(vectors: Tensor) -> Tensor:
+    first, second = torch.triu_indices(len(vectors), len(vectors), offset=1)
+    return vectors[first] - vectors[second]
+
+
+def sentences_of(groups: Sequence[Group]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the vectors and gold of each sentence."""
+    for group in groups:
+        yield from zip(group.vectors, group.gold, strict=True)
