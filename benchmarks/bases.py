@@ -6,7 +6,7 @@ r"""Compare neurons with random directions in six models, pretrained and randoml
 
 Is the basis of neurons privileged, does training make it so, and in which layers? Runs `fit` with `--rotations` and
 without other evidence, each in a process of its own. Runs that are finished are read, so that the same command
-continues after a kill. docs/notes/bases.md has the table.
+continues after a kill. docs/notes/real-models.md has the table.
 """
 
 from __future__ import annotations

@@ -5,13 +5,14 @@
 Each family gets a tiny random model from its own configuration class and a tokenizer of words. `extract` reads a few
 sentences by it, one of them longer than the model takes, and each layer is compared with what the model alone returns
 for each sentence. Its attention is compared with what the model returns as attention, and both sites are sought. The
-table goes to the page, between its markers; without `--page` it is printed. A family that ends in anything else than a
-table's row or a refusal in a sentence makes the exit status 1.
+table goes into a CSV file beside the page, and a sentence on it between the page's markers; without `--page` both are
+printed. A family that ends in anything else than a row of the table or a refusal makes the exit status 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import logging
 import re
@@ -24,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
@@ -314,37 +315,32 @@ def examine_family(family: str, folder: Path) -> Row:
 # --- the table ---
 
 
-def reason_of(cell: str) -> str:
-    """Return why a cell is a refusal, without the family's name, or an empty string."""
+def shown(cell: str) -> str:
+    """Return a cell of the table; of a refusal the reason, without the family's name and with N for numbers."""
     if not cell.startswith("refused: "):
-        return ""
+        return cell
     reason = re.sub(
         r"^.*?\)(: it| has| does| returns|: )", lambda match: match[1].lstrip(": "), cell.removeprefix("refused: ")
     )
-    return re.sub(r"; (choose|use) .*$|\.$", "", reason)
+    return "refused: " + re.sub(r"\d+", "N", re.sub(r"; (choose|use) .*$|\.$", "", reason))
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Return the table in Markdown; refusals are letters that are explained below it."""
-    reasons = list(
-        dict.fromkeys(re.sub(r"\d+", "N", reason) for row in rows for cell in row.cells if (reason := reason_of(cell)))
-    )
-
-    def shown(cell: str) -> str:
-        reason = re.sub(r"\d+", "N", reason_of(cell))
-        return f"refused ({reasons.index(reason) + 1})" if reason else cell
-
-    lines = ["| family | hidden states | attention | `--site mlp` | `--site attention` |", "|---|---|---|---|---|"]
-    lines += [f"| {' | '.join((f'`{row.family}`', *map(shown, row.cells)))} |" for row in rows]
+def summary(rows: Sequence[Row]) -> str:
+    """Return how many families were read, in a sentence."""
     counts = [sum(row.cells[i][:1].isdigit() for row in rows) for i in range(4)]
     n_failures, day = sum(len(row.failures) for row in rows), f"{date.today():%d %B %Y}"
-    summary = (
+    return (
         f"{len(rows)} families on {day}, with transformers {_version()}: hidden states of {counts[0]} equal those of "
         f"the unmodified model, attention is read in {counts[1]}, units of the MLP in {counts[2]}, outputs of heads in "
         f"{counts[3]}; {n_failures or 'none'} ended in an error that is no refusal."
     )
-    said = [f"{i}. {reason}" for i, reason in enumerate(reasons, start=1)]
-    return "\n".join([summary, "", *lines, "", "Refusals (N stands for a number):", "", *said])
+
+
+def write_table(rows: Sequence[Row], file: TextIO) -> None:
+    """Write what was read of each family as CSV."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(("family", "hidden_states", "attention", "mlp", "attention_site"))
+    writer.writerows((row.family, *map(shown, row.cells)) for row in rows)
 
 
 def _version() -> str:
@@ -354,7 +350,7 @@ def _version() -> str:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Examine the families and print the table, or put it into the page; return the exit status."""
+    """Examine the families and print the table, or write it beside the page; return the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("families", nargs="*")
     parser.add_argument("--page", type=Path)
@@ -374,12 +370,15 @@ def main(args: Sequence[str] | None = None) -> int:
                 file.write(json.dumps(asdict(rows[-1])) + "\n")
     rows.sort(key=lambda row: row.family)
     if options.page:
-        before, rest = options.page.read_text(encoding="utf-8").split("<!-- table -->")
-        after = rest.split("<!-- end of table -->")[1]
-        shown = f"{before}<!-- table -->\n{table(rows)}\n<!-- end of table -->{after}"
-        options.page.write_text(shown, encoding="utf-8")
+        before, rest = options.page.read_text(encoding="utf-8").split("<!-- summary -->")
+        after = rest.split("<!-- end of summary -->")[1]
+        text = f"{before}<!-- summary -->\n{summary(rows)}\n<!-- end of summary -->{after}"
+        options.page.write_text(text, encoding="utf-8")
+        with options.page.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
+            write_table(rows, file)
     else:
-        print(table(rows))
+        print(summary(rows))
+        write_table(rows, sys.stdout)
     return int(any(row.failures for row in rows))
 
 

@@ -27,7 +27,7 @@ from probing.activations import Request, load, tokens_of
 from probing.activations.store import cache_folder
 from probing.heads.accumulation import AttentionReader, accumulate
 from probing.heads.roles import ALL, LEAST_DISTANCE, LONGEST_SENTENCE, Link, Pairs, RoleLinks, pairs_of, rows_of_scores
-from probing.heads.syntax import LEAST_ARCS, MostAttended, ScoredArcs, head_relation_rows, relation_rows, scored
+from probing.heads.syntax import LEAST_ARCS, MOST_ATTENDED, ScoredArcs, head_relation_rows, relation_rows, scored
 from probing.models import load_tokenizer, resolve_model
 from probing.models.attention_heads import read_heads
 from probing.tables.heads import beats_offset, finds_relation
@@ -160,8 +160,8 @@ class Treebank:
     @classmethod
     def of(cls, request: Request) -> Treebank:
         """Read a treebank, through the cache."""
-        measure = MostAttended()
-        store = accumulate(request, [measure], cache_folder(None), {"logger": False})[measure.name]
+        stores = accumulate(request, [MOST_ATTENDED], cache_folder(None), {"logger": False})
+        store = stores[MOST_ATTENDED.name]
         n_words = np.array([len(words) for words in request.corpus.words or ()], dtype=np.int64)
         return cls(scored(store, request.corpus), n_words)
 

@@ -32,11 +32,12 @@ from probing.activations.source import ActivationSource
 from probing.activations.store import cache_folder
 from probing.interventions.forward import draw_text
 from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout
+from probing.interventions.neurons import NeuronPasses, NeuronSet, Values, drawn_sets
 from probing.interventions.probed_task import frozen_of_run
 from probing.interventions.subject import InterventionSetup
 from probing.runs.run import load_fit
 from probing.runtime import quiet_libraries
-from probing.studies.geometry.neurons.sets import EffectRow, NeuronPasses, NeuronSet, Values, drawn_sets, effect_rows
+from probing.studies.geometry.neurons.sets import EffectRow, effect_rows
 from probing.text import read_corpora
 
 ALARM = 0.05
@@ -82,7 +83,7 @@ class Case:
         neurons = tuple(np.random.default_rng([seed, 2**31]).permutation(len(sd))[:k].tolist())
         chosen = [NeuronSet(self.layer, "mean", ()), NeuronSet(self.layer, "mean", neurons)]
         found, drawn = (
-            {one: self.passes.run(one, [self.readout]).numpy() for one in sets}
+            {one: self.passes.read(one, self.readout).numpy() for one in sets}
             for sets in (chosen, drawn_sets(chosen, sd, n_draws, seed))
         )
         (last,), n = self.readout.layers(self.layer + 1), self.readout.n

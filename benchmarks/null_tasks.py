@@ -8,7 +8,7 @@ again under shuffled labels, by the project's own functions; each task is then c
 compares two runs of one model. P-values against shuffled labels are reported beside those of the former null, in which
 scores are permuted among neurons.
 
-Prints rows of a Markdown table; `docs/notes/comparing.md` shows the results.
+Prints rows of a Markdown table; `docs/notes/rankings.md` shows the results.
 """
 
 from __future__ import annotations

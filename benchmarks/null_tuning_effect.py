@@ -6,7 +6,7 @@
 A model is tuned on the true labels with many seeds. Then two groups of seeds are drawn again and again: one stands for
 the checkpoints that were tuned on the task, the other for those that were tuned on shuffled labels. Whatever is called
 the task's is a false alarm. Prints how many pairs of groups have one, and of which measures;
-docs/notes/tuning-effect.md has what was seen.
+docs/notes/training.md has what was seen.
 """
 
 from __future__ import annotations

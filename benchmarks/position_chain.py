@@ -2,7 +2,7 @@
 
     python -m benchmarks.position_chain --runs runs --figure docs/figures/position_chain.png
 
-Runs the commands of docs/notes/position-chain.md in the folder of runs, one after the other; those that are finished
+Runs the commands of docs/notes/interventions.md in the folder of runs, one after the other; those that are finished
 there are read. Prints what the page tells, and draws its figure: the accuracy of the probes of later layers, in the
 intact model and in changed ones.
 """

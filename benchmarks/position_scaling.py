@@ -21,7 +21,6 @@ import torch
 
 from benchmarks.corpora import sentences
 from probing.activations.store import ActivationStore, StorePlan, divide, shard_tokens
-from probing.studies.geometry.layers import Sampled
 from probing.studies.geometry.position.survey import PositionSample, survey_position
 from probing.text.tokens import Tokens
 
@@ -61,7 +60,7 @@ def survey(folder: Path) -> None:
     watcher = threading.Thread(target=watch)
     watcher.start()
     started, used = time.perf_counter(), time.process_time()
-    survey_position(PositionSample(store, Sampled(store.tokens, "exclude", 0).counts, 0), [0], {})
+    survey_position(PositionSample(store, "exclude", 0), [0], {})
     took, used = time.perf_counter() - started, time.process_time() - used
     done.set()
     watcher.join()

@@ -238,12 +238,12 @@ def _tree(sentence: str) -> str:
 
 
 def _with_outlier(model: Path, neuron: int) -> None:
-    """Give a neuron a bias in the LayerNorm of the embeddings that is far from the others'."""
+    """Give a neuron a bias in each LayerNorm that is far from the others', so that it is an outlier in all layers."""
     from safetensors.torch import load_file, save_file
 
     weights = load_file(model / "model.safetensors")
-    (name,) = (name for name in weights if name.endswith("embeddings.LayerNorm.bias"))
-    weights[name][neuron] = -30.0
+    for name in (name for name in weights if name.endswith("LayerNorm.bias") and ".predictions." not in name):
+        weights[name][neuron] = -30.0
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -1,4 +1,4 @@
-"""Write `options.md` from what `--help` of each command reads: signatures, docstrings and defaults."""
+"""Write `options.md` from the declarations of options, which `--help` of each command shows."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from probing.__main__ import COMMANDS
-from probing.cli.arguments import Parser
 from probing.cli.commandline import load_command
-from probing.cli.option_types import expected, option_types
+from probing.cli.option_types import expected
+from probing.cli.options import flat, options_of
 
 PAGE = Path(__file__).with_name("options.md")
 
@@ -43,16 +43,11 @@ def _command(function: Callable[..., Any]) -> str:
     )
 
 
-def _options(function: Callable[..., Any]) -> Iterator[tuple[str, str, str, str]]:
+def _options(command: Callable[..., Any]) -> Iterator[tuple[str, str, str, str]]:
     """Yield the cells of each option's row."""
-    parser = Parser(prog="probing")
-    parser.add_options(function)
-    defaults, help_of = parser.get_defaults(), {action.dest: action.help for action in parser._actions}
-    for name, hint in option_types(function).items():
-        if name.startswith("return"):
-            continue
-        default = "" if defaults[name] in (None, []) else f"`{_as_typed(defaults[name])}`"
-        yield f"`--{name}`", _value(hint), default, _plain(help_of[name] or "")
+    for name, entry in flat(options_of(command)).items():
+        default = "" if entry.default in (None, []) else f"`{_as_typed(entry.default)}`"
+        yield f"`--{name}`", _value(entry.hint), default, _plain(entry.help)
 
 
 def _value(hint: Any) -> str:

@@ -25,30 +25,19 @@ def _figures(run: str, pictures: str, start: str = "") -> dict[str, str]:
     return {f"{start}{name}": f"runs/{run}/figures/{name}.png" for name in pictures.split()}
 
 
-# The figures that each command draws, by the names of the pictures. DATA is a folder with English-EWT in `ud/`, `wic/`,
-# `sts/` and `static/glove.txt`.
+# The figures that each command draws, by the names of the pictures. DATA is a folder with English-EWT in `ud/`, and
+# `wic/`.
 DRAWN: Mapping[str, Mapping[str, str]] = {
-    ALL: _figures("all", "accuracy positions"),
+    ALL: _figures("all", "accuracy"),
     f"fit --name upos --corpus {TRAIN} --test_corpus {DEV} --task upos --replicates 0 --evidence none": {
         "upos": "runs/upos/figures/accuracy.png"
     },
     f"sweep {SWEEP} --name layers": _figures("layers", "sweep"),
-    "geometry --name inside --smoothing_bound": _figures(
-        "inside", "outliers transforms explained smoothing smoothing_bound", "geometry_"
-    ),
-    "geometry --name path --norms --path": _figures("path", "norms norm_changes path", "geometry_"),
+    "geometry --name inside": _figures("inside", "outliers", "geometry_"),
     "geometry --name layer-1 --interventions --from_run runs/all --layer 1": _figures("layer-1", "neurons_layer_1"),
-    "geometry --name layer-5 --interventions --from_run runs/all --layer 5": _figures("layer-5", "neurons_layer_5"),
-    f"attention --name heads --corpus {DEV}": _figures(
-        "heads", "classes entropy examples special_tokens", "attention_"
-    ),
-    f"attention --name relations --corpus {TRAIN} --test_corpus {DEV} --parts relations,trees": _figures(
-        "relations", "relations", "attention_"
-    ),
-    "attention --name readers --run runs/all": _figures("readers", "position_neurons", "attention_"),
+    f"attention --name heads --corpus {DEV}": _figures("heads", "classes", "attention_"),
     "hierarchy --name hierarchy": _figures("hierarchy", "hierarchy"),
     "wic DATA/wic --name wic": _figures("wic", "wic"),
-    "sts DATA/sts --static DATA/static/glove.txt --name sts": {"sts": "runs/sts/figures/sts_mean.png"},
 }
 
 
@@ -62,7 +51,7 @@ def commands_for(pictures: Collection[str]) -> list[str]:
 def main() -> None:
     """Run what is asked for, and put its figures into `docs/figures`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="folder with ud/, wic/, sts/ and static/")
+    parser.add_argument("data", type=Path, help="folder with ud/ and wic/")
     parser.add_argument("pictures", nargs="*", help="names of pictures; all by default")
     parser.add_argument("--folder", type=Path, default=Path("runs/pictures"), help="where the commands run")
     given = parser.parse_args()

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from probing.activations.contents import Activations as Activations
     from probing.activations.reading import read_activations as read_activations
     from probing.callbacks import ProbingCallback as ProbingCallback
-    from probing.cli.commandline import configured as configured
+    from probing.cli.commandline import command as command
+    from probing.cli.options import Options as Options
     from probing.cli.options import ProbeOptions as ProbeOptions
     from probing.cli.options import WandbOptions as WandbOptions
+    from probing.cli.options import option as option
     from probing.commands import report as report
     from probing.data.module import ActivationDataModule as ActivationDataModule
     from probing.errors import UserError as UserError
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from probing.runs import Study as Study
     from probing.runs.call import Call as Call
     from probing.runs.call import Measured as Measured
-    from probing.runs.loading import Rankings as Rankings
     from probing.runs.loading import load_run as load_run
     from probing.runs.run import Run as Run
     from probing.studies.ablate import ablate as ablate
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from probing.studies.fit import extract as extract
     from probing.studies.fit import fit as fit
     from probing.studies.fit import probe as probe
+    from probing.studies.fit.rank import Rankings as Rankings
     from probing.studies.fit.rank import rank as rank
     from probing.studies.geometry import geometry as geometry
     from probing.studies.hierarchy import hierarchy as hierarchy
@@ -73,11 +75,12 @@ _HOMES = {
     "View": "probing.results",
     "LinearProbe": "probing.probes.linear",
     "Measured": "probing.runs.call",
+    "Options": "probing.cli.options",
     "ProbeClassifier": "probing.probes.estimators",
     "ProbeOptions": "probing.cli.options",
     "ProbingCallback": "probing.callbacks",
     "ProbeRegressor": "probing.probes.estimators",
-    "Rankings": "probing.runs.loading",
+    "Rankings": "probing.studies.fit.rank",
     "Result": "probing.runs",
     "Run": "probing.runs.run",
     "Schema": "probing.results",
@@ -87,9 +90,10 @@ _HOMES = {
     "Task": "probing.text.tasks",
     "UserError": "probing.errors",
     "WandbOptions": "probing.cli.options",
-    "configured": "probing.cli.commandline",
+    "command": "probing.cli.commandline",
     "extract": "probing.studies.fit",
     "load_run": "probing.runs.loading",
+    "option": "probing.cli.options",
     "probe": "probing.studies.fit",
     "pull": "probing.exports",
     "read_activations": "probing.activations.reading",

@@ -8,7 +8,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -22,26 +22,26 @@ from transformers.trainer_callback import TrainerCallback
 from probing.activations.source import ActivationSource
 from probing.activations.store import ActivationStore
 from probing.cli.commandline import converted
-from probing.cli.option_types import FirstToken, Layers, Probe, Source, option_problems
-from probing.cli.options import ProbeOptions, as_options
+from probing.cli.option_types import FirstToken, Layers, Source
+from probing.cli.options import Probe, ProbeOptions, problems_of
 from probing.data.examples import Sides
 from probing.data.labelling import read_sides
 from probing.data.module import control_sides
-from probing.errors import UserError, refuse
+from probing.errors import UserError, in_python, refuse, spelled
 from probing.models import SiteName, layer_numbers
 from probing.models.loading import ModelObject
 from probing.probes.closed_forms import NumberFit
 from probing.probes.evidence import basis_table, directions_of
 from probing.probes.training import LayerFit
 from probing.probes.transforms import centred, of_neurons
-from probing.runs.finished import EvidenceConfig, measure
+from probing.runs.results import EvidenceConfig, measure
 from probing.runtime import Stopwatch, drop_garbage, heap_set_aside, quiet_libraries
 from probing.runtime.processes import run_on_rank_zero
 from probing.runtime.terminal import silence
 from probing.runtime.trainer import preserve_algorithms
 from probing.statistics.chance import weights
 from probing.statistics.moments import ProfileAccumulator, by_mean_profile
-from probing.studies.fit import controls_of_call, fit
+from probing.studies.fit import FitOptions, controls_of_call, fit
 from probing.studies.geometry.layers import MeanCosineAccumulator, normalise, sum_by_sentence
 from probing.studies.geometry.survey import check_tokens
 from probing.tables import FIRST, PLAIN
@@ -207,25 +207,6 @@ _INTERVALS = ("accuracy_low", "accuracy_high", "r2_low", "r2_high")
 _OF_BASIS = (*(f"first_{FIRST}_share{end}" for end in ("", "_directions", "_p")), "n_above")
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of a measurement, as in `probing.fit`."""
-
-    layer: Layers
-    site: SiteName
-    task: str | TokenTask
-    task_args: Mapping[str, Any] | None
-    controls: str | list[str]
-    test_corpus: Any
-    group_by: GroupBy
-    first_token: FirstToken
-    max_length: int | None
-    batch_tokens: int | None
-    probe: ProbeOptions
-    seed: int
-    rotations: int
-
-
 class Measurement:
     """Measurement of a text by a model: trains certified probes on its layers and stores nothing.
 
@@ -233,16 +214,16 @@ class Measurement:
         UserError: If the text cannot be read, or an option is out of range or does not suit the task.
     """
 
-    def __init__(self, corpus: Any, options: Options) -> None:
-        probe = options.probe
-        refuse(option_problems(probe, options.seed, options.max_length, options.batch_tokens, 0, options.rotations))
+    def __init__(self, options: FitOptions) -> None:
+        probe = options.probe_options
+        refuse(list(problems_of(options)))
         layer_numbers(options.layer)
         self.options, self.task = options, load_task(options.task, options.task_args)
         self.controls = controls_of_call(options.controls, self.task, probe, None, False, None)
         self.corpora: list[Corpus]
         self.splits: list[list[Split]]
         self.corpora, self.splits = read_corpora(
-            corpus, options.test_corpus, options.seed, silence, options.group_by, reader_of(self.task)
+            options.corpus, options.test_corpus, options.seed, silence, options.group_by, reader_of(self.task)
         )
         self._prepared: ActivationSource | None = None
 
@@ -251,8 +232,8 @@ class Measurement:
         options = self.options
         with without_traces(), tempfile.TemporaryDirectory(prefix="probing-") as folder:
             source = ActivationSource.of(
-                model, None, options.layer, _trainer_on(device), options.probe.solver, tokenizer, cache=Path(folder),
-                max_length=options.max_length, batch_tokens=options.batch_tokens, site=options.site,
+                model, None, options.layer, _trainer_on(device), options.probe_options.solver, tokenizer,
+                cache=Path(folder), max_length=options.max_length, batch_tokens=options.batch_tokens, site=options.site,
                 without_first=options.first_token == "exclude",
             )  # fmt: skip
             self._read(source)
@@ -279,16 +260,25 @@ class Measurement:
 
     def _read(self, source: ActivationSource) -> tuple[Sides, list[ActivationStore]]:
         options = self.options
-        return read_sides(source, self.corpora, self.splits, self.task, options.probe, options.group_by, _check)
+        return read_sides(source, self.corpora, self.splits, self.task, options.probe_options, options.group_by, _check)
 
     def _accuracies(self, source: ActivationSource, sides: Sides) -> dict[str, float]:
         """Train the probes and their controls as `fit` does, and return their values of `accuracy.csv`."""
         config = EvidenceConfig(0, False, False, "none", self.options.seed, ranking=False)
         controls = control_sides(self.controls, sides, self.corpora, source, self.options.seed)
-        if self.options.probe.bias:
+        if self.options.probe_options.bias:
             sides, controls, _ = centred(sides, controls, source.layers)
         results = measure(
-            sides, controls, source.layers, self.options.probe, config, source.trainer, Stopwatch(), silence, None, None
+            sides,
+            controls,
+            source.layers,
+            self.options.probe_options,
+            config,
+            source.trainer,
+            Stopwatch(),
+            silence,
+            None,
+            None,
         )
         values: dict[str, float] = {}
         scores = [f"{name}_{score}" for name in self.controls for score in ("accuracy", "r2")]
@@ -303,11 +293,12 @@ class Measurement:
         """Return the values of `basis.csv` for layers whose probes are at their optimum."""
         options = self.options
         fits = [
-            of_neurons(fit) if options.probe.bias and isinstance(fit, LayerFit) else fit
+            of_neurons(fit) if options.probe_options.bias and isinstance(fit, LayerFit) else fit
             for fit in fits
             if fit.converged
         ]
-        directions = directions_of(fits, sides.test, options.probe.penalty_space, options.rotations, options.seed)
+        rotations, scale = options.rotations or 0, options.probe_options.penalty_space
+        directions = directions_of(fits, sides.test, scale, rotations, options.seed)
         rows = basis_table(
             (fit.layer, layer_directions) for fit, layer_directions in zip(fits, directions, strict=True)
         )
@@ -454,6 +445,7 @@ class ProbingCallback(pl.Callback):
             such model, or the model, the text and the task do not fit together.
     """
 
+    @spelled(in_python)
     def __init__(
         self, corpus: Source, tokenizer: Any = None, layer: Layers = "all", *, model: Which = None,
         site: SiteName = "residual", task: str | TokenTask = "position", task_args: Mapping[str, Any] | None = None,
@@ -470,9 +462,7 @@ class ProbingCallback(pl.Callback):
             "test_corpus": test_corpus, "group_by": group_by, "first_token": first_token, "max_length": max_length,
             "batch_tokens": batch_tokens, "probe": probe_options, "seed": seed, "rotations": rotations,
         }  # fmt: skip
-        options = converted(fit, given, "ProbingCallback")
-        options["probe"] = as_options(ProbeOptions, options["probe"], "probe")
-        self.measurement = Measurement(options.pop("corpus"), Options(**options))
+        self.measurement = Measurement(FitOptions(**converted(fit, given, "ProbingCallback")))
         self.tokenizer, self.model, self.name, self.every = tokenizer, model, name, every_n_validations
         self.n_validations, self.is_prepared = 0, False
 

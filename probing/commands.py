@@ -7,44 +7,54 @@ import os
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from probing.activations.store import cache_folder, entries, leftovers, remove_unused
+from probing.activations.store import WorkPlan, cache_folder, entries, leftovers, remove_unused
 from probing.cli.commandline import command
 from probing.cli.option_types import Folders
-from probing.errors import RunError, UserError, as_clause, out_of_range, refuse
+from probing.cli.options import Options, option
+from probing.errors import RunError, UserError, as_clause
 from probing.runs.folder import PARTIAL, remove_abandoned
 from probing.runtime import quiet_libraries
 from probing.runtime.files import open_file
 
 
-@command
-def report(folders: Folders | None = None, output: str | None = None) -> Path:
-    """Write finished runs as one HTML page: question and answer, figures, sortable tables and commands.
+@dataclass(frozen=True)
+class ReportOptions(Options):
+    """Options of `report`."""
 
-    Args:
-        folders: Folders of finished runs, of at most one comparison of these runs, and of the results of any other
-            command; may be given without `--folders`.
-        output: File to write. Default: RUN/report.html; for several runs, report-A-B.html next to the first run; for a
-            comparison, report.html in its folder. An existing report is replaced.
+    folders: Folders | None = None
+    """Folders of finished runs, of at most one comparison of these runs, and of the results of any other command; may
+    be given without `--folders`."""
+    output: str | None = None
+    """File to write. Default: RUN/report.html; for several runs, report-A-B.html next to the first run; for a
+    comparison, report.html in its folder. An existing report is replaced."""
+
+
+@command(ReportOptions)
+def report(options: ReportOptions) -> Path:
+    """Write finished runs as one HTML page: question and answer, figures, sortable tables and commands.
 
     Returns:
         The file.
     """
-    named = cast("list[str] | None", folders)  # as `command` has converted them
+    named = cast("list[str] | None", options.folders)  # as `command` has converted them
     if not named:
         raise UserError("`report` takes the folders of finished runs, such as runs/A runs/B.")
     from probing.page.charts import read_sources
 
     sources = read_sources(named)
     path = (
-        Path(output) if output is not None else _default(named, sources.agreement.folder if sources.agreement else None)
+        Path(options.output)
+        if options.output is not None
+        else _default(named, sources.agreement.folder if sources.agreement else None)
     )
     _check(path, f"--output {path}")
 
     with quiet_libraries():
-        from probing.cli.option_types import defaults
+        from probing.cli.options import defaults
         from probing.page.build import build
         from probing.studies.fit import fit
 
@@ -110,19 +120,24 @@ def _umask() -> int:
 DAY_S = 86_400
 
 
-@command
-def ls(cache: str | None = None) -> list[Path]:
-    """List the entries of the cache.
+@dataclass(frozen=True)
+class CacheOptions(Options):
+    """Options of a command that reads the cache."""
 
-    Args:
-        cache: Folder of cached activations; default: $PROBING_CACHE or runs/cache.
+    cache: str | None = None
+    """Folder of cached activations; default: $PROBING_CACHE or runs/cache."""
+
+
+@command(CacheOptions)
+def ls(options: CacheOptions) -> list[Path]:
+    """List the entries of the cache.
 
     Returns:
         The folders of the entries.
     """
     from probing.runtime.terminal import plain_table, show
 
-    folder = cache_folder(cache)
+    folder = cache_folder(options.cache)
     cached = entries(folder)
     if not cached:
         print(f"nothing is cached in {folder}")
@@ -136,13 +151,11 @@ def ls(cache: str | None = None) -> list[Path]:
         used = time.strftime("%Y-%m-%d", time.localtime(entry.last_used))
         if store := entry.store:
             plan, n = store.plan, sum(shard.n_sentences for shard in store.plan.shards)
-            site, measure = plan.key.get("site"), plan.key.get("attention")
-            layers = f"sums of {measure}" if measure else _ranges(store.layers()) + (f" {site}" if site else "")
-            if "ablation" in plan.key:
-                layers = f"{sum(at > 0 for at, _ in store.records())} passes of ablate"
-            elif "checkpoints" in plan.key:
-                layers = f"{plan.key['checkpoints']} of checkpoints"
-            columns = (store.header["corpus"], plan.dtype, layers, str(n), str(plan.n_tokens))
+            if isinstance(plan, WorkPlan):
+                holds = plan.holds.replace("{n}", str(len(store.layers())))
+            else:
+                holds = " ".join([_ranges(store.layers()), *filter(None, [plan.key.get("site")])])
+            columns = (store.header["corpus"], plan.dtype, holds, str(n), str(plan.n_tokens))
         else:
             columns = (f"({entry.trouble})", "", "", "", "")
         table.add_row(entry.folder.name, *columns, _bytes(_size(entry.folder)), used)
@@ -151,24 +164,21 @@ def ls(cache: str | None = None) -> list[Path]:
     return [entry.folder for entry in cached]
 
 
-@command
-def verify(cache: str | None = None) -> None:
+@command(CacheOptions)
+def verify(options: CacheOptions) -> None:
     """Compare every cached file with its checksum; exit status 1 if one differs.
 
     A damaged file is never used: the next run that needs it extracts it again.
-
-    Args:
-        cache: Folder of cached activations; default: $PROBING_CACHE or runs/cache.
     """
-    folder = cache_folder(cache)
-    if cache and not os.path.isdir(folder):
+    folder = cache_folder(options.cache)
+    if options.cache and not os.path.isdir(folder):
         raise UserError(f"`--cache {folder}` is no folder; name the one where activations are cached.")
     bad: list[Path] = []
     n_files = 0
     for entry in entries(folder):
         if store := entry.store:
             n_files += 1 + len(store.records())  # the plan and the table of tokens count as one
-            bad += [store.path(*at) for at in store.damaged(range(store.plan.n_layers + 1))]
+            bad += [store.path(*at) for at in store.damaged(range(store.plan.n_files))]
         elif entry.trouble == "damaged":
             n_files += 1
             bad.append(entry.folder)
@@ -183,42 +193,46 @@ def verify(cache: str | None = None) -> None:
     print(f"{n_files} cached files in {folder} match their checksums")
 
 
-@command
-def prune(
-    cache: str | None = None, unused_days: float = 30.0, yes: bool = False, runs: str = "runs"
-) -> list[Path]:  # fmt: skip
+@dataclass(frozen=True)
+class PruneOptions(Options):
+    """Options of `prune`."""
+
+    cache: str | None = None
+    """Folder of cached activations; default: $PROBING_CACHE, or cache in --runs."""
+    unused_days: float = option(30.0, at_least=0)
+    """Remove entries, and folders NAME.partial of killed runs, that were not used for this many days; 0 removes all."""
+    yes: bool = False
+    """Remove the entries instead of only listing them."""
+    runs: str = "runs"
+    """Folder in which killed runs have left folders NAME.partial."""
+
+
+@command(PruneOptions)
+def prune(options: PruneOptions) -> list[Path]:
     """Remove cache entries that were not used recently, and partial files of interrupted runs, here and in --runs.
 
     Entries in use by a running job are not removed. Without --yes, only list what would be removed.
 
-    Args:
-        cache: Folder of cached activations; default: $PROBING_CACHE, or cache in --runs.
-        unused_days: Remove entries, and folders NAME.partial of killed runs, that were not used for this many days; 0
-            removes all.
-        yes: Remove the entries instead of only listing them.
-        runs: Folder in which killed runs have left folders NAME.partial.
-
     Returns:
         The folders and files that are removed, or would be.
     """
-    refuse(out_of_range("unused_days", unused_days, 0))
-    folder = cache_folder(cache, runs)
+    folder = cache_folder(options.cache, options.runs)
     # Whatever the clock says: an entry may have been used, or a clock set, in what is now the future.
-    then = time.time() - unused_days * DAY_S if unused_days else math.inf
-    partial = _partial_runs(Path(runs), then)
+    then = time.time() - options.unused_days * DAY_S if options.unused_days else math.inf
+    partial = _partial_runs(Path(options.runs), then)
     doomed = _unused(folder, then) + partial
     gone: list[Path] = []
     freed = 0
     for path in doomed:
         size = _size(path)
-        if yes and not (remove_abandoned(path) if path in partial else remove_unused(folder, path)):
+        if options.yes and not (remove_abandoned(path) if path in partial else remove_unused(folder, path)):
             print(f"kept {path}: a job is using it")
             continue
-        print(f"{'removed' if yes else 'would remove'} {path} ({_bytes(size)})")
+        print(f"{'removed' if options.yes else 'would remove'} {path} ({_bytes(size)})")
         freed += size
         gone.append(path)
     print(
-        f"{_bytes(freed)} {'freed' if yes else 'would be freed; run again with --yes'}"
+        f"{_bytes(freed)} {'freed' if options.yes else 'would be freed; run again with --yes'}"
         if doomed
         else "nothing to remove"
     )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
+from typing import Any
 
 # Most edits between a word and what is suggested for it.
 MOST_EDITS = 2
@@ -47,12 +50,49 @@ def about_option(option: str) -> Iterator[None]:
         ) from None
 
 
-def out_of_range(option: str, value: float | None, low: float, high: float = float("inf")) -> list[str]:
-    """Return the problem with an option's value, if any; None is in every range, NaN and infinity in none."""
-    if value is None or (low <= value <= high and value != float("inf")):
+def on_command_line(option: str, *value: Any) -> str:
+    """Return an option, with its value if one is given, as typed on the command line."""
+    words = [str(part).lower() if isinstance(part, bool) else str(part) for part in value]
+    return f"`--{' '.join([option, *words])}`"
+
+
+def in_python(option: str, *value: Any) -> str:
+    """Return an option, with its value if one is given, as an argument of a call in Python."""
+    words = [f'"{part}"' if isinstance(part, str) else str(part) for part in value]
+    return f"`{'='.join([option, *words])}`"
+
+
+# How messages spell an option and its value; None before a command is called.
+_SPELLING: ContextVar[Callable[..., str] | None] = ContextVar("spelling", default=None)
+
+
+def flag(option: str, *value: Any) -> str:
+    """Return an option, with its value if one is given, as the user has typed it: `--seed -1`, or `seed=-1`."""
+    return (_SPELLING.get() or on_command_line)(option, *value)
+
+
+@contextmanager
+def spelled(spelling: Callable[..., str]) -> Iterator[None]:
+    """Spell options in messages as the user does; a command that another one calls keeps the spelling of that one."""
+    token = _SPELLING.set(_SPELLING.get() or spelling)
+    try:
+        yield
+    finally:
+        _SPELLING.reset(token)
+
+
+def out_of_range(
+    option: str, value: float | None, low: float | None, high: float | None = None, expected: str = ""
+) -> list[str]:  # fmt: skip
+    """Return the problem with an option's value, if any; None is in every range, NaN and infinity in none.
+
+    `expected` are words for the range; by default its bounds.
+    """
+    least, most = -math.inf if low is None else low, math.inf if high is None else high
+    if value is None or (least <= value <= most and value != math.inf):
         return []
-    bounds = f"at least {low}" if high == float("inf") else f"{low} to {high}"
-    return [f"`--{option} {value}` is out of range: expected {bounds}"]
+    bounds = expected or (f"at least {low}" if most == math.inf else f"{low} to {high}")
+    return [f"{flag(option, value)} is out of range: expected {bounds}"]
 
 
 def did_you_mean(word: str, known: Iterable[str], before: str = "", elsewhere: Mapping[str, str] = {}) -> str:

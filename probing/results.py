@@ -198,6 +198,7 @@ class Schema:
         further: Function from the name of a column that the user chooses, such as an option of a sweep, to its type;
             None for impossible names. By default only declared columns are permitted.
         optional: Whether the table is written only on request.
+        needed: Columns that every row has, which readers check.
     """
 
     name: str
@@ -205,6 +206,7 @@ class Schema:
     columns: Sequence[Column]
     further: Callable[[str], Type | None] | None = None
     optional: bool = False
+    needed: Sequence[str] = ()
 
     def __getitem__(self, name: str) -> Column:
         return self._by_name[name]
@@ -266,6 +268,23 @@ def ends(row: Row, of: str = "") -> tuple[float, float] | None:
     low, high = (row.get(f"{of}_{end}".lstrip("_")) for end in ("low", "high"))
     are_numbers = all(isinstance(end, int | float) and math.isfinite(end) for end in (low, high))
     return (float(low), float(high)) if are_numbers else None  # type: ignore[arg-type]
+
+
+def estimate_cells(name: str, value: Any, interval: tuple[Any, Any], of: str | None = None) -> dict[str, Any]:
+    """Return the cells of a number and its interval, in columns `NAME`, `OF_low` and `OF_high`.
+
+    `of` is the name by default; if it is empty, the columns are `low` and `high`.
+    """
+    low, high = (f"{name if of is None else of}_{end}".lstrip("_") for end in ("low", "high"))
+    return {name: value, low: interval[0], high: interval[1]}
+
+
+def curve_points(rows: Iterable[Row], cells: Callable[[Row], Row], axis: str = "layer") -> list[dict[str, Any]]:
+    """Return a row for each value of `axis`, with the cells of all rows of this value, for the curves of W&B."""
+    points: dict[Any, dict[str, Any]] = {}
+    for row in rows:
+        points.setdefault(row[axis], {axis: row[axis]}).update(cells(row))
+    return list(points.values())
 
 
 def interval(row: Row, of: str = "", between: str = "-", form: str = ".3f", times: float = 1) -> str:
@@ -402,6 +421,13 @@ def cells_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def by_layer_table(title: str, rows: Table, cells: Mapping[str, Callable[[Table], str]]) -> Any:
+    """Return a rich table with a row for each layer, ascending; `cells` are functions of its rows, by heading."""
+    layers = sorted(rows.by("layer").items())
+    body = ([str(layer), *(cell(of_layer) for cell in cells.values())] for layer, of_layer in layers)
+    return cells_table(title, ["layer", *cells], body)
 
 
 def grouped_table(
@@ -890,6 +916,30 @@ def read_csv(path: Path, schema: Schema) -> Table:
         for row in rows
     ]
     return Table(map(with_named_layer, cells), schema)
+
+
+def as_read(rows: Iterable[Row], schema: Schema) -> Table:
+    """Return rows as `read_csv` reads them once they are written."""
+    rows, file = [with_layer_name(row) for row in rows], Path(f"{schema.name}.csv")
+    types = {name: schema.type_of(name) for name in schema.order(rows)}
+
+    def cell(name: str, kind: Type, value: Any) -> Value:
+        if type(value) is kind:
+            return value
+        return _value(file, name, "" if value is None else str(_cell(name, value)), kind)
+
+    cells = [{name: cell(name, kind, row.get(name)) for name, kind in types.items()} for row in rows]
+    return Table(map(with_named_layer, cells), schema)
+
+
+def check_columns(rows: Sequence[Row], schema: Schema, finite: bool = True) -> None:
+    """Raise `ValueError` unless rows of a file have the columns that its schema needs, with numbers if `finite`."""
+    if missing := [name for name in schema.needed if name not in (rows[0] if rows else {})]:
+        raise ValueError(f"{schema.name}.csv has no {min(missing)}")
+    for name in schema.needed if finite else ():
+        is_number = schema.type_of(name) not in (str, label_of_class) and not is_end(name)
+        if is_number and any(not isinstance(row[name], int | float) or not math.isfinite(row[name]) for row in rows):
+            raise ValueError(f"{schema.name}.csv has a row without a number in the column {name}")
 
 
 def _cells(path: Path) -> tuple[list[str], list[list[str]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -235,3 +236,10 @@ def _evaluations(place: Path) -> list[Path]:
         _write(place / "senses", "word-in-context evaluation", wic),
         _write(place / "alike", "similarity evaluation", sts),
     ]
+
+
+def points_of(chart: str) -> list[list[tuple[float, float]]]:
+    """Return where the marks of each line of a chart on a page are, from its left upper corner."""
+    lines = re.findall(r'<g class="look-\d">(.*?)</g>', chart, re.DOTALL)
+    marks = [re.findall(r'class="mark" x="([\d.]+)" y="([\d.]+)"', line) for line in lines]
+    return [[(float(across), float(down)) for across, down in line] for line in marks]

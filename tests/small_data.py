@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from probing.heads.accumulation import CorpusMeasure, SentenceBatch, SumsStore, attention_of
+from probing.heads.accumulation import Measure, SentenceBatch, SumsStore, attention_of
 from probing.text import Corpus, from_words
 from probing.text.tokens import Tokens
 
@@ -194,7 +194,7 @@ def batch_of(tokens: Tokens, sentences: Sequence[int], is_causal: bool = False) 
     return SentenceBatch(torch.tensor(sentences), rows, rows, mask, special, words, is_causal)
 
 
-def kept_of(measure: CorpusMeasure, corpus: Corpus, tokens: Tokens, maps_of: MapsOf, size: int = 7) -> SumsStore:
+def kept_of(measure: Measure, corpus: Corpus, tokens: Tokens, maps_of: MapsOf, size: int = 7) -> SumsStore:
     """Return what a measure keeps of maps by sentence, each of shape (n_layers, heads, from, to)."""
     values: dict[int, Tensor] = {}
     begin = measure.of_corpus(tokens, corpus)

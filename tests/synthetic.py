@@ -17,7 +17,6 @@ from probing.data.examples import Examples, Sides
 from probing.data.labelling import choose_classes, label
 from probing.probes.solvers import Penalty
 from probing.probes.training import Adam, LayerFit, Lbfgs, Training, train_probes
-from probing.studies.geometry.layers import Sampled
 from probing.studies.geometry.position.survey import PositionSample, survey_position
 from probing.text import Corpus, Split
 from probing.text.tokens import Tokens
@@ -181,5 +180,4 @@ def planted(folder: Path, parts: Sequence[Array | None], scale: float = 1.0) -> 
 
 
 def surveyed(store: ActivationStore, ranked: dict[int, list[int]] | None = None) -> Tables:
-    counts = Sampled(store.tokens, "exclude", 0).counts
-    return survey_position(PositionSample(store, counts, 0), list(range(store.plan.n_layers + 1)), ranked or {})
+    return survey_position(PositionSample(store, "exclude", 0), list(range(store.plan.n_layers + 1)), ranked or {})

@@ -28,10 +28,9 @@ from probing.activations import Request
 from probing.activations.store import StorePlan, divide
 from probing.cli.option_types import Dtype
 from probing.errors import UserError
-from probing.heads.accumulation import BlockMeasure, CorpusMeasure, accumulate
-from probing.heads.parts import Similarity
-from probing.heads.rows import profile
-from probing.heads.subject import AttentionByType
+from probing.heads.accumulation import Measure, accumulate
+from probing.heads.measures import attention_by_type, profile
+from probing.heads.parts import SIMILARITY
 from probing.models import BUILTIN_PACKAGE, resolve_model
 from probing.models.anatomy import examine
 from probing.models.residual_stream import find_blocks
@@ -179,7 +178,7 @@ def test_the_bound_on_smoothing_is_that_of_the_processor(checkpoints: dict[str, 
 def test_what_heads_attend_to_is_that_of_the_processor(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     corpus = from_sentences("made up", make_sentences(30))
     request = Request(resolve_model(str(checkpoints["bert"])), corpus, (), batch_tokens=150)
-    measures: list[CorpusMeasure] = [BlockMeasure("profile", profile), AttentionByType({}, "none"), Similarity()]
+    measures: list[Measure] = [Measure.of_blocks("profile", profile), attention_by_type({}), SIMILARITY]
     expected = accumulate(request, measures, tmp_path / "cpu", {"accelerator": "cpu"})
     with pretended("mps") as device:
         found = accumulate(request, measures, tmp_path / "mps", {"accelerator": "mps"})

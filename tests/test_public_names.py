@@ -16,8 +16,8 @@ def public_names() -> Iterator[str]:
     """Yield a line for each Python name, option and column."""
     import probing
     from probing.__main__ import COMMANDS
+    from probing.cli.arguments import option_types
     from probing.cli.commandline import load_command
-    from probing.cli.option_types import option_types
     from probing.runs import package_studies
 
     for name in probing.__all__:

@@ -275,7 +275,6 @@ def test_the_pages_with_python_are_found() -> None:
         "docs/files.md",
         "docs/python.md",
         "docs/scikit-learn.md",
-        "docs/notes/checkpoints.md",
         "docs/studies.md",
         "docs/tasks.md",
     }

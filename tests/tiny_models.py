@@ -18,7 +18,7 @@ from families import untouched
 from probing.activations import ActivationStore, Request, activations
 from probing.interventions.forward import Readers, Readout, draw_text
 from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout
-from probing.interventions.probed_task import AblationJob, Passes
+from probing.interventions.heads import AblationJob, HeadPasses
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
 from probing.runtime import quiet_libraries
@@ -152,19 +152,19 @@ class Case:
 
     def passes(self, batch_tokens: int = 256) -> Reading:
         readers = Readers.of(self.encoder, self.pad, "tiny")
-        passes = Passes(readers, self.text, self.train, batch_tokens, seed=0)
+        passes = HeadPasses(readers, self.text, self.train, batch_tokens, seed=0)
         return Reading(passes, ProbeReadout(self.text, self.probes, readers.device))
 
 
 class Reading:
     """Passes, all of which are read out by the same readout."""
 
-    def __init__(self, passes: Passes, readout: Readout) -> None:
+    def __init__(self, passes: HeadPasses, readout: Readout) -> None:
         self.passes, self.readout = passes, readout
         self.model, self.replacements = passes.model, passes.replacements
 
     def run(self, job: AblationJob) -> Tensor:
-        return self.passes.run(job, self.readout)
+        return self.passes.read(job, self.readout)
 
 
 def of_whole_model(case: Case, layer: int) -> Tensor:

@@ -16,7 +16,6 @@ from probing.activations.store import (
     divide,
     fingerprint,
     leftovers,
-    not_written,
     remove,
     shard_tokens,
 )
@@ -109,16 +108,12 @@ def activations(
         return ActivationStore(folder).of_corpus(request.corpus)
     try:
         lock = job_lock(cache, folder.name, say)
-    except OSError as error:
+    except NotWritable:
         if store := _whole(folder, request):
             check(store.tokens)
             return store
-        raise UserError(
-            f"`--cache {cache}` cannot be written ({error.strerror or error}); name a writable folder with --cache."
-        ) from None
+        raise
     with lock:
-        for path in leftovers(folder):
-            remove(path)  # its writer held the lock, so it has ended
         store = _open_or_create(folder, request, key, say, check)
         damaged = store.damaged(request.layers)
         for layer, shard in damaged:
@@ -180,11 +175,7 @@ def _open_or_create(
     n_layers, d_model = config.num_hidden_layers, site.width if site else config.hidden_size
     shards = divide(tokens.lengths, shard_tokens(n_layers, d_model, itemsize))
     plan = StorePlan(key, n_layers, d_model, request.dtype, batch_tokens_of(request), shards)
-    try:
-        store = ActivationStore.create(folder, plan, tokens, description(request, site))
-    except OSError as error:
-        raise not_written(folder, error) from error
-    return store.of_corpus(request.corpus)
+    return ActivationStore.create(folder, plan, tokens, description(request, site)).of_corpus(request.corpus)
 
 
 def tokens_of(request: Request, tokenizer: Any) -> Tokens:
@@ -304,14 +295,32 @@ def load(request: Request) -> tuple[nn.Module, int]:
     return encoder, tokenizer.pad_token_id or 0
 
 
+class NotWritable(UserError):
+    """The folder of the cache cannot be written."""
+
+    def __init__(self, cache: Path, error: OSError) -> None:
+        reason = error.strerror or error
+        super().__init__(f"`--cache {cache}` cannot be written ({reason}); name a writable folder with --cache.")
+
+
 def job_lock(cache: Path, name: str, say: Callable[[str], None]) -> AbstractContextManager[Any]:
-    """Take the lock of an entry, waiting for the job that has it; `OSError` if the cache cannot be written."""
+    """Take the lock of an entry, waiting for the job that has it, and remove the partial files of ended writers.
+
+    Raises:
+        NotWritable: If the cache cannot be written.
+    """
     from filelock import FileLock, Timeout
 
-    cache.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(cache / f"{name}.lock")
     try:
-        return lock.acquire(timeout=0)
-    except Timeout:
-        say(f"waiting for another process that is extracting the same activations ({cache / name})")
-        return lock.acquire()
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(cache / f"{name}.lock")
+        try:
+            held = lock.acquire(timeout=0)
+        except Timeout:
+            say(f"waiting for another process that is extracting the same activations ({cache / name})")
+            held = lock.acquire()
+        for path in leftovers(cache / name):
+            remove(path)  # its writer held the lock, so it has ended
+    except OSError as error:
+        raise NotWritable(cache, error) from None
+    return held

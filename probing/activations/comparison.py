@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -19,6 +18,7 @@ from probing.models.anatomy import of_copy
 from probing.models.examination import (
     SAME,
     in_float32,
+    inputs_of,
     largest_change,
     n_token_types,
     relative_changes,
@@ -159,10 +159,12 @@ class _Alone:
         """Return a model's states for a sentence, shape (n_tokens, width) for each layer, on the processor."""
         modules = tuple((self.store.header.get("site") or {}).get("modules", ()))
         inputs = self._inputs(model, sentence)
-        with _seen_by(model, modules) as seen:
+        with inputs_of(model.get_submodule(name) for name in modules) as seen:
             states = run(model, inputs, output_hidden_states=True).states
         # Inside blocks, layers are counted from 1, and some families pad sequences (LED).
-        layer_states = [seen[layer - 1].flatten(0, -2) if modules else states[layer][0] for layer in self.layers]
+        layer_states = [
+            seen[layer - 1].states_in.flatten(0, -2) if modules else states[layer][0] for layer in self.layers
+        ]
         length = inputs["input_ids"].shape[1]
         return {layer: vectors[:length].cpu() for layer, vectors in zip(self.layers, layer_states, strict=True)}
 
@@ -219,20 +221,3 @@ class _Alone:
         """Return the index in the sentence of the token that is read at each index."""
         shard, rows = self._where(sentence)
         return reading_order(self.store, self.store.shard_tokens(self.store.plan.shards[shard]))[rows] - rows.start
-
-
-@contextmanager
-def _seen_by(model: nn.Module, modules: Sequence[str]) -> Iterator[list[Tensor]]:
-    """Yield a list that receives the inputs of these modules, call by call."""
-    seen: list[Tensor] = []
-
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.append(args[0] if args else next(iter(kwargs.values())))
-
-    watched = dict.fromkeys(model.get_submodule(name) for name in modules)
-    handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in watched]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()

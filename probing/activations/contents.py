@@ -58,15 +58,23 @@ class Bounds:
         return slice(max(rows.start, start) - start, min(rows.stop, end) - start)
 
 
-class ArrayPart:
-    """An array's part at one index of its first axis, as a `Source`."""
+@dataclass(frozen=True, eq=False)
+class LazyArray:
+    """A `Source` whose parts are what `read` returns for their slices."""
 
-    def __init__(self, source: Source, place: int) -> None:
-        self._source, self._place = source, place
-        self.shape, self.dtype = source.shape[1:], source.dtype
+    shape: tuple[int, ...]
+    dtype: Any
+    read: Callable[[Any], Any]
 
-    def __getitem__(self, key: tuple[slice, ...]) -> Any:
-        return self._source[(self._place, *key)]
+    def __getitem__(self, key: Any) -> Any:
+        return self.read(key)
+
+
+def _layer_of(array: Source, layer: int) -> LazyArray:
+    return LazyArray(array.shape[1:], array.dtype, lambda key: array[(layer, *key)])
+
+
+ReadRows = Callable[[slice, slice], NDArray[Any]]
 
 
 class LazyRows:
@@ -79,9 +87,7 @@ class LazyRows:
 
     ndim = 2
 
-    def __init__(
-        self, shape: tuple[int, int], dtype: Any, read: Callable[[slice, slice], NDArray[Any]], where: str
-    ) -> None:
+    def __init__(self, shape: tuple[int, int], dtype: Any, read: ReadRows, where: str) -> None:
         self.shape, self.dtype = shape, np.dtype(dtype)
         self._read, self._where, self._columns = read, where, slice(0, shape[1])
 
@@ -302,7 +308,7 @@ def assemble(path: Path, format: str, arrays: Mapping[str, Source], first: First
 def _of_single(path: Path, layers: Mapping[Any, Source], n_axes: int, first: First | None) -> dict[Any, Source]:
     (array,) = layers.values()
     if first == "layers":
-        return {layer: ArrayPart(array, layer) for layer in range(array.shape[0])}
+        return {layer: _layer_of(array, layer) for layer in range(array.shape[0])}
     if n_axes == 3 and first == "sentences":
         return dict(layers)
     if n_axes == 3:
@@ -426,8 +432,9 @@ def _of_neurox(path: Path, file: h5py.File) -> Activations:
     groups = np.repeat([int(index) for index in sentences], lengths)
     if not len(groups):
         raise UserError(f"{path} is empty: its sentences have no words.")
+    shape, dtype = (len(groups), width), data_sets[0].dtype
     layers = {
-        layer: LazyRows((len(groups), width), data_sets[0].dtype, _Sentences(data_sets, lengths, layer).read, str(path))
+        layer: LazyRows(shape, dtype, _reader_of_layer(data_sets, lengths, layer), str(path))
         for layer in range(n_layers)
     }
     texts = [_words(text, length) for text, length in zip(sentences.values(), lengths, strict=True)]
@@ -473,19 +480,18 @@ def _words(sentence: str, n_words: int) -> list[str]:
     return words if len(words) == n_words else _AGAIN.sub("", sentence).split(" ")
 
 
-class _Sentences:
-    """Rows of one layer, in a data set for each sentence."""
+def _reader_of_layer(data_sets: list[Any], lengths: NDArray[np.int64], layer: int) -> ReadRows:
+    """Return the reader of the rows of one layer, in a data set for each sentence."""
+    bounds = Bounds(lengths)
 
-    def __init__(self, data_sets: list[Any], lengths: NDArray[np.int64], layer: int) -> None:
-        self._data_sets, self._layer = data_sets, layer
-        self._bounds = Bounds(lengths)
-
-    def read(self, rows: slice, columns: slice) -> NDArray[Any]:
+    def read(rows: slice, columns: slice) -> NDArray[Any]:
         parts = []
-        for sentence in self._bounds.sentences(rows):
-            words, data = self._bounds.inside(rows, sentence), self._data_sets[sentence]
-            parts.append(data[self._layer, words, columns] if len(data.shape) == 3 else data[words, columns])
+        for sentence in bounds.sentences(rows):
+            words, data = bounds.inside(rows, sentence), data_sets[sentence]
+            parts.append(data[layer, words, columns] if len(data.shape) == 3 else data[words, columns])
         return np.concatenate(parts)
+
+    return read
 
 
 def is_of_neurox(path: Path) -> bool:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from probing.activations.store import ActivationStore, StorePlan, batches, not_written
+from probing.activations.store import ActivationStore, CacheEntry, StorePlan, batches, not_written
 from probing.errors import RunError
 from probing.models.anatomy import Anatomy, examine, of_copy
 from probing.models.examination import n_token_types, with_the_same_weights
@@ -95,7 +95,7 @@ class ShardReading:
         return {name: values.to(device) for name, values in inputs.items()}, index, mask
 
 
-def reading_order(store: ActivationStore, rows: slice) -> Tensor:
+def reading_order(store: CacheEntry, rows: slice) -> Tensor:
     """Return the index of the token that the model reads at each index of a shard, shape (n,).
 
     Permutation stays within sentences and moves no special tokens; without it, the order is the identity.

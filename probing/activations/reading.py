@@ -8,7 +8,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +21,9 @@ from probing.activations.contents import (
     Bounds,
     Columns,
     First,
+    LazyArray,
     LazyRows,
+    ReadRows,
     Source,
     assemble,
     check_rows,
@@ -75,30 +77,26 @@ def npz_arrays(path: Path) -> dict[str, Source]:
                     order: Any = "F" if fortran else "C"
                     arrays[name] = np.memmap(regular(path), dtype, "r", offset, shape, order)
                 else:
-                    arrays[name] = _Compressed(path, name, shape, dtype)
+                    arrays[name] = _compressed(path, name, shape, dtype)
     except zipfile.BadZipFile as error:
         raise ValueError(str(error)) from None
     return arrays
 
 
-class _Compressed:
-    """A compressed member, which is read whole on the first request for a part."""
+def _compressed(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> LazyArray:
+    """Return a compressed member, which is read whole on the first request for a part."""
 
-    def __init__(self, path: Path, name: str, shape: tuple[int, ...], dtype: Any) -> None:
-        self._path, self._name, self.shape, self.dtype = path, name, shape, dtype
-
-    @cached_property
-    def _values(self) -> NDArray[Any]:
-        needed = math.prod(self.shape) * self.dtype.itemsize
-        check_memory(needed, f"the values of `{self._name}` in {self._path}", "save them with `np.savez`, unpacked")
+    @cache
+    def values() -> NDArray[Any]:
+        needed = math.prod(shape) * dtype.itemsize
+        check_memory(needed, f"the values of `{name}` in {path}", "save them with `np.savez`, unpacked")
         try:
-            with np.load(regular(self._path), allow_pickle=False) as archive:
-                return archive[self._name]
+            with np.load(regular(path), allow_pickle=False) as archive:
+                return archive[name]
         except zipfile.BadZipFile as error:
             raise ValueError(str(error)) from None
 
-    def __getitem__(self, key: Any) -> NDArray[Any]:
-        return self._values[key]
+    return LazyArray(shape, dtype, lambda key: values()[key])
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -136,7 +134,7 @@ def safetensors_arrays(path: Path) -> dict[str, Source]:
 
     try:
         file = safe_open(regular(path), framework="pt")
-        return {name: _Slices(file.get_slice(name), file.get_tensor, name) for name in file.keys()}  # noqa: SIM118
+        return {name: _slices(file, name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(str(error)) from None
 
@@ -195,35 +193,25 @@ def _of_tensor(tensor: Tensor) -> Source:
     tensor = tensor.detach()
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
-    return _Bfloat16(tensor) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+    if tensor.dtype != torch.bfloat16:
+        return tensor.numpy()
+    return LazyArray(tuple(tensor.shape), np.dtype(np.float32), lambda key: _in_numpy(tensor[key]))
 
 
-class _Bfloat16:
-    """A tensor of bfloat16, which NumPy does not have: parts are float32."""
-
-    dtype = np.dtype(np.float32)
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self.shape = tensor, tuple(tensor.shape)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._tensor[key].float().numpy()
+def _slices(file: Any, name: str) -> LazyArray:
+    """Return a tensor of a safetensors file, of which parts are read."""
+    slices = file.get_slice(name)
+    shape = tuple(slices.get_shape())
+    first = slices[tuple(slice(0, 1) for _ in shape)] if shape else file.get_tensor(name)
+    return LazyArray(shape, _in_numpy(first).dtype, lambda key: _in_numpy(slices[key]))
 
 
-class _Slices:
-    def __init__(self, slices: Any, whole: Any, name: str) -> None:
-        self._slices, self._whole, self._name = slices, whole, name
-        self.shape = tuple(slices.get_shape())
-        first = self[tuple(slice(0, 1) for _ in self.shape)] if self.shape else self._array(whole(name))
-        self.dtype = first.dtype
+def _in_numpy(tensor: Tensor) -> NDArray[Any]:
+    """Return a tensor as an array; of bfloat16, which NumPy does not have, in float32."""
+    import torch
 
-    def __getitem__(self, key: Any) -> Any:
-        return self._array(self._slices[key])
-
-    def _array(self, tensor: Tensor) -> Any:
-        import torch
-
-        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    array: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -273,7 +261,7 @@ def read_dataset(path: Path, first: First | None) -> Activations:
     layers = {
         key: LazyRows(
             (int(of_rows.sum()), _width(table, name, n_axes)), _dtype(table.features[name]),
-            _Reader(table, name, of_rows, n_axes).read, f"{path} ({name})",
+            _reader_of_column(table, name, of_rows, n_axes), f"{path} ({name})",
         )
         for key, name in zip(layer_keys(path, ordered), ordered, strict=True)
     }  # fmt: skip
@@ -340,18 +328,15 @@ def _width(table: Any, name: str, n_axes: int) -> int:
     return 0
 
 
-class _Reader:
-    """Rows of one column of arrays."""
+def _reader_of_column(table: Any, name: str, lengths: NDArray[np.int64], n_axes: int) -> ReadRows:
+    """Return the reader of the rows of one column of arrays."""
+    arrays, bounds = table.select_columns([name]), Bounds(lengths)
 
-    def __init__(self, table: Any, name: str, lengths: NDArray[np.int64], n_axes: int) -> None:
-        self._column, self._n_axes = table.select_columns([name]), n_axes
-        self._bounds = Bounds(lengths)
-
-    def read(self, rows: slice, columns: slice) -> NDArray[Any]:
-        parts, sentences = [], self._bounds.sentences(rows)
-        for chunk in _chunks(self._column[sentences.start : sentences.stop].column(0)):
+    def read(rows: slice, columns: slice) -> NDArray[Any]:
+        parts, sentences = [], bounds.sentences(rows)
+        for chunk in _chunks(arrays[sentences.start : sentences.stop].column(0)):
             # A list's values are those of its part of a buffer, which is not copied.
-            for _ in range(self._n_axes):
+            for _ in range(n_axes):
                 if chunk.null_count:
                     raise ValueError("a row has no values")
                 n_vectors, chunk = len(chunk), chunk.flatten()
@@ -361,9 +346,11 @@ class _Reader:
                 raise ValueError("vectors have unlike widths")
             parts.append(chunk.to_numpy(zero_copy_only=False).reshape(n_vectors, -1) if n_vectors else None)
         vectors = [part[:, columns] for part in parts if part is not None]
-        start = self._bounds.inside(rows, sentences.start).start
+        start = bounds.inside(rows, sentences.start).start
         rows_read = vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
         return rows_read[start : start + rows.stop - rows.start]
+
+    return read
 
 
 def _columns(

@@ -153,16 +153,10 @@ class ActivationSource:
         with stage(f"hidden states of {layers_named(self.layers)}"):
             for corpus, check in zip(corpora, checks or [lambda tokens: None] * len(corpora), strict=True):
                 check = _without_first(check) if self.without_first else check
-                stores.append(activations(self.request(corpus), self.cache, self.trainer, self.say, check=check))
-        if self.without_first:
-            stores = [store.without_first() for store in stores]
-        return self._encoded(stores)
-
-    def _encoded(self, stores: list[ActivationStore]) -> list[ActivationStore]:
-        """Return stores of the dictionary's features instead of hidden states, if there is a dictionary."""
+                store = activations(self.request(corpus), self.cache, self.trainer, self.say, check=check)
+                stores.append(store.without_first() if self.without_first else store)
         if (dictionary := self.dictionary) is None:
             return stores
-
         return [FeatureStore(store, dictionary, folder_of(self.site), self.selected_features) for store in stores]
 
 

@@ -9,14 +9,14 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,9 +50,20 @@ class Shard:
     n_tokens: int
 
 
+class _Divided:
+    """A plan whose corpus is divided into shards."""
+
+    shards: tuple[Shard, ...]
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens of the corpus."""
+        return sum(shard.n_tokens for shard in self.shards)
+
+
 @dataclass(frozen=True)
-class StorePlan:
-    """The division of a corpus into shards.
+class StorePlan(_Divided):
+    """The files of the hidden states of a corpus: for each shard, one for each layer.
 
     Args:
         key: Everything that changes the values (model, weights, tokenizer, corpus, dtype, ...).
@@ -70,9 +81,38 @@ class StorePlan:
     shards: tuple[Shard, ...]
 
     @property
-    def n_tokens(self) -> int:
-        """Number of tokens of the corpus."""
-        return sum(shard.n_tokens for shard in self.shards)
+    def n_files(self) -> int:
+        """Number of files for each shard: one for each layer."""
+        return self.n_layers + 1
+
+
+@dataclass(frozen=True)
+class WorkPlan(_Divided):
+    """The files of a work over a corpus: for each shard, one for each index below `n_files`.
+
+    Args:
+        key: Everything that changes the values.
+        holds: What is stored, for users; `{n}` is replaced by the number of finished files.
+        n_files: Maximum number of files for each shard.
+        dtype: Dtype of the forward pass, by its name in torch.
+        batch_tokens: Padded tokens in one forward pass.
+        shards: The shards, in corpus order.
+    """
+
+    key: Mapping[str, Any]
+    holds: str
+    n_files: int
+    dtype: str
+    batch_tokens: int
+    shards: tuple[Shard, ...]
+
+    @classmethod
+    def of_whole_text(
+        cls, key: Mapping[str, Any], holds: str, n_files: int, tokens: Tokens, batch_tokens: int
+    ) -> WorkPlan:
+        """Return the plan of files that are of the whole text each."""
+        whole = Shard(0, 0, tokens.n_sentences, tokens.n_tokens)
+        return cls(key, holds, n_files, "float32", batch_tokens, (whole,))
 
 
 def fingerprint(key: Mapping[str, Any]) -> str:
@@ -194,22 +234,24 @@ class NewerCache(RunError):
     """The entry was written by a newer version, and is not touched."""
 
 
-class ActivationStore:
-    """One entry of the cache: the hidden states of one corpus under one model.
+class CacheEntry:
+    """One entry of the cache: files of results over one corpus, such as the hidden states under one model.
 
     The manifest's first line is the plan; every further line records one finished shard with its checksum. Each line
     has a separate checksum. A line that was cut off by a crash, or damaged later, is ignored, and the shard is
     extracted again. As long as a store or a view of it is referenced, `remove_unused` leaves the entry.
 
     Raises:
-        DamagedCache: If the plan or the token table is missing or damaged.
+        DamagedCache: If the plan or the token table is missing or damaged, or the plan is of other contents.
         NewerCache: If a newer version of probing wrote the entry.
     """
+
+    plans: ClassVar[tuple[type, ...]] = (StorePlan, WorkPlan)
+    plan: Any
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.corpus: Corpus | None = None
-        self._mapped: dict[tuple[int, int], Tensor] = {}
         try:
             self._lease = FileLease(folder / MANIFEST)
             header = _parse(self._manifest_lines()[0])
@@ -219,29 +261,34 @@ class ActivationStore:
                     f"this one reads {FORMAT}); upgrade, or name another folder with --cache"
                 )
             self.plan, self.header = _plan(header), header
+            if not isinstance(self.plan, self.plans):
+                raise ValueError("it is of other contents")
         except (OSError, LookupError, TypeError, ValueError) as error:
             raise DamagedCache(f"{folder / MANIFEST}: {error or type(error).__name__}") from None
         if _checksum(folder / TOKENS) != header["tokens_sha256"]:
             raise DamagedCache(f"{folder / TOKENS} does not match its checksum")
 
     @classmethod
-    def create(cls, folder: Path, plan: StorePlan, tokens: Tokens, description: Mapping[str, Any]) -> ActivationStore:
+    def create(cls, folder: Path, plan: StorePlan | WorkPlan, tokens: Tokens, description: Mapping[str, Any]) -> Self:
         """Create an entry: write its table of tokens, then its plan, which makes it valid.
 
-        If a damaged plan is replaced, shards that were recorded under an equal plan are preserved.
+        If a damaged plan is replaced, files that were recorded under an equal plan are preserved. `UserError` is raised
+        if there is no room.
         """
         is_new = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             cls._set_up(folder, plan, tokens, description)
-        except BaseException:
+        except BaseException as error:
             if is_new:
                 shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise not_written(folder, error) from error
             raise
         return cls(folder)
 
     @staticmethod
-    def _set_up(folder: Path, plan: StorePlan, tokens: Tokens, description: Mapping[str, Any]) -> None:
+    def _set_up(folder: Path, plan: StorePlan | WorkPlan, tokens: Tokens, description: Mapping[str, Any]) -> None:
         with _put(folder / TOKENS) as partial:
             tokens.save(partial)
         header = {
@@ -262,17 +309,10 @@ class ActivationStore:
         """The table of tokens."""
         return Tokens.load(self.folder / TOKENS)
 
-    def of_corpus(self, corpus: Corpus) -> ActivationStore:
-        """Return the same entry with its corpus."""
-        view = copy(self)
-        view.corpus = corpus
-        return view
-
-    def without_first(self) -> ActivationStore:
-        """Return the same entry with the first token of each sentence set aside in its table of tokens."""
-        view = copy(self)
-        view.tokens = self.tokens.without_first()
-        return view
+    @property
+    def description(self) -> dict[str, Any]:
+        """The model, the corpus and the versions behind the entry, for users."""
+        return {name: self.header[name] for name in ("model", "revision", "corpus", "versions")}
 
     def shard_tokens(self, shard: Shard) -> slice:
         """Return the shard's rows of the token table."""
@@ -289,14 +329,14 @@ class ActivationStore:
         plan_id = _plan_id(self.header)
         records = [_parse(line) for line in self._manifest_lines()[1:] if _is_shard_of(line, plan_id)]
         checksums = {(record["layer"], record["shard"]): str(record["sha256"]) for record in records}
-        layers, shards = range(self.plan.n_layers + 1), range(len(self.plan.shards))
-        return {at: sha256 for at, sha256 in checksums.items() if at[0] in layers and at[1] in shards}
+        files, shards = range(self.plan.n_files), range(len(self.plan.shards))
+        return {at: sha256 for at, sha256 in checksums.items() if at[0] in files and at[1] in shards}
 
     def layers(self) -> list[int]:
-        """Return the layers of which every shard is recorded."""
+        """Return the layers, or indices, of which every shard is recorded."""
         recorded = self.records()
         shards = range(len(self.plan.shards))
-        return [k for k in range(self.plan.n_layers + 1) if all((k, shard) in recorded for shard in shards)]
+        return [k for k in range(self.plan.n_files) if all((k, shard) in recorded for shard in shards)]
 
     def damaged(self, layers: Iterable[int]) -> list[tuple[int, int]]:
         """Return the recorded (layer, shard) whose file is missing or does not match its checksum."""
@@ -313,7 +353,59 @@ class ActivationStore:
         work = {shard.index: [k for k in layers if (k, shard.index) not in have] for shard in self.plan.shards}
         return {shard: lacking for shard, lacking in work.items() if lacking}
 
-    # --- reading and writing ---
+    # --- writing ---
+
+    def write_tensors(self, layer: int, shard: int, tensors: Mapping[str, Tensor]) -> None:
+        """Store named tensors as one file: write to a temporary file, sync, rename, then record."""
+        path = self.path(layer, shard)
+        path.parent.mkdir(exist_ok=True)
+        with _put(path) as partial:
+            write_tensors(partial, tensors)
+            sha256 = _checksum(partial)
+        self._append({"layer": layer, "shard": shard, "sha256": sha256, "plan": _plan_id(self.header)})
+
+    def touch(self) -> None:
+        """Record that the entry was used now, for `cache prune`."""
+        with suppress(PermissionError):  # the entry of another user of a shared cache
+            os.utime(self.folder)
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        from filelock import FileLock
+
+        manifest = self.folder / MANIFEST
+        # Ranks share the manifest; a leading newline ends a line that a crash may have cut off.
+        with FileLock(self.folder / "manifest.lock"), manifest.open("a+b") as file:
+            file.seek(-1, os.SEEK_END)
+            torn = file.read(1) != b"\n"
+            file.write((b"\n" if torn else b"") + _line(record).encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _manifest_lines(self) -> list[str]:
+        return _lines(self.folder / MANIFEST)
+
+
+class ActivationStore(CacheEntry):
+    """The hidden states of one corpus under one model: a file for each layer and shard."""
+
+    plans = (StorePlan,)
+    plan: StorePlan
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._mapped: dict[tuple[int, int], Tensor] = {}
+
+    def of_corpus(self, corpus: Corpus) -> ActivationStore:
+        """Return the same entry with its corpus."""
+        view = copy(self)
+        view.corpus = corpus
+        return view
+
+    def without_first(self) -> ActivationStore:
+        """Return the same entry with the first token of each sentence set aside in its table of tokens."""
+        view = copy(self)
+        view.tokens = self.tokens.without_first()
+        return view
 
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the activations of one layer and shard, memory-mapped, shape (n_tokens_in_shard, d_model).
@@ -337,42 +429,46 @@ class ActivationStore:
 
     def write(self, layer: int, shard: int, hidden_states: Tensor) -> None:
         """Store activations, shape (n_tokens_in_shard, d_model), in the plan's dtype, as a whole file or not at all."""
-        self.write_tensors(layer, shard, {"hidden_states": hidden_states})
-
-    def write_tensors(self, layer: int, shard: int, tensors: Mapping[str, Tensor]) -> None:
-        """Store named tensors as one file: write to a temporary file, sync, rename, then record."""
-        path = self.path(layer, shard)
         self._mapped.pop((layer, shard), None)
-        path.parent.mkdir(exist_ok=True)
-        with _put(path) as partial:
-            write_tensors(partial, tensors)
-            sha256 = _checksum(partial)
-        self._append({"layer": layer, "shard": shard, "sha256": sha256, "plan": _plan_id(self.header)})
+        self.write_tensors(layer, shard, {"hidden_states": hidden_states})
 
     @property
     def uncompared(self) -> Path:
         """Path of an empty file that exists from an extraction's start until its comparison with the plain model."""
         return self.folder / "uncompared"
 
-    def touch(self) -> None:
-        """Record that the entry was used now, for `cache prune`."""
-        with suppress(PermissionError):  # the entry of another user of a shared cache
-            os.utime(self.folder)
 
-    def _append(self, record: Mapping[str, Any]) -> None:
-        from filelock import FileLock
+class WorkStore(CacheEntry):
+    """Results of a work over one corpus, by index and shard, such as those of passes or the sums of a measure."""
 
-        manifest = self.folder / MANIFEST
-        # Ranks share the manifest; a leading newline ends a line that a crash may have cut off.
-        with FileLock(self.folder / "manifest.lock"), manifest.open("a+b") as file:
-            file.seek(-1, os.SEEK_END)
-            torn = file.read(1) != b"\n"
-            file.write((b"\n" if torn else b"") + _line(record).encode())
-            file.flush()
-            os.fsync(file.fileno())
+    plans = (WorkPlan,)
+    plan: WorkPlan
 
-    def _manifest_lines(self) -> list[str]:
-        return _lines(self.folder / MANIFEST)
+    @classmethod
+    def opened(cls, folder: Path, make: Callable[[], tuple[WorkPlan, Tokens]], description: Mapping[str, Any]) -> Self:
+        """Open an entry, or create it; `make` returns its plan and tokens, and `description` is for users."""
+        try:
+            return cls(folder)
+        except DamagedCache:
+            return cls.create(folder, *make(), description)
+
+    def unfinished(self, indices: Sequence[int]) -> list[int]:
+        """Return the indices of missing or damaged files of the first shard."""
+        unfinished = set(self.missing(indices, self.damaged(indices)).get(0, ()))
+        return [index for index in indices if index in unfinished]
+
+    def put(self, index: int, tensors: Mapping[str, Tensor]) -> None:
+        """Write a file of the first shard; `UserError` if there is no room for it."""
+        try:
+            self.write_tensors(index, 0, tensors)
+        except OSError as error:
+            raise not_written(self.folder, error) from error
+
+    def get(self, index: int, shard: int = 0) -> dict[str, Tensor]:
+        """Return the content of a file."""
+        from safetensors.torch import load_file
+
+        return load_file(regular(self.path(index, shard), self.folder))
 
 
 def not_written(folder: Path, error: OSError) -> UserError:
@@ -406,13 +502,16 @@ def _put(path: Path) -> Iterator[Path]:
     _sync(path.parent)
 
 
-def _plan(header: Mapping[str, Any]) -> StorePlan:
+def _plan(header: Mapping[str, Any]) -> StorePlan | WorkPlan:
     """Return the plan in a header, or raise an error if the header is malformed."""
     shards = tuple(Shard(i, *map(int, row)) for i, row in enumerate(header["shards"]))
     if header["format"] < FORMAT or header["dtype"] not in DTYPES:
         raise ValueError(f"format {header['format']}, dtype {header['dtype']}")
-    sizes = {name: int(header[name]) for name in ("n_layers", "d_model", "batch_tokens")}
-    return StorePlan(key=header["key"], dtype=header["dtype"], shards=shards, **sizes)
+    how: dict[str, Any] = {"key": header["key"], "dtype": header["dtype"], "shards": shards}
+    how |= {"batch_tokens": int(header["batch_tokens"])}
+    if "n_files" in header:
+        return WorkPlan(holds=str(header["holds"]), n_files=int(header["n_files"]), **how)
+    return StorePlan(n_layers=int(header["n_layers"]), d_model=int(header["d_model"]), **how)
 
 
 def _plan_id(header: Mapping[str, Any]) -> str:
@@ -478,7 +577,7 @@ class Entry:
     """A folder of the cache, with its store, or None and `trouble`: `damaged`, or `of a newer version`."""
 
     folder: Path
-    store: ActivationStore | None
+    store: CacheEntry | None
     trouble: str = ""
 
     @property
@@ -497,7 +596,7 @@ def entries(cache: Path) -> list[Entry]:
         if not _ENTRY_NAME.fullmatch(folder.name) or not any((folder / name).exists() for name in (MANIFEST, TOKENS)):
             continue
         try:
-            cache_entries.append(Entry(folder, ActivationStore(folder)))
+            cache_entries.append(Entry(folder, CacheEntry(folder)))
         except DamagedCache:
             cache_entries.append(Entry(folder, None, "damaged"))
         except NewerCache:
@@ -519,45 +618,3 @@ def remove_unused(cache: Path, path: Path) -> bool:
     except OSError as error:
         raise UserError(f"`--cache {cache}`: {path} cannot be removed ({error.strerror or error}).") from None
     return True
-
-
-class PassStore(ActivationStore):
-    """An entry of the cache with a file for each of several passes, all over one text."""
-
-    @classmethod
-    def opened(
-        cls, folder: Path, key: Mapping[str, Any], tokens: Tokens, n_passes: int, batch_tokens: int,
-        description: Mapping[str, Any],
-    ) -> PassStore:  # fmt: skip
-        """Open or create the entry of at most `n_passes` passes.
-
-        `key` is everything that changes the results; `batch_tokens` includes padding; `description` is for users.
-        """
-        try:
-            return cls(folder)
-        except DamagedCache:
-            pass
-        plan = StorePlan(key, n_passes, 0, "float32", batch_tokens, (Shard(0, 0, tokens.n_sentences, tokens.n_tokens),))
-        try:
-            cls.create(folder, plan, tokens, description)
-        except OSError as error:
-            raise not_written(folder, error) from error
-        return cls(folder)
-
-    def unfinished(self, indices: Sequence[int]) -> list[int]:
-        """Return the indices of missing or damaged files."""
-        have = {at for at, _ in self.records()} - {at for at, _ in self.damaged(indices)}
-        return [index for index in indices if index not in have]
-
-    def put(self, index: int, tensors: Mapping[str, Tensor]) -> None:
-        """Write a file; `UserError` if there is no room for it."""
-        try:
-            self.write_tensors(index, 0, tensors)
-        except OSError as error:
-            raise not_written(self.folder, error) from error
-
-    def get(self, index: int) -> dict[str, Tensor]:
-        """Return the content of a file."""
-        from safetensors.torch import load_file
-
-        return load_file(regular(self.path(index, 0), self.folder))

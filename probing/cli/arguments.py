@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from argparse import SUPPRESS
+from argparse import SUPPRESS, _StoreAction
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from inspect import signature
 from itertools import groupby
 from os.path import isfile
 from pathlib import Path
 from textwrap import fill
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader
 
-from probing.cli.option_types import admits_none, expected, for_command_line, is_mapping, option_types, python_only
-from probing.cli.options import HELP_GROUPS, help_group
+from probing.cli.option_types import admits_none, expected, is_mapping, without_objects
+from probing.cli.options import HELP_GROUPS, Options, declared, flat, help_group, options_of
 from probing.errors import UserError, as_clause, did_you_mean, refuse
 from probing.runtime import started_as
 from probing.runtime.files import MOST_LEVELS, YAML_DOCUMENT, check_yaml, read_text
@@ -187,36 +188,40 @@ WORDS, WORD = ("folders", "checkpoints"), ("folder", "file", "paper")
 class Parser(ArgumentParser):
     """Parser that accepts yes/no options without a value and raises problems with arguments as a UserError."""
 
-    def add_argument(self, *args: Any, **options: Any) -> Any:
-        """Add an option; a yes/no option may be given without a value."""
-        if options.get("type") is bool:
-            options = {**options, "nargs": "?", "const": True}
-        return super().add_argument(*args, **options)
-
-    def add_options(self, function: Callable[..., Any]) -> None:
-        """Add the options of a command or class, except arguments that only Python can give."""
-        if isinstance(function, type):
-            self.add_class_arguments(function)
-        else:
-            self.add_function_arguments(for_command_line(function), skip=python_only(function))
+    def add_options(self, kind: type) -> None:
+        """Add the options of a class: those of `Options` as declared, of another class the arguments of its objects."""
+        if not issubclass(kind, Options):
+            self.add_class_arguments(kind)
+            return
+        groups = {
+            name: self.add_argument_group(entry.help.rstrip("."))
+            for name, entry in declared(kind).items()
+            if entry.is_group
+        }
+        for name, entry in flat(kind).items():
+            group = groups.get(name.partition(".")[0], self)
+            may_stand_alone: dict[str, Any] = {"nargs": "?", "const": True} if entry.hint is bool else {}
+            group.add_argument(f"--{name}", type=entry.hint, default=entry.default, help=entry.help, **may_stand_alone)
 
     def error(self, message: str, error: Exception | None = None) -> NoReturn:
         """Raise the message as a UserError."""
         raise UserError(message)
 
 
-def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[str, Any]:
-    """Return a command's keyword arguments, from its signature, `--config` files and the command line.
+def parse(name: str, command: Callable[..., Any], args: Sequence[str]) -> dict[str, Any]:
+    """Return a command's options with their values, from `--config` files and the command line.
 
     Raises:
         UserError: If files cannot be read, options are unknown, or values have the wrong type; it names all problems.
     """
-    parser, known = _parser_of_command(f"{started_as()} {name}", function), option_types(function)
+    kind: Any = options_of(command)
+    parser, known = _parser_of_command(f"{started_as()} {name}", kind), option_types(kind)
     if {"-h", "--help"} & set(args):
-        _group_help(parser)
+        _group_help(parser, kind)
+        parser.description = (command.__doc__ or "").partition("\n")[0]
         parser.usage = fill(parser.usage or "", columns() - 7, subsequent_indent=" " * 7)
         parser.parse_args(["--help"])
-    collector, option_pairs = OptionCollector(parser, function, name), list(_option_pairs(args))
+    collector, option_pairs = OptionCollector(parser, kind, name), list(_option_pairs(args))
     for option, value in option_pairs:
         if option == "--config":
             collector.take_file(value or "")
@@ -243,40 +248,38 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
     return {key: value for key, value in collector.keywords().items() if key not in ("config", "print_config")}
 
 
-def _group_help(parser: Parser) -> None:
+def _group_help(parser: Parser, kind: type[Options]) -> None:
     """Sort the options of a help into `HELP_GROUPS`, most important first; options of a dataclass keep their groups."""
+    names = {name for name, entry in declared(kind).items() if not entry.is_group} | {"help", "config", "print_config"}
     inner = [group for group in parser._action_groups if any("." in action.dest for action in group._group_actions)]
-    nested = {id(action) for group in inner for action in group._group_actions}
-    outer = [action for action in parser._actions if id(action) not in nested]
-    # The group of a function's options has its summary as title.
-    parser.description = next((f"{group.title}." for group in parser._action_groups[2:] if group not in inner), None)
     parser._action_groups = []
-    for title in HELP_GROUPS:
-        actions = [action for action in outer if help_group(action.dest) == title]
-        order = HELP_GROUPS[title]
+    for title, order in HELP_GROUPS.items():
+        actions = [action for action in parser._actions if action.dest in names and help_group(action.dest) == title]
         parser.add_argument_group(title)._group_actions.extend(
             sorted(actions, key=lambda action, order=order: order.index(action.dest) if action.dest in order else 0)  # type: ignore[misc]
         )
+    for group in inner:
+        name = group._group_actions[0].dest.partition(".")[0]
+        file = _StoreAction([f"--{name}"], name, default=SUPPRESS, metavar="CONFIG")
+        file.help = f"YAML file of the options that begin with --{name}; those override it."
+        group._group_actions.insert(0, file)
+        group.title = fill(group.title or "", columns() - 2)  # argparse breaks all but the titles
     parser._action_groups.extend(inner)
-    for group in inner:  # argparse breaks all but the titles
-        group.title = fill(group.title or "", columns() - 2)
 
 
-def checked(
-    function: Callable[..., Any], options: Mapping[str, Any], owner: str, source: OptionSource
-) -> dict[str, Any]:
-    """Return the given options of a function or dataclass, converted, with defaults for all others.
+def checked(kind: type, options: Mapping[str, Any], owner: str, source: OptionSource) -> dict[str, Any]:
+    """Return the given options of a class, converted, with defaults for all others.
 
     Raises:
         UserError: If options are unknown or values have the wrong type; it names all problems.
     """
-    collector = OptionCollector(_parser_of(function), function, owner)
+    collector = OptionCollector(_parser_of(kind), kind, owner)
     collector.take_mapping(options, source)
     return collector.keywords()
 
 
 @cache
-def _parser_of_command(prog: str, function: Callable[..., Any]) -> Parser:
+def _parser_of_command(prog: str, kind: type[Any]) -> Parser:
     parser = Parser(prog=prog, allow_abbrev=False, print_config=None)
     parser.add_argument(
         "--config", action=ActionConfigFile, help="YAML file of options; the command line overrides it."
@@ -286,25 +289,33 @@ def _parser_of_command(prog: str, function: Callable[..., Any]) -> Parser:
         help="Print all options with their values as a file for --config, and do nothing else; "
         f"{PRINT_CONFIG}=comments also describes each.",
     )  # fmt: skip
-    parser.add_options(function)
-    known = option_types(function)
+    parser.add_options(kind)
+    known = option_types(kind)
     words = [f"[{word.upper()}]" for word in WORD if word in known]
     words += [f"[{word.upper()} ...]" for word in WORDS if word in known]
     parser.usage = " ".join([prog, *words, "[OPTIONS]"])
     for action in parser._actions:
         # Hide `--OPTION+`, which appends to a list of a file, from the help; it remains possible.
         action.option_strings = [option for option in action.option_strings if not option.endswith("+")]
-        if any(option.startswith(f"{action.dest}.") for option in known):
-            action.help = f"YAML file of the options that begin with --{action.dest}; those override it."
     return parser
 
 
 @cache
-def _parser_of(function: Callable[..., Any]) -> Parser:
-    """Return a parser of a function's options, cached because making it is half of the work of a check."""
+def _parser_of(kind: type) -> Parser:
+    """Return a parser of a class's options, cached because making it is half of the work of a check."""
     parser = Parser()
-    parser.add_options(function)
+    parser.add_options(kind)
     return parser
+
+
+def option_types(command: Callable[..., Any]) -> dict[str, Any]:
+    """Return the type of each option of the command line, of a command or of a class; groups give dotted names."""
+    kind = options_of(command)
+    if issubclass(kind, Options):
+        return {name: entry.hint for name, entry in flat(kind).items()}
+    has_init = "__init__" in vars(kind) and "__dataclass_fields__" not in vars(kind)
+    hints = get_type_hints(vars(kind)["__init__"] if has_init else kind)
+    return {name: without_objects(hints.get(name, Any)) for name in signature(kind).parameters}
 
 
 def as_mapping(words: Sequence[str]) -> dict[str, Any]:
@@ -329,6 +340,7 @@ class OptionSource:
         """Return an option with its value as the user spelled it; a long value is cut."""
         text = str(value) if value is not None else {": ": "null", "=": "None"}.get(self.between, "")
         text = text if len(text) <= 60 else f"{text[:60]}..."
+        text = f'"{text}"' if self.between == "=" and isinstance(value, str) else text
         return f"`{self.before}{name}{self.between}{text}`".replace(" `", "`") + self.after
 
 
@@ -340,9 +352,9 @@ PYTHON = OptionSource("", "=")
 class OptionCollector:
     """Collector of the options of `owner`, separately, so that all problems are reported."""
 
-    def __init__(self, parser: ArgumentParser, function: Callable[..., Any], owner: str) -> None:
-        self._parser, self._types, self._owner = parser, option_types(function), owner
-        # Groups of options: dataclasses, which have no value of their own.
+    def __init__(self, parser: ArgumentParser, kind: type, owner: str) -> None:
+        self._parser, self._types, self._owner, self._kind = parser, option_types(kind), owner, kind
+        # Groups of options, which have no value of their own.
         self._groups = {name.rsplit(".", 1)[0] for name in self._types if "." in name}
         # Options that are mappings with arbitrary names, such as Lightning's arguments. Their content is kept from the
         # parser, which would import any value that looks like the path of a class.
@@ -353,8 +365,9 @@ class OptionCollector:
     def keywords(self) -> dict[str, Any]:
         """Return all arguments with their values; raise UserError if there were problems."""
         refuse(self._problems)
-        parsed = self._parser.parse_args([], namespace=self._namespace)
-        return {**vars(self._parser.instantiate(parsed)), **self._mappings}
+        parsed = vars(self._parser.parse_args([], namespace=self._namespace))
+        groups = {name: type(declared(self._kind)[name].default)(**vars(parsed[name])) for name in self._groups}
+        return {**parsed, **groups, **self._mappings}
 
     def take_arguments(self, option_pairs: Sequence[tuple[str, str | None]]) -> None:
         """Take options from the command line, such as `--seed` and `3`, in order."""

@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from functools import wraps
-from inspect import BoundArguments, signature
+from inspect import signature
 from os import PathLike, fspath
 from textwrap import fill
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from probing.cli.arguments import (
     COMMANDS_ELSEWHERE,
     PRINT_CONFIG,
     PYTHON,
     WORDS,
-    Parser,
     as_text,
     checked,
+    option_types,
     parse,
     suggest,
     with_underscores,
 )
-from probing.cli.option_types import option_types, python_only, resolved
-from probing.cli.options import are_options, with_shared_help
-from probing.errors import RunError, UserError, did_you_mean, lack_of_machine, refuse, single_line
+from probing.cli.options import Options, declared, flat, options_of, problems_of, with_args
+from probing.errors import (
+    RunError,
+    UserError,
+    did_you_mean,
+    in_python,
+    lack_of_machine,
+    on_command_line,
+    refuse,
+    single_line,
+    spelled,
+)
 from probing.registry import load, renamed
 from probing.runtime import heap_set_aside, package_version, set_heap_aside, started_as
 from probing.runtime.processes import (
@@ -54,7 +62,8 @@ from probing.runtime.terminal import columns, complain, escaped_output, open_out
 # --------------------------------------------------------------------------------------------------------------------
 
 _P = ParamSpec("_P")
-_T = TypeVar("_T")
+_Options = TypeVar("_Options", bound=Options)
+_Result = TypeVar("_Result")
 
 # Options that take a list in Python, and the name of a source on the command line.
 _LISTS = ("corpus", "test_corpus", "fit_corpus")
@@ -64,47 +73,68 @@ _UNCHECKED = "without_check"
 _PLAIN = (str, bool, int, float, list, dict)
 
 
-def command(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let Python call a command with paths, NumPy numbers and text for numbers, converted and checked before any work.
+def command(
+    options: Callable[_P, _Options],
+) -> Callable[[Callable[[_Options], _Result | None]], Callable[_P, _Result]]:
+    """Make a command of a function that takes an object of a class of options.
 
-    The command line calls the function directly, with parsed arguments. Wrong values raise a UserError.
+    From Python it is called with the arguments of the class, which may also be paths, NumPy numbers, text for numbers
+    and mappings for groups. All that is wrong with their values is refused at once, as on the command line, and in the
+    words of a call, by a UserError. The result is the rank-zero process's; other processes return None.
+
+    Args:
+        options: The class, a frozen dataclass that inherits from `Options`.
     """
+    kind: Any = options
 
-    @wraps(function)
-    def called(*args: _P.args, **keywords: _P.kwargs) -> _T:
-        bound = _bound(function, args, keywords)
-        quiet = bool(bound.arguments.get("quiet"))
-        process_state = _preserve_process_state() if "trainer" in bound.signature.parameters else nullcontext()
-        with escaped_output(), overview(quiet, briefly=True), process_state:
-            return function(*bound.args, **bound.kwargs)
+    def decorate(run: Callable[[_Options], _Result | None]) -> Callable[_P, _Result]:
+        def from_command_line(**keywords: Any) -> Any:
+            with spelled(on_command_line), overview(bool(keywords.get("quiet"))):
+                return run(_without_problems(kind(**keywords)))
 
-    @wraps(function)
-    def from_command_line(*args: _P.args, **keywords: _P.kwargs) -> _T:
-        with overview(bool(keywords.get("quiet"))):
-            return function(*args, **keywords)
+        @wraps(run)
+        def called(*args: Any, **keywords: Any) -> Any:
+            with spelled(in_python):
+                checked_options = _without_problems(kind(**_keywords(called, args, keywords)))
+                quiet = getattr(checked_options, "quiet", False)
+                process_state = _preserve_process_state() if hasattr(kind, "trainer") else nullcontext()
+                with escaped_output(), overview(quiet, briefly=True), process_state:
+                    return run(checked_options)
 
-    vars(called)[_UNCHECKED] = from_command_line
-    return called
+        result = run.__annotations__.get("return")
+        vars(called)["__signature__"] = signature(kind).replace(return_annotation=result)
+        called.__doc__ = from_command_line.__doc__ = with_args(run.__doc__ or "", kind)
+        vars(called)["options"] = vars(from_command_line)["options"] = kind
+        vars(called)[_UNCHECKED] = from_command_line
+        return called
+
+    return decorate
 
 
-def _bound(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> BoundArguments:
+def _without_problems(options: _Options) -> _Options:
+    refuse(list(problems_of(options)))
+    return options
+
+
+def _keywords(command: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Return the converted arguments of a call; unknown arguments raise TypeError, which also names wrong values."""
-    known = signature(function).parameters
+    public = signature(command)
     problems = [
-        f"got an unexpected keyword argument {name!r}{suggest(name, option_types(function), function.__name__)}"
+        f"got an unexpected keyword argument {name!r}{suggest(name, option_types(command), command.__name__)}"
         for name in keywords
-        if name not in known
+        if name not in public.parameters
     ]
+    values: dict[str, Any] = {}
     try:
-        bound = signature(function).bind(*args, **{name: value for name, value in keywords.items() if name in known})
-        bound.arguments.update(converted(function, bound.arguments))
+        known = {name: value for name, value in keywords.items() if name in public.parameters}
+        values = converted(command, public.bind(*args, **known).arguments)
     except (TypeError, UserError) as error:
         if isinstance(error, UserError) and not problems:
             raise
         problems.append(str(error).rstrip("."))
     if problems:
-        raise TypeError(f"{function.__name__}() {'; '.join(problems)}")
-    return bound
+        raise TypeError(f"{command.__name__}() {'; '.join(problems)}")
+    return values
 
 
 @contextmanager
@@ -116,25 +146,27 @@ def _preserve_process_state() -> Iterator[None]:
         yield
 
 
-def without_validation(function: Callable[..., _T]) -> Callable[..., _T]:
-    """Return a command without the check of its arguments."""
-    unwrapped: Callable[..., _T] = getattr(function, _UNCHECKED, function)
+def without_validation(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command that takes options as the command line has parsed them, without conversion of its arguments."""
+    unwrapped: Callable[..., Any] = getattr(command, _UNCHECKED, command)
     return unwrapped
 
 
-def converted(function: Callable[..., Any], arguments: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
+def converted(command: Callable[..., Any], arguments: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
     """Return the plain arguments converted to a command's types, and objects unchanged.
 
     Raises:
         UserError: If the option does not take a value; the message names the command by `name`.
     """
-    values = {option: as_plain(value) for option, value in arguments.items() if option not in python_only(function)}
+    known = declared(options_of(command))
+    values = {option: as_plain(value) for option, value in arguments.items() if not known[option].is_of_python}
     values |= {option: [value] for option in WORDS if isinstance(value := values.get(option), str)}
     objects = {option for option, value in values.items() if _is_object(value, option)}
     refuse([_no_dict(option, values[option]) for option in _DICTS if option in objects])
     plain_values = {option: value for option, value in values.items() if option not in objects}
-    checked_values = checked(function, plain_values, name or function.__name__, PYTHON)
-    return {option: checked_values[option] for option in plain_values} | {option: values[option] for option in objects}
+    checked_values = checked(options_of(command), plain_values, name or command.__name__, PYTHON)
+    checked_values = {option: checked_values[option] for option in plain_values}
+    return {**arguments, **checked_values, **{option: values[option] for option in objects}}
 
 
 def _no_dict(option: str, value: Any) -> str:
@@ -154,8 +186,8 @@ def as_plain(value: Any) -> Any:
     """Return a value as the command line would give it: paths as text, NumPy numbers as Python's, groups as dicts."""
     if isinstance(value, PathLike):
         return fspath(value)
-    if are_options(value):
-        return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Options):
+        return {name: as_plain(getattr(value, name)) for name in declared(type(value))}
     if isinstance(value, Mapping):
         return {name: as_plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple | range):
@@ -163,22 +195,6 @@ def as_plain(value: Any) -> Any:
     if type(value).__module__.split(".")[0] == "numpy" and getattr(value, "ndim", 2) < 2:
         return value.tolist()  # numbers as well as arrays of them
     return value
-
-
-_Options = ParamSpec("_Options")
-_Result = TypeVar("_Result")
-
-
-def configured(
-    function: Callable[Concatenate[dict[str, Any], _Options], _Result | None],
-) -> Callable[_Options, _Result]:
-    """Make a command of a function whose first argument is the resolved configuration, hidden from callers.
-
-    The others are the command's options; shared options, such as `model` and `seed`, need no description in its
-    docstring. The return type is the rank-zero process's; other processes return None.
-    """
-    decorated: Callable[..., Any] = command(with_shared_help(resolved(function)))
-    return decorated
 
 
 # A date of more digits is after the year 9999, which is Python's last.
@@ -218,7 +234,8 @@ def print_config(name: str, function: Callable[..., Any], args: Sequence[str], f
             raise UserError(f"`{PRINT_CONFIG}={form}`: expected {PRINT_CONFIG} alone or {PRINT_CONFIG}={COMMENTS}.")
     options = parse(name, function, args)
     print(f"# {started_as()} {name} --config FILE.yaml")
-    for line in _lines(options, _descriptions(function) if COMMENTS in forms else {}):
+    help_of = {key: entry.help for key, entry in flat(options_of(function)).items()}
+    for line in _lines(options, help_of if COMMENTS in forms else {}):
         print(line)
 
 
@@ -228,18 +245,11 @@ def _lines(options: Mapping[str, Any], descriptions: Mapping[str, str], group: s
         if description := descriptions.get(f"{group}{name}"):
             yield ""
             yield fill(description, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
-        if is_dataclass(value) and not isinstance(value, type):
+        if isinstance(value, Options):
             yield f"{name}:"
             yield from _lines(asdict(value), descriptions, f"{name}.")
         else:
             yield from (f"{indent}{line}" for line in as_text({name: value}, unicode=prints_unicode()).splitlines())
-
-
-def _descriptions(function: Callable[..., Any]) -> dict[str, str]:
-    parser = Parser()
-    parser.add_options(function)
-    of_all = {action.dest: " ".join((action.help or "").split()) for action in parser._actions}
-    return {name: of_all[name] for name in option_types(function) if name in of_all}
 
 
 RUN_ERROR, USER_ERROR, HUNG_UP, INTERRUPTED, PIPE_CLOSED, TERMINATED = 1, 2, 129, 130, 141, 143

@@ -1,62 +1,237 @@
-"""Groups of options that form a single argument, and descriptions of options shared by several commands."""
+"""Options of commands: how they are declared, how their values are checked, and those that several commands share."""
 
 from __future__ import annotations
 
+import ast
 import inspect
-import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, MISSING, Field, asdict, dataclass, field, fields, replace
+from functools import cache
+from itertools import pairwise
 from textwrap import fill
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, get_type_hints
 
-from probing.errors import UserError, out_of_range
+from probing.cli.option_types import (
+    FIGURE_FORMAT,
+    FORMATS,
+    LAST_SEED,
+    Dtype,
+    FigureFormat,
+    FirstToken,
+    GroupBy,
+    Layers,
+    Model,
+    PythonOnly,
+    Source,
+    Tokenizer,
+    chosen,
+    without_objects,
+)
+from probing.errors import UserError, flag, out_of_range
+
+# --------------------------------------------------------------------------------------------------------------------
+# How an option is declared.
+# --------------------------------------------------------------------------------------------------------------------
+
+_Value = TypeVar("_Value")
+_Options = TypeVar("_Options", bound="Options")
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """Declaration of an option, as in `option`, with its help, its type for the command line and its default."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+    expected: str = ""
+    choices: tuple[str, ...] = ()
+    nothing: str | None = None
+    help: str = ""
+    hint: Any = None
+    default: Any = None
+
+    @property
+    def is_group(self) -> bool:
+        """Whether it is a group of options."""
+        return isinstance(self.default, Options)
+
+    @property
+    def is_of_python(self) -> bool:
+        """Whether only Python can give it."""
+        return self.hint is PythonOnly
+
+
+def option(
+    default: _Value, *, at_least: float | None = None, at_most: float | None = None, expected: str = "",
+    choices: Iterable[str] = (), nothing: str | None = None,
+) -> _Value:  # fmt: skip
+    """Declare the values of an option of a class of `Options`; its help is the string below it.
+
+    An option that a class declares anew keeps what it leaves out, such as the range or the help, from the class that it
+    inherits the option from.
+
+    Args:
+        default: Its default.
+        at_least: Least value of a number.
+        at_most: Largest value of a number.
+        expected: Values that are expected, in words, in place of these two.
+        choices: Names of which the option takes some, separated by commas, or all.
+        nothing: The word for none of the names, if it may be given.
+    """
+    metadata = {"declaration": Declaration(at_least, at_most, expected, tuple(choices), nothing)}
+    if isinstance(default, list):
+        return cast(_Value, field(default_factory=default.copy, metadata=metadata))
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a command, or a group of them that is a single argument, such as `--probe.l2`.
+
+    Each option is a field with its type and its default, or `option`, and with its help as a string below it. A class
+    inherits the options that commands share; those of its last base come first. Fields after `_: KW_ONLY` follow all
+    others, and Python takes them by name alone.
+    """
+
+    def problems(self) -> list[str]:
+        """Return the problems with how values go together; ranges and choices are declared."""
+        return []
+
+    def selected(self, name: str) -> list[Any]:
+        """Return the names that an option with choices selects, in their order."""
+        declaration = declared(type(self))[name]
+        return list(chosen(name, getattr(self, name), declaration.choices, declaration.nothing))
+
+
+# The declarations of options that commands share, by name; filled where they are declared.
+SHARED: dict[str, Declaration] = {}
+
+
+def declared(kind: type[Options]) -> Mapping[str, Declaration]:
+    """Return the options of a class by their names, in the order of its arguments."""
+    of_class: Any = kind  # whose objects, for a type checker, have another hash than the class
+    return _declared(of_class)
+
+
+@cache
+def _declared(kind: type[Any]) -> Mapping[str, Declaration]:
+    hints, declarations = get_type_hints(kind), _declarations(kind)
+    return {
+        part.name: replace(declarations[part.name], hint=without_objects(hints[part.name]), default=_default(part))
+        for part in sorted(fields(kind), key=lambda part: bool(part.kw_only))
+    }
+
+
+def flat(kind: type[Options]) -> dict[str, Declaration]:
+    """Return the options of the command line; those of groups have dotted names, in place of the groups."""
+    options: dict[str, Declaration] = {}
+    for name, entry in declared(kind).items():
+        if entry.is_group:
+            inner = declared(type(entry.default))
+            options |= {f"{name}.{part}": declaration for part, declaration in inner.items()}
+        elif not entry.is_of_python:
+            options[name] = entry
+    return options
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _declarations(kind: type[Options]) -> dict[str, Declaration]:
+    """Return the declarations of a class by option; each class adds to those that it inherits, or that are shared."""
+    declarations: dict[str, Declaration] = {}
+    for part in reversed(kind.__mro__):
+        known: Mapping[str, Field[Any]] = getattr(part, "__dataclass_fields__", {})
+        for name in vars(part).get("__annotations__", {}):
+            if name in known:
+                declaration = known[name].metadata.get("declaration", Declaration())
+                explicit = vars(declaration) | {"help": help_in(part.__module__).get((part.__name__, name), "")}
+                shared = declarations.get(name) or SHARED.get(name, Declaration())
+                stated = {key: value for key, value in explicit.items() if value not in ("", None, ())}
+                declarations[name] = Declaration(**(vars(shared) | stated))
+    return declarations
+
+
+@cache
+def help_in(module: str) -> dict[tuple[str, str], str]:
+    """Return the strings below the fields of classes in a module's source, by class and field; none without source."""
+    try:
+        source = ast.parse(inspect.getsource(sys.modules[module]))
+    except (KeyError, OSError, TypeError):
+        return {}
+    return {
+        (kind.name, statement.target.id): " ".join(str(below.value.value).split())
+        for kind in ast.walk(source) if isinstance(kind, ast.ClassDef)
+        for statement, below in pairwise(kind.body)
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+        and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    }  # fmt: skip
+
+
+def problems_of(options: Options, group: str = "") -> Iterator[str]:
+    """Yield all problems with options: values out of range, unknown names, and what does not go together."""
+    for name, entry in declared(type(options)).items():
+        value = getattr(options, name)
+        if isinstance(value, Options):
+            yield from problems_of(value, f"{name}.")
+        elif entry.choices:
+            try:
+                chosen(f"{group}{name}", value, entry.choices, entry.nothing)
+            except UserError as error:
+                yield str(error).rstrip(".")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            low, high = entry.at_least, entry.at_most
+            if low is not None or high is not None:
+                yield from out_of_range(f"{group}{name}", value, low, high, entry.expected)
+    yield from options.problems()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Groups of options that form a single argument.
+# --------------------------------------------------------------------------------------------------------------------
 
 # Limits of penalties and learning rates: beyond, their squares and sums over tokens are 0 or infinite in float32.
 SMALLEST, LARGEST = 1e-30, 1e30
+_POSITIVE = f"a number above 0 ({SMALLEST} to {LARGEST})"
 
 # Arguments of Lightning's Trainer that concern how a probe is trained, and not where.
 OF_TRAINING = ("max_epochs", "max_time", "enable_checkpointing", "detect_anomaly")
 
-_Options = TypeVar("_Options")
-
-
-def are_options(value: Any) -> bool:
-    """Return whether a value is a group of options: a dataclass of `probing.cli`; tasks can be dataclasses too."""
-    return is_dataclass(value) and type(value).__module__.startswith("probing.cli.")
-
 
 @dataclass(frozen=True)
-class ProbeOptions:
-    """How the probe is trained.
+class ProbeOptions(Options):
+    """How the probe is trained."""
 
-    Args:
-        l1: Strength of the l1 penalty on the scaled weights.
-        l2: Strength of the squared l2 penalty on the scaled weights, above 0; auto selects one value for all layers on
-            validation sentences.
-        penalty_space: Scale that each neuron is divided by before its weights are penalised: its standard deviation
-            (sd), its root mean square (rms), or 1 (raw).
-        solver: Solver: lbfgs trains until the bound on the distance to the optimum is at most the tolerance; adam
-            trains on mini-batches, as published probes do.
-        tolerance: Bound on the distance to the optimum at which lbfgs stops, in nats.
-        learning_rate: Learning rate of adam.
-        batch_size: Batch size of adam, in tokens.
-        patience: Number of epochs without a lower validation cross-entropy after which adam stops training a layer.
-        bias: Whether the probe has an intercept. If true, neurons are centred on their training means, and their
-            contributions are to the difference from the logit of a mean hidden state.
-    """
-
-    l1: float = 0.0
-    l2: float | Literal["auto"] = "auto"
+    l1: float = option(0.0, at_least=0, at_most=LARGEST)
+    """Strength of the l1 penalty on the scaled weights."""
+    l2: float | Literal["auto"] = option(
+        "auto", at_least=SMALLEST, at_most=LARGEST,
+        expected="a number above 0, without which the distance to the optimum has no bound "
+        f"({SMALLEST} to {LARGEST})",
+    )  # fmt: skip
+    """Strength of the squared l2 penalty on the scaled weights, above 0; auto selects one value for all layers on
+    validation sentences."""
     penalty_space: Literal["sd", "rms", "raw"] = "sd"
+    """Scale that each neuron is divided by before its weights are penalised: its standard deviation (sd), its root mean
+    square (rms), or 1 (raw)."""
     solver: Literal["lbfgs", "adam"] = "lbfgs"
+    """Solver: lbfgs trains until the bound on the distance to the optimum is at most the tolerance; adam trains on
+    mini-batches, as published probes do."""
     # In every layer tried, pairs of neurons whose contributions differ by more than 1% have the order of the optimum
     # once the true distance is at most 3e-6. The bound is then 4 to 50 times the true distance.
-    tolerance: float = 3e-6
-    learning_rate: float = 1e-3
-    batch_size: int = 512
-    patience: int = 3
+    tolerance: float = option(3e-6, at_least=SMALLEST, at_most=LARGEST, expected=_POSITIVE)
+    """Bound on the distance to the optimum at which lbfgs stops, in nats."""
+    learning_rate: float = option(1e-3, at_least=SMALLEST, at_most=LARGEST, expected=_POSITIVE)
+    """Learning rate of adam."""
+    batch_size: int = option(512, at_least=1)
+    """Batch size of adam, in tokens."""
+    patience: int = option(3, at_least=1)
+    """Number of epochs without a lower validation cross-entropy after which adam stops training a layer."""
     bias: bool = False
+    """Whether the probe has an intercept. If true, neurons are centred on their training means, and their contributions
+    are to the difference from the logit of a mean hidden state."""
 
     @property
     def needs_validation(self) -> bool:
@@ -64,41 +239,34 @@ class ProbeOptions:
         return self.solver == "adam" or self.l2 == "auto"
 
     def problems(self) -> list[str]:
-        """Return the problems with values that are out of range."""
-        problems = out_of_range("probe.l1", self.l1, 0, LARGEST)
-        problems += out_of_range("probe.batch_size", self.batch_size, 1)
-        problems += out_of_range("probe.patience", self.patience, 1)
-        for name in ("l2", "tolerance", "learning_rate"):
-            if getattr(self, name) == "auto":
-                continue
-            if not SMALLEST <= (value := getattr(self, name)) <= LARGEST:
-                why = ", without which the distance to the optimum has no bound" if name == "l2" else ""
-                problem = f"`--probe.{name} {value}` is out of range: expected a number above 0"
-                problems.append(f"{problem}{why} ({SMALLEST} to {LARGEST})")
+        """Return the problems with values that exclude each other."""
+        problems = []
+        with_bias = flag("probe.bias", True)
         if self.bias and self.solver == "adam":
             problems.append(
-                "`--probe.solver adam`: a probe with an intercept (`--probe.bias true`) is trained by lbfgs; leave one "
-                "of the two out"
+                f"{flag('probe.solver', 'adam')}: a probe with an intercept ({with_bias}) is trained by lbfgs; leave "
+                "one of the two out"
             )
         if self.bias and self.penalty_space == "rms":
             problems.append(
-                "`--probe.penalty_space rms`: with `--probe.bias true` neurons are centred, and their root mean square "
-                "is their sd; leave one of the two out"
+                f"{flag('probe.penalty_space', 'rms')}: with {with_bias} neurons are centred, and their root mean "
+                "square is their sd; leave one of the two out"
             )
         return problems
 
     def problems_without_bias(self) -> list[str]:
-        """Return the problems with values for commands whose probes never have an intercept."""
-        problem = "`--probe.bias true` does not apply: probes of this command have no intercept; leave it out"
-        return self.problems() + [problem] * self.bias
+        """Return the problem with an intercept, for commands whose probes never have one."""
+        problem = f"{flag('probe.bias', True)} does not apply: probes of this command have no intercept; leave it out"
+        return [problem] * self.bias
 
     def problems_with_trainer(self, trainer: Mapping[str, Any]) -> list[str]:
         """Return the problems with arguments of Lightning's Trainer that conflict with the values."""
         if not (self.bias and trainer.get("enable_checkpointing")):
             return []
         return [
-            "`--trainer.enable_checkpointing`: a checkpoint of a probe with `--probe.bias true` would be of centred "
-            "neurons and a constant; leave one of the two out (`probe.safetensors` has weights and intercepts)"
+            f"{flag('trainer.enable_checkpointing')}: a checkpoint of a probe with {flag('probe.bias', True)} would be "
+            "of centred neurons and a constant; leave one of the two out (`probe.safetensors` has weights and "
+            "intercepts)"
         ]
 
     def problems_with_numbers(self, trainer: Mapping[str, Any], mdl: bool) -> list[str]:
@@ -106,11 +274,17 @@ class ProbeOptions:
         default, why = ProbeOptions(), "the task predicts numbers, by a ridge probe in closed form"
         names = ("l1", "solver", "tolerance", "learning_rate", "batch_size", "patience")
         inapplicable = [
-            f"--probe.{name} {getattr(self, name)}" for name in names if getattr(self, name) != getattr(default, name)
+            flag(f"probe.{name}", getattr(self, name))
+            for name in names
+            if getattr(self, name) != getattr(default, name)
         ]
-        inapplicable += [f"--trainer.{name} {value}" for name, value in trainer.items() if name in OF_TRAINING]
-        inapplicable += ["--mdl"] if mdl else []
-        return [f"`{option}` does not apply: {why}; leave it out" for option in inapplicable]
+        inapplicable += [flag(f"trainer.{name}", value) for name, value in trainer.items() if name in OF_TRAINING]
+        inapplicable += [flag("mdl")] * mdl
+        return [f"{option} does not apply: {why}; leave it out" for option in inapplicable]
+
+
+# Most characters of a tag that W&B accepts.
+LONGEST_TAG = 64
 
 
 # Most characters of a tag that W&B accepts.
@@ -118,85 +292,227 @@ LONGEST_TAG = 64
 
 
 @dataclass(frozen=True)
-class WandbOptions:
-    """Where and how a run is logged to Weights & Biases.
-
-    Args:
-        mode: Mode: `online`, `offline`, `disabled` or `auto`, which uses `$WANDB_MODE` if set, otherwise online with an
-            API key and offline without; `auto` always respects `wandb offline` and `wandb disabled`.
-        project: Project of the run; default: `$WANDB_PROJECT`, otherwise `probing`.
-        entity: User or team that owns the project; default: `$WANDB_ENTITY`, otherwise your W&B default entity.
-        group: Name that groups runs, such as the name of their sweep.
-        tags: Tags of the run, such as `a,b`, of at most 64 characters each.
-        name: Name of the run in W&B; default: `$WANDB_NAME`, otherwise the name of its folder. If a command creates
-            several runs, this names the run with their results.
-        notes: Notes shown with the run.
-        job_type: Type of the run, which distinguishes the runs of a group.
-    """
+class WandbOptions(Options):
+    """Where and how a run is logged to Weights & Biases."""
 
     mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    """Mode: `online`, `offline`, `disabled` or `auto`, which uses `$WANDB_MODE` if set, otherwise online with an API
+    key and offline without; `auto` always respects `wandb offline` and `wandb disabled`."""
     project: str | None = None
+    """Project of the run; default: `$WANDB_PROJECT`, otherwise `probing`."""
     entity: str | None = None
+    """User or team that owns the project; default: `$WANDB_ENTITY`, otherwise your W&B default entity."""
     group: str | None = None
-    tags: list[str] | str = field(default_factory=list)
+    """Name that groups runs, such as the name of their sweep."""
+    tags: list[str] | str = option([])
+    """Tags of the run, such as `a,b`, of at most 64 characters each."""
     name: str | None = None
+    """Name of the run in W&B; default: `$WANDB_NAME`, otherwise the name of its folder. If a command creates several
+    runs, this names the run with their results."""
     notes: str | None = None
+    """Notes shown with the run."""
     job_type: str | None = None
+    """Type of the run, which distinguishes the runs of a group."""
 
     def __post_init__(self) -> None:
-        """Split tags that were typed as text, and refuse those that W&B would refuse once the run starts."""
+        """Split tags that were typed as text."""
         if isinstance(self.tags, str):
             object.__setattr__(self, "tags", [tag for tag in map(str.strip, self.tags.split(",")) if tag])
-        for tag in self.tags:
-            if not 1 <= len(tag) <= LONGEST_TAG:
-                raise UserError(
-                    f"`--wandb.tags`: {tag!r} has {len(tag)} characters; expected tags of 1 to {LONGEST_TAG}."
-                )
+
+    def problems(self) -> list[str]:
+        """Return the problems with tags that W&B would refuse once the run starts."""
+        return [
+            f"{flag('wandb.tags')}: {tag!r} has {len(tag)} characters; expected tags of 1 to {LONGEST_TAG}"
+            for tag in self.tags
+            if not 1 <= len(tag) <= LONGEST_TAG
+        ]
 
 
 def as_options(kind: type[_Options], value: _Options | Mapping[str, Any], name: str) -> _Options:
     """Return the options as a dataclass, also from a mapping; raise UserError for an unknown key."""
     if not isinstance(value, Mapping):
         return value
-    known = [option.name for option in fields(kind)]  # type: ignore[arg-type]
+    known = [option.name for option in fields(kind)]
     if unknown := [key for key in value if key not in known]:
         raise UserError(f"`{name}.{unknown[0]}` is not an option; the options of `{name}` are {', '.join(known)}.")
     return kind(**value)
 
 
-# A command that means something more particular by one of these describes the option in its own docstring.
-DESCRIPTIONS = {
-    "model": "Model to read: an alias (minilm, bert, roberta, distilbert, ...), a hub id, or a local folder.",
-    "layer": "Layers to read: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer 0 is the embedding output "
-    "(only in the residual stream).",
-    "revision": "Branch, tag or commit of the model on the hub.",
-    "random_weights": "Use a randomly initialised model: the same architecture, with weights drawn with --seed.",
-    "dtype": "Precision of the forward pass and of the cached activations.",
-    "corpus": "Text to read: builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv, .jsonl; "
-    "also as .gz), hf:NAME?config=C&split=S&column=T, or - for standard input. FILE?word=2&label=4 names columns.",
-    "test_corpus": "Corpus to test on, given like --corpus; the test split of --corpus is then added to the training "
-    "split.",
-    "group_by": "Unit that the split never divides and that intervals treat as independent: sentence, document or "
-    "auto, which is document if the corpus marks at least 60 (`# newdoc` in CoNLL-U, empty lines in .txt).",
-    "first_token": "Whether the first token of each sequence is measured: include or exclude; the model reads it in "
-    "both cases. In decoders the first token often attracts much attention and has outliers.",
-    "max_length": "Maximum length of a tokenised sentence, including special tokens; longer sentences are truncated. "
-    "Default: the model's limit.",
-    "batch_tokens": "Maximum number of tokens in one forward pass, including padding; an existing cache entry keeps "
-    "its original value.",
-    "tokenizer": "Tokenizer of a model that is passed as an object; only from Python.",
-    "definition": "Definition of the outliers that are clipped, as in `geometry`.",
-    "components": "Number of directions that whitening keeps; default: all that vary.",
-    "seed": "Seed of every random draw: bootstrap samples, clip_random's neurons and random initialisation.",
-    "runs": "Folder in which the run is saved.",
-    "cache": "Folder of cached activations; default: $PROBING_CACHE or RUNS/cache.",
-    "quiet": "Print result lines, sentences and warnings, without tables and progress.",
-    "figure_format": "Formats of the figures: all, or some of png (for the screen and W&B), pdf and svg (for a paper, "
-    "3.3 or 6.8 inches wide).",
-    "probe": "How the probe is trained.",
-    "trainer": "Arguments of Lightning's Trainer that apply to a forward pass, such as --trainer.devices 2.",
-    "wandb": "Where and how to track the run in Weights & Biases.",
-}
+def configuration(options: Options) -> dict[str, Any]:
+    """Return the resolved options of a run as plain values for `config.yaml` and W&B; see `plain`."""
+    return plain({name: getattr(options, name) for name in declared(type(options))})
+
+
+def plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as plain values for YAML and W&B, without the run's name and the tokenizer."""
+    values = {k: asdict(v) if isinstance(v, Options) else v for k, v in options.items()}
+    mappings = {k: dict(values[k] or {}) for k in ("trainer", "task_args") if k in values}
+    return {k: v for k, v in values.items() if k not in ("name", "tokenizer")} | mappings
+
+
+def options_of(command: Callable[..., Any]) -> type[Options]:
+    """Return the class of the options of a command."""
+    class_itself: Any = command
+    kind: type[Options] = getattr(command, "options", class_itself)
+    return kind
+
+
+def defaults(command: Callable[..., Any]) -> dict[str, Any]:
+    """Return the defaults of a command's options as plain values, groups of options as mappings."""
+    return plain({name: entry.default for name, entry in declared(options_of(command)).items()})
+
+
+# In Python, a group of options may be a mapping; the command line sees only the group.
+if TYPE_CHECKING:
+    Probe: TypeAlias = ProbeOptions | Mapping[str, Any]
+    Wandb: TypeAlias = WandbOptions | Mapping[str, Any]
+else:
+    Probe, Wandb = ProbeOptions, WandbOptions
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Options that several commands share.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelOptions(Options):
+    """Options of the model that is read."""
+
+    model: Model = "minilm"
+    """Model to read: an alias (minilm, bert, roberta, distilbert, ...), a hub id, or a local folder."""
+    layer: Layers = "all"
+    """Layers to read: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer 0 is the embedding output (only in
+    the residual stream)."""
+    revision: str | None = None
+    """Branch, tag or commit of the model on the hub."""
+    random_weights: bool = False
+    """Use a randomly initialised model: the same architecture, with weights drawn with --seed."""
+    _: KW_ONLY
+    tokenizer: Tokenizer = None
+    """Tokenizer of a model that is passed as an object; only from Python."""
+
+
+@dataclass(frozen=True)
+class StatesOptions(ModelOptions):
+    """Options of a model whose hidden states are read."""
+
+    dtype: Dtype = "float32"
+    """Precision of the forward pass and of the cached activations."""
+
+
+@dataclass(frozen=True)
+class CorpusOptions(Options):
+    """Options of the text that is read."""
+
+    corpus: Source = "builtin"
+    """Text to read: builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv, .jsonl; also as
+    .gz), hf:NAME?config=C&split=S&column=T, or - for standard input. FILE?word=2&label=4 names columns."""
+    test_corpus: Source | None = None
+    """Corpus to test on, given like --corpus; the test split of --corpus is then added to the training split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(Options):
+    """Options of forward passes."""
+
+    max_length: int | None = option(None, at_least=1)
+    """Maximum length of a tokenised sentence, including special tokens; longer sentences are truncated. Default: the
+    model's limit."""
+    batch_tokens: int | None = option(None, at_least=1, at_most=LAST_SEED)
+    """Maximum number of tokens in one forward pass, including padding; an existing cache entry keeps its original
+    value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(Options):
+    """Options of a run: its seed, its folder, and where it is computed."""
+
+    seed: int = option(0, at_least=0, at_most=LAST_SEED)
+    """Seed of every random draw."""
+    runs: str = "runs"
+    """Folder in which the run is saved."""
+    name: str | None = None
+    """Name of this run; by default it has the time in it."""
+    cache: str | None = None
+    """Folder of cached activations; default: $PROBING_CACHE or RUNS/cache."""
+    quiet: bool = False
+    """Print result lines, sentences and warnings, without tables and progress."""
+    trainer: dict[str, Any] | None = None
+    """Arguments of Lightning's Trainer that apply to a forward pass, such as --trainer.devices 2."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneProcessOptions(RunOptions):
+    """Options of a run in one process."""
+
+    trainer: dict[str, Any] | None = None
+    """Arguments of Lightning's Trainer; only --trainer.accelerator and --trainer.logger are accepted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbedOptions(Options):
+    """Options of the probes that a command trains."""
+
+    probe: Probe = ProbeOptions()
+    """How the probe is trained."""
+
+    @property
+    def probe_options(self) -> ProbeOptions:
+        """The options of the probe, as an object."""
+        return as_options(ProbeOptions, self.probe, "probe")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions(Options):
+    """Options of where results go, beside the folder of the run."""
+
+    wandb: Wandb = WandbOptions()
+    """Where and how to track the run in Weights & Biases."""
+    figure_format: FigureFormat = option(FIGURE_FORMAT, choices=FORMATS)
+    """Formats of the figures: all, or some of png (for the screen and W&B), pdf and svg (for a paper, 3.3 or 6.8 inches
+    wide)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewOptions(Options):
+    """Options that some commands declare by their names and defaults alone."""
+
+    group_by: GroupBy = "auto"
+    """Unit that the split never divides and that intervals treat as independent: sentence, document or auto, which is
+    document if the corpus marks at least 60 (`# newdoc` in CoNLL-U, empty lines in .txt)."""
+    first_token: FirstToken = "include"
+    """Whether the first token of each sequence is measured: include or exclude; the model reads it in both cases. In
+    decoders the first token often attracts much attention and has outliers."""
+    components: int | None = option(None, at_least=1)
+    """Number of directions that whitening keeps; default: all that vary."""
+
+
+# The declarations of shared options, for classes that declare one of them by its name and default alone.
+SHARED.update(
+    {
+        name: declaration
+        for group in (StatesOptions, CorpusOptions, BatchOptions, RunOptions, ProbedOptions, OutputOptions, FewOptions)
+        for name, declaration in _declarations(group).items()
+    }
+)
+
+
+# With so many, the first of all has the p-value .05.
+LEAST_ROTATIONS = 19
+
+
+def rotation_problems(rotations: int | None) -> list[str]:
+    """Return the problems with a number of rotations."""
+    if not rotations or rotations >= LEAST_ROTATIONS:
+        return []
+    few = f"expected 0, or at least {LEAST_ROTATIONS}, with fewer of which no p-value reaches .05"
+    return [f"{flag('rotations', rotations)}: {few}"]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Help.
+# --------------------------------------------------------------------------------------------------------------------
 
 _MEASURED = "what is measured"
 # Groups of options in the help of a command, in their order; an option that no group names says what is measured.
@@ -227,20 +543,11 @@ def help_group(option: str) -> str:
 # Width of a line of a docstring.
 WIDTH = 116
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-
-def with_shared_help(command: _Function) -> _Function:
-    """Complete a command's docstring with the descriptions of its shared options, in the order of its options."""
-    command.__doc__ = complete(inspect.getdoc(command) or "", inspect.signature(command).parameters)
-    return command
-
-
-def complete(docstring: str, options: Iterable[str], shared: Mapping[str, str] = DESCRIPTIONS) -> str:
-    """Return a docstring without indentation whose `Args:` describe all options, with shared descriptions for the rest.
+def with_args(docstring: str, kind: type[Options]) -> str:
+    """Return a docstring without indentation, in which an `Args:` section describes each option of a class.
 
     Raises:
-        KeyError: If neither describes an option.
         UserError: If Python has dropped all docstrings (-OO).
     """
     if sys.flags.optimize > 1:
@@ -248,13 +555,9 @@ def complete(docstring: str, options: Iterable[str], shared: Mapping[str, str] =
             "python -OO, or PYTHONOPTIMIZE=2, leaves out the docstrings, of which the help of commands is made; run it "
             "without, or with -O."
         )
-    head, rest = docstring.split("\nArgs:\n")
-    section, blank, tail = rest.partition("\n\n")
-    entries = re.split(r"^ {4}(?=\S)", section, flags=re.MULTILINE)[1:]
-    command_entries = {entry.partition(":")[0]: f"    {entry.rstrip()}" for entry in entries}
-    lines = [command_entries[name] if name in command_entries else _entry(name, shared[name]) for name in options]
-    return f"{head}\nArgs:\n" + "\n".join(lines) + blank + tail
-
-
-def _entry(name: str, description: str) -> str:
-    return fill(f"{name}: {description}", WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8)
+    head, returns, rest = inspect.cleandoc(docstring).partition("\n\nReturns:\n")
+    entries = [
+        fill(f"{name}: {entry.help}", WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8)
+        for name, entry in declared(kind).items()
+    ]
+    return "\n".join([f"{head}\n\nArgs:", *entries]) + returns + rest

@@ -1,13 +1,9 @@
-"""Controls for an accuracy: their descriptions, and the choice among them."""
+"""Controls for an accuracy, and their descriptions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-from probing.cli.option_types import chosen
-from probing.errors import UserError
-from probing.results import listed
 
 
 @dataclass(frozen=True)
@@ -75,28 +71,3 @@ ADDED_CONTROLS: Mapping[str, Control] = {
         "can be read from that value alone.",
     ),
 }
-
-
-def chosen_controls(
-    requested: str | Sequence[str], ordinal: bool, of_sentences: bool = False, numbers: bool = False
-) -> list[str]:
-    """Return the requested controls, in the order of the tables; unknown or unsuitable controls raise `UserError`.
-
-    `requested` is `all` for all controls that suit the task, `none`, or names, in a string separated by commas.
-    """
-    names = chosen("--controls", "none" if requested in ("0", [], ["0"]) else requested, [*CONTROLS], "none")
-    if requested in ("all", ["all"]):
-        # `permuted_positions` is a floor only for tasks about positions; `control_task` measures memorised words, which
-        # do not predict positions.
-        names.remove("control_task" if ordinal else "permuted_positions")
-        without_types = of_sentences or numbers
-        return [name for name in names if not (without_types and name in ("control_task", "permuted_positions"))]
-    if "control_task" in names and (of_sentences or numbers):
-        why = (
-            "a random label, and this task labels sentences"
-            if of_sentences
-            else "a random class, and this task predicts numbers"
-        )
-        others = listed([name for name in CONTROLS if name != "control_task"], "or")
-        raise UserError(f"`--controls control_task`: it gives each word type {why}; give {others}.")
-    return names

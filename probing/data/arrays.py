@@ -21,7 +21,7 @@ from probing.errors import UserError, as_clause
 from probing.results import ALL_LAYERS, NamedLayer
 from probing.statistics.moments import is_constant, limits_of
 from probing.text import Split, sides_of_clusters
-from probing.text.tasks import Given, Labels, class_values, has_label, numbers_of
+from probing.text.tasks import Labels, LabelWording, class_values, has_label, numbers_of
 from probing.text.tokens import Tokens
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ class ArrayActivations:
 
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the activations of a shard, shape (n, d_model), float32."""
-        return self.in_float32(self.as_given(layer, shard))
+        return self.in_float32(self.as_passed(layer, shard))
 
     @staticmethod
     def in_float32(picked: Any) -> Tensor:
@@ -80,7 +80,7 @@ class ArrayActivations:
                 picked = torch.from_numpy(np.require(picked, dtype=np.float32, requirements=["C", "W"]))
         return picked.detach().to("cpu", torch.float32)
 
-    def as_given(self, layer: int, shard: int) -> Any:
+    def as_passed(self, layer: int, shard: int) -> Any:
         """Return the rows of a shard in the array's dtype."""
         rows, array = self.shard_tokens(self.plan.shards[shard]), self.layers[layer]
         return array[rows] if self._is_sorted else array[self._rows(rows, array)]
@@ -111,15 +111,15 @@ def check_values(store: ArrayActivations) -> None:
         named = f" layer {layer}" if len(store.layers) > 1 else ""
         limits = torch.full((2, store.plan.d_model), -torch.inf, dtype=torch.float64)  # -minimum and maximum
         for shard in store.plan.shards:
-            given = store.as_given(layer, shard.index)
-            read = store.in_float32(given)
+            original = store.as_passed(layer, shard.index)
+            read = store.in_float32(original)
             read_limits = limits_of(read)
             if not torch.isfinite(read_limits).all():
                 bad = (~torch.isfinite(read).all(1)).nonzero()
                 row = store.order[store.shard_tokens(shard).start + int(bad[0])]
                 of = f" of{named}" if named else ""
                 raise UserError(f"`X`: row {row}{of} has a value that is infinite or not a number in float32.")
-            limits = torch.maximum(limits, _limits(given, read_limits))
+            limits = torch.maximum(limits, _limits(original, read_limits))
         varies, largest = limits.sum(0) > 0, float(limits.abs().max())
         store.unresolved[layer] = (varies & is_constant(limits, RESOLVED)).nonzero().flatten().tolist()
         if largest and not _SMALLEST <= largest <= _LARGEST:
@@ -130,12 +130,12 @@ def check_values(store: ArrayActivations) -> None:
             )
 
 
-def _limits(given: Any, in_float32: Tensor) -> Tensor:
+def _limits(original: Any, in_float32: Tensor) -> Tensor:
     """Return the limits of the columns in their dtype, whose values may be equal in float32."""
-    if isinstance(given, Tensor):
-        wide = given.detach().cpu().double().numpy() if given.dtype == torch.float64 else None
+    if isinstance(original, Tensor):
+        wide = original.detach().cpu().double().numpy() if original.dtype == torch.float64 else None
     else:
-        wide = None if np.can_cast(given.dtype, np.float32) else np.require(given, np.float64, ["C", "W"])
+        wide = None if np.can_cast(original.dtype, np.float32) else np.require(original, np.float64, ["C", "W"])
     return in_float32 if wide is None else limits_of(torch.from_numpy(wide))
 
 
@@ -269,11 +269,11 @@ def _examples(
 
 
 def _layers(activations: Any) -> dict[int, Any]:
-    given = activations if isinstance(activations, Mapping) else {0: activations}
-    if not given:
+    by_key = activations if isinstance(activations, Mapping) else {0: activations}
+    if not by_key:
         raise UserError("`X` has no layers: expected an array, or a dict of layer number or name and array.")
     arrays: dict[int, Any] = {}
-    for layer, (key, array) in zip(_numbered_layers([*given]), given.items(), strict=True):
+    for layer, (key, array) in zip(_numbered_layers([*by_key]), by_key.items(), strict=True):
         arrays[layer] = _without_mask(array, f"X[{key!r}]" if isinstance(activations, Mapping) else "X")
     arrays = dict(sorted(arrays.items()))
     first = next(iter(arrays.values()))
@@ -357,8 +357,8 @@ def _labels(labels: Any, n_rows: int, numbers: bool | None) -> Labels:
     return _classes(labels, _Y)
 
 
-_Y = Given("`y` has", "give", "row", "or leave out `numbers=False` to have numbers predicted")
-_COVARIATE = Given("`control_for` has", "give", "row", "such as the numbers of intervals")
+_Y = LabelWording("`y` has", "give", "row", "or leave out `numbers=False` to have numbers predicted")
+_COVARIATE = LabelWording("`control_for` has", "give", "row", "such as the numbers of intervals")
 
 
 def _value_per_row(values: Any, name: str, n_rows: int) -> NDArray[Any]:
@@ -372,9 +372,9 @@ def _value_per_row(values: Any, name: str, n_rows: int) -> NDArray[Any]:
     return values
 
 
-def _classes(values: NDArray[Any], given: Given) -> Labels:
+def _classes(values: NDArray[Any], wording: LabelWording) -> Labels:
     """Return values as int64, or as an object array of strings; -1 or an empty string where missing."""
-    classes, is_known = class_values(values, given)
+    classes, is_known = class_values(values, wording)
     return classes if classes.dtype.kind == "O" else np.where(is_known, classes.astype(np.int64), -1)
 
 

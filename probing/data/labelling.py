@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from probing.activations import ActivationStore
 from probing.activations.source import MOST_FEATURES, ActivationSource, FeatureStore, most_active, report_dropped_text
+from probing.activations.store import CacheEntry
 from probing.cli.options import LARGEST, SMALLEST, ProbeOptions
 from probing.data.examples import (
     Examples,
@@ -150,12 +151,14 @@ def label(
     classes: Labels,
     side: Split,
     by_document: bool = False,
+    classified: Classified | None = None,
 ) -> Examples:
     """Return the examples of one side, with their classes; `splits` is the side of each sentence, `classes` ascend.
 
-    Intervals are over documents if `by_document`; the corpus must then have documents.
+    Intervals are over documents if `by_document`; the corpus must then have documents. `classified` is the class of
+    each token where it is known.
     """
-    classified = class_of_tokens(store.tokens, corpus, task, splits, classes, side)
+    classified = classified or class_of_tokens(store.tokens, corpus, task, splits, classes, side)
     labels = classified.labels.astype(np.int32)
     documents = np.array(corpus.documents) if by_document else None
     values = values_of(labels_of(task, store.tokens, corpus)) if predicts_numbers(task) else None
@@ -315,16 +318,14 @@ def some_of(labels: Iterable[Any]) -> str:
 Announce = Callable[[Tokens, int, int], None]
 
 
-def origin(store: ActivationStore) -> dict[str, Any]:
+def origin(store: CacheEntry) -> dict[str, Any]:
     """Return the origin of activations for `results.json`, with columns read, cut sentences, words and documents."""
-    header = {name: store.header[name] for name in ("model", "revision", "corpus", "key", "versions")}
-    if "site" in store.header:
-        header["site"] = store.header["site"]
-    corpus = store.corpus
+    corpus, site = store.corpus, {"site": store.header["site"]} if "site" in store.header else {}
     counts = corpus and count_words(store.tokens, corpus)
     documents = {"n_documents": len(set(corpus.documents))} if corpus and corpus.documents is not None else {}
     return {
-        **header,
+        **{name: store.header[name] for name in ("model", "revision", "corpus", "key", "versions")},
+        **site,
         "n_truncated": store.tokens.n_truncated,
         **(counts.as_json() if counts else {}),
         **documents,
@@ -345,15 +346,18 @@ def label_sides(
     task: TokenTask,
     group_by: GroupBy = "sentence",
     covariate: Covariate | None = None,
+    checked: ExampleChecks | None = None,
 ) -> Sides:
     """Return the labelled tokens of each side; with two corpora, the second is the test side.
 
-    `group_by` is the option's value: the independent unit in each corpus, sentences or documents.
+    `group_by` is the option's value: the independent unit in each corpus, sentences or documents. What the checks of
+    the same tokens have found is taken from `checked`.
     """
-    classes = choose_classes(stores[0].tokens, corpora[0], task, splits[0])
+    known = checked.classified if checked else {}
+    classes = checked.classes if checked else choose_classes(stores[0].tokens, corpora[0], task, splits[0])
     by_document = [splits_by_document(group_by, corpora[0]), intervals_by_document(group_by, corpora)][-len(corpora) :]
     parts = {
-        side: label(stores[part], corpora[part], task, splits[part], classes, side, by_document[part])
+        side: label(stores[part], corpora[part], task, splits[part], classes, side, by_document[part], known.get(side))
         for part in range(len(corpora))
         for side in _sides_of(part, len(corpora))
     }
@@ -385,10 +389,12 @@ def read_sides(
         UserError: If a required side has no examples, or if documents are requested but the corpus has none.
     """
     intervals_by_document(group_by, corpora)  # refuses a corpus without documents before a model reads it
-    stores = source.read(corpora, example_checks(task, corpora, splits, probe, source.say, announce, covariate))
+    checks = ExampleChecks(task, corpora, splits, probe, source.say, announce, covariate)
+    stores = source.read(corpora, checks.by_corpus())
     report_dropped_text(corpora, [store.tokens for store in stores], source.say)
     stores = _narrowed(stores, source, splits[0])
-    return label_sides(stores, corpora, splits, task, group_by, covariate), stores
+    checked = checks if checks.classified else None  # the rank-zero process alone checks
+    return label_sides(stores, corpora, splits, task, group_by, covariate, checked), stores
 
 
 def _narrowed(stores: list[ActivationStore], source: ActivationSource, split: Sequence[Split]) -> list[ActivationStore]:
@@ -417,47 +423,59 @@ def selected_features_of(store: ActivationStore) -> tuple[int, ...] | None:
 
 
 def example_checks(
-    task: TokenTask,
-    corpora: Sequence[Corpus],
-    splits: Sequence[Sequence[Split]],
-    probe: ProbeOptions,
+    task: TokenTask, corpora: Sequence[Corpus], splits: Sequence[Sequence[Split]], probe: ProbeOptions,
     say: Callable[[str], None],
-    announce: Announce = lambda tokens, n_classes, n_train: None,
-    covariate: Covariate | None = None,
-) -> list[Callable[[Tokens], None]]:
-    """Return a check for each corpus, which refuses a side without examples and reports tokens without a class.
+) -> list[Callable[[Tokens], None]]:  # fmt: skip
+    """Return a check for each corpus; see `ExampleChecks`."""
+    return ExampleChecks(task, corpora, splits, probe, say).by_corpus()
+
+
+@dataclass
+class ExampleChecks:
+    """Checks of the tokens of each corpus, which refuse a side without examples and report tokens without a class.
 
     The checks need only the tokens, so they run before the model reads the corpus, which may take hours. The validation
-    side may be empty if nothing is chosen on it.
+    side may be empty if nothing is chosen on it. Afterwards, `classes` and `classified`, by side, hold the labels.
     """
-    classes: Labels  # set by the check of the first corpus, which runs first
-    in_training: set[Any]
-    n_of: dict[Split, int] = {}
 
-    def check(tokens: Tokens, part: int) -> None:
-        nonlocal classes, in_training
+    task: TokenTask
+    corpora: Sequence[Corpus]
+    splits: Sequence[Sequence[Split]]
+    probe: ProbeOptions
+    say: Callable[[str], None]
+    announce: Announce = lambda tokens, n_classes, n_train: None
+    covariate: Covariate | None = None
+    classes: Labels = field(default_factory=lambda: np.zeros(0))  # set by the check of the first corpus, as is the next
+    in_training: set[Any] = field(default_factory=set)
+    classified: dict[Split, Classified] = field(default_factory=dict)
+
+    def by_corpus(self) -> list[Callable[[Tokens], None]]:
+        """Return the check of each corpus, of which the first runs first."""
+        return [partial(self.check, part=part) for part in range(len(self.corpora))]
+
+    def check(self, tokens: Tokens, part: int) -> None:
+        """Check the tokens of a corpus."""
+        task, corpus, splits, covariate = self.task, self.corpora[part], self.splits[part], self.covariate
         # Said first: what has no label may be why there are too few classes.
-        warn_missing_labels(tokens, corpora[part], task, say)
+        warn_missing_labels(tokens, corpus, task, self.say)
         if part == 0:
-            classes = choose_classes(tokens, corpora[0], task, splits[0])
-            in_training = labels_in_training(tokens, corpora[0], task, splits[0])
-        classified_by_side: dict[Split, Classified] = {}
-        for side in _sides_of(part, len(corpora)):
-            classified = class_of_tokens(tokens, corpora[part], task, splits[part], classes, side)
+            self.classes = choose_classes(tokens, corpus, task, splits)
+            self.in_training = labels_in_training(tokens, corpus, task, splits)
+        by_side: dict[Split, Classified] = {}
+        for side in _sides_of(part, len(self.corpora)):
+            classified = class_of_tokens(tokens, corpus, task, splits, self.classes, side)
             if covariate is not None and side == "train":
-                values = covariate_values_of(covariate, tokens, corpora[part], task)
+                values = covariate_values_of(covariate, tokens, corpus, task)
                 check_covariate(values, classified.labels, f"--control_for {covariate.typed}", unit_of(task))
-            n_of[side] = n = int((classified.labels >= 0).sum())
-            if not n and (probe.needs_validation or side != "validation"):
-                n_sentences = splits[part].count(side)
-                raise _no_examples(task, n_sentences, corpora[part].unit, side, classes, classified.dropped, probe)
-            classified_by_side[side] = classified
-        unit = unit_of(task) if corpora[part].seconds is None else corpora[part].unit[:-1]
-        warn_rare_classes(classified_by_side, in_training, unit, say, getattr(task, "max_position", None))
+            if not (classified.labels >= 0).any() and (self.probe.needs_validation or side != "validation"):
+                n_sentences, dropped = splits.count(side), classified.dropped
+                raise _no_examples(task, n_sentences, corpus.unit, side, self.classes, dropped, self.probe)
+            by_side[side] = classified
+        self.classified |= by_side
+        unit = unit_of(task) if corpus.seconds is None else corpus.unit[:-1]
+        warn_rare_classes(by_side, self.in_training, unit, self.say, getattr(task, "max_position", None))
         if part == 0:
-            announce(tokens, len(classes), n_of["train"])
-
-    return [partial(check, part=part) for part in range(len(corpora))]
+            self.announce(tokens, len(self.classes), int((by_side["train"].labels >= 0).sum()))
 
 
 def _no_examples(
@@ -467,15 +485,10 @@ def _no_examples(
     has = "is" if unit_of(task) == "sentence" else "has a token"
     none = f"none of the {n_sentences} {unit}" if n_sentences else f"no {unit[:-1]}"
     sets = f" (classes: {some_of(classes)}; its labels: {some_of(np.unique(dropped))})" if len(dropped) else ""
-    way_out = f"give more {unit}" + _ways_out(side, probe)
-    return UserError(f"`--corpus`: {none} of the {side} part {has} of any class{sets}; {way_out}.")
-
-
-def _ways_out(side: Split, probe: ProbeOptions) -> str:
-    """Return remedies, other than more sentences, for a side without examples."""
-    if side == "test":
-        return " or another --test_corpus"
-    return " or a penalty, such as --probe.l2 1e-2" if side == "validation" and probe.solver == "lbfgs" else ""
+    way_out = " or another --test_corpus" if side == "test" else ""
+    if side == "validation" and probe.solver == "lbfgs":
+        way_out = " or a penalty, such as --probe.l2 1e-2"
+    return UserError(f"`--corpus`: {none} of the {side} part {has} of any class{sets}; give more {unit}{way_out}.")
 
 
 def _sides_of(part: int, n_corpora: int) -> tuple[Split, ...]:

@@ -43,7 +43,7 @@ from probing.data.examples import (
 from probing.data.labelling import read_sides
 from probing.errors import UserError
 from probing.models import load_encoder, load_tokenizer, word_folding
-from probing.models.residual_stream import word_table
+from probing.models.anatomy import word_table
 from probing.results import count
 from probing.runtime.processes import most_over_ranks, sum_over_ranks
 from probing.runtime.progress import note, stage

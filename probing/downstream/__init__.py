@@ -75,11 +75,6 @@ class Rated(NamedTuple):
     gold: float | None
     entailment: str | None = None
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether both sentences have text."""
-        return bool(self.first.strip() and self.second.strip())
-
 
 @dataclass(frozen=True)
 class SentencePairs:
@@ -138,7 +133,21 @@ class SentencePairs:
         ]
 
 
-def read_sts(sources: Sequence[str]) -> list[SentencePairs]:
+@dataclass(frozen=True)
+class PairFiles:
+    """Sources of pairs in messages: `option` precedes their names, as "sts " does; `readable` lists the formats."""
+
+    option: str
+    readable: str
+
+    def lines(self, path: Path) -> list[str]:
+        """Return the lines of a file; an empty last line is left out."""
+        flag_text = f"{self.option}{path}"
+        lines = decode_lines(read_bytes(path, flag_text, self.readable), flag_text)
+        return lines[:-1] if lines and not lines[-1].strip() else lines
+
+
+def read_sts(sources: Sequence[str], reader: PairFiles = PairFiles("sts ", READABLE)) -> list[SentencePairs]:
     """Read all data sets in the sources, in the order STS12 to STS16, STS-B, SICK-R, others.
 
     Sources are folders (searched recursively), files, and data sets `hf:NAME?config=C`.
@@ -146,39 +155,44 @@ def read_sts(sources: Sequence[str]) -> list[SentencePairs]:
     Raises:
         UserError: If there is no data set, files are malformed, or a part occurs twice.
     """
-    sets = [part for source in sources for part in (_hub(source) if source.startswith("hf:") else _folder(source))]
+    sets = [
+        part
+        for source in sources
+        for part in (_hub(source, reader) if source.startswith("hf:") else _folder(source, reader))
+    ]
     labels = [part.label for part in sets]
     if twice := [label for label in labels if labels.count(label) > 1]:
-        raise UserError(f"`sts {' '.join(sources)}`: {twice[0]} was found twice; give a folder that has it once.")
+        flag_text = f"{reader.option}{' '.join(sources)}"
+        raise UserError(f"`{flag_text}`: {twice[0]} was found twice; give a folder that has it once.")
     order = {STS_B: "STS17", SICK: "STS18"}
     return sorted(sets, key=lambda part: (not re.fullmatch("STS.*|SICK-R", part.name), order.get(part.name, part.name)))
 
 
-def _folder(source: str) -> Iterator[SentencePairs]:
-    root, before = Path(source), len(source)
+def _folder(source: str, reader: PairFiles) -> Iterator[SentencePairs]:
+    root, is_empty = Path(source), True
     listed = (path for folder in _folders(root) for path in folder.iterdir())
     files = [root] if root.is_file() else sorted(path for path in listed if path.is_file())
     inputs: dict[Path, list[Path]] = {}
     for path in files:
+        flag_text = f"{reader.option}{path}"
         if path.match("STS.input.*.txt"):
             inputs.setdefault(path.parent, []).append(path)
         elif match := re.fullmatch(r"sts-(train|dev|test)\.csv", path.name):
-            yield _pairs(STS_B, _PARTS[match[1]], {"": _benchmark(path)}, f"sts {path}")
+            yield _pairs(STS_B, _PARTS[match[1]], {"": _benchmark(path, reader)}, flag_text)
         elif match := re.fullmatch(r"SICK_(train|trial|test_annotated|test)\.txt", path.name):
-            yield _pairs(SICK, _PARTS[match[1]], {"": (pair for _, pair in _sick(path))}, f"sts {path}")
+            yield _pairs(SICK, _PARTS[match[1]], {"": (pair for _, pair in _sick(path, reader))}, flag_text)
         elif path.name == "SICK.txt":
-            yield from _whole_sick(path)
+            yield from _whole_sick(path, reader)
         else:
             continue
-        before = 0
+        is_empty = False
     for folder, paths in inputs.items():
-        before = 0
         name = re.search(r"STS-?(1[2-6])", folder.resolve().name, re.IGNORECASE)
-        subsets = {path.name.removeprefix("STS.input.").removesuffix(".txt"): _subset(path) for path in paths}
-        yield _pairs(f"STS{name[1]}" if name else folder.resolve().name, "test", subsets, f"sts {folder}")
-    if before:
+        subsets = {path.name.removeprefix("STS.input.").removesuffix(".txt"): _subset(path, reader) for path in paths}
+        yield _pairs(f"STS{name[1]}" if name else folder.resolve().name, "test", subsets, f"{reader.option}{folder}")
+    if is_empty and source:
         reason = "no such file or directory" if not os.path.exists(root) else "there are no pairs of sentences in it"
-        raise UserError(f"`sts {source}` cannot be read ({reason}); give {READABLE}.")
+        raise UserError(f"`{reader.option}{source}` cannot be read ({reason}); give {reader.readable}.")
 
 
 def _folders(root: Path) -> Iterator[Path]:
@@ -192,63 +206,62 @@ def _folders(root: Path) -> Iterator[Path]:
             waiting += sorted((path for path in folder.iterdir() if path.is_dir()), reverse=True)
 
 
-def _subset(path: Path) -> Iterator[Rated]:
+def _subset(path: Path, reader: PairFiles) -> Iterator[Rated]:
     """Read a subset of STS12 to STS16 in SentEval's layout; an empty line among the scores means no score."""
     gold_path = path.with_name(path.name.replace("input", "gs", 1))
-    lines, gold = _lines(path), _lines(gold_path)
+    lines, gold = reader.lines(path), reader.lines(gold_path)
     if len(lines) != len(gold):
         raise UserError(
-            f"`sts {path}` has {len(lines)} lines and {gold_path.name} has {len(gold)}; each pair needs its score, or "
-            "an empty line, in the same line."
+            f"`{reader.option}{path}` has {len(lines)} lines and {gold_path.name} has {len(gold)}; each pair needs its "
+            "score, or an empty line, in the same line."
         )
     for number, (line, score) in enumerate(zip(lines, gold, strict=True), 1):
-        yield _rated(line.split("\t"), 0, score, f"sts {path}", number)
+        yield _rated(line.split("\t"), score, f"{reader.option}{path}", number)
 
 
-def _benchmark(path: Path) -> Iterator[Rated]:
+def _benchmark(path: Path, reader: PairFiles) -> Iterator[Rated]:
     """Read STS-B as published: genre, file, year, number, score and two sentences, separated by tabs, unquoted."""
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(reader.lines(path), 1):
         cells = line.split("\t")
-        yield _rated(cells, 5, cells[4] if len(cells) > 4 else "", f"sts {path}", number)
+        yield _rated(cells[5:], cells[4] if len(cells) > 4 else "", f"{reader.option}{path}", number)
 
 
-def _sick(path: Path) -> Iterator[tuple[str, Rated]]:
+def _sick(path: Path, reader: PairFiles) -> Iterator[tuple[str, Rated]]:
     """Read SICK: a header line, then one pair per line; yield with each the value of `SemEval_set`, if present."""
-    head, *lines = _lines(path) or [""]
+    flag_text, (head, *lines) = f"{reader.option}{path}", reader.lines(path) or [""]
     columns = head.split("\t")
     if missing := {"sentence_A", "sentence_B", "relatedness_score"} - {*columns}:
-        raise UserError(f"`sts {path}`: its first line names no column {min(missing)}; give SICK as published.")
-    first, second, score = (columns.index(name) for name in ("sentence_A", "sentence_B", "relatedness_score"))
-    entailment = next((columns.index(name) for name in _ENTAILMENT if name in columns), None)
-    of_set = columns.index("SemEval_set") if "SemEval_set" in columns else None
-    needed = max(first, second, score, entailment or 0, of_set or 0)
+        raise UserError(f"`{flag_text}`: its first line names no column {min(missing)}; give SICK as published.")
+    entailment = next((name for name in _ENTAILMENT if name in columns), "")
+    used = {"sentence_A", "sentence_B", "relatedness_score", entailment, "SemEval_set"} & {*columns}
     for number, line in enumerate(lines, 2):
-        cells = line.split("\t")
-        if len(cells) <= needed:
-            cells = []
-        chosen = [cells[first], cells[second]] if cells else []
-        rated = _rated(chosen, 0, cells[score] if cells else "", f"sts {path}", number)
-        label = None if entailment is None else label_of(cells[entailment]) or None
-        yield "" if of_set is None else cells[of_set].strip().lower(), rated._replace(entailment=label)
+        row = dict(zip(columns, line.split("\t"), strict=False))
+        texts = [row["sentence_A"], row["sentence_B"]] if used <= {*row} else []
+        rated = _rated(texts, row.get("relatedness_score", ""), flag_text, number)
+        yield (
+            row.get("SemEval_set", "").strip().lower(),
+            rated._replace(entailment=label_of(row.get(entailment)) or None),
+        )
 
 
-def _whole_sick(path: Path) -> Iterator[SentencePairs]:
+def _whole_sick(path: Path, reader: PairFiles) -> Iterator[SentencePairs]:
     """Read SICK with all its parts in one file, distinguished by the column `SemEval_set`."""
     of_parts: dict[str, list[Rated]] = {}
-    for part, pair in _sick(path):
+    for part, pair in _sick(path, reader):
         of_parts.setdefault(part, []).append(pair)
+    flag_text = f"{reader.option}{path}"
     if unknown := sorted({*of_parts} - {*_PARTS}):
         raise UserError(
-            f"`sts {path}`: its column SemEval_set has {unknown[0]!r:.40}; expected TRAIN, TRIAL or TEST in each line."
+            f"`{flag_text}`: its column SemEval_set has {unknown[0]!r:.40}; expected TRAIN, TRIAL or TEST in each line."
         )
     for part, pairs in of_parts.items():
-        yield _pairs(SICK, _PARTS[part], {"": pairs}, f"sts {path}")
+        yield _pairs(SICK, _PARTS[part], {"": pairs}, flag_text)
 
 
-def _rated(cells: Sequence[str], first: int, score: str, flag_text: str, number: int) -> Rated:
-    if len(cells) < first + 2:
+def _rated(texts: Sequence[str], score: str, flag_text: str, number: int) -> Rated:
+    if len(texts) < 2:
         raise UserError(f"`{flag_text}`: line {number} is not a pair of sentences separated by a tab; correct it.")
-    return Rated(cells[first], cells[first + 1], _score(score, flag_text, f"line {number}"))
+    return Rated(texts[0], texts[1], _score(score, flag_text, f"line {number}"))
 
 
 def _score(cell: Any, flag_text: str, place: str) -> float | None:
@@ -262,22 +275,17 @@ def _score(cell: Any, flag_text: str, place: str) -> float | None:
         ) from None
 
 
-def _lines(path: Path) -> list[str]:
-    lines = decode_lines(read_bytes(path, f"sts {path}", READABLE), f"sts {path}")
-    return lines[:-1] if lines and not lines[-1].strip() else lines
-
-
-def _hub(source: str) -> Iterator[SentencePairs]:
+def _hub(source: str, reader: PairFiles) -> Iterator[SentencePairs]:
     """Read every split that has scores; the data set is recognised by its name."""
-    n_parts = 0
-    for split, rows in read_splits(source, "sts").items():
+    flag_text, n_parts = f"{reader.option}{source}", 0
+    for split, rows in read_splits(source, flag_text).items():
         if (part := _PARTS.get(split)) and rows:
-            rated = list(_rated_rows(rows, f"sts {source}"))
+            rated = list(_rated_rows(rows, flag_text))
             if any(pair.gold is not None for pair in rated):
                 n_parts += 1
-                yield _pairs(_hub_name(source), part, {"": rated}, f"sts {source}")
+                yield _pairs(_hub_name(source), part, {"": rated}, flag_text)
     if not n_parts:
-        raise UserError(f"`sts {source}`: no split train, validation, dev or test has scores; give another data set.")
+        raise UserError(f"`{flag_text}`: no split train, validation, dev or test has scores; give another data set.")
 
 
 def _hub_name(source: str) -> str:
@@ -307,32 +315,25 @@ def _rated_rows(rows: Sequence[Mapping[str, Any]], flag_text: str) -> Iterator[R
 
 def _pairs(name: str, part: Part, subsets: Mapping[str, Iterable[Rated]], flag_text: str) -> SentencePairs:
     """Leave out pairs without a score or a sentence, and index the sentences in a corpus."""
-    rated = {subset: list(pairs) for subset, pairs in subsets.items()}
-    usable = {
-        subset: [pair for pair in pairs if pair.is_whole and pair.gold is not None] for subset, pairs in rated.items()
-    }
-    everything = [pair for pairs in rated.values() for pair in pairs]
-    n_without_sentence = sum(not pair.is_whole for pair in everything)
-    n_without_score = sum(pair.is_whole and pair.gold is None for pair in everything)
-    usable = {subset: pairs for subset, pairs in usable.items() if pairs}
-    pairs = [pair for subset in usable.values() for pair in subset]
-    if len(pairs) < 3:
+    everything = [(subset, pair) for subset, pairs in subsets.items() for pair in pairs]
+    whole = [(subset, pair) for subset, pair in everything if pair.first.strip() and pair.second.strip()]
+    scored = [(subset, pair) for subset, pair in whole if pair.gold is not None]
+    if len(scored) < 3:
         raise UserError(
-            f"`{flag_text}`: only {len(pairs)} pairs have a score and two sentences, out of {len(everything)}, too few "
-            "to rank; give more."
+            f"`{flag_text}`: only {len(scored)} pairs have a score and two sentences, out of {len(everything)}, too "
+            "few to rank; give more."
         )
+    pairs, names = [pair for _, pair in scored], list(dict.fromkeys(subset for subset, _ in scored))
     texts = [text for pair in pairs for text in (pair.first, pair.second)]
     corpus = replace(from_sentences(f"{name} {part}", texts), n_repeated=0)
     at = {sentence: i for i, sentence in enumerate(corpus.sentences)}
     return SentencePairs(
-        name,
-        part,
-        corpus,
+        name, part, corpus,
         np.array([at[" ".join(text.split())] for text in texts]).reshape(-1, 2),
         np.array([pair.gold for pair in pairs], dtype=np.float64),
-        np.repeat(np.arange(len(usable)), [len(subset) for subset in usable.values()]),
-        tuple(usable),
-        n_without_sentence,
-        n_without_score,
-        tuple(pair.entailment for pair in pairs) if any(pair.entailment for pair in pairs) else (),
-    )
+        np.array([names.index(subset) for subset, _ in scored]),
+        tuple(names),
+        n_without_sentence=len(everything) - len(whole),
+        n_without_score=len(whole) - len(scored),
+        entailment=tuple(pair.entailment for pair in pairs) if any(pair.entailment for pair in pairs) else (),
+    )  # fmt: skip

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from probing import downstream as sts_dataset
-from probing.downstream import SICK, SentencePairs
+from probing.downstream import READABLE as STS_READABLE
+from probing.downstream import SICK, PairFiles, SentencePairs, read_sts
 from probing.errors import UserError
 from probing.text import (
     Corpus,
@@ -30,7 +30,7 @@ from probing.text import (
     splits_of,
 )
 from probing.text.columns import number_of, truth_of
-from probing.text.files import decode_lines, read_bytes, read_splits, sentence_of
+from probing.text.files import read_splits, sentence_of
 from probing.text.tasks import SentenceTask, TokenTask, load_task
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -41,6 +41,7 @@ READABLE = (
     "the folder of the WiC data set, with train/train.data.txt and train/train.gold.txt and the same for dev, "
     "or 'hf:NAME?config=C' for its SuperGLUE form"
 )
+OF_WIC = PairFiles("wic ", READABLE)
 # Names of the parts in SuperGLUE, and the columns that it gives of a pair.
 _HUB_PARTS = {"train": "train", "dev": "validation", "test": "test"}
 _HUB_COLUMNS = ("sentence1", "sentence2", "start1", "end1", "start2", "end2", "label")
@@ -93,7 +94,7 @@ class WordPairs:
         return replace(self, sentences=self.sentences[chosen], targets=self.targets[chosen], labels=self.labels[chosen])
 
 
-def read_wic(source: str, parts: Sequence[str]) -> dict[str, WordPairs]:
+def read_wic(source: str, parts: Sequence[str], reader: PairFiles = OF_WIC) -> dict[str, WordPairs]:
     """Read parts of the WiC data set (`train`, `dev`, `test`), in its original or its SuperGLUE form.
 
     `source` is the original folder, or `hf:NAME?config=C`: a hub id or a folder of json or parquet files.
@@ -101,28 +102,41 @@ def read_wic(source: str, parts: Sequence[str]) -> dict[str, WordPairs]:
     Raises:
         UserError: If files are missing or malformed, or have no labelled pair.
     """
-    by_part = _from_hub(source, parts) if source.startswith("hf:") else {p: _from_folder(source, p) for p in parts}
+    by_part = _pairs_by_part(source, parts, reader)
     for part, pairs in by_part.items():
         if not any(pairs):
-            raise UserError(f"`wic {source}`: no pair of {part} has a label; take another part.")
+            raise UserError(f"`{reader.option}{source}`: no pair of {part} has a label; take another part.")
     return {part: _indexed(f"{source} {part}", pairs) for part, pairs in by_part.items()}
 
 
-def read_wic_parts(source: str) -> dict[str, WordPairs]:
+def read_wic_parts(source: str, reader: PairFiles = OF_WIC) -> dict[str, WordPairs]:
     """Read all available parts with labelled pairs, in the order train, dev, test; empty for another data set.
 
     Raises:
         UserError: If a data set cannot be read, or files are malformed.
     """
     if source.startswith("hf:"):
-        rows = read_splits(source, "wic")
+        rows = read_splits(source, f"{reader.option}{source}")
         labelled_splits = {split for split, of_split in rows.items() if of_split and {*_HUB_COLUMNS} <= {*of_split[0]}}
         parts = [part for part in _HUB_PARTS if labelled_splits & {*_hub_names(part)}]
-        by_part = _from_hub(source, parts)
     else:
         parts = [part for part in _HUB_PARTS if all(path.is_file() for path in _files(source, part))]
-        by_part = {part: _from_folder(source, part) for part in parts}
+    by_part = _pairs_by_part(source, parts, reader)
     return {part: _indexed(f"{source} {part}", pairs) for part, pairs in by_part.items() if any(pairs)}
+
+
+def _pairs_by_part(source: str, parts: Sequence[str], reader: PairFiles) -> dict[str, list[WordPair | None]]:
+    """Return the pairs of each part, None for unlabelled ones."""
+    if not source.startswith("hf:"):
+        return {part: _from_folder(source, part, reader) for part in parts}
+    rows, flag_text, by_part = read_splits(source, f"{reader.option}{source}"), f"{reader.option}{source}", {}
+    for part in parts:
+        if not (names := [name for name in _hub_names(part) if name in rows]):
+            raise UserError(
+                f"`{flag_text}`: there is no split {_HUB_PARTS[part]}, only {', '.join(rows)}; give {reader.readable}."
+            )
+        by_part[part] = list(_from_spans(rows[names[0]], flag_text))
+    return by_part
 
 
 def _files(source: str, part: str) -> tuple[Path, Path]:
@@ -131,13 +145,13 @@ def _files(source: str, part: str) -> tuple[Path, Path]:
     return folder / f"{part}.data.txt", folder / f"{part}.gold.txt"
 
 
-def _from_folder(source: str, part: str) -> list[WordPair | None]:
+def _from_folder(source: str, part: str, reader: PairFiles) -> list[WordPair | None]:
     """Read the original format: lemma, part of speech, `index1-index2`, two tokenised sentences; None if unlabelled."""
     data_file, gold_file = _files(source, part)
-    folder, data, gold = data_file.parent, _lines(data_file), _lines(gold_file)
+    flag_text, data, gold = f"{reader.option}{data_file.parent}", reader.lines(data_file), reader.lines(gold_file)
     if len(data) != len(gold):
         raise UserError(
-            f"`wic {folder}`: {part}.data.txt has {len(data)} lines and {part}.gold.txt has {len(gold)}; "
+            f"`{flag_text}`: {part}.data.txt has {len(data)} lines and {part}.gold.txt has {len(gold)}; "
             "each pair needs its label in the same line."
         )
     pairs: list[WordPair | None] = []
@@ -152,18 +166,13 @@ def _from_folder(source: str, part: str) -> list[WordPair | None]:
             pairs.append(WordPair((first, second), targets, same))
         except (ValueError, LookupError) as error:
             raise UserError(
-                f"`wic {folder}`: line {number} of {part} is not a pair ({str(error)[:80]}); expected in "
+                f"`{flag_text}`: line {number} of {part} is not a pair ({str(error)[:80]}); expected in "
                 f"{part}.data.txt a lemma, its part of speech, two indices such as 2-1 and two sentences, separated by "
                 f"tabs, and in {part}.gold.txt T or F, or nothing where there is no label."
             ) from None
     if not pairs:
-        raise UserError(f"`wic {folder}`: {part}.data.txt holds no pair; give {READABLE}.")
+        raise UserError(f"`{flag_text}`: {part}.data.txt holds no pair; give {reader.readable}.")
     return pairs
-
-
-def _lines(path: Path) -> list[str]:
-    lines = decode_lines(read_bytes(path, f"wic {path}", READABLE), f"wic {path}")
-    return lines[:-1] if lines and not lines[-1].strip() else lines
 
 
 def _index(text: str, words: Sequence[str]) -> int:
@@ -175,19 +184,6 @@ def _index(text: str, words: Sequence[str]) -> int:
 
 def _hub_names(part: str) -> tuple[str, ...]:
     return _HUB_PARTS[part], part, part.replace("dev", "val")
-
-
-def _from_hub(source: str, parts: Sequence[str]) -> dict[str, list[WordPair | None]]:
-    rows = read_splits(source, "wic")
-    by_part = {}
-    for part in parts:
-        names = [name for name in _hub_names(part) if name in rows]
-        if not names:
-            raise UserError(
-                f"`wic {source}`: there is no split {_HUB_PARTS[part]}, only {', '.join(rows)}; give {READABLE}."
-            )
-        by_part[part] = list(_from_spans(rows[names[0]], f"wic {source}"))
-    return by_part
 
 
 def _from_spans(rows: Iterable[Mapping[str, Any]], flag_text: str) -> Iterator[WordPair | None]:
@@ -297,13 +293,12 @@ def read_parts(source: str, option: str, say: Callable[[str], None]) -> dict[str
     Raises:
         UserError: If there is none, or several, or it cannot be read.
     """
-    with _of_option(option, "sts", "wic"):
-        if of_words := read_wic_parts(source):
-            for part, part_pairs in of_words.items():
-                for line in part_pairs.messages(f"WiC {part}"):
-                    say(line)
-            return {part: _of_words(part, part_pairs) for part, part_pairs in of_words.items()}
-        sets = sts_dataset.read_sts([source])
+    if of_words := read_wic_parts(source, PairFiles(f"{option} ", READABLE)):
+        for part, part_pairs in of_words.items():
+            for line in part_pairs.messages(f"WiC {part}"):
+                say(line)
+        return {part: _of_words(part, part_pairs) for part, part_pairs in of_words.items()}
+    sets = read_sts([source], PairFiles(f"{option} ", f"{STS_READABLE}; or {READABLE}"))
     names = list(dict.fromkeys(pairs.name for pairs in sets))
     if len(names) > 1:
         raise UserError(f"`{option} {source}` holds {', '.join(names)}; give the folder or file of one of them.")
@@ -312,19 +307,6 @@ def read_parts(source: str, option: str, say: Callable[[str], None]) -> dict[str
             say(line)
     parts: dict[str, DatasetPart] = {pairs.part: _of_sentences(pairs) for pairs in sets}
     return {part: parts[part] for part in ("train", "dev", "test") if part in parts}
-
-
-@contextmanager
-def _of_option(option: str, *others: str) -> Iterator[None]:
-    """Name an option in messages of readers whose source also belongs to other commands or options."""
-    try:
-        yield
-    except UserError as error:
-        message = str(error)
-        for other in others:
-            message = message.replace(f"`{other} ", f"`{option} ")
-        both = f"{sts_dataset.READABLE}; or {READABLE}"
-        raise UserError(message.replace(sts_dataset.READABLE, both)) from None
 
 
 @contextmanager
@@ -338,19 +320,20 @@ def about_pairs() -> Iterator[None]:
 
 
 def _of_sentences(pairs: SentencePairs) -> DatasetPart:
-    sentences, rows = pairs.corpus.sentences, pairs.sentences.tolist()
-    of_score = RELATEDNESS if pairs.name == SICK else SIMILARITY
-    columns: dict[str, Sequence[Any]] = {of_score: pairs.gold.tolist()}
+    is_sick = pairs.name == SICK
+    columns: dict[str, Sequence[Any]] = {RELATEDNESS if is_sick else SIMILARITY: pairs.gold.tolist()}
     if pairs.entailment:
         columns[ENTAILMENT] = pairs.entailment
-    name = "SICK" if pairs.name == SICK else pairs.name
-    return DatasetPart(f"{name} {pairs.part}", [(sentences[i], sentences[j]) for i, j in rows], columns)
+    return DatasetPart(f"{'SICK' if is_sick else pairs.name} {pairs.part}", _texts(pairs), columns)
 
 
 def _of_words(part: str, word_pairs: WordPairs) -> DatasetPart:
-    sentences, rows = word_pairs.corpus.sentences, word_pairs.sentences.tolist()
-    pairs = [(sentences[i], sentences[j]) for i, j in rows]
-    return DatasetPart(f"WiC {part}", pairs, {SAME_SENSE: word_pairs.labels.tolist()})
+    return DatasetPart(f"WiC {part}", _texts(word_pairs), {SAME_SENSE: word_pairs.labels.tolist()})
+
+
+def _texts(pairs: SentencePairs | WordPairs) -> list[Pair]:
+    sentences = pairs.corpus.sentences
+    return [(sentences[i], sentences[j]) for i, j in pairs.sentences.tolist()]
 
 
 def task_of(
@@ -401,35 +384,37 @@ def pair_text(
     divided by the seed, with pairs that share a sentence on the same side.
 
     Args:
-        other: The data set of test pairs, as typed, and its parts, if given.
+        other: The data set of test pairs, as typed, and its parts, if reader.
         group_by: The independent units: pairs, or groups of pairs that share a sentence.
 
     Raises:
         UserError: If groups are requested and all pairs are a single group, or no training pair is left.
     """
     test = _test_part(parts, other)
+    corpora: Sequence[Corpus]
+    splits: list[list[Split]]
     if test is None:
         main, _ = _corpus(source, list(parts.values()))
-        text = PairText([main], [_sides(main, seed, group_by)], 0)
+        corpora, splits = [main], [_sides(main, seed, group_by)]
     else:
         test_corpus, _ = _corpus(f"{other[0] if other else source}, {test.name}", [test])
         trained_on = [part for part in parts.values() if part is not test]
-        main, of_pair = _corpus(f"{source}, {' and '.join(part.name for part in trained_on)}", trained_on)
+        names = " and ".join(part.name for part in trained_on)
+        main, of_pair = _corpus(f"{source}, {names}", trained_on)
         with about_pairs():
             corpora, splits = divided(main, test_corpus, seed, say, group_by)
         dev = parts.get("dev")
         if dev is not None and dev is not test and len(trained_on) > 1:
             splits[0] = ["validation" if of_pair[pair] is dev else "train" for pair in corpora[0].pairs]
-        text = PairText(corpora, splits, 0)
-        say(f"trained on {' and '.join(part.name for part in trained_on)}, tested on {test.name}")
-    n_sharing, n_tested = _sharing(text)
+        say(f"trained on {names}, tested on {test.name}")
+    n_sharing, n_tested = _sharing(corpora, splits)
     if n_sharing:
         together = "; --group_by document keeps such pairs together" if test is None else ""
         say(f"{n_sharing:,} of {n_tested:,} test pairs have a sentence that training pairs have, too{together}")
-    elif test is None and splits_by_document(group_by, text.corpora[0]):
-        n = len(set(text.corpora[0].documents or ()))
+    elif test is None and splits_by_document(group_by, corpora[0]):
+        n = len(set(corpora[0].documents or ()))
         say(f"{source}: pairs that share a sentence are on the same side of the split ({n:,} groups)")
-    return PairText(text.corpora, text.splits, n_sharing)
+    return PairText(corpora, splits, n_sharing)
 
 
 def _test_part(
@@ -492,11 +477,11 @@ def _sides(corpus: Corpus, seed: int, group_by: GroupBy) -> list[Split]:
     return ["train" if too_large[group] else side for group, side in zip(corpus.documents or (), sides, strict=True)]
 
 
-def _sharing(text: PairText) -> tuple[int, int]:
+def _sharing(corpora: Sequence[Corpus], splits: Sequence[Sequence[Split]]) -> tuple[int, int]:
     """Return the number of test pairs that share a sentence with training pairs, and the number of test pairs."""
     sides: dict[str, list[Pair]] = {"train": [], "validation": [], "test": []}
-    for corpus, splits in zip(text.corpora, text.splits, strict=True):
-        for pair, side in zip(corpus.pairs, splits, strict=True):
+    for corpus, of_corpus in zip(corpora, splits, strict=True):
+        for pair, side in zip(corpus.pairs, of_corpus, strict=True):
             sides[side].append(pair)
     known = {compared(sentence) for pair in sides["train"] for sentence in pair}
     return sum(any(compared(text) in known for text in pair) for pair in sides["test"]), len(sides["test"])

@@ -21,6 +21,7 @@ from probing.errors import UserError
 from probing.probes import transforms as of
 from probing.probes.transforms import Transform
 from probing.results import Row as ReadonlyRow
+from probing.results import estimate_cells
 from probing.runtime.files import open_file
 from probing.statistics import size_columns
 from probing.statistics.chance import DRAWS, percentile_interval
@@ -92,11 +93,16 @@ def read_static(path: str, sentences: Iterable[str]) -> StaticVectors:
                 width = width or len(cells) - 1
                 word = " ".join(cells[:-width])
                 # Some of GloVe's words have blanks in them; a number behind one is one too many.
-                if not word or width < 1 or (" " in word and _is_number(word.split(" ")[-1])):
-                    raise _malformed(path, number, width)
-                if word in needed and word not in rows:
+                is_malformed = not word or width < 1 or (" " in word and _numbers(word.split(" ")[-1:]))
+                if not is_malformed and word in needed and word not in rows:
                     rows[word] = len(vectors)
-                    vectors.append(_numbers(cells[-width:], path, number, width))
+                    vectors.append(_numbers(cells[-width:]))
+                    is_malformed = not vectors[-1] or not all(abs(value) <= LARGEST for value in vectors[-1])
+                if is_malformed:
+                    raise UserError(
+                        f"`--static {path}`: line {number} is not a word followed by {width} numbers that are finite "
+                        f"and at most {LARGEST:g}; give vectors in GloVe's format, as text."
+                    )
     except (OSError, ValueError) as error:  # ValueError: the file is not UTF-8, or the path has a NUL character
         reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", str(error))
         raise UserError(f"`--static {path}` cannot be read ({reason}); give a text file of word vectors.") from None
@@ -105,29 +111,12 @@ def read_static(path: str, sentences: Iterable[str]) -> StaticVectors:
     return StaticVectors(rows, torch.tensor(vectors))
 
 
-def _numbers(cells: Sequence[str], path: str, number: int, width: int) -> list[float]:
+def _numbers(cells: Sequence[str]) -> list[float]:
+    """Return the numbers in cells; empty if a cell has none."""
     try:
-        values = [float(cell) for cell in cells]
+        return [float(cell) for cell in cells]
     except ValueError:
-        raise _malformed(path, number, width) from None
-    if not all(abs(value) <= LARGEST for value in values):  # NaN is not, either
-        raise _malformed(path, number, width)
-    return values
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _malformed(path: str, number: int, width: int) -> UserError:
-    return UserError(
-        f"`--static {path}`: line {number} is not a word followed by {width} numbers that are finite and at most "
-        f"{LARGEST:g}; give vectors in GloVe's format, as text."
-    )
+        return []
 
 
 Aggregation = Literal["all", "mean", "wmean"]
@@ -140,22 +129,18 @@ Array = NDArray[np.float64]
 _AT_ONCE = 128
 
 
-@dataclass(frozen=True)
-class Draws:
-    """Bootstrap draws of pairs within each subset: how often each contains each pair, (n_draws, n_pairs)."""
+def pair_draws(subset: NDArray[np.int64], seed: int, n_draws: int = DRAWS) -> NDArray[np.float32]:
+    """Return how often each bootstrap draw contains each pair, shape (n_draws, n_pairs).
 
-    times: NDArray[np.float32]
-
-    @classmethod
-    def of(cls, subset: NDArray[np.int64], seed: int, n_draws: int = DRAWS) -> Draws:
-        """Draw pairs with replacement, as many in each subset as it has; `subset` has shape (n_pairs,)."""
-        generator = np.random.default_rng(seed)
-        times = np.zeros((n_draws, len(subset)), dtype=np.float32)
-        for index in np.unique(subset):
-            of_subset = np.flatnonzero(subset == index)
-            n = len(of_subset)
-            times[:, of_subset] = generator.multinomial(n, np.full(n, 1 / n), size=n_draws)
-        return cls(times)
+    Pairs are drawn with replacement, as many in each subset as it has; `subset` has shape (n_pairs,).
+    """
+    generator = np.random.default_rng(seed)
+    times = np.zeros((n_draws, len(subset)), dtype=np.float32)
+    for index in np.unique(subset):
+        of_subset = np.flatnonzero(subset == index)
+        n = len(of_subset)
+        times[:, of_subset] = generator.multinomial(n, np.full(n, 1 / n), size=n_draws)
+    return times
 
 
 def spearman(a: Array, b: Array) -> float:
@@ -169,15 +154,11 @@ def weighted_spearman(a: Array, b: Array, times: NDArray[np.float32]) -> Array:
     No list is sorted: the rank of a value follows from how often the list contains lower values. NaN if a side is
     constant, and everywhere if a value is not finite.
     """
-    if not _finite(a, b):  # sorted, NaN would be the largest value
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):  # sorted, NaN would be the largest value
         return np.full(len(times), np.nan)
     # In blocks: the ranks of all bootstrap draws of 10,000 pairs at once would take half a gigabyte.
     blocks = (times[first : first + _AT_ONCE] for first in range(0, len(times), _AT_ONCE))
     return np.concatenate([_weighted_spearman(a, b, block) for block in blocks])
-
-
-def _finite(a: Array, b: Array) -> bool:
-    return bool(np.isfinite(a).all() and np.isfinite(b).all())
 
 
 def _weighted_spearman(a: Array, b: Array, times: NDArray[np.float32]) -> Array:
@@ -212,7 +193,7 @@ def pseudo_values(a: Array, b: Array) -> Array:
     uninformative about the other side; NaN if a value is not finite.
     """
     n = len(a)
-    if not _finite(a, b):
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return np.full(n, np.nan)
     whole = float(np.nan_to_num(spearman(a, b)))
     without = []
@@ -226,19 +207,19 @@ def pseudo_values(a: Array, b: Array) -> Array:
 
 def aggregated(a: Array, b: Array, subset: NDArray[np.int64]) -> dict[Aggregation, float]:
     """Return Spearman's correlation in each aggregation over subsets; all arrays have shape (n_pairs,)."""
-    by_aggregation = aggregated_draws(a, b, subset, Draws(np.ones((1, len(a)), dtype=np.float32)))
+    by_aggregation = aggregated_draws(a, b, subset, np.ones((1, len(a)), dtype=np.float32))
     return {how: float(values[0]) for how, values in by_aggregation.items()}
 
 
-def aggregated_draws(a: Array, b: Array, subset: NDArray[np.int64], draws: Draws) -> dict[Aggregation, Array]:
+def aggregated_draws(
+    a: Array, b: Array, subset: NDArray[np.int64], draws: NDArray[np.float32]
+) -> dict[Aggregation, Array]:
     """Return Spearman's correlation of each bootstrap draw, in each aggregation, each of shape (n_draws,)."""
-    everything = weighted_spearman(a, b, draws.times)
+    everything = weighted_spearman(a, b, draws)
     subsets, sizes = np.unique(subset, return_counts=True)
     if len(subsets) == 1:
         return dict.fromkeys(AGGREGATIONS, everything)
-    each = np.stack(
-        [weighted_spearman(a[at], b[at], draws.times[:, at]) for at in (subset == index for index in subsets)]
-    )
+    each = np.stack([weighted_spearman(a[at], b[at], draws[:, at]) for at in (subset == index for index in subsets)])
     return {"all": everything, "mean": each.mean(0), "wmean": sizes @ each / sizes.sum()}
 
 
@@ -255,8 +236,8 @@ class Similarities:
     pooling: str
     layer: int | None
     transform: str
-    cosines: Mapping[str, Array]
-    clipped: Mapping[str, Sequence[int]]
+    cosines: dict[str, Array]
+    clipped: dict[str, list[int]]
 
     @property
     def key(self) -> Row:
@@ -308,12 +289,9 @@ def by_layer(candidates: Sequence[Similarities], sets: Sequence[SentencePairs], 
     """Return a row for each set, layer, space and aggregation, as in `sts.csv`; `gain` is over the plain space."""
     rows = []
     for target in sets:
-        draws = Draws.of(target.subset, seed)
-        for pooling, layer in dict.fromkeys((candidate.pooling, candidate.layer) for candidate in candidates):
-            of_layer = [
-                candidate for candidate in candidates if (candidate.pooling, candidate.layer) == (pooling, layer)
-            ]
-            rows += _compared(_by_space(of_layer), target, draws)
+        draws = pair_draws(target.subset, seed)
+        for of_layer in _grouped(candidates, lambda candidate: (candidate.pooling, candidate.layer)):
+            rows += _compared(of_layer, target, draws)
     return rows
 
 
@@ -327,64 +305,47 @@ def chosen(
     """
     rows: list[Row] = []
     for target in targets:
-        draws, on = Draws.of(target.subset, seed), choice(target, sets)
-        for pooling in dict.fromkeys(candidate.pooling for candidate in all_similarities):
-            candidates = [candidate for candidate in all_similarities if candidate.pooling == pooling]
-            rows += _chosen_on_other_pairs(candidates, target, on, draws) + _published(candidates, target, draws)
+        draws = pair_draws(target.subset, seed)
+        itself = Choice(target.label, np.ones(target.n_pairs, dtype=bool), target.gold)
+        protocols = {"held_out": choice(target, sets), "published": itself}
+        for candidates in _grouped(all_similarities, lambda candidate: candidate.pooling):
+            if len({candidate.layer for candidate in candidates}) == 1:  # there is no layer to choose
+                rows += [{"protocol": "held_out"} | row for row in _compared(candidates, target, draws)]
+                continue
+            for protocol, on in protocols.items():
+                if on is not None:
+                    spaces = _grouped(candidates, lambda candidate: candidate.transform)
+                    best = [max(of_space, key=on.score) for of_space in spaces]
+                    note = {"protocol": protocol, "chosen_on": on.label, "n_chosen_on": int(on.is_used.sum())}
+                    rows += [note | row for row in _compared(best, target, draws)]
     return rows
 
 
-def _chosen_on_other_pairs(
-    candidates: Sequence[Similarities], target: SentencePairs, on: Choice | None, draws: Draws
-) -> list[Row]:
-    if len({candidate.layer for candidate in candidates}) == 1:  # there is no layer to choose
-        return [{"protocol": "held_out"} | row for row in _compared(_by_space(candidates), target, draws)]
-    if on is None:
-        return []
-    best = [max(of_space, key=on.score) for of_space in _grouped(candidates)]
-    note = {"protocol": "held_out", "chosen_on": on.label, "n_chosen_on": int(on.is_used.sum())}
-    return [note | row for row in _compared(_by_space(best), target, draws)]
+def _grouped(candidates: Sequence[Similarities], key: Callable[[Similarities], Any]) -> list[list[Similarities]]:
+    groups: dict[Any, list[Similarities]] = {}
+    for candidate in candidates:
+        groups.setdefault(key(candidate), []).append(candidate)
+    return list(groups.values())
 
 
-def _published(candidates: Sequence[Similarities], target: SentencePairs, draws: Draws) -> list[Row]:
-    if len({candidate.layer for candidate in candidates}) == 1:
-        return []
-
-    def score(candidate: Similarities) -> float:
-        return float(np.nan_to_num(spearman(candidate.cosines[target.label], target.gold), nan=-2))
-
-    best = [max(of_space, key=score) for of_space in _grouped(candidates)]
-    note = {"protocol": "published", "chosen_on": target.label, "n_chosen_on": target.n_pairs}
-    return [note | row for row in _compared(_by_space(best), target, draws)]
-
-
-def _grouped(candidates: Sequence[Similarities]) -> list[list[Similarities]]:
-    names = dict.fromkeys(candidate.transform for candidate in candidates)
-    return [[candidate for candidate in candidates if candidate.transform == name] for name in names]
-
-
-def _by_space(best: Sequence[Similarities]) -> dict[str, Similarities]:
-    return {candidate.transform: candidate for candidate in best}
-
-
-def _compared(best: Mapping[str, Similarities], target: SentencePairs, draws: Draws) -> list[Row]:
+def _compared(spaces: Sequence[Similarities], target: SentencePairs, draws: NDArray[np.float32]) -> list[Row]:
     """Return a row for each space and aggregation, compared with the plain space if available."""
     values, drawn = {}, {}
-    for name, space in best.items():
-        values[name] = aggregated(space.cosines[target.label], target.gold, target.subset)
-        drawn[name] = aggregated_draws(space.cosines[target.label], target.gold, target.subset, draws)
+    for space in spaces:
+        values[space.transform] = aggregated(space.cosines[target.label], target.gold, target.subset)
+        drawn[space.transform] = aggregated_draws(space.cosines[target.label], target.gold, target.subset, draws)
     rows = []
-    for name, space in best.items():
+    for space in spaces:
+        name, clipped = space.transform, space.clipped[target.label]
         for how in AGGREGATIONS:
-            low, high = percentile_interval(drawn[name][how], target.n_pairs)
-            row = {"set": target.label, **space.key, "aggregation": how, "spearman": values[name][how]}
-            row |= {"low": low, "high": high, "n_pairs": target.n_pairs}
-            row |= {"n_clipped": len(clipped := space.clipped[target.label]), "clipped": " ".join(map(str, clipped))}
-            gain = values[name][how] - values["none"][how] if "none" in best else float("nan")
+            interval = percentile_interval(drawn[name][how], target.n_pairs)
+            row = {"set": target.label, **space.key, "aggregation": how, "n_pairs": target.n_pairs}
+            row |= estimate_cells("spearman", values[name][how], interval, "")
+            row |= {"n_clipped": len(clipped), "clipped": " ".join(map(str, clipped))}
+            gain = values[name][how] - values["none"][how] if "none" in values else float("nan")
             if name != "none" and np.isfinite(gain):
-                row["gain"] = gain
                 gains = drawn[name][how] - drawn["none"][how]
-                row["gain_low"], row["gain_high"] = percentile_interval(gains, target.n_pairs)
+                row |= estimate_cells("gain", gain, percentile_interval(gains, target.n_pairs))
             rows.append(row)
     return rows
 
@@ -536,19 +497,13 @@ def _fitted(
     d_model = len(moments.mean)
     if name == "none":
         return of.identity(d_model)
-    if name == "clip":
-        return of.clip(moments, outliers)
     if name == "clip_random":
         generator = np.random.default_rng([fitting.seed, layer])
         return of.clip(moments, of.random_neurons(d_model, len(outliers), outliers, generator))
-    if name == "whiten" and moments.varies:
-        return of.whiten(moments, n_components=fitting.components and min(fitting.components, d_model))
-    if name == "standardise":
-        return of.standardise(moments)
-    if name == "all_but_the_top":
-        return of.all_but_the_top(moments)
-    # Where no neuron varies, as for [CLS] in the embeddings, whitening is not defined.
-    return of.center(moments)
+    if name == "whiten" and not moments.varies:  # as for [CLS] in the embeddings: whitening is not defined
+        name = "center"
+    n_components = fitting.components and min(fitting.components, d_model)
+    return of.fit_transform(name, moments, outliers, of.Fitting(n_components=n_components))
 
 
 @dataclass(frozen=True)
@@ -637,10 +592,6 @@ class FitOn:
             int((text.is_used & self.words.known(corpus.sentences)).sum()) for corpus, text in parts if self.words
         )
 
-    def described(self) -> dict[str, Any]:
-        """Return a description for `results.json`."""
-        return {"corpora": self.names, "n_sentences": self.n_sentences}
-
 
 def fitted_columns(
     row: Mapping[str, Any], text: FitOn, d_model: int, words: StaticVectors | None, components: int | None
@@ -720,25 +671,24 @@ def fitted_texts(vectors: Vectors, targets: Sequence[SentencePairs], fit_on: str
     Sentences of any reported set are omitted, since sets overlap: STS-B was drawn from STS12 to STS16 and others. With
     `target`, the text of each set consists of all its sentences instead.
     """
+    read = list(zip(vectors.sets, vectors.stores, strict=True))
     if fit_on == "target":
-        everything = zip(vectors.sets, vectors.stores, strict=True)
-        return {pairs.label: _all_of(pairs, store, vectors.static) for pairs, store in everything}
-    candidates = [(pairs.label, pairs.corpus, store) for pairs, store in zip(vectors.sets, vectors.stores, strict=True)]
-    parts = [part for part, pairs in zip(candidates, vectors.sets, strict=True) if pairs.part == "train"]
+        texts = {}
+        for pairs, store in read:
+            everything = FittingText(store, np.ones(len(pairs.corpus.sentences), dtype=bool))
+            names = [f"{pairs.label} ({TRANSDUCTIVE})"]
+            texts[pairs.label] = FitOn(names, [pairs.corpus], [everything], vectors.static)
+        return texts
+    parts = [(pairs.label, pairs.corpus, store) for pairs, store in read if pairs.part == "train"]
     if vectors.outside:
         parts = [(vectors.outside[0].name, *vectors.outside)]
-    texts = [FittingText(store, _not_in_targets(corpus, targets)) for _, corpus, store in parts]
-    common = FitOn([name for name, *_ in parts], [corpus for _, corpus, _ in parts], texts, vectors.static)
+    used = [FittingText(store, _not_in_targets(corpus, targets)) for _, corpus, store in parts]
+    common = FitOn([name for name, *_ in parts], [corpus for _, corpus, _ in parts], used, vectors.static)
     return {pairs.label: common for pairs in vectors.sets}
 
 
 def _not_in_targets(corpus: Corpus, targets: Sequence[SentencePairs]) -> NDArray[np.bool_]:
     return not_in(corpus.sentences, [sentence for pairs in targets for sentence in pairs.corpus.sentences])
-
-
-def _all_of(pairs: SentencePairs, store: ActivationStore, words: StaticVectors | None) -> FitOn:
-    everything = FittingText(store, np.ones(len(pairs.corpus.sentences), dtype=bool))
-    return FitOn([f"{pairs.label} ({TRANSDUCTIVE})"], [pairs.corpus], [everything], words)
 
 
 def check_static_text(texts: Mapping[str, FitOn]) -> None:
@@ -778,14 +728,12 @@ def similarities(
             def pooled(corpus: Corpus, store: ActivationStore, layer: int = layer, how: Pooling = pooling) -> Tensor:
                 return sentence_vectors(store, layer, how)
 
-            cosine, clipped_in = _cosines(vectors, texts, pooled, neurons, fitting, layer)
-            spaces += [Similarities(pooling, layer, name, cosine[name], clipped_in[name]) for name in fitting.spaces]
+            spaces += _similarities(vectors, texts, pooled, neurons, fitting, (pooling, layer))
     if (static := vectors.static) is not None:
-        static_fitting = replace(fitting, spaces=[name for name in fitting.spaces if name not in CLIPPING])
-        cosine, none = _cosines(
-            vectors, texts, lambda corpus, store: static.sentences(corpus.sentences), {}, static_fitting, 0
+        unclipped = replace(fitting, spaces=[name for name in fitting.spaces if name not in CLIPPING])
+        spaces += _similarities(
+            vectors, texts, lambda corpus, _: static.sentences(corpus.sentences), {}, unclipped, ("static", None)
         )
-        spaces += [Similarities("static", None, name, cosine[name], none[name]) for name in static_fitting.spaces]
     return spaces
 
 
@@ -795,17 +743,12 @@ def _outliers(texts: Mapping[str, FitOn], layer: int, definition: Definition) ->
     return {label: by_text.get(id(text), []) for label, text in texts.items()}
 
 
-def _cosines(
-    vectors: Vectors,
-    texts: Mapping[str, FitOn],
-    pooled: Callable[[Corpus, ActivationStore], Tensor],
-    neurons: Mapping[str, Sequence[int]],
-    fitting: TransformFitting,
-    layer: int,
-) -> tuple[dict[Space, dict[str, Any]], dict[Space, dict[str, list[int]]]]:
-    """Return for each space, by the label of each set, the cosines of its pairs and the clipped neurons."""
-    cosine: dict[Space, dict[str, Any]] = {name: {} for name in fitting.spaces}
-    clipped: dict[Space, dict[str, list[int]]] = {name: {} for name in fitting.spaces}
+def _similarities(
+    vectors: Vectors, texts: Mapping[str, FitOn], pooled: Callable[[Corpus, ActivationStore], Tensor],
+    neurons: Mapping[str, Sequence[int]], fitting: TransformFitting, of_what: tuple[str, int | None],
+) -> list[Similarities]:  # fmt: skip
+    """Return the cosines of all pairs in each space; `of_what` is the pooling and the layer."""
+    spaces: dict[str, Similarities] = {name: Similarities(*of_what, name, {}, {}) for name in fitting.spaces}
     fitted_for: dict[int, Any] = {}
     for pairs, store in zip(vectors.sets, vectors.stores, strict=True):
         text = texts[pairs.label]
@@ -817,14 +760,15 @@ def _cosines(
                 accumulator.update(part_states[torch.from_numpy(part.is_used) & part_states.any(dim=1)])
             if not text.texts:  # no transform is fitted: only the plain vectors are used
                 accumulator.update(states)
-            fitted_for[id(text)] = fitted(fitting, accumulator.result(), neurons.get(pairs.label, []), layer)
+            of_text = neurons.get(pairs.label, [])
+            fitted_for[id(text)] = fitted(fitting, accumulator.result(), of_text, of_what[1] or 0)
         first, second = torch.from_numpy(pairs.sentences).T
         both = (states.any(dim=1)[first] & states.any(dim=1)[second]).numpy()
         for name, transform in fitted_for[id(text)].items():
             images = transform(states)
-            cosine[name][pairs.label] = np.where(both, cosines(images[first], images[second]), 0.0)
-            clipped[name][pairs.label] = transform.clipped
-    return cosine, clipped
+            spaces[name].cosines[pairs.label] = np.where(both, cosines(images[first], images[second]), 0.0)
+            spaces[name].clipped[pairs.label] = transform.clipped
+    return list(spaces.values())
 
 
 def evaluate(

@@ -25,6 +25,7 @@ from probing.downstream.sentence_vectors import (
     word_vectors,
 )
 from probing.errors import UserError
+from probing.results import estimate_cells
 from probing.statistics import MIN_SENTENCES, NO_INTERVAL, binomial_interval, difference_interval, size_columns
 from probing.statistics.chance import DRAWS, holm, percentile_interval
 from probing.text.tokens import Tokens
@@ -155,34 +156,20 @@ class PairCosines:
 
 def by_layer(scored: Sequence[PairCosines], train: Labels, reported: Labels, seed: int) -> list[Row]:
     """Return a row for each layer and space, as in `wic.csv`, with its threshold chosen on the training part."""
-    return [_row(scores, train, reported, seed) for scores in scored]
-
-
-def _row(scores: PairCosines, train: Labels, reported: Labels, seed: int) -> Row:
-    rule, published = best_threshold(scores.train, train), best_published_threshold(scores.train, train)
-    right = (scores.reported > rule.threshold) == reported
-    low, high = exact_interval(int(right.sum()), len(right))
-    auc_low, auc_high = area_interval(scores.reported, reported, seed)
-    return {
-        "layer": scores.layer,
-        "transform": scores.transform,
-        "threshold": rule.threshold,
-        "train_accuracy": rule.accuracy,
-        "accuracy": float(right.mean()),
-        "accuracy_low": low,
-        "accuracy_high": high,
-        "auc": float(area_under_curve(scores.reported, reported)),
-        "auc_low": auc_low,
-        "auc_high": auc_high,
-        "train_auc": float(area_under_curve(scores.train, train)),
-        "published_threshold": published.threshold,
-        "published_accuracy": published.accuracy,
-        "constant_true_accuracy": float(reported.mean()),
-        "n_clipped": len(scores.clipped),
-        "clipped": " ".join(map(str, scores.clipped)),
-        "n_train_pairs": len(train),
-        "n_pairs": len(reported),
-    }
+    rows = []
+    for scores in scored:
+        rule, published = best_threshold(scores.train, train), best_published_threshold(scores.train, train)
+        area = float(area_under_curve(scores.reported, reported))
+        rows.append({
+            "layer": scores.layer, "transform": scores.transform, "threshold": rule.threshold,
+            "train_accuracy": rule.accuracy, **_accuracy_cells((scores.reported > rule.threshold) == reported),
+            **estimate_cells("auc", area, area_interval(scores.reported, reported, seed)),
+            "train_auc": float(area_under_curve(scores.train, train)),
+            "published_threshold": published.threshold, "published_accuracy": published.accuracy,
+            "constant_true_accuracy": float(reported.mean()), "n_clipped": len(scores.clipped),
+            "clipped": " ".join(map(str, scores.clipped)), "n_train_pairs": len(train),
+        })  # fmt: skip
+    return rows
 
 
 def chosen(
@@ -203,41 +190,34 @@ def chosen(
     best = {name: max(indices[name], key=lambda i: rows[i]["train_accuracy"]) for name in names}
     right = {name: (scored[i].reported > rows[i]["threshold"]) == reported for name, i in best.items()}
     chosen_rows = [
-        _chosen_row("held_out", name, rows[i], _rule(rows[i], ""), part, right[name]) for name, i in best.items()
+        _chosen_row("held_out", rows[i], rows[i]["threshold"], part, right[name]) for name, i in best.items()
     ]
-    for row in chosen_rows:
-        if "none" in right and row["transform"] != "none":
-            test = mcnemar(right["none"], right[row["transform"]])
-            row["gain"] = float(right[row["transform"]].mean() - right["none"].mean())
-            row["gain_low"], row["gain_high"] = gain_interval(right["none"], right[row["transform"]])
-            row |= {"n_gained": test.gained, "n_lost": test.lost, "p_value": test.p_value}
-    compared = [row for row in chosen_rows if "p_value" in row]
-    for row, p_value in zip(compared, holm([row["p_value"] for row in compared]), strict=True):
-        row["p_value"] = float(p_value)
+    compared = [row for row in chosen_rows if row["transform"] != "none"] if "none" in right else []
+    tests = [mcnemar(right["none"], right[row["transform"]]) for row in compared]
+    p_values = holm([test.p_value for test in tests])
+    for row, test, p_value in zip(compared, tests, p_values, strict=True):
+        plain, of_space = right["none"], right[row["transform"]]
+        row |= estimate_cells("gain", float(of_space.mean() - plain.mean()), gain_interval(plain, of_space))
+        row |= {"n_gained": test.gained, "n_lost": test.lost, "p_value": float(p_value)}
     for name in names:
         i = max(indices[name], key=lambda i: rows[i]["published_accuracy"])
-        rule = _rule(rows[i], "published_")
+        threshold = rows[i]["published_threshold"]
         chosen_rows.append(
-            _chosen_row("published", name, rows[i], rule, "train", (scored[i].train > rule.threshold) == train)
+            _chosen_row("published", rows[i], threshold, "train", (scored[i].train > threshold) == train)
         )
-    constant = {"protocol": "constant_true", "reported_on": part}
-    return [*chosen_rows, constant | _accuracy_columns(reported)]
+    return [*chosen_rows, {"protocol": "constant_true", "reported_on": part, **_accuracy_cells(reported)}]
 
 
-def _rule(row: Mapping[str, Any], prefix: str) -> ThresholdRule:
-    return ThresholdRule(row[f"{prefix}threshold"], row[f"{prefix}accuracy"])
+def _chosen_row(protocol: str, row: Mapping[str, Any], threshold: float, reported_on: str, right: Labels) -> Row:
+    return {
+        "protocol": protocol, "transform": row["transform"], "layer": row["layer"], "threshold": threshold,
+        "reported_on": reported_on, "n_clipped": row["n_clipped"], **_accuracy_cells(right),
+    }  # fmt: skip
 
 
-def _chosen_row(
-    protocol: str, name: str, row: Mapping[str, Any], rule: ThresholdRule, reported_on: str, right: Labels
-) -> Row:
-    start = {"protocol": protocol, "transform": name, "layer": row["layer"], "threshold": rule.threshold}
-    return start | {"reported_on": reported_on, "n_clipped": row["n_clipped"]} | _accuracy_columns(right)
-
-
-def _accuracy_columns(right: Labels) -> Row:
-    low, high = exact_interval(int(right.sum()), len(right))
-    return {"accuracy": float(right.mean()), "accuracy_low": low, "accuracy_high": high, "n_pairs": len(right)}
+def _accuracy_cells(right: Labels) -> Row:
+    interval = exact_interval(int(right.sum()), len(right))
+    return {**estimate_cells("accuracy", float(right.mean()), interval), "n_pairs": len(right)}
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -266,29 +246,6 @@ def target_check(pairs: WordPairs) -> Callable[[Tokens], None]:
             )
 
     return check
-
-
-def scored_pairs(
-    layers: Sequence[int],
-    parts: Sequence[WordPairs],
-    stores: Sequence[ActivationStore],
-    fit_on: Sequence[FittingText],
-    fitting: TransformFitting,
-) -> list[PairCosines]:
-    """Return the cosines of all pairs in each layer and space.
-
-    `parts` are the training part and the reported part, `stores` the activations of each.
-    """
-    scores = []
-    for layer in layers:
-        moments = token_moments(fit_on, layer)
-        clipped = outliers(fit_on, layer, fitting.definition) if fitting.clips else []
-        transforms = fitted(fitting, moments, clipped, layer)
-        vectors = [_target_vectors(pairs, store, layer) for pairs, store in zip(parts, stores, strict=True)]
-        for name, transform in transforms.items():
-            train, reported = (cosines(transform(first), transform(second)) for first, second in vectors)
-            scores.append(PairCosines(layer, name, train, reported, transform.clipped))
-    return scores
 
 
 def _target_vectors(pairs: WordPairs, store: ActivationStore, layer: int) -> tuple[Tensor, Tensor]:
@@ -333,23 +290,25 @@ def unknown_pairs(
 
 
 def evaluate(
-    parts: Mapping[str, WordPairs],
-    stores: Sequence[ActivationStore],
-    fit_on: FittingText,
-    layers: Sequence[int],
-    fitting: TransformFitting,
-    seed: int,
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    parts: Mapping[str, WordPairs], stores: Sequence[ActivationStore], fit_on: FittingText, layers: Sequence[int],
+    fitting: TransformFitting, seed: int,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
     """Return the rows of `wic.csv` and of `chosen.csv`.
 
     `parts` are the training part and the reported part, by name; `stores` are the activations of each.
     """
     train, test = parts.values()
-    scored = scored_pairs(layers, [train, test], stores, [fit_on], fitting)
+    scored = []
+    for layer in layers:
+        clipped = outliers([fit_on], layer, fitting.definition) if fitting.clips else []
+        transforms = fitted(fitting, token_moments([fit_on], layer), clipped, layer)
+        vectors = [_target_vectors(pairs, store, layer) for pairs, store in zip(parts.values(), stores, strict=True)]
+        for name, transform in transforms.items():
+            of_train, reported = (cosines(transform(first), transform(second)) for first, second in vectors)
+            scored.append(PairCosines(layer, name, of_train, reported, transform.clipped))
     rows = by_layer(scored, train.labels, test.labels, seed)
     picked = chosen(scored, rows, train.labels, test.labels, list(parts)[1], seed)
-    n_vectors, n_sentences = int(fit_on.taken.sum()), int(fit_on.is_used.sum())
+    n_vectors, n_sentences, width = int(fit_on.taken.sum()), int(fit_on.is_used.sum()), stores[0].plan.d_model
     for row in (*rows, *picked):
-        width = stores[0].plan.d_model
         row |= size_columns(row.get("transform", ""), n_vectors, n_sentences, width, fitting.components)
     return rows, picked

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from probing.cli.option_types import defaults
+from probing.cli.options import defaults
 from probing.data import ADDED_CONTROLS, CONTROLS
 from probing.errors import UserError, as_clause, library_errors
 from probing.models import site_of, what_is_a_neuron

@@ -15,11 +15,11 @@ import numpy as np
 
 from probing.data.examples import Examples
 from probing.errors import UserError, as_clause
-from probing.heads import Example, read_examples
+from probing.heads.examples import Example, read_examples
 from probing.models import site_of
 from probing.results import Column, Row, Schema, Table, ends, listed, write_csv
 from probing.runs import Result
-from probing.runs.checks import reading
+from probing.runs.folder import reading
 from probing.runs.predictions import sides_and_text
 from probing.runs.run import Run, of_text
 from probing.runtime import package_version, quiet_libraries

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache as cache_once
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from probing.activations import Request, batch_tokens_of, description, job_lock, load, tokens_of
@@ -26,22 +27,19 @@ from probing.activations.extraction import (
     share_out,
 )
 from probing.activations.store import (
-    ActivationStore,
-    DamagedCache,
-    StorePlan,
+    CacheEntry,
+    WorkPlan,
+    WorkStore,
     batches,
     divide,
     fingerprint,
-    leftovers,
-    not_written,
     remove,
 )
 from probing.errors import RunError, UserError
-from probing.models import load_config, load_tokenizer
+from probing.models import load_tokenizer
 from probing.models.anatomy import Anatomy, examine
 from probing.models.attention_heads import Heads, OutputProjection, find_heads, read_heads
 from probing.models.examination import n_token_types
-from probing.runtime.files import regular
 from probing.runtime.processes import end_together, is_main_process
 from probing.runtime.trainer import float64_device, on_float64_device
 from probing.text import Corpus
@@ -226,49 +224,61 @@ class Accumulator(Protocol):
         """Return the values of the batch, after its last block."""
 
 
-class CorpusMeasure(Protocol):
-    """A measure that is summed over a corpus.
-
-    Its settings are all that changes the values apart from model and corpus, such as a version of the definition and a
-    fingerprint of labels from outside the corpus. Stored sums with other settings are not used.
-    """
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-
-    @property
-    def settings(self) -> Mapping[str, Any]: ...  # noqa: D102
-
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Prepare labels by token, and return a function, shared by threads, that creates a batch's accumulator."""
+Begin = Callable[[SentenceBatch], Accumulator]
+OfBlock = Callable[[BlockAttention], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
-class BlockMeasure:
-    """A measure of single blocks: a function that returns sums of shape (batch, heads, ...) by name."""
+class Measure:
+    """A measure that is summed over a corpus.
+
+    Args:
+        of_corpus: Prepares labels by token, and returns a function, shared by threads, that creates the accumulator of
+            a batch.
+        settings: All that changes the values apart from model and corpus, such as a version of the definition and a
+            fingerprint of labels from outside the corpus. Stored sums with other settings are not used.
+    """
 
     name: str
-    function: Callable[[BlockAttention, SentenceBatch], Mapping[str, Tensor]]
+    of_corpus: Callable[[Tokens, Corpus], Begin]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Return the function that creates the accumulator of a batch."""
-        return lambda batch: _Blocks(self.function, batch)
+    @classmethod
+    def of_blocks(
+        cls, name: str, function: Callable[[BlockAttention, SentenceBatch], Mapping[str, Tensor]],
+        settings: Mapping[str, Any] | None = None,
+    ) -> Measure:  # fmt: skip
+        """Return a measure of single blocks, from a function that returns sums of shape (batch, heads, ...) by name."""
+
+        def of_corpus(tokens: Tokens, corpus: Corpus) -> Begin:
+            return lambda batch: StackedBlocks(lambda attention: function(attention, batch))
+
+        return cls(name, of_corpus, settings or {})
 
 
-class _Blocks:
+class StackedBlocks:
+    """Accumulator that stacks the values of each block, by default as values by sentence, (batch, n_layers, ...).
+
+    Args:
+        of_block: Returns the values of a block by name, which no later block overwrites.
+        axis: Axis of the layers in the stacked values.
+        as_values: Returns the values of the batch from the stacked values.
+    """
+
     def __init__(
-        self, function: Callable[[BlockAttention, SentenceBatch], Mapping[str, Tensor]], batch: SentenceBatch
+        self, of_block: OfBlock, axis: int = 1, as_values: Callable[[dict[str, Tensor]], BatchValues] = BatchValues
     ) -> None:
-        self.function, self.batch = function, batch
+        self.of_block, self.axis, self.as_values = of_block, axis, as_values
         self.by_block: dict[str, list[Tensor]] = {}
 
     def add(self, attention: BlockAttention) -> None:
-        for name, values in self.function(attention, self.batch).items():
+        """Add the next block."""
+        for name, values in self.of_block(attention).items():
             self.by_block.setdefault(name, []).append(values)
 
     def batch_values(self) -> BatchValues:
-        return BatchValues({name: torch.stack(values, dim=1) for name, values in self.by_block.items()})
+        """Return the values of the batch, after its last block."""
+        return self.as_values({name: torch.stack(values, self.axis) for name, values in self.by_block.items()})
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -279,7 +289,7 @@ class _Blocks:
 SHARD_TOKENS = 8192
 
 
-class SumsStore(ActivationStore):
+class SumsStore(WorkStore):
     """A cache entry with the sums of one measure over one corpus, all layers in one file."""
 
     def by_sentence(self, name: str) -> Tensor:
@@ -310,7 +320,7 @@ class SumsStore(ActivationStore):
         filled = 0
         # Filled shard by shard: to hold the rows both in pieces and joined would need twice the memory.
         for shard in self.plan.shards:
-            tensors = load_file(regular(self.path(0, shard.index), self.folder))
+            tensors = self.get(0, shard.index)
             if not tensors:
                 continue
             shard_sentences = slice(shard.first_sentence, shard.first_sentence + shard.n_sentences)
@@ -323,10 +333,10 @@ class SumsStore(ActivationStore):
 
     def names(self) -> list[str]:
         """Return the names of the stored values, each with its kind, such as `by_sentence/entropy`."""
-        return sorted(load_file(regular(self.path(0, 0), self.folder)))
+        return sorted(self.get(0))
 
     def _shards(self, name: str) -> list[Tensor]:
-        shard_files = (load_file(regular(self.path(0, shard.index), self.folder)) for shard in self.plan.shards)
+        shard_files = (self.get(0, shard.index) for shard in self.plan.shards)
         return [tensors[name] for tensors in shard_files if tensors]
 
 
@@ -368,14 +378,6 @@ def of_shard(
     return shard_values
 
 
-def not_finite(sums: Mapping[str, Tensor]) -> str | None:
-    """Return the name of a value that is not finite, or None."""
-    return next((name for name, values in sums.items() if not bool(torch.isfinite(values).all())), None)
-
-
-_Begin = Callable[[SentenceBatch], Accumulator]
-
-
 @dataclass(frozen=True)
 class AttentionReader:
     """The structure of an encoder for reading its attention; `projections` is None if they are unknown."""
@@ -399,7 +401,7 @@ class AttentionReader:
         heads = find_heads(encoder, anatomy, pad_token_id, name)
         return cls(anatomy, heads, heads.output_projections(encoder), pad_token_id, n_types)
 
-    def read(self, encoder: nn.Module, batch: SentenceBatch, begins: Sequence[_Begin]) -> list[BatchValues]:
+    def read(self, encoder: nn.Module, batch: SentenceBatch, begins: Sequence[Begin]) -> list[BatchValues]:
         """Pass each block's attention over a batch, on its `float64_device`, to the measures; return their values."""
         accumulators = [begin(batch) for begin in begins]
         mask: Tensor | None = None
@@ -423,7 +425,7 @@ class AttentionReader:
 
 def accumulate(
     request: Request,
-    measures: Sequence[CorpusMeasure],
+    measures: Sequence[Measure],
     cache: Path,
     trainer_options: Mapping[str, Any],
     say: Callable[[str], None] = lambda message: None,
@@ -449,15 +451,8 @@ def accumulate(
         _run(request, measures, folders, None, trainer_options, callbacks)
         return {name: SumsStore(folder) for name, folder in folders.items()}
     with ExitStack() as locks:
-        try:
-            for folder in sorted(folders.values()):  # in one order, so that no two jobs wait for each other
-                locks.enter_context(job_lock(cache, folder.name, say))
-                for path in leftovers(folder):
-                    remove(path)
-        except OSError as error:
-            raise UserError(
-                f"`--cache {cache}` cannot be written ({error.strerror or error}); name a writable folder with --cache."
-            ) from None
+        for folder in sorted(folders.values()):  # in one order, so that no two jobs wait for each other
+            locks.enter_context(job_lock(cache, folder.name, say))
         stores = _open_or_create(request, folders, keys)
         work = _missing(stores)
         try:
@@ -474,7 +469,7 @@ def accumulate(
     return stores
 
 
-def _key(request: Request, measure: CorpusMeasure) -> dict[str, Any]:
+def _key(request: Request, measure: Measure) -> dict[str, Any]:
     return {**request.key(), "attention": measure.name, "settings": dict(measure.settings)}
 
 
@@ -482,25 +477,15 @@ def _open_or_create(
     request: Request, folders: Mapping[str, Path], keys: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, SumsStore]:
     """Open each measure's entry, or plan it; all entries of a corpus have the same shards."""
-    stores: dict[str, SumsStore] = {}
-    tokens = None
-    for name, folder in folders.items():
-        try:
-            stores[name] = SumsStore(folder)
-            continue
-        except DamagedCache:
-            pass
-        if tokens is None:
-            tokens = tokens_of(request, load_tokenizer(request.source))
+    tokens_of_request = cache_once(lambda: tokens_of(request, load_tokenizer(request.source)))
+
+    def planned(name: str) -> tuple[WorkPlan, Tokens]:
+        tokens, batch_tokens = tokens_of_request(), batch_tokens_of(request)
         shards = divide(tokens.lengths, SHARD_TOKENS)
-        d_model = load_config(request.source).hidden_size
-        plan = StorePlan(keys[name], 0, d_model, request.dtype, batch_tokens_of(request), shards)
-        try:
-            SumsStore.create(folder, plan, tokens, description(request))
-        except OSError as error:
-            raise not_written(folder, error) from error
-        stores[name] = SumsStore(folder)
-    return stores
+        return WorkPlan(keys[name], f"sums of {name}", 1, request.dtype, batch_tokens, shards), tokens
+
+    about = description(request)
+    return {name: SumsStore.opened(folder, partial(planned, name), about) for name, folder in folders.items()}
 
 
 def _missing(stores: Mapping[str, SumsStore]) -> dict[int, list[str]]:
@@ -513,7 +498,7 @@ def _missing(stores: Mapping[str, SumsStore]) -> dict[int, list[str]]:
 
 def _run(
     request: Request,
-    measures: Sequence[CorpusMeasure],
+    measures: Sequence[Measure],
     folders: Mapping[str, Path],
     work: Mapping[int, Sequence[str]] | None,
     trainer_options: Mapping[str, Any],
@@ -538,7 +523,7 @@ class AttentionPass(ShardPass):
     def __init__(
         self,
         request: Request,
-        measures: Sequence[CorpusMeasure],
+        measures: Sequence[Measure],
         folders: Mapping[str, Path],
         work: Mapping[int, Sequence[str]] | None,
         writer: Executor,
@@ -584,7 +569,8 @@ class AttentionPass(ShardPass):
             sums_of_measure[name] = of_shard(
                 in_order, planned_shard.first_sentence, planned_shard.n_sentences, rows.start, planned_shard.n_tokens
             )
-            if bad := not_finite(sums_of_measure[name]):
+            sums = sums_of_measure[name].items()
+            if bad := next((of for of, values in sums if not bool(torch.isfinite(values).all())), None):
                 raise RunError(
                     f"the attention over sentences {planned_shard.first_sentence} to "
                     f"{planned_shard.first_sentence + planned_shard.n_sentences - 1} of the corpus (counted from 0) "
@@ -599,33 +585,65 @@ class AttentionPass(ShardPass):
             self.stores[name].write_tensors(0, shard, sums)
 
 
+@dataclass(frozen=True)
+class TokenRows:
+    """Rows of the table of tokens from which batches are padded, each attribute but `first` of shape (n_tokens,)."""
+
+    first: int
+    input_ids: Tensor
+    words: Tensor
+    segments: Tensor | None
+    token_types: Tensor | None
+
+    @classmethod
+    def of(cls, tokens: Tokens, rows: slice, reader: AttentionReader, order: Any = slice(None)) -> TokenRows:
+        """Return some rows; `order` is the order in which the model reads the tokens, among these rows."""
+
+        def of(values: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(values[rows].astype(np.int64))
+
+        optional = tokens.segments, tokens.types_for(reader.n_token_types)
+        segments, token_types = (None if values is None else of(values) for values in optional)
+        return cls(rows.start, of(tokens.input_ids)[order], of(tokens.words), segments, token_types)
+
+    def batch(
+        self,
+        sentences: Tensor,
+        index: Tensor,
+        mask: Tensor,
+        reader: AttentionReader,
+        device: torch.device | str,
+    ) -> SentenceBatch:
+        """Return the sentences whose rows are `index` where `mask` is true, both of shape (batch, sequence)."""
+
+        def padded(values: Tensor | None, padding: int) -> Tensor | None:
+            return None if values is None else torch.where(mask, values[index], padding).to(device)
+
+        words = torch.where(mask, self.words[index], -1)
+        special = mask & (words < 0)
+        special[:, 0] |= reader.heads.is_causal
+        return SentenceBatch(
+            sentences=sentences.to(device),
+            rows=torch.where(mask, index + self.first, 0).to(device),
+            input_ids=torch.where(mask, self.input_ids[index], reader.pad_token_id).to(device),
+            mask=mask.to(device),
+            special=special.to(device),
+            words=words.to(device),
+            is_causal=reader.heads.is_causal,
+            segments=padded(self.segments, -1),
+            token_types=padded(self.token_types, 0),
+        )
+
+
 def shard_batches(
-    store: ActivationStore, shard: int, reader: AttentionReader, device: torch.device | str = "cpu"
+    store: CacheEntry, shard: int, reader: AttentionReader, device: torch.device | str = "cpu"
 ) -> Iterator[SentenceBatch]:
     """Yield a shard's sentences on `device` in batches by token budget, longest first."""
     plan, tokens = store.plan, store.tokens
     planned_shard = plan.shards[shard]
     rows = store.shard_tokens(planned_shard)
     lengths = tokens.lengths[planned_shard.first_sentence : planned_shard.first_sentence + planned_shard.n_sentences]
-    input_ids, words = (torch.from_numpy(values[rows].astype(np.int64)) for values in (tokens.input_ids, tokens.words))
-    segments, token_types = (
-        None if values is None else torch.from_numpy(values[rows].astype(np.int64))
-        for values in (tokens.segments, tokens.types_for(reader.n_token_types))
-    )
-    input_ids = input_ids[reading_order(store, rows)]
+    of_shard = TokenRows.of(tokens, rows, reader, reading_order(store, rows))
     for sentences in batches(lengths, plan.batch_tokens, with_padding=reader.anatomy.padding_is_neutral):
-        index, mask = padded_index(lengths, sentences)
-        of_words = torch.where(mask, words[index], -1)
-        special = mask & (of_words < 0)
-        special[:, 0] |= reader.heads.is_causal
-        yield SentenceBatch(
-            sentences=torch.from_numpy(planned_shard.first_sentence + sentences).to(device),
-            rows=torch.where(mask, index + rows.start, 0).to(device),
-            input_ids=torch.where(mask, input_ids[index], reader.pad_token_id).to(device),
-            mask=mask.to(device),
-            special=special.to(device),
-            words=of_words.to(device),
-            is_causal=reader.heads.is_causal,
-            segments=None if segments is None else torch.where(mask, segments[index], -1).to(device),
-            token_types=None if token_types is None else torch.where(mask, token_types[index], 0).to(device),
-        )
+        numbers = torch.from_numpy(planned_shard.first_sentence + sentences)
+        yield of_shard.batch(numbers, *padded_index(lengths, sentences), reader, device)

@@ -13,11 +13,18 @@ from torch import Tensor
 
 from probing.activations import tokens_of
 from probing.errors import UserError
-from probing.heads.accumulation import Accumulator, BatchValues, BlockAttention, CorpusMeasure, SentenceBatch, SumsStore
-from probing.heads.rows import Rows
-from probing.heads.subject import HeadSurvey, SurveyedCheckpoint, SurveyPart, check_comparable
+from probing.heads.accumulation import (
+    BatchValues,
+    Begin,
+    BlockAttention,
+    Measure,
+    SentenceBatch,
+    StackedBlocks,
+    SumsStore,
+)
+from probing.heads.measures import Rows, mean_cells
+from probing.heads.survey import HeadSurvey, SurveyedCheckpoint, SurveyPart, check_comparable
 from probing.models import length_limits
-from probing.statistics import mean_interval
 from probing.text import Corpus
 from probing.text.tokens import Tokens
 
@@ -82,46 +89,39 @@ def others_of_equal_length(lengths: Tensor) -> Tensor:
     return others
 
 
-@dataclass(frozen=True)
-class MapChange:
-    """The measure: comparison of maps with another checkpoint; `alone` skips other heads and sentences."""
+def map_change(against: SurveyedCheckpoint, alone: bool = False) -> Measure:
+    """Return the measure that compares maps with another checkpoint; `alone` skips other heads and sentences."""
 
-    against: SurveyedCheckpoint
-    name: str = "change"
-    alone: bool = False
+    def of_corpus(tokens: Tokens, corpus: Corpus) -> Begin:
+        loaded = against.prepared()
+        return lambda batch: _ComparedMaps(loaded, batch, alone)
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """All that changes the sums apart from model and corpus."""
-        return {"version": 1, "against": self.against.request.key(), **({"alone": True} if self.alone else {})}
-
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Load the other checkpoint, and return the function that creates the accumulator of a batch."""
-        against = self.against.prepared()
-        return lambda batch: _ComparedMaps(against, batch, self.alone)
+    return Measure("change", of_corpus, _settings(against, **({"alone": True} if alone else {})))
 
 
-class _ComparedMaps:
+def _settings(against: SurveyedCheckpoint, **more: Any) -> dict[str, Any]:
+    return {"version": 1, "against": against.request.key(), **more}
+
+
+class _ComparedMaps(StackedBlocks):
     def __init__(self, against: SurveyedCheckpoint, batch: SentenceBatch, alone: bool) -> None:
+        super().__init__(self._compare, 2, self._with_others)
         self.against, self.batch, self.alone = against, batch, alone
         self.others = others_of_equal_length(batch.lengths)
         self.other_maps: dict[int, Tensor] = {}
-        self.by_block: dict[str, list[Tensor]] = {"cosine": [], "jensen_shannon": []}
 
-    def add(self, attention: BlockAttention) -> None:
+    def _compare(self, attention: BlockAttention) -> dict[str, Tensor]:
         if attention.layer not in self.other_maps:
             self.other_maps = self._read(attention.layer)
         ours, theirs = attention.probabilities, self.other_maps.pop(attention.layer)
         if self.alone:
-            self.by_block["cosine"].append(map_cosines(ours, theirs)[:, None])
-            self.by_block["jensen_shannon"].append(row_divergences(ours, theirs)[:, None])
-            return
+            same = {"cosine": map_cosines(ours, theirs), "jensen_shannon": row_divergences(ours, theirs)}
+            return {name: values[:, None] for name, values in same.items()}
         cosines = map_cosines(ours, theirs), other_head_cosines(ours, theirs), map_cosines(ours, theirs[self.others])
         a, b = (ours, _entropies(ours)), (theirs, _entropies(theirs))
         of_sentences = theirs[self.others], b[1][self.others]
         divergences = _divergences(a, b), _other_head_divergences(a, b), _divergences(a, of_sentences)
-        for name, block_values in (("cosine", cosines), ("jensen_shannon", divergences)):
-            self.by_block[name].append(torch.stack(block_values, dim=1))
+        return {"cosine": torch.stack(cosines, dim=1), "jensen_shannon": torch.stack(divergences, dim=1)}
 
     def _read(self, first: int) -> dict[int, Tensor]:
         mask = self.batch.mask
@@ -130,11 +130,9 @@ class _ComparedMaps:
         pairs = (mask[:, :, None] & mask[:, None, :])[:, None]
         return {layer: torch.where(pairs, layer_maps, 0.0) for layer, layer_maps in maps.items()}
 
-    def batch_values(self) -> BatchValues:
-        others = torch.arange(len(self.others), device=self.others.device) != self.others
-        return BatchValues(
-            {"has_other": others, **{name: torch.stack(values, dim=2) for name, values in self.by_block.items()}}
-        )
+    def _with_others(self, stacked: dict[str, Tensor]) -> BatchValues:
+        has_other = torch.arange(len(self.others), device=self.others.device) != self.others
+        return BatchValues({"has_other": has_other, **stacked})
 
 
 def map_rows(store: SumsStore, layers: Sequence[int]) -> Rows:
@@ -176,52 +174,44 @@ def change_row(
 
     `of` names the comparison; the head counts from 1; layer and head are None if the row has none.
     """
-    low, high = mean_interval(sums, n)
-    return {
-        "measure": measure, "of": of, "layer": layer, "head": head,
-        "value": float(sums.sum() / n.sum()) if n.sum() else float("nan"), "low": low, "high": high, "n": int(n.sum()),
-    }  # fmt: skip
+    return {"measure": measure, "of": of, "layer": layer, "head": head, **mean_cells(sums, n)}
 
 
 OTHER_TOKENS = "other tokens"
 
 
 @dataclass(frozen=True)
-class StateChange:
-    """The measure: cosines of each token's hidden states in two checkpoints, on the same sentences."""
+class _OwnPasses:
+    """Accumulator of values that come from separate forward passes over the sentences of a batch."""
 
-    model: SurveyedCheckpoint
-    against: SurveyedCheckpoint
-    name: str = "change_of_states"
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """All that changes the sums apart from model and corpus."""
-        return {"version": 1, "against": self.against.request.key()}
-
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Load both checkpoints, and return the function that creates the accumulator of a batch."""
-        both = self.model.prepared(), self.against.prepared()
-        return lambda batch: _Compared(both, batch)
-
-
-class _Compared:
-    def __init__(self, both: Sequence[SurveyedCheckpoint], batch: SentenceBatch) -> None:
-        self.both, self.batch = both, batch
+    read: Callable[[], BatchValues]
 
     def add(self, attention: BlockAttention) -> None:
-        """Do nothing; hidden states come from separate forward passes."""
+        pass
 
     @torch.inference_mode()
     def batch_values(self) -> BatchValues:
-        mask = self.batch.mask
-        ours, theirs = (checkpoint.states(self.batch.inputs) for checkpoint in self.both)
-        same, to_next = [], []
-        for layer, a in ours.items():
-            b = theirs[layer]
-            same.append(torch.where(mask, row_cosines(a, b), 0.0).sum(1))
-            to_next.append(torch.where(mask[:, 1:], row_cosines(a[:, :-1], b[:, 1:]), 0.0).sum(1))
-        return BatchValues({"same": torch.stack(same, 1), "next": torch.stack(to_next, 1)})
+        return self.read()
+
+
+def state_change(model: SurveyedCheckpoint, against: SurveyedCheckpoint) -> Measure:
+    """Return the measure of the cosines of each token's hidden states in two checkpoints, on the same sentences."""
+
+    def of_corpus(tokens: Tokens, corpus: Corpus) -> Begin:
+        both = model.prepared(), against.prepared()
+        return lambda batch: _OwnPasses(lambda: _state_cosines(both, batch))
+
+    return Measure("change_of_states", of_corpus, _settings(against))
+
+
+def _state_cosines(both: Sequence[SurveyedCheckpoint], batch: SentenceBatch) -> BatchValues:
+    ours, theirs = (checkpoint.states(batch.inputs) for checkpoint in both)
+    same, to_next = [], []
+    for layer, a in ours.items():
+        b = theirs[layer]
+        same.append(torch.where(batch.mask, row_cosines(a, b), 0.0).sum(1))
+        to_next.append(torch.where(batch.mask[:, 1:], row_cosines(a[:, :-1], b[:, 1:]), 0.0).sum(1))
+    return BatchValues({"same": torch.stack(same, 1), "next": torch.stack(to_next, 1)})
 
 
 def state_rows(store: SumsStore, layers: Sequence[int]) -> Rows:
@@ -284,71 +274,48 @@ def check_padding(model: SurveyedCheckpoint) -> None:
         )
 
 
-@dataclass(frozen=True)
-class PublishedChange:
-    """The measure: cosines of each padded, uncropped map in two checkpoints, on the same sentences."""
+def published_change(model: SurveyedCheckpoint, against: SurveyedCheckpoint) -> Measure:
+    """Return the measure of the cosines of padded, uncropped maps in two checkpoints, on the same sentences."""
 
-    model: SurveyedCheckpoint
-    against: SurveyedCheckpoint
-    name: str = "change_as_published"
+    def of_corpus(tokens: Tokens, corpus: Corpus) -> Begin:
+        both = model.prepared(), against.prepared()
+        length = min(model.request.max_length or PUBLISHED_LENGTH, PUBLISHED_LENGTH)
+        cut = tokens_of(replace(model.request, max_length=length), model.tokenizer)
+        return lambda batch: _OwnPasses(lambda: _published_cosines(both, cut, batch))
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """All that changes the sums apart from model and corpus."""
-        return {
-            "version": 1, "against": self.against.request.key(),
-            "length": PUBLISHED_LENGTH, "n_sentences": PUBLISHED_SENTENCES,
-        }  # fmt: skip
-
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Load both checkpoints, truncate the sentences, and return the function that creates a batch's accumulator."""
-        both = self.model.prepared(), self.against.prepared()
-        request = self.model.request
-        length = min(request.max_length or PUBLISHED_LENGTH, PUBLISHED_LENGTH)
-        cut = tokens_of(replace(request, max_length=length), self.model.tokenizer)
-        return lambda batch: _ComparedAsPublished(*both, cut, batch)
+    settings = _settings(against, length=PUBLISHED_LENGTH, n_sentences=PUBLISHED_SENTENCES)
+    return Measure("change_as_published", of_corpus, settings)
 
 
-class _ComparedAsPublished:
-    def __init__(
-        self, model: SurveyedCheckpoint, against: SurveyedCheckpoint, cut: Tokens, batch: SentenceBatch
-    ) -> None:
-        self.model, self.against, self.cut, self.batch = model, against, cut, batch
+def _published_cosines(both: Sequence[SurveyedCheckpoint], cut: Tokens, batch: SentenceBatch) -> BatchValues:
+    sentences, heads = batch.sentences, both[0].heads
+    cosines = torch.zeros(len(sentences), 2, heads.n_layers, heads.n_heads, dtype=torch.float64)
+    padding = torch.zeros(len(sentences), dtype=torch.float64)
+    compared = sentences.cpu() < PUBLISHED_SENTENCES
+    bytes_per_sentence = heads.n_layers * heads.n_heads * PUBLISHED_LENGTH**2 * 4
+    chosen = compared.nonzero()[:, 0]
+    for some in chosen.split(max(_PUBLISHED_MAPS_BYTES // bytes_per_sentence, 1)) if len(chosen) else ():
+        inputs = _padded(cut, sentences[some].tolist(), both[0].pad_token_id)
+        inputs = {name: inputs[name].to(sentences.device) for name in batch.inputs}
+        ours, theirs = (checkpoint.maps(inputs) for checkpoint in both)
+        for layer, maps in ours.items():
+            comparisons = (compare(maps, theirs[layer]) for compare in (map_cosines, other_head_cosines))
+            cosines[some, :, layer - 1] = torch.stack(tuple(comparisons), 1).cpu()
+        padding[some] = 1 - inputs["attention_mask"].double().mean(1).cpu()
+    return BatchValues({"cosine": cosines, "padding": padding, "compared": compared})
 
-    def add(self, attention: BlockAttention) -> None:
-        """Do nothing; padded maps come from separate forward passes."""
 
-    @torch.inference_mode()
-    def batch_values(self) -> BatchValues:
-        sentences, heads = self.batch.sentences, self.model.heads
-        cosines = torch.zeros(len(sentences), 2, heads.n_layers, heads.n_heads, dtype=torch.float64)
-        padding = torch.zeros(len(sentences), dtype=torch.float64)
-        compared = sentences.cpu() < PUBLISHED_SENTENCES
-        bytes_per_sentence = heads.n_layers * heads.n_heads * PUBLISHED_LENGTH**2 * 4
-        chosen = compared.nonzero()[:, 0]
-        for some in chosen.split(max(_PUBLISHED_MAPS_BYTES // bytes_per_sentence, 1)) if len(chosen) else ():
-            inputs = {
-                name: values.to(sentences.device) for name, values in self._padded(sentences[some].tolist()).items()
-            }
-            ours, theirs = (checkpoint.maps(inputs) for checkpoint in (self.model, self.against))
-            for layer, maps in ours.items():
-                comparisons = (compare(maps, theirs[layer]) for compare in (map_cosines, other_head_cosines))
-                cosines[some, :, layer - 1] = torch.stack(tuple(comparisons), 1).cpu()
-            padding[some] = 1 - inputs["attention_mask"].double().mean(1).cpu()
-        return BatchValues({"cosine": cosines, "padding": padding, "compared": compared})
-
-    def _padded(self, sentences: list[int]) -> dict[str, Tensor]:
-        cut, shape = self.cut, (len(sentences), PUBLISHED_LENGTH)
-        ids = torch.full(shape, self.model.pad_token_id)
-        mask, types = (torch.zeros(shape, dtype=torch.long) for _ in range(2))
-        for i, sentence in enumerate(sentences):
-            rows = cut.of_sentences(sentence, 1)
-            n = rows.stop - rows.start
-            ids[i, :n], mask[i, :n] = torch.from_numpy(cut.input_ids[rows].astype(np.int64)), 1
-            if cut.token_types is not None:
-                types[i, :n] = torch.from_numpy(cut.token_types[rows].astype(np.int64))
-        model_inputs = {"input_ids": ids, "attention_mask": mask}
-        return model_inputs if self.batch.token_types is None else {**model_inputs, "token_type_ids": types}
+def _padded(cut: Tokens, sentences: list[int], pad_token_id: int) -> dict[str, Tensor]:
+    shape = len(sentences), PUBLISHED_LENGTH
+    ids = torch.full(shape, pad_token_id)
+    mask, types = (torch.zeros(shape, dtype=torch.long) for _ in range(2))
+    for i, sentence in enumerate(sentences):
+        rows = cut.of_sentences(sentence, 1)
+        n = rows.stop - rows.start
+        ids[i, :n], mask[i, :n] = torch.from_numpy(cut.input_ids[rows].astype(np.int64)), 1
+        if cut.token_types is not None:
+            types[i, :n] = torch.from_numpy(cut.token_types[rows].astype(np.int64))
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
 
 
 def published_rows(store: SumsStore, layers: list[int]) -> Rows:
@@ -360,36 +327,29 @@ def published_rows(store: SumsStore, layers: list[int]) -> Rows:
     return rows + (head_rows(COSINE, OTHER_HEADS, layers, cosines[:, 1], n) if cosines.shape[3] > 1 else [])
 
 
-NAME = "change"
-
-
 def _lacks(survey: HeadSurvey) -> str | None:
     """Return the missing requirement, or None; raise a UserError for another model or impossible padding."""
-    if survey.config.against is None:
+    if survey.against is None:
         return "another checkpoint, given as --against MODEL"
-    check_comparable(survey.request, survey.heads, survey.config.against)
-    if survey.config.as_published:
+    check_comparable(survey.request, survey.heads, survey.against)
+    if survey.as_published:
         check_padding(survey.checkpoint)
     return None
 
 
-def _both(survey: HeadSurvey) -> tuple[SurveyedCheckpoint, SurveyedCheckpoint]:
-    assert survey.config.against is not None  # otherwise the part is not measured
-    return survey.checkpoint, survey.config.against
-
-
-def _measures(survey: HeadSurvey) -> Sequence[CorpusMeasure]:
-    model, against = _both(survey)
-    published = [PublishedChange(model, against)] if survey.config.as_published else []
-    return [MapChange(against), StateChange(model, against), *published]
+def _measures(survey: HeadSurvey) -> Sequence[Measure]:
+    assert survey.against is not None  # otherwise the part is not measured
+    both = survey.checkpoint, survey.against
+    return [map_change(survey.against), state_change(*both), *[published_change(*both)] * survey.as_published]
 
 
 def _tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
+    assert survey.against is not None
     layers = list(survey.layers)
     maps, states, *published = (stores[measure.name] for measure in _measures(survey))
     rows = [*map_rows(maps, layers), *state_rows(states, survey.request.layers)]
     rows += [row for store in published for row in published_rows(store, layers)]
-    return {"change": [*rows, *parameter_rows(*_both(survey))]}
+    return {"change": [*rows, *parameter_rows(survey.checkpoint, survey.against)]}
 
 
-CHANGE = SurveyPart(NAME, _lacks, _measures, _tables, by_name_only=True)
+CHANGE = SurveyPart("change", _tables, _measures, _lacks, by_name_only=True, reads_pairs=True)

@@ -25,14 +25,12 @@ from probing.data.labelling import example_checks, label_sides
 from probing.data.module import layer_moments
 from probing.errors import UserError, as_clause
 from probing.heads.accumulation import SumsStore
-from probing.heads.rows import Rows
-from probing.heads.subject import HeadSurvey, SurveyPart
+from probing.heads.measures import Row, Rows, accuracy_cells, corrected, difference_cells, mean_cells
+from probing.heads.survey import HeadSurvey, SurveyPart
 from probing.models import load_tokenizer
-from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
+from probing.probes.solvers import Evaluation, Penalty, Preconditioner, minimise
 from probing.probes.training import LayerFit, Training, penalised, train_probes
 from probing.runtime.terminal import silence
-from probing.statistics import accuracy_interval, difference_interval, difference_p_value, mean_interval
-from probing.statistics.chance import holm
 from probing.statistics.moments import hardly_vary
 from probing.text.tasks import TokenTask, load_task
 from probing.text.tokens import Tokens
@@ -324,14 +322,6 @@ class Learned:
     converged: bool
 
 
-@dataclass(frozen=True)
-class Start:
-    """A trained probe from which training begins: parameters of its fusion, and weight on fused vectors."""
-
-    parameters: Tensor
-    weight: Tensor
-
-
 class Objective:
     """Mean cross-entropy of fused examples and its derivatives, as a function of scaled weights and parameters."""
 
@@ -416,38 +406,27 @@ class _Joint(Preconditioner):
         return apply
 
 
-def learn(objective: Objective, start: Start, l2: float, tolerance: float = TOLERANCE) -> Learned:
-    """Train a fusion and its probe together to a local minimum, until |gradient|^2 / (4 l2) < `tolerance`, in nats."""
+def learn(objective: Objective, parameters: Tensor, weight: Tensor, l2: float, tolerance: float = TOLERANCE) -> Learned:
+    """Train a fusion and its probe together to a local minimum, until |gradient|^2 / (4 l2) < `tolerance`, in nats.
+
+    Training begins at the parameters of a fusion and at the weight of a probe of its vectors, (n_classes, d_model).
+    """
     family, shape = objective.family, objective.shape
-    inverse = family.inverse_scale(start.parameters)
-    scaled = torch.where(inverse > 0, start.weight / inverse, 0.0).float()
-    point, n_passes = torch.cat([scaled.reshape(-1), start.parameters.float()]), 0
+    inverse = family.inverse_scale(parameters)
+    scaled = torch.where(inverse > 0, weight / inverse, 0.0).float()
+    point, n_passes = torch.cat([scaled.reshape(-1), parameters.float()]), 0
     while True:
         most = min(PASSES_OF_A_ROUND, MOST_PASSES - n_passes)
-        solution = _round(objective, point, l2, tolerance, most)
+        solution = minimise(objective, point, Penalty(0.0, l2), objective.preconditioner(point), tolerance, most)
         point, n_passes = solution.point, n_passes + solution.n_passes
         # A round that ends before its last pass is at a minimum, or at points that no longer differ in float32.
         if solution.n_passes < most or n_passes >= MOST_PASSES:
             break
-    weight, parameters = point[: objective.n_weights].view(shape), point[objective.n_weights :]
-    raw = (weight * family.inverse_scale(parameters)).float()
+    scaled, parameters = point[: objective.n_weights].view(shape), point[objective.n_weights :]
+    raw = (scaled * family.inverse_scale(parameters)).float()
     return Learned(family.fusion(parameters), raw, solution.objective, n_passes, solution.converged)
 
 
-def _round(objective: Objective, point: Tensor, l2: float, tolerance: float, most: int) -> Solution:
-    """Take at most `most` passes from a point, and one more to compute the preconditioner at this point."""
-    solver = lbfgs(point, Penalty(0.0, l2), objective.preconditioner(point), tolerance)
-    point, n_passes = next(solver), 0
-    try:
-        while True:
-            n_passes += 1
-            point = solver.send(objective(point) if n_passes <= most else None)
-    except StopIteration as stop:
-        solution: Solution = stop.value
-    return solution
-
-
-Row = dict[str, Any]
 # Numbers of the fusions beside those of layers, and their names.
 EQUAL, LARGEST, CONCAT, GATE = -1, -2, -3, -4
 NAMES = {EQUAL: "equal", LARGEST: "max", CONCAT: "concat", GATE: "gate"}
@@ -519,32 +498,24 @@ def _learned(
     n_classes, l2 = len(sides.classes), training.penalty.l2
     begins = {EQUAL: Weighted.equal(len(layers)), layers[lowest]: Weighted(identity[lowest])}
     objective = Objective(examples, family, n_classes)
-    several = [learn(objective, _start(fits[n], parameters_of(weighted)), l2) for n, weighted in begins.items()]
-    begin = _start(fits[EQUAL], torch.zeros(gated.n_parameters))
-    gate = learn(Objective(examples, gated, n_classes), begin, l2)
+    several = [learn(objective, parameters_of(weighted), fits[n].weight, l2) for n, weighted in begins.items()]
+    gate = learn(Objective(examples, gated, n_classes), torch.zeros(gated.n_parameters), fits[EQUAL].weight, l2)
     return {CONCAT: min(several, key=lambda learned: learned.objective), GATE: gate}
-
-
-def _start(fit: LayerFit, parameters: torch.Tensor) -> Start:
-    return Start(parameters, fit.weight)
 
 
 # --- rows ---
 
 
-def accuracy_rows(task: str, tested: FusedProbes) -> list[Row]:
+def accuracy_rows(task: str, tested: FusedProbes) -> Rows:
     """Return the accuracies of one task, and the differences of fusions from baselines, with uncorrected p-values."""
     n, fits = tested.counts, tested.fits
-    rows: list[Row] = []
+    numbers = {"n_train": tested.n_train, "n": int(n.sum())}
+    rows: Rows = []
     for number, fit in fits.items():
-        low, high = accuracy_interval(fit.correct_by_sentence, n)
         row: Row = {"task": task, "fusion": NAMES.get(number, LAYER), "measure": "accuracy"}
         if number in tested.layers:
             row |= {"layer": number, "chosen": "yes" if number == tested.best else "no"}
-        row |= {
-            "value": float(fit.correct_by_sentence.sum() / n.sum()), "low": low, "high": high,
-            "n_train": tested.n_train, "n": int(n.sum()), "optimality_gap": fit.optimality_gap,
-        }  # fmt: skip
+        row |= {**accuracy_cells("value", fit.correct_by_sentence, n), **numbers, "optimality_gap": fit.optimality_gap}
         if number in tested.converged:
             row["converged"] = "yes" if tested.converged[number] else "no"
         rows.append(row)
@@ -552,24 +523,11 @@ def accuracy_rows(task: str, tested: FusedProbes) -> list[Row]:
     for number in (CONCAT, LARGEST, GATE):
         for name, baseline in baselines.items():
             difference = fits[number].correct_by_sentence - fits[baseline].correct_by_sentence
-            low, high = difference_interval(difference, n)
             row = {"task": task, "fusion": NAMES[number], "measure": "difference", "against": name}
             if baseline in tested.layers:
                 row["layer"] = baseline
-            row |= {
-                "value": float(difference.sum() / n.sum()), "low": low, "high": high,
-                "p_value": difference_p_value(difference, n), "n_train": tested.n_train, "n": int(n.sum()),
-            }  # fmt: skip
-            rows.append(row)
+            rows.append({**row, **difference_cells("value", difference, n), **numbers})
     return rows
-
-
-def corrected(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with p-values corrected for their number (Holm)."""
-    tested = [i for i, row in enumerate(rows) if "p_value" in row]
-    p_values = holm([rows[i]["p_value"] for i in tested])
-    adjusted = {i: float(p) for i, p in zip(tested, p_values, strict=True)}
-    return [{**row, "p_value": adjusted[i]} if i in adjusted else row for i, row in enumerate(rows)]
 
 
 def similarity_rows(
@@ -578,7 +536,7 @@ def similarity_rows(
     layers: Sequence[int],
     fusions: Mapping[int, Fusion],
     **named: str,
-) -> list[Row]:
+) -> Rows:
     """Return the similarity of a sentence's tokens after each fusion, and the weight of each layer in it.
 
     `cosine` is the mean cosine of all pairs of a sentence's tokens (CosSim, Shi et al. section 3), as a mean over
@@ -593,7 +551,7 @@ def similarity_rows(
         for number, fusion in fusions.items():
             weights[number] += _sums(fusion.weights(states).T, of, len(lengths)).numpy()
             cosines[number] += _pair_cosines(fusion(states), of, len(lengths))
-    rows: list[Row] = []
+    rows: Rows = []
     for number in fusions:
         layer = {"layer": number} if number in layers else {}
         of_pairs = {"fusion": NAMES.get(number, LAYER), **layer}
@@ -608,8 +566,7 @@ def similarity_rows(
 
 
 def _mean(sums: NDArray[np.float64], counts: NDArray[np.int64]) -> Row:
-    low, high = mean_interval(sums, counts)
-    return {"value": float(sums.sum() / counts.sum()), "low": low, "high": high, "n": int((counts > 0).sum())}
+    return {**mean_cells(sums, counts), "n": int((counts > 0).sum())}
 
 
 def _sentences(store: HiddenStateSource, chosen: NDArray[np.bool_], layers: Sequence[int]) -> Any:
@@ -642,7 +599,6 @@ def _pair_cosines(vectors: torch.Tensor, sentences: torch.Tensor, n_sentences: i
     return torch.where(n > 1, (squares - n) / (n * (n - 1)).clamp_min(1), 0.0).numpy()
 
 
-NAME = "fusion"
 TASKS = ("upos", "deprel", "position")
 
 
@@ -655,7 +611,7 @@ def tasks_of(survey: HeadSurvey) -> tuple[dict[str, TokenTask], str]:
     for name in TASKS:
         task = load_task(name)
         corpora = [request.corpus for request in requests]
-        checks = example_checks(task, corpora, survey.config.splits, ProbeOptions(), silence)
+        checks = example_checks(task, corpora, survey.splits, ProbeOptions(), silence)
         try:
             for check, corpus_tokens in zip(checks, tokens, strict=True):
                 check(corpus_tokens)
@@ -674,9 +630,10 @@ def _lacks(survey: HeadSurvey) -> str | None:
 
 
 def _tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
+    assert survey.source is not None
     layers, states = list(survey.layers), survey.hidden_states
     is_test = survey.tested[1]
-    corpora, splits = [request.corpus for request in survey.requests], survey.config.splits
+    corpora, splits = [request.corpus for request in survey.requests], survey.splits
     rows: Rows = []
     single = zip(layers, torch.eye(len(layers)), strict=True)
     shared: dict[int, Fusion] = {layer: Weighted(weights) for layer, weights in single}
@@ -688,7 +645,7 @@ def _tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Ro
         rows += similarity_rows(states[-1], is_test, layers, learned, task=name)
     shared |= {EQUAL: Weighted.equal(len(layers)), LARGEST: Largest()}
     rows += similarity_rows(states[-1], is_test, layers, shared)
-    return {NAME: corrected(rows)}
+    return {"fusion": corrected(rows)}
 
 
-FUSION = SurveyPart(NAME, _lacks, lambda survey: [], _tables, by_name_only=True, trains=True)
+FUSION = SurveyPart("fusion", _tables, needs=_lacks, by_name_only=True, trains=True)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,52 +21,44 @@ from torch import Tensor
 from probing.activations import activations
 from probing.errors import UserError, as_clause
 from probing.heads.accumulation import (
-    Accumulator,
     BatchValues,
     BlockAttention,
-    CorpusMeasure,
+    Measure,
     SentenceBatch,
+    StackedBlocks,
     SumsStore,
     accumulate,
 )
 from probing.heads.change import CHANGE
 from probing.heads.fusion import FUSION
-from probing.heads.position import POSITION_HEADS, POSITION_PARTS, joined
-from probing.heads.roles import ALL, Roles, role_rows
-from probing.heads.rows import (
+from probing.heads.measures import (
+    NEGATION,
     PATTERNS,
     PROFILE,
+    PUNCTUATION,
+    SINK,
     Rows,
     SentenceDraws,
+    attention_by_type,
     class_rows,
     counts_of,
     entropy_scale,
+    in_one,
+    mean_cells,
     measure_rows,
-    profile_sums,
+    profile_rows,
     type_rows,
+    without_first_token,
 )
-from probing.heads.subject import (
-    FIRST,
-    NEGATION,
-    PUNCTUATION,
-    SINK,
-    SPECIAL,
-    STATES,
-    AttentionByType,
-    HeadSurvey,
-    SurveyInputs,
-    SurveyPart,
-    WithoutFirst,
-    nothing,
-)
+from probing.heads.position import POSITION_HEADS, POSITION_PARTS, joined
+from probing.heads.roles import ALL, role_rows, role_scores
+from probing.heads.survey import STATES, HeadSurvey, SurveyInputs, SurveyPart
 from probing.heads.syntax import has_arcs
 from probing.heads.trees import TREEBANK_PARTS
 from probing.results import count
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import note, stage
-from probing.statistics import mean_interval
-from probing.text import Corpus
-from probing.text.tokens import Tokens
+from probing.tables.heads import FIRST, SPECIAL
 
 # --------------------------------------------------------------------------------------------------------------------
 # How alike heads are, and how alike the attention of consecutive layers is.
@@ -130,18 +123,6 @@ def without_special(probabilities: Tensor, batch: SentenceBatch) -> Tensor:
     return masked / masked.sum(3, keepdim=True).clamp_min(torch.finfo(masked.dtype).tiny)
 
 
-@dataclass(frozen=True)
-class Similarity:
-    """The measure: divergence of all pairs of heads, and cosines of consecutive layers."""
-
-    name: str = "similarity"
-    settings: Mapping[str, Any] = field(default_factory=lambda: {"version": 1, "queries": QUERIES, "groups": GROUPS})
-
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Return the function that creates the accumulator of a batch."""
-        return _BatchMaps
-
-
 class _BatchMaps:
     def __init__(self, batch: SentenceBatch) -> None:
         self.batch = batch
@@ -180,6 +161,11 @@ class _BatchMaps:
     def _by_group(self, values: Tensor) -> Tensor:
         sums = torch.zeros(GROUPS, *values.shape[1:], dtype=torch.float64, device=values.device)
         return sums.index_add_(0, self.groups, values.double())
+
+
+SIMILARITY = Measure(
+    "similarity", lambda tokens, corpus: _BatchMaps, {"version": 1, "queries": QUERIES, "groups": GROUPS}
+)
 
 
 def queries_of(n_tokens: int) -> NDArray[np.int64]:
@@ -253,11 +239,9 @@ def _row(
     measure: str, layer: int, head: int | None, other_layer: int, other_head: int | None,
     sums: NDArray[np.float64], n: NDArray[np.int64],
 ) -> dict[str, Any]:  # fmt: skip
-    low, high = mean_interval(sums, n)
-    value = float(sums.sum() / n.sum()) if n.sum() else math.nan
     return {
         "measure": measure, "layer": layer, "head": head, "other_layer": other_layer, "other_head": other_head,
-        "value": value, "low": low, "high": high, "n": int(n.sum()),
+        **mean_cells(sums, n),
     }  # fmt: skip
 
 
@@ -270,45 +254,32 @@ ROLLOUT_QUERIES = ("words", "special tokens")
 # Shares of a vector, which sum to 1, each token counted once; then what describes all shares of a vector together.
 SHARES = ("self", "special_tokens", "previous", "next", "others")
 MEASURES = (*SHARES, "distance", "entropy")
-_SUMS, _COUNTS = "sums", "counts"
 
 
-class Rollout:
-    """The measure: attention rollout (Abnar & Zuidema 2020), the rows of the product after every block.
-
-    `sums` has shape (n_sentences, n_layers, 2, queries, measures), where 2 is for the model and for uniform attention.
-    `counts` has shape (n_sentences, queries, 2): the number of tokens, and of tokens with an entropy.
-    """
-
-    name = "rollout"
-    settings: Mapping[str, Any] = {"version": 2}
-
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Return the function that creates the accumulator of a batch."""
-        return _Rollout
-
-
-class _Rollout:
+class _Rollout(StackedBlocks):
     """The product so far: for each sentence of a batch one map, not a map of each head."""
 
-    name = Rollout.name
-
     def __init__(self, batch: SentenceBatch) -> None:
+        super().__init__(self._sums, as_values=self._with_counts)
         self.batch = batch
         self.product = torch.eye(batch.mask.shape[1], dtype=torch.float64, device=batch.mask.device)
-        self.by_block: list[Tensor] = []
 
-    def add(self, attention: BlockAttention) -> None:
+    def _sums(self, attention: BlockAttention) -> dict[str, Tensor]:
         residual_maps = with_residual(attention.probabilities.mean(1, dtype=torch.float64))
         both = torch.stack([residual_maps, with_residual(attention.uniform(self.batch))], dim=1)
         self.product = both @ self.product
-        self.by_block.append(described(self.product, self.batch))
+        return {"sums": described(self.product, self.batch)}
 
-    def batch_values(self) -> BatchValues:
+    def _with_counts(self, sums: dict[str, Tensor]) -> BatchValues:
         chosen = torch.stack([self.batch.ordinary, self.batch.special], dim=1)
         has_entropy = chosen & (entropy_scale(reached(self.product, self.batch)) > 0)[:, None]
-        counts = torch.stack([chosen.sum(2), has_entropy.sum(2)], dim=2)
-        return BatchValues({_SUMS: torch.stack(self.by_block, dim=1), _COUNTS: counts})
+        return BatchValues({**sums, "counts": torch.stack([chosen.sum(2), has_entropy.sum(2)], dim=2)})
+
+
+# The measure: attention rollout (Abnar & Zuidema 2020), the rows of the product after every block. `sums` has shape
+# (n_sentences, n_layers, 2, queries, measures), where 2 is for the model and for uniform attention. `counts` has shape
+# (n_sentences, queries, 2): the number of tokens, and of tokens with an entropy.
+ROLLOUT = Measure("rollout", lambda tokens, corpus: _Rollout, {"version": 2})
 
 
 def with_residual(maps: Tensor) -> Tensor:
@@ -366,12 +337,10 @@ def rollout_rows(sums: Tensor, counts: Tensor, layers: Sequence[int], sentences:
 # The part of a survey that follows role links, in sentences of their own or in those of a treebank.
 # --------------------------------------------------------------------------------------------------------------------
 
-NAME = "roles"
-
 
 def _lacks_roles(survey: HeadSurvey) -> str | None:
     corpus = survey.request.corpus
-    if survey.config.roles is None and not has_arcs(corpus):
+    if survey.role_links is None and not has_arcs(corpus):
         return (
             "role links, given as --roles FILE or read from the columns head and deprel of a .conllu file, and "
             f"`--corpus {corpus.name}` has no such columns"
@@ -390,13 +359,13 @@ def _lacks_roles(survey: HeadSurvey) -> str | None:
 
 
 def _tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
-    rows = role_rows(stores[f"{NAME}/{NAME}"], survey.roles[1], survey.seed)
+    rows = role_rows(stores["roles/roles"], survey.roles[1], survey.seed)
     return {"roles": [row for row in rows if row["layer"] in survey.layers]}
 
 
 ROLES = SurveyPart(
-    NAME, _lacks_roles, lambda survey: [], _tables,
-    lambda survey: [SurveyInputs(NAME, survey.roles[0], [Roles(survey.roles[1])])],
+    "roles", _tables, needs=_lacks_roles,
+    beside=lambda survey: [SurveyInputs("roles", survey.roles[0], [role_scores(survey.roles[1])])],
 )  # fmt: skip
 
 
@@ -416,7 +385,7 @@ def measurable(survey: HeadSurvey, names: Sequence[str], by_name: bool) -> tuple
 
 def _lacks(survey: HeadSurvey, part: SurveyPart) -> str | None:
     """Return the missing requirement of a part, as the end of a sentence."""
-    if survey.config.without_first and part.name not in WITHOUT_FIRST:
+    if survey.without_first and not part.excludes_first:
         return "`--first_token include`, under which all tokens are measured"
     return _lacks_sentences(survey, part) or part.needs(survey)
 
@@ -424,8 +393,8 @@ def _lacks(survey: HeadSurvey, part: SurveyPart) -> str | None:
 def _lacks_sentences(survey: HeadSurvey, part: SurveyPart) -> str | None:
     """Return the missing requirement if the corpus has pairs of sentences and the part cannot read them."""
     corpus = survey.request.corpus
-    has_role_file = part.name == ROLES.name and survey.config.roles is not None
-    if corpus.seconds is None or part.name in OF_PAIRS or has_role_file:
+    has_role_file = part.name == ROLES.name and survey.role_links is not None
+    if corpus.seconds is None or part.reads_pairs or has_role_file:
         return None
     if part in (FUSION, *POSITION_PARTS):
         return f"single sentences, given as --corpus, and `--pairs {corpus.name}` has pairs of sentences"
@@ -494,14 +463,12 @@ def _sums(
         stores |= {f"{name}/{measure}" if name else measure: store for measure, store in new_stores.items()}
     if any(reading.states for reading in readings):
         read = replace(request, layers=range(survey.heads.n_layers))
-        # A cache entry of hidden states is read in the same way as an entry of sums.
-        states = activations(read, cache, trainer_options, say)  # in use until the second store is open
-        stores[f"{name}/{STATES}"] = SumsStore(states.folder)
+        stores[f"{name}/{STATES}"] = cast(Any, activations(read, cache, trainer_options, say))
     return stores
 
 
-def _seen(survey: HeadSurvey, measure: CorpusMeasure) -> CorpusMeasure:
-    return WithoutFirst(measure) if survey.config.without_first and measure is not SINK else measure
+def _seen(survey: HeadSurvey, measure: Measure) -> Measure:
+    return without_first_token(measure) if survey.without_first and measure is not SINK else measure
 
 
 # --- the parts ---
@@ -513,47 +480,34 @@ def _class_tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[s
 
 
 def _profile_tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
-    store = stores["profile"]
-    tables: dict[str, Rows] = {"heads": [], "attention_layers": []}
-    sums_of_measure = profile_sums(store.all_by_sentence(), survey.lengths)
-    for name, (summed, counts) in sums_of_measure.items():
-        rows = measure_rows(summed, counts, survey.layers, survey.sentences, measure=name)
-        for table, added in zip(tables.values(), rows, strict=True):
-            table += added
-    return tables
+    return profile_rows(stores["profile"].all_by_sentence(), survey.lengths, survey.layers, survey.sentences)
 
 
 def _first_token_tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
     later = np.maximum(survey.tokens.lengths - 1, 0)
-    tables: dict[str, Rows] = {"heads": [], "attention_layers": []}
-    for name, summed in stores[SINK.name].all_by_sentence().items():
-        rows = measure_rows(summed.numpy(), later, survey.layers, survey.sentences, measure=name, to=FIRST)
-        for table, added in zip(tables.values(), rows, strict=True):
-            table += added
-    return tables
+    return in_one(
+        measure_rows(summed.numpy(), later, survey.layers, survey.sentences, measure=name, to=FIRST)
+        for name, summed in stores[SINK.name].all_by_sentence().items()
+    )
 
 
 # Types that need no annotation of words, beside the special tokens.
 _OF_TOKENS = (PUNCTUATION, NEGATION)
+# Names of the measures of other types, and of the types that need it.
+_ATTENDED = ("attended", "attended_words")
 
 
-def _token_types(survey: HeadSurvey) -> AttentionByType:
+def _types(survey: HeadSurvey, of_words: bool) -> dict[str, NDArray[np.bool_]]:
+    """Return the types of tokens that need the annotation of words, or those that need none."""
     plain = {*_OF_TOKENS, *survey.special_tokens.values()}
-    return AttentionByType.of({name: of for name, of in survey.types.items() if name in plain})
+    return {name: members for name, members in survey.types.items() if (name not in plain) == of_words}
 
 
-def _word_types(survey: HeadSurvey) -> AttentionByType:
-    plain = {*_OF_TOKENS, *survey.special_tokens.values()}
-    return AttentionByType.of({name: of for name, of in survey.types.items() if name not in plain}, "attended_words")
-
-
-def _type_tables(survey: HeadSurvey, stores: Mapping[str, SumsStore], measure: AttentionByType) -> dict[str, Rows]:
-    store = stores[measure.name]
-    counts = counts_of({SPECIAL: survey.special, **measure.types}, survey.tokens)
-    sums = store.all_by_sentence()
-    leave_out = [SPECIAL] if measure.name != "attended" or not survey.special.any() else []
-    by_head, by_layer = type_rows(sums, counts, survey.lengths, survey.layers, survey.sentences, leave_out)
-    return {"heads": by_head, "attention_layers": by_layer}
+def _type_tables(survey: HeadSurvey, stores: Mapping[str, SumsStore], of_words: bool) -> dict[str, Rows]:
+    counts = counts_of({SPECIAL: survey.special, **_types(survey, of_words)}, survey.tokens)
+    sums = stores[_ATTENDED[of_words]].all_by_sentence()
+    leave_out = [SPECIAL] if of_words or not survey.special.any() else []
+    return type_rows(sums, counts, survey.lengths, survey.layers, survey.sentences, leave_out)
 
 
 def _lacks_columns(survey: HeadSurvey) -> str | None:
@@ -565,6 +519,13 @@ def _lacks_columns(survey: HeadSurvey) -> str | None:
     )
 
 
+def _part_of_types(name: str, of_words: bool, **needs: Any) -> SurveyPart:
+    def measures(survey: HeadSurvey) -> list[Measure]:
+        return [attention_by_type(_types(survey, of_words), _ATTENDED[of_words])]
+
+    return SurveyPart(name, partial(_type_tables, of_words=of_words), measures, **needs)
+
+
 def _similarity_tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
     rows = similarity_rows(stores["similarity"], survey.heads.n_layers, survey.heads.n_heads, survey.lengths)
     reported = set(survey.layers)
@@ -572,35 +533,24 @@ def _similarity_tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> d
 
 
 def _rollout_tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
-    sums, counts = (stores[Rollout.name].by_sentence(name) for name in ("sums", "counts"))
+    sums, counts = (stores[ROLLOUT.name].by_sentence(name) for name in ("sums", "counts"))
     return {"rollout": rollout_rows(sums, counts, survey.layers, survey.sentences)}
 
 
+_OF_ALL: dict[str, Any] = {"reads_pairs": True, "excludes_first": True}
 PARTS = (
-    SurveyPart("classes", nothing, lambda survey: [PATTERNS], _class_tables),
-    SurveyPart("profile", nothing, lambda survey: [PROFILE], _profile_tables),
-    SurveyPart(
-        "tokens", nothing, lambda survey: [_token_types(survey)],
-        lambda survey, stores: _type_tables(survey, stores, _token_types(survey)),
-    ),
-    SurveyPart(
-        "words", _lacks_columns, lambda survey: [_word_types(survey)],
-        lambda survey, stores: _type_tables(survey, stores, _word_types(survey)),
-    ),
-    SurveyPart("first_token", nothing, lambda survey: [SINK], _first_token_tables, by_name_only=True),
-    SurveyPart("rollout", nothing, lambda survey: [Rollout()], _rollout_tables),
-    SurveyPart("similarity", nothing, lambda survey: [Similarity()], _similarity_tables),
+    SurveyPart("classes", _class_tables, lambda survey: [PATTERNS], **_OF_ALL),
+    SurveyPart("profile", _profile_tables, lambda survey: [PROFILE], **_OF_ALL),
+    _part_of_types("tokens", of_words=False, **_OF_ALL),
+    _part_of_types("words", of_words=True, needs=_lacks_columns, excludes_first=True),
+    SurveyPart("first_token", _first_token_tables, lambda survey: [SINK], by_name_only=True, **_OF_ALL),
+    SurveyPart("rollout", _rollout_tables, lambda survey: [ROLLOUT], **_OF_ALL),
+    SurveyPart("similarity", _similarity_tables, lambda survey: [SIMILARITY], **_OF_ALL),
     *TREEBANK_PARTS,
     ROLES,
     CHANGE,
     FUSION,
     *POSITION_PARTS,
-)  # fmt: skip
-# Parts that read pairs of sentences, which have no annotation of words.
-OF_PAIRS = ("classes", "profile", "tokens", "first_token", "rollout", "similarity", "change")
-# Parts that can be measured with `--first_token exclude`.
-WITHOUT_FIRST = (
-    "classes", "profile", "tokens", "words", "first_token", "rollout", "similarity", "relations", "trees",
 )  # fmt: skip
 NAMES = [part.name for part in PARTS]
 # Parts that are measured by default, and those that are added by `--first_token exclude`, by `--against` and by

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,14 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from probing.errors import UserError, as_clause
-from probing.heads.accumulation import Accumulator, BatchValues, BlockAttention, BlockMeasure, SentenceBatch, SumsStore
+from probing.heads.accumulation import (
+    Begin,
+    Measure,
+    SentenceBatch,
+    StackedBlocks,
+    SumsStore,
+)
+from probing.heads.measures import Row, Rows, SentenceDraws
 from probing.heads.position_controls import (
     HeadScores,
     LagMoments,
@@ -30,8 +37,7 @@ from probing.heads.position_controls import (
     top_neurons,
     word_mass,
 )
-from probing.heads.rows import SentenceDraws
-from probing.heads.subject import STATES, HeadSurvey, PositionRun, SurveyInputs, SurveyPart
+from probing.heads.survey import STATES, HeadSurvey, PositionRun, SurveyInputs, SurveyPart
 from probing.models.attention_heads import QueryKey
 from probing.probes.agreement import random_bases
 from probing.probes.solvers import centre_over_classes
@@ -43,22 +49,17 @@ from probing.text.tokens import Tokens
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class RankAgreement:
-    """Rank correlations of heads' neuron use with a ranking, shape (n_heads,); NaN if all neurons are tied."""
+def rank_agreement(use: Array, ranking: Array, spreads: Sequence[Array]) -> dict[str, Array]:
+    """Return rank correlations of heads' neuron use, shape (n_heads, d_model), with a ranking, shape (n_heads,).
 
-    spearman: Array
-    partial: Array
-
-    @classmethod
-    def of(cls, use: Array, ranking: Array, spreads: Sequence[Array]) -> RankAgreement:
-        """Correlate `use`, shape (n_heads, d_model), with the ranking, also with `spreads` partialled out."""
-        used, ranked = rankdata(use, axis=1), rankdata(ranking)
-        design = np.stack([np.ones(len(ranked)), *(rankdata(spread) for spread in spreads)], axis=1)
-        residuals = [values - values @ np.linalg.pinv(design).T @ design.T for values in (ranked, used)]
-        # If the spreads determine the ranks exactly, the residuals are rounding errors: they are set to 0.
-        residuals = [np.where(np.abs(values) < 1e-6 * len(ranked), 0.0, values) for values in residuals]
-        return cls(spearman(ranked, used), spearman(residuals[0], residuals[1]))
+    `partial` has `spreads` partialled out. Both are NaN if all neurons are tied.
+    """
+    used, ranked = rankdata(use, axis=1), rankdata(ranking)
+    design = np.stack([np.ones(len(ranked)), *(rankdata(spread) for spread in spreads)], axis=1)
+    residuals = [values - values @ np.linalg.pinv(design).T @ design.T for values in (ranked, used)]
+    # If the spreads determine the ranks exactly, the residuals are rounding errors: they are set to 0.
+    residuals = [np.where(np.abs(values) < 1e-6 * len(ranked), 0.0, values) for values in residuals]
+    return {"spearman": spearman(ranked, used), "partial": spearman(residuals[0], residuals[1])}
 
 
 def contributions_in_bases(weight: Tensor, states: Tensor, classes: Tensor, bases: Tensor) -> Tensor:
@@ -75,7 +76,6 @@ def contributions_in_bases(weight: Tensor, states: Tensor, classes: Tensor, base
     return torch.stack(contributions)
 
 
-Rows = list[dict[str, Any]]
 # Numbers of neurons that are held together; numbers above half of all neurons are skipped.
 SIZES = (5, 10, 20, 50)
 
@@ -116,9 +116,9 @@ class Block:
         groups = test.to_hold(seed)
         return cls(layer, heads, means, states, heads.inputs(states), test.words, groups, run, bases, seed)
 
-    def at(self, offset: int) -> AtOffset:
-        """Return the block's heads at an offset."""
-        return AtOffset(self, offset)
+    def of_heads(self, index: int | list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return W_Q and W_K of one head or of several, and the bias of their queries."""
+        return self.heads.query[index], self.heads.key[index], self.heads.query_bias[index]
 
     @cached_property
     def of_position(self) -> Tensor:
@@ -158,7 +158,7 @@ class Block:
         return [
             (
                 basis_contributions.double().numpy(),
-                [spread.numpy() for spread in self.means.turned(parts @ basis).spread],
+                [spread.numpy() for spread in replace(self.means, parts=parts @ basis).spread],
             )
             for basis, basis_contributions in zip(self.bases, contributions, strict=True)
         ]
@@ -214,13 +214,11 @@ class AtOffset:
         """The use of each neuron by each head of the block, shape (heads, d_model)."""
         return self.shares.use.numpy()
 
-    def contrasts(self, heads: Sequence[int], sentences: SentenceDraws) -> list[dict[str, float]]:
+    def contrasts(self, heads: Sequence[int], sentences: SentenceDraws) -> Rows:
         """Return the contrasts of some heads, with their position and bias parts and intervals over sentences."""
         block, words = self.block, self.block.words
         counts = words.sentences[self.queries].bincount(minlength=sentences.times.shape[1])
-        query, key, bias = (
-            parameter[list(heads)] for parameter in (block.heads.query, block.heads.key, block.heads.query_bias)
-        )
+        query, key, bias = block.of_heads(list(heads))
         biases = self.biases[list(heads)].T
         # The scores of keys less their mean, of each query and head, shape (n, heads).
         by_state, of_position = (
@@ -230,37 +228,34 @@ class AtOffset:
             for (asking, differences), added in ((self.inputs, bias), (self.of_position, 0 * bias))
         )
         parts = {"contrast": by_state + biases, "position_part": of_position, "bias_part": biases}
-        rows: list[dict[str, float]] = [{} for _ in heads]
+        rows: Rows = [{} for _ in heads]
         for name, values in parts.items():
             sums = torch.zeros(len(counts), len(heads), dtype=torch.float64)
             sums.index_add_(0, words.sentences[self.queries], values)
             means = sentences.means(sums.numpy(), counts.numpy())
             for i, row in enumerate(rows):
-                cells = means.row(i)
-                row |= {name: cells["value"], f"{name}_low": cells["low"], f"{name}_high": cells["high"]}
+                row |= {column: cell for column, cell in means.row(i, name=name).items() if column != "n"}
         return rows
 
-    def agreements(self, heads: Sequence[int]) -> list[dict[str, float]]:
+    def agreements(self, heads: Sequence[int]) -> Rows:
         """Return the rank correlations of some heads' neuron use with the run's contributions, and both nulls."""
         block = self.block
         if "contribution" not in block.scores:
             return [{} for _ in heads]
-        query, key = (parameter[list(heads)].float() for parameter in (block.heads.query, block.heads.key))
-        observed = RankAgreement.of(self.use, block.scores["contribution"], block.spreads)
-        used = Shares.of(query, key, self.products.float(), block.bases).use.numpy()
+        query, key, _ = block.of_heads(list(heads))
+        observed = rank_agreement(self.use, block.scores["contribution"], block.spreads)
+        used = Shares.of(query.float(), key.float(), self.products.float(), block.bases).use.numpy()
         turned = [
-            RankAgreement.of(use, contributions, spreads)
+            rank_agreement(use, contributions, spreads)
             for use, (contributions, spreads) in zip(used, block.in_bases, strict=True)
         ]
         rows = []
         for i, head in enumerate(heads):
-            row: dict[str, float] = {}
-            for name in ("spearman", "partial"):
-                of_heads = getattr(observed, name)
+            row: Row = {}
+            for name, of_heads in observed.items():
+                of_bases = np.array([agreement[name][i] for agreement in turned])
                 row |= _beside(name, of_heads[head], "heads", np.delete(of_heads, head))
-                row |= _beside(
-                    name, of_heads[head], "bases", np.array([getattr(agreement, name)[i] for agreement in turned])
-                )
+                row |= _beside(name, of_heads[head], "bases", of_bases)
             rows.append(row)
         return rows
 
@@ -280,9 +275,7 @@ class AtOffset:
 
     def removals(self, head: int) -> Rows:
         """Return a head's contrast and attention with each ranking's top neurons fixed, and with random sets fixed."""
-        query, key, bias = (
-            parameter[head] for parameter in (self.block.heads.query, self.block.heads.key, self.block.heads.query_bias)
-        )
+        query, key, bias = self.block.of_heads(head)
         pairs, singles = self.moments.split(query @ key.T, key @ bias)
         groups = [self._scores(head, group) for group in self.block.groups]
         of_biases = float(self.biases[head].mean()) if len(self.queries) else 0.0
@@ -311,9 +304,7 @@ class AtOffset:
 
     def _scores(self, head: int, group: Tensor) -> HeadScores:
         block = self.block
-        query, key, bias = (
-            parameter[head] for parameter in (block.heads.query, block.heads.key, block.heads.query_bias)
-        )
+        query, key, bias = block.of_heads(head)
         is_word = group >= 0
         states = torch.where(is_word[..., None], block.inputs[group] - block.means.mean, 0.0)
         of_mean = block.means.mean @ query + bias
@@ -371,15 +362,14 @@ def mass_at_offsets(probabilities: Tensor, ordinary: Tensor) -> dict[str, Tensor
     return {name: torch.stack(values, dim=2) for name, values in sums.items()}
 
 
-def _of_block(attention: BlockAttention, batch: SentenceBatch) -> Mapping[str, Tensor]:
-    return mass_at_offsets(attention.probabilities, batch.ordinary)
+AT_OFFSETS = Measure.of_blocks(
+    "offsets", lambda attention, batch: mass_at_offsets(attention.probabilities, batch.ordinary), {"version": 1}
+)
+PERMUTED = "told_offsets"
 
 
-AT_OFFSETS = BlockMeasure("offsets", _of_block, {"version": 1})
-
-
-class PermutedOffsets:
-    """The measure: attention at each offset if the words of each sentence are permuted in the input.
+def permuted_offsets(seed: int) -> Measure:
+    """Return the measure of the attention at each offset if the words of each sentence are permuted in the input.
 
     Each word thus has the position of another word. (If the model encodes positions only in a table, this equals
     permuting its `position_ids`; a causal model also sees the words in the permuted order.) By sentence, `told` is the
@@ -387,16 +377,27 @@ class PermutedOffsets:
     sentence, each as `mass` of `mass_at_offsets`. The seed is the request's `permuted_tokens_seed`.
     """
 
-    name = "told_offsets"
+    def of_corpus(tokens: Tokens, corpus: Corpus) -> Begin:
+        places = torch.from_numpy(permuted_positions(tokens, seed))
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.settings: Mapping[str, Any] = {"version": 1}
+        def begin(batch: SentenceBatch) -> StackedBlocks:
+            padding = torch.arange(batch.mask.shape[1], device=batch.mask.device).expand_as(batch.mask)
+            # For each true position, where its token is read.
+            place = torch.where(batch.mask, places.to(batch.rows.device)[batch.rows], padding)
+            return StackedBlocks(lambda attention: _in_both_orders(attention.probabilities, batch.ordinary, place))
 
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Return the function that creates the accumulator of a batch."""
-        places = torch.from_numpy(permuted_positions(tokens, self.seed))
-        return lambda batch: _PermutedOffsets(batch, places)
+        return begin
+
+    return Measure(PERMUTED, of_corpus, {"version": 1})
+
+
+def _in_both_orders(read: Tensor, ordinary: Tensor, place: Tensor) -> dict[str, Tensor]:
+    queries = place[:, None, :, None].expand_as(read)
+    true = read.gather(2, queries).gather(3, place[:, None, None, :].expand_as(read))
+    return {
+        "told": mass_at_offsets(read, ordinary)["mass"],
+        "told_true": mass_at_offsets(true, ordinary.gather(1, place))["mass"],
+    }
 
 
 def permuted_positions(tokens: Tokens, seed: int) -> Any:
@@ -406,26 +407,6 @@ def permuted_positions(tokens: Tokens, seed: int) -> Any:
         np.where(tokens.special, -1, index), tokens.sentences, tokens.input_ids, 1, seed
     )
     return np.where(tokens.special, index, drawn) - np.repeat(tokens.offsets[:-1], tokens.lengths)
-
-
-class _PermutedOffsets:
-    def __init__(self, batch: SentenceBatch, places: Tensor) -> None:
-        self.batch = batch
-        padding = torch.arange(batch.mask.shape[1], device=batch.mask.device).expand_as(batch.mask)
-        # For each true position, where its token is read.
-        self.place = torch.where(batch.mask, places.to(batch.rows.device)[batch.rows], padding)
-        self.by_block: dict[str, list[Tensor]] = {"told": [], "told_true": []}
-
-    def add(self, attention: BlockAttention) -> None:
-        read = attention.probabilities
-        queries = self.place[:, None, :, None].expand_as(read)
-        true = read.gather(2, queries).gather(3, self.place[:, None, None, :].expand_as(read))
-        ordinary = self.batch.ordinary
-        self.by_block["told"].append(mass_at_offsets(read, ordinary)["mass"])
-        self.by_block["told_true"].append(mass_at_offsets(true, ordinary.gather(1, self.place))["mass"])
-
-    def batch_values(self) -> BatchValues:
-        return BatchValues({name: torch.stack(values, dim=1) for name, values in self.by_block.items()})
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -453,7 +434,7 @@ def joined(rows: Rows, more: Rows) -> Rows:
 
 
 def _lacks_run(survey: HeadSurvey) -> str | None:
-    if survey.config.run is None:
+    if survey.run is None:
         return "a run of `fit` on position to compare with, given as --run RUN"
     return _lacks_sides(survey)
 
@@ -468,12 +449,12 @@ def _lacks_sides(survey: HeadSurvey) -> str | None:
 def _lacks_neurons(survey: HeadSurvey) -> str | None:
     if lack := _lacks_run(survey):
         return lack
-    assert survey.config.run is not None
-    if not {layer - 1 for layer in survey.layers} & set(survey.config.run.layers):
+    assert survey.run is not None
+    if not {layer - 1 for layer in survey.layers} & set(survey.run.layers):
         entering = ", ".join(str(layer - 1) for layer in survey.layers)
         return (
-            f"a ranking of the neurons that enter a block, layers {entering}, and `--run {survey.config.run.name}` has "
-            f"layers {', '.join(map(str, survey.config.run.layers))}"
+            f"a ranking of the neurons that enter a block, layers {entering}, and `--run {survey.run.name}` has "
+            f"layers {', '.join(map(str, survey.run.layers))}"
         )
     try:
         survey.query_keys  # noqa: B018
@@ -485,29 +466,32 @@ def _lacks_neurons(survey: HeadSurvey) -> str | None:
 # --- which heads are position heads, and do they follow the positions that they are told? ---
 
 
-def _offset_readings(survey: HeadSurvey) -> list[SurveyInputs]:
+def _readings(survey: HeadSurvey, *, states: bool = False, permuted: bool = False) -> list[SurveyInputs]:
+    """Return the samples to choose offsets by and to report on, and the latter with its words permuted."""
     train, test = sample_requests(survey)
-    return [SurveyInputs(_TRAIN, train, [AT_OFFSETS]), SurveyInputs(_TEST, test, [AT_OFFSETS])]
-
-
-def _head_readings(survey: HeadSurvey) -> list[SurveyInputs]:
-    *_, test = sample_requests(survey)
-    permuted = SurveyInputs(_PERMUTED, replace(test, permuted_tokens_seed=survey.seed), [PermutedOffsets(survey.seed)])
-    return [*_offset_readings(survey), permuted]
+    readings = [SurveyInputs(name, of, [AT_OFFSETS], states) for name, of in ((_TRAIN, train), (_TEST, test))]
+    if permuted:
+        request = replace(test, permuted_tokens_seed=survey.seed)
+        readings.append(SurveyInputs(_PERMUTED, request, [permuted_offsets(survey.seed)]))
+    return readings
 
 
 def _head_tables(survey: HeadSurvey, stores: Stores) -> dict[str, Rows]:
-    names = (f"{_TEST}/{AT_OFFSETS.name}", f"{_PERMUTED}/{PermutedOffsets.name}")
+    names = (f"{_TEST}/{AT_OFFSETS.name}", f"{_PERMUTED}/{PERMUTED}")
+    return {POSITION_HEADS: _offset_rows(survey, stores, names)[0]}
+
+
+def _offset_rows(survey: HeadSurvey, stores: Stores, names: Sequence[str]) -> tuple[Rows, SentenceDraws]:
+    """Return a row for each reported head, from the sums of some readings, and the draws of their sentences."""
     sums = {
-        name: values
-        for store_name in names
-        if store_name in stores
-        for name, values in stores[store_name].all_by_sentence().items()
+        name: values.numpy()
+        for reading in names
+        if reading in stores
+        for name, values in stores[reading].all_by_sentence().items()
     }
-    chosen = chosen_offsets(stores)
     sentences = SentenceDraws(len(sums["n"]), survey.seed)
-    rows = head_rows({name: values.numpy() for name, values in sums.items()}, chosen, sentences)
-    return {POSITION_HEADS: [row for row in rows if row["layer"] in survey.layers]}
+    rows = head_rows(sums, chosen_offsets(stores), sentences)
+    return [row for row in rows if row["layer"] in survey.layers], sentences
 
 
 def chosen_offsets(stores: Stores) -> NDArray[np.int64]:
@@ -524,7 +508,7 @@ def head_rows(sums: Mapping[str, NDArray[np.float64]], chosen: NDArray[np.int64]
     `sums` has sums by name, shape (n_sentences, layers, heads, offsets), and `n`, the number of queries, shape
     (n_sentences, layers, 1, offsets). `chosen` has the index of each head's offset, shape (layers, heads).
     """
-    rows: dict[tuple[int, int], dict[str, Any]] = {}
+    rows: dict[tuple[int, int], Row] = {}
     for at in np.unique(chosen).tolist():
         layers, heads = np.nonzero(chosen == at)
         counts = sums["n"][:, 0, 0, at]
@@ -532,15 +516,9 @@ def head_rows(sums: Mapping[str, NDArray[np.float64]], chosen: NDArray[np.int64]
             name: sentences.means(values[:, layers, heads, at], counts) for name, values in sums.items() if name != "n"
         }
         for i, (layer, head) in enumerate(zip(layers.tolist(), heads.tolist(), strict=True)):
-            row: dict[str, Any] = {"layer": layer + 1, "head": head + 1, "offset": OFFSETS[at]}
+            row: Row = {"layer": layer + 1, "head": head + 1, "offset": OFFSETS[at]}
             for name, mean in means.items():
-                cells = mean.row(i)
-                row |= {
-                    name: cells["value"],
-                    f"{name}_low": cells["low"],
-                    f"{name}_high": cells["high"],
-                    "n": cells["n"],
-                }
+                row |= mean.row(i, name=name)
             is_position_head = row["mass"] > MOST_MASS or row["hit"] >= MOST_HITS
             rows[layer, head] = {**row, "position_head": "yes" if is_position_head else "no"}
     return [rows[at] for at in sorted(rows)]
@@ -549,30 +527,21 @@ def head_rows(sums: Mapping[str, NDArray[np.float64]], chosen: NDArray[np.int64]
 # --- which neurons do they read? ---
 
 
-def _neuron_readings(survey: HeadSurvey) -> list[SurveyInputs]:
-    train, test = sample_requests(survey)
-    return [
-        SurveyInputs(_TRAIN, train, [AT_OFFSETS], states=True),
-        SurveyInputs(_TEST, test, [AT_OFFSETS], states=True),
-    ]
-
-
 def _neuron_tables(survey: HeadSurvey, stores: Stores) -> dict[str, Rows]:
-    run = survey.config.run
+    run = survey.run
     assert run is not None
-    test_sums = stores[f"{_TEST}/{AT_OFFSETS.name}"].all_by_sentence()
-    sentences = SentenceDraws(len(test_sums["n"]), survey.seed)
-    chosen = chosen_offsets(stores)
-    of_heads = head_rows({name: values.numpy() for name, values in test_sums.items()}, chosen, sentences)
-    examined = _examined([row for row in of_heads if row["layer"] in survey.layers], run.layers)
-    train, test = (SampledWords.of(stores[f"{name}/{STATES}"], survey.heads.is_causal) for name in (_TRAIN, _TEST))
+    of_heads, sentences = _offset_rows(survey, stores, [f"{_TEST}/{AT_OFFSETS.name}"])
+    chosen, examined = chosen_offsets(stores), _examined(of_heads, run.layers)
+    train, test = (
+        SampledWords.of(cast(Any, stores[f"{name}/{STATES}"]), survey.heads.is_causal) for name in (_TRAIN, _TEST)
+    )
     tables: dict[str, Rows] = {POSITION_HEADS: [], "position_neurons": [], "position_removal": []}
     bases = random_bases(run.weight.shape[2], BASES, survey.seed)
     for layer in survey.layers:
         block = Block.of(layer, survey.query_keys[layer - 1], (train, test), run, bases, survey.seed)
         for at in np.unique(chosen[layer - 1]).tolist():
             heads = np.flatnonzero(chosen[layer - 1] == at).tolist()
-            at_offset = block.at(OFFSETS[at])
+            at_offset = AtOffset(block, OFFSETS[at])
             pairs = zip(at_offset.contrasts(heads, sentences), at_offset.agreements(heads), strict=True)
             for head, (contrast, agreement) in zip(heads, pairs, strict=True):
                 named = {"layer": layer, "head": head + 1, "offset": OFFSETS[at]}
@@ -592,11 +561,15 @@ def _examined(rows: Rows, ranked_layers: Any) -> set[tuple[int, int]]:
 
 
 POSITION_PARTS = (
-    SurveyPart(POSITION_HEADS, _lacks_run, lambda survey: [], _head_tables, _head_readings, by_name_only=True),
     SurveyPart(
-        "position_neurons", _lacks_neurons, lambda survey: [], _neuron_tables, _neuron_readings, by_name_only=True
+        POSITION_HEADS, _head_tables, needs=_lacks_run, beside=lambda survey: _readings(survey, permuted=True),
+        by_name_only=True,
     ),
-)
+    SurveyPart(
+        "position_neurons", _neuron_tables, needs=_lacks_neurons, beside=lambda survey: _readings(survey, states=True),
+        by_name_only=True,
+    ),
+)  # fmt: skip
 # The first of these parts without a run: it measures how much heads attend to a fixed offset, but not whether they
 # follow permuted positions.
-OFFSET_HEADS = SurveyPart(POSITION_HEADS, _lacks_sides, lambda survey: [], _head_tables, _offset_readings)
+OFFSET_HEADS = SurveyPart(POSITION_HEADS, _head_tables, needs=_lacks_sides, beside=_readings)

@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from probing.activations import Request
-from probing.heads.accumulation import SumsStore
-from probing.heads.subject import HeadSurvey
+from probing.activations import ActivationStore, Request
+from probing.heads.survey import HeadSurvey
 from probing.text import Corpus
 
 # Returns the biases of heads for keys at offsets: shape (heads, *offsets.shape).
@@ -104,10 +103,6 @@ class PositionMeans:
         """Return the part of the position in each word, shape (n, d_model); 0 beyond the last training position."""
         last = len(self.parts) - 1
         return torch.where((positions <= last)[:, None], self.parts[positions.clamp_max(last)], 0.0)
-
-    def turned(self, parts: Tensor) -> PositionMeans:
-        """Return the same means with the parts of positions in another basis."""
-        return replace(self, parts=parts)
 
     @property
     def spread(self) -> tuple[Tensor, Tensor]:
@@ -231,12 +226,12 @@ def _sample(corpus: Corpus, chosen: NDArray[np.bool_], most_words: int, seed: in
 class SampledWords:
     """The words of a sample, and the hidden states that enter each block; `rows` are indices among the tokens."""
 
-    store: SumsStore
+    store: ActivationStore
     words: WordTokens
     rows: Tensor
 
     @classmethod
-    def of(cls, store: SumsStore, is_causal: bool) -> SampledWords:
+    def of(cls, store: ActivationStore, is_causal: bool) -> SampledWords:
         """Select the words: tokens that are not special; the first token of a causal model counts as special."""
         tokens = store.tokens
         rows = np.flatnonzero(~tokens.special & ((tokens.positions > 0) | (not is_causal)))

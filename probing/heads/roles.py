@@ -48,7 +48,8 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from probing.errors import UserError
-from probing.heads.accumulation import Accumulator, BatchValues, BlockAttention, SentenceBatch, SumsStore
+from probing.heads.accumulation import Begin, Measure, SentenceBatch, StackedBlocks, SumsStore
+from probing.heads.measures import Rows
 from probing.statistics import mean_interval
 from probing.text import Corpus, from_words
 from probing.text.files import read_lines
@@ -668,42 +669,30 @@ def _spans(n_words: int, shapes: set[tuple[Any, ...]]) -> list[tuple[Span, Span]
     return span_pairs
 
 
-@dataclass(frozen=True)
-class Roles:
-    """The measure: the largest attention between the pieces of each pair, in both directions."""
-
-    pairs: Pairs
-    name: str = "roles"
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """All that changes the scores apart from model and corpus."""
-        return {"version": 1, "pairs": self.pairs.fingerprint}
-
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Return the function that creates the accumulator of a batch."""
-        n_slots = int(self.pairs.slots.max()) + 1
-        starts = np.searchsorted(self.pairs.sentences, np.arange(tokens.n_sentences + 1))
-        return lambda batch: _Largest(self.pairs.tokens, starts, n_slots, batch)
+LARGEST = "largest"
 
 
-class _Largest:
-    def __init__(
-        self, tokens: NDArray[np.int64], starts: NDArray[np.int64], n_slots: int, batch: SentenceBatch
-    ) -> None:
-        self.n_slots, self.by_block = n_slots, list[Tensor]()
-        self.ends = [tokens[starts[s] : starts[s + 1]].tolist() for s in batch.sentences.tolist()]
+def role_scores(pairs: Pairs) -> Measure:
+    """Return the measure of the largest attention between the pieces of each pair, in both directions."""
+    n_slots = int(pairs.slots.max()) + 1
 
-    def add(self, attention: BlockAttention) -> None:
-        maps = attention.probabilities
-        block_values = torch.zeros(len(maps), self.n_slots, 2, maps.shape[1], device=maps.device)
-        for i, pairs in enumerate(self.ends):
-            for slot, (predicate, filler) in enumerate(pairs):
-                block_values[i, slot] = largest(maps[i], slice(*predicate), slice(*filler))
-        self.by_block.append(block_values)
+    def of_corpus(tokens: Tokens, corpus: Corpus) -> Begin:
+        starts = np.searchsorted(pairs.sentences, np.arange(tokens.n_sentences + 1))
 
-    def batch_values(self) -> BatchValues:
-        return BatchValues({"largest": torch.stack(self.by_block, dim=3)})
+        def begin(batch: SentenceBatch) -> StackedBlocks:
+            ends = [pairs.tokens[starts[s] : starts[s + 1]].tolist() for s in batch.sentences.tolist()]
+            return StackedBlocks(lambda attention: {LARGEST: of_slots(attention.probabilities, ends)}, axis=3)
+
+        return begin
+
+    def of_slots(maps: Tensor, ends: Sequence[Sequence[tuple[Span, Span]]]) -> Tensor:
+        values = torch.zeros(len(maps), n_slots, 2, maps.shape[1], device=maps.device)
+        for i, of_sentence in enumerate(ends):
+            for slot, (predicate, filler) in enumerate(of_sentence):
+                values[i, slot] = largest(maps[i], slice(*predicate), slice(*filler))
+        return values
+
+    return Measure("roles", of_corpus, {"version": 1, "pairs": pairs.fingerprint})
 
 
 def largest(maps: Tensor, predicate: slice, filler: slice) -> Tensor:
@@ -711,13 +700,13 @@ def largest(maps: Tensor, predicate: slice, filler: slice) -> Tensor:
     return torch.stack([maps[:, predicate, filler].amax((1, 2)), maps[:, filler, predicate].amax((1, 2))])
 
 
-def role_rows(store: SumsStore, pairs: Pairs, seed: int, n_draws: int = DRAWS) -> list[dict[str, Any]]:
-    """Return the rows of `roles.csv` from the sums of `Roles`; see `rows_of_scores`."""
+def role_rows(store: SumsStore, pairs: Pairs, seed: int, n_draws: int = DRAWS) -> Rows:
+    """Return the rows of `roles.csv` from the sums of `role_scores`; see `rows_of_scores`."""
     index = torch.from_numpy(pairs.sentences), torch.from_numpy(pairs.slots)
-    return rows_of_scores(store.by_sentence("largest")[index].numpy(), pairs, seed, n_draws)
+    return rows_of_scores(store.by_sentence(LARGEST)[index].numpy(), pairs, seed, n_draws)
 
 
-def rows_of_scores(values: NDArray[np.float32], pairs: Pairs, seed: int, n_draws: int = DRAWS) -> list[dict[str, Any]]:
+def rows_of_scores(values: NDArray[np.float32], pairs: Pairs, seed: int, n_draws: int = DRAWS) -> Rows:
     """Return the rows of `roles.csv`: each head in both directions, for all roles together and for each frequent role.
 
     `values` is the largest attention between the pieces of each pair, shape (n_pairs, 2, layers, heads). Columns:
@@ -727,32 +716,24 @@ def rows_of_scores(values: NDArray[np.float32], pairs: Pairs, seed: int, n_draws
     directions; `n` is the number of links, and `n_unmatched` the number of links excluded because no unlinked pairs
     look alike.
     """
-    rows = []
+    rows: Rows = []
     for role, placements in pairs.placements.items():
         links = placements.links
-        if len(links) >= (1 if role == ALL else MIN_LINKS):
-            tested = Resampled.of(values, placements, seed, n_draws)
-            of_role = _rows(role, values, pairs.sentences, links, tested)
-            rows += [{**row, "n_unmatched": placements.n_unmatched} for row in of_role]
-    return rows
-
-
-def _rows(
-    role: str, values: NDArray[np.float32], sentences: NDArray[np.int64], links: NDArray[np.int64], tested: Resampled
-) -> list[dict[str, Any]]:
-    _, n_layers, n_heads = values.shape[1:]
-    n_links = np.bincount(sentences[links])
-    rows = []
-    for side, layer, head in np.ndindex(2, n_layers, n_heads):
-        scores = values[links, side, layer, head].astype(np.float64)
-        low, high = mean_interval(np.bincount(sentences[links], scores), n_links)
-        rows.append(
-            {
-                "role": role, "query": QUERIES[side], "layer": layer + 1, "head": head + 1,
-                "score": float(scores.mean()), "low": low, "high": high,
-                "unlinked": float(tested.unlinked[side, layer, head]),
-                "z": float(tested.z[side, layer, head]),
-                "p_value": float(tested.p_value[side, layer, head]), "n": len(links),
-            }
-        )  # fmt: skip
+        if len(links) < (1 if role == ALL else MIN_LINKS):
+            continue
+        tested = Resampled.of(values, placements, seed, n_draws)
+        sentences, n_links = pairs.sentences[links], np.bincount(pairs.sentences[links])
+        for side, layer, head in np.ndindex(*values.shape[1:]):
+            scores = values[links, side, layer, head].astype(np.float64)
+            interval = mean_interval(np.bincount(sentences, scores), n_links)
+            rows.append(
+                {
+                    "role": role, "query": QUERIES[side], "layer": layer + 1, "head": head + 1,
+                    "score": float(scores.mean()), "low": interval[0], "high": interval[1],
+                    "unlinked": float(tested.unlinked[side, layer, head]),
+                    "z": float(tested.z[side, layer, head]),
+                    "p_value": float(tested.p_value[side, layer, head]), "n": len(links),
+                    "n_unmatched": placements.n_unmatched,
+                }
+            )  # fmt: skip
     return rows

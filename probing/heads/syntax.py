@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -15,9 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.errors import UserError
-from probing.heads.accumulation import Accumulator, BatchValues, BlockAttention, SentenceBatch, SumsStore
-from probing.statistics import accuracy_interval, difference_interval, difference_p_value
-from probing.statistics.chance import holm
+from probing.heads.accumulation import (
+    BatchValues,
+    Begin,
+    BlockAttention,
+    Measure,
+    SentenceBatch,
+    StackedBlocks,
+    SumsStore,
+)
+from probing.heads.measures import Row, Rows, accuracy_cells, corrected, difference_cells
 from probing.text import Corpus
 from probing.text.columns import UNSPECIFIED
 from probing.text.tokens import Tokens
@@ -215,34 +222,27 @@ def most_attended(maps: Tensor, words: WordBatch) -> AttendedWords:
     return AttendedWords(*(weights.argmax(3).to(torch.int16).masked_fill_(missing, NONE) for weights in both))
 
 
-class MostAttended:
-    """The measure: for each word and head, the word that it attends to most and the word that attends to it most.
+def by_word(name: str, of_words: Callable[[Tensor, WordBatch], Tensor], words: WordBatch) -> StackedBlocks:
+    """Return an accumulator of values of words, (batch, heads, ..., words), of maps of words, listed by token."""
 
-    It needs no annotation, so that any treebank of the same words can be compared with it. `most_attended` is stored by
-    token, with the same value for all pieces of a word: shape (n_tokens, n_layers, heads, 2), int16.
-    """
+    def at_tokens(stacked: dict[str, Tensor]) -> BatchValues:
+        return BatchValues(by_token={name: words.at_tokens(stacked[name])})
 
-    name = "most_attended"
-    settings: Mapping[str, Any] = {"version": 1}
-
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Return the function that creates the accumulator of a batch."""
-        return _MostAttended
+    return StackedBlocks(lambda attention: {name: of_words(words.maps(attention.probabilities), words)}, 1, at_tokens)
 
 
-class _MostAttended:
-    def __init__(self, batch: SentenceBatch) -> None:
-        self.words = WordBatch.of(batch)
-        self.by_block: list[Tensor] = []
+def _both_directions(maps: Tensor, words: WordBatch) -> Tensor:
+    return torch.stack(most_attended(maps, words), dim=2)
 
-    def add(self, attention: BlockAttention) -> None:
-        maps = self.words.maps(attention.probabilities)
-        self.by_block.append(torch.stack(most_attended(maps, self.words), dim=2))
 
-    def batch_values(self) -> BatchValues:
-        return BatchValues(by_token={self.name: self.words.at_tokens(torch.stack(self.by_block, dim=1))})
-
-    name = MostAttended.name
+# The measure: for each word and head, the word that it attends to most and the word that attends to it most. It needs
+# no annotation, so that any treebank of the same words can be compared with it. It is stored by token, with the same
+# value for all pieces of a word: shape (n_tokens, n_layers, heads, 2), int16.
+MOST_ATTENDED = Measure(
+    "most_attended",
+    lambda tokens, corpus: lambda batch: by_word("most_attended", _both_directions, WordBatch.of(batch)),
+    {"version": 1},
+)
 
 
 # Most bytes of the pairs of a corpus.
@@ -265,47 +265,45 @@ def sample_sentences(corpus: Corpus, n_heads: int, seed: int, most_bytes: int = 
     return is_sampled
 
 
-class HeadPairs:
-    """The measure: the attention between the words of a sample of sentences, a mask of shape (n_sentences,).
+PAIRS = "pairs"
+
+
+def head_pairs(sentences: NDArray[np.bool_]) -> Measure:
+    """Return the measure of the attention between the words of a sample of sentences, a mask of shape (n_sentences,).
 
     `pairs` is listed by sentence: for its n words, n * n rows of shape (n_layers, heads), float32, the attending word
     first; `NO_PAIR` between a word and itself, and for a word without a piece.
     """
 
-    name = "pairs"
-
-    def __init__(self, sentences: NDArray[np.bool_]) -> None:
-        self.sentences = torch.from_numpy(sentences)
-        self.settings: Mapping[str, Any] = {"version": 1, "of": hashlib.sha256(sentences.tobytes()).hexdigest()}
-
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Return the function that creates the accumulator of a batch."""
+    def of_corpus(tokens: Tokens, corpus: Corpus) -> Begin:
         lengths = torch.tensor([len(words) for words in corpus.words or ()])
-        return lambda batch: _HeadPairs(batch, torch.where(self.sentences, lengths, 0)[batch.sentences.cpu()])
+        n_words = torch.where(torch.from_numpy(sentences), lengths, 0)
+        return lambda batch: _HeadPairs(batch, n_words[batch.sentences.cpu()].tolist())
+
+    return Measure(PAIRS, of_corpus, {"version": 1, "of": hashlib.sha256(sentences.tobytes()).hexdigest()})
 
 
-class _HeadPairs:
-    def __init__(self, batch: SentenceBatch, n_words: Tensor) -> None:
-        self.n_words = n_words.tolist()
-        self.chosen = [i for i, n in enumerate(self.n_words) if n]
+class _HeadPairs(StackedBlocks):
+    def __init__(self, batch: SentenceBatch, n_words: list[int]) -> None:
+        super().__init__(self._pairs, -1, self._listed)
+        self.n_words = n_words
+        self.chosen = [i for i, n in enumerate(n_words) if n]
         self.words = WordBatch(WordBatch.of(batch).words[self.chosen])
-        self.by_block: list[Tensor] = []
-        self.n_heads = 0
 
-    def add(self, attention: BlockAttention) -> None:
-        self.n_heads = attention.probabilities.shape[1]
+    def _pairs(self, attention: BlockAttention) -> dict[str, Tensor]:
         maps = self.words.maps(attention.probabilities[self.chosen])
-        self.by_block.append(maps.masked_fill_(~self.words.pairs[:, None], NO_PAIR).float())
+        return {PAIRS: maps.masked_fill_(~self.words.pairs[:, None], NO_PAIR).float()}
 
-    def batch_values(self) -> BatchValues:
-        rows = [torch.empty(0, len(self.by_block), self.n_heads)] * len(self.n_words)
-        for index, maps in zip(self.chosen, torch.stack(self.by_block, dim=-1).cpu(), strict=True):
+    def _listed(self, stacked: dict[str, Tensor]) -> BatchValues:
+        maps = stacked[PAIRS].movedim((1, 4), (4, 3)).cpu()  # sentence, from, to, layers, heads
+        rows = [torch.empty(0, *maps.shape[3:])] * len(self.n_words)
+        for index, of_sentence in zip(self.chosen, maps, strict=True):
             n = self.n_words[index]
-            present = maps.movedim(0, -1)[:n, :n]  # from, to, layers, heads; words that were cut off are not in it
-            pair_rows = torch.full((n, n, *present.shape[2:]), NO_PAIR)
+            present = of_sentence[:n, :n]  # words that were cut off are not in it
+            pair_rows = torch.full((n, n, *maps.shape[3:]), NO_PAIR)
             pair_rows[: len(present), : len(present)] = present
             rows[index] = pair_rows.flatten(0, 1)
-        return BatchValues(listed={HeadPairs.name: rows})
+        return BatchValues(listed={PAIRS: rows})
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -330,27 +328,22 @@ class Finder:
         return float((np.count_nonzero(self.predicted == gold_heads) - np.count_nonzero(at_offset)) / len(gold_heads))
 
 
-@dataclass(frozen=True)
-class Leads:
-    """The leads of finders with permuted syntactic heads, shape (n_finders,).
+def compare_leads(
+    arcs: Arcs, finders: Sequence[Finder], seed: int, n_draws: int = DRAWS
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Compare the leads of finders with those under permuted syntactic heads; `arcs` are all arcs of the sentences.
 
-    `permuted` is the mean over the permutations; `p_value` is the one-sided p-value of the true lead, corrected for the
-    number of finders by the largest standardised lead of each permutation.
+    Returns:
+        The mean lead of each finder over the permutations, and the one-sided p-value of its true lead, corrected for
+            the number of finders by the largest standardised lead of each permutation; shape (n_finders,).
     """
-
-    permuted: NDArray[np.float64]
-    p_value: NDArray[np.float64]
-
-
-def compare_leads(arcs: Arcs, finders: Sequence[Finder], seed: int, n_draws: int = DRAWS) -> Leads:
-    """Compare the leads of finders with those under permuted syntactic heads; `arcs` are all arcs of the sentences."""
     arrangements = [arcs.heads, *permuted_heads(arcs, n_draws, np.random.default_rng(seed))]
     leads = np.array([[finder.lead(arcs.dependents, heads) for finder in finders] for heads in arrangements])
     # With the true arrangement among those that standardise, all are treated alike.
     sd = leads.std(0)
     z = np.where(sd > 0, (leads - leads.mean(0)) / np.where(sd > 0, sd, 1.0), 0.0)
     beyond = (z[1:].max(1)[:, None] >= z[0] - 1e-9).sum(0)
-    return Leads(leads[1:].mean(0), (1 + beyond) / (1 + n_draws))
+    return leads[1:].mean(0), (1 + beyond) / (1 + n_draws)
 
 
 def permuted_heads(arcs: Arcs, n_draws: int, generator: np.random.Generator) -> Iterator[NDArray[np.int64]]:
@@ -376,28 +369,28 @@ Query = Literal["dependent", "head"]
 # In the order in which they are kept; of equally good ones the first is chosen.
 QUERIES: tuple[Query, ...] = ("dependent", "head")
 
-Row = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class ScoredArcs:
-    """The arcs of a treebank, and which of them each head predicts correctly.
+    """The arcs of a treebank, and which of them each head, or each head's tree, predicts correctly.
 
     Args:
         arcs: The arcs between words of the model's input.
-        right: Whether a head is correct, shape (n_arcs, n_layers, heads, 2), the last axis as `QUERIES`.
+        right: Whether a head is correct, shape (n_arcs, n_layers, heads), or (..., 2) with the last axis as `QUERIES`.
         predicted: Word predicted for the dependent of an arc, in the same shape; None if no heads are to be permuted.
+        chain: Whether an arc is between neighbours, shape (n_arcs,); None without trees.
     """
 
     arcs: Arcs
     right: NDArray[np.bool_]
     predicted: NDArray[np.int16] | None = None
+    chain: NDArray[np.bool_] | None = None
 
     def where(self, chosen: NDArray[np.bool_]) -> ScoredArcs:
         """Return the arcs in a mask."""
-        return ScoredArcs(
-            self.arcs.where(chosen), self.right[chosen], None if self.predicted is None else self.predicted[chosen]
-        )
+        predicted = None if self.predicted is None else self.predicted[chosen]
+        chain = None if self.chain is None else self.chain[chosen]
+        return ScoredArcs(self.arcs.where(chosen), self.right[chosen], predicted, chain)
 
     def of_sentences(self, chosen: NDArray[np.bool_]) -> ScoredArcs:
         """Return the arcs of the sentences in a mask."""
@@ -406,15 +399,18 @@ class ScoredArcs:
     def of_layers(self, layers: Sequence[int]) -> ScoredArcs:
         """Return the same arcs with the heads of some layers, given by their numbers."""
         indices = [layer - 1 for layer in layers]
-        return ScoredArcs(
-            self.arcs, self.right[:, indices], None if self.predicted is None else self.predicted[:, indices]
-        )
+        predicted = None if self.predicted is None else self.predicted[:, indices]
+        return replace(self, right=self.right[:, indices], predicted=predicted)
+
+
+# The scores of heads on the arcs to choose heads on and on those to report.
+Parts = tuple[ScoredArcs, ScoredArcs]
 
 
 def scored(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> ScoredArcs:
     """Return the arcs of a treebank with the correct predictions of each head, without arcs of punctuation.
 
-    `store` has the sums of `MostAttended`. Words that were truncated have no arcs.
+    `store` has the sums of `MOST_ATTENDED`. Words that were truncated have no arcs.
 
     Raises:
         UserError: If the corpus has no dependency relations, or they are malformed.
@@ -422,7 +418,7 @@ def scored(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> Scored
     arcs, rows_of = arcs_of(corpus, option), LastPieceRows(store.tokens)
     arcs = arcs.where(~arcs.is_punctuation)
     dependents, heads = rows_of.of(arcs.sentences, arcs.dependents), rows_of.of(arcs.sentences, arcs.heads)
-    attended = store.by_token(MostAttended.name).numpy()
+    attended = store.by_token(MOST_ATTENDED.name).numpy()
     read = (dependents >= 0) & (heads >= 0)
     # In a causal model, the first word may consist of the first token alone, which belongs to no word; its arcs are
     # then left out.
@@ -435,11 +431,11 @@ def scored(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> Scored
 def relation_rows(
     train: ScoredArcs,
     test: ScoredArcs,
-    untrained: tuple[ScoredArcs, ScoredArcs] | None = None,
+    untrained: Parts | None = None,
     least: int = LEAST_ARCS,
     seed: int = 0,
     n_draws: int = DRAWS,
-) -> list[Row]:
+) -> Rows:
     """Return a row for each relation that has enough arcs in both parts, the most frequent in training first.
 
     `difference` is the accuracy of the chosen head minus the accuracy of the chosen offset, on the same test arcs. Its
@@ -452,14 +448,13 @@ def relation_rows(
     for name in _frequent(train, test, least):
         parts = _of_relation(name, train, test)
         others = _of_relation(name, *untrained) if untrained else None
-        row = {"relation": name, **_row(parts[0], parts[1], best_head(parts[0].right))}
-        rows.append(row | (_untrained(*others) if others else {}))
-    return _corrected(_beside_permuted(rows, test, seed, n_draws))
+        rows.append({"relation": name, **_row(*parts, best_head(parts[0].right)), **untrained_cells(others)})
+    return corrected(_beside_permuted(rows, test, seed, n_draws))
 
 
 def head_relation_rows(
     train: ScoredArcs, test: ScoredArcs, least: int = LEAST_ARCS, seed: int = 0, n_draws: int = DRAWS
-) -> list[Row]:
+) -> Rows:
     """Return a row for each head, in the order of layers and heads: the relation that it is best at.
 
     This is the relation for which the head's training accuracy exceeds the best offset's accuracy most (ties: the most
@@ -479,7 +474,7 @@ def head_relation_rows(
         chosen, query = divmod(int(above[:, layer, head].argmax()), len(QUERIES))
         row = _row(*parts[chosen], (layer, head, query))
         rows.append({"layer": row.pop("layer"), "head": row.pop("head"), "relation": names[chosen], **row})
-    return _corrected(_beside_permuted(rows, test, seed, n_draws))
+    return corrected(_beside_permuted(rows, test, seed, n_draws))
 
 
 def _frequent(train: ScoredArcs, test: ScoredArcs, least: int) -> list[str]:
@@ -490,11 +485,11 @@ def _frequent(train: ScoredArcs, test: ScoredArcs, least: int) -> list[str]:
     return [str(names[i]) for i in order if min(int(counts[i]), tested[str(names[i])]) >= least]
 
 
-def _of_relation(name: str, train: ScoredArcs, test: ScoredArcs) -> tuple[ScoredArcs, ScoredArcs]:
+def _of_relation(name: str, train: ScoredArcs, test: ScoredArcs) -> Parts:
     return train.where(train.arcs.relations == name), test.where(test.arcs.relations == name)
 
 
-def _beside_permuted(rows: list[Row], test: ScoredArcs, seed: int, n_draws: int) -> list[Row]:
+def _beside_permuted(rows: Rows, test: ScoredArcs, seed: int, n_draws: int) -> Rows:
     """Return rows with the lead over the offset if the syntactic heads of each sentence are permuted."""
     if test.predicted is None or not rows:
         return rows
@@ -503,50 +498,64 @@ def _beside_permuted(rows: list[Row], test: ScoredArcs, seed: int, n_draws: int)
         arcs = np.flatnonzero(test.arcs.relations == row["relation"])
         predicted = test.predicted[arcs, row["layer"] - 1, row["head"] - 1, QUERIES.index(row["query"])]
         finders.append(Finder(arcs, predicted.astype(np.int64), row["offset"]))
-    leads = compare_leads(test.arcs, finders, seed, n_draws)
+    permuted_leads = compare_leads(test.arcs, finders, seed, n_draws)
     return [
         {**row, "difference_permuted": float(permuted), "p_permuted": float(p)}
-        for row, permuted, p in zip(rows, leads.permuted, leads.p_value, strict=True)
+        for row, permuted, p in zip(rows, *permuted_leads, strict=True)
     ]
 
 
-def _corrected(rows: list[Row]) -> list[Row]:
-    corrected = holm([row["p_value"] for row in rows])
-    return [{**row, "p_value": float(p)} for row, p in zip(rows, corrected, strict=True)]
-
-
-def _row(train: ScoredArcs, test: ScoredArcs, chosen: tuple[int, int, int]) -> Row:
+def _row(train: ScoredArcs, test: ScoredArcs, chosen: tuple[int, ...]) -> Row:
     """Return the accuracy of a head, given by indices of layer, head and query, and of the best offset."""
-    layer, head, query = chosen
     offset, offset_train = best_offset(train.arcs)
-    right, at_offset = test.right[:, layer, head, query], test.arcs.offsets == offset
-    n, correct, of_offset = by_sentence(test.arcs, np.ones_like(right), right, at_offset)
+    at_offset = test.arcs.offsets == offset
     return {
-        "n_train": len(train.arcs),
-        "n_test": len(test.arcs),
-        "query": QUERIES[query],
-        "layer": layer + 1,
-        "head": head + 1,
-        "train": float(train.right[:, layer, head, query].mean()),
-        **with_interval("test", correct, n),
+        "query": QUERIES[chosen[2]],
         "offset": offset,
         "offset_train": offset_train,
-        **with_interval("offset_test", of_offset, n),
-        **compared(correct, of_offset, n),
+        **head_cells(train, test, chosen, at_offset, "offset_test"),
     }
 
 
-def _untrained(train: ScoredArcs, test: ScoredArcs) -> Row:
-    layer, head, query = best_head(train.right)
-    right = test.right[:, layer, head, query]
-    return with_interval("untrained", *by_sentence(test.arcs, right, np.ones_like(right)))
+def head_cells(
+    train: ScoredArcs, test: ScoredArcs, chosen: tuple[int, ...], baseline: NDArray[np.bool_], name: str = "baseline"
+) -> Row:
+    """Return the accuracy of a head, given by its indices, on both parts, beside a baseline on the test part."""
+    place: Any = (slice(None), *chosen)
+    of_parts = part_cells(train.arcs, train.right[place], test.arcs, test.right[place], baseline, name)
+    return {"layer": chosen[0] + 1, "head": chosen[1] + 1, **of_parts}
 
 
-def best_head(right: NDArray[np.bool_]) -> tuple[int, int, int]:
+def part_cells(
+    train: Arcs, right_on_train: NDArray[np.bool_], test: Arcs, right: NDArray[np.bool_],
+    baseline: NDArray[np.bool_], name: str = "baseline",
+) -> Row:  # fmt: skip
+    """Return the accuracy on the arcs of both parts, and on the test part also that of a baseline."""
+    n, correct, of_baseline = by_sentence(test, np.ones_like(right), right, baseline)
+    return {
+        "n_train": len(train),
+        "n_test": len(test),
+        "train": float(right_on_train.mean()),
+        **accuracy_cells("test", correct, n),
+        **accuracy_cells(name, of_baseline, n),
+        **difference_cells("difference", correct - of_baseline, n),
+    }
+
+
+def untrained_cells(untrained: Parts | None) -> Row:
+    """Return the accuracy of a randomly initialised model's head that is best in training; none without this model."""
+    if untrained is None:
+        return {}
+    train, test = untrained
+    place: Any = (slice(None), *best_head(train.right))
+    right = test.right[place]
+    return accuracy_cells("untrained", *by_sentence(test.arcs, right, np.ones_like(right)))
+
+
+def best_head(right: NDArray[np.bool_]) -> tuple[int, ...]:
     """Return the indices of the layer, head and query with the highest accuracy; ties go to the first."""
     totals = right.sum(0)
-    layer, head, query = np.unravel_index(int(totals.argmax()), totals.shape)
-    return int(layer), int(head), int(query)
+    return tuple(int(index) for index in np.unravel_index(int(totals.argmax()), totals.shape))
 
 
 def best_offset(arcs: Arcs) -> tuple[int, float]:
@@ -560,21 +569,3 @@ def by_sentence(arcs: Arcs, *values: NDArray[Any]) -> list[NDArray[np.int64]]:
     """Return the sums of counts by arc over the arcs of each sentence, for sentences with arcs."""
     sentences = np.unique(arcs.sentences, return_inverse=True)[1]
     return [np.bincount(sentences, weights=counts).astype(np.int64) for counts in values]
-
-
-def with_interval(name: str, correct: NDArray[np.int64], n: NDArray[np.int64]) -> Row:
-    """Return an accuracy and its confidence interval as cells of a row, from counts by sentence."""
-    low, high = accuracy_interval(correct, n)
-    total = int(n.sum())
-    return {name: float(correct.sum() / total) if total else float("nan"), f"{name}_low": low, f"{name}_high": high}
-
-
-def compared(correct: NDArray[np.int64], baseline: NDArray[np.int64], n: NDArray[np.int64]) -> Row:
-    """Return the difference of two accuracies, paired by sentence, as cells of a row, from numbers of arcs."""
-    low, high = difference_interval(correct - baseline, n)
-    return {
-        "difference": float((correct - baseline).sum() / n.sum()),
-        "difference_low": low,
-        "difference_high": high,
-        "p_value": difference_p_value(correct - baseline, n),
-    }

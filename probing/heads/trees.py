@@ -10,42 +10,45 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.activations import Request
-from probing.heads.accumulation import Accumulator, BatchValues, BlockAttention, CorpusMeasure, SentenceBatch, SumsStore
-from probing.heads.rows import Rows
-from probing.heads.subject import TEST, UNTRAINED, HeadSurvey, SurveyInputs, SurveyPart
+from probing.heads.accumulation import Begin, Measure, SentenceBatch, StackedBlocks, SumsStore
+from probing.heads.measures import Row, Rows, accuracy_cells, corrected
+from probing.heads.survey import TEST, UNTRAINED, HeadSurvey, SurveyInputs, SurveyPart
 from probing.heads.syntax import (
     LEAST_ARCS,
+    MOST_ATTENDED,
     NO_PAIR,
     NONE,
     OFFSETS,
+    PAIRS,
     Arcs,
-    HeadPairs,
     LastPieceRows,
-    MostAttended,
-    Row,
+    Parts,
+    ScoredArcs,
     WordBatch,
     arcs_of,
+    best_head,
     by_sentence,
-    compared,
+    by_word,
     has_arcs,
+    head_cells,
+    head_pairs,
     head_relation_rows,
+    part_cells,
     punctuation_of,
     relation_rows,
     sample_sentences,
     scored,
-    with_interval,
+    untrained_cells,
 )
-from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
+from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, minimise
 from probing.results import ALL_LAYERS
-from probing.statistics.chance import holm
 from probing.text import Corpus
 from probing.text.tokens import Tokens
 
@@ -87,36 +90,29 @@ def spanning_trees(maps: Tensor, words: WordBatch) -> Tensor:
     return joined.view(n, heads, n_words).to(torch.int16).masked_fill(absent, NONE)
 
 
-class Trees:
-    """The measure: the spanning tree of each sentence and head, without the punctuation of the corpus.
+TREES = "trees"
+
+
+def tree_measure(corpus: Corpus) -> Measure:
+    """Return the measure of the spanning tree of each sentence and head, without the punctuation of the corpus.
 
     `trees` is stored by token, with the same value for all pieces of a word: shape (n_tokens, n_layers, heads), int16.
     """
+    is_punctuation = punctuation_of(corpus)
+    digest = hashlib.sha256()
+    for of_words in is_punctuation:
+        digest.update(of_words.tobytes() + b"\n")
 
-    name = "trees"
+    def of_corpus(tokens: Tokens, corpus: Corpus) -> Begin:
+        is_selected = torch.from_numpy(~of_tokens(tokens, is_punctuation))
 
-    def __init__(self, corpus: Corpus) -> None:
-        digest = hashlib.sha256()
-        for of_words in punctuation_of(corpus):
-            digest.update(of_words.tobytes() + b"\n")
-        self.settings: Mapping[str, Any] = {"version": 1, "left_out": digest.hexdigest()}
+        def begin(batch: SentenceBatch) -> StackedBlocks:
+            words = WordBatch.of(batch, is_selected[batch.rows.cpu()].to(batch.mask.device))
+            return by_word(TREES, spanning_trees, words)
 
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Accumulator]:
-        """Return the function that creates the accumulator of a batch."""
-        is_selected = torch.from_numpy(~of_tokens(tokens, punctuation_of(corpus)))
-        return lambda batch: _Trees(WordBatch.of(batch, is_selected[batch.rows.cpu()].to(batch.mask.device)))
+        return begin
 
-
-class _Trees:
-    def __init__(self, words: WordBatch) -> None:
-        self.words = words
-        self.by_block: list[Tensor] = []
-
-    def add(self, attention: BlockAttention) -> None:
-        self.by_block.append(spanning_trees(self.words.maps(attention.probabilities), self.words))
-
-    def batch_values(self) -> BatchValues:
-        return BatchValues(by_token={Trees.name: self.words.at_tokens(torch.stack(self.by_block, dim=1))})
+    return Measure(TREES, of_corpus, {"version": 1, "left_out": digest.hexdigest()})
 
 
 def of_tokens(tokens: Tokens, of_words: list[NDArray[np.bool_]]) -> NDArray[np.bool_]:
@@ -126,35 +122,13 @@ def of_tokens(tokens: Tokens, of_words: list[NDArray[np.bool_]]) -> NDArray[np.b
     return np.where(tokens.special, False, flat[first[tokens.sentences] + np.maximum(tokens.words, 0)])
 
 
-@dataclass(frozen=True)
-class TreeScores:
-    """The edges of a treebank between words without punctuation.
-
-    `right` is a mask of the edges in a head's tree, shape (n_arcs, n_layers, heads); `chain` of edges between
-    neighbours.
-    """
-
-    arcs: Arcs
-    right: NDArray[np.bool_]
-    chain: NDArray[np.bool_]
-
-    def of_sentences(self, chosen: NDArray[np.bool_]) -> TreeScores:
-        """Return the edges of the sentences in a mask."""
-        is_chosen = chosen[self.arcs.sentences]
-        return TreeScores(self.arcs.where(is_chosen), self.right[is_chosen], self.chain[is_chosen])
-
-    def of_layers(self, layers: Sequence[int]) -> TreeScores:
-        """Return the same edges with the heads of some layers, given by their numbers."""
-        return TreeScores(self.arcs, self.right[:, [layer - 1 for layer in layers]], self.chain)
-
-
-def scored_trees(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> TreeScores:
-    """Return the edges of a treebank with a mask of the edges in each head's tree, from the sums of `Trees`.
+def scored_trees(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> ScoredArcs:
+    """Return the edges of a treebank with a mask of the edges in each head's tree, from the sums of `tree_measure`.
 
     Raises:
         UserError: If the corpus has no dependency relations, or they are malformed.
     """
-    arcs, trees, tokens = arcs_of(corpus, option), store.by_token(Trees.name).numpy(), store.tokens
+    arcs, trees, tokens = arcs_of(corpus, option), store.by_token(TREES).numpy(), store.tokens
     rows_of = LastPieceRows(tokens)
     dependents, heads = rows_of.of(arcs.sentences, arcs.dependents), rows_of.of(arcs.sentences, arcs.heads)
     has_tree = trees[:, 0, 0] != NONE
@@ -163,10 +137,10 @@ def scored_trees(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> 
     right = trees[dependents] == arcs.heads[:, None, None]
     right |= trees[heads] == arcs.dependents[:, None, None]
     number = np.cumsum(tokens.last_pieces & has_tree)  # of each word that is there, at its last piece
-    return TreeScores(arcs, right, np.abs(number[dependents] - number[heads]) == 1)
+    return ScoredArcs(arcs, right, chain=np.abs(number[dependents] - number[heads]) == 1)
 
 
-def tree_rows(train: TreeScores, test: TreeScores, untrained: tuple[TreeScores, TreeScores] | None = None) -> list[Row]:
+def tree_rows(train: ScoredArcs, test: ScoredArcs, untrained: Parts | None = None) -> Rows:
     """Return a row for each head, in the order of layers and heads; the best head in training is `chosen`.
 
     `difference` is the score minus the score of the chain, on the same sentences. Its p-value is two-sided and
@@ -175,39 +149,17 @@ def tree_rows(train: TreeScores, test: TreeScores, untrained: tuple[TreeScores, 
     """
     if not len(train.arcs) or not len(test.arcs):
         return []
-    n, chain = by_sentence(test.arcs, np.ones_like(test.chain), test.chain)
-    of_chain, of_untrained = with_interval("baseline", chain, n), {}
-    if untrained is not None:
-        untrained_train, reported = untrained
-        layer, head = best_tree(untrained_train)
-        right = reported.right[:, layer, head]
-        of_untrained = with_interval("untrained", *by_sentence(reported.arcs, right, np.ones_like(right)))
-    rows: list[Row] = []
-    best = best_tree(train)
-    for layer, head in np.ndindex(*test.right.shape[1:]):
-        (correct,) = by_sentence(test.arcs, test.right[:, layer, head])
-        rows.append({
+    assert test.chain is not None
+    best, of_untrained = best_head(train.right), untrained_cells(untrained)
+    return corrected(
+        {
             "measure": UUAS,
-            "layer": layer + 1,
-            "head": head + 1,
-            "chosen": "yes" if (layer, head) == best else "no",
-            "n_train": len(train.arcs),
-            "n_test": len(test.arcs),
-            "train": float(train.right[:, layer, head].mean()),
-            **with_interval("test", correct, n),
-            **of_chain,
-            **compared(correct, chain, n),
+            "chosen": "yes" if place == best else "no",
+            **head_cells(train, test, place, test.chain),
             **of_untrained,
-        })  # fmt: skip
-    corrected = holm([row["p_value"] for row in rows])
-    return [{**row, "p_value": float(p)} for row, p in zip(rows, corrected, strict=True)]
-
-
-def best_tree(scores: TreeScores) -> tuple[int, int]:
-    """Return the indices of the layer and head whose trees have most edges; ties go to the first."""
-    totals = scores.right.sum(0)
-    layer, head = np.unravel_index(int(totals.argmax()), totals.shape)
-    return int(layer), int(head)
+        }
+        for place in np.ndindex(*test.right.shape[1:])
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -315,14 +267,14 @@ class Candidates:
 def candidates_of(
     store: SumsStore, corpus: Corpus, sentences: NDArray[np.bool_] | None = None, option: str = "--corpus"
 ) -> Candidates:
-    """Return the arcs of sentences in a mask (None for all) and their candidates, from the sums of `HeadPairs`.
+    """Return the arcs of sentences in a mask (None for all) and their candidates, from the sums of `head_pairs`.
 
     Raises:
         UserError: If the corpus has no dependency relations, or they are malformed.
     """
     arcs = arcs_of(corpus, option)
     chosen = np.ones(len(corpus.sentences), dtype=bool) if sentences is None else sentences
-    rows, numbers = store.listed(HeadPairs.name, torch.from_numpy(chosen))
+    rows, numbers = store.listed(PAIRS, torch.from_numpy(chosen))
     pairs, n_pairs = rows.flatten(1), numbers.numpy()
     arcs = arcs.where(~arcs.is_punctuation & (n_pairs[arcs.sentences] > 0))
     begin = (np.cumsum(n_pairs) - n_pairs)[arcs.sentences]
@@ -346,87 +298,65 @@ def fit(candidates: Candidates, l2: float = L2, tolerance: float = TOLERANCE) ->
     """Return weights w and u, (2, n_heads), float64, and the solution in scaled weights, which `l2` penalises."""
     deviations = candidates.deviations()
     preconditioner = Preconditioner(candidates.first_curvature(deviations))
+
+    def evaluate(point: Tensor) -> Evaluation:
+        value, gradient = candidates.evaluate(point.view(2, -1).double() / deviations)
+        return Evaluation(value, (gradient / deviations).float().view(1, -1), torch.ones(1, 1))
+
     start = torch.zeros(1, candidates.n_features)
-    solver = lbfgs(start, Penalty(0.0, l2), preconditioner, tolerance)
-    point, n_passes = next(solver), 0
-    try:
-        while True:
-            value, gradient = candidates.evaluate(point.view(2, -1).double() / deviations)
-            n_passes += 1
-            evaluation = Evaluation(value, (gradient / deviations).float().view(1, -1), torch.ones(1, 1))
-            point = solver.send(evaluation if n_passes <= MOST_PASSES else None)
-    except StopIteration as stop:
-        solution: Solution = stop.value
+    solution = minimise(evaluate, start, Penalty(0.0, l2), preconditioner, tolerance, MOST_PASSES)
     return solution.point.view(2, -1).double() / deviations, solution
 
 
 @dataclass(frozen=True)
-class ProbeAnswers:
-    """Arcs and correctness of a trained probe on its training part and on the test part."""
+class ProbeScores:
+    """Arcs and correctness, of shape (n_arcs,), of a trained probe on its training part and on the test part."""
 
     train: tuple[Arcs, NDArray[np.bool_]]
     test: tuple[Arcs, NDArray[np.bool_]]
     solution: Solution
 
 
-def probe_row(answers: ProbeAnswers, untrained: ProbeAnswers | None = None) -> Row:
+def probe_row(scores: ProbeScores, untrained: ProbeScores | None = None) -> Row:
     """Return the probe's row for the table of trees: the share of words whose head it predicts (UAS).
 
     The baseline is the fixed offset from dependent to head that is best on the training arcs.
     """
-    (train, right_on_train), (test, right) = answers.train, answers.test
+    (train, _), (test, _) = scores.train, scores.test
     best = max(OFFSETS, key=lambda offset: int((train.offsets == offset).sum()))
-    n, correct, baseline = by_sentence(test, np.ones_like(right), right, test.offsets == best)
     row: Row = {
         "measure": UAS,
         "layer": ALL_LAYERS,
-        "n_train": len(train),
-        "n_test": len(test),
-        "train": float(right_on_train.mean()),
-        **with_interval("test", correct, n),
-        **with_interval("baseline", baseline, n),
-        **compared(correct, baseline, n),
         "offset": best,
-        "optimality_gap": answers.solution.optimality_gap,
+        "optimality_gap": scores.solution.optimality_gap,
+        **part_cells(*scores.train, *scores.test, test.offsets == best),
     }
     if untrained is not None:
         reported, right = untrained.test
-        row |= with_interval("untrained", *by_sentence(reported, right, np.ones_like(right)))
+        row |= accuracy_cells("untrained", *by_sentence(reported, right, np.ones_like(right)))
     return row
 
 
-def answers_of(
+def probe_scores(
     train: tuple[SumsStore, Corpus, NDArray[np.bool_] | None], test: tuple[SumsStore, Corpus, NDArray[np.bool_] | None]
-) -> ProbeAnswers:
+) -> ProbeScores:
     """Train the probe on one part and test it on another; only one part's pairs are in memory at a time.
 
-    A part is a store of `HeadPairs`, its corpus, and a mask of its sentences (None for all).
+    A part is a store of `head_pairs`, its corpus, and a mask of its sentences (None for all).
     """
     candidates = candidates_of(*train)
     weight, solution = fit(candidates)
     on_train = candidates.arcs, candidates.right(weight)
     del candidates
     candidates = candidates_of(*test, option="--test_corpus")
-    return ProbeAnswers(on_train, (candidates.arcs, candidates.right(weight)), solution)
+    return ProbeScores(on_train, (candidates.arcs, candidates.right(weight)), solution)
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # The parts of a survey that need a treebank: relations, trees, and the probe that reads nothing but attention.
 # --------------------------------------------------------------------------------------------------------------------
 
-_Self = TypeVar("_Self")
 Stores = Mapping[str, SumsStore]
-
-
-class TreeArcs(Protocol):
-    """Arcs, and which of them each head predicts correctly."""
-
-    def of_sentences(self: _Self, chosen: NDArray[np.bool_]) -> _Self: ...  # noqa: D102
-
-    def of_layers(self: _Self, layers: Sequence[int]) -> _Self: ...  # noqa: D102
-
-
-_Scores = TypeVar("_Scores", bound=TreeArcs)
 
 
 def lacks_arcs(survey: HeadSurvey) -> str | None:
@@ -479,29 +409,35 @@ def _sides(survey: HeadSurvey) -> list[Arcs]:
     return [side.where(~side.is_punctuation & some[side.sentences]) for side, some in zip(arcs, chosen, strict=True)]
 
 
+_Result = TypeVar("_Result")
+
+
+def _of_models(
+    survey: HeadSurvey, stores: Stores, measure: str, score: Callable[[SumsStore, SumsStore], _Result]
+) -> list[_Result]:
+    """Return what a function makes of the sums on the corpus to choose heads on, and on the corpus to test them on.
+
+    First of the model and then, unless the model itself is one, of a randomly initialised model.
+    """
+    models = [""] if survey.request.random_weights_seed is not None else ["", UNTRAINED]
+    corpora = [(model, model if survey.test is None else model + TEST) for model in models]
+    keys = [[f"{reading}/{measure}" if reading else measure for reading in readings] for readings in corpora]
+    return [score(*(stores[key] for key in of_model)) for of_model in keys]
+
+
 def _scores(
-    survey: HeadSurvey,
-    stores: Stores,
-    measure: str,
-    score: Callable[[SumsStore, Corpus, str], _Scores],
-) -> tuple[tuple[_Scores, _Scores], tuple[_Scores, _Scores] | None]:
-    """Return the scores to choose heads on and to report, and the same of the randomly initialised model."""
+    survey: HeadSurvey, stores: Stores, measure: str, score: Callable[[SumsStore, Corpus, str], ScoredArcs]
+) -> list[Parts]:
+    """Return the scores to choose heads on and to report, of the model and then of a randomly initialised one."""
     request, is_test, option = survey.tested
 
-    def of(model: str) -> tuple[_Scores, _Scores]:
-        main = score(stores[_key(model, measure)], survey.request.corpus, "--corpus")
-        if survey.config.test is None:
-            other = main
-        else:
-            other = score(stores[_key(model + TEST, measure)], request.corpus, option)
-        train, test = main.of_sentences(survey.is_train), other.of_sentences(is_test)
-        return train.of_layers(survey.layers), test.of_layers(survey.layers)
+    def of(train: SumsStore, test: SumsStore) -> Parts:
+        on_train = score(train, survey.request.corpus, "--corpus")
+        on_test = on_train if test is train else score(test, request.corpus, option)
+        layers = survey.layers
+        return on_train.of_sentences(survey.is_train).of_layers(layers), on_test.of_sentences(is_test).of_layers(layers)
 
-    return of(""), of(UNTRAINED) if survey.request.random_weights_seed is None else None
-
-
-def _key(reading: str, measure: str) -> str:
-    return f"{reading}/{measure}" if reading else measure
+    return _of_models(survey, stores, measure, of)
 
 
 def _numbered(rows: Rows, layers: Sequence[int]) -> Rows:
@@ -509,54 +445,49 @@ def _numbered(rows: Rows, layers: Sequence[int]) -> Rows:
 
 
 def _relation_tables(survey: HeadSurvey, stores: Stores) -> dict[str, Rows]:
-    trained, untrained = _scores(survey, stores, MostAttended.name, scored)
+    trained, *untrained = _scores(survey, stores, MOST_ATTENDED.name, scored)
     tables = {
-        "relations": relation_rows(*trained, untrained, seed=survey.seed),
+        "relations": relation_rows(*trained, next(iter(untrained), None), seed=survey.seed),
         "head_relations": head_relation_rows(*trained, seed=survey.seed),
     }
     return {name: _numbered(rows, survey.layers) for name, rows in tables.items()}
 
 
 def _tree_tables(survey: HeadSurvey, stores: Stores) -> dict[str, Rows]:
-    trained, untrained = _scores(survey, stores, Trees.name, scored_trees)
-    return {"trees": _numbered(tree_rows(*trained, untrained), survey.layers)}
-
-
-def _sample(survey: HeadSurvey, corpus: Corpus) -> NDArray[np.bool_]:
-    return sample_sentences(corpus, survey.heads.n_layers * survey.heads.n_heads, survey.seed)
-
-
-def _pairs(survey: HeadSurvey, request: Request) -> list[CorpusMeasure]:
-    return [HeadPairs(_sample(survey, request.corpus))]
+    trained, *untrained = _scores(survey, stores, TREES, scored_trees)
+    return {"trees": _numbered(tree_rows(*trained, *untrained), survey.layers)}
 
 
 def _probe_tables(survey: HeadSurvey, stores: Stores) -> dict[str, Rows]:
     corpus, (request, is_test, _) = survey.request.corpus, survey.tested
 
-    def of(model: str) -> ProbeAnswers:
-        train = stores[_key(model, HeadPairs.name)]
-        test = train if survey.config.test is None else stores[_key(model + TEST, HeadPairs.name)]
-        return answers_of((train, corpus, survey.is_train), (test, request.corpus, is_test))
+    def of(train: SumsStore, test: SumsStore) -> ProbeScores:
+        return probe_scores((train, corpus, survey.is_train), (test, request.corpus, is_test))
 
-    untrained = of(UNTRAINED) if survey.request.random_weights_seed is None else None
-    return {"trees": [probe_row(of(""), untrained)]}
+    return {"trees": [probe_row(*_of_models(survey, stores, PAIRS, of))]}
 
 
-def _beside(survey: HeadSurvey, measures: Callable[[Request], list[CorpusMeasure]]) -> list[SurveyInputs]:
-    return [SurveyInputs(name, request, measures(request)) for name, request in survey.readings.items()]
+def _part(
+    name: str, rows: Callable[[HeadSurvey, Stores], dict[str, Rows]],
+    measure: Callable[[HeadSurvey, Corpus], Measure], needs: Callable[[HeadSurvey], str | None], **settings: bool,
+) -> SurveyPart:  # fmt: skip
+    """Return a part whose measure is summed over the corpus, the test corpus, and both with another model."""
+    return SurveyPart(
+        name, rows, lambda survey: [measure(survey, survey.request.corpus)], needs,
+        lambda survey: [
+            SurveyInputs(reading, request, [measure(survey, request.corpus)])
+            for reading, request in survey.readings.items()
+        ],
+        **settings,
+    )  # fmt: skip
+
+
+def _pairs(survey: HeadSurvey, corpus: Corpus) -> Measure:
+    return head_pairs(sample_sentences(corpus, survey.heads.n_layers * survey.heads.n_heads, survey.seed))
 
 
 TREEBANK_PARTS = (
-    SurveyPart(
-        "relations", _lacks_relations, lambda survey: [MostAttended()], _relation_tables,
-        lambda survey: _beside(survey, lambda request: [MostAttended()]),
-    ),
-    SurveyPart(
-        "trees", lacks_arcs, lambda survey: [Trees(survey.request.corpus)], _tree_tables,
-        lambda survey: _beside(survey, lambda request: [Trees(request.corpus)]),
-    ),
-    SurveyPart(
-        "attention_probe", lacks_arcs, lambda survey: _pairs(survey, survey.request), _probe_tables,
-        lambda survey: _beside(survey, lambda request: _pairs(survey, request)), by_name_only=True,
-    ),
-)  # fmt: skip
+    _part("relations", _relation_tables, lambda survey, corpus: MOST_ATTENDED, _lacks_relations, excludes_first=True),
+    _part("trees", _tree_tables, lambda survey, corpus: tree_measure(corpus), lacks_arcs, excludes_first=True),
+    _part("attention_probe", _probe_tables, _pairs, lacks_arcs, by_name_only=True),
+)

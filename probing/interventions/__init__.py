@@ -25,6 +25,11 @@ WORDS = "words"
 # What is read of heads that attend to a fixed offset.
 CONTRAST, WORD_MASS = "head_contrast", "head_word_mass"
 
+# What is rounded to few bits, by which scale, and which neurons keep full precision. Random draws, as of neurons.
+WEIGHTS, ACTIVATIONS, BOTH = "weights", "activations", "both"
+TENSOR, CHANNEL = "tensor", "channel"
+NOTHING, OUTLIERS, RANDOM = "none", "outliers", "random"
+
 # What the user may name, with how the data is called that it needs.
 READOUTS: dict[str, str | None] = {POSITION: None, MLM: None, STS: "DIR", WIC: "DIR"}
 

@@ -15,12 +15,12 @@ whole layers are rejected.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -51,8 +51,6 @@ from probing.models.examination import (
     with_the_same_weights,
     with_vectors,
 )
-from probing.statistics import accuracy_interval, difference_interval, mean_interval
-from probing.statistics.chance import percentile_of, rank_p
 from probing.text.tokens import Tokens
 
 OutputChange = Callable[[Tensor], Tensor]
@@ -152,9 +150,8 @@ class LaterBlocks:
         states: Tensor,
         beside: tuple[Any, ...] | None,
         layers: Sequence[int],
-        change: OutputChange | None = None,
-        changes: Mapping[int, OutputChange] | None = None,
-        entering: Mapping[int, OutputChange] | None = None,
+        heads: Mapping[int, OutputChange] = MappingProxyType({}),
+        entering: Mapping[int, OutputChange] = MappingProxyType({}),
     ) -> dict[int, Tensor]:
         """Run the blocks from `block` on and return later hidden states by layer, shape (batch, sequence, d_model).
 
@@ -164,8 +161,8 @@ class LaterBlocks:
             states: Hidden states that the block receives, shape (batch, sequence, d_model).
             beside: What the blocks below pass on in addition to hidden states; see `beside_states`.
             layers: Layers to return, at least `block` - 1.
-            change: Changes the input of this block's output projection, shape (batch, sequence, width).
-            changes: Such functions by block number; functions of blocks below `block` have no effect.
+            heads: Functions by block number that change the input of the block's output projection, shape (batch,
+                sequence, width); functions of blocks below `block` have no effect.
             entering: Functions by block number that change the hidden states that enter the block, shape (batch,
                 sequence, d_model); the layer below is returned unchanged.
         """
@@ -175,8 +172,7 @@ class LaterBlocks:
             if number - 1 in layers:
                 captured[number - 1] = states
 
-        every = {**(changes or {}), **({} if change is None else {block: change})}
-        with self._running_from(block, states, beside, enter, every, entering or {}):
+        with self._running_from(block, states, beside, enter, heads, entering):
             last = run(self.encoder, inputs).last
         if self.anatomy.n_layers in layers:
             captured[self.anatomy.n_layers] = last
@@ -299,179 +295,6 @@ class LaterBlocks:
             yield
 
 
-Where = Literal["inside", "after", "first", "second", "both", "first_row"]
-
-Kind = Literal["outliers", "largest_gain", "random"]
-
-Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Condition:
-    """Neurons that are changed, and where.
-
-    Args:
-        where: `inside`: in every LayerNorm after a block; `after`: in the last hidden states only. For parameters set
-            to averages: in the `first` norm of every block, the `second`, or `both`; or in the position table's row of
-            the first position (`first_row`).
-        kind: Method by which the neurons were chosen.
-        neurons: Indices, ascending.
-        draw: Number of the random draw, from 1; 0 if the neurons are not random.
-    """
-
-    where: Where
-    kind: Kind
-    neurons: tuple[int, ...]
-    draw: int = 0
-
-
-class SentenceSums(NamedTuple):
-    """A model's measures for each sentence: sums over tokens and numbers of tokens, by name, shape (n_sentences,)."""
-
-    sums: dict[str, Array]
-    n_tokens: dict[str, NDArray[np.int64]]
-
-
-# Measures the model in its present state, once for each set of neurons that are set to 0 in its last hidden states.
-Reader = Callable[[Sequence[Sequence[int]]], list[SentenceSums]]
-
-# Sign that makes a change of the measure positive where the model gets worse.
-HARM = {"mlm_loss": 1, "position_accuracy": -1, "position_accuracy_retrained": -1}
-
-# Measures that are means of numbers; the others are shares of tokens.
-MEANS = {"mlm_loss"}
-
-
-@contextmanager
-def replaced(norms: Sequence[nn.Module], neurons: Sequence[int], value_of: Callable[[Tensor], float]) -> Iterator[None]:
-    """Set gain and bias of some neurons to `value_of` the old parameter in each norm; on exit restore all exactly."""
-    parameters = [
-        parameter
-        for norm in dict.fromkeys(norms)
-        for parameter in (norm.weight, getattr(norm, "bias", None))
-        if isinstance(parameter, Tensor)
-    ]
-    index = torch.tensor(list(neurons), dtype=torch.int64)
-    before = [parameter.detach()[index.to(parameter.device)].clone() for parameter in parameters]
-    try:
-        with torch.no_grad():
-            for parameter in parameters:
-                parameter[index.to(parameter.device)] = value_of(parameter.detach())
-        yield
-    finally:
-        with torch.no_grad():
-            for parameter, values in zip(parameters, before, strict=True):
-                parameter[index.to(parameter.device)] = values
-
-
-def zeroed(norms: Sequence[nn.Module], neurons: Sequence[int]) -> AbstractContextManager[None]:
-    """Set the gain and bias of some neurons to 0 in each norm; on exit restore all of them exactly."""
-    return replaced(norms, neurons, lambda parameter: 0.0)
-
-
-def conditions(outliers: Sequence[int], gains: Array, n_draws: int, seed: int) -> list[Condition]:
-    """Return the conditions to compare: outliers, as many other neurons with the largest gains, and random neurons.
-
-    The outliers are at most half of all neurons. `gains` is the mean magnitude of each neuron's gain over the norms,
-    shape (d_model,).
-
-    Raises:
-        ValueError: If there are no outliers, or too many to draw as many others.
-    """
-    named = sorted(set(outliers))
-    others = np.setdiff1d(np.arange(len(gains)), named)
-    if not 0 < len(named) <= len(others):
-        raise ValueError(f"{len(named)} outliers of {len(gains)} neurons")
-    generator = np.random.default_rng(seed)
-    drawn = [
-        tuple(sorted(generator.choice(others, len(named), replace=False).tolist())) for _ in range(n_draws)
-    ]  # fmt: skip
-    largest = others[np.argsort(-gains[others], kind="stable")[: len(named)]]
-    return [
-        Condition("inside", "outliers", tuple(named)),
-        Condition("inside", "largest_gain", tuple(sorted(largest.tolist()))),
-        *(Condition("inside", "random", neurons, draw) for draw, neurons in enumerate(drawn, start=1)),
-        Condition("after", "outliers", tuple(named)),
-        *(Condition("after", "random", neurons, draw) for draw, neurons in enumerate(drawn, start=1)),
-    ]
-
-
-def intervene(
-    norms: Sequence[nn.Module],
-    chosen: Sequence[Condition],
-    reader: Reader,
-    say: Callable[[str], None] = lambda message: None,
-) -> list[dict[str, Any]]:
-    """Measure the intact model and the model under each condition; return the rows of `interventions.csv`.
-
-    `effect` is the value minus the intact model's, with its paired confidence interval over sentences; the ends are NaN
-    for too few sentences. For outliers and largest gains, `percentile` is the percentage of random draws, in the same
-    place, that harm less, and `p_value` is (1 + number of draws that harm at least as much) / (1 + number of draws).
-    """
-    after = [condition for condition in chosen if condition.where == "after"]
-    say("the intact model")
-    intact, *clipped = reader([(), *(condition.neurons for condition in after)])
-    sums_of = dict(zip(after, clipped, strict=True))
-    for condition in chosen:
-        if condition.where == "inside":
-            say(f"without {condition.kind.replace('_', ' ')}" + (f" {condition.draw}" if condition.draw else ""))
-            with zeroed(norms, condition.neurons):
-                (sums_of[condition],) = reader([()])
-    return effect_rows(intact, {condition: sums_of[condition] for condition in chosen})
-
-
-def effect_rows(intact: SentenceSums, sums_of: Mapping[Condition, SentenceSums]) -> list[dict[str, Any]]:
-    """Return a row for the intact model and for each condition, measure by measure; see `intervene`."""
-    rows, chosen = [], list(sums_of)
-    for measure, n_tokens in intact.n_tokens.items():
-        value, effects = _effects(measure, intact, [sums_of[condition] for condition in chosen])
-        about: dict[str, Any] = {"measure": measure, "where": "", "kind": "intact", "n_tokens": int(n_tokens.sum())}
-        rows.append(about | value)
-        of = dict(zip(chosen, effects, strict=True))
-        for condition in chosen:
-            row = about | {"where": condition.where, "kind": condition.kind} | of[condition]
-            row["neurons"] = " ".join(map(str, condition.neurons))
-            if condition.kind == "random":
-                row["draw"] = condition.draw
-            else:
-                random = [e["effect"] for c, e in of.items() if (c.where, c.kind) == (condition.where, "random")]
-                row |= among(row["effect"], random, HARM[measure])
-            rows.append(row)
-    return rows
-
-
-def _effects(
-    measure: str, intact: SentenceSums, reads: Sequence[SentenceSums]
-) -> tuple[dict[str, float], list[dict[str, float]]]:
-    """Return the intact model's value, and the value and effect of each condition, all with confidence intervals."""
-    before, n_tokens = intact.sums[measure], intact.n_tokens[measure]
-    of_value, of_effect = (
-        (mean_interval, mean_interval) if measure in MEANS else (accuracy_interval, difference_interval)
-    )
-
-    def value(sums: Array) -> dict[str, float]:
-        low, high = of_value(sums, n_tokens)
-        return {"value": float(sums.sum() / n_tokens.sum()), "low": low, "high": high}
-
-    def effect(difference: Array) -> dict[str, float]:
-        low, high = of_effect(difference, n_tokens)
-        return {"effect": float(difference.sum() / n_tokens.sum()), "effect_low": low, "effect_high": high}
-
-    after = [read.sums[measure] for read in reads]
-    return value(before), [value(sums) | effect(sums - before) for sums in after]
-
-
-def among(effect: float, random: Sequence[float], harm: int) -> dict[str, float]:
-    """Return an effect's percentile and p-value among the effects of random neurons; empty without any.
-
-    `harm` is 1 if a larger effect is a greater harm, -1 if a smaller one is.
-    """
-    if not random:
-        return {}
-    value, drawn = harm * effect, harm * np.asarray(random)
-    return {"percentile": percentile_of(value, drawn), "p_value": rank_p(value, drawn)}
-
-
 @dataclass(frozen=True)
 class Padded:
     """Sentences that are read together, padded at the end; most attributes have shape (batch, sequence).
@@ -494,6 +317,10 @@ class Padded:
         """Inputs of the encoder."""
         types = {} if self.token_types is None else {"token_type_ids": self.token_types}
         return {"input_ids": self.input_ids, "attention_mask": self.mask.long(), **types}
+
+    def inputs_on(self, device: Any) -> dict[str, Tensor]:
+        """Return the inputs of the encoder on a device."""
+        return {name: values.to(device) for name, values in self.inputs.items()}
 
 
 def padded(tokens: Tokens, sentences: NDArray[np.int64], pad_token_id: int, device: Any = "cpu") -> Padded:
@@ -603,23 +430,48 @@ class ReadableText(Protocol):
         ...
 
 
-class Change(Protocol):
-    """A change of a model from one layer on."""
+# Takes the values at a site in a batch, and the batch; returns the values that replace them.
+Replace = Callable[[Tensor, Padded], Tensor]
 
-    @property
-    def layer(self) -> int:
-        """The layer from whose hidden states, in the intact model, the change starts."""
-        ...
+
+@dataclass(frozen=True)
+class Change:
+    """A change of a model from one layer on; without any replacement, the intact model from this layer on.
+
+    Args:
+        layer: The layer from whose hidden states, in the intact model, the later blocks are run.
+        states: Replacements of hidden states, shape (batch, sequence, d_model), by layer.
+        heads: Replacements of the outputs of all heads side by side, shape (batch, sequence, width), by block.
+        skips: Whether the block above the layer is removed: its output is its input.
+        parameters: Changes the model's parameters on entry, and restores them on exit; copies share the parameters.
+    """
+
+    layer: int
+    states: Mapping[int, Replace] = field(default_factory=dict)
+    heads: Mapping[int, Replace] = field(default_factory=dict)
+    skips: bool = False
+    parameters: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def later(
         self, model: LaterBlocks, batch: Padded, beside: Any, states: Tensor, layers: Sequence[int]
-    ) -> Mapping[int, Tensor]:
+    ) -> dict[int, Tensor]:
         """Return the hidden states of later layers under the change; called from several threads.
 
         The model may be a copy for this thread. For `beside` see `LaterBlocks.run`; `states` are the hidden states of
-        `layer`, shape (batch, sequence, d_model).
+        `layer`, shape (batch, sequence, d_model), which is returned with its replacement if requested.
         """
-        ...
+        if self.layer in self.states:
+            states = self.states[self.layer](states, batch)
+        heads = {block: _in_batch(replace, batch) for block, replace in self.heads.items()}
+        entering = {
+            layer + 1: _in_batch(replace, batch) for layer, replace in self.states.items() if layer > self.layer
+        }
+        first = self.layer + 1 + self.skips
+        return model.run(batch.inputs, first, states, beside, layers, heads, entering)
+
+
+def _in_batch(replace: Replace, batch: Padded) -> OutputChange:
+    return lambda values: replace(values, batch)
 
 
 class SentenceReader(Protocol):
@@ -634,8 +486,60 @@ class SentenceReader(Protocol):
         ...
 
 
-class Readout(Protocol):
-    """A measure of the output of later layers, over a separate text.
+@dataclass(frozen=True)
+class ItemReading:
+    """A reading that is complete after each batch: `score` returns the rows of its sentences, shape (n_rows, batch)."""
+
+    score: Callable[[Mapping[int, Tensor], Padded], Tensor]
+    totals: Tensor
+
+    def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
+        """Take the hidden states of a batch, by layer."""
+        self.totals[:, batch.sentences.to(self.totals.device)] = self.score(states, batch).to(self.totals)
+
+    def sums(self) -> Tensor:
+        """Return the sums, shape (n_rows, n_sentences)."""
+        return self.totals.cpu()
+
+
+@dataclass(frozen=True)
+class SelectedReading:
+    """A reading of some tokens of a layer, all together at the end, such as by a head of the model.
+
+    `select` returns the rank of each selected token of a batch, and where it is; `finish` converts the states of all of
+    them, in this order, to sums of shape (1, n_items).
+    """
+
+    layer: int
+    select: Callable[[Padded], tuple[Tensor, Any]]
+    finish: Callable[[Tensor], Tensor]
+    states: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
+        """Take the hidden states of a batch, by layer."""
+        rank, where = self.select(batch)
+        self.states.append((rank.cpu(), states[self.layer][where]))
+
+    def sums(self) -> Tensor:
+        """Return the sums, shape (1, n_items)."""
+        rank, states = (torch.cat(parts) for parts in zip(*self.states, strict=True))
+        return self.finish(states[rank.argsort().to(states.device)])
+
+
+class LayerReadout(Protocol):
+    """A measure of later layers, which may have several rows for a layer."""
+
+    def layers(self, block: int) -> list[int]:
+        """Return the layers that are read if this block is the first changed block, ascending."""
+        ...
+
+    def begin(self, layers: Sequence[int]) -> SentenceReader:
+        """Begin a reading of some of these layers."""
+        ...
+
+
+class Readout(LayerReadout, Protocol):
+    """A measure of the output of later layers, over a separate text, with a row for a layer.
 
     Its items, which are paired between the intact and the changed model, are the sentences of the text, or pairs of
     them. The measure is the sum of a reading over items, over the sum of `n`.
@@ -661,14 +565,6 @@ class Readout(Protocol):
         """All that determines the results apart from the model, for cache keys."""
         ...
 
-    def layers(self, block: int) -> list[int]:
-        """Return the layers that are read if this block is the first changed block, ascending."""
-        ...
-
-    def begin(self, layers: Sequence[int]) -> SentenceReader:
-        """Begin a reading of some of these layers."""
-        ...
-
     @property
     def occurrences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The sentences that the loss reads, and the item of each, both of shape (n_occurrences,)."""
@@ -680,6 +576,17 @@ class Readout(Protocol):
         An item's gradient is the sum over its occurrences, and 0 for an item without examples.
         """
         ...
+
+
+class OfSentences:
+    """A readout whose items are the sentences of its text."""
+
+    n: Any
+
+    @cached_property
+    def occurrences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Each sentence, which is an item, once."""
+        return (every := np.arange(len(self.n))), every
 
 
 # Called with a reader's model, the batch, what blocks pass on in addition to hidden states, and the hidden states.
@@ -712,29 +619,35 @@ class Readers:
         return self.each[0][1]
 
 
-@dataclass(frozen=True)
-class Intact:
-    """No change: the intact model as baseline, whose later blocks are run from a layer's hidden states."""
-
-    layer: int
-
-    def later(
-        self, model: LaterBlocks, batch: Padded, beside: Any, states: Tensor, layers: Sequence[int]
-    ) -> dict[int, Tensor]:
-        """Return later hidden states."""
-        return model.run(batch.inputs, self.layer + 1, states, beside, layers)
-
-
 class Forward:
-    """Passes of the later blocks of a model over a text; `batch_tokens` includes padding."""
+    """Passes of the later blocks of a model over a text; `batch_tokens` includes padding.
+
+    A pass is described by a job: a `Change`, or what `change` of a subclass converts to one.
+    """
 
     def __init__(self, readers: Readers, text: ReadableText, batch_tokens: int) -> None:
-        self.readers, self.text, model = readers, text, readers.model
-        neutral = model.anatomy.padding_is_neutral
-        self.batches = text.batches(batch_tokens, readers.pad_token_id, neutral, readers.device)
-        with torch.inference_mode():
-            self.beside = [model.beside_states(batch.inputs) for batch in self.batches]
+        self.readers, self.text, self.batch_tokens = readers, text, batch_tokens
+        self.tokens = text.tokens
         self._layer, self._states = -1, torch.empty(0)
+
+    @property
+    def d_model(self) -> int:
+        """Width of the hidden states."""
+        return int(self.readers.model.encoder.config.hidden_size)  # type: ignore[union-attr,arg-type]
+
+    def change(self, job: Any) -> Change:
+        """Return the change of the model for a job."""
+        assert isinstance(job, Change)
+        return job
+
+    @cached_property
+    def _batches(self) -> list[tuple[Padded, Any]]:
+        """The batches, each with what its blocks pass on in addition to hidden states."""
+        model, readers = self.readers.model, self.readers
+        neutral = model.anatomy.padding_is_neutral
+        text_batches = self.text.batches(self.batch_tokens, readers.pad_token_id, neutral, readers.device)
+        with torch.inference_mode():
+            return [(batch, model.beside_states(batch.inputs)) for batch in text_batches]
 
     def intact(self, layer: int) -> Tensor:
         """Return the intact model's hidden states of a layer, shape (n_tokens, d_model); caches one layer."""
@@ -742,36 +655,49 @@ class Forward:
             self._layer, self._states = layer, self.text.states(layer).to(self.readers.device)
         return self._states
 
-    def over(self, layer: int, read: ReadBatch) -> None:
-        """Pass every batch, with the intact model's hidden states of a layer, to one of the readers."""
-        states = self.intact(layer)
+    def over(
+        self, layer: int, read: ReadBatch, parameters: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> None:
+        """Pass every batch, with the intact model's hidden states of a layer, to one of the readers.
+
+        `parameters` changes the model while batches are read; see `Change`.
+        """
+        states, text_batches = self.intact(layer), self._batches
 
         @torch.inference_mode()
         def read_batch(encoder: nn.Module, model: LaterBlocks, batch_and_beside: tuple[Padded, Any]) -> None:
             batch, beside = batch_and_beside
             read(model, batch, beside, states[batch.rows])
 
-        share_out(read_batch, self.readers.each, zip(self.batches, self.beside, strict=True))
+        with parameters():
+            share_out(read_batch, self.readers.each, text_batches)
 
-    def read(self, change: Change, readout: Readout) -> Tensor:
-        """Return a readout under a change, shape (n_layers, n_items), for `readout.layers(change.layer + 1)`."""
-        layers = readout.layers(change.layer + 1)
-        reading = readout.begin(layers)
+    def read(self, job: Any, *readouts: LayerReadout) -> Tensor:
+        """Return readouts of this text for a job, stacked, shape (n_rows, n_items).
+
+        The rows of a readout are those of the layers `readout.layers(block)`, for the first changed block.
+        """
+        change = self.change(job)
+        needed = [readout.layers(change.layer + 1) for readout in readouts]
+        readings = [readout.begin(layers) for readout, layers in zip(readouts, needed, strict=True)]
+        every = sorted({layer for layers in needed for layer in layers})
 
         def take(model: LaterBlocks, batch: Padded, beside: Any, states: Tensor) -> None:
-            reading.take(change.later(model, batch, beside, states, layers), batch)
+            layer_states = change.later(model, batch, beside, states, every)
+            for reading in readings:
+                reading.take(layer_states, batch)
 
-        self.over(change.layer, take)
-        return reading.sums()
+        self.over(change.layer, take, change.parameters)
+        return torch.cat([reading.sums() for reading in readings])
 
-    def states(self, change: Change, layers: Sequence[int]) -> dict[int, Tensor]:
-        """Return hidden states of layers above the changed layer, shape (n_tokens, d_model), float32."""
-        shape = self.text.tokens.n_tokens, self.intact(change.layer).shape[1]
-        layer_states = {layer: torch.empty(shape) for layer in layers}
+    def states(self, job: Any, layers: Sequence[int]) -> dict[int, Tensor]:
+        """Return hidden states of layers above the changed layer for a job, shape (n_tokens, d_model), float32."""
+        change = self.change(job)
+        layer_states = {layer: torch.empty(self.tokens.n_tokens, self.d_model) for layer in layers}
 
         def keep(model: LaterBlocks, batch: Padded, beside: Any, states: Tensor) -> None:
             for layer, changed_states in change.later(model, batch, beside, states, layers).items():
                 layer_states[layer][batch.rows[batch.mask].cpu()] = changed_states[batch.mask].float().cpu()
 
-        self.over(change.layer, keep)
+        self.over(change.layer, keep, change.parameters)
         return layer_states

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from probing.heads.position import CLEAREST, MOST_HITS, MOST_MASS, OFFSETS, mass_at_offsets
 from probing.interventions import CONTRAST, POSITION, WORD_MASS
-from probing.interventions.forward import Loss, Padded, ReadableText, Readers
+from probing.interventions.forward import ItemReading, Loss, OfSentences, Padded, ReadableText, Readers
 from probing.models.attention_heads import QueryKey, read_heads
 from probing.runtime.trainer import on_float64_device
 from probing.text.tasks import SentenceTask, TokenTask
@@ -126,7 +126,7 @@ class FrozenProbes:
 
 
 @dataclass(frozen=True, eq=False)
-class ProbeReadout:
+class ProbeReadout(OfSentences):
     """The readout of probes of later layers: their accuracy on examples such as tokens."""
 
     text: ReadableText
@@ -152,9 +152,10 @@ class ProbeReadout:
         """Return the layers that have a probe, from this block's output on."""
         return self.probes.layers(block)
 
-    def begin(self, layers: Sequence[int]) -> _Reading:
+    def begin(self, layers: Sequence[int]) -> ItemReading:
         """Begin a reading of some layers."""
-        return _Reading(self._on_device, layers, torch.zeros(len(layers), len(self.n), device=self.device))
+        totals = torch.zeros(len(layers), len(self.n), device=self.device)
+        return ItemReading(lambda states, batch: self._on_device.read(states, layers, batch), totals)
 
     @cached_property
     def _on_device(self) -> FrozenProbes:
@@ -163,11 +164,6 @@ class ProbeReadout:
         return FrozenProbes(
             weight, self.probes.labels.to(self.device), None if stands is None else stands.to(self.device)
         )
-
-    @cached_property
-    def occurrences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Each sentence, which is an item, once."""
-        return (every := np.arange(len(self.n))), every
 
     def loss(self, batch: Padded, occurrences: NDArray[np.int64]) -> Loss:
         """Return the mean cross-entropy of the last layer's probe over each sentence's examples, which are tokens.
@@ -179,19 +175,6 @@ class ProbeReadout:
         if probes.stands is not None:
             raise ValueError("the loss is of examples that are single tokens")
         return probe_loss(probes.weight[max(probes.weight)], probes.labels_of(batch))
-
-
-@dataclass(frozen=True)
-class _Reading:
-    probes: FrozenProbes
-    layers: Sequence[int]
-    right: Tensor
-
-    def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
-        self.right[:, batch.sentences] = self.probes.read(states, self.layers, batch)
-
-    def sums(self) -> Tensor:
-        return self.right.cpu()
 
 
 def probe_loss(weight: Tensor, labels: Tensor) -> Loss:
@@ -283,12 +266,22 @@ class PositionHeads:
         """Return the layers that enter the blocks of the heads, from this block on."""
         return sorted({head.layer - 1 for head in self.heads if head.layer >= block})
 
-    def begin(self, layers: Sequence[int]) -> _PositionHeadReading:
+    def begin(self, layers: Sequence[int]) -> ItemReading:
         """Begin a reading of the heads of the blocks that these layers enter."""
         heads = [head for head in self.heads if head.layer - 1 in layers]
-        return _PositionHeadReading(
-            self, heads, torch.zeros(len(MEASURES) * len(heads), self.text.tokens.n_sentences).double()
-        )
+
+        def score(states: Mapping[int, Tensor], batch: Padded) -> Tensor:
+            values = [value for head in heads for value in self._of_batch(head, states, batch)]
+            return torch.stack(values) if values else torch.zeros(0, len(batch.sentences))
+
+        n_rows, n_sentences = len(MEASURES) * len(heads), self.text.tokens.n_sentences
+        return ItemReading(score, torch.zeros(n_rows, n_sentences, dtype=torch.float64))
+
+    def _of_batch(self, head: PositionHead, states: Mapping[int, Tensor], batch: Padded) -> tuple[Tensor, Tensor]:
+        inputs, norm = states[head.layer - 1], self.query_keys[head.layer - 1].norm
+        inputs = inputs.float() if norm is None else norm(inputs.cpu().double()).float().to(inputs.device)
+        words = batch.mask & self.words[batch.rows]
+        return at_offset(inputs, words, *self.maps(head), head.offset, self.is_causal)
 
     @cached_property
     def words(self) -> Tensor:
@@ -312,26 +305,6 @@ class PositionHeads:
         )
         query, bias, key = parameters
         return query, bias, key
-
-
-@dataclass(frozen=True, eq=False)
-class _PositionHeadReading:
-    of: PositionHeads
-    heads: Sequence[PositionHead]
-    totals: Tensor
-
-    def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
-        words, sentences = batch.mask & self.of.words[batch.rows], batch.sentences.cpu()
-        for i, head in enumerate(self.heads):
-            inputs = states[head.layer - 1]
-            norm = self.of.query_keys[head.layer - 1].norm
-            inputs = inputs.float() if norm is None else norm(inputs.cpu().double()).float().to(inputs.device)
-            at = at_offset(inputs, words, *self.of.maps(head), head.offset, self.of.is_causal)
-            for j, value in enumerate(at):
-                self.totals[len(MEASURES) * i + j, sentences] = value.cpu()
-
-    def sums(self) -> Tensor:
-        return self.totals
 
 
 def at_offset(

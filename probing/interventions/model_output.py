@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,13 +14,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from probing.activations.extraction import padded_index
-from probing.activations.store import StorePlan, batches, divide
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import choose_classes, label
 from probing.errors import UserError
 from probing.interventions import MLM, WORDS
-from probing.interventions.forward import Loss, Padded, ReadableText, SentenceSums, padded_batches
+from probing.interventions.forward import (
+    Loss,
+    OfSentences,
+    Padded,
+    ReadableText,
+    SelectedReading,
+    padded,
+    padded_batches,
+)
+from probing.interventions.probed_task import LayersInMemory
 from probing.models import ModelSource, load_masked_lm
 from probing.models.anatomy import Anatomy, hidden_states, replaced_forward
 from probing.models.examination import run
@@ -55,22 +62,6 @@ def draw_sentences(tokens: Tokens, at_most: int, seed: int) -> tuple[Tokens, lis
     drawn = np.sort(order[:n])
     rows = np.isin(tokens.sentences, drawn)
     return Tokens(tokens.lengths[drawn], tokens.input_ids[rows], tokens.words[rows]), drawn.tolist()
-
-
-class PaddedBatch(NamedTuple):
-    """A padded batch of sentences: ids, mask and rows of the token table, each of shape (batch, sequence)."""
-
-    input_ids: Tensor
-    mask: Tensor
-    rows: Tensor
-
-
-def token_batches(tokens: Tokens, pad_token_id: int, batch_tokens: int, with_padding: bool) -> Iterator[PaddedBatch]:
-    """Yield sentences in padded batches of similar length; `with_padding` permits different lengths in a batch."""
-    for sentences in batches(tokens.lengths, batch_tokens, with_padding):
-        index, mask = padded_index(tokens.lengths, sentences)
-        ids = torch.from_numpy(tokens.input_ids.astype(np.int64))[index]
-        yield PaddedBatch(torch.where(mask, ids, pad_token_id), mask, index)
 
 
 def choose_masked(tokens: Tokens, seed: int) -> NDArray[np.bool_]:
@@ -111,6 +102,17 @@ class MaskedHead:
         return logits[0]
 
 
+class SentenceSums(NamedTuple):
+    """A model's measures for each sentence: sums over tokens and numbers of tokens, by name, shape (n_sentences,)."""
+
+    sums: dict[str, NDArray[np.float64]]
+    n_tokens: dict[str, NDArray[np.int64]]
+
+
+# Measures the model in its present state, once for each set of neurons that are set to 0 in its last hidden states.
+Reader = Callable[[Sequence[Sequence[int]]], list[SentenceSums]]
+
+
 class MaskedWords:
     """The loss of a masked-language-model head, in nats per masked token (`mlm_loss`).
 
@@ -138,15 +140,15 @@ class MaskedWords:
         self.pad_token_id, self.with_padding = pad_token_id, with_padding
         self._check()
 
-    def _batches(self, n_variants: int) -> Iterator[PaddedBatch]:
-        """Yield batches small enough for the logits of their masked tokens under so many variants."""
+    def _batches(self, n_variants: int) -> list[Padded]:
+        """Return batches small enough for the logits of their masked tokens under so many variants."""
         config: Any = self.encoder.config
         at_most = min(BATCH_TOKENS, int(_LOGITS / (MASKED * config.vocab_size * n_variants)))
-        return token_batches(self.hidden, self.pad_token_id, at_most, self.with_padding)
+        return padded_batches(self.hidden, at_most, self.pad_token_id, self.with_padding)
 
     @torch.inference_mode()
     def _check(self) -> None:
-        batch = PaddedBatch(*(part[:2] for part in next(self._batches(1))))
+        batch = padded(self.hidden, self._batches(1)[0].sentences[:2].numpy(), self.pad_token_id)
         inputs = self._inputs(batch)
         where = batch.mask & torch.from_numpy(self.masked)[batch.rows]
         if not where.any():
@@ -157,11 +159,10 @@ class MaskedWords:
         if plain.shape != alone.shape or (plain - alone).abs().max() > 1e-3 * plain.abs().max():
             raise ValueError("the head looks at more than one token at a time")
 
-    def _inputs(self, batch: PaddedBatch) -> dict[str, Tensor]:
-        device = next(self.model.parameters()).device
-        return {"input_ids": batch.input_ids.to(device), "attention_mask": batch.mask.long().to(device)}
+    def _inputs(self, batch: Padded) -> dict[str, Tensor]:
+        return batch.inputs_on(next(self.model.parameters()).device)
 
-    def _logits(self, batch: PaddedBatch, where: Tensor, clips: Sequence[Sequence[int]]) -> list[Tensor]:
+    def _logits(self, batch: Padded, where: Tensor, clips: Sequence[Sequence[int]]) -> list[Tensor]:
         """Return the logits of some tokens of a batch, a tensor of shape (n, vocabulary) for each variant."""
         states = run(self.encoder, self._inputs(batch)).last
         states = states[where.to(states.device)]
@@ -197,19 +198,6 @@ def clip(states: Tensor, neurons: Sequence[int]) -> Tensor:
     return clipped
 
 
-@dataclass(frozen=True)
-class _LayerInMemory:
-    plan: StorePlan
-    tokens: Tokens
-    states: Tensor
-
-    def shard_tokens(self, shard: Any) -> slice:
-        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
-
-    def read(self, layer: int, shard: int) -> Tensor:
-        return self.states[self.shard_tokens(self.plan.shards[shard])]
-
-
 class PositionAccuracy:
     """Accuracy of linear probes that predict positions from the last hidden states.
 
@@ -243,8 +231,7 @@ class PositionAccuracy:
         return [self.of(clip(states, neurons)) for neurons in clips]
 
     def _sides(self, states: Tensor) -> Sides:
-        plan = StorePlan({}, 0, states.shape[1], "float32", BATCH_TOKENS, divide(self.tokens.lengths, 8192))
-        store = _LayerInMemory(plan, self.tokens, states)
+        store = LayersInMemory(self.tokens, {0: states})
         parts: Mapping[Split, Examples] = {
             side: label(store, self.corpus, self.task, self.splits, self.classes, side)
             for side in ("train", "validation", "test")
@@ -287,9 +274,8 @@ def states_of_layer(
     """Return the hidden states of sentences in one layer, shape (n_tokens, d_model), float32, without the cache."""
     device = next(encoder.parameters()).device
     states: Tensor | None = None
-    for batch in token_batches(tokens, pad_token_id, batch_tokens, anatomy.padding_is_neutral):
-        inputs = {"input_ids": batch.input_ids.to(device), "attention_mask": batch.mask.long().to(device)}
-        batch_states = hidden_states(encoder, anatomy, [layer], **inputs)[layer].float().cpu()
+    for batch in padded_batches(tokens, batch_tokens, pad_token_id, anatomy.padding_is_neutral):
+        batch_states = hidden_states(encoder, anatomy, [layer], **batch.inputs_on(device))[layer].float().cpu()
         if states is None:
             states = torch.empty(tokens.n_tokens, batch_states.shape[-1])
         states[batch.rows[batch.mask]] = batch_states[batch.mask]
@@ -322,7 +308,7 @@ class MaskedText:
 
 
 @dataclass(frozen=True, eq=False)
-class MaskedWordLoss:
+class MaskedWordLoss(OfSentences):
     """The readout of masked words: their mean cross-entropy, in nats; `labels` are token ids without masks."""
 
     text: ReadableText
@@ -368,9 +354,21 @@ class MaskedWordLoss:
         """Return the last layer."""
         return [self.last]
 
-    def begin(self, layers: Sequence[int]) -> _OutputReading:
-        """Begin a reading of the last layer, or of no layer."""
-        return _OutputReading(self, layers)
+    def begin(self, layers: Sequence[int]) -> SelectedReading:
+        """Begin a reading of the last layer."""
+        rank = torch.from_numpy(np.cumsum(self.masked) - 1)
+
+        def select(batch: Padded) -> tuple[Tensor, Tensor]:
+            where = self.where(batch)
+            return rank[batch.rows[where].cpu()], where
+
+        return SelectedReading(self.last, select, self._sums)
+
+    def _sums(self, states: Tensor) -> Tensor:
+        tokens = self.text.tokens
+        sums = torch.zeros(1, tokens.n_sentences, dtype=torch.float64)
+        sums[0].index_add_(0, torch.from_numpy(tokens.sentences[self.masked].astype(np.int64)), self.nats(states))
+        return sums
 
     def where(self, batch: Padded) -> Tensor:
         """Return a mask of the masked tokens of a batch, shape (batch, sequence)."""
@@ -387,11 +385,6 @@ class MaskedWordLoss:
             losses.append(cross_entropy(logits, masked_labels.to(logits.device), reduction="none").cpu().double())
         return torch.cat(losses)
 
-    @cached_property
-    def occurrences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Each sentence, which is an item, once."""
-        return (every := np.arange(len(self.n))), every
-
     def loss(self, batch: Padded, occurrences: NDArray[np.int64]) -> Loss:
         """Return the mean cross-entropy of each sentence's masked tokens."""
         where = self.where(batch)
@@ -406,28 +399,6 @@ class MaskedWordLoss:
             return sums.index_add(0, sentence, nats) / n
 
         return loss
-
-
-class _OutputReading:
-    def __init__(self, readout: MaskedWordLoss, layers: Sequence[int]) -> None:
-        self.readout, self.layers = readout, layers
-        # The rank of each masked token among them.
-        self.index = torch.from_numpy(np.cumsum(readout.masked) - 1)
-        self.states: list[tuple[Tensor, Tensor]] = []
-
-    def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
-        where = self.readout.where(batch)
-        for layer in self.layers:
-            self.states.append((self.index[batch.rows[where].cpu()], states[layer][where]))
-
-    def sums(self) -> Tensor:
-        tokens, masked = self.readout.text.tokens, self.readout.masked
-        sums = torch.zeros(len(self.layers), tokens.n_sentences, dtype=torch.float64)
-        if self.states:
-            index, states = (torch.cat(parts) for parts in zip(*self.states, strict=True))
-            nats = self.readout.nats(states[index.argsort().to(states.device)])
-            sums[0].index_add_(0, torch.from_numpy(tokens.sentences[masked].astype(np.int64)), nats)
-        return sums
 
 
 def masked_lm_of(
@@ -526,9 +497,14 @@ class WordOdds:
         """Return the last layer."""
         return [self.text.anatomy.n_layers]
 
-    def begin(self, layers: Sequence[int]) -> _OddsReading:
+    def begin(self, layers: Sequence[int]) -> SelectedReading:
         """Begin a reading of the last layer."""
-        return _OddsReading(self)
+
+        def select(batch: Padded) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            masks = torch.from_numpy(self.masks)[batch.sentences.cpu()].to(batch.mask.device)
+            return batch.sentences, (torch.arange(len(masks), device=masks.device), masks)
+
+        return SelectedReading(self.text.anatomy.n_layers, select, lambda states: self.odds(states)[None])
 
     def intact(self) -> NDArray[np.float64]:
         """Return the log odds of the intact model, shape (n_sentences,)."""
@@ -547,20 +523,3 @@ class WordOdds:
             first, second = self.head(part).cpu().double().gather(1, word_ids).T
             odds.append(first - second)
         return torch.cat(odds)
-
-
-class _OddsReading:
-    def __init__(self, readout: WordOdds) -> None:
-        self.readout = readout
-        self.last = readout.text.anatomy.n_layers
-        self.states: list[tuple[Tensor, Tensor]] = []
-
-    def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
-        sentences = batch.sentences.cpu()
-        masks = torch.from_numpy(self.readout.masks)[sentences].to(batch.mask.device)
-        at_masks = states[self.last][torch.arange(len(sentences), device=masks.device), masks]
-        self.states.append((sentences, at_masks))
-
-    def sums(self) -> Tensor:
-        sentences, states = (torch.cat(parts) for parts in zip(*self.states, strict=True))
-        return self.readout.odds(states[sentences.argsort().to(states.device)])[None]

@@ -16,13 +16,15 @@ from torch.nn.functional import cross_entropy
 
 from probing.activations import ActivationStore
 from probing.data.labelling import IGNORED, Standard, is_target, label_sides, nothing, targets_of
-from probing.downstream import SentencePairs, read_sts
+from probing.downstream import READABLE as STS_READABLE
+from probing.downstream import PairFiles, SentencePairs, read_sts
+from probing.downstream.labelled_pairs import READABLE as WIC_READABLE
 from probing.downstream.labelled_pairs import WordPairs, read_wic
 from probing.downstream.sentence_vectors import cosines, pseudo_values, reported
 from probing.downstream.wic import best_threshold, target_cosines, targets, with_both_words
 from probing.errors import UserError
 from probing.interventions import STS, TUNED, TUNED_R2, WIC
-from probing.interventions.forward import LaterBlocks, Loss, Padded, ReadText
+from probing.interventions.forward import ItemReading, LaterBlocks, Loss, OfSentences, Padded, ReadText
 from probing.models.examination import examination_inputs, run, with_the_same_weights
 from probing.models.loading import HeadOf
 from probing.text import Corpus, GroupBy, Split
@@ -174,10 +176,7 @@ def read_similarity(*folders: str, option: str = "--readouts sts=") -> list[Sent
     Raises:
         UserError: If there are no such parts.
     """
-    try:
-        sets = reported(read_sts(folders))
-    except UserError as error:
-        raise UserError(str(error).replace("`sts ", f"`{option}")) from None
+    sets = reported(read_sts(folders, PairFiles(option, STS_READABLE)))
     if not sets:
         raise UserError(f"`{option}{' '.join(folders)}`: these are training parts only; give dev or test parts too.")
     return sets
@@ -232,10 +231,7 @@ def read_senses(folder: str) -> Mapping[str, WordPairs]:
     Raises:
         UserError: If they cannot be read.
     """
-    try:
-        return read_wic(folder, [TRAIN, READ])
-    except UserError as error:
-        raise UserError(str(error).replace("`wic ", "`--readouts wic=")) from None
+    return read_wic(folder, [TRAIN, READ], PairFiles("--readouts wic=", WIC_READABLE))
 
 
 @dataclass(frozen=True)
@@ -384,7 +380,7 @@ class TunedHead:
 
 
 @dataclass(frozen=True, eq=False)
-class TunedScore:
+class TunedScore(OfSentences):
     """The readout of a tuned head: its accuracy on the targets, or R² for numbers.
 
     R² is the mean over targets of 1 minus the squared error over the mean square of all targets, so that it is R² over
@@ -429,14 +425,10 @@ class TunedScore:
         """Return the last layer, which the head reads."""
         return [self.last]
 
-    def begin(self, layers: Sequence[int]) -> _TunedHeadReading:
+    def begin(self, layers: Sequence[int]) -> ItemReading:
         """Begin a reading of the last layer."""
-        return _TunedHeadReading(self)
-
-    @cached_property
-    def occurrences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Each sentence, which is an item, once."""
-        return (every := np.arange(len(self.n))), every
+        totals = torch.zeros(1, len(self.n), dtype=torch.float64)
+        return ItemReading(lambda states, batch: self.right(batch, states[self.last])[None], totals)
 
     def loss(self, batch: Padded, occurrences: NDArray[np.int64]) -> Loss:
         """Return the mean loss of each sentence's targets: cross-entropy in nats, or the squared error of numbers."""
@@ -475,19 +467,6 @@ class TunedScore:
 
 def _by_sentence(values: Tensor) -> Tensor:
     return values if values.ndim == 1 else values.sum(1)
-
-
-class _TunedHeadReading:
-    def __init__(self, readout: TunedScore) -> None:
-        self.readout = readout
-        self.totals = torch.zeros(1, len(readout.n), dtype=torch.float64)
-
-    def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
-        right = self.readout.right(batch, states[self.readout.last])
-        self.totals[0, batch.sentences.cpu()] = right.cpu()
-
-    def sums(self) -> Tensor:
-        return self.totals
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,291 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.activations import ActivationStore, job_lock
+from probing.activations import ActivationStore
 from probing.activations.source import ActivationSource
-from probing.activations.store import PassStore, StorePlan, divide, fingerprint, leftovers, remove
+from probing.activations.store import StorePlan, WorkStore, divide
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Examples, SentenceVectors, Sides
 from probing.data.labelling import class_of_tokens, example_checks, label_sides
 from probing.data.module import layer_moments
 from probing.errors import UserError
 from probing.interventions import POSITION
-from probing.interventions.forward import Forward, LaterBlocks, Padded, ReadableText, Readers, Readout, draw_others
+from probing.interventions.forward import Forward
 from probing.interventions.frozen_probes import at_tokens, standing_for
+from probing.interventions.passes import fingerprint_of
 from probing.models import ModelSource
 from probing.probes.training import CONTROL_TOLERANCE, Training, train_probes, training_of
 from probing.runs.places import task_of
 from probing.runs.run import Run
-from probing.runtime.progress import counted
-from probing.runtime.trainer import to_float64
 from probing.text import Corpus, Split
 from probing.text.tasks import Labels, SentenceTask, TokenTask, described, labels_of, predicts_numbers, short_name
 from probing.text.tokens import Tokens
 
 # Index of the file of the probes; that of the i-th pass is one higher than i.
 PROBES = 0
-
-_Job = TypeVar("_Job")
-
-
-def fingerprint_of(*arrays: Any) -> str:
-    """Return a fingerprint of arrays, SHA-256 in hex."""
-    from hashlib import sha256
-
-    digest = sha256()
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
-
-
-@contextmanager
-def opened(
-    source: ActivationSource, key: Mapping[str, Any], read: ActivationStore, tokens: Tokens, n_passes: int
-) -> Iterator[PassStore]:
-    """Open the store of the passes of a job, for which other jobs then wait; `key` is all that changes results.
-
-    Raises:
-        UserError: If the cache cannot be written.
-    """
-    folder = source.cache / f"{source.model.short_name}-{fingerprint(key)[:16]}"
-    with job_lock(source.cache, folder.name, source.say):
-        for path in leftovers(folder):
-            remove(path)
-        described = {name: read.header[name] for name in ("model", "revision", "corpus", "versions")}
-        store = PassStore.opened(folder, key, tokens, n_passes, read.plan.batch_tokens, described)
-        yield store
-        store.touch()
-
-
-def run_unfinished(
-    files: Mapping[int, _Job], store: PassStore, run: Callable[[_Job], Tensor], what: str
-) -> dict[_Job, NDArray[Any]]:
-    """Run the passes, by index of their file, that are not stored yet; return their results, (n_rows, n_items)."""
-    if unfinished := store.unfinished(list(files)):
-        with counted(what, len(files), len(files) - len(unfinished)) as advance:
-            for index in unfinished:
-                store.put(index, {"right": run(files[index])})
-                advance(1)
-    return {job: store.get(index)["right"].numpy() for index, job in files.items()}
-
-
-Kind = Literal["uniform", "zero", "mean", "resample", "skip"]
-
-UnitType = Literal["heads", "layers"]
-
-UNITS: tuple[UnitType, ...] = ("heads", "layers")
-
-KINDS: tuple[Kind, ...] = ("uniform", "zero", "mean", "resample", "skip")
-
-# A head cannot be skipped: without it, a block has another width.
-OF_HEADS: tuple[Kind, ...] = ("uniform", "zero", "mean", "resample")
-
-
-@dataclass(frozen=True)
-class AblationJob:
-    """One forward pass over the text with a head or a layer ablated.
-
-    Args:
-        block: The changed block, from 1.
-        head: The head whose output is replaced, from 1; None for all heads of the block, or for the whole block.
-        kind: The replacement: the heads' outputs under uniform attention, 0, the mean over training tokens, or the
-            output at a random token of another sentence. `skip` removes the block: its output is its input. None for
-            the baseline without a change.
-    """
-
-    block: int
-    head: int | None
-    kind: Kind | None
-
-    @property
-    def unit(self) -> str:
-        """Name in tables: `3-9` is head 9 of layer 3, `3` is layer 3."""
-        return str(self.block) if self.head is None else f"{self.block}-{self.head}"
-
-
-def all_jobs(n_layers: int, n_heads: int) -> list[AblationJob]:
-    """Return all possible passes, in the order in which they are computed and stored."""
-    return [job for block in range(1, n_layers + 1) for job in _jobs_of_block(block, n_heads)]
-
-
-def _jobs_of_block(block: int, n_heads: int) -> list[AblationJob]:
-    of_heads = [AblationJob(block, head, kind) for head in range(1, n_heads + 1) for kind in OF_HEADS]
-    return [AblationJob(block, None, None), *of_heads, *(AblationJob(block, None, kind) for kind in KINDS)]
-
-
-def is_needed(job: AblationJob, units: Sequence[UnitType], kinds: Sequence[Kind], blocks: Sequence[int]) -> bool:
-    """Return True if a pass is needed for the given units, kinds of replacement and blocks."""
-    if job.block not in blocks:
-        return False
-    return job.kind is None or (job.kind in kinds and ("layers" if job.head is None else "heads") in units)
-
-
-def uniform_outputs(values: Tensor, mask: Tensor, is_causal: bool) -> Tensor:
-    """Return the outputs of heads under uniform attention: the mean of their values over the visible keys.
-
-    With attention 1/L, all queries of a sentence get the same (Kovaleva et al. 2019, section 4.6). In a causal model,
-    query i sees the keys up to itself, so that it gets the mean of the first i values.
-
-    Args:
-        values: The heads' values, shape (batch, heads, keys, d_head).
-        mask: Whether there is a token, shape (batch, keys); padding is at the end.
-
-    Returns:
-        The concatenated outputs, shape (batch, queries, heads * d_head), with a single query for all if the model is
-            not causal.
-    """
-    unmasked = values * mask[:, None, :, None]
-    if is_causal:
-        counts = torch.arange(1, values.shape[2] + 1, device=values.device, dtype=values.dtype)
-        means = unmasked.cumsum(2) / counts[:, None]
-    else:
-        means = unmasked.sum(2, keepdim=True) / mask.sum(1).clamp_min(1)[:, None, None, None]
-    return means.transpose(1, 2).flatten(2)
-
-
-@dataclass(frozen=True)
-class Replacements:
-    """Possible replacements of the outputs of a block's heads, all heads side by side.
-
-    Args:
-        uniform: The outputs under uniform attention, shape (n_sentences, width), or (n_tokens, width) in causal models.
-        mean: Mean of the outputs over training tokens, shape (width,).
-        bank: Outputs at training tokens, shape (n, width).
-        drawn: For each token of the text, the row of `bank` that replaces it, shape (n_tokens,).
-    """
-
-    uniform: Tensor
-    is_causal: bool
-    mean: Tensor
-    bank: Tensor
-    drawn: Tensor
-
-    def of(self, kind: Kind, heads: slice, sentences: Tensor, rows: Tensor) -> Tensor:
-        """Return the replacement of some columns in a batch, which broadcasts to shape (batch, sequence, columns)."""
-        if kind == "zero":
-            return torch.zeros_like(self.mean[heads])
-        if kind == "mean":
-            return self.mean[heads]
-        if kind == "resample":
-            return self.bank[:, heads][self.drawn[rows]]
-        if kind == "uniform":
-            return self.uniform[:, heads][rows] if self.is_causal else self.uniform[sentences, heads][:, None]
-        raise ValueError(f"{kind} replaces no outputs of heads")
-
-
-def replacing(heads: slice, others: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a function that copies a tensor and replaces the columns in `heads` by `others`."""
-
-    def change(outputs: Tensor) -> Tensor:
-        changed = outputs.clone()
-        changed[..., heads] = others.to(outputs.dtype)
-        return changed
-
-    return change
-
-
-@dataclass(frozen=True)
-class Ablated:
-    """The ablation of a head or a layer; `replacements` is None if nothing is replaced."""
-
-    job: AblationJob
-    columns: slice
-    replacements: Replacements | None
-
-    @property
-    def layer(self) -> int:
-        """The layer below the changed block."""
-        return self.job.block - 1
-
-    def later(
-        self, model: LaterBlocks, batch: Padded, beside: Any, states: Tensor, layers: Sequence[int]
-    ) -> dict[int, Tensor]:
-        """Return later hidden states under the ablation."""
-        change, kind = None, self.job.kind
-        if self.replacements is not None and kind is not None:
-            others = self.replacements.of(kind, self.columns, batch.sentences, batch.rows)
-            change = replacing(self.columns, others)
-        first = self.job.block + (kind == "skip")
-        return model.run(batch.inputs, first, states, beside, layers, change)
-
-
-class Passes:
-    """Passes of a model's later blocks over a text, one for each job.
-
-    Args:
-        train: Training sentences, from which the replacements of heads' outputs are taken.
-        batch_tokens: Maximum number of tokens in a batch, padding included.
-        seed: Seed of the draw of the tokens whose outputs replace others.
-    """
-
-    def __init__(
-        self, readers: Readers, text: ReadableText, train: ReadableText, batch_tokens: int, seed: int
-    ) -> None:  # fmt: skip
-        self.readers, self.model, self.device = readers, readers.model, readers.device
-        self.text, self.train = (Forward(readers, read_text, batch_tokens) for read_text in (text, train))
-        self.tokens, self.seed = text.tokens, seed
-        self.d_model = int(self.model.encoder.config.hidden_size)  # type: ignore[union-attr,arg-type]
-        self._replacements: tuple[int, Replacements] | None = None
-
-    def change(self, job: AblationJob) -> Ablated:
-        """Return the change of the model for a job."""
-        replacements = self.replacements(job.block) if job.kind not in (None, "skip") else None
-        return Ablated(job, self.model.columns(job.head), replacements)
-
-    def run(self, job: AblationJob, readout: Readout) -> Tensor:
-        """Return a readout, shape (n_layers, n_items), for the layers `readout.layers(job.block)`."""
-        return self.text.read(self.change(job), readout)
-
-    def states(self, job: AblationJob, layers: Sequence[int]) -> dict[int, Tensor]:
-        """Return the hidden states of layers from the changed block's on, shape (n_tokens, d_model), float32."""
-        return self.text.states(self.change(job), layers)
-
-    def replacements(self, block: int) -> Replacements:
-        """Return the possible replacements of the outputs of a block's heads; caches those of one block."""
-        if self._replacements is None or self._replacements[0] != block:
-            self._replacements = block, self._find_replacements(block)
-        return self._replacements[1]
-
-    def _find_replacements(self, block: int) -> Replacements:
-        is_causal, width = self.model.heads.is_causal, self.model.width
-        n_tokens, n_sentences = self.tokens.n_tokens, self.tokens.n_sentences
-        uniform = torch.zeros(n_tokens if is_causal else n_sentences, width, device=self.device)
-        bank = torch.zeros(self.train.text.tokens.n_tokens, width, device=self.device)
-
-        def note_uniform(model: LaterBlocks, batch: Padded, beside: Any, states: Tensor) -> None:
-            _, values = model.outputs_of_heads(batch.inputs, block, states, beside)
-            outputs = uniform_outputs(values, batch.mask, is_causal)
-            if is_causal:
-                uniform[batch.rows[batch.mask]] = outputs[batch.mask]
-            else:
-                uniform[batch.sentences] = outputs[:, 0]
-
-        def note_outputs(model: LaterBlocks, batch: Padded, beside: Any, states: Tensor) -> None:
-            outputs, _ = model.outputs_of_heads(batch.inputs, block, states, beside)
-            bank[batch.rows[batch.mask]] = outputs[batch.mask]
-
-        self.text.over(block - 1, note_uniform)
-        self.train.over(block - 1, note_outputs)
-        mean = to_float64(bank).mean(0).to(bank)
-        return Replacements(uniform, is_causal, mean, bank, self._drawn)
-
-    @cached_property
-    def _drawn(self) -> Tensor:
-        """Training token whose outputs replace the outputs of each token of the text, the same in all blocks."""
-        others = self.train.text.tokens.sentences
-        drawn = draw_others(self.tokens.sentences, others, self.text.text is self.train.text, self.seed)
-        return torch.from_numpy(drawn).to(self.device)
-
 
 # Probes are trained as by `fit`, with two differences. Training stops when accuracy no longer changes, because no
 # neurons are ranked by these probes. The penalty is fixed, near the values that `fit` chooses, because choosing it
@@ -416,7 +161,7 @@ class ProbedTask:
         class_tensors = {} if sides.classes.dtype.kind == "O" else {"classes": torch.from_numpy(sides.classes)}
         return {"weight": torch.stack([fit.weight for fit in fits]), **class_tensors}
 
-    def probes(self, stores: Sequence[ActivationStore], store: PassStore | None) -> tuple[dict[int, Tensor], Labels]:
+    def probes(self, stores: Sequence[ActivationStore], store: WorkStore | None) -> tuple[dict[int, Tensor], Labels]:
         """Return the weight of each layer's probe (of another run, stored, or trained now), and the classes.
 
         `store` may be None for probes of another run.
@@ -493,12 +238,12 @@ class Labelled:
     The task defines an example's vector; None if it is the hidden state of its token.
     """
 
-    passes: Passes
+    passes: Forward
     labels: NDArray[np.int32]
     task: TokenTask | None = None
 
-    def examples(self, job: AblationJob, layers: Sequence[int]) -> Examples:
-        """Return the examples with their hidden states under an ablation."""
+    def examples(self, job: Any, layers: Sequence[int]) -> Examples:
+        """Return the examples with their hidden states under a job's change."""
         store, task = LayersInMemory(self.passes.tokens, self.passes.states(job, layers)), self.task
         if isinstance(task, SentenceTask):
             # Each sentence has one label at most; the others are -1.
@@ -509,9 +254,9 @@ class Labelled:
 
 
 def retrained(
-    train: Labelled, test: Labelled, classes: Labels, job: AblationJob, training: Training, layers: Sequence[int]
+    train: Labelled, test: Labelled, classes: Labels, job: Any, training: Training, layers: Sequence[int]
 ) -> Tensor:
-    """Train a probe of each layer under an ablation; return correct test predictions, (n_layers, n_sentences)."""
+    """Train a probe of each layer under a job's change; return correct test predictions, (n_layers, n_sentences)."""
     right = []
     for some in _in_memory(train, test, layers):
         sides = [part.examples(job, some) for part in (train, test)]
@@ -527,20 +272,3 @@ def _in_memory(train: Labelled, test: Labelled, layers: Sequence[int]) -> Iterat
     n_tokens = sum(part.passes.tokens.n_tokens for part in (train, test))
     n = max(1, MEMORY // (4 * n_tokens * test.passes.d_model))
     yield from (layers[first : first + n] for first in range(0, len(layers), n))
-
-
-def chosen_units(
-    jobs: Sequence[AblationJob], effects: Mapping[AblationJob, float], n: int, seed: int
-) -> list[AblationJob]:
-    """Return the n heads that cost most in the last layer and n random others, likewise layers, for one kind."""
-    generator = np.random.default_rng(seed)
-    selected: list[AblationJob] = []
-    for is_layer in (False, True):
-        candidates = [job for job in jobs if job.kind is not None and (job.head is None) is is_layer]
-        kinds: list[Kind | None] = list(dict.fromkeys(job.kind for job in candidates))
-        candidates = [job for job in candidates if job.kind == kinds[0]]
-        strongest = sorted(candidates, key=lambda job: effects[job])[:n]
-        others = [job for job in candidates if job not in strongest]
-        drawn = generator.permutation(len(others))[:n]
-        selected += strongest + [others[i] for i in sorted(drawn.tolist())]
-    return selected

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from probing.activations import ActivationStore
 from probing.activations.extraction import forward_trainer
 from probing.activations.source import ActivationSource
 from probing.downstream.wic import target_check
-from probing.interventions import MLM, POSITION, PROBED, STS, TASK, TUNED, WIC, WORDS, ReadoutUnit, measure_of
+from probing.interventions import MLM, POSITION, PROBED, STS, TASK, TUNED, WIC, WORDS
 from probing.interventions.forward import LaterBlocks, Readers, Readout, ReadText
 from probing.interventions.model_output import MaskedWordLoss, masked_lm_of
 from probing.interventions.pair_cosines import (
@@ -34,14 +33,12 @@ from probing.interventions.pair_cosines import (
     senses_readout,
     similarity_readout,
 )
-from probing.interventions.probed_task import AblationJob, Frozen, ProbedTask
+from probing.interventions.probed_task import Frozen, ProbedTask
 from probing.models import load_encoder, load_tokenizer
 from probing.models.examination import n_token_types
 from probing.models.loading import load_tuned
 from probing.results import layers_named
 from probing.runtime.progress import stage
-from probing.statistics import ENDS, difference_interval, difference_p_value, mean_interval, mean_p_value
-from probing.statistics.chance import holm, percentile_of, rank_p
 from probing.text import Corpus, Split
 from probing.text.tasks import TokenTask, load_task
 from probing.text.tokens import Tokens
@@ -266,183 +263,3 @@ class InterventionSetup:
 def _all(checks: Sequence[Callable[[Tokens], None]], tokens: Tokens) -> None:
     for check in checks:
         check(tokens)
-
-
-Rows = list[dict[str, Any]]
-
-# Rounding gives smaller sums of differences.
-_ROUNDING = 1e-9
-
-# A gain of more than this many standard errors, one-sided 5%, is clear.
-CLEAR = 1.645
-
-Counts = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class PassScores:
-    """The result of one pass in one layer.
-
-    Args:
-        right: Sum of the measure over the examples of each item, such as a sentence, shape (n_items,): for a share, the
-            number of correct examples.
-        intact: The same for the intact model.
-        n: Number of examples of each item, shape (n_items,).
-    """
-
-    job: AblationJob
-    readout: str
-    layer: int
-    right: Counts
-    intact: Counts
-    n: NDArray[np.int64]
-
-    @property
-    def group(self) -> tuple[str, bool, str]:
-        """Key of tests that are corrected together: readout, layers or heads, kind of replacement."""
-        return self.readout, self.job.head is None, str(self.job.kind)
-
-    @property
-    def measure(self) -> ReadoutUnit:
-        """Name and unit of the measure."""
-        return measure_of(self.readout)
-
-    def effect(self, items: NDArray[np.bool_] | slice = slice(None)) -> float:
-        """Return the measure minus the intact model's, over some items."""
-        return float((self.right - self.intact)[items].sum() / self.n[items].sum())
-
-    def gain(self, items: NDArray[np.bool_] | slice = slice(None)) -> float:
-        """Return the effect over some items, positive for an improvement."""
-        return self.measure.sign * self.effect(items)
-
-    def tested(self, items: NDArray[np.bool_] | slice = slice(None)) -> dict[str, Any]:
-        """Return the effect over some items with its 95% confidence interval and its p-value, paired by item."""
-        return tested(self.right[items], self.intact[items], self.n[items], self.measure.is_share)
-
-
-def tested(right: Counts, intact: Counts, n: NDArray[np.int64], is_share: bool) -> dict[str, Any]:
-    """Return a difference with its 95% confidence interval and its p-value, paired by item, from sums over items."""
-    difference = right - intact
-    interval, p_value = (difference_interval, difference_p_value) if is_share else (mean_interval, mean_p_value)
-    low, high = interval(difference, n)
-    return {
-        "effect": float(difference.sum() / n.sum()), "low": low, "high": high, "p_value": p_value(difference, n),
-        "n": int((n > 0).sum()),
-    }  # fmt: skip
-
-
-def effect_rows(pass_scores: Sequence[PassScores]) -> Rows:
-    """Return the rows of `ablated.csv`.
-
-    `effect` is the measure, such as accuracy, minus the intact model's, paired by item. `percentile` is the percentage
-    of the other heads that cost less when ablated, measured in the same layer and by the same kind of replacement.
-    p-values are two-sided and corrected (Holm) for the number of heads, or layers, and of read layers, for each kind
-    and readout.
-    """
-    rows: Rows = []
-    for scores in pass_scores:
-        total = scores.n.sum()
-        rows.append({
-            "unit": scores.job.unit, "kind": scores.job.kind, "readout": scores.readout, "layer": scores.layer,
-            "intact": float(scores.intact.sum() / total), "value": float(scores.right.sum() / total), **scores.tested(),
-        })  # fmt: skip
-    for members in _grouped(pass_scores):
-        corrected = holm([rows[i]["p_value"] for i in members])
-        for i, p_value in zip(members, corrected, strict=True):
-            rows[i]["p_value"] = float(p_value)
-            rows[i]["percentile"] = _percentile(pass_scores, rows, i, members)
-    return rows
-
-
-def _grouped(pass_scores: Sequence[PassScores]) -> Iterator[list[int]]:
-    groups: dict[Any, list[int]] = {}
-    for i, scores in enumerate(pass_scores):
-        groups.setdefault(scores.group, []).append(i)
-    yield from groups.values()
-
-
-def _percentile(pass_scores: Sequence[PassScores], rows: Rows, i: int, members: Sequence[int]) -> float:
-    """Return the percentage of the other heads that cost less; NaN for layers and without other heads."""
-    others = [rows[j]["effect"] for j in members if j != i and pass_scores[j].layer == pass_scores[i].layer]
-    if pass_scores[i].job.head is None:
-        return float("nan")
-    harm = -pass_scores[i].measure.sign
-    return percentile_of(harm * rows[i]["effect"], harm * np.array(others))
-
-
-def better_without_rows(pass_scores: Sequence[PassScores], seed: int) -> Rows:
-    """Return the rows of `better_without.csv`: the unit whose ablation helps most on one half, tested on the other.
-
-    There is a row for heads and for layers, for each kind, readout and read layer. p-values are two-sided and corrected
-    for the number of rows (Holm).
-    """
-    groups: dict[Any, list[PassScores]] = {}
-    for scores in pass_scores:
-        groups.setdefault((*scores.group, scores.layer), []).append(scores)
-    rows: Rows = []
-    for (readout, is_layer, kind, layer), members in groups.items():
-        order = np.random.default_rng(seed).permutation(len(members[0].n))
-        chosen_on = order < len(order) // 2
-        if not all(members[0].n[half].sum() for half in (chosen_on, ~chosen_on)):
-            continue
-        best = max(members, key=lambda scores: scores.gain(chosen_on))
-        rows.append({
-            "units": "layers" if is_layer else "heads", "kind": kind, "readout": readout, "layer": layer,
-            "unit": best.job.unit, "effect_chosen_on": best.effect(chosen_on), **best.tested(~chosen_on),
-        })  # fmt: skip
-    for row, p_value in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
-        row["p_value"] = float(p_value)
-    return rows
-
-
-# Number of draws of the signs of differences.
-N_SIGNS = 2000
-
-
-def raising_rows(pass_scores: Sequence[PassScores], seed: int) -> Rows:
-    """Return the rows of `raising.csv`: the number of units whose ablation raises a measure, and the chance level.
-
-    There is a row for heads and for layers, for each kind and readout, in the highest layer that is read. Null
-    hypothesis: if units change items only by chance, the sign of an item's differences is arbitrary. All units of an
-    item get the same sign, which preserves correlations between units. The count is of clear gains: a sum of
-    differences of more than `CLEAR` times the root of the sum of their squares, which signs do not change. `p_value` is
-    one-sided, by rank, and corrected for the rows of a readout (Holm).
-    """
-    last: dict[str, int] = {}
-    for scores in pass_scores:
-        last[scores.readout] = max(scores.layer, last.get(scores.readout, 0))
-    groups: dict[Any, list[PassScores]] = {}
-    for scores in pass_scores:
-        if scores.layer == last[scores.readout]:
-            groups.setdefault(scores.group, []).append(scores)
-    rows: Rows = []
-    for (readout, is_layer, kind), members in groups.items():
-        gains = np.stack([scores.measure.sign * (scores.right - scores.intact) for scores in members])
-        signs = np.random.default_rng(seed).choice((-1.0, 1.0), size=(N_SIGNS, gains.shape[1]))
-        least = CLEAR * np.sqrt((gains**2).sum(1)) + _ROUNDING
-        drawn = (signs @ gains.T > least).sum(1)
-        clear, better = (int((gains.sum(1) > limit).sum()) for limit in (least, _ROUNDING))
-        low, high = np.quantile(drawn, ENDS, method="inverted_cdf")
-        rows.append({
-            "units": "layers" if is_layer else "heads", "kind": kind, "readout": readout, "layer": last[readout],
-            "n_units": len(members), "n_better": better, "n_clear": clear,
-            "n_chance_low": int(low), "n_chance_high": int(high), "p_value": rank_p(clear, drawn.astype(np.float64)),
-        })  # fmt: skip
-    for readout in last:
-        readout_rows = [row for row in rows if row["readout"] == readout]
-        for row, p_value in zip(readout_rows, holm([row["p_value"] for row in readout_rows]), strict=True):
-            row["p_value"] = float(p_value)
-    return rows
-
-
-def pass_scores_of(
-    results: Mapping[AblationJob, NDArray[Any]], layers: Mapping[int, Sequence[int]], n: NDArray[np.int64], readout: str
-) -> list[PassScores]:
-    """Return the results of the passes, a member for each read layer, from sums of shape (n_layers, n_items)."""
-    intact = {job.block: job_sums for job, job_sums in results.items() if job.kind is None}
-    return [
-        PassScores(job, readout, layer, job_sums[i].astype(np.float64), intact[job.block][i].astype(np.float64), n)
-        for job, job_sums in results.items()
-        if job.kind is not None
-        for i, layer in enumerate(layers[job.block])
-    ]

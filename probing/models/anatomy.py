@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,16 @@ from probing.models.examination import (
     LENGTH,
     PADDING,
     EncoderOutput,
+    ModuleCall,
     Unreadable,
+    calls_of,
     examination_inputs,
+    hooks,
     in_float32,
+    inputs_of,
     lengths_are_neutral,
     padding_is_neutral,
     run,
-    vectors_in,
     vectors_of_tokens,
     vectors_received,
     with_max_length_hint,
@@ -72,6 +75,7 @@ def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model", 
             the sentences read before.
     """
     import torch
+    from torch import nn
 
     with torch.inference_mode():
         inputs = examination_inputs(encoder, pad_token_id)
@@ -79,10 +83,11 @@ def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model", 
         in_full = encoder if is_float32 else in_float32(encoder)
         exact = encoder if in_full is None else in_full
         copy = with_the_same_weights(exact)
-        received, handles = _record_calls(copy)
-        embedded, more_handles = _record_embeddings(copy)
+        lists = [modules for modules in copy.modules() if isinstance(modules, nn.ModuleList)]  # outermost first
+        tables = [module for module in copy.modules() if isinstance(module, nn.Embedding)]
         try:
-            output = run(copy, inputs, output_hidden_states=True)
+            with inputs_of(module for modules in lists for module in modules) as calls, calls_of(tables) as embedded:
+                output = run(copy, inputs, output_hidden_states=True)
         except Unreadable as error:
             raise UserError(f"`--model {name}` ({encoder.config.model_type}) {error}; choose a text model.") from None  # type: ignore[union-attr]
         except Exception as error:  # for example a model that needs images, or returns no hidden states
@@ -90,22 +95,20 @@ def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model", 
                 f"`--model {name}` ({encoder.config.model_type}) does not run on `input_ids` and `attention_mask` "  # type: ignore[union-attr]
                 f"({type(error).__name__}: {error}); choose a text model."
             ) from None
-        finally:
-            for handle in handles + more_handles:
-                handle.remove()
         if not is_float32:
             _check_dtype(encoder, inputs, name)
         states = _states_of(output, inputs["input_ids"].shape, encoder.config, name)
         last = torch.equal(output.last, states[-1])
-        matching = (calls for calls in received if last and _receives(calls, states))
-        blocks = next((tuple(module for module, _ in calls) for calls in matching), None)
+        received = ([call for call in calls if call.module in members] for members in map(set, lists))
+        matching = (of_list for of_list in received if last and _receives(of_list, states))
+        blocks = next((tuple(call.module for call in of_list) for of_list in matching), None)
         if blocks is None and not _enter_blocks(exact, inputs, states):
             raise UserError(
                 f"`--model {name}` ({encoder.config.model_type}): the hidden states that it returns are not what its "  # type: ignore[union-attr]
                 "blocks receive, so that layer 0 would not be the embeddings, nor layer k what block k + 1 reads; "
                 "choose another model."
             )
-        position_table = next((module for module, rows in embedded if _tells_positions(rows)), None)
+        position_table = next((call.module for call in embedded if _tells_positions(call.states_out)), None)
         # Without room for a copy in float32, rounding could hide what padding changes.
         neutral = in_full is not None and padding_is_neutral(copy, inputs, states)
         if len(lengths):
@@ -193,17 +196,8 @@ def stop_at_layer(handles: Iterable[RemovableHandle]) -> Iterator[None]:
     """Run a forward pass that a hook may end by raising `StopForward`, and remove the hooks `handles`."""
     from probing.runtime.trainer import fast_linear_maps
 
-    try:
-        with fast_linear_maps():
-            yield
-    except StopForward:
-        pass
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-_BlockInput = tuple["nn.Module", Any]
+    with hooks(handles), suppress(StopForward), fast_linear_maps():
+        yield
 
 
 @contextmanager
@@ -220,39 +214,10 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
             module.forward = before
 
 
-def _record_calls(encoder: nn.Module) -> tuple[list[list[_BlockInput]], list[Any]]:
-    """Record the inputs of the members of every list of modules; return the calls of each list, outermost first."""
-    from torch import nn
-
-    received: list[list[_BlockInput]] = []
-    handles = []
-    for modules in encoder.modules():
-        if isinstance(modules, nn.ModuleList):
-            calls: list[_BlockInput] = []
-
-            def note(module: nn.Module, args: Any, kwargs: Any, calls: list[_BlockInput] = calls) -> None:
-                calls.append((module, vectors_received(args, kwargs)))
-
-            handles += [module.register_forward_pre_hook(note, with_kwargs=True) for module in modules]
-            received.append(calls)
-    return received, handles
-
-
-def _record_embeddings(encoder: nn.Module) -> tuple[list[tuple[nn.Module, Tensor]], list[Any]]:
-    from torch import nn
-
-    embedded: list[tuple[nn.Module, Tensor]] = []
-    embeddings = [module for module in encoder.modules() if isinstance(module, nn.Embedding)]
-
-    def note(module: nn.Module, args: Any, output: Any) -> None:
-        if (rows := vectors_in(output)) is not None:
-            embedded.append((module, rows))
-
-    return embedded, [module.register_forward_hook(note) for module in embeddings]
-
-
-def _tells_positions(rows: Tensor) -> bool:
+def _tells_positions(rows: Tensor | None) -> bool:
     """Return whether rows for two sequences of different tokens are equal in both but differ between positions."""
+    if rows is None:
+        return False
     is_padded = rows.dim() == 3 and len(rows) == 2 and rows.shape[1] > LENGTH  # by the model itself, as in Longformer
     if not is_padded and rows.shape[:-1] not in ((LENGTH,), (1, LENGTH), (2, LENGTH)):
         return False
@@ -260,14 +225,14 @@ def _tells_positions(rows: Tensor) -> bool:
     return bool((first == last).all() and (first[0] != first[1]).any())
 
 
-def _receives(calls: Sequence[_BlockInput], states: Sequence[Tensor]) -> bool:
+def _receives(calls: Sequence[ModuleCall], states: Sequence[Tensor]) -> bool:
     """Return whether the inputs of a list of modules are, call by call, all hidden states but the last."""
     import torch
 
     return len(calls) == len(states) - 1 and all(
         value is not None and value.shape == state.shape and torch.equal(value, state)
         for value, state in zip(
-            (vectors_of_tokens(block_input, states[0].shape[1]) for _, block_input in calls), states, strict=False
+            (vectors_of_tokens(call.states_in, states[0].shape[1]) for call in calls), states, strict=False
         )
     )
 
@@ -297,11 +262,8 @@ def _enter_blocks(encoder: nn.Module, inputs: Mapping[str, Tensor], states: Sequ
                     numbers_seen.add(k)
 
             handles += [module.register_forward_pre_hook(note, with_kwargs=True) for module in member.modules()]
-    try:
+    with hooks(handles):
         run(copy, inputs, output_hidden_states=True)
-    finally:
-        for handle in handles:
-            handle.remove()
     return any(len(block_numbers) == n_blocks for block_numbers in entered)
 
 
@@ -358,3 +320,27 @@ def not_cut(config: Any, layer: int, name: str) -> UserError:
         f"`--tuning.layer {layer}`: the lower blocks of {name} ({config.model_type}) do not do alone what they do in "
         "the whole model; put the head on the last layer (-1), or choose another model."
     )
+
+
+def word_table(encoder: nn.Module) -> nn.Module:
+    """Return the table of the tokens' vectors: as the encoder names it, or else the table that receives token ids."""
+    import torch
+
+    # Some encoders are plain modules (FSMT's), and some models name no table.
+    with suppress(AttributeError, NotImplementedError):
+        named: nn.Module = encoder.get_input_embeddings()  # type: ignore[operator]
+        return named
+    inputs = examination_inputs(encoder, 0)
+    tables_read: list[nn.Module] = []
+    tables = [module for module in encoder.modules() if getattr(getattr(module, "weight", None), "ndim", 0) == 2]
+
+    def note(module: nn.Module, args: Any) -> None:
+        if args and isinstance(args[0], torch.Tensor) and torch.equal(args[0], inputs["input_ids"]):
+            tables_read.append(module)
+
+    with torch.inference_mode(), hooks([table.register_forward_pre_hook(note) for table in tables]):
+        encoder(**inputs)
+    if not tables_read:
+        kind = encoder.config.model_type  # type: ignore[union-attr]
+        raise UserError(f"{kind} models look up no vector of a token; choose a text model.")
+    return tables_read[0]

@@ -6,13 +6,13 @@ import hashlib
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from inspect import signature
 from itertools import count, islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from probing.errors import UserError, as_clause
 from probing.runtime import memory_bytes
@@ -20,6 +20,7 @@ from probing.runtime import memory_bytes
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+    from torch.utils.hooks import RemovableHandle
 
 # --------------------------------------------------------------------------------------------------------------------
 # The length of the longest sequence that a model accepts, also where its configuration does not say it.
@@ -178,6 +179,48 @@ def vectors_received(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor
     return vectors_in((*args, *kwargs.values()))
 
 
+@contextmanager
+def hooks(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks of modules on leaving."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class ModuleCall(NamedTuple):
+    """One call of a module, with the vectors that it received and returned; None without any."""
+
+    module: Any
+    states_in: Any
+    states_out: Any
+
+
+@contextmanager
+def inputs_of(modules: Iterable[nn.Module]) -> Iterator[list[ModuleCall]]:
+    """Yield a list that gets each call of these modules, when it begins."""
+    calls: list[ModuleCall] = []
+
+    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+        calls.append(ModuleCall(module, vectors_received(args, kwargs), None))
+
+    with hooks([module.register_forward_pre_hook(note, with_kwargs=True) for module in dict.fromkeys(modules)]):
+        yield calls
+
+
+@contextmanager
+def calls_of(modules: Iterable[nn.Module]) -> Iterator[list[ModuleCall]]:
+    """Yield a list that gets each call of these modules, when it ends."""
+    calls: list[ModuleCall] = []
+
+    def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        calls.append(ModuleCall(module, vectors_received(args, kwargs), vectors_in(output)))
+
+    with hooks([module.register_forward_hook(note, with_kwargs=True) for module in dict.fromkeys(modules)]):
+        yield calls
+
+
 def with_vectors(args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Tensor) -> tuple[Any, dict[str, Any]]:
     """Return the arguments of a call with its vectors replaced."""
     for i, argument in enumerate(args):
@@ -241,16 +284,18 @@ _NAMES_A_LIMIT = re.compile("position|window|block|chunk|context|length|local")
 _MOST_LIMITS = 4
 
 
-def examination_inputs(encoder: nn.Module, pad_token_id: int) -> dict[str, Tensor]:
+def examination_inputs(
+    encoder: nn.Module, pad_token_id: int, length: int = LENGTH, padding: int = PADDING
+) -> dict[str, Tensor]:
     """Return two sequences of ordinary tokens, of which the second is padded."""
     import torch
 
     config: Any = encoder.config
     device = next(encoder.parameters()).device
     # Most families give special tokens the lowest ids; any other id will do.
-    input_ids = (pad_token_id + 5 + torch.arange(2 * LENGTH, device=device).view(2, LENGTH)) % config.vocab_size
+    input_ids = (pad_token_id + 5 + torch.arange(2 * length, device=device).view(2, length)) % config.vocab_size
     attention_mask = torch.ones_like(input_ids)
-    input_ids[1, -PADDING:], attention_mask[1, -PADDING:] = pad_token_id, 0
+    input_ids[1, -padding:], attention_mask[1, -padding:] = pad_token_id, 0
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
@@ -476,12 +521,9 @@ def _records(model: nn.Module, inputs: Sequence[Mapping[str, Tensor]]) -> list[_
         )
         for name, module in model.named_modules()
     ]
-    try:
+    with hooks(handles):
         for batch in inputs:
             model(**batch, output_hidden_states=True)
-    finally:
-        for handle in handles:
-            handle.remove()
     return records
 
 

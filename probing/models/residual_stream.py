@@ -10,18 +10,25 @@ path begins at the first block's input.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import combinations, pairwise, product
+from itertools import combinations, pairwise, product, takewhile
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from probing.errors import UserError
-from probing.models.anatomy import Anatomy
-from probing.models.examination import examination_inputs, run, vectors_in, vectors_of_tokens, vectors_received
+from probing.models.anatomy import Anatomy, word_table
+from probing.models.examination import (
+    ModuleCall,
+    calls_of,
+    examination_inputs,
+    hooks,
+    run,
+    vectors_of_tokens,
+    vectors_received,
+)
 
 # --------------------------------------------------------------------------------------------------------------------
 # The norms of a model, h = gain (x - m) / sigma + bias (m = 0 in an RMS norm), and the parts of post-LN blocks.
@@ -120,15 +127,6 @@ class NotPostNorm(Exception):
     """The model has blocks that are not post-LN; the message describes the difference."""
 
 
-@dataclass(frozen=True)
-class _NormCall:
-    """Input and output of one call of a module, for both sequences, shape (2, length, width)."""
-
-    module: Any
-    states_in: Tensor
-    states_out: Tensor
-
-
 @torch.inference_mode()
 def find_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> list[PostNormBlock]:
     """Return the parts of each block of an encoder in evaluation mode and float32; `NotPostNorm` if it is not post-LN.
@@ -161,42 +159,23 @@ def run_with_attention(encoder: nn.Module, **inputs: Tensor) -> tuple[Sequence[T
     return states, attentions
 
 
-def _run(encoder: nn.Module, pad_token_id: int) -> tuple[Sequence[Tensor], Sequence[Tensor], list[_NormCall]]:
+def _run(encoder: nn.Module, pad_token_id: int) -> tuple[Sequence[Tensor], Sequence[Tensor], list[ModuleCall]]:
     """Run the encoder on two sequences, one padded; return hidden states, attention, and module calls in order."""
-    config: Any = encoder.config
-    device = next(encoder.parameters()).device
-    input_ids = (pad_token_id + 5 + torch.arange(2 * _LENGTH, device=device).view(2, _LENGTH)) % config.vocab_size
-    mask = torch.ones_like(input_ids)
-    input_ids[1, -_PADDING:], mask[1, -_PADDING:] = pad_token_id, 0
-    calls: list[_NormCall] = []
-    handles = [
-        module.register_forward_hook(_noting(calls), with_kwargs=True)
-        for module in encoder.modules()
-        if isinstance(module, nn.LayerNorm | nn.Linear)
-    ]
+    modules = [module for module in encoder.modules() if isinstance(module, nn.LayerNorm | nn.Linear)]
     try:
         if hasattr(encoder, "set_attn_implementation"):
             encoder.set_attn_implementation("eager")  # type: ignore[operator]
-        return *run_with_attention(encoder, input_ids=input_ids, attention_mask=mask), calls
+        with calls_of(modules) as calls:
+            outputs = run_with_attention(encoder, **examination_inputs(encoder, pad_token_id, _LENGTH, _PADDING))
     except NotPostNorm:
         raise
     except Exception as error:  # the errors of families without attention matrices vary
         raise NotPostNorm(f"the model returns no attention matrices ({type(error).__name__})") from None
-    finally:
-        for handle in handles:
-            handle.remove()
+    known = [call for call in calls if call.states_in is not None and call.states_out is not None]
+    return *outputs, [call for call in known if call.states_in.dim() == 3]
 
 
-def _noting(calls: list[_NormCall]) -> Callable[..., None]:
-    def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        states_in, states_out = vectors_received(args, kwargs), vectors_in(output)
-        if states_in is not None and states_out is not None and states_in.dim() == 3:
-            calls.append(_NormCall(module, states_in, states_out))
-
-    return note
-
-
-def _block_of_norms(calls: Sequence[_NormCall], entered: Tensor, attention: Tensor, layer: int) -> PostNormBlock:
+def _block_of_norms(calls: Sequence[ModuleCall], entered: Tensor, attention: Tensor, layer: int) -> PostNormBlock:
     """Return the parts of a block among the calls of its modules; the last call is LN2."""
     norms = [i for i, call in enumerate(calls) if isinstance(call.module, nn.LayerNorm)]
     if len(norms) < 2:
@@ -233,7 +212,7 @@ def _block_of_norms(calls: Sequence[_NormCall], entered: Tensor, attention: Tens
     raise NotPostNorm(f"in block {layer} the feed-forward part is not two matrices around an activation function")
 
 
-def _adding(calls: Sequence[_NormCall], added: Tensor, layer: int, what: str) -> _NormCall:
+def _adding(calls: Sequence[ModuleCall], added: Tensor, layer: int, what: str) -> ModuleCall:
     """Return the projection whose output is the contribution of a block's part to the residual stream."""
     for call in reversed(calls):
         if isinstance(call.module, nn.Linear) and _close_norms(call.states_out, added):
@@ -280,35 +259,6 @@ def _close_norms(a: Tensor, b: Tensor) -> bool:
     unpadded = torch.ones(a.shape[:2], dtype=torch.bool, device=a.device)
     unpadded[1, -_PADDING:] = False
     return bool((a[unpadded] - b[unpadded]).abs().max() <= _NORM_ROUNDING * b[unpadded].square().mean().sqrt())
-
-
-def word_table(encoder: nn.Module) -> nn.Module:
-    """Return the table of the tokens' vectors: as the encoder names it, or else the table that receives token ids."""
-    import torch
-
-    # Some encoders are plain modules (FSMT's), and some models name no table.
-    with suppress(AttributeError, NotImplementedError):
-        named: nn.Module = encoder.get_input_embeddings()  # type: ignore[operator]
-        return named
-    inputs = examination_inputs(encoder, 0)
-    tables_read: list[nn.Module] = []
-    tables = [module for module in encoder.modules() if getattr(getattr(module, "weight", None), "ndim", 0) == 2]
-
-    def note(module: nn.Module, args: Any) -> None:
-        if args and isinstance(args[0], torch.Tensor) and torch.equal(args[0], inputs["input_ids"]):
-            tables_read.append(module)
-
-    handles = [table.register_forward_pre_hook(note) for table in tables]
-    try:
-        with torch.inference_mode():
-            encoder(**inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    if not tables_read:
-        kind = encoder.config.model_type  # type: ignore[union-attr]
-        raise UserError(f"{kind} models look up no vector of a token; choose a text model.")
-    return tables_read[0]
 
 
 Side = Literal["given", "made"]
@@ -429,11 +379,8 @@ def watching(encoder: nn.Module, anatomy: Anatomy, modules: Sequence[nn.Module],
     handles += [watched.register_forward_pre_hook(enter) for watched in blocks]
     handles += [watched.register_forward_hook(note, with_kwargs=True) for watched in dict.fromkeys(modules)]
     handles += [watched.register_forward_hook(leave) for watched in blocks]  # after the block itself was noted
-    try:
+    with hooks(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _blocks(anatomy: Anatomy) -> tuple[nn.Module, ...]:
@@ -507,7 +454,7 @@ def find_path(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> li
 def _embeddings(encoder: nn.Module, anatomy: Anatomy, seen: _Examined) -> list[StreamSite]:
     """Return the terms of the embeddings, their sum, and their norm where there is one."""
     first, shape = seen.states[0], seen.states[0].shape
-    before = [call for call in seen.calls[: _index_of_first_block(seen)] if call.states_out.shape == shape]
+    before = [call for call in takewhile(lambda call: not call.tap.block, seen.calls) if call.states_out.shape == shape]
     terms = [call for call in before if isinstance(call.tap.module, nn.Embedding)]
     begin = Tap(1, _blocks(anatomy)[0], 0, "given")
     names = {word_table(encoder): "word", anatomy.position_table: "position"}
@@ -522,10 +469,6 @@ def _embeddings(encoder: nn.Module, anatomy: Anatomy, seen: _Examined) -> list[S
         if terms and is_normed and call.states_in is not None and _close(total, call.states_in):
             return [*named, StreamSite(0, "sum", replace(call.tap, side="given")), StreamSite(0, "norm", begin)]
     return [StreamSite(0, "embeddings", begin)]
-
-
-def _index_of_first_block(seen: _Examined) -> int:
-    return next(i for i, call in enumerate(seen.calls) if call.tap.block)
 
 
 def _block(seen: _Examined, layer: int) -> list[StreamSite]:

@@ -45,7 +45,10 @@ from probing.models import CONFIG, DTYPES, PREFIX, Layout, SiteName
 from probing.models.anatomy import Anatomy, StopForward, hidden_states, stop_at_layer
 from probing.models.examination import (
     LENGTH,
+    ModuleCall,
+    calls_of,
     examination_inputs,
+    hooks,
     run,
     vectors_in,
     vectors_of_tokens,
@@ -59,18 +62,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-@dataclass(frozen=True)
-class LinearCall:
-    """One call of a linear map, with its input and its output, whose tokens may be in one row (OPT)."""
-
-    module: nn.Module
-    states_in: Tensor
-    states_out: Tensor
-
-
 @dataclass
 class BlockCall:
     """One call of a block: its number from 1, its input and output, and the calls of linear maps in it, in order.
+
+    The tokens of a linear map's input and output may be in one row (OPT).
 
     `attended` is the number of calls before its first softmax or fused attention; None without any.
     """
@@ -79,7 +75,7 @@ class BlockCall:
     module: nn.Module
     states_in: Tensor
     states_out: Tensor | None = None
-    calls: list[LinearCall] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
     attended: int | None = None
 
     @property
@@ -93,7 +89,7 @@ class BlockCall:
             return None
         return values.view(*self.rows, -1)
 
-    def writes_to_the_residual_stream(self, call: LinearCall) -> bool:
+    def writes_to_the_residual_stream(self, call: ModuleCall) -> bool:
         """Return whether the map's input changes, for each token, the block's output for this token and no other."""
         if (
             self.states_out is None
@@ -138,7 +134,7 @@ def run_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> list[
         if inside and _is_linear(module, states_in, states_out):
             if not states_out.requires_grad:
                 states_out.requires_grad_()
-            inside[0].calls.append(LinearCall(module, states_in, states_out))
+            inside[0].calls.append(ModuleCall(module, states_in, states_out))
 
     assert anatomy.blocks is not None
     handles = []
@@ -147,12 +143,8 @@ def run_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> list[
         handles.append(block.register_forward_hook(leave, with_kwargs=True))
     matrices = [module for module in encoder.modules() if _weight_of(module) is not None]
     handles += [module.register_forward_hook(note, with_kwargs=True) for module in matrices]
-    try:
-        with SoftmaxWatch(attend):
-            encoder(**examination_inputs(encoder, pad_token_id))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooks(handles), SoftmaxWatch(attend):
+        encoder(**examination_inputs(encoder, pad_token_id))
     return blocks
 
 
@@ -309,7 +301,7 @@ def _seen_projections(encoder: nn.Module, anatomy: Anatomy, n_heads: int | None,
     return [encoder.get_submodule(name) for name in heads.projections or () if heads.n_heads == n_heads]
 
 
-def _attention(block: BlockCall, n_heads: int | None, seen: Sequence[nn.Module]) -> LinearCall:
+def _attention(block: BlockCall, n_heads: int | None, seen: Sequence[nn.Module]) -> ModuleCall:
     """Return the call of a block's attention output projection, else raise `_MissingSite`.
 
     `seen` has the map of each block that is known to read heads, where gradients do not show it: a norm over the
@@ -330,7 +322,7 @@ def _attention(block: BlockCall, n_heads: int | None, seen: Sequence[nn.Module])
     return call
 
 
-def _mlp(block: BlockCall) -> LinearCall:
+def _mlp(block: BlockCall) -> ModuleCall:
     """Return the call of the second matrix of a block's MLP; raise `_MissingSite` if there is none or more than one."""
     if any(_is_stack(module) for module in block.module.modules()):
         raise _MissingSite(
@@ -357,7 +349,7 @@ def _mlp(block: BlockCall) -> LinearCall:
     return writers[0]
 
 
-def _first_mixing(block: BlockCall) -> LinearCall | None:
+def _first_mixing(block: BlockCall) -> ModuleCall | None:
     """Return the first call of a linear map whose input for a token depends on other tokens of the block's input."""
     # In a causal model, only the last token can read all others. What a model pads by itself (Longformer) reads none.
     last = min(block.rows[1], LENGTH) - 1
@@ -618,17 +610,10 @@ def check_hook(encoder: nn.Module, anatomy: Anatomy, layout: Layout, pad_token_i
     path = {module: name_in_encoder for name_in_encoder, module in encoder.named_modules()}[
         anatomy.blocks[layout.layer - 1]
     ]
-    returned: list[Any] = []
-    handle = copy.get_submodule(path).register_forward_hook(
-        lambda module, args, states_out: returned.append(states_out)
-    )
     inputs = examination_inputs(copy, pad_token_id)
-    try:
-        with torch.inference_mode():
-            states = run(copy, inputs, output_hidden_states=True).states[layout.layer]
-    finally:
-        handle.remove()
-    block_states = vectors_of_tokens(returned[-1], inputs["input_ids"].shape[1])
+    with torch.inference_mode(), calls_of([copy.get_submodule(path)]) as calls:
+        states = run(copy, inputs, output_hidden_states=True).states[layout.layer]
+    block_states = vectors_of_tokens(calls[-1].states_out, inputs["input_ids"].shape[1])
     if block_states is None or block_states.shape != states.shape or not torch.equal(block_states, states):
         raise UserError(
             f"{refused}layer {layout.layer} of {name} comes after a final norm, so that it is not what that block "

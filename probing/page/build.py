@@ -23,7 +23,7 @@ from probing.page.run import (
 from probing.page.terms import ACCURACY, BASES, CLASSES, HEADS, NEURON_TERMS, NUMBERS, Glossary, shown_by_script
 from probing.results import MARK, Html, element, joined
 from probing.runs import Result, SectionPlace
-from probing.runs.checks import reading
+from probing.runs.folder import reading
 from probing.runtime import package_version
 from probing.tables import R2
 

@@ -1,46 +1,36 @@
-"""Sources of a page, its line charts as SVG, and its maps of heads."""
+"""Sources of a page, its charts with the values that a pointer shows, and its maps of heads."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
+import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
 
 from probing.errors import UserError
-from probing.heads import ExampleMaps
 from probing.results import Child, Html, Row, element, in_brackets, interval, joined, pairs, two_decimals
 from probing.runs import Result, model_name
-from probing.runs.checks import read_tensor, reading
+from probing.runs.folder import read_tensor, reading
 from probing.runs.loading import load_run
 from probing.runs.run import Run, load_fit
 from probing.runtime.files import read_text
 from probing.tables import Score, score_of
 from probing.tables.conclusions import leading
-from probing.tables.figures import BY_LAYER, Chart, Line, Panel, XAxis
+from probing.tables.figures import HEIGHT, N_LOOKS, WIDTH, Chart, Line, Panel, Part, panels_as_svg
 from probing.tables.heads import CLASSES, FIRST, LETTERS, SPECIAL, finds_relation, of_heads, of_measure
 from probing.text.tasks import label_name, task_in_words
 
-# Columns that a ranked table must have for a page to be made of it.
-NEEDED = {
-    "layer", "rank", "neuron", "contribution", "ratio", "share", "contribution_centred", "eta_squared",
-    "eta_squared_z", "mean", "sd", "flag",
-}  # fmt: skip
-
-# Columns and entries that a run's other tables must have.
-NEEDED_ACCURACY = {"layer", "accuracy", "accuracy_low", "accuracy_high", "cross_entropy", "optimality_gap"}
-
-NEEDED_R2 = {"layer", "r2", "r2_low", "r2_high", "relative_gradient"}
-
-NEEDED_RESULTS = {"versions", "cache", "classes", "n_sentences", "timings", "layers"}
+if TYPE_CHECKING:
+    from probing.heads.examples import ExampleMaps
 
 # Stands for the class where numbers are predicted.
 ALL = "all"
@@ -180,13 +170,6 @@ def _find(comparison: Path, folder: str, given: Sequence[Run]) -> Run:
 def _view_of(label: str, run: Run) -> RunView:
     with reading(run.folder):
         by_class = read_tensor(run.folder / "contributions.safetensors", "contribution").numpy()
-        for name, needed, rows in (
-            ("neurons.csv", NEEDED, run.neurons),
-            ("accuracy.csv", NEEDED_R2 if "numbers" in run.results else NEEDED_ACCURACY, run.accuracy),
-            ("results.json", NEEDED_RESULTS, [run.results]),
-        ):
-            if missing := needed - set(rows[0] if rows else {}):
-                raise ValueError(f"{name} has no {min(missing)}")
     return RunView(label, run, by_class)
 
 
@@ -276,210 +259,116 @@ def _fingerprints(cache: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Htm
     ]
 
 
-# Most intervals between the ticks of an axis of values.
-MOST_TICKS = 6
-
-
-@dataclass(frozen=True)
-class YAxis:
-    """Y axis with its lower end, its upper end and the labelled values."""
-
-    low: float
-    high: float
-    ticks: Sequence[float]
-
-    @classmethod
-    def of(cls, values: Iterable[float], from_zero: bool = False) -> YAxis:
-        """Return an axis with round ends that contains all values."""
-        finite = [value for value in values if math.isfinite(value)] or [0.0]
-        least, most = min(finite), max(finite)
-        least = min(least, 0.0) if from_zero else least
-        step = _round_step(most - least or abs(most) or 1.0)
-        first, last = math.floor(least / step), math.ceil(most / step)
-        ticks = [i * step for i in range(first, max(last, first + 1) + 1)]
-        return cls(ticks[0], ticks[-1], ticks)
-
-
-def _round_step(span: float) -> float:
-    """Return the least step of 1, 2 or 5 times a power of ten that fits at most `MOST_TICKS` times into a span."""
-    least = span / MOST_TICKS
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(times * power for times in (1, 2, 5, 10) if times * power >= least)
-
-
-SHARES = YAxis(0.0, 1.0, (0, 0.25, 0.5, 0.75, 1))
-
-WIDTH, HEIGHT = 560, 320
-
-LEFT, RIGHT, TOP, BOTTOM = 44, 10, 12, 40
-
-INSET = 14  # so that marks do not touch the axis
-
-LETTER = 7  # width of a letter below the axis
-
-BESIDE = 30  # distance between marks where all are at one layer
-
-# Marks around the origin, and dashes, by index of the line; colours are in style.css.
-_MARKS = (
-    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
-    "M-3.5-3.5h7v7h-7z",
-    "M0-4.6L4.4 3.4H-4.4z",
-    "M0-5L5 0L0 5L-5 0z",
-    "M0 4.6L4.4-3.4H-4.4z",
-    "M-4-4L4 4M-4 4L4-4",
-    "M0-5V5M-5 0H5",
-)
-
-LOOKS = len(_MARKS)
-
-_DASHES = ("", "7 4", "2 3", "8 3 2 3", "4 2", "1 4", "10 4")
-
-
-def line_chart(
-    lines: Sequence[Line], title: str, across: XAxis = BY_LAYER, up: YAxis = SHARES, labels: Sequence[str] = (),
-    reference: float | None = None,
-) -> Html:  # fmt: skip
-    """Return the chart with its legend, later lines on top: their dashes and open marks hide no line below.
-
-    `title` describes the chart for readers who do not see it; `labels` fix the looks across several charts. Values
-    beyond the y axis are drawn at its ends. A horizontal line is drawn at the value `reference`.
-    """
-    all_at = sorted({at for line in lines for at in line.at})
-    shifts = _shifts(len(lines)) if len(all_at) == 1 else [0.0] * len(lines)
-    looks = {label: look for look, label in enumerate(dict.fromkeys([*labels, *(line.label for line in lines)]))}
-    drawn = [
-        _line(line, looks[line.label], [x(at, all_at, across) + shift for at in line.at], across, up)
-        for line, shift in zip(lines, shifts, strict=True)
-    ]
-    svg = element(
-        "svg", element("title", title), *_frame(all_at, across, up), _reference(reference, up), *drawn,
-        viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", class_="chart",
-    )  # fmt: skip
-    return element("div", svg, _legend(lines, looks), class_="with-legend")
-
-
-def _reference(value: float | None, up: YAxis) -> Html | None:
-    if value is None or not up.low <= value <= up.high:
-        return None
-    at_y = _at(y(value, up))
-    return element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=at_y, y2=at_y, class_="reference")
-
-
-def x(at: int, all_at: Sequence[int], across: XAxis = BY_LAYER) -> float:
-    """Return the x coordinate of a layer or a step among all; a single layer or step is in the middle."""
-    places = dict(zip(all_at, across.places(all_at), strict=True))
-    low, high = places[all_at[0]], places[all_at[-1]]
-    share = (places[at] - low) / (high - low) if high > low else 0.5
-    return LEFT + INSET + share * (WIDTH - LEFT - RIGHT - 2 * INSET)
-
-
-def y(value: float, up: YAxis = SHARES) -> float:
-    """Return the y coordinate of a value, limited to the ends of the axis."""
-    share = (value - up.low) / (up.high - up.low)
-    return TOP + (1 - min(max(share, 0.0), 1.0)) * (HEIGHT - TOP - BOTTOM)
-
-
-def _shifts(n: int) -> list[float]:
-    """Return the offset of each of n marks at the same layer from the middle, so that they do not overlap."""
-    beside = min(BESIDE, (WIDTH - LEFT - RIGHT - 2 * INSET) / n)
-    return [beside * (i - (n - 1) / 2) for i in range(n)]
-
-
-def _frame(all_at: Sequence[int], across: XAxis, up: YAxis) -> list[Html]:
-    parts = []
-    for tick in up.ticks:
-        at_y = y(tick, up)
-        parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=_at(at_y), y2=_at(at_y), class_="grid"))
-        parts.append(element("text", f"{tick:g}", x=LEFT - 7, y=_at(at_y + 4), text_anchor="end"))
-    for at, label in zip(all_at, across.labels(all_at, (WIDTH - LEFT - RIGHT) // LETTER), strict=True):
-        if label:
-            at_x = _at(x(at, all_at, across))
-            ends = {all_at[0]: "start", all_at[-1]: "end"} if LETTER * len(label) > 2 * LEFT and len(all_at) > 1 else {}
-            parts.append(element("text", label, x=at_x, y=HEIGHT - BOTTOM + 17, text_anchor=ends.get(at, "middle")))
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(element("text", across.name(all_at), x=_at(middle), y=HEIGHT - 5, text_anchor="middle"))
-    return parts
-
-
-def _line(line: Line, look: int, xs: Sequence[float], across: XAxis, up: YAxis) -> Html:
-    points = [f"{_at(at_x)} {_at(y(value, up))}" for at_x, value in zip(xs, line.values, strict=True)]
-    name = f"{line.label}, {line.which}" if line.which else line.label
-    marks = []
-    for i, (at, value) in enumerate(zip(line.at, line.values, strict=True)):
-        text, bar = f"{name}, {across.unit} {at}: {value:.3f}", None
-        if line.ranges and (ends := line.ranges[i]):
-            low, high = ends
-            text += f" ({low:.3f} to {high:.3f})"
-            at_x, top, bottom = _at(xs[i]), _at(y(high, up)), _at(y(low, up))
-            caps = f"M{_at(xs[i] - 4)} {top}h8M{_at(xs[i] - 4)} {bottom}h8"
-            bar = element("path", d=f"M{at_x} {bottom}V{top}{caps}", class_="bar")
-        dots = None
-        if line.points and (values := line.points[i]):
-            text += f" ({min(values):.3f} to {max(values):.3f} in {len(values)})" if len(values) > 1 else ""
-            dots = joined(*(element("circle", cx=_at(xs[i]), cy=_at(y(dot, up)), r=2, class_="dot") for dot in values))
-        mark = element("path", d=_mark(look), transform=f"translate({points[i]})", class_="mark")
-        marks.append(element("g", element("title", text), bar, dots, mark))
-    path = "".join("M" + "L".join(points[part]) for part in line.parts(across.unit == "layer"))
-    if line.is_faint:
-        return element("path", element("title", name), d=path, class_="line faint")
-    return element("g", _stroke(line, look, path), *marks, class_=f"look-{look % len(_MARKS)}")
-
-
 def chart_html(chart: Chart) -> list[Html]:
     """Return a chart as figures of a page, one for each panel."""
     drawn = [line for panel in chart.panels for line in panel.lines]
     intervals = f", with {chart.bars}" if any(any(line.ranges) for line in drawn) else ""
-    shared = _y_axis(chart, chart.panels)
-    figures = []
+    titles = []
     for panel in chart.panels:
         begin = f"{panel.title[:1].upper()}{panel.title[1:]}: " if panel.title else ""
         about = "; ".join(filter(None, (panel.y, chart.caption))) or chart.y or chart.title
-        title = f"{begin}{about}{intervals}"
-        y_axis = _y_axis(chart, [panel]) if panel.y else shared
-        drawn_panel = line_chart(panel.lines, title, chart.x, y_axis, [*chart.looks_of(panel)], chart.reference)
-        figures.append(element("figure", element("figcaption", title), drawn_panel))
+        titles.append(f"{begin}{about}{intervals}")
+    figures = [
+        element("figure", element("figcaption", title), panel)
+        for title, panel in zip(titles, panels_html(chart, titles), strict=True)
+    ]
     return [element("div", *figures, class_="panels")] if len(figures) > 2 else figures
 
 
-def _y_axis(chart: Chart, panels: Sequence[Panel]) -> YAxis:
-    if chart.limits == (0, 1):
-        return SHARES
-    from_zero = all(panel.from_zero if panel.y else chart.from_zero for panel in panels)
-    return YAxis.of([value for panel in panels for line in panel.lines for value in line.extent], from_zero)
+def panels_html(chart: Chart, titles: Sequence[str]) -> list[Html]:
+    """Return each panel of a chart with its legend; the titles describe the panels for readers who do not see them."""
+    drawn = zip(chart.panels, titles, panels_as_svg(chart), strict=True)
+    return [_panel(chart, panel, title, svg, parts) for panel, title, (svg, parts) in drawn]
 
 
-def _stroke(line: Line, look: int, path: str) -> Html | None:
-    if len(line.at) == 1:
-        return None
-    return element("path", d=path, class_="line", stroke_dasharray=_dash(look))
+def _panel(chart: Chart, panel: Panel, title: str, svg: str, parts: Sequence[Part]) -> Html:
+    """Return what matplotlib drew, in the colours and type of the page, and with its values as text."""
+    looks, by_id = chart.looks_of(panel), {f"part-{i}": part for i, part in enumerate(parts)}
+    frame: list[Html] = []
+    lines: dict[int, list[Html]] = {}
+    keys: dict[str, Html] = {}
+    for group in ElementTree.fromstring(svg).iterfind(".//{*}g"):
+        name, paths = group.get("id", ""), group.findall("{*}path")
+        part = by_id.get(name)
+        if part is None:
+            frame += [_text(text) for text in group.iterfind("{*}text")]
+            frame += [_path(path, class_="grid") for path in paths if not name.startswith("patch")]
+        elif part.line is None:
+            frame += [_path(path, class_="reference") for path in paths]
+        elif part.kind == "faint":
+            frame += [_path(path, element("title", part.line.name), class_="line faint") for path in paths]
+        else:
+            lines.setdefault(id(part.line), []).extend(_shapes(group, part, chart.x.unit))
+            if part.kind in ("line", "band", "block"):
+                key = _key(group, part.kind, _look(looks, part.line))
+                keys[part.line.label] = key if any(map(_is_line, paths)) else keys.get(part.line.label, key)
+    drawn = [element("g", *lines[id(line)], class_=_look(looks, line)) for line in panel.lines if id(line) in lines]
+    size = {"viewBox": f"0 0 {WIDTH} {HEIGHT}"}
+    shown = element("svg", element("title", title), *frame, *drawn, role="img", class_="chart", **size)
+    legend = element("ul", *(element("li", key, joined(label)) for label, key in keys.items()), class_="legend")
+    return element("div", shown, legend, class_="with-legend")
 
 
-def _legend(lines: Sequence[Line], looks: Mapping[str, int]) -> Html:
-    entries = []
-    lines = [line for line in lines if not line.is_faint]
-    longest = {line.label: line for line in sorted(lines, key=lambda line: len(line.at))}
-    for label in dict.fromkeys(line.label for line in lines):
-        line, look = longest[label], looks[label]
-        key = element(
-            "svg",
-            _stroke(line, look, "M1 8H33"),
-            element("path", d=_mark(look), transform="translate(17 8)", class_="mark"),
-            viewBox="0 0 34 16", width=34, height=16, aria_hidden="true", class_=f"look-{look % len(_MARKS)}",
-        )  # fmt: skip
-        entries.append(element("li", key, joined(label)))
-    return element("ul", *entries, class_="legend")
+def _look(looks: Mapping[str, int], line: Line) -> str:
+    return f"look-{looks[line.label] % N_LOOKS}"
 
 
-def _mark(look: int) -> str:
-    return _MARKS[look % len(_MARKS)]
+def _shapes(group: ElementTree.Element, part: Part, unit: str) -> Iterator[Html]:
+    """Yield the line of a part, if it has one, and its marks, bars or dots, each with its value in words."""
+    assert part.line is not None
+    for definition in group.iterfind(".//{*}defs/{*}path"):
+        yield element("defs", _path(definition, id=definition.get("id")))
+    shapes, kind = group.findall("{*}path"), part.kind
+    if kind == "line":
+        yield from (_path(path, class_="line", stroke_dasharray=_dashes(path)) for path in shapes if _is_line(path))
+        shapes, kind = [], "mark"
+    shapes = shapes or group.findall(".//{*}use")
+    # The ends of bars have no text of their own.
+    texts: list[Html | None] = [element("title", part.line.value_text(i, unit)) for i in part.indices]
+    for shape, text in zip(shapes, texts or [None] * len(shapes), strict=True):
+        if shape.tag.endswith("path"):
+            yield _path(shape, text, class_=kind)
+        else:
+            at = {name: _rounded(shape.get(name, "")) for name in ("x", "y")}
+            yield element("use", text, href=shape.get(_HREF), class_=kind, **at)
 
 
-def _dash(look: int) -> str | None:
-    return _DASHES[look % len(_DASHES)] or None
+def _key(group: ElementTree.Element, kind: str, look: str) -> Html:
+    """Return how the line of a group and its marks look, or its area, for the legend."""
+    shown = [element("path", d="M1 2H33V14H1z", class_=kind)]
+    if kind == "line":
+        dashes = [_dashes(path) for path in group.iterfind("{*}path") if _is_line(path)][:1]
+        marks = [mark.get(_HREF) for mark in group.iterfind(".//{*}use")][:1]
+        shown = [element("path", d="M1 8H33", class_="line", stroke_dasharray=dash) for dash in dashes]
+        shown += [element("use", href=mark, x=17, y=8, class_="mark") for mark in marks]
+    return element("svg", *shown, viewBox="0 0 34 16", width=34, height=16, aria_hidden="true", class_=look)
 
 
-def _at(coordinate: float) -> str:
-    return f"{coordinate:.1f}".removesuffix(".0")
+_HREF = "{http://www.w3.org/1999/xlink}href"
+
+
+def _is_line(path: ElementTree.Element) -> bool:
+    return "L" in path.get("d", "")
+
+
+def _dashes(path: ElementTree.Element) -> str | None:
+    dashes = re.search("stroke-dasharray: ([^;]+)", path.get("style", ""))
+    return _rounded(dashes[1]) if dashes else None
+
+
+def _text(text: ElementTree.Element) -> Html:
+    (anchor,) = re.findall("text-anchor: ([a-z]+)", text.get("style", "")) or [None]
+    at = {name: _rounded(text.get(name, "")) for name in ("x", "y")}
+    return element("text", text.text or "", text_anchor=anchor, **at)
+
+
+def _path(path: ElementTree.Element, *children: Html | None, **attributes: Any) -> Html:
+    drawn = re.sub(r"\s*([A-Za-z])\s*", r"\1", _rounded(path.get("d", "")).strip())
+    return element("path", *children, d=drawn, **attributes)
+
+
+def _rounded(numbers: str) -> str:
+    return re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), numbers)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from probing.models import neuron_of, site_of, what_is_a_neuron
-from probing.page.charts import RunView, Sources, line_chart
+from probing.page.charts import RunView, Sources, panels_html
 from probing.page.terms import (
     class_chart,
     class_data,
@@ -38,7 +38,7 @@ from probing.results import (
     shortened,
     shown_table,
 )
-from probing.runs.checks import reading
+from probing.runs.folder import reading
 from probing.runs.predictions import NeuronPage, pages_of_first
 from probing.tables import FAR, NEGLIGIBLE, R2, UNRESOLVED, controls_of, has_intercept, score_of
 from probing.tables.conclusions import (
@@ -56,11 +56,10 @@ from probing.tables.conclusions import (
     why_leading,
 )
 from probing.tables.evidence_sentences import say
-from probing.tables.figures import Line
+from probing.tables.figures import Chart, Line, Panel
 from probing.tables.probe_figures import accuracy_chart
 from probing.tables.probes import accuracies, classes_table, confusion_shares, heads_table, transform_sizes
 from probing.tables.schema import ACCURACY, CONTEXTS, NUMBERS
-from probing.tables.schema import classes_table as neuron_classes_table
 from probing.text.tasks import task_in_words
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -243,9 +242,7 @@ def neuron_block(page: NeuronPage) -> Html:
     positions = page.positions
     parts = [
         element("figure", element("figcaption", _about(positions)), position_chart(positions)) if positions else None,
-        element(
-            "figure", element("figcaption", (shown := neuron_classes_table(page.classes)).title), as_in_terminal(shown)
-        ),
+        element("figure", element("figcaption", (shown := page.classes_table()).title), as_in_terminal(shown)),
     ]
     sentences = (element("p", sentence) for sentence in page.sentences())
     return joined(*sentences, _tokens(page), element("div", *parts, class_="beside"))
@@ -380,7 +377,7 @@ def accuracy_figure(view: RunView, beside_others: bool) -> Html:
     if beside_others and {*controls_of(view.run.accuracy)} <= {"majority"}:
         return numbers
     chart = accuracy_chart(view.run.accuracy, view.task)
-    return element("figure", element("figcaption", title), line_chart(chart.panels[0].lines, title), numbers)
+    return element("figure", element("figcaption", title), *panels_html(chart, [title]), numbers)
 
 
 def neurons_section(view: RunView, number: int, room: int, room_of_each: int) -> Html:
@@ -549,4 +546,5 @@ def accuracies_figure(views: Sequence[RunView]) -> Html:
     scores = " and ".join(dict.fromkeys(view.score.words for view in views))
     title = f"Test {scores} of linear probes of {tasks} by layer"
     title += ", with 95% intervals" * any(any(line.ranges) for line in lines)
-    return element("figure", element("figcaption", title), line_chart(lines, title))
+    chart = Chart("accuracies", title, [Panel(lines)], limits=(0, 1))
+    return element("figure", element("figcaption", title), *panels_html(chart, [title]))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations.source import FeatureStore, most_active
-from probing.data.examples import Examples, HiddenStateSource, SentenceVectors, Sides, exchanged, read
+from probing.data.examples import Examples, HiddenStateSource, Sides, exchanged, read
 from probing.data.labelling import LayerSample, thin
 from probing.data.module import layer_moments
 from probing.models.sites import Dictionary
@@ -30,7 +30,7 @@ from probing.probes.evaluation import BY_CHANCE, TOLERANCE, of_views
 from probing.probes.rankings import SELECTED, LayerData, mean_differences
 from probing.probes.solvers import Penalty, Problem, centre_over_classes
 from probing.probes.training import LayerFit, Lbfgs, Training, train_problems
-from probing.probes.transforms import Changed, ChangedOnce, centred, with_constant
+from probing.probes.transforms import Changed, ChangedOnce, centred, feature_store, with_constant
 from probing.runtime.progress import note
 from probing.statistics import accuracy_interval, difference_interval
 from probing.statistics.chance import random_rotation
@@ -60,13 +60,6 @@ NAMED = 16
 BESIDE = ("neurons", "random features", "rotated neurons")
 
 Rows = list[dict[str, Any]]
-
-
-def feature_store(store: HiddenStateSource) -> FeatureStore | None:
-    """Return the store of features behind `store`; None if there is none."""
-    while isinstance(store, Changed | SentenceVectors):
-        store = store.store if isinstance(store, Changed) else store.base
-    return store if isinstance(store, FeatureStore) else None
 
 
 def basis_rows(sides: Sides, layer: int, training: Training, is_given: bool, seed: int) -> Rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,15 +15,15 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax
 from torch import Tensor
 
-from probing.cli.arguments import PYTHON, checked
+from probing.cli.arguments import OptionSource, checked
 from probing.cli.commandline import as_plain
-from probing.cli.option_types import option_problems
-from probing.cli.options import ProbeOptions
+from probing.cli.option_types import LAST_SEED
+from probing.cli.options import ProbeOptions, problems_of, rotation_problems
 from probing.data.arrays import activations_of_arrays, groups_of_rows, warn_of_rounding
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import check_size, check_varies
 from probing.data.module import layer_moments
-from probing.errors import UserError, refuse
+from probing.errors import UserError, in_python, out_of_range, refuse, spelled
 from probing.probes.closed_forms import Decomposed, NumberFit, choose_ridge_penalty
 from probing.probes.evidence import basis_table, comparison
 from probing.probes.rankings import class_magnitudes, mean_contribution
@@ -225,11 +224,12 @@ class ProbeEstimator(BaseEstimator):
         """Fit the probe and set the attributes of both estimators; `names` has the options of `ProbeOptions`."""
         try:
             seed = self._seed()
-            options = self._options(names, seed)
+            with spelled(_as_parameter):
+                options = self._options(names, seed)
             is_validation = self._validation_rows(groups, n_rows, labels, seed) if options.l2 == "auto" else None
             fitted = fit(ProbeFitConfig(options, is_validation, int(self.rotations), seed))
         except UserError as error:
-            raise ValueError(_in_python(str(error))) from None
+            raise ValueError(str(error)) from None
         self.contributions_, self.gap_, self.n_iter_ = fitted.contribution, fitted.gap, fitted.n_passes
         self.l2_, self._compared = fitted.l2, fitted.compare
         self.validation_scores_ = self.split_ = None
@@ -254,10 +254,11 @@ class ProbeEstimator(BaseEstimator):
         return int(seed) if isinstance(seed, Integral) else int(check_random_state(seed).randint(2**31))
 
     def _options(self, names: Mapping[str, Any], seed: int) -> ProbeOptions:
-        options = ProbeOptions(**checked(ProbeOptions, as_plain(names), type(self).__name__, PYTHON))
+        options = ProbeOptions(**checked(ProbeOptions, as_plain(names), type(self).__name__, _Parameters("", "=")))
         if not isinstance(self.rotations, Integral) or isinstance(self.rotations, bool):
             raise UserError(f"`rotations={self.rotations}`: expected a whole number.")
-        refuse(option_problems(options, seed, None, None, 0, int(self.rotations)))
+        problems = [*problems_of(options, "probe."), *rotation_problems(int(self.rotations))]
+        refuse(problems + out_of_range("seed", seed, 0, LAST_SEED))
         return options
 
     def _validation_rows(
@@ -273,13 +274,18 @@ class ProbeEstimator(BaseEstimator):
         return hold_out(names, group_of_row, labels, float(share), seed)
 
 
-def _in_python(message: str) -> str:
-    """Rewrite a message about options of the command line as a message about parameters of an estimator."""
-    message = re.sub(r"--probe\.(\w+) (true|false)\b", lambda match: f"{match[1]}={match[2].title()}", message)
-    message = re.sub(r"--(?:probe\.)?(\w+) ", r"\1=", message)
-    for option, parameter in _NAMES.items():
-        message = message.replace(f"`{option}=", f"`{parameter}=")
-    return message
+class _Parameters(OptionSource):
+    """Parameters of an estimator as the source of options of a probe."""
+
+    def value(self, name: str, value: Any) -> str:
+        """Return a parameter with its value as in the call."""
+        return super().value(_NAMES.get(name, name), value)
+
+
+def _as_parameter(option: str, *value: Any) -> str:
+    """Return an option of the command line as the parameter of an estimator that it is."""
+    name = option.removeprefix("probe.")
+    return in_python(_NAMES.get(name, name), *value)
 
 
 # An array is a single layer.

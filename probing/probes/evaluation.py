@@ -46,9 +46,6 @@ TOLERANCE = 1e-2
 # Probability that any of the choices of a layer is called better than chance although none is.
 BY_CHANCE = 0.05
 
-# The columns that identify a row.
-EVALUATION_KEY = ("layer", "ranking", "probe", "from", "k", "draw")
-
 
 @dataclass(frozen=True)
 class Chosen:
@@ -189,9 +186,6 @@ COUNTS = (1, 2, 5, 10, 20, 50, 100, 200)
 
 # Bisection finds the smallest sufficient number to within a fiftieth of itself.
 PRECISION = 50
-
-# The columns that identify a row.
-CURVE_KEY = ("layer", "ranking", "kind", "from", "k", "draw")
 
 # A probe reads only the k neurons, or all neurons without these.
 KINDS = ("only", "without")

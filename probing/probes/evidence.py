@@ -44,8 +44,7 @@ from probing.statistics.label_scores import (
     strata_with_several,
 )
 from probing.statistics.moments import Moments, PenaltySpace, Scaling
-from probing.tables import BASIS_KINDS, CONCENTRATION, FAR, FIRST, NEGLIGIBLE, UNINFORMATIVE, UNRESOLVED
-from probing.tables.evidence_sentences import ALPHA
+from probing.tables import ALPHA, BASIS_KINDS, CONCENTRATION, FAR, FIRST, NEGLIGIBLE, UNINFORMATIVE, UNRESOLVED
 from probing.tables.schema import FALSE_DISCOVERIES, NEURONS, WITHIN_COVARIATE
 
 # Test tokens that are read, whole sentences drawn evenly.
@@ -268,6 +267,7 @@ class Evidence:
             with an intercept, shape (d_model,).
         within_covariate: As `separation`, among training tokens with the same value of the covariate.
         control_task_share: Share of each neuron in the contributions to probes of the control task, shape (d_model,).
+        correlation: Of numbers, the correlation of each neuron with the training numbers, shape (d_model,).
     """
 
     moments: Moments
@@ -282,6 +282,15 @@ class Evidence:
     within_covariate: Separation | None = None
     control_task_share: Tensor | None = None
     directions: Directions | None = None
+    correlation: Tensor | None = None
+
+
+def with_each(evidence: Sequence[Evidence], **fields: Sequence[Any]) -> list[Evidence]:
+    """Return the evidence with further fields, each a value per layer."""
+    return [
+        replace(of_layer, **dict(zip(fields, values, strict=True)))
+        for of_layer, *values in zip(evidence, *fields.values(), strict=True)
+    ]
 
 
 def collect_evidence(
@@ -476,21 +485,11 @@ def _removal_columns(effect: AblationEffect | None, is_matched: bool) -> dict[st
     return {**loss, "removed": how}
 
 
-@dataclass(frozen=True)
-class NumberEvidence(Evidence):
-    """Evidence on a ridge probe's neurons, with their correlations with the training numbers, shape (d_model,)."""
-
-    correlation: Tensor | None = None
-
-
-def collect_number_evidence(decomposed: Decomposed, fits: Sequence[NumberFit]) -> list[NumberEvidence]:
+def collect_number_evidence(decomposed: Decomposed, fits: Sequence[NumberFit]) -> list[Evidence]:
     """Stream the training and the test examples, divided among ranks, and return the evidence of each layer."""
     sides, moments = decomposed.sides, [fit.moments for fit in fits]
     collected = collect_evidence(sides.train, sides.test, decomposed.layers, moments, None)
-    return [
-        NumberEvidence(**vars(layer_evidence), correlation=_correlation(fit))
-        for fit, layer_evidence in zip(fits, collected, strict=True)
-    ]
+    return with_each(collected, correlation=list(map(_correlation, fits)))
 
 
 def _correlation(fit: NumberFit) -> Tensor:
@@ -501,8 +500,8 @@ def _correlation(fit: NumberFit) -> Tensor:
 
 
 def with_number_replicates(
-    evidence: Sequence[NumberEvidence], decomposed: Decomposed, fits: Sequence[NumberFit], l2: float, n: int, seed: int
-) -> tuple[list[NumberEvidence], Tensor]:
+    evidence: Sequence[Evidence], decomposed: Decomposed, fits: Sequence[NumberFit], l2: float, n: int, seed: int
+) -> tuple[list[Evidence], Tensor]:
     """Add the stability of rankings over `n` >= 2 bootstraps; also return weights (n, n_layers, 1, d_model)."""
     draws = bootstrap(decomposed.sides.train, n, seed).double()
     extended, weights = [], []
@@ -535,8 +534,8 @@ def _replicates(train: Examples, fit: NumberFit, draws: Tensor, l2: float) -> Te
 
 
 def with_number_removals(
-    evidence: Sequence[NumberEvidence], sides: Sides, fits: Sequence[NumberFit], l2: float, seed: int
-) -> list[NumberEvidence]:
+    evidence: Sequence[Evidence], sides: Sides, fits: Sequence[NumberFit], l2: float, seed: int
+) -> list[Evidence]:
     """Add the loss without each neuron, exact in training for all, and measured on test examples for some.
 
     Also add the stability of rankings under more and less penalty, and the centred contribution by a probe with an

@@ -152,10 +152,6 @@ def with_corrected(rows: Sequence[dict[str, Any]], effects: Mapping[int, Ablatio
     return [{**row, "removed_p": p.get(row["neuron"])} if effects else row for row in rows]
 
 
-# The columns that identify a row.
-INFORMATION_KEY = ("layer", "condition")
-
-
 def usable_information(
     sides: Sides,
     rankings: Mapping[int, Sequence[int]],

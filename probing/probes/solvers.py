@@ -695,6 +695,22 @@ class Preconditioner:
         return apply
 
 
+def minimise(
+    evaluate: Callable[[Tensor], Evaluation], start: Tensor, penalty: Penalty, preconditioner: Preconditioner,
+    tolerance: float, most: int,
+) -> Solution:  # fmt: skip
+    """Minimise an objective that is evaluated at a point in one call, in at most `most` passes; see `lbfgs`."""
+    solver = lbfgs(start, penalty, preconditioner, tolerance)
+    point, n_passes = next(solver), 0
+    try:
+        while True:
+            n_passes += 1
+            point = solver.send(evaluate(point) if n_passes <= most else None)
+    except StopIteration as stop:
+        solution: Solution = stop.value
+    return solution
+
+
 def lbfgs(
     start: Tensor,
     penalty: Penalty,

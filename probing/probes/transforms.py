@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from probing.activations.source import FeatureStore
 from probing.activations.store import Shard, StorePlan
-from probing.data.examples import Examples, HiddenStateSource, Sides, read, read_share
+from probing.data.examples import Examples, HiddenStateSource, SentenceVectors, Sides, read, read_share
 from probing.data.module import are_columns
 from probing.probes.training import LayerFit
 from probing.runtime.files import parse_json, regular, write_tensors
@@ -375,15 +376,9 @@ class Changed:
         return self.changes[layer](self.store.read(layer, shard).float())
 
 
-def erased(sides: Sides, layers: Sequence[int], fitted_on: Examples | None = None) -> Sides:
-    """Return the sides with the class linearly erased, by erasers fitted on `fitted_on`, or on `sides.train`."""
-    return without(sides, fit_erasers(fitted_on or sides.train, layers, len(sides.classes)))
-
-
 def without(sides: Sides, erasers: Mapping[int, Eraser]) -> Sides:
     """Return the sides with activations mapped by each layer's eraser."""
-    changes = {layer: eraser.apply for layer, eraser in erasers.items()}
-    return sides.each(lambda examples: replace(examples, store=Changed(examples.store, changes)))
+    return transformed(sides, {layer: eraser.apply for layer, eraser in erasers.items()})
 
 
 def with_neurons(sides: Sides, neurons: Mapping[int, Sequence[int]]) -> Sides:
@@ -441,7 +436,7 @@ def clip_others(
     return clips
 
 
-def transformed(sides: Sides, transforms: Mapping[int, Transform]) -> Sides:
+def transformed(sides: Sides, transforms: Mapping[int, Callable[[Tensor], Tensor]]) -> Sides:
     """Return the sides with activations mapped by each layer's transform."""
     return sides.each(lambda examples: replace(examples, store=Changed(examples.store, transforms)))
 
@@ -614,3 +609,10 @@ def of_neurons(fit: LayerFit) -> LayerFit:
         ),
         intercept=CONSTANT * fit.weight[:, -1],
     )
+
+
+def feature_store(store: HiddenStateSource) -> FeatureStore | None:
+    """Return the store of features behind `store`; None if there is none."""
+    while isinstance(store, Changed | SentenceVectors):
+        store = store.store if isinstance(store, Changed) else store.base
+    return store if isinstance(store, FeatureStore) else None

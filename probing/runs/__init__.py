@@ -12,9 +12,18 @@ from typing import Any, ClassVar
 from probing.errors import UserError
 from probing.models import site_in_names, site_of
 from probing.registry import ACTIONS, STUDIES, load
-from probing.results import Html, Schema, Table, View, as_in_terminal, element, listed, read_rows
-from probing.runs.checks import reading
-from probing.runs.folder import read_json, read_yaml
+from probing.results import (
+    Html,
+    Schema,
+    Table,
+    View,
+    as_in_terminal,
+    check_columns,
+    element,
+    listed,
+    read_rows,
+)
+from probing.runs.folder import read_json, read_yaml, reading
 from probing.runtime.processes import launched
 from probing.tables.figures import Chart
 
@@ -225,7 +234,9 @@ class Study:
         for schema in self.schemas:
             path = folder / f"{schema.name}.csv"
             if not schema.optional or path.is_file():
-                tables[schema.name] = read_rows(path, schema)
+                tables[schema.name] = rows = read_rows(path, schema)
+                if rows:
+                    check_columns(rows, schema, finite=False)
         return Result(self, folder, read_yaml(folder / "config.yaml"), read_json(folder / "results.json"), tables)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probing.activations.store import cache_folder, folder
-from probing.cli.option_types import FIGURE_FORMAT, Wandb, figure_formats, number_problems
-from probing.cli.options import WandbOptions, as_options
+from probing.cli.option_types import FIGURE_FORMAT, figure_formats
+from probing.cli.options import Options, WandbOptions, as_options, configuration
 from probing.errors import UserError, as_clause, lack_of_machine, refuse
 from probing.models import layer_numbers
 from probing.results import Row, Table, write_tables
@@ -185,29 +185,29 @@ class Call:
     watch: Stopwatch
 
     @classmethod
-    def of(
-        cls, study: Study, config: dict[str, Any], name: str | None, wandb: Wandb, problems: Sequence[str] = ()
-    ) -> Call:
-        """Check the options before any work, and report all wrong numbers at once.
+    def of(cls, study: Study, options: Options, is_continued: bool = False) -> Call:
+        """Check what is known of the options without model and text.
 
         Args:
-            config: The resolved options, without the name.
-            problems: Errors in the study's options, as messages.
+            study: The study.
+            options: The options of the command, whose values are checked already.
+            is_continued: Whether an unfinished run of the name is continued, so that whether the name is taken is found
+                later.
 
         Raises:
-            UserError: If an option is wrong, the name is taken, a folder cannot be written, or there are several
-                processes and the study runs in a single process.
+            UserError: If the name is taken, a folder cannot be written, an argument of the Trainer does not apply, or
+                there are several processes and the study runs in a single process.
         """
+        config = configuration(options)
         if not study.in_several_processes:
             refuse_several(study.name)
-        shared = number_problems(config.get("seed", 0), config.get("max_length"), config.get("batch_tokens"))
-        refuse([*shared, *problems])
-        if not study.in_several_processes:
             only_accelerator(config.get("trainer") or {}, study.name)
-        tracked = as_options(WandbOptions, wandb, "wandb")
+        given = vars(options)
+        tracked = as_options(WandbOptions, given["wandb"], "wandb")
         resolve_mode(tracked.mode)
         if "layer" in config:
             layer_numbers(config["layer"])
+        name = None if is_continued else given["name"]
         cached, place = places(config.get("cache"), config["runs"], name)
         return cls(study, config, name, tracked, cached, place, Stopwatch())
 

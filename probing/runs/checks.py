@@ -1,45 +1,21 @@
-"""Checks of the kind of results in a folder, and of the content of a run of `fit` or `probe`."""
+"""Checks of the content of a run of `fit` or `probe`."""
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.errors import RunError, UserError, as_clause
 from probing.models import is_site_of_run
-from probing.results import Row, Schema, Table, label_of_class, read_csv, without_nan
-from probing.runs.folder import PARTIAL, read_json
+from probing.results import Row, Schema, Table, check_columns, without_nan
+from probing.runs.folder import reading
 from probing.runtime.files import parse_json, regular
 from probing.tables import has_intercept
+from probing.tables.schema import ACCURACY, NEURONS, NUMBERS
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from probing.probes.transforms import Transform
-
-
-def kind_of(folder: Path, wrote: str) -> str | None:
-    """Return the kind of a folder's results, as `results.json` names it; None for a run of `fit` or `probe`.
-
-    Raises:
-        UserError: If there are no finished results in the folder, or it is damaged; `wrote` names the commands
-            expected.
-    """
-    if not os.path.isfile(folder / "results.json") or folder.name.endswith(PARTIAL):
-        partial = folder.with_name(folder.name + PARTIAL)
-        hint = f"; {partial} is one that did not finish" if os.path.isdir(partial) else ""
-        state = "is no finished run" if os.path.exists(folder) else "does not exist"
-        raise UserError(f"`{folder}` {state}: expected a folder that {wrote} wrote{hint}.")
-    with reading(folder):
-        kind = read_json(folder / "results.json").get("kind")
-        if not isinstance(kind, str | None):
-            raise ValueError("results.json names no kind of results")
-        return kind
 
 
 def leaves_out_first(config: Mapping[str, Any]) -> bool:
@@ -47,44 +23,8 @@ def leaves_out_first(config: Mapping[str, Any]) -> bool:
     return bool(config.get("first_token") == "exclude")
 
 
-@contextmanager
-def reading(folder: Path) -> Iterator[None]:
-    """Turn any error while a folder is read, or its tables are shown, into a `UserError` that the folder is damaged."""
-    try:
-        yield
-    except (UserError, RunError):
-        raise
-    except KeyError as error:
-        raise UserError(f"`{folder}` is damaged (there is no {error} in it); repeat the run.") from error
-    except OSError as error:
-        what = f"{Path(error.filename).name}: " if error.filename else ""
-        raise UserError(f"`{folder}` is damaged ({what}{as_clause(error)}); repeat the run.") from error
-    except Exception as error:  # what libraries raise of values that nobody foresaw
-        raise UserError(f"`{folder}` is damaged ({as_clause(error)}); repeat the run.") from error
-
-
 _LARGEST = 2**63 - 1
-# Columns that hold a finite number in every row.
-_OF_ACCURACY = {
-    False: ("accuracy", "cross_entropy", "optimality_gap", "n_train_tokens", "n_test_tokens"),
-    True: ("r2", "relative_gradient", "n_train_tokens", "n_test_tokens"),
-}
 _OF_TRAINING = ("converged", "n_passes", "objective")
-_OF_NEURONS = (
-    "contribution", "ratio", "share", "contribution_centred", "eta_squared", "eta_squared_z", "mean", "sd",
-)  # fmt: skip
-# Columns of the tables that not every run has.
-_OF_PARTS = {
-    "positions": ("layer", "position", "accuracy"),
-    "heads": ("layer", "head", "first_neuron", "n_neurons", "contribution", "share"),
-    "bases": ("layer", "basis", "k", "accuracy"),
-    "basis": ("layer", "first_10_share", "first_10_share_lowest", "first_10_share_highest", "n_above", "n_rotations"),
-    "classes": ("layer", "class", "rank", "neuron", "contribution", "share", "weight"),
-    "class_scores": ("layer", "class", "n_test_tokens", "n_predicted", "recall", "precision", "f1", "confused_with"),
-    "confusions": ("layer", "class", "predicted", "n_test_tokens"),
-    "contexts": ("layer", "neuron", "end", "place", "activation", "sentence", "before", "token", "after"),
-    "profiles": ("layer", "neuron", "measure", "value", "n_test_tokens"),
-}
 # What each layer has in the same order, and whether each only once.
 _PARTS = {
     "positions": ("position", True),
@@ -197,9 +137,9 @@ def _check(file: str, values: Mapping[str, Any], needed: Mapping[str, Holds], ot
             raise ValueError(f"{file} has {values[name]!r:.60} as {name}")
 
 
-def check_tables(results: Mapping[str, Any], accuracy: Sequence[Row], neurons: Sequence[Row]) -> None:
+def check_tables(results: Mapping[str, Any], accuracy: Table, neurons: Table) -> None:
     """Raise `ValueError` unless `accuracy.csv` agrees with `results.json`, and `neurons.csv` ranks all neurons."""
-    _check_columns("accuracy.csv", accuracy, ("layer", *_OF_ACCURACY["numbers" in results]))
+    check_columns(accuracy, NUMBERS if "numbers" in results else ACCURACY)
     layers = [row["layer"] for row in accuracy]
     if layers != sorted({layer for layer in layers if _whole(0)(layer)}):
         raise ValueError("accuracy.csv has layers twice, or not in order")
@@ -207,7 +147,7 @@ def check_tables(results: Mapping[str, Any], accuracy: Sequence[Row], neurons: S
     same = len(fitted) <= len(accuracy) and all(map(_is_same, fitted, accuracy))
     if not same:
         raise ValueError("accuracy.csv and results.json are not of one run")
-    _check_columns("neurons.csv", neurons, ("layer", "rank", "neuron", *_OF_NEURONS), ("flag",))
+    check_columns(neurons, NEURONS)
     check_ranking("neurons.csv", neurons, layers)
 
 
@@ -227,9 +167,10 @@ def check_ranking(file: str, rows: Sequence[Row], layers: Sequence[int]) -> None
         raise ValueError(f"{file} has {len(rows)} rows for {len(layers)} layers")
 
 
-def check_parts(name: str, rows: Sequence[Row], layers: Sequence[int]) -> None:
-    """Raise `ValueError` unless a table, by its name, has its columns and the same parts in each layer."""
-    _check_columns(file := f"{name}.csv", rows, (), _OF_PARTS[name])
+def check_parts(rows: Table, schema: Schema, layers: Sequence[int]) -> None:
+    """Raise `ValueError` unless a table has its columns and the same parts in each layer."""
+    check_columns(rows, schema, finite=False)
+    name, file = schema.name, f"{schema.name}.csv"
     column, is_once = _PARTS.get(name, ("layer", False))
     parts: dict[Any, list[Any]] = {layer: [] for layer in layers}
     for row in rows:
@@ -267,17 +208,6 @@ def check_tensors(folder: Path, results: Mapping[str, Any], accuracy: Sequence[R
             raise ValueError(f"neurons.csv and {name}.safetensors are not of one run")
 
 
-def read_tensor(path: Path, name: str) -> Tensor:
-    """Return a tensor; raise `ValueError` if it is not of floating-point type, or has numbers that are not finite."""
-    from safetensors import safe_open
-
-    with safe_open(regular(path, path.parent), framework="pt") as file:
-        tensor: Tensor = file.get_tensor(name)
-    if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
-        raise ValueError(f"{path.name} has numbers in {name} that are not finite")
-    return tensor
-
-
 def reads_transformed(config: Mapping[str, Any]) -> bool:
     """Return whether a run's probes read transformed activations; probes with an intercept read centred activations."""
     return config.get("transform", "none") != "none" or has_intercept(config)
@@ -312,28 +242,3 @@ def _is_same(fitted: Mapping[str, Any], row: Row) -> bool:
     known = {name: None if value == "" and name != "flag" else value for name, value in without_nan(row).items()}
     compared = {name: value for name, value in fitted.items() if name in known or name not in _OF_TRAINING}
     return all(known.get(name) in (value, str(value)) for name, value in compared.items())
-
-
-def _check_columns(file: str, rows: Sequence[Row], numbers: Sequence[str], texts: Sequence[str] = ()) -> None:
-    if missing := [name for name in (*numbers, *texts) if name not in (rows[0] if rows else {})]:
-        raise ValueError(f"{file} has no {min(missing)}")
-    for name in numbers:
-        if any(not isinstance(row[name], int | float) or not math.isfinite(row[name]) for row in rows):
-            raise ValueError(f"{file} has a row without a number in the column {name}")
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Tables that not every run has.
-# --------------------------------------------------------------------------------------------------------------------
-
-
-def further_table(folder: Path, schema: Schema, layers: Sequence[int], classes: Sequence[int | str]) -> Table:
-    """Return a table of a run, empty if the run lacks it, with labels of the type in `classes` (text or integer)."""
-    if not (path := folder / f"{schema.name}.csv").exists():
-        return Table((), schema)
-    with reading(folder):
-        rows = read_csv(path, schema)
-        check_parts(schema.name, rows, layers)
-        columns = [column.name for column in schema.columns if column.type is label_of_class]
-        labels = {str(label): label for label in classes} | {"": ""}
-        return Table(({**row, **{name: labels[row[name]] for name in columns if name in row}} for row in rows), schema)

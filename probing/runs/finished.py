@@ -19,7 +19,6 @@ from probing.activations.source import ActivationSource, report_dropped_text
 from probing.cli.options import ProbeOptions, as_options
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import label as label_tokens
-from probing.data.module import layer_moments
 from probing.errors import RunError, UserError
 from probing.models import (
     PREFIX,
@@ -35,23 +34,15 @@ from probing.models import (
 )
 from probing.models.sites import load_dictionary
 from probing.probes.agreement import RotationNull, rotation_null
-from probing.probes.bases import basis_rows, feature_store
-from probing.probes.evaluation import head_rows
-from probing.probes.evidence import collect_evidence, directions_of, first_neurons
-from probing.probes.neuron_profiles import extremes, predicted_classes, profile_rows
 from probing.probes.pairs import Method, Ranked, Readings, RunPair, compare_pair, cross_moments, rank_on_clusters
-from probing.probes.rankings import control_task_shares, mean_contribution, null_rankings
-from probing.probes.removal import PENALTIES
-from probing.probes.retraining import Retraining, add_retraining_evidence
+from probing.probes.rankings import null_rankings
 from probing.probes.solvers import Penalty
-from probing.probes.training import Lbfgs, Training, online_code, penalised, train_controls, train_probes, training_of
-from probing.probes.transforms import moments_with_constant, of_neurons, transformed, with_constant
+from probing.probes.training import Training, training_of
+from probing.probes.transforms import transformed, with_constant
 from probing.results import count, layers_named, listed
 from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed
 from probing.runs.places import RunRecord, model_of, places_of, task_of, texts_of_runs
-from probing.runs.results import ClassResults, ProbeResults, measure_numbers
-from probing.runtime import Stopwatch
-from probing.runtime.progress import counted, stage
+from probing.runtime.progress import stage
 from probing.tables import has_intercept
 from probing.text import Corpus, Split
 from probing.text.tasks import Labels, label_name
@@ -331,143 +322,3 @@ def _matching_of(matching: str, a: Run, b: Run) -> Literal["index", "correlation
     keys = [run.results["cache"]["test"]["key"] for run in (a, b)]
     is_same = all(keys[0].get(name) == keys[1].get(name) for name in ("model", "random_weights_seed", "site"))
     return "index" if matching == "index" or (matching == "auto" and is_same) else "correlation"
-
-
-# In the table of contexts: neurons of each layer, by rank, and tokens of each end.
-N_NEURONS, N_TOKENS = 10, 5
-
-# Random rotations, where their number is not chosen.
-ROTATIONS = 20
-
-
-@dataclass(frozen=True)
-class EvidenceConfig:
-    """Measurements besides accuracy.
-
-    Args:
-        n_replicates: Number of bootstrap samples of the training sentences, 0 for none.
-        retraining: Whether probes are retrained without neurons and under other penalties.
-        codes: Whether the online code length of the training labels is measured.
-        transform: Transform of the activations, as in `--transform`.
-        n_heads: Number of heads into which a layer's neurons divide; None if they belong to no heads.
-        extremes: Whether the first neurons are described, with the tokens of their highest and lowest activations.
-        ranking: Whether neurons are ranked, with evidence; otherwise accuracies alone are measured.
-        n_rotations: Number of random rotations whose directions neurons are compared with, 0 for none; by default
-            `ROTATIONS` with `retraining`, otherwise none.
-    """
-
-    n_replicates: int
-    retraining: bool
-    codes: bool
-    transform: str
-    seed: int
-    n_heads: int | None = None
-    extremes: bool = False
-    ranking: bool = True
-    n_rotations: int | None = None
-
-    @property
-    def rotations(self) -> int:
-        """Number of random rotations, 0 for none."""
-        return ROTATIONS * self.retraining if self.n_rotations is None else self.n_rotations
-
-
-def measure(
-    sides: Sides,
-    controls: Mapping[str, Sequence[Sides]],
-    layers: Sequence[int],
-    probe: ProbeOptions,
-    config: EvidenceConfig,
-    trainer: Mapping[str, Any],
-    watch: Stopwatch,
-    say: Callable[[str], None],
-    logger: Any,
-    folder: str | None,
-) -> ProbeResults:
-    """Train the probes of a run, its controls, and the probes that give evidence for its rankings.
-
-    `controls` has the examples of each control, by name and draw. `trainer` has arguments of Lightning's Trainer,
-    `logger` logs the training curves of the run's probes; `folder` is for Lightning's files, None except in the
-    rank-zero process.
-    """
-    results: ProbeResults
-    if sides.numbers:
-        results = measure_numbers(
-            sides, controls, layers, probe, config.n_replicates, config.retraining, config.transform, config.seed,
-            config.n_heads, watch, config.ranking, config.rotations,
-        )  # fmt: skip
-    else:
-        results = _measure_classes(sides, controls, layers, probe, config, trainer, watch, say, logger, folder)
-    if config.extremes:
-        with counted("tokens on which neurons are highest and lowest", None):
-            first = first_neurons(results.fits, results.evidence, N_NEURONS)
-            extreme_tokens = extremes(sides.test, first, N_TOKENS)
-            results = replace(results, extremes=extreme_tokens, profiles=profile_rows(sides.test, first))
-    watch.end("evidence")
-    return results
-
-
-def _measure_classes(
-    sides: Sides, controls: Mapping[str, Sequence[Sides]], layers: Sequence[int], probe: ProbeOptions,
-    config: EvidenceConfig, trainer: Mapping[str, Any], watch: Stopwatch, say: Callable[[str], None], logger: Any,
-    folder: str | None,
-) -> ClassResults:  # fmt: skip
-    """Measure probes that predict classes; the arguments are as in `measure`."""
-    with stage(f"probes of {layers_named(layers)}"):
-        moments = of_read = layer_moments(sides.train, layers)
-        read, read_controls = sides, controls  # what probes read: the neurons, and the constant beside an intercept
-        if probe.bias:
-            read, read_controls = with_constant(sides, controls)
-            of_read = [moments_with_constant(of_layer) for of_layer in moments]
-        path, training = penalised(probe, config.seed, read, layers, of_read, trainer)
-        starts = path.weights if path else None
-        trained = train_probes(read, layers, training, logger=logger, folder=folder, moments=of_read, starts=starts)
-        watch.end("probe")
-    control_fits = {}
-    if controls:
-        with stage(f"probes of {count(len(controls), 'control')}"):
-            control_fits = train_controls(read_controls, layers, training, read.train, of_read)
-    codes: Any = ()
-    if config.codes:
-        with stage("codes of the labels"):
-            codes = online_code(read, layers, training, config.seed)
-    if not config.ranking:
-        penalty = path.summary() if path else {"l2": probe.l2}
-        return ClassResults(sides, trained, (), control_fits, codes=codes, penalty=penalty, transform=config.transform)
-    with stage("evidence for the ranking"):
-        evidence = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes))
-        fits = [of_neurons(fit) for fit in trained] if probe.bias else trained
-        if draws := controls.get("control_task"):
-            of_draws = control_fits["control_task"]
-            if probe.bias:
-                of_draws = [[of_neurons(fit) for fit in of_layers] for of_layers in of_draws]
-            shares = control_task_shares(draws, of_draws)
-            evidence = [
-                replace(layer_evidence, control_task_share=share)
-                for layer_evidence, share in zip(evidence, shares, strict=True)
-            ]
-        replicates = None
-        if isinstance(training.solver, Lbfgs) and all(fit.converged for fit in fits):
-            others = {name: path.starts(decades) for name, decades in PENALTIES.items()} if path else {}
-            retraining = Retraining(read, layers, trained, training, config.seed, others)
-            evidence, replicates = add_retraining_evidence(evidence, retraining, config.n_replicates, config.retraining)
-            directions = directions_of(fits, sides.test, probe.penalty_space, config.rotations, config.seed)
-            evidence = [
-                replace(layer_evidence, directions=layer_directions)
-                for layer_evidence, layer_directions in zip(evidence, directions, strict=True)
-            ]
-        elif config.n_replicates or config.retraining or config.rotations:
-            say("the probes are not at their optimum, so --replicates, --evidence and --rotations are skipped")
-        predicted = predicted_classes(read.test, layers, [fit.weight for fit in trained])
-        pairs = zip(fits, evidence, strict=True)
-        heads = () if not config.n_heads else head_rows(
-            read, trained, [mean_contribution(fit.weight, layer_evidence.magnitudes) for fit, layer_evidence in pairs],
-            config.n_heads, training if config.retraining else None, config.seed,
-        )  # fmt: skip
-        bases: list[dict[str, Any]] = []
-        if config.retraining and feature_store(sides.train.store) is not None:
-            bases = [row for layer in layers for row in basis_rows(sides, layer, training, path is None, config.seed)]
-    return ClassResults(
-        sides, fits, evidence, control_fits, replicates, codes, path.summary() if path else {"l2": probe.l2},
-        config.transform, predicted, config.n_heads, heads, bases=bases,
-    )  # fmt: skip

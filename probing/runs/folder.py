@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from probing.errors import RunError, UserError, as_clause
-from probing.runtime.files import RUNNING, Owner, check_yaml, parse_json, read_text, take_over
+from probing.runtime.files import RUNNING, Owner, check_yaml, parse_json, read_text, regular, take_over
 from probing.runtime.processes import interrupt_behind, launched
 from probing.text import Corpus
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Most values of a document: the largest that is written has some ten thousand.
 MOST = 1_000_000
@@ -91,7 +94,53 @@ def _is_text(text: str) -> bool:
     return True
 
 
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Turn any error while a folder is read, or its tables are shown, into a `UserError` that the folder is damaged."""
+    try:
+        yield
+    except (UserError, RunError):
+        raise
+    except KeyError as error:
+        raise UserError(f"`{folder}` is damaged (there is no {error} in it); repeat the run.") from error
+    except OSError as error:
+        what = f"{Path(error.filename).name}: " if error.filename else ""
+        raise UserError(f"`{folder}` is damaged ({what}{as_clause(error)}); repeat the run.") from error
+    except Exception as error:  # what libraries raise of values that nobody foresaw
+        raise UserError(f"`{folder}` is damaged ({as_clause(error)}); repeat the run.") from error
+
+
+def read_tensor(path: Path, name: str) -> Tensor:
+    """Return a tensor; raise `ValueError` if it is not of floating-point type, or has numbers that are not finite."""
+    from safetensors import safe_open
+
+    with safe_open(regular(path, path.parent), framework="pt") as file:
+        tensor: Tensor = file.get_tensor(name)
+    if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
+        raise ValueError(f"{path.name} has numbers in {name} that are not finite")
+    return tensor
+
+
 PARTIAL = ".partial"
+
+
+def kind_of(folder: Path, wrote: str) -> str | None:
+    """Return the kind of a folder's results, as `results.json` names it; None for a run of `fit` or `probe`.
+
+    Raises:
+        UserError: If there are no finished results in the folder, or it is damaged; `wrote` names the commands
+            expected.
+    """
+    if not os.path.isfile(folder / "results.json") or folder.name.endswith(PARTIAL):
+        partial = folder.with_name(folder.name + PARTIAL)
+        hint = f"; {partial} is one that did not finish" if os.path.isdir(partial) else ""
+        state = "is no finished run" if os.path.exists(folder) else "does not exist"
+        raise UserError(f"`{folder}` {state}: expected a folder that {wrote} wrote{hint}.")
+    with reading(folder):
+        kind = read_json(folder / "results.json").get("kind")
+        if not isinstance(kind, str | None):
+            raise ValueError("results.json names no kind of results")
+        return kind
 
 
 class RunFolder:
@@ -328,6 +377,18 @@ def folder_of_trainings(
     definition = {k: v for k, v in config.items() if k not in NOT_OF_THE_RUN}
     prints = [text.fingerprint for text in texts.values() if text is not None]
     return ResumableFolder(place, name, {**definition, "fingerprint": prints[0] if len(prints) == 1 else prints})
+
+
+def end_of_trainings(folder: Path, config: Mapping[str, Any], texts: Mapping[str, Corpus | None]) -> list[Path]:
+    """Remove what only a continued run needs; write the texts that were given as lists, and return their files."""
+    shutil.rmtree(folder / "state", ignore_errors=True)
+    files = []
+    for option, text in texts.items():
+        path = folder / f"{option}.txt"
+        if text is not None and str(config[option]).endswith(f"{folder.stem}/{path.name}"):
+            path.write_text("".join(f"{sentence}\n" for sentence in text.sentences), encoding="utf-8")
+            files.append(path)
+    return files
 
 
 @contextmanager

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,113 +11,14 @@ from typing import Any
 from probing.cli.options import WandbOptions
 from probing.errors import UserError
 from probing.models import resolve_model, site_of
-from probing.results import Row, Schema, Table, listed, read_csv, read_rows, write_csv
+from probing.results import listed
 from probing.runs import Result, study_names, study_of, study_of_kind
-from probing.runs.checks import check_ranking, kind_of, reading
-from probing.runs.folder import read_json
+from probing.runs.folder import kind_of, read_json, reading
 from probing.runs.places import TEXTS, given_texts, is_model_of, model_of, sources_of, texts_of
 from probing.runs.run import Run, load_fit, of_text, read_run
-from probing.runtime.files import replacing
 from probing.tables import has_intercept
-from probing.tables.schema import CURVES, DIRECTIONS, ERASURE, EVALUATION, RANKING
 from probing.text import GroupBy
-from probing.text.tasks import label_name
 from probing.tracking import least, resolve_mode
-
-RANKING_KEY = ("layer", "neuron")
-
-# Rows, their schema, and the columns that identify a row.
-Ranked = tuple[Sequence[Row], Schema, Sequence[str]]
-
-
-def ranking_rows(layer: int, order: Sequence[int], score: Sequence[float]) -> list[dict[str, Any]]:
-    """Return the rows of `METHOD.csv` for a layer, in ranked order."""
-    return [
-        {"layer": layer, "rank": rank, "neuron": neuron, "score": score[neuron]}
-        for rank, neuron in enumerate(order, start=1)
-    ]
-
-
-@contextmanager
-def writing(folder: Path, run: Run) -> Iterator[None]:
-    """Create the folder, and turn errors while it is written into `UserError`."""
-    try:
-        folder.mkdir(exist_ok=True)
-        yield
-    except OSError as error:
-        raise UserError(
-            f"`rank {run.folder}`: {folder} cannot be written ({error.strerror or error}); make room, or copy the run "
-            "to a writable folder."
-        ) from None
-
-
-def write_tables(folder: Path, tables: Mapping[str, Ranked]) -> None:
-    """Write the tables that have rows; rows of other layers or rankings in the files are preserved.
-
-    Raises:
-        UserError: If a file is damaged; no table is written then.
-    """
-    merged = {}
-    with reading(folder):
-        for name, (rows, schema, key) in tables.items():
-            if rows:
-                merged[name] = _merged(folder / f"{name}.csv", rows, schema, key), schema
-    for name, (rows, schema) in merged.items():
-        with replacing(folder / f"{name}.csv") as partial:
-            write_csv(partial, rows, schema)
-
-
-def draw_curves(folder: Path, layers: Sequence[int], model: str, run: Run, formats: Sequence[str]) -> list[Path]:
-    """Draw the curves of these layers, including the curves of earlier commands, and return the figures' paths."""
-    from probing.tables.probe_figures import write_curves_figure
-
-    rows, paths, task = read_csv(folder / "curves.csv", CURVES), [], label_name(run.config)
-    majority = {row["layer"]: row["majority_accuracy"] for row in run.accuracy}
-    for layer in layers:
-        of_layer = [row for row in rows if row["layer"] == layer]
-        figure = folder / f"curves_{layer:02d}"
-        paths += write_curves_figure(figure, of_layer, majority[layer], task, model, formats)
-    return paths
-
-
-def _merged(path: Path, rows: Sequence[Row], schema: Schema, key: Sequence[str]) -> list[Row]:
-    """Return the rows in the order of layers, with the rows of the file that no new row replaces."""
-
-    def identity(row: Row) -> tuple[str, ...]:
-        return tuple(str(row.get(column, "")) for column in key)
-
-    new = {identity(row) for row in rows}
-    unchanged = [row for row in read_csv(path, schema) if identity(row) not in new] if path.is_file() else []
-    return sorted([*unchanged, *rows], key=lambda row: int(row["layer"]))
-
-
-# Schemas of the tables that evaluate rankings, by name.
-TABLES = {schema.name: schema for schema in (DIRECTIONS, EVALUATION, ERASURE, CURVES)}
-
-
-class Rankings(Result):
-    """The rankings that `rank` computed from a run, and their evaluation.
-
-    Args:
-        run: The run.
-        folder: Folder of the rankings, `rankings` in the run's folder.
-        rankings: For each method, a dict per layer and neuron in ranked order, as in `METHOD.csv`.
-        others: The tables `directions`, `evaluation`, `erasure` and `curves`, where requested.
-    """
-
-    def __init__(self, run: Run, folder: Path, rankings: Mapping[str, Table], others: Mapping[str, Table]) -> None:
-        super().__init__(study_of("rank"), folder, run.config, run.results, others)
-        self.rankings = dict(rankings)
-
-
-def read_rankings(folder: Path, run: Run) -> Rankings:
-    """Read everything that `rank` has added to a run; raise `ValueError` if a ranking lacks neurons of its layers."""
-    tables = {path.stem: read_rows(path, TABLES.get(path.stem, RANKING)) for path in sorted(folder.glob("*.csv"))}
-    rankings = {name: table for name, table in tables.items() if name not in TABLES}
-    for name, rows in rankings.items():
-        ranked = list(dict.fromkeys(row["layer"] for row in rows))
-        check_ranking(f"{name}.csv", rows, [layer for layer in run.layers if layer in ranked])
-    return Rankings(run, folder, rankings, {name: table for name, table in tables.items() if name in TABLES})
 
 
 def writers() -> str:
@@ -148,7 +48,7 @@ def load_run(folder: str | Path, corpus: Any = None) -> Any:
     folder = Path(folder)
     if folder.name == "rankings" and os.path.isdir(folder) and os.path.isfile(folder.parent / "results.json"):
         with reading(folder):
-            return read_rankings(folder, read_run(folder.parent))
+            return study_of("rank").read(folder)
     kind = kind_of(folder, writers())
     with reading(folder):
         if kind is None:

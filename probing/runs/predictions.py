@@ -18,38 +18,43 @@ from probing.activations.source import ActivationSource, report_dropped_text
 from probing.data.arrays import activations_of_arrays
 from probing.data.examples import Examples, HiddenStateSource, SentenceVectors, Sides, read
 from probing.errors import UserError
-from probing.probes.neuron_profiles import extremes, profile_rows
+from probing.probes.neuron_profiles import Extremes, extremes, profile_rows
 from probing.probes.solvers import centre_over_classes
 from probing.probes.transforms import Changed
 from probing.registry import ACTIONS, load
-from probing.results import NamedLayer, Row, Table, element, joined, layer_cells, layers_named, shown_table
+from probing.results import (
+    NamedLayer,
+    Row,
+    Table,
+    count,
+    element,
+    in_brackets,
+    interval,
+    joined,
+    layer_cells,
+    layers_named,
+    listed,
+    shown_table,
+)
 from probing.runs import refuse_several
-from probing.runs.checks import leaves_out_first, read_tensor, read_transforms, reading, reads_transformed
+from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed
 from probing.runs.finished import RunExtraction, open_runs, sides_of, site_read, width_of
+from probing.runs.folder import read_tensor, reading
 from probing.runs.places import cache_of, model_of, task_of
-from probing.runs.results import contexts_of
 from probing.runtime import quiet_libraries, terminal
 from probing.runtime.terminal import plain_table, render
 from probing.statistics import ranked
-from probing.tables.schema import (
-    CONTEXTS,
-    EXPLANATIONS,
-    NEURON_CLASSES,
-    PREDICTIONS,
-    PROFILES,
-    classes_table,
-    positions_of,
-    positions_table,
-    profile_sentences,
-    rank_sentence,
-)
+from probing.tables.schema import CONTEXTS, EXPLANATIONS, NEURON_CLASSES, PREDICTIONS, PROFILES
 from probing.text import Corpus
 from probing.text.columns import check_text
-from probing.text.tasks import SentenceTask, TokenTask
+from probing.text.tasks import Labels, SentenceTask, TokenTask
 from probing.text.tokens import Tokens
 
 if TYPE_CHECKING:
     from probing.runs.run import Run
+
+# Classes that are shown at each end of the weights.
+MOST_CLASSES = 5
 
 # Most tokens of each end that can be asked for.
 MOST_TOKENS = 10_000
@@ -76,27 +81,57 @@ class NeuronPage(Table):
     @property
     def positions(self) -> Table:
         """The rows of `profile` that are means at a position; empty where examples are no tokens."""
-        return Table(positions_of(self.profile), PROFILES)
+        return self.profile.where(measure="position")
 
     @property
     def correlations(self) -> Table:
         """The rows of `profile` that are correlations with other neurons, the strongest first."""
-        return Table((row for row in self.profile if row["measure"] == "correlation"), PROFILES)
+        return self.profile.where(measure="correlation")
 
     @property
     def cosine_share(self) -> float | None:
         """The neuron's share of the mean cosine of two different test tokens; None where this cosine is about 0."""
-        return next((row["value"] for row in self.profile if row["measure"] == "cosine_share"), None)
+        return next(iter(self.profile.where(measure="cosine_share").column("value")), None)
 
     def sentences(self) -> list[str]:
         """Return sentences on the neuron's rank, mean, share of the mean cosine and correlations."""
-        return [rank_sentence(self.layer, self.neuron, self.ranks, self._n_neurons), *profile_sentences(self.profile)]
+        sentences = [self._rank_sentence()]
+        for row in self.profile.where(measure="mean"):
+            n, between = count(row["n_test_tokens"], "test token"), interval(row, "value", " to ", ".3g")
+            inside = in_brackets(between and f"95% interval {between}")
+            sentences.append(f"Its mean activation over {n} is {row['value']:.3g}{inside}.")
+        if (share := self.cosine_share) is not None:
+            sentences.append(f"It makes {share:.1%} of the mean cosine of two different test tokens.")
+        if others := [f"{row['index']} ({row['value']:+.2f})" for row in self.correlations]:
+            sentences.append(f"Its activations correlate most with those of the neurons {listed(others)}.")
+        return sentences
+
+    def _rank_sentence(self) -> str:
+        """Return its rank in the layer, and the ranks of the neurons of the same index in the run's other layers."""
+        (own,), others = self.ranks.where(layer=self.layer), self.ranks.where(lambda row: row["layer"] != self.layer)
+        sentence = f"Neuron {self.neuron} of layer {self.layer} has rank {own['rank']} of {self._n_neurons}"
+        if not others:
+            return f"{sentence}."
+        first = self.ranks.layers(lambda row: row["rank"] == 1)
+        named = layers_named(first) if first else "no layer of the run"
+        places = listed([f"{row['rank']} in layer {row['layer']}" for row in others])
+        return f"{sentence}; the neuron of this index is first in {named}. Other ranks: {places}."
+
+    def classes_table(self) -> Any:
+        """Return the classes of the highest and of the lowest weights as a rich table, the highest first."""
+        ordered = sorted(self.classes, key=lambda row: -row["weight"])
+        rows, title = ordered, "Weight by class"
+        if len(ordered) > 2 * MOST_CLASSES:
+            rows = [*ordered[:MOST_CLASSES], *ordered[-MOST_CLASSES:]]
+            title += f": the {MOST_CLASSES} highest and the {MOST_CLASSES} lowest of {len(ordered)}"
+        return shown_table(NEURON_CLASSES, rows, title, ["class", "weight", "contribution"])
 
     def __repr__(self) -> str:
         tables = [shown_table(CONTEXTS, self, "Tokens on which it is highest and lowest")] if self else []
-        if self.positions:
-            tables.append(positions_table(self.profile))
-        return "\n".join([*self.sentences(), terminal.render(*tables, classes_table(self.classes))])
+        if positions := self.positions:
+            names = ["index", "value*", "n_test_tokens"]
+            tables.append(shown_table(PROFILES, positions, "Mean activation by position", names))
+        return "\n".join([*self.sentences(), terminal.render(*tables, self.classes_table())])
 
     def _repr_html_(self) -> str:
         shown: str = load(ACTIONS["neuron_block"])(self)
@@ -128,18 +163,11 @@ def sides_and_text(run: Run) -> tuple[Sides, Corpus]:
 
 def pages_of_first(run: Run) -> Iterator[NeuronPage]:
     """Yield the pages that a run of text has written of the first neurons of each layer, in order."""
-    contexts, profiles = _by_neuron(run.contexts), _by_neuron(run.profiles)
+    contexts, profiles = (rows.by("layer", "neuron") for rows in (run.contexts, run.profiles))
     weights = _Weights(run) if contexts else None
-    for at, rows in contexts.items():
+    for (layer, neuron), rows in contexts.items():
         assert weights is not None
-        yield NeuronPage(run, *at, rows, profiles.get(at, ()), weights.of(*at))
-
-
-def _by_neuron(rows: Sequence[Row]) -> dict[tuple[int, int], list[Row]]:
-    groups: dict[tuple[int, int], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["layer"], row["neuron"]), []).append(row)
-    return groups
+        yield NeuronPage(run, layer, neuron, rows, profiles.get((layer, neuron), ()), weights.of(layer, neuron))
 
 
 class _Weights:
@@ -451,3 +479,65 @@ def explained(probes: Probes, given: Any, are_arrays: bool, n: int) -> Explanati
     are_whole = bool(rows) and "row" not in rows[0] and "position" not in rows[0]
     texts = ([given] if isinstance(given, str) else given) if are_whole else ()
     return Explanation(rows, [text if isinstance(text, str) else " ".join(text) for text in texts])
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Tokens in their context on which a neuron is highest and lowest.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Most characters before a token and after it, and of a sentence that stands for itself.
+AROUND, WHOLE = 40, 120
+
+
+def contexts_of(extremes: Extremes, examples: Examples, corpus: Corpus, classes: Labels) -> list[dict[str, Any]]:
+    """Return a row per layer, neuron, end and token, as in `contexts.csv`.
+
+    `extremes` indexes `examples`, whose text is `corpus`; `classes` are labels, empty where numbers are predicted.
+    """
+    rows = []
+    for (layer, end), (values, tokens) in extremes.by_end.items():
+        columns = zip(extremes.neurons[layer], values.T.tolist(), tokens.T.tolist(), strict=True)
+        for neuron, neuron_values, neuron_tokens in columns:
+            for place, (value, token) in enumerate(zip(neuron_values, neuron_tokens, strict=True), start=1):
+                label = _label(examples, token, classes)
+                about = {"layer": layer, "neuron": neuron, "end": end, "place": place, "activation": value, **label}
+                rows.append({**about, **in_context(examples, corpus, token)})
+    order = {(layer, neuron): i for layer, numbers in extremes.neurons.items() for i, neuron in enumerate(numbers)}
+    return sorted(rows, key=lambda row: (row["layer"], order[row["layer"], row["neuron"]], row["end"], row["place"]))
+
+
+def _label(examples: Examples, token: int, classes: Labels) -> dict[str, Any]:
+    """Return the true class of a token, or its number."""
+    if examples.values is not None:
+        return {"number": float(examples.values[examples.labels[token]])}
+    return {"class": classes.tolist()[examples.labels[token]]}
+
+
+def in_context(examples: Examples, corpus: Corpus, token: int) -> Row:
+    """Return the sentence of a token, its position, its characters and the characters around it.
+
+    Where examples are sentences, the whole sentence is the token. `token` is a row in the store, for a word the row of
+    its first piece.
+    """
+    tokens = examples.store.tokens
+    sentence = int(tokens.sentences[token])
+    text = corpus.sentences[sentence]
+    if examples.pooling is not None:
+        return {"sentence": sentence, "before": "", "token": _shortened(text, WHOLE), "after": ""}
+    position = token - int(tokens.offsets[sentence])
+    if tokens.spans is None:  # rows of arrays
+        return {"sentence": sentence, "position": position, "before": "", "token": "", "after": ""}
+    start, stop = (int(end) for end in tokens.spans[token])
+    if examples.word_means:
+        rows = np.arange(token, int(tokens.offsets[sentence + 1]))
+        stop = int(tokens.spans[rows[tokens.words[rows] == tokens.words[token]][-1], 1])
+    before, after = text[:start], text[stop:]
+    return {
+        "sentence": sentence, "position": position,
+        "before": "…" * (len(before) > AROUND) + before[-AROUND:], "token": text[start:stop],
+        "after": _shortened(after, AROUND),
+    }  # fmt: skip
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"

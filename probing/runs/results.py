@@ -1,10 +1,10 @@
-"""Results of a run of `fit` or `probe`, and the files to which they are written."""
+"""Results of a run of `fit` or `probe`: their measurement, their tables, and the files to which they are written."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,29 +17,51 @@ from torch import Tensor
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import constant_cross_entropy_by_sentence
-from probing.probes.bases import feature_store
+from probing.data.module import layer_moments
+from probing.probes.bases import basis_rows
 from probing.probes.closed_forms import Decomposed, NumberFit, choose_ridge_penalty
-from probing.probes.evaluation import head_contributions
+from probing.probes.evaluation import head_contributions, head_rows
 from probing.probes.evidence import (
     Evidence,
-    NumberEvidence,
     basis_table,
+    collect_evidence,
     collect_number_evidence,
     compared_with,
     directions_of,
+    first_neurons,
     neuron_table,
+    with_each,
     with_number_removals,
     with_number_replicates,
 )
-from probing.probes.neuron_profiles import Classes, Extremes, class_scores, confusions, positions_of
-from probing.probes.rankings import class_contributions, class_rows, mean_contribution
-from probing.probes.removal import with_corrected
-from probing.probes.training import CodeLength, LayerFit
-from probing.probes.transforms import Changed, Transform, save
+from probing.probes.neuron_profiles import (
+    Classes,
+    Extremes,
+    class_scores,
+    confusions,
+    extremes,
+    positions_of,
+    predicted_classes,
+    profile_rows,
+)
+from probing.probes.rankings import class_contributions, class_rows, control_task_shares, mean_contribution
+from probing.probes.removal import PENALTIES, with_corrected
+from probing.probes.retraining import Retraining, add_retraining_evidence
+from probing.probes.training import CodeLength, LayerFit, Lbfgs, online_code, penalised, train_controls, train_probes
+from probing.probes.transforms import (
+    Changed,
+    Transform,
+    feature_store,
+    moments_with_constant,
+    of_neurons,
+    save,
+    with_constant,
+)
 from probing.results import Row, count, layers_named, with_layer_name, without_nan, write_tables
+from probing.runs.predictions import contexts_of
 from probing.runtime import Stopwatch, versions
 from probing.runtime.files import write_tensors
-from probing.runtime.progress import stage
+from probing.runtime.progress import counted, stage
 from probing.statistics import (
     accuracy_interval,
     difference_interval,
@@ -55,83 +77,134 @@ from probing.tables.figures import USUAL
 from probing.tables.probe_figures import write_figures
 from probing.tables.schema import NUMBER_TABLES, TABLES
 from probing.text import Corpus
-from probing.text.tasks import Labels, label_name
+from probing.text.tasks import label_name
 from probing.tracking import Tracker
 
 # --------------------------------------------------------------------------------------------------------------------
-# Measurements of a run that predicts numbers: its ridge probes, their controls, and the evidence for rankings.
+# Results in memory, and their tables.
 # --------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class NumberResults:
-    """The results of a run that predicts numbers, with the fields of `ClassResults` except for these.
+class ProbeResults:
+    """The results of a run, in either class below of this one.
 
     Args:
-        controls: For each control, the probe of each layer, or a single probe for all layers.
-        replicates: Weights of the bootstrapped probes on raw hidden states, shape (n_replicates, n_layers, 1, d_model).
+        evidence: The evidence of each layer, in the order of `fits`; empty if neurons are not ranked.
+        controls: For each control and draw, the probe of each layer, or a single probe for all layers.
+        replicates: Weights of the bootstrapped probes on raw hidden states, shape (n_replicates, n_layers, n_classes,
+            d_model).
+        penalty: The l2 penalty as `l2`, and how it was chosen if it was not given.
+        transform: Transform of the activations, fitted on the training examples.
+        n_heads: Number of heads into which a layer's neurons divide; None if they belong to no heads.
+        heads: A row per layer and head, as in `heads.csv`; empty without heads.
+        extremes: The test tokens of the first neurons' highest and lowest activations, if requested.
+        profiles: Further description of these neurons, as in `profiles.csv`.
     """
 
     sides: Sides
-    fits: Sequence[NumberFit]
-    evidence: Sequence[NumberEvidence]
-    controls: Mapping[str, Sequence[NumberFit]] = field(default_factory=dict)
+    fits: Sequence[LayerFit | NumberFit]
+    evidence: Sequence[Evidence]
+    controls: Mapping[str, Sequence[Sequence[LayerFit | NumberFit]]] = field(default_factory=dict)
     replicates: Tensor | None = None
     penalty: Mapping[str, Any] = field(default_factory=dict)
     transform: str = "none"
     n_heads: int | None = None
+    heads: Sequence[Row] = ()
     extremes: Extremes | None = None
     profiles: Sequence[Row] = ()
 
     @property
-    def heads(self) -> list[dict[str, Any]]:
-        """A row per layer and head, as in `heads.csv`; empty without heads."""
-        if not self.n_heads:
-            return []
-        pairs = zip(self.fits, self.evidence, strict=True)
-        by_layer = [
-            (fit.layer, mean_contribution(fit.weight, layer_evidence.magnitudes)) for fit, layer_evidence in pairs
-        ]
-        return [
-            row for layer, contribution in by_layer for row in head_contributions(layer, contribution, self.n_heads)
-        ]
+    def numbers(self) -> dict[str, float]:
+        """Mean of the training numbers, the constant answer, and their standard deviation; empty for classes."""
+        return {}
 
     def tables(self) -> dict[str, Sequence[Row]]:
         """Return the rows of the run's tables, by name."""
-        accuracy, heads = self.accuracy(), self.heads
-        neurons = self.neurons([row["flag"] for row in accuracy])
-        basis = basis_table(
-            (fit.layer, layer_evidence.directions)
-            for fit, layer_evidence in zip(self.fits, self.evidence, strict=False)
-        )
-        tables = {"accuracy": accuracy, "neurons": neurons, "heads": heads, "basis": basis}
+        accuracy = self.accuracy()
+        tables: dict[str, Sequence[Row]] = {
+            "accuracy": accuracy,
+            "neurons": self.neurons([row["flag"] for row in accuracy]),
+            **self._of_classes(),
+            "heads": self.heads,
+            "basis": basis_table((fit.layer, layer_evidence.directions) for fit, layer_evidence in self._ranked),
+        }
         return {name: rows for name, rows in tables.items() if rows}
+
+    def _of_classes(self) -> dict[str, Sequence[Row]]:
+        return {}
 
     def accuracy(self) -> list[dict[str, Any]]:
         """Return a row per layer, as in `accuracy.csv`."""
-        return [self._row(i) for i in range(len(self.fits))]
+        return [self._accuracy_row(i) for i in range(len(self.fits))]
+
+    def _accuracy_row(self, i: int) -> dict[str, Any]:
+        raise NotImplementedError
 
     def neurons(self, flags: Sequence[str]) -> list[dict[str, Any]]:
         """Return a row per layer and neuron in ranked order, as in `neurons.csv`, with the layers' accuracy flags."""
-        rows = []
-        for fit, layer_evidence, flag in zip(self.fits, self.evidence, flags, strict=True):
-            assert layer_evidence.correlation is not None
-            table = neuron_table(fit.layer, fit.weight, layer_evidence, is_informative=not flag, n_heads=self.n_heads)
-            for row in with_corrected(table, layer_evidence.ablation_effects):
-                named = {name.replace("cross_entropy_without", "r2_without"): value for name, value in row.items()}
-                rows.append({**named, "correlation": float(layer_evidence.correlation[row["neuron"]])})
-        return rows
-
-    def contributions(self) -> list[Tensor]:
-        """Return the mean contribution of each neuron for each layer, shape (1, d_model)."""
         return [
-            class_contributions(fit.weight, layer_evidence.magnitudes)
-            for fit, layer_evidence in zip(self.fits, self.evidence, strict=True)
+            row
+            for (fit, evidence), flag in zip(self._ranked, flags, strict=True)
+            for row in with_corrected(
+                neuron_table(fit.layer, fit.weight, evidence, is_informative=not flag, n_heads=self.n_heads),
+                evidence.ablation_effects,
+            )
         ]
 
-    def _row(self, i: int) -> dict[str, Any]:
+    def contributions(self) -> list[Tensor]:
+        """Return the mean contribution of each neuron to each class for each layer, shape (n_classes, d_model).
+
+        Of numbers, the shape is (1, d_model).
+        """
+        return [class_contributions(fit.weight, layer_evidence.magnitudes) for fit, layer_evidence in self._ranked]
+
+    @property
+    def _ranked(self) -> list[tuple[Any, Evidence]]:
+        """The probe of each layer with its evidence; empty if neurons are not ranked."""
+        return list(zip(self.fits, self.evidence, strict=True)) if self.evidence else []
+
+    def _controls(self, i: int) -> Iterator[tuple[str, list[Any]]]:
+        """Yield the name of each control, and the probe of a layer in each draw."""
+        for name, draws in self.controls.items():
+            yield name, [fits[i] if len(fits) > 1 else fits[0] for fits in draws]
+
+    def _last_columns(self, i: int, more: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the last columns of a layer's row: the agreement of rankings, `more`, and the size of the sample."""
+        train, evidence = self.sides.train, self.evidence[i] if self.evidence else None
+        stability = evidence.stability if evidence else None
+        return {
+            **({} if stability is None else {"bootstrap_overlap": stability.bootstrap_overlap}),
+            **more,
+            **size_columns(self.transform, train.n_tokens, len(train.sentences()), train.store.plan.d_model),
+            **(evidence.penalty_stability if evidence else {}),
+        }
+
+
+@dataclass(frozen=True)
+class NumberResults(ProbeResults):
+    """The results of a run that predicts numbers by ridge probes."""
+
+    fits: Sequence[NumberFit]
+
+    @property
+    def numbers(self) -> dict[str, float]:  # noqa: D102  as above
+        standard = self.fits[0].standard
+        return {"mean": standard.mean, "sd": standard.sd}
+
+    def neurons(self, flags: Sequence[str]) -> list[dict[str, Any]]:  # noqa: D102  as above
+        correlations = {fit.layer: layer_evidence.correlation for fit, layer_evidence in self._ranked}
+        rows = []
+        for row in super().neurons(flags):
+            named = {name.replace("cross_entropy_without", "r2_without"): value for name, value in row.items()}
+            correlation = correlations[row["layer"]]
+            assert correlation is not None
+            rows.append({**named, "correlation": float(correlation[row["neuron"]])})
+        return rows
+
+    def _accuracy_row(self, i: int) -> dict[str, Any]:
         fit, train, test = self.fits[i], self.sides.train, self.sides.test
-        controls = {name: fits[i] if len(fits) > 1 else fits[0] for name, fits in self.controls.items()}
+        controls = {name: draws[0] for name, draws in self._controls(i)}
         n, sd = test.n_tokens, fit.standard.sd
         intervals = self._intervals(fit, controls)
         row: dict[str, Any] = {
@@ -149,11 +222,7 @@ class NumberResults:
         row["flag"] = r2_flag(row)
         for name, control in controls.items():
             row |= {f"{name}_r2": control.r2, **_ends(f"above_{name}", intervals[name])}
-        evidence = self.evidence[i] if self.evidence else None
-        if evidence and (stability := evidence.stability) is not None:
-            row["bootstrap_overlap"] = stability.bootstrap_overlap
-        row |= size_columns(self.transform, train.n_tokens, len(train.sentences()), train.store.plan.d_model)
-        return row | dict(evidence.penalty_stability if evidence else {})
+        return row | self._last_columns(i, {})
 
     def _intervals(self, fit: NumberFit, controls: Mapping[str, NumberFit]) -> dict[str, tuple[float, float]]:
         """Return the 95% intervals of R² and of its differences to the controls, over test sentences or documents."""
@@ -171,192 +240,33 @@ def _ends(name: str, interval: tuple[float, float]) -> dict[str, float]:
     return {f"{name}_low": interval[0], f"{name}_high": interval[1]}
 
 
-def measure_numbers(
-    sides: Sides,
-    controls: Mapping[str, Sequence[Sides]],
-    layers: Sequence[int],
-    probe: ProbeOptions,
-    n_replicates: int,
-    retraining: bool,
-    transform: str,
-    seed: int,
-    n_heads: int | None,
-    watch: Stopwatch,
-    ranking: bool = True,
-    n_rotations: int = 0,
-) -> NumberResults:
-    """Solve the ridge probes of a run, of its controls, and the probes that give evidence for its rankings.
-
-    `controls` has the examples of each control, by name and draw; for other arguments see `EvidenceConfig`.
-    """
-    space = probe.penalty_space
-    with stage(f"probes of {layers_named(layers)}"):
-        decomposed = Decomposed.of(sides, layers, space)
-        penalty: dict[str, Any] = {"l2": probe.l2}
-        if probe.l2 == "auto":
-            penalty = choose_ridge_penalty(sides, layers, decomposed.spectra, decomposed.products).summary()
-        l2 = float(penalty["l2"])
-        fits = decomposed.train(l2)
-        watch.end("probe")
-    control_fits = {}
-    if controls:
-        with stage(f"probes of {count(len(controls), 'control')}"):
-            for name, (other, *_) in controls.items():
-                # Other numbers of the same examples share the decomposition.
-                known = decomposed.spectra if other.train.store is sides.train.store else None
-                of_layers = layers[:1] if name == "token" else layers
-                control_fits[name] = Decomposed.of(other, of_layers, space, known).train(l2)
-    if not ranking:
-        return NumberResults(sides, fits, (), control_fits, penalty=penalty, transform=transform)
-    with stage("evidence for the ranking"):
-        evidence, replicates = collect_number_evidence(decomposed, fits), None
-        if n_replicates:
-            evidence, replicates = with_number_replicates(evidence, decomposed, fits, l2, n_replicates, seed)
-        if retraining:
-            evidence = with_number_removals(evidence, sides, fits, l2, seed)
-        directions = directions_of(fits, sides.test, space, n_rotations, seed)
-        evidence = [
-            replace(layer_evidence, directions=layer_directions)
-            for layer_evidence, layer_directions in zip(evidence, directions, strict=True)
-        ]
-    return NumberResults(sides, fits, evidence, control_fits, replicates, penalty, transform, n_heads)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Tokens in their context on which a neuron is highest and lowest.
-# --------------------------------------------------------------------------------------------------------------------
-
-# Most characters before a token and after it, and of a sentence that stands for itself.
-AROUND, WHOLE = 40, 120
-
-
-def contexts_of(extremes: Extremes, examples: Examples, corpus: Corpus, classes: Labels) -> list[dict[str, Any]]:
-    """Return a row per layer, neuron, end and token, as in `contexts.csv`.
-
-    `extremes` indexes `examples`, whose text is `corpus`; `classes` are labels, empty where numbers are predicted.
-    """
-    rows = []
-    for (layer, end), (values, tokens) in extremes.by_end.items():
-        columns = zip(extremes.neurons[layer], values.T.tolist(), tokens.T.tolist(), strict=True)
-        for neuron, neuron_values, neuron_tokens in columns:
-            for place, (value, token) in enumerate(zip(neuron_values, neuron_tokens, strict=True), start=1):
-                label = _label(examples, token, classes)
-                about = {"layer": layer, "neuron": neuron, "end": end, "place": place, "activation": value, **label}
-                rows.append({**about, **in_context(examples, corpus, token)})
-    order = {(layer, neuron): i for layer, numbers in extremes.neurons.items() for i, neuron in enumerate(numbers)}
-    return sorted(rows, key=lambda row: (row["layer"], order[row["layer"], row["neuron"]], row["end"], row["place"]))
-
-
-def _label(examples: Examples, token: int, classes: Labels) -> dict[str, Any]:
-    """Return the true class of a token, or its number."""
-    if examples.values is not None:
-        return {"number": float(examples.values[examples.labels[token]])}
-    return {"class": classes.tolist()[examples.labels[token]]}
-
-
-def in_context(examples: Examples, corpus: Corpus, token: int) -> Row:
-    """Return the sentence of a token, its position, its characters and the characters around it.
-
-    Where examples are sentences, the whole sentence is the token. `token` is a row in the store, for a word the row of
-    its first piece.
-    """
-    tokens = examples.store.tokens
-    sentence = int(tokens.sentences[token])
-    text = corpus.sentences[sentence]
-    if examples.pooling is not None:
-        return {"sentence": sentence, "before": "", "token": _shortened(text, WHOLE), "after": ""}
-    position = token - int(tokens.offsets[sentence])
-    if tokens.spans is None:  # rows of arrays
-        return {"sentence": sentence, "position": position, "before": "", "token": "", "after": ""}
-    start, stop = (int(end) for end in tokens.spans[token])
-    if examples.word_means:
-        rows = np.arange(token, int(tokens.offsets[sentence + 1]))
-        stop = int(tokens.spans[rows[tokens.words[rows] == tokens.words[token]][-1], 1])
-    before, after = text[:start], text[stop:]
-    return {
-        "sentence": sentence, "position": position,
-        "before": "…" * (len(before) > AROUND) + before[-AROUND:], "token": text[start:stop],
-        "after": _shortened(after, AROUND),
-    }  # fmt: skip
-
-
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]}…"
-
-
 @dataclass(frozen=True)
-class ClassResults:
+class ClassResults(ProbeResults):
     """The results of a run that predicts classes.
 
     Args:
-        evidence: The evidence of each layer, in the order of `fits`; empty if neurons are not ranked.
-        controls: For each control and draw, the probe of each layer, or a single probe for all layers.
-        replicates: Weights of the bootstrapped probes on raw hidden states, shape (n_replicates, n_layers, n_classes,
-            d_model).
         codes: Code length of the training labels given each layer's activations; empty if not measured.
-        penalty: The l2 penalty as `l2`, and how it was chosen if it was not given.
-        transform: Transform of the activations, fitted on the training examples.
         predicted: For each layer the predicted class of each test token, -1 for tokens that are no examples, shape
             (n_tokens,).
-        n_heads: Number of heads into which a layer's neurons divide; None if they belong to no heads.
-        heads: A row per layer and head, as in `heads.csv`; empty without heads.
-        extremes: The test tokens of the first neurons' highest and lowest activations, if requested.
-        profiles: Further description of these neurons, as in `profiles.csv`.
         bases: A row per layer, basis and number of units, as in `bases.csv`; empty unless neurons are features.
     """
 
-    sides: Sides
     fits: Sequence[LayerFit]
-    evidence: Sequence[Evidence]
-    controls: Mapping[str, Sequence[Sequence[LayerFit]]] = field(default_factory=dict)
-    replicates: Tensor | None = None
     codes: Sequence[CodeLength] = ()
-    penalty: Mapping[str, Any] = field(default_factory=dict)
-    transform: str = "none"
     predicted: Sequence[Classes] = ()
-    n_heads: int | None = None
-    heads: Sequence[dict[str, Any]] = ()
-    extremes: Extremes | None = None
-    profiles: Sequence[Row] = ()
-    bases: Sequence[dict[str, Any]] = ()
+    bases: Sequence[Row] = ()
 
-    def tables(self) -> dict[str, Sequence[Row]]:
-        """Return the rows of the run's tables, by name."""
-        accuracy, scores = self.accuracy(), self.class_scores()
+    def _of_classes(self) -> dict[str, Sequence[Row]]:
+        scores = self.class_scores()
         # Classes that are numbers of tokens, such as positions.
         are_positions = self.sides.ordinal and self.sides.test.pooling is None
-        tables: dict[str, Sequence[Row]] = {
-            "accuracy": accuracy,
-            "neurons": self.neurons([row["flag"] for row in accuracy]),
+        return {
             "class_scores": scores,
             "confusions": self.confusions(),
             "positions": positions_of(scores) if are_positions else (),
             "classes": self.neurons_by_class(),
-            "heads": self.heads,
             "bases": self.bases,
-            "basis": basis_table((fit.layer, layer_evidence.directions) for fit, layer_evidence in self._ranked),
         }
-        return {name: rows for name, rows in tables.items() if rows}
-
-    def accuracy(self) -> list[dict[str, Any]]:
-        """Return a row per layer, as in `accuracy.csv`."""
-        return [self._accuracy_row(i) for i in range(len(self.fits))]
-
-    @property
-    def _ranked(self) -> list[tuple[LayerFit, Evidence]]:
-        """The probe of each layer with its evidence; empty if neurons are not ranked."""
-        return list(zip(self.fits, self.evidence, strict=True)) if self.evidence else []
-
-    def neurons(self, flags: Sequence[str]) -> list[dict[str, Any]]:
-        """Return a row per layer and neuron in ranked order, as in `neurons.csv`, with the layers' accuracy flags."""
-        return [
-            row
-            for (fit, evidence), flag in zip(self._ranked, flags, strict=True)
-            for row in with_corrected(
-                neuron_table(fit.layer, fit.weight, evidence, is_informative=not flag, n_heads=self.n_heads),
-                evidence.ablation_effects,
-            )
-        ]
 
     def neurons_by_class(self) -> list[dict[str, Any]]:
         """Return a row per layer, class and neuron among the first of the class, as in `classes.csv`."""
@@ -377,10 +287,6 @@ class ClassResults:
 
     def _predictions(self) -> Iterator[tuple[int, Classes]]:
         return zip((fit.layer for fit in self.fits), self.predicted, strict=False)  # trials of a sweep have none
-
-    def contributions(self) -> list[Tensor]:
-        """Return the mean contribution of each neuron to each class for each layer, shape (n_classes, d_model)."""
-        return [class_contributions(fit.weight, layer_evidence.magnitudes) for fit, layer_evidence in self._ranked]
 
     def _accuracy_row(self, i: int) -> dict[str, Any]:
         fit, train, test, n_classes = self.fits[i], self.sides.train, self.sides.test, len(self.sides.classes)
@@ -406,22 +312,19 @@ class ClassResults:
             "n_classes": n_classes,
         }
         row["flag"] = accuracy_flag(row)
-        for name, draws in self.controls.items():
-            row |= self._compare_with_control(name, fit, [fits[i] if len(fits) > 1 else fits[0] for fits in draws])
+        for name, draws in self._controls(i):
+            row |= self._compare_with_control(name, fit, draws)
         if "control_task" in self.controls:
             row["selectivity"] = row["accuracy"] - row["control_task_accuracy"]
-        evidence = self.evidence[i] if self.evidence else None
-        if evidence and (stability := evidence.stability) is not None:
-            row["bootstrap_overlap"] = stability.bootstrap_overlap
+        more: dict[str, float] = {}
         if self.transform == "clip":
             assert isinstance(train.store, Changed)
             clip = train.store.changes[fit.layer]
-            row["n_clipped"] = len(clip.clipped) if isinstance(clip, Transform) else 0
+            more["n_clipped"] = len(clip.clipped) if isinstance(clip, Transform) else 0
         if self.codes:
-            row["online_code_bits"], row["uniform_code_bits"] = self.codes[i].online, self.codes[i].uniform
-            row["compression"] = self.codes[i].compression
-        row |= size_columns(self.transform, train.n_tokens, len(train.sentences()), train.store.plan.d_model)
-        return row | dict(evidence.penalty_stability if evidence else {})
+            more["online_code_bits"], more["uniform_code_bits"] = self.codes[i].online, self.codes[i].uniform
+            more["compression"] = self.codes[i].compression
+        return row | self._last_columns(i, more)
 
     def _information(self, fit: LayerFit) -> dict[str, float]:
         """Return the test cross-entropy of a constant answer, and its reduction by the probe, in nats per token."""
@@ -445,9 +348,187 @@ class ClassResults:
         return {f"{name}_accuracy": accuracy, f"above_{name}_low": low, f"above_{name}_high": high}
 
 
-# The results of a run, of classes or of numbers.
-ProbeResults = ClassResults | NumberResults
+# --------------------------------------------------------------------------------------------------------------------
+# Measurement: the probes of a run, their controls, and the evidence for rankings.
+# --------------------------------------------------------------------------------------------------------------------
 
+# In the table of contexts: neurons of each layer, by rank, and tokens of each end.
+N_NEURONS, N_TOKENS = 10, 5
+
+# Random rotations, where their number is not chosen.
+ROTATIONS = 20
+
+
+@dataclass(frozen=True)
+class EvidenceConfig:
+    """Measurements besides accuracy.
+
+    Args:
+        n_replicates: Number of bootstrap samples of the training sentences, 0 for none.
+        retraining: Whether probes are retrained without neurons and under other penalties.
+        codes: Whether the online code length of the training labels is measured.
+        transform: Transform of the activations, as in `--transform`.
+        n_heads: Number of heads into which a layer's neurons divide; None if they belong to no heads.
+        extremes: Whether the first neurons are described, with the tokens of their highest and lowest activations.
+        ranking: Whether neurons are ranked, with evidence; otherwise accuracies alone are measured.
+        n_rotations: Number of random rotations whose directions neurons are compared with, 0 for none; by default
+            `ROTATIONS` with `retraining`, otherwise none.
+    """
+
+    n_replicates: int
+    retraining: bool
+    codes: bool
+    transform: str
+    seed: int
+    n_heads: int | None = None
+    extremes: bool = False
+    ranking: bool = True
+    n_rotations: int | None = None
+
+    @property
+    def rotations(self) -> int:
+        """Number of random rotations, 0 for none."""
+        return ROTATIONS * self.retraining if self.n_rotations is None else self.n_rotations
+
+
+def measure(
+    sides: Sides,
+    controls: Mapping[str, Sequence[Sides]],
+    layers: Sequence[int],
+    probe: ProbeOptions,
+    config: EvidenceConfig,
+    trainer: Mapping[str, Any],
+    watch: Stopwatch,
+    say: Callable[[str], None],
+    logger: Any,
+    folder: str | None,
+) -> ProbeResults:
+    """Train the probes of a run, its controls, and the probes that give evidence for its rankings.
+
+    `controls` has the examples of each control, by name and draw. `trainer` has arguments of Lightning's Trainer,
+    `logger` logs the training curves of the run's probes; `folder` is for Lightning's files, None except in the
+    rank-zero process.
+    """
+    results: ProbeResults
+    if sides.numbers:
+        results = _measure_numbers(sides, controls, layers, probe, config, watch)
+    else:
+        results = _measure_classes(sides, controls, layers, probe, config, trainer, watch, say, logger, folder)
+    if config.extremes:
+        with counted("tokens on which neurons are highest and lowest", None):
+            first = first_neurons(results.fits, results.evidence, N_NEURONS)
+            extreme_tokens = extremes(sides.test, first, N_TOKENS)
+            results = replace(results, extremes=extreme_tokens, profiles=profile_rows(sides.test, first))
+    watch.end("evidence")
+    return results
+
+
+def _measure_classes(
+    sides: Sides, controls: Mapping[str, Sequence[Sides]], layers: Sequence[int], probe: ProbeOptions,
+    config: EvidenceConfig, trainer: Mapping[str, Any], watch: Stopwatch, say: Callable[[str], None], logger: Any,
+    folder: str | None,
+) -> ClassResults:  # fmt: skip
+    """Measure probes that predict classes; the arguments are as in `measure`."""
+    with stage(f"probes of {layers_named(layers)}"):
+        moments = of_read = layer_moments(sides.train, layers)
+        read, read_controls = sides, controls  # what probes read: the neurons, and the constant beside an intercept
+        if probe.bias:
+            read, read_controls = with_constant(sides, controls)
+            of_read = [moments_with_constant(of_layer) for of_layer in moments]
+        path, training = penalised(probe, config.seed, read, layers, of_read, trainer)
+        starts = path.weights if path else None
+        trained = train_probes(read, layers, training, logger=logger, folder=folder, moments=of_read, starts=starts)
+        watch.end("probe")
+    control_fits = {}
+    if controls:
+        with stage(f"probes of {count(len(controls), 'control')}"):
+            control_fits = train_controls(read_controls, layers, training, read.train, of_read)
+    codes: Any = ()
+    if config.codes:
+        with stage("codes of the labels"):
+            codes = online_code(read, layers, training, config.seed)
+    penalty = path.summary() if path else {"l2": probe.l2}
+    results = ClassResults(
+        sides, trained, (), control_fits, penalty=penalty, transform=config.transform, codes=codes,
+    )  # fmt: skip
+    if not config.ranking:
+        return results
+    with stage("evidence for the ranking"):
+        evidence = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes))
+        fits = [of_neurons(fit) for fit in trained] if probe.bias else trained
+        if draws := controls.get("control_task"):
+            of_draws = control_fits["control_task"]
+            if probe.bias:
+                of_draws = [[of_neurons(fit) for fit in of_layers] for of_layers in of_draws]
+            evidence = with_each(evidence, control_task_share=control_task_shares(draws, of_draws))
+        replicates = None
+        if isinstance(training.solver, Lbfgs) and all(fit.converged for fit in fits):
+            others = {name: path.starts(decades) for name, decades in PENALTIES.items()} if path else {}
+            retraining = Retraining(read, layers, trained, training, config.seed, others)
+            evidence, replicates = add_retraining_evidence(evidence, retraining, config.n_replicates, config.retraining)
+            directions = directions_of(fits, sides.test, probe.penalty_space, config.rotations, config.seed)
+            evidence = with_each(evidence, directions=directions)
+        elif config.n_replicates or config.retraining or config.rotations:
+            say("the probes are not at their optimum, so --replicates, --evidence and --rotations are skipped")
+        predicted = predicted_classes(read.test, layers, [fit.weight for fit in trained])
+        pairs = zip(fits, evidence, strict=True)
+        heads = () if not config.n_heads else head_rows(
+            read, trained, [mean_contribution(fit.weight, layer_evidence.magnitudes) for fit, layer_evidence in pairs],
+            config.n_heads, training if config.retraining else None, config.seed,
+        )  # fmt: skip
+        bases: list[dict[str, Any]] = []
+        if config.retraining and feature_store(sides.train.store) is not None:
+            bases = [row for layer in layers for row in basis_rows(sides, layer, training, path is None, config.seed)]
+    return replace(
+        results, fits=fits, evidence=evidence, replicates=replicates, predicted=predicted, n_heads=config.n_heads,
+        heads=heads, bases=bases,
+    )  # fmt: skip
+
+
+def _measure_numbers(
+    sides: Sides, controls: Mapping[str, Sequence[Sides]], layers: Sequence[int], probe: ProbeOptions,
+    config: EvidenceConfig, watch: Stopwatch,
+) -> NumberResults:  # fmt: skip
+    """Solve the ridge probes of a run, of its controls, and the probes that give evidence for its rankings."""
+    space, seed = probe.penalty_space, config.seed
+    with stage(f"probes of {layers_named(layers)}"):
+        decomposed = Decomposed.of(sides, layers, space)
+        penalty: dict[str, Any] = {"l2": probe.l2}
+        if probe.l2 == "auto":
+            penalty = choose_ridge_penalty(sides, layers, decomposed.spectra, decomposed.products).summary()
+        l2 = float(penalty["l2"])
+        fits = decomposed.train(l2)
+        watch.end("probe")
+    control_fits = {}
+    if controls:
+        with stage(f"probes of {count(len(controls), 'control')}"):
+            for name, (other, *_) in controls.items():
+                # Other numbers of the same examples share the decomposition.
+                known = decomposed.spectra if other.train.store is sides.train.store else None
+                of_layers = layers[:1] if name == "token" else layers
+                control_fits[name] = [Decomposed.of(other, of_layers, space, known).train(l2)]
+    results = NumberResults(sides, fits, (), control_fits, penalty=penalty, transform=config.transform)
+    if not config.ranking:
+        return results
+    with stage("evidence for the ranking"):
+        evidence, replicates = collect_number_evidence(decomposed, fits), None
+        if config.n_replicates:
+            evidence, replicates = with_number_replicates(evidence, decomposed, fits, l2, config.n_replicates, seed)
+        if config.retraining:
+            evidence = with_number_removals(evidence, sides, fits, l2, seed)
+        evidence = with_each(evidence, directions=directions_of(fits, sides.test, space, config.rotations, seed))
+    pairs, n_heads = zip(fits, evidence, strict=True), config.n_heads
+    heads = [] if not n_heads else [
+        row
+        for fit, layer_evidence in pairs
+        for row in head_contributions(fit.layer, mean_contribution(fit.weight, layer_evidence.magnitudes), n_heads)
+    ]  # fmt: skip
+    return replace(results, evidence=evidence, replicates=replicates, n_heads=n_heads, heads=heads)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Files.
+# --------------------------------------------------------------------------------------------------------------------
 
 # Tables that are logged beside accuracies and neurons.
 _LOGGED = "class_scores", "confusions", "heads", "bases", "basis", "contexts"
@@ -530,7 +611,6 @@ def write_summary(
     seconds; `noted` are further entries, such as the place of the text.
     """
     sides, key = results.sides, cached["test"]["key"]
-    fits: Sequence[LayerFit | NumberFit] = results.fits
     named = {"train": sides.train, "validation": sides.validation, "test": sides.test}
     summary = {
         "versions": versions(),
@@ -538,7 +618,7 @@ def write_summary(
         "cache": dict(cached),
         **(noted or {}),
         "classes": sides.classes.tolist(),
-        **({"numbers": _numbers(results)} if isinstance(results, NumberResults) else {}),
+        **({"numbers": results.numbers} if results.numbers else {}),
         "penalty": dict(results.penalty),
         "n_example_tokens": {side: examples.n_tokens for side, examples in named.items()},
         "n_dropped_tokens": {side: examples.n_dropped for side, examples in named.items()},
@@ -558,18 +638,12 @@ def write_summary(
                 "n_passes": fit.n_passes,
                 "objective": fit.objective,
             }
-            for row, fit in zip(written.tables["accuracy"], fits, strict=True)
+            for row, fit in zip(written.tables["accuracy"], results.fits, strict=True)
         ],
     }
     path = folder / "results.json"
     path.write_text(json.dumps(summary, indent=2), encoding="utf-8")
     return path
-
-
-def _numbers(results: NumberResults) -> dict[str, float]:
-    """Return the mean of the training numbers, which is the constant answer, and their standard deviation."""
-    standard = results.fits[0].standard
-    return {"mean": standard.mean, "sd": standard.sd}
 
 
 def intervals_over(test: Examples) -> dict[str, Any]:
@@ -600,7 +674,7 @@ def _write_tensors(folder: Path, results: ProbeResults, task: str, model: str) -
         "classes": json.dumps(results.sides.classes.tolist()),
         "task": task,
         "model": model,
-        **({"mean": json.dumps(_numbers(results)["mean"])} if isinstance(results, NumberResults) else {}),
+        **({"mean": json.dumps(results.numbers["mean"])} if results.numbers else {}),
     }
     weight = torch.stack([fit.weight for fit in results.fits])
     contribution = torch.stack(results.contributions()).float()

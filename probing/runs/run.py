@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError
 from probing.models import site_of, what_is_a_neuron
-from probing.results import Html, Schema, Table, element, joined, layer_cells, layers_named
-from probing.runs import Result, study_of
-from probing.runs.checks import (
-    further_table,
-    kind_of,
-    read_tensor,
-    reading,
+from probing.results import (
+    Html,
+    Row,
+    Schema,
+    Table,
+    as_read,
+    element,
+    joined,
+    label_of_class,
+    layer_cells,
+    layers_named,
+    read_csv,
+    with_named_layer,
 )
+from probing.runs import Result, study_of
+from probing.runs.checks import check_parts
+from probing.runs.folder import kind_of, read_json, read_tensor, read_yaml, reading
 from probing.tables import Order, has_intercept, ordered
 from probing.tables.schema import (
     BASES,
@@ -25,8 +34,10 @@ from probing.tables.schema import (
     CONFUSIONS,
     CONTEXTS,
     HEADS,
+    NUMBER_TABLES,
     POSITIONS,
     PROFILES,
+    TABLES,
 )
 
 if TYPE_CHECKING:
@@ -45,12 +56,15 @@ class Run(Result):
         results: The content of `results.json`.
         accuracy: A dict per layer, as in `accuracy.csv`.
         neurons: A dict per layer and neuron in ranked order, as in `neurons.csv`.
+        others: Other tables by name; those that are missing are read from the folder when they are asked for.
     """
 
     def __init__(
-        self, folder: Path, config: dict[str, Any], results: dict[str, Any], accuracy: Table, neurons: Table
-    ) -> None:
+        self, folder: Path, config: dict[str, Any], results: dict[str, Any], accuracy: Table, neurons: Table,
+        others: Mapping[str, Table] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(study_of("fit"), folder, config, results, {"accuracy": accuracy, "neurons": neurons})
+        self._others = dict(others or {})
         # Texts that have moved, as `load_run(folder, corpus=...)` names them.
         self.moved: Sequence[Any] = ()
 
@@ -129,8 +143,16 @@ class Run(Result):
         return page_of(of_text(self), layer, neuron, n)
 
     def _further(self, schema: Schema) -> Table:
-        """Return a table that not every run has."""
-        return further_table(self.folder, schema, self.layers, self.results["classes"])
+        """Return a table that not every run has, which is read once."""
+        if schema.name not in self._others:
+            rows = Table((), schema)
+            if (path := self.folder / f"{schema.name}.csv").exists():
+                with reading(self.folder):
+                    rows = read_csv(path, schema)
+                    check_parts(rows, schema, self.layers)
+                    rows = with_labels(rows, schema, self.results["classes"])
+            self._others[schema.name] = rows
+        return self._others[schema.name]
 
     @property
     def weight(self) -> Tensor:
@@ -281,6 +303,34 @@ def of_text(run: Run) -> Run:
             "whose model can read its text again."
         )
     return run
+
+
+def with_labels(rows: Table, schema: Schema, classes: Sequence[int | str]) -> Table:
+    """Return rows as read, with labels of the type in `classes` (text or integer)."""
+    columns = [column.name for column in schema.columns if column.type is label_of_class]
+    labels = {str(label): label for label in classes} | {"": ""}
+    return Table(({**row, **{name: labels[row[name]] for name in columns if name in row}} for row in rows), schema)
+
+
+Documents = tuple[dict[str, Any], dict[str, Any]]
+
+
+def read_documents(folder: Path, check: Callable[..., None] = lambda config, results: None) -> Documents:
+    """Return the configuration and the results of a run, after their check; layers know their names."""
+    config, results = read_yaml(folder / "config.yaml"), read_json(folder / "results.json")
+    check(config, results)
+    results["layers"] = [with_named_layer(row) for row in results["layers"]]
+    return config, results
+
+
+def run_of(folder: Path, tables: Mapping[str, Sequence[Row]]) -> Run:
+    """Return a run that this process has written; its rows are those of `tables` and are not read from the folder."""
+    config, results = read_documents(folder)
+    others = {
+        schema.name: with_labels(as_read(tables.get(schema.name, ()), schema), schema, results["classes"])
+        for schema in (NUMBER_TABLES if "numbers" in results else TABLES)
+    }
+    return Run(folder, config, results, others.pop("accuracy"), others.pop("neurons"), others)
 
 
 def read_run(folder: Path) -> Run:

@@ -23,11 +23,13 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter, functional
 from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader, IterableDataset
 
 from probing.errors import UserError, as_clause, did_you_mean, out_of_range, refuse
 from probing.runtime import logger_problems, without_logger
 from probing.runtime.files import most_text, parse_json, read_text, replacing
-from probing.runtime.processes import end_together, launched
+from probing.runtime.processes import end_together, interrupts_pass, launched
+from probing.runtime.progress import steps_counted
 
 # Fewest multiplications of a product, and fewest weights of a linear map, for which oneDNN's preparation is worthwhile.
 LEAST, LEAST_WEIGHTS = 2**24, 2**16
@@ -284,6 +286,11 @@ def check_trainer_options(options: Mapping[str, Any], solver: str) -> None:
         raise UserError(f"`--trainer.max_time {options['max_time']}` leaves no time to train: expected DD:HH:MM:SS.")
 
 
+def process_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that say which processes there are."""
+    return {name: options[name] for name in ("accelerator", "devices", "num_nodes", "strategy") if name in options}
+
+
 def _of_the_other_package(options: Mapping[str, Any]) -> list[str]:
     """Return problems of objects from `lightning`, whose classes `pytorch_lightning` does not recognise."""
     return [
@@ -375,26 +382,30 @@ class Places:
         """Return the path of the last state of an unfinished training."""
         return self.folder / "state" / f"{name}.ckpt"
 
-    def curve(self, name: str) -> Path:
-        """Return the path of the curve of a finished training."""
+    def document(self, name: str) -> Path:
+        """Return the path of the curve of a finished training, or of another result that a continued run reads."""
         return self.folder / "state" / f"{name}.json"
 
-    def finished(self, name: str) -> list[Row] | None:
-        """Return the curve of a training; None if the training is not finished."""
-        path = self.curve(name)
+    def read(self, name: str) -> list[Row] | None:
+        """Return the rows of a document; None if it is not written yet."""
+        path = self.document(name)
         return cast(list[Row], parse_json(read_text(path, self.folder, most_text()))) if path.is_file() else None
 
-    def finish(self, name: str, curve: list[Row]) -> None:
-        """Write the curve of a training, which marks it as finished, and remove its state."""
-        if not self.writes:
-            return
-        path = self.curve(name)
-        path.parent.mkdir(exist_ok=True)
-        with replacing(path) as partial:
-            partial.write_text(json.dumps(curve), encoding="utf-8")
-        self.state(name).unlink(missing_ok=True)
+    def write(self, name: str, rows: list[Row]) -> None:
+        """Write the rows of a document; the file is replaced atomically."""
+        if self.writes:
+            path = self.document(name)
+            path.parent.mkdir(exist_ok=True)
+            with replacing(path) as partial:
+                partial.write_text(json.dumps(rows), encoding="utf-8")
 
-    def keep(self, name: str, trainer: pl.Trainer) -> None:
+    def read_or_make(self, name: str, make: Callable[[], list[Row]]) -> list[Row]:
+        """Return the rows of a document, which are made and written unless it exists."""
+        if (rows := self.read(name)) is None:
+            self.write(name, rows := make())
+        return rows
+
+    def save_state(self, name: str, trainer: pl.Trainer) -> None:
         """Save the state from which a killed training continues; the file is replaced atomically."""
         path = self.state(name)
         if not self.writes:
@@ -407,6 +418,7 @@ class Places:
 
 def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
     """Write a model and its tokenizer to a folder for `from_pretrained`, replacing an older folder."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f"{folder.name}.partial")
     for stale in (partial, folder):
         shutil.rmtree(stale, ignore_errors=True)
@@ -415,17 +427,75 @@ def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
     partial.rename(folder)
 
 
-class ContinuedModule(pl.LightningModule):
-    """LightningModule whose steps are the same after a training was killed and continued.
+class ContinuedData(pl.LightningDataModule):
+    """Batches of a training that depend on the step alone; subclasses define `whole_batches` and `part_of`.
 
-    Dropout depends only on the seed, the step, the batch and the process. `rate` is the option of the learning rate
-    with its value, for messages.
+    The processes share the examples of each step. If gradients are accumulated over n batches, these are the parts of
+    the step's batch. The state is the number of completed steps, from which a killed training continues.
     """
 
-    def __init__(self, seed: int, rate: str) -> None:
+    def __init__(self, n_accumulated: int) -> None:
         super().__init__()
-        self.seed, self.rate = seed, rate
+        self.n_accumulated, self.first = n_accumulated, 0
+
+    def whole_batches(self, first: int) -> Iterator[Any]:
+        """Yield the batch of each step of the optimiser, from step `first` (from 0) on."""
+        raise NotImplementedError
+
+    def part_of(self, batch: Any, part: int, n_parts: int) -> Any:
+        """Return one of `n_parts` parts of a batch."""
+        raise NotImplementedError
+
+    def batches(self, first: int, rank: int = 0, n_ranks: int = 1) -> Iterator[Any]:
+        """Yield the batches of a process, from step `first` of the optimiser on."""
+        n_parts = n_ranks * self.n_accumulated
+        for batch in self.whole_batches(first):
+            for part in range(rank, n_parts, n_ranks):
+                yield batch if n_parts == 1 else self.part_of(batch, part, n_parts)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Return the batches of this process."""
+        return DataLoader(_Batches(self), batch_size=None)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the number of completed steps."""
+        return {"first": cast(pl.Trainer, self.trainer).global_step}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Set the first step to the first incomplete one."""
+        self.first = state_dict["first"]
+
+
+class _Batches(IterableDataset[Any]):
+    def __init__(self, data: ContinuedData) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[Any]:
+        trainer = cast(pl.Trainer, self.data.trainer)
+        return self.data.batches(self.data.first, trainer.global_rank, trainer.world_size)
+
+
+class ContinuedModule(pl.LightningModule):
+    """A model whose training has the same steps after it was killed and continued; subclasses define `optimizer`.
+
+    Dropout depends only on the seed, the step, the batch and the process. The learning rate rises linearly in the first
+    `warm_up` of the `steps`, and then falls linearly to 0. `rate` is its option with its value, for messages.
+    """
+
+    def __init__(self, model: Any, seed: int, steps: int, warm_up: int, rate: str) -> None:
+        super().__init__()
+        self.model, self.seed, self.steps, self.warm_up, self.rate = model, seed, steps, warm_up, rate
         self.last_loss = math.nan
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Return the optimiser with the highest learning rate."""
+        raise NotImplementedError
+
+    def configure_optimizers(self) -> Any:
+        """Return the optimiser with the schedule of its learning rate."""
+        optimizer = self.optimizer()
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_rate(self.steps, self.warm_up))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_train_batch_start(self, batch: Any, batch_index: int) -> None:
         """Seed the dropout of each batch from the seed, the batch number and the process."""
@@ -450,24 +520,57 @@ class ContinuedModule(pl.LightningModule):
 
 
 class RecordedTraining(pl.Callback):
-    """Callback that saves the states and the curve of a training and logs the curve; subclasses define `note`.
+    """A training whose states, curve and results are saved; subclasses define `measures`, and may extend `finish`.
 
-    The curve has about `points` rows and a row for each step in `due`. `save_every` is in steps; `logged` are columns.
+    The curve has about `points` rows and a row for each step in `due`; every row has the cells of `key`. `save_every`
+    is in steps; `logged` are columns.
     """
 
     def __init__(
-        self, name: str, steps: int, due: Collection[int], points: int, save_every: int, places: Places, logger: Any,
-        logged: Sequence[str],
+        self, name: str, key: Row, steps: int, due: Collection[int], points: int, save_every: int, places: Places,
+        logger: Any, logged: Sequence[str],
     ) -> None:  # fmt: skip
-        self.name, self.steps, self.due, self.every = name, steps, set(due), max(1, steps // points)
-        self.save_every, self.places, self.logger, self.logged = save_every, places, logger, logged
+        self.name, self.key, self.steps, self.due = name, key, steps, set(due)
+        self.every, self.save_every, self.places = max(1, steps // points), save_every, places
+        self.logger, self.logged = logger, logged
         self.curve: list[Row] = []
         self.losses: list[float] = []
         self.done = -1
 
-    def note(self, trainer: pl.Trainer, module: Any, step: int) -> None:
-        """Add the row of a step to the curve, by `add`."""
+    def fit(
+        self, build: Callable[[], ContinuedModule], data: ContinuedData, clip: float | None,
+        options: Mapping[str, Any], callbacks: Sequence[pl.Callback] = (),
+    ) -> list[Row]:  # fmt: skip
+        """Train a model from its beginning or from its last state, unless it is finished; return its curve.
+
+        `clip` is the largest norm of the gradient; `options`, the user's arguments of Lightning's Trainer, override it.
+        """
+        if (curve := self.places.read(self.name)) is not None:
+            self.log_curve(curve)
+            return curve
+        module = build()
+        if not self.steps:
+            self.finish(module)
+            return self.curve
+        defaults = {"gradient_clip_val": clip, "limit_val_batches": 0}
+        limits = {"max_steps": self.steps, "max_epochs": -1}
+        callbacks = [self, steps_counted(), *callbacks]
+        trainer = build_trainer({**defaults, **options, **limits}, None, callbacks, str(self.places.folder))
+        state = self.places.state(self.name)
+        with interrupts_pass(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            module.model.train()
+            trainer.fit(module, datamodule=data, ckpt_path=state if state.is_file() else None)
+        return self.curve
+
+    def measures(self, module: Any, step: int) -> Row:
+        """Return what is measured at a step in `due`, as cells of the curve."""
         raise NotImplementedError
+
+    def finish(self, module: Any) -> None:
+        """Write the curve, which marks the training as finished, and remove its state."""
+        self.places.write(self.name, self.curve)
+        if self.places.writes:
+            self.places.state(self.name).unlink(missing_ok=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the curve so far."""
@@ -478,10 +581,12 @@ class RecordedTraining(pl.Callback):
         self.curve, self.losses = list(state_dict["curve"]), list(state_dict["losses"])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log the curve so far of a continued training."""
+        """Note step 0 if it is due; log the curve so far of a continued training."""
         self.done = trainer.global_step
         if self.done:
             self.log_curve(self.curve)
+        elif 0 in self.due:
+            self._note(trainer, pl_module, 0)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         """Note due rows and save the state after a step of the optimiser."""
@@ -491,19 +596,25 @@ class RecordedTraining(pl.Callback):
             return
         self.done = step
         if step in self.due or step % self.every == 0:
-            self.note(trainer, pl_module, step)
+            self._note(trainer, pl_module, step)
         if step % self.save_every == 0 and step < self.steps:
-            self.places.keep(self.name, trainer)
+            self.places.save_state(self.name, trainer)
 
-    def mean_loss(self, trainer: pl.Trainer) -> float:
-        """Return the mean loss over all processes since the last call."""
-        device = float64_device(trainer.strategy.root_device)
-        mean = torch.tensor(sum(self.losses) / len(self.losses), dtype=torch.float64, device=device)
-        self.losses = []
-        return float(trainer.strategy.reduce(mean, reduce_op="mean"))
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Finish the training, unless it was stopped."""
+        if trainer.global_step >= self.steps:
+            self.finish(pl_module)
 
-    def add(self, row: Row) -> None:
-        """Add a row to the curve, and log it."""
+    def _note(self, trainer: pl.Trainer, module: Any, step: int) -> None:
+        """Add the row of a step to the curve, with the mean loss of all processes since the row before, and log it."""
+        row = {**self.key, "step": step}
+        if self.losses:
+            device = float64_device(trainer.strategy.root_device)
+            mean = torch.tensor(sum(self.losses) / len(self.losses), dtype=torch.float64, device=device)
+            row["train_loss"] = float(trainer.strategy.reduce(mean, reduce_op="mean"))
+            self.losses = []
+        if step in self.due:
+            row |= self.measures(module, step)
         self.curve.append(row)
         self.log_curve([row])
 

@@ -22,8 +22,8 @@ from math import floor
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import betaincinv, chdtri, fdtri, stdtr, stdtrit
 
 Array = NDArray[np.float64]
 
@@ -286,8 +286,8 @@ def binomial_interval(n_right: int, n: int, level: float = LEVEL) -> tuple[float
     if not n:
         return NO_INTERVAL
     tail = (1 - level) / 2
-    low = float(betaincinv(n_right, n - n_right + 1, tail)) if n_right else 0.0
-    high = float(betaincinv(n_right + 1, n - n_right, 1 - tail)) if n_right < n else 1.0
+    low = float(scipy.special.betaincinv(n_right, n - n_right + 1, tail)) if n_right else 0.0
+    high = float(scipy.special.betaincinv(n_right + 1, n - n_right, 1 - tail)) if n_right < n else 1.0
     return low, high
 
 
@@ -334,7 +334,7 @@ def _p_value(estimate: _Estimate, least: float) -> float:
     for _ in range(60):
         middle = (below + above) / 2
         below, above = (below, middle) if _holds_0(estimate, least, middle) else (middle, above)
-    return float(2 * stdtr(estimate.n_clusters - 1, -above))
+    return float(2 * scipy.special.stdtr(estimate.n_clusters - 1, -above))
 
 
 def _holds_0(estimate: _Estimate, least: float, t: float) -> bool:
@@ -414,7 +414,7 @@ class _Estimate:
 
     def t(self, level: float = LEVEL) -> float:
         """Return the quantile of Student's t at the upper end of an interval of this level."""
-        return float(stdtrit(self.n_clusters - 1, (1 + level) / 2))
+        return float(scipy.special.stdtrit(self.n_clusters - 1, (1 + level) / 2))
 
     def interval(self, least: float = 0.0, t: float | None = None) -> tuple[float, float]:
         """Return Student's interval (95% if `t` is None), widened for skewness, with a standard error >= `least`."""
@@ -480,7 +480,7 @@ def widened(value: float, interval: tuple[float, float], draws: Sequence[float])
     """
     if len(draws) < 2:
         return interval
-    reach = stdtrit(len(draws) - 1, (1 + LEVEL) / 2) * np.std(draws, ddof=1) / math.sqrt(len(draws))
+    reach = scipy.special.stdtrit(len(draws) - 1, (1 + LEVEL) / 2) * np.std(draws, ddof=1) / math.sqrt(len(draws))
     low, high = interval
     return value - math.hypot(value - low, reach), value + math.hypot(high - value, reach)
 
@@ -514,9 +514,9 @@ def welch(first: Sequence[float], second: Sequence[float], *, is_above: bool) ->
         return GroupDifference(value, value, value, 1.0)
     freedom = variance**2 / sum(part**2 / (len(group) - 1) for part, group in zip(parts, (a, b), strict=True))
     error = math.sqrt(variance)
-    reach = float(stdtrit(freedom, (1 + LEVEL) / 2)) * error
+    reach = float(scipy.special.stdtrit(freedom, (1 + LEVEL) / 2)) * error
     t = value / error
-    p = float(stdtr(freedom, -t)) if is_above else 2 * float(stdtr(freedom, -abs(t)))
+    p = float(scipy.special.stdtr(freedom, -t)) if is_above else 2 * float(scipy.special.stdtr(freedom, -abs(t)))
     return GroupDifference(value, value - reach, value + reach, p)
 
 
@@ -649,7 +649,12 @@ def _ends_of_variance(
     if not free or free_of_noise < 1:
         return math.nan, math.nan
     low, high = (
-        max(free * (square - float(fdtri(free, free_of_noise, 1 - p)) * noise) / (size * float(chdtri(free, p))), 0.0)
+        max(
+            free
+            * (square - float(scipy.special.fdtri(free, free_of_noise, 1 - p)) * noise)
+            / (size * float(scipy.special.chdtri(free, p))),
+            0.0,
+        )
         for p in (tail, 1 - tail)
     )
     return low, high
@@ -657,14 +662,21 @@ def _ends_of_variance(
 
 def _mean_squares(scores: Floats) -> tuple[float, float, float]:
     """Return the mean squares of rows, of columns and of the residual; NaN for a single level."""
-    n_seeds, n_orders = scores.shape
     mean, rows, columns = scores.mean(), scores.mean(1, keepdims=True), scores.mean(0, keepdims=True)
     rest = scores - rows - columns + mean
+    return _per_degree(scores, rows - mean, columns - mean, rest)
+
+
+def _per_degree(effects: Floats, rows: Floats, columns: Floats, rest: Floats) -> tuple[float, float, float]:
+    """Return the sums of squares of effects over their degrees of freedom; NaN for a single level.
+
+    `effects`, and their parts of rows, of columns and of the residual, have shape (n_seeds, n_orders, ...), or 1.
+    """
+    n_seeds, n_orders = effects.shape[:2]
     squares = (
-        (n_orders * ((rows - mean) ** 2).sum(), n_seeds - 1),
-        (n_seeds * ((columns - mean) ** 2).sum(), n_orders - 1),
+        (n_orders * (rows**2).sum(), n_seeds - 1), (n_seeds * (columns**2).sum(), n_orders - 1),
         ((rest**2).sum(), (n_seeds - 1) * (n_orders - 1)),
-    )
+    )  # fmt: skip
     of_rows, of_columns, of_rest = (float(square) / free if free else math.nan for square, free in squares)
     return of_rows, of_columns, of_rest
 
@@ -687,14 +699,7 @@ def _of_clusters(pseudo: Floats) -> dict[str, float]:
     mean, of_seed, of_order = pseudo.mean((0, 1)), pseudo.mean(1), pseudo.mean(0)
     square = float(n_seeds * n_orders * (mean**2).sum() / free)
     rest = pseudo - of_seed[:, None] - of_order[None] + mean
-    squares = (
-        (n_orders * ((of_seed - mean) ** 2).sum(), n_seeds - 1),
-        (n_seeds * ((of_order - mean) ** 2).sum(), n_orders - 1),
-        ((rest**2).sum(), (n_seeds - 1) * (n_orders - 1)),
-    )
-    rows, columns, both = (
-        float(mean_square) / levels / free if levels else math.nan for mean_square, levels in squares
-    )
+    rows, columns, both = (part / free for part in _per_degree(pseudo, of_seed - mean, of_order - mean, rest))
     known = [mean_square for mean_square in (rows, columns) if mean_square == mean_square]
     of_trainings = (sum(known) - (both if len(known) == 2 else 0.0)) / (n_seeds * n_orders)
     of_mean = square / (n_seeds * n_orders) - of_trainings
@@ -741,7 +746,7 @@ def _around(mean: float, parts: Sequence[Part], level: float) -> tuple[float, fl
     # What is subtracted must not leave fewer degrees of freedom than the least known of the parts has.
     least = min(free for part, free in parts if part > 0)
     freedom = max(variance**2 / sum(part**2 / free for part, free in parts), least)
-    reach = float(stdtrit(freedom, (1 + level) / 2)) * math.sqrt(variance)
+    reach = float(scipy.special.stdtrit(freedom, (1 + level) / 2)) * math.sqrt(variance)
     return mean - reach, mean + reach
 
 

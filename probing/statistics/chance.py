@@ -185,9 +185,9 @@ class Estimate:
     n: int
 
 
-def undefined(n: int) -> Estimate:
-    """Return an estimate whose value and interval are NaN."""
-    return Estimate(float("nan"), float("nan"), float("nan"), n)
+def exact(value: float, n: int) -> Estimate:
+    """Return a number without an interval, NaN if it is undefined."""
+    return Estimate(value, *NO_INTERVAL, n)
 
 
 def estimate(value: float, draws: Tensor, n: int, n_clusters: int) -> Estimate:

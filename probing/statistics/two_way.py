@@ -288,11 +288,11 @@ class TwoWaySums:
                 (group_sums.sum(0) - group_sums[out].sum(0)).numpy()
                 for group_sums in (self._total, self._squares, self._between)
             )
-            sums = _Squares.of(
+            all_shares.append(_variance_shares(
                 solution, by_position - self.by_position[out].sum(0), means - self.means_by_position[out].sum(0), total,
-                squares, between, self._noise[r].numpy(), self._noise[len(self._noise) // 2 + r].numpy(),
-            )  # fmt: skip
-            all_shares.append(sums.shares(solution, standardised, by_neuron))
+                squares, between, self._noise[r].numpy(), self._noise[len(self._noise) // 2 + r].numpy(), standardised,
+                by_neuron,
+            ))  # fmt: skip
         return all_shares
 
     def covariances(self) -> tuple[Array, Array]:
@@ -319,76 +319,62 @@ class TwoWaySums:
         return context - degrees * rest / max(degrees_of_rest, 1), rest
 
 
-@dataclass(frozen=True)
-class _Squares:
-    """Sums of squares of some sentences, of each neuron, shape (d_model,), about the mean (`total`).
+def _variance_shares(
+    solution: PositionSolution, by_position: Array, means: Array, total: Array, squares: Array, between: Array,
+    noise: Array, noise_alone: Array, standardised: bool, by_neuron: bool,
+) -> VarianceShares:  # fmt: skip
+    """Return the shares of variance of the sentences of a solution, from sums over their tokens.
 
-    `context_alone` is between sentences, `position_alone` between positions (with its part by chance, of which
-    `noise_alone` is due to the variance within sentences), and `position` the addition of positions to sentences, with
-    `noise` by chance.
+    Args:
+        solution: The solved normal equations of the positions.
+        by_position: Sum of the tokens at each position, shape (n_positions, d_model); `means` that of the means of
+            these tokens' sentences.
+        total: Sum of the tokens, shape (d_model,); `squares` is that of their squares, and `between` that of the
+            squares between sentences.
+        noise: Sum of squares of `position` by chance, shape (d_model,); `noise_alone` is the part of that of
+            `position_alone` that is due to the variance within sentences.
+        standardised: Whether every varying neuron counts equally.
+        by_neuron: Whether the shares are of each neuron.
     """
 
-    total: Array
-    context_alone: Array
-    position_alone: Array
-    position: Array
-    noise: Array
-    position_alone_chance: Array
-    noise_alone: Array
+    def over(part: Array) -> Array:
+        """Return a share of the total: of each neuron, as a mean over neurons, or of their sum."""
+        if together:
+            return np.asarray(part.sum() / whole.sum()) if whole.sum() > 0 else np.asarray(np.nan)
+        live = whole > 0
+        each = np.divide(part, whole, out=np.full_like(part, np.nan), where=live)
+        return each if by_neuron else np.asarray(each[live].mean() if live.any() else np.nan)
 
-    @classmethod
-    def of(
-        cls, solution: PositionSolution, by_position: Array, means: Array, total: Array, squares: Array, between: Array,
-        noise: Array, noise_alone: Array,
-    ) -> _Squares:  # fmt: skip
-        n = solution.n.sum()
-        of_mean = total**2 / max(n, 1)
-        right = by_position - means
-        inverse_counts = np.divide(1.0, solution.n, out=np.zeros_like(solution.n), where=solution.n > 0)
-        return cls(
-            squares - of_mean, between - of_mean, inverse_counts @ by_position**2 - of_mean,
-            np.einsum("td,td->d", right, solution.inverse @ right), noise,
-            inverse_counts @ means**2 - of_mean + noise_alone,
-            noise_alone,
-        )  # fmt: skip
-
-    def shares(self, solution: PositionSolution, standardised: bool, by_neuron: bool) -> VarianceShares:
-        def over(squares: Array) -> Array:
-            """Return a share of the total: of each neuron, as a mean over neurons, or of their sum."""
-            if not (standardised or by_neuron):
-                return np.asarray(squares.sum() / self.total.sum()) if self.total.sum() > 0 else np.asarray(np.nan)
-            live = self.total > 0
-            each = np.divide(squares, self.total, out=np.full_like(squares, np.nan), where=live)
-            return each if by_neuron else np.asarray(each[live].mean() if live.any() else np.nan)
-
-        within = self.total - self.context_alone
-        rest = np.maximum(within - self.position, 0)
-        n, n_sentences = solution.n.sum(), solution.n_sentences
-        context = self.context_alone + self.position - self.position_alone
-        shared = self.position_alone - self.position
-        degrees_of_rest = n - n_sentences - solution.rank
-        context_noise = (n_sentences - 1) * rest / degrees_of_rest if degrees_of_rest > 0 else np.zeros_like(rest)
-        together = not (standardised or by_neuron)
-        position_excess = _adjusted(self.position, self.noise, within, together)
-        alone_excess = _adjusted(
-            self.position_alone, self.position_alone_chance, self.total, together
-        )  # fmt: skip
-        shared_excess = shared - (self.noise_alone - self.noise)
-        observed = {
-            "position": over(self.position), "context": over(context), "shared": over(shared), "rest": over(rest),
-            "position_alone": over(self.position_alone), "context_alone": over(self.context_alone),
-        }  # fmt: skip
-        chance = {
-            "position": over(self.noise), "context": over(context_noise), "shared": over(self.noise_alone - self.noise),
-            "position_alone": over(self.position_alone_chance), "context_alone": over(context_noise),
-        }  # fmt: skip
-        excess = {
-            "position": over(position_excess), "context": over(context - context_noise), "shared": over(shared_excess),
-            "position_alone": over(alone_excess), "context_alone": over(self.context_alone - context_noise),
-        }  # fmt: skip
-        excess["rest"] = 1 - excess["position"] - excess["context"] - excess["shared"]
-        chance["rest"] = observed["rest"] - excess["rest"]
-        return VarianceShares(observed, chance, excess)
+    together = not (standardised or by_neuron)
+    n, n_sentences = solution.n.sum(), solution.n_sentences
+    of_mean = total**2 / max(n, 1)
+    inverse_counts = np.divide(1.0, solution.n, out=np.zeros_like(solution.n), where=solution.n > 0)
+    right = by_position - means
+    # Sums of squares about the mean: of all tokens, between sentences, between positions, and what positions add.
+    whole, context_alone = squares - of_mean, between - of_mean
+    position_alone = inverse_counts @ by_position**2 - of_mean
+    position = np.einsum("td,td->d", right, solution.inverse @ right)
+    position_alone_chance = inverse_counts @ means**2 - of_mean + noise_alone
+    within = whole - context_alone
+    rest = np.maximum(within - position, 0)
+    context, shared = context_alone + position - position_alone, position_alone - position
+    degrees_of_rest = n - n_sentences - solution.rank
+    context_noise = (n_sentences - 1) * rest / degrees_of_rest if degrees_of_rest > 0 else np.zeros_like(rest)
+    # Of each part what was observed, what is by chance, and the excess.
+    parts = {
+        "position": (position, noise, _adjusted(position, noise, within, together)),
+        "context": (context, context_noise, context - context_noise),
+        "shared": (shared, noise_alone - noise, shared - (noise_alone - noise)),
+        "position_alone": (
+            position_alone, position_alone_chance, _adjusted(position_alone, position_alone_chance, whole, together)
+        ),
+        "context_alone": (context_alone, context_noise, context_alone - context_noise),
+    }  # fmt: skip
+    observed, chance, excess = ({name: over(of[i]) for name, of in parts.items()} for i in range(3))
+    observed["rest"] = over(rest)
+    excess["rest"] = 1 - excess["position"] - excess["context"] - excess["shared"]
+    chance["rest"] = observed["rest"] - excess["rest"]
+    return VarianceShares(observed, chance, excess)
 
 
 def _adjusted(squares: Array, chance: Array, within: Array, together: bool) -> Array:

@@ -11,6 +11,7 @@ from probing.results import Row, ends, in_brackets, interval, layers_named, list
 from probing.runtime.terminal import plain_table
 from probing.statistics import TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES, few_sentences
 from probing.tables import (
+    ALPHA,
     BASIS_KINDS,
     CENTRED,
     FAR,
@@ -27,7 +28,7 @@ from probing.tables import (
     score_of_neurons,
     with_intercept,
 )
-from probing.tables.evidence_sentences import ALPHA, say
+from probing.tables.evidence_sentences import say
 
 # --------------------------------------------------------------------------------------------------------------------
 # Sentences on the accuracies of controls beside those of a probe, by the interval of the difference.

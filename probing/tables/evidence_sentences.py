@@ -1,40 +1,16 @@
 """All sentences of evidence that `fit`, `probe` and `compare` print or show in a report, with their rules.
 
 Code takes sentences from here by name, so that no unlisted sentence appears; `python docs/evidence.py` writes
-docs/evidence.md from this table. Sentences of a group exclude each other.
+docs/evidence.md from this table.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from probing.statistics import FEW
-from probing.tables.evidence_notes import (
-    BASIS_SENTENCES,
-    DIRECTION_SENTENCES,
-    LAYER_SENTENCES,
-    NOTES,
-    RANKING,
-    RECIPE_SENTENCES,
-    EvidenceSentence,
-)
-
-# Error rate at which claims are made: for a single interval, and for all neurons together that were removed in a layer.
-ALPHA = 0.05
-# Share of the first neurons that two rankings have in common from which on they are called the same.
-SAME = 0.5
-
-
-def say(name: str, **values: object) -> str:
-    """Return the sentence of this name with the values of its braces filled in."""
-    return SENTENCES[name].text.format(**values)
-
-
-_NEURON = "The neuron that contributes most"
-_LOSS = "What a probe loses without that neuron"
-_BESIDE = "Beside it"
-_CONTROLS = "Accuracy or R² against a control, or the majority class"
-_INTERVALS = "What intervals hold for"
-_COMPARE = "Several runs (`compare`)"
-_PARTS = "Parts of the sentences above"
+from probing.tables import ALPHA
+from probing.tables.evidence_notes import BASES, COMPARE, NOTES, RANKING, RECIPES, Sentences
 
 _CORRECTED = (
     f"the loss is above 0 with a p-value of at most {ALPHA}, corrected for all neurons that were removed in the layer "
@@ -43,323 +19,288 @@ _CORRECTED = (
     "directions of random rotations; with the flag `offset`, centred too"
 )
 
-SENTENCES: dict[str, EvidenceSentence] = {
-    **LAYER_SENTENCES,
-    "most": EvidenceSentence(
+_WHOLE_LAYER: Sentences = {
+    "no_weights": (
+        "Layer {layer}: no neuron contributes, because every weight of the probe is 0.",
+        "All contributions are 0.",
+    ),
+    "unread": (
+        "Layer {layer}: do not read its ranking. In {measure}, it is not resolved whether the probe predicts the test "
+        "part better than a constant answer does. The comparison with the controls may still show that {task} can be "
+        "decoded from this layer.",
+        "Flag `uninformative`: the 95% interval of the nats saved over a constant answer, or of R², contains 0.",
+    ),
+    "worse": (
+        "Layer {layer}: do not read its ranking. In {measure}, the probe predicts the test part worse than a constant "
+        "answer does (95% interval {interval}). The comparison with the controls may still show that {task} can be "
+        "decoded from this layer.",
+        "Flag `uninformative`, and the interval is below 0.",
+    ),
+    "no_intercept": (
+        "The missing intercept may be why: {why}. --probe.bias true (in Python `ProbeOptions(bias=True)`) trains with "
+        "one.",
+        "One of these two is said, of a probe without an intercept whose mean is 3 sd from 0 in some neuron; or that "
+        "has a neuron with q < .001 and is below the majority class, or below 0 in R².",
+    ),
+    "unread_layers": (
+        "Do not read the rankings of {layers}: their probes are not shown to be better than a constant answer.",
+        "Flag `uninformative` in some of several layers.",
+    ),
+    "leading": (
+        "Neurons are those of layer {layer}, whose {what} is furthest above its strongest floor, by {apart:.3f} "
+        "({floor}, {value:.3f}){among}.",
+        "Several layers. Floors are the majority class or a constant answer and all controls but the randomly "
+        "initialised model, where labels are positions, and those of `--transform`; of equal differences, the last "
+        "layer's; layers with the flag `uninformative` come last.",
+    ),
+    "led_by_means": (
+        "In {layers} the first neuron contributes mostly by its mean (flag `offset`), which replaces an intercept: "
+        "--sort centred ranks without means, --probe.bias true trains with an intercept.",
+        "Flag `offset` of the first neuron in some of several layers.",
+    ),
+    "worst_class": (
+        "Layer {layer}: macro F1 is {macro:.3f}; of the classes that the test part has {few} times or more, {label} is "
+        "decoded worst (F1 {f1:.3f}, {right} of {n} right{taken}).",
+        "Classes are no numbers, the test part has at least two of them 10 times, and one answer is wrong.",
+    ),
+    "stopped_short": (
+        "Layer {layer}: the probe stopped up to {gap:.1g} nats short of its optimum, so this ranking may reflect the "
+        "optimiser rather than the data.",
+        "The bound on the distance to the optimum is above the tolerance.",
+    ),
+    "stopped_short_report": (
+        "In {layers} the probe stopped short of its optimum, so the ranking may reflect the optimiser rather than the "
+        "data.",
+        "The same, in a report.",
+    ),
+}
+
+_PARTS: Sentences = {
+    "far_mean": ("the mean of neuron {neuron} is {far:.1f} sd from 0", "The farthest of these."),
+    "varies_by_itself": (
+        "neuron {neuron} varies with {task} (q = {q:.2g}), but the probe is below the majority class",
+        "The neuron of the lowest q.",
+    ),
+    "varies_by_itself_number": (
+        "neuron {neuron} varies with {task} (q = {q:.2g}), but R² is below 0",
+        "The same, of numbers.",
+    ),
+    "among_readable": (", of the layers whose ranking may be read", "Some layers have the flag `uninformative`."),
+    "upper_bound": (
+        ", which is an upper bound, not a baseline: untrained layers preserve {task}",
+        "The interval of the difference to the randomly initialised model is below 0.",
+    ),
+    "side_in": ("{side} in {layers}", "Part of the sentence before."),
+    "give_groups": ("Give `groups`; independent rows are groups of one.", "Rows of arrays."),
+    "mark_documents": (
+        "--group_by document keeps documents whole, where the corpus marks them (`# newdoc`, empty lines).",
+        "Sentences of a corpus.",
+    ),
+    "explained": (
+        "{task} explains {share:.1%} of its variance beyond chance (z = {z:.0f})",
+        "Part of sentences that need a share of variance that is significant at a false discovery rate of 1%.",
+    ),
+    "one_rank": (" (rank {rank} in all bootstraps)", "There were bootstraps."),
+    "ranks": (" (rank {low} to {high} over its bootstraps)", "There were bootstraps."),
+    "left_with_intercept": (
+        "in a probe with an intercept {only}{left:.0%} of its contribution is left",
+        "The neuron's mean is more than 3 standard deviations from 0.",
+    ),
+    "unchanged": ("centring leaves its contribution nearly unchanged ({left:.0%})", "Within 5% of the contribution."),
+    "raised": ("centring raises it to {left:.0%}", "More than 5% above the contribution."),
+    "left": ("centring leaves {only}{left:.0%} of its contribution", "More than 5% below it."),
+    "beside": (
+        ", and one without a matched random neuron {changes} (median)",
+        "Matched neurons were removed; no rule, a number beside another.",
+    ),
+    "taken_for": (", {n} taken for {other}", "Some of its tokens are taken for another class."),
+    "its_stability": ("how stable its rank is", "There were no bootstraps."),
+    "its_loss": ("what a probe loses without it", "No neuron was removed."),
+    "the_control": ('the control "{control}"', "A control of that name was run."),
+}
+
+_NEURON: Sentences = {
+    "most": (
         "Layer {layer}: neuron {neuron} contributes most, {share:.1%} of the total and {ratio:.1f} times the "
         "mean{range}.",
         "Always, unless one of the first two is said.",
-        _NEURON,
     ),
-    "most_equal": EvidenceSentence(
+    "most_equal": (
         "Layer {layer}: neurons {neurons} contribute most, equally: each {share:.1%} of the total and {ratio:.1f} "
         "times the mean{range}. The next sentences are of neuron {neuron}.",
         "The contributions of several neurons are equal within a hundred-thousandth: they share the first rank.",
-        _NEURON,
     ),
-    "correlated": EvidenceSentence(
-        "Neurons {neurons} are a group with correlations of .99 or more in size: the probe divides its weight among "
-        "them, so that ranks are of the group, and little is lost without one of them.",
-        "Over training tokens, the neuron correlates so with another one, or through others that do.",
-        _BESIDE,
-    ),
-    "intercept_only": EvidenceSentence(
+    "intercept_only": (
         "It is large and nearly constant, and alone it is not shown to {shows} beyond {chance}: it replaces the "
         "missing intercept and is no evidence of {task}.",
         "Flags `offset` and `no-signal`: centring leaves less than half of its contribution, and its share of variance "
         "is not significant at a false discovery rate of 1% over the layer.",
-        _NEURON,
     ),
-    "carries_some": EvidenceSentence(
+    "carries_some": (
         "This overstates it: {centred}. Still, {explained}: it carries some {task}.",
         f"Flag `offset` without `no-signal`; {_CORRECTED}.",
-        _NEURON,
     ),
-    "varies_though_offset": EvidenceSentence(
+    "varies_though_offset": (
         "This overstates it: {centred}. Still, {explained}: it varies with {task}.",
         "Flag `offset` without `no-signal`, and not all that the sentence before needs.",
-        _NEURON,
     ),
-    "only_together": EvidenceSentence(
+    "only_together": (
         "Alone it is not shown to {shows} beyond {chance}: it can be useful only together with other neurons.",
         "Flag `no-signal` without `offset`.",
-        _NEURON,
     ),
-    "carries": EvidenceSentence(
-        "{Centred}, and {explained}: it carries {task}.",
-        f"No flag; {_CORRECTED}.",
-        _NEURON,
-    ),
-    "varies": EvidenceSentence(
+    "carries": ("{Centred}, and {explained}: it carries {task}.", f"No flag; {_CORRECTED}."),
+    "varies": (
         "{Centred}, and {explained}: it varies with {task}.",
         "No flag, and not all that the sentence before needs.",
-        _NEURON,
     ),
-    "unjudged": EvidenceSentence(
+    "unjudged": (
         "{Centred}. Whether it is correlated with {task} is not judged: labels of neighbouring {unit}s are correlated, "
         "so these {unit}s are not independent in this order, as p-values assume. {advice}",
         "Instead of the sentences on what it varies with or carries, where labels of neighbours are correlated.",
-        _NEURON,
     ),
-    "loses": EvidenceSentence(
-        "A probe retrained without it {changes}{beside}.",
-        "It was removed, and its interval leaves out 0, or there is none; a loss below 0 is called a gain.",
-        _LOSS,
+}
+
+_BESIDE: Sentences = {
+    "correlated": (
+        "Neurons {neurons} are a group with correlations of .99 or more in size: the probe divides its weight among "
+        "them, so that ranks are of the group, and little is lost without one of them.",
+        "Over training tokens, the neuron correlates so with another one, or through others that do.",
     ),
-    "unresolved": EvidenceSentence(
-        "A probe retrained without it {changes}: whether it loses or gains could not be resolved.",
-        "Its interval contains 0 and reaches beyond .001 on either side.",
-        _LOSS,
-    ),
-    "negligible_without_signal": EvidenceSentence(
-        "A probe retrained without it {changes}, less than {least} over the whole interval: the probe does as well "
-        "without it.",
-        "Its interval contains 0 and is within .001 of it; flag `no-signal`.",
-        _LOSS,
-    ),
-    "negligible": EvidenceSentence(
-        "A probe retrained without it {changes}, less than {least} over the whole interval: other neurons carry the "
-        "same information.",
-        "Its interval contains 0 and is within .001 of it; no flag `no-signal`.",
-        _LOSS,
-    ),
-    "token_is_enough": EvidenceSentence(
+    "token_is_enough": (
         "The probe is not shown to do better than one that sees the token alone ({both}), so that its accuracy is no "
         "evidence of {task} beyond the token.",
         "The 95% interval of the difference to the control `token` is not above 0.",
-        _BESIDE,
     ),
-    "covariate_too": EvidenceSentence(
+    "covariate_too": (
         "Within values of {covariate} it varies with {task}, too: {task} explains {share:.1%} of its remaining "
         "variance (q = {q:.2g}).",
         "`--control_for`; its share among training tokens with the same value is significant at a false discovery rate "
         "of 1%.",
-        _BESIDE,
     ),
-    "covariate_not": EvidenceSentence(
+    "covariate_not": (
         "Within values of {covariate} it is not shown to vary with {task} (p = {p:.2g}, q = {q:.2g}): its relation to "
         "{task} may be due to {covariate}.",
         "`--control_for`, and flag `confound`: the share is significant among all tokens, and not among those with the "
         "same value.",
-        _BESIDE,
     ),
-    "covariate_is_enough": EvidenceSentence(
+    "covariate_is_enough": (
         "The probe is not shown to do better than one trained on labels permuted among tokens with the same value of "
         "{covariate} ({both}), so that its accuracy is no evidence of {task} beyond {covariate}.",
         "The 95% interval of the difference to the control `covariate` is not above 0.",
-        _BESIDE,
     ),
-    "held_fixed": EvidenceSentence(
+    "as_a_direction": ("A random direction contributes as much (p = {p:.2g}).", "Flag `direction`."),
+    "share_of_control_task": (
+        "Of the contributions to probes of random labels of word types (control task) it makes up {share:.1%}.",
+        "The control `control_task` was run; no rule, a number beside another.",
+    ),
+    "first_unflagged": (
+        "The first neuron without a flag is {neuron}, at rank {rank}.",
+        "The neuron that contributes most has a flag, and another one has none.",
+    ),
+    "all_flagged": ("Every neuron of the layer has a flag.", "No neuron has none."),
+    "not_measured": ("This run did not measure {what}.", "There were no bootstraps, or no neuron was removed."),
+}
+
+_LOSS: Sentences = {
+    "loses": (
+        "A probe retrained without it {changes}{beside}.",
+        "It was removed, and its interval leaves out 0, or there is none; a loss below 0 is called a gain.",
+    ),
+    "unresolved": (
+        "A probe retrained without it {changes}: whether it loses or gains could not be resolved.",
+        "Its interval contains 0 and reaches beyond .001 on either side.",
+    ),
+    "negligible_without_signal": (
+        "A probe retrained without it {changes}, less than {least} over the whole interval: the probe does as well "
+        "without it.",
+        "Its interval contains 0 and is within .001 of it; flag `no-signal`.",
+    ),
+    "negligible": (
+        "A probe retrained without it {changes}, less than {least} over the whole interval: other neurons carry the "
+        "same information.",
+        "Its interval contains 0 and is within .001 of it; no flag `no-signal`.",
+    ),
+}
+
+_INTERVALS: Sentences = {
+    "held_fixed": (
         "Neurons are also compared within values of {covariate}: among {n_tokens:,} of {n_train:,} training tokens, "
         "which have one of the {n_values:,} values with several labels.",
         "`--control_for`.",
-        _INTERVALS,
     ),
-    "as_a_direction": EvidenceSentence(
-        "A random direction contributes as much (p = {p:.2g}).",
-        "Flag `direction`.",
-        _BESIDE,
-    ),
-    "share_of_control_task": EvidenceSentence(
-        "Of the contributions to probes of random labels of word types (control task) it makes up {share:.1%}.",
-        "The control `control_task` was run; no rule, a number beside another.",
-        _BESIDE,
-    ),
-    "first_unflagged": EvidenceSentence(
-        "The first neuron without a flag is {neuron}, at rank {rank}.",
-        "The neuron that contributes most has a flag, and another one has none.",
-        _BESIDE,
-    ),
-    "all_flagged": EvidenceSentence("Every neuron of the layer has a flag.", "No neuron has none.", _BESIDE),
-    "not_measured": EvidenceSentence(
-        "This run did not measure {what}.",
-        "There were no bootstraps, or no neuron was removed.",
-        _BESIDE,
-    ),
-    "above": EvidenceSentence("above {names}", "The paired 95% interval of the difference is above 0.", _CONTROLS),
-    "below": EvidenceSentence("below {names}", "It is below 0.", _CONTROLS),
-    "alike": EvidenceSentence("not distinguished from {names}", "It contains 0.", _CONTROLS),
-    "with_controls": EvidenceSentence("In layer {layer} the probe is {sides}.", "There are intervals.", _CONTROLS),
-    "upper_bound": EvidenceSentence(
-        ", which is an upper bound, not a baseline: untrained layers preserve {task}",
-        "The interval of the difference to the randomly initialised model is below 0.",
-        _PARTS,
-    ),
-    "in_every_layer": EvidenceSentence(
-        "In every layer the probe is {sides}.", "Several layers; there are intervals.", _CONTROLS
-    ),
-    "in_some_layers": EvidenceSentence(
-        "The probe is {parts}.", "The layers are not all on the same side of a control.", _CONTROLS
-    ),
-    "side_in": EvidenceSentence("{side} in {layers}", "Part of the sentence before.", _PARTS),
-    "compare_it": EvidenceSentence("In layer {layer}, compare it with {names}.", "There are none.", _CONTROLS),
-    "not_above": EvidenceSentence(
-        "In {layers} the {what} is {side}.",
-        "The interval of the difference is below 0, or contains it; nothing is said of controls that are beaten.",
-        _CONTROLS,
-    ),
-    "overlaps": EvidenceSentence(
-        "Layer {layer}, first neurons: {parts}.",
-        "Bootstraps or probes under other penalties were trained, and the layer is informative.",
-        RANKING,
-    ),
-    "overlap_of_penalties": EvidenceSentence(
-        "{more:.0%} of {top} stay with ten times the penalty, {less:.0%} with a tenth (Spearman of all "
-        "{spearman_more:.2f} and {spearman_less:.2f})",
-        "Probes under other penalties were trained.",
-        RANKING,
-    ),
-    "overlap_of_bootstraps": EvidenceSentence(
-        "two bootstraps share {share:.0%} of {top}",
-        "Bootstraps were trained.",
-        RANKING,
-    ),
-    **DIRECTION_SENTENCES,
-    "fewest": EvidenceSentence(
-        "Layer {layer}, {ranking}: {parts}; {end}.",
-        "`rank --curves`; accuracies beside each other, and the fewest first neurons that reach that of all less .01, "
-        "chosen on validation tokens.",
-        RANKING,
-    ),
-    "positions": EvidenceSentence(
-        "Layer {layer}: accuracy {parts} and {last}; positions.csv has every position.",
-        "Classes are numbers of tokens, with test tokens at three positions or more.",
-        RANKING,
-    ),
-    "few": EvidenceSentence(
-        FEW,
-        "Fewer than 20 test sentences, documents, groups, rows or pairs; no layer is informative then.",
-        _INTERVALS,
-    ),
-    "over_arrays": EvidenceSentence(
+    "few": (FEW, "Fewer than 20 test sentences, documents, groups, rows or pairs; no layer is informative then."),
+    "over_arrays": (
         "Intervals are over {n:,} test {unit}s and hold for others drawn as these were.",
         "Activations came from arrays, whose origin is not known.",
-        _INTERVALS,
     ),
-    "over_documents": EvidenceSentence(
+    "over_documents": (
         "Intervals are over {n:,} test documents, which the split keeps apart from training, and hold for other "
         "documents of the same corpus; --test_corpus tests on another text.",
         "The split keeps documents whole, and the test part is of the training corpus.",
-        _INTERVALS,
     ),
-    "over_sentences_of_documents": EvidenceSentence(
+    "over_sentences_of_documents": (
         "Intervals are over {n:,} test sentences, of whose {n_documents:,} documents training has others: they hold "
         "for other sentences of these documents, not for other documents. --group_by document keeps documents whole.",
         "Sentences are the unit, the test part is of the training corpus, and it marks documents.",
-        _INTERVALS,
     ),
-    "neighbours": EvidenceSentence(
+    "neighbours": (
         "Labels of neighbouring {unit}s are correlated ({correlation:.2f}), as in the same document; if these "
         " {unit}s are not independent, intervals are too narrow and p-values too small. {advice}",
         "Units are rows without groups, or sentences; most of the labels' differences are between units; and the "
         "correlation of neighbours is at least .05 and 4.5 standard errors above 0.",
-        _INTERVALS,
     ),
-    "give_groups": EvidenceSentence("Give `groups`; independent rows are groups of one.", "Rows of arrays.", _PARTS),
-    "mark_documents": EvidenceSentence(
-        "--group_by document keeps documents whole, where the corpus marks them (`# newdoc`, empty lines).",
-        "Sentences of a corpus.",
-        _PARTS,
-    ),
-    "over_units": EvidenceSentence(
-        "Intervals are over {n:,} test {unit}s and hold for other {unit}s of {of}.", "Otherwise.", _INTERVALS
-    ),
-    "rounded": EvidenceSentence(
+    "over_units": ("Intervals are over {n:,} test {unit}s and hold for other {unit}s of {of}.", "Otherwise."),
+    "rounded": (
         "The model ran in {dtype} and its activations are stored in {dtype}: --dtype float32 avoids this rounding.",
         "`--dtype bfloat16` or `float16`.",
-        _INTERVALS,
     ),
-    "everywhere": EvidenceSentence(
-        "{subject} among the first {top} of every run at the same relative depth.",
-        "There are no probes of shuffled labels.",
-        _COMPARE,
-    ),
-    "everywhere_by_chance": EvidenceSentence(
-        "{subject} among the first {top} of every run at the same relative depth; with shuffled labels, {mean} are on "
-        "average ({low} to {high}; p = {p:.2g}).",
-        "There are such probes.",
-        _COMPARE,
-    ),
-    "everywhere_beyond": EvidenceSentence(
-        "{n} of them {verb} there in at most {share:.0%} of the draws of shuffled labels.",
-        "All rankings are to be read; counted are neurons without `no-signal` that few draws have at the top.",
-        _COMPARE,
-    ),
-    "unread_run": EvidenceSentence(
-        "{label}: ignore {layers}, where the probe is not shown to predict better than a constant answer: its ranking, "
-        "and so the agreement with it, is no evidence.",
-        "A layer of the run has the flag `uninformative`.",
-        _COMPARE,
-    ),
-    "unpaired": EvidenceSentence(
-        "{other} has no partner for {layers} of {label}: only layers of the same relative depth are paired.",
-        "Two layers are paired if each is the other's nearest in relative depth, its number over the number of blocks, "
-        "and they differ by less than half a block of the model with fewer blocks.",
-        _COMPARE,
-    ),
-    "basis_compared": EvidenceSentence(
-        "Rankings are of the bases of these runs. Where neurons are matched by correlation, chance is that of {n} "
-        "random bases of the second run if this is above that of permuted neurons.",
-        "Always.",
-        _COMPARE,
-    ),
-    "same_neurons": EvidenceSentence(
-        "{a} and {b} have the same neurons at the top of their rankings: {numbers}.",
-        f"In every pair of layers of the same relative depth, the top overlap is at least {SAME:.0%}, and it and "
-        f"Spearman's correlation are above chance (p ≤ {ALPHA}, corrected for all pairs of layers; against shuffled "
-        "labels, random bases or permutations). Layers with the flag `uninformative` do not count, here and below.",
-        _COMPARE,
-    ),
-    "partly_same": EvidenceSentence(
-        "{a} and {b} rank neurons alike only in part: {numbers}.",
-        "One of the two is above chance in some pair of layers, and not all that the sentence before needs.",
-        _COMPARE,
-    ),
-    "no_more_than_chance": EvidenceSentence(
-        "{a} and {b} are not shown to rank the same neurons first more than chance does: {numbers}.",
-        "Neither is above chance in any pair of layers.",
-        _COMPARE,
-    ),
-    "no_verdict": EvidenceSentence(
-        "Whether {a} and {b} rank the same neurons first cannot be said: in no pair of layers of the same relative "
-        "depth are both probes shown to predict better than a constant answer.",
-        "In each such pair of layers, one has the flag `uninformative`.",
-        _COMPARE,
-    ),
-    "agreement": EvidenceSentence(
-        "in layers of the same relative depth, {shared} of the first {top} neurons are in common ({chance} by chance; "
-        "above it in {n_overlap} of {pairs} of layers), and Spearman's correlation of the rankings is {values} (above "
-        "chance in {n_spearman})",
-        f"Part of the first three; above chance is p ≤ {ALPHA}, corrected for all pairs of layers.",
-        _COMPARE,
-    ),
-    "explained": EvidenceSentence(
-        "{task} explains {share:.1%} of its variance beyond chance (z = {z:.0f})",
-        "Part of sentences that need a share of variance that is significant at a false discovery rate of 1%.",
-        _PARTS,
-    ),
-    "one_rank": EvidenceSentence(" (rank {rank} in all bootstraps)", "There were bootstraps.", _PARTS),
-    "ranks": EvidenceSentence(" (rank {low} to {high} over its bootstraps)", "There were bootstraps.", _PARTS),
-    "left_with_intercept": EvidenceSentence(
-        "in a probe with an intercept {only}{left:.0%} of its contribution is left",
-        "The neuron's mean is more than 3 standard deviations from 0.",
-        _PARTS,
-    ),
-    "unchanged": EvidenceSentence(
-        "centring leaves its contribution nearly unchanged ({left:.0%})", "Within 5% of the contribution.", _PARTS
-    ),
-    "raised": EvidenceSentence("centring raises it to {left:.0%}", "More than 5% above the contribution.", _PARTS),
-    "left": EvidenceSentence("centring leaves {only}{left:.0%} of its contribution", "More than 5% below it.", _PARTS),
-    "beside": EvidenceSentence(
-        ", and one without a matched random neuron {changes} (median)",
-        "Matched neurons were removed; no rule, a number beside another.",
-        _PARTS,
-    ),
-    "taken_for": EvidenceSentence(", {n} taken for {other}", "Some of its tokens are taken for another class.", _PARTS),
-    "its_stability": EvidenceSentence("how stable its rank is", "There were no bootstraps.", _PARTS),
-    "its_loss": EvidenceSentence("what a probe loses without it", "No neuron was removed.", _PARTS),
-    "the_control": EvidenceSentence('the control "{control}"', "A control of that name was run.", _PARTS),
-    **RECIPE_SENTENCES,
-    **BASIS_SENTENCES,
-    **NOTES,
 }
+
+_CONTROLS: Sentences = {
+    "above": ("above {names}", "The paired 95% interval of the difference is above 0."),
+    "below": ("below {names}", "It is below 0."),
+    "alike": ("not distinguished from {names}", "It contains 0."),
+    "with_controls": ("In layer {layer} the probe is {sides}.", "There are intervals."),
+    "in_every_layer": ("In every layer the probe is {sides}.", "Several layers; there are intervals."),
+    "in_some_layers": ("The probe is {parts}.", "The layers are not all on the same side of a control."),
+    "compare_it": ("In layer {layer}, compare it with {names}.", "There are none."),
+    "not_above": (
+        "In {layers} the {what} is {side}.",
+        "The interval of the difference is below 0, or contains it; nothing is said of controls that are beaten.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class EvidenceSentence:
+    """Sentence of evidence with names in braces, its rule (condition), and its group; most groups use one sentence."""
+
+    text: str
+    rule: str
+    group: str
+
+
+_GROUPS = {
+    "The whole layer": _WHOLE_LAYER,
+    "Parts of the sentences above": _PARTS,
+    "The neuron that contributes most": _NEURON,
+    "Beside it": _BESIDE,
+    "What a probe loses without that neuron": _LOSS,
+    "What intervals hold for": _INTERVALS,
+    "Accuracy or R² against a control, or the majority class": _CONTROLS,
+    "The ranking as such": RANKING,
+    "Several runs (`compare`)": COMPARE,
+    "Several recipes of tuning (`compare` of runs of `finetune`)": RECIPES,
+    "Features beside other units (`fit --site sae:FOLDER`)": BASES,
+    "Notes under tables": NOTES,
+}
+SENTENCES = {
+    name: EvidenceSentence(*sentence, group)
+    for group, sentences in _GROUPS.items()
+    for name, sentence in sentences.items()
+}
+
+
+def say(name: str, **values: object) -> str:
+    """Return the sentence of this name with the values of its braces filled in."""
+    return SENTENCES[name].text.format(**values)

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,6 +107,9 @@ LETTERS, CELLS = 6.5, 4.5
 # Of layers that have names: most that stand below an axis, characters of a line, and the height of one in inches.
 MOST_NAMES, NAME_WIDTH, LETTER = 10, 24, 0.07
 
+# Most numbers of an axis that are marked where not all have a label.
+MOST_MARKED = 40
+
 # Most panels of a figure in a row, and width of the narrowest such figure in inches.
 SIDE_BY_SIDE, NARROWEST = 4, 4.6
 
@@ -145,11 +149,15 @@ def fit_to_paper(figure: Figure) -> Bbox:
 
 def _below(figure: Figure, legend: Legend, axes: Axes) -> float:
     """Put a legend below the only panel in as many columns as fit; return its height in inches."""
-    handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
-    labels = [_in_two_lines(label) for label in handles]
+    named = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+    # Legends of charts have long labels in two lines.
+    handles = {words: handle for label, handle in named.items() for words in (label, _in_two_lines(label))}
+    labels = [text.get_text() for text in legend.get_texts()]
     for n_columns in (3, 2, 1):
         legend.remove()
-        legend = figure.legend(handles.values(), labels, loc="outside lower center", ncols=n_columns, fontsize=LETTERS)
+        legend = figure.legend(
+            [handles[label] for label in labels], labels, loc="outside lower center", ncols=n_columns, fontsize=LETTERS
+        )
         if legend.get_window_extent().width <= figure.bbox.width:
             break
     return float(legend.get_window_extent().height / figure.dpi)
@@ -274,7 +282,7 @@ def write_drawings(
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Line charts: declared once, drawn here as figures and in `probing.page.charts` as SVG that can be pointed at.
+# Charts: declared once and drawn here, as figures and as SVG that `probing.page.charts` puts on pages.
 # --------------------------------------------------------------------------------------------------------------------
 
 # Number of looks that a page has (`page/style.css`), so that lines of one chart can be distinguished there, too.
@@ -285,6 +293,9 @@ LOOKS = (
     ("#1b1b1b", (0, (1, 4)), "x"), ("#00706b", (0, (10, 4)), "+"), (GREY, "-", "P"), (ORANGE, "--", "*"),
     (GREEN, (0, (1, 1)), "<"),
 )  # fmt: skip
+
+# Hatches of bands and of bars of each look.
+HATCHES = ("", "//", "..", "xx", "\\\\", "oo", "++")
 
 
 @dataclass(frozen=True)
@@ -299,6 +310,8 @@ class Line:
         which: What distinguishes it from other lines of the same label, shown to those who point at it.
         points: Values at each of these that the line averages, such as one per seed, drawn as small dots.
         is_faint: Whether it is thin and grey, without marks and not in the legend, as one of many.
+        kind: How it is drawn: its marks joined, a curve without marks, marks alone, a band between the ends of its
+            intervals, or bars from 0.
     """
 
     label: str
@@ -308,6 +321,7 @@ class Line:
     which: str = ""
     points: Sequence[Sequence[float]] = ()
     is_faint: bool = False
+    kind: Literal["line", "curve", "marks", "band", "bars"] = "line"
 
     @classmethod
     def of(
@@ -332,6 +346,14 @@ class Line:
             [None if pair is None else (scale * pair[0], scale * pair[1]) for pair in bounds], which,
         )  # fmt: skip
 
+    @classmethod
+    def band(
+        cls, rows: Sequence[Row], low: str, high: str, label: str, x: str = "layer", scale: float = 1.0
+    ) -> Line:  # fmt: skip
+        """Return the band between two columns of a table; the other arguments are those of `of`."""
+        bounds = [(scale * row[low], scale * row[high]) for row in rows]
+        return cls(label, [row[x] for row in rows], [sum(pair) / 2 for pair in bounds], bounds, kind="band")
+
     def parts(self, is_by_layer: bool) -> list[slice]:
         """Return the parts that are joined: layers between which another was not measured are not."""
         breaks = [
@@ -340,6 +362,20 @@ class Line:
             if is_by_layer and not isinstance(a, NamedLayer) and b - a > 1
         ]
         return [slice(*bounds) for bounds in pairwise([0, *breaks, len(self.at)])]
+
+    @property
+    def name(self) -> str:
+        """The label with what distinguishes the line from others of it."""
+        return f"{self.label}, {self.which}" if self.which else self.label
+
+    def value_text(self, i: int, unit: str) -> str:
+        """Return the value with this index in words, with its interval and the range of its points."""
+        text = f"{self.name}, {unit} {self.at[i]}: {self.values[i]:.3f}"
+        if self.ranges and (bounds := self.ranges[i]):
+            text += f" ({bounds[0]:.3f} to {bounds[1]:.3f})"
+        if self.points and len(values := self.points[i]) > 1:
+            text += f" ({min(values):.3f} to {max(values):.3f} in {len(values)})"
+        return text
 
     @property
     def extent(self) -> list[float]:
@@ -378,6 +414,16 @@ BY_LAYER = XAxis(
 BY_STEP = XAxis("step", name, coordinates, labels)
 
 
+def by_count(unit: str, name: str) -> XAxis:
+    """Return a logarithmic x axis of numbers from 1."""
+    return XAxis(unit, lambda _: f"{name} (logarithmic)", coordinates, labels)
+
+
+def by_name(unit: str, name: str) -> XAxis:
+    """Return an x axis of names, which are numbered `NamedLayer`s."""
+    return XAxis(unit, lambda _: name, lambda numbers: numbers, lambda names, _: [str(name) for name in names])
+
+
 def linear(unit: str, name: str) -> XAxis:
     """Return a linear x axis with whole numbers; of the unit `layer`, lines have gaps where no layer was measured."""
     return XAxis(unit, lambda _: name, lambda numbers: numbers, _labels_of_layers)
@@ -402,7 +448,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """A line chart, as figure and on the page.
+    """A chart of lines, marks, bands or bars, as figure and on the page.
 
     Args:
         name: Name of the figure's file.
@@ -442,6 +488,11 @@ class Chart:
         """Return the look of each label of a panel; of a split chart, panels have looks of their own."""
         shown = [panel] if self.is_split else self.panels
         return {label: i for i, label in enumerate(dict.fromkeys(self._labels_of(*shown)))}
+
+    def places(self, panel: Panel) -> dict[int, float]:
+        """Return where each layer or step of a panel is on the x axis, ascending."""
+        all_at = sorted({at for line in panel.lines for at in line.at})
+        return dict(zip(all_at, self.x.places(all_at), strict=True))
 
     @staticmethod
     def _labels_of(*panels: Panel) -> list[str]:
@@ -493,9 +544,7 @@ def _draw_chart(figure: Figure, chart: Chart, prefix: str) -> None:
     all_axes = panels(figure, n, (3.4, 2.9), (2.4, 0.5), sharey=has_shared_y)
     for axes, panel in zip(all_axes, chart.panels, strict=True):
         _draw_panel(axes, chart, panel)
-    shared = [axes for axes, panel in zip(all_axes, chart.panels, strict=True) if not panel.y]
-    if chart.from_zero and shared and not chart.limits:
-        from_zero(*shared)
+    _set_y_ends(chart, all_axes)
     for i, (axes, panel) in enumerate(zip(all_axes, chart.panels, strict=True)):
         axes.set_ylabel(panel.y or (chart.y if i % SIDE_BY_SIDE == 0 else ""))
     title = f"{prefix}: {chart.title}" if prefix else f"{chart.title[:1].upper()}{chart.title[1:]}"
@@ -516,45 +565,174 @@ def _in_two_lines(label: str) -> str:
 
 
 def _draw_panel(axes: Axes, chart: Chart, panel: Panel) -> None:
-    if chart.reference is not None:
-        axes.axhline(chart.reference, color=GREY, lw=0.6)
-    all_at = sorted({at for line in panel.lines for at in line.at})
-    place = dict(zip(all_at, chart.x.places(all_at), strict=True))
-    span = (place[all_at[-1]] - place[all_at[0]]) or 1.0
-    is_single = len(all_at) == 1
+    _draw_lines(axes, chart, panel)
+    place = chart.places(panel)
+    if chart.x.unit == "layer":
+        name_layers(axes, [*place], most=9, what=chart.x.name([*place]))
+    else:
+        room = 80 // max(2, min(SIDE_BY_SIDE, len(chart.panels)))  # characters in a panel on a page of a paper
+        ticks = dict(zip(place.values(), chart.x.labels([*place], room), strict=True))
+        if len(ticks) > MOST_MARKED:
+            ticks = {at: label for at, label in ticks.items() if label}
+        axes.set_xticks([*ticks], [*ticks.values()])
+        if isinstance(next(iter(place)), NamedLayer) and sum(map(len, ticks.values())) + len(ticks) > room:
+            axes.tick_params(axis="x", rotation=90)
+        axes.set_xlabel(chart.x.name([*place]))
+    axes.set_title(fill(panel.title, 46))
+
+
+@dataclass(frozen=True)
+class Part:
+    """What draws a part of a panel.
+
+    `kind` is `line`, with its marks, `bar` and `cap` of an interval, `dot`, `band`, `block`, `faint` or `reference`;
+    `indices` are those of the values of the line that it shows.
+    """
+
+    artist: Artist
+    kind: str
+    line: Line | None = None
+    indices: Sequence[int] = ()
+
+
+def _draw_lines(axes: Axes, chart: Chart, panel: Panel, marks: float = 4) -> list[Part]:
+    """Draw the lines of a panel, with marks of a size in points, and return what draws them."""
+    place = chart.places(panel)
+    is_single = len(place) == 1
+    span = (max(place.values()) - min(place.values())) or 1.0
     # Intervals, and all marks of a single layer, are side by side.
-    beside = [line for line in panel.lines if is_single or (any(line.ranges) and len(line.at) > 1)]
+    marked = [line for line in panel.lines if line.kind in ("line", "marks")]
+    beside = [line for line in marked if is_single or (any(line.ranges) and len(line.at) > 1)]
     distance = 0.6 / max(1, len(beside) - 1) if is_single else 0.01 * span
     shifts = {id(line): distance * (i - (len(beside) - 1) / 2) for i, line in enumerate(beside)}
+    bars = [line for line in panel.lines if line.kind == "bars"]
+    width = 0.8 / max(1, len(bars)) * min((b - a for a, b in pairwise(place.values())), default=1.0)
+    shifts |= {id(line): width * (i - (len(bars) - 1) / 2) for i, line in enumerate(bars)}
     looks = chart.looks_of(panel)
+    parts: list[Part] = []
+    if chart.reference is not None:
+        parts.append(Part(axes.axhline(chart.reference, color=GREY, lw=0.6), "reference"))
     for line in panel.lines:
         xs = np.array([place[at] for at in line.at]) + shifts.get(id(line), 0.0)
         if line.is_faint:
-            axes.plot(xs, line.values, color="#cccccc", lw=0.7, marker=".", ms=2, zorder=1)
-            continue
-        color, dashes, mark = LOOKS[looks[line.label] % len(LOOKS)]
-        dashes = "" if is_single else dashes
-        values = np.array(line.values, dtype=float)
-        for i, part in enumerate(line.parts(chart.x.unit == "layer")):
-            label = line.label if i == 0 else None
-            axes.plot(xs[part], values[part], color=color, ls=dashes, lw=1.3, marker=mark, ms=4, label=label)
-        for x, some in zip(xs, line.points, strict=False):
-            axes.plot([x] * len(some), some, ".", ms=4, color=color, alpha=0.6)
-        if any(line.ranges):
-            low, high = np.array([pair or (v, v) for pair, v in zip(line.ranges, values, strict=True)]).T
-            bars = np.clip([values - low, high - values], 0, None)
-            axes.errorbar(xs, values, yerr=bars, fmt="none", ecolor=color, capsize=2, elinewidth=0.7)
-    if chart.x.unit == "layer":
-        name_layers(axes, all_at, most=9, what=chart.x.name(all_at))
-    else:
-        axes.set_xticks([place[at] for at in all_at], chart.x.labels(all_at, 40))
-        axes.set_xlabel(chart.x.name(all_at))
+            (faint,) = axes.plot(xs, line.values, color="#cccccc", lw=0.7, marker=".", ms=marks / 2, zorder=1)
+            parts.append(Part(faint, "faint", line))
+        elif line.kind == "bars" or (line.kind == "band" and len(xs) > 1):
+            parts += _areas(axes, line, xs, looks[line.label], width)
+        else:
+            joins = line.kind != "marks" and not is_single and len(line.at) > 1
+            parts += _marks(axes, line, xs, looks[line.label], line.parts(chart.x.unit == "layer"), joins, marks)
+    return parts
+
+
+def _areas(axes: Axes, line: Line, xs: NDArray[np.float64], look: int, width: float) -> list[Part]:
+    """Draw bars from 0, or the band between the ends of intervals."""
+    color, hatch = LOOKS[look % len(LOOKS)][0], HATCHES[look % len(HATCHES)]
+    options: dict[str, Any] = {"facecolor": f"{color}55", "edgecolor": color, "lw": 0.6, "hatch": hatch}
+    if line.kind == "bars":
+        bars = axes.bar(xs, line.values, width, label=line.label, **options)
+        return [Part(bar, "block", line, [i]) for i, bar in enumerate(bars)]
+    low, high = np.array([pair or (math.nan, math.nan) for pair in line.ranges]).T
+    return [Part(axes.fill_between(xs, low, high, label=line.label, **options), "band", line)]
+
+
+def _marks(
+    axes: Axes, line: Line, xs: NDArray[np.float64], look: int, pieces: Sequence[slice], joins: bool, size: float
+) -> list[Part]:
+    """Draw the marks of a line, its dots and its intervals; of each piece, the marks are joined if `joins`."""
+    color, dashes, mark = LOOKS[look % len(LOOKS)]
+    values = np.array(line.values, dtype=float)
+    parts: list[Part] = []
+    for piece in pieces:
+        (stroke,) = axes.plot(
+            xs[piece], values[piece], color=color, ls=dashes if joins else "", lw=1.3, ms=size,
+            marker="" if line.kind == "curve" else mark, label=line.label if piece.start == 0 else None,
+        )  # fmt: skip
+        shown = [] if line.kind == "curve" else [i for i in range(len(xs))[piece] if np.isfinite(values[i])]
+        parts.append(Part(stroke, "line", line, shown))
+    for i, (x, some) in enumerate(zip(xs, line.points, strict=False)):
+        (dots,) = axes.plot([x] * len(some), some, ".", ms=size, color=color, alpha=0.6)
+        parts.append(Part(dots, "dot", line, [i] * int(np.isfinite(some).sum())))
+    with_range = [i for i, pair in enumerate(line.ranges) if pair and np.isfinite([*pair, values[i]]).all()]
+    if with_range:
+        low, high = np.array([line.ranges[i] for i in with_range]).T
+        bars = np.clip([values[with_range] - low, high - values[with_range]], 0, None)
+        _, caps, (stems,) = axes.errorbar(
+            xs[with_range], values[with_range], yerr=bars, fmt="none", ecolor=color, capsize=size / 2, elinewidth=0.7
+        )
+        parts += [Part(stems, "bar", line, with_range), *(Part(cap, "cap", line) for cap in caps)]
+    return parts
+
+
+def _set_y_ends(chart: Chart, all_axes: Sequence[Axes]) -> None:
+    """Set the ends of the y axes of the panels: the limits, or beyond them where values are; or from 0."""
+    panels = list(zip(all_axes, chart.panels, strict=True))
     if chart.limits:
         margin = 0.04 * (chart.limits[1] - chart.limits[0])
-        axes.set_ylim(chart.limits[0] - margin, chart.limits[1] + margin)
-    elif panel.from_zero:
-        from_zero(axes)
-    axes.set_title(fill(panel.title, 46))
+        extent = [x for panel in chart.panels for line in panel.lines for x in line.extent if math.isfinite(x)]
+        low, high = min(chart.limits[0] - margin, *extent), max(chart.limits[1] + margin, *extent)
+        for axes in all_axes:
+            axes.set_ylim(low, high)
+        return
+    for axes, panel in panels:
+        if panel.from_zero:
+            from_zero(axes)
+    if chart.from_zero and (shared := [axes for axes, panel in panels if not panel.y]):
+        from_zero(*shared)
+
+
+# Size in pixels of a panel on a page and the margins of its axes, and the width of a letter below them.
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM, LETTER_WIDTH = 560, 320, 44, 10, 12, 40, 7
+# What is drawn of a panel on a page, where a pixel is a point; `page/style.css` has its colours.
+PAGE_STYLE: dict[str, Any] = {
+    "font.size": 12.5, "axes.grid": True, "axes.grid.axis": "y", "axes.spines.left": False, "axes.spines.bottom": False,
+    "xtick.major.size": 0, "ytick.major.size": 0, "axes.formatter.useoffset": False, "text.parse_math": False,
+}  # fmt: skip
+_SVG_METADATA = "Creator", "Date", "Format", "Type"
+
+
+def panels_as_svg(chart: Chart) -> list[tuple[str, list[Part]]]:
+    """Return each panel of a chart as SVG for a page, whose group `part-0` shows the first part, and so on."""
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    box = LEFT / WIDTH, BOTTOM / HEIGHT, 1 - (LEFT + RIGHT) / WIDTH, 1 - (TOP + BOTTOM) / HEIGHT
+    texts = []
+    with matplotlib.rc_context(STYLE | PAGE_STYLE):
+        figures = [Figure((WIDTH / 72, HEIGHT / 72)) for _ in chart.panels]
+        all_axes: list[Axes] = []
+        for figure, panel in zip(figures, chart.panels, strict=True):
+            shared = [axes for axes, other in zip(all_axes, chart.panels, strict=False) if not (panel.y or other.y)]
+            all_axes.append(figure.add_axes(box, sharey=shared[0] if shared else None))
+        drawn = [_draw_lines(axes, chart, panel, 8) for axes, panel in zip(all_axes, chart.panels, strict=True)]
+        _set_y_ends(chart, all_axes)
+        for figure, axes, panel, parts in zip(figures, all_axes, chart.panels, drawn, strict=True):
+            axes.locator_params(axis="y", nbins=6)
+            _label_x_on_page(axes, chart.x, chart.places(panel))
+            for i, part in enumerate(parts):
+                part.artist.set_gid(f"part-{i}")
+            text = StringIO()
+            # Of two charts on a page, no identifiers are equal.
+            with matplotlib.rc_context({"svg.hashsalt": f"{chart.title} {panel}"}):
+                FigureCanvasSVG(figure).print_svg(text, metadata=dict.fromkeys(_SVG_METADATA))
+            texts.append(text.getvalue())
+    return list(zip(texts, drawn, strict=True))
+
+
+def _label_x_on_page(axes: Axes, x: XAxis, places: Mapping[int, float]) -> None:
+    labels = x.labels([*places], (WIDTH - LEFT - RIGHT) // LETTER_WIDTH)
+    # What is drawn is read as XML, which has no control characters.
+    axes.set_xticks([*places.values()], [label if label.isprintable() else ascii(label) for label in labels])
+    axes.set_xlabel(x.name([*places]))
+    if len(places) == 1:
+        (place,) = places.values()
+        axes.set_xlim(place - 0.5, place + 0.5)
+        return
+    first, *_, last = axes.get_xticklabels()
+    for label in (first, last):
+        if LETTER_WIDTH * len(label.get_text()) > 2 * LEFT:
+            label.set_horizontalalignment("left" if label is first else "right")
 
 
 def _save(figure: Figure, path: Path, form: str, **options: Any) -> None:
@@ -576,7 +754,7 @@ def _in_lines(name: str) -> str:
 def name_layers(axes: Axes, layers: Sequence[int], most: int = 14, what: str = "layer (0 = embeddings)") -> None:
     """Mark the measured layers on the x axis, and label at most `most` of them.
 
-    A single layer is placed in the middle, with room for `side_by_side` marks.
+    A single layer is placed in the middle, with room for marks beside each other.
     """
     numbers = sorted(set(layers))
     has_names = any(isinstance(layer, NamedLayer) for layer in numbers)
@@ -604,18 +782,31 @@ def panels(figure: Figure, n: int, size: tuple[float, float], room: tuple[float,
     return cast("list[Axes]", grid[:n])
 
 
+def draw_cells(
+    figure: Figure, cells: Mapping[tuple[int, int], tuple[str, float]], size: tuple[float, float] = (0.44, 0.3)
+) -> Axes:
+    """Draw a cell with a text and a shade from 0 to 1 for each layer, upwards, and head; `size` in inches."""
+    layers, heads = (sorted({place[i] for place in cells}) for i in (0, 1))
+    figure.set_size_inches(max(5.0, 1.2 + size[0] * len(heads)), 1.1 + size[1] * len(layers))
+    axes = figure.add_subplot()
+    shades = np.zeros((len(layers), len(heads)))
+    for (layer, head), (text, shade) in cells.items():
+        i, j = layers.index(layer), heads.index(head)
+        shades[i, j] = shade
+        axes.text(j, i, text, ha="center", va="center", fontsize=7, color="white" if shade > 0.62 else "black")
+    axes.imshow(shades, cmap="Greys", vmin=0, vmax=1.1, origin="lower", aspect="auto")
+    axes.set_xticks(range(len(heads)), [str(head) for head in heads])
+    axes.set_yticks(range(len(layers)), [str(layer) for layer in layers])
+    axes.set_xlabel("head")
+    axes.set_ylabel("layer")
+    return axes
+
+
 def from_zero(*panels: Axes) -> None:
     """Let the y axes begin at 0, or below all data, and end above all data, so that no line lies on their border."""
     bottom, top = min(axes.dataLim.ymin for axes in panels), max(axes.dataLim.ymax for axes in panels)
     for axes in panels:
         axes.set_ylim(min(0, 1.05 * bottom), 1.05 * top if top > 0 else 1)
-
-
-def side_by_side(n: int, layers: Sequence[int]) -> NDArray[np.float64]:
-    """Return a shift along the x axis for each of n lines, in layers, for a single layer, whose marks would overlap."""
-    if len(set(layers)) > 1 or n == 1:
-        return np.zeros(n)
-    return np.linspace(-0.3, 0.3, n)
 
 
 def joined(look: dict[str, Any], layers: Sequence[int]) -> dict[str, Any]:

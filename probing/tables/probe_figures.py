@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.results import ends, two_decimals
+from probing.results import Table, ends, two_decimals
 from probing.tables import R2, controls_of, score_of, score_of_neurons, smallest, with_intercept
 from probing.tables.conclusions import beside_directions
 from probing.tables.figures import (
@@ -22,13 +23,12 @@ from probing.tables.figures import (
     Chart,
     Line,
     Panel,
+    by_count,
     drawing,
     error_bars,
     forms_of,
-    joined,
-    name_layers,
     panels,
-    side_by_side,
+    with_lines,
     write_charts,
 )
 from probing.tables.probes import confusion_shares
@@ -36,71 +36,38 @@ from probing.tables.probes import confusion_shares
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Bases can be told apart without colour, by their lines and marks.
-_LOOKS: tuple[dict[str, Any], ...] = (
-    {"color": BLUE, "ls": "-", "marker": "o", "ms": 4},
-    {"color": ORANGE, "ls": "--", "marker": "s", "ms": 4},
-    {"color": GREY, "ls": ":", "marker": "x", "ms": 5},
-    {"color": PURPLE, "ls": "-.", "marker": "^", "ms": 4, "mfc": "white"},
-)
+BY_UNITS = by_count("k", "number of units, the first by the training part")
+BY_RANK = by_count("rank", "rank")
 
 
-def accuracy_by_basis(figure: Figure, bases: Sequence[Mapping[str, Any]], task: str, model: str) -> None:
-    """Draw accuracy by the number of units, a line for each basis, with intervals; a panel for each layer."""
-    layers = sorted({row["layer"] for row in bases})
-    figure.set_size_inches(6.4, 0.6 + 2.8 * len(layers))
-    for axes, layer in zip(np.atleast_1d(figure.subplots(len(layers), squeeze=False)).ravel(), layers, strict=True):
-        layer_rows = [row for row in bases if row["layer"] == layer]
-        names, counts = (
-            list(dict.fromkeys(row["basis"] for row in layer_rows)),
-            sorted({row["k"] for row in layer_rows}),
-        )
-        shifts = np.linspace(-0.12, 0.12, len(names))
-        for name, look, shift in zip(names, _LOOKS, shifts, strict=False):
-            rows = [row for row in layer_rows if row["basis"] == name]
-            values = np.array([row["accuracy"] for row in rows])
-            places = [counts.index(row["k"]) + shift for row in rows]
-            axes.errorbar(places, values, yerr=error_bars(rows, values, "accuracy"), capsize=2, label=name, **look)
-        axes.axhline(layer_rows[0]["majority_accuracy"], color=GREY, lw=0.8, label="majority class")
-        axes.set_xticks(range(len(counts)), [str(k) for k in counts])
-        axes.set_xlabel("number of units, the first by the training part")
-        axes.set_ylabel("test accuracy (95% interval)")
-        axes.set_ylim(0, 1.03)
-        axes.set_title(f"{model}, layer {layer}: linear probes of {task} on k units")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center")
+def bases_chart(bases: Sequence[Mapping[str, Any]], task: str) -> Chart:
+    """Return the accuracy by the number of units, a line for each basis, with intervals; a panel for each layer."""
+    of_layers = []
+    for layer, rows in sorted(Table(bases).by("layer").items()):
+        of_basis = {name: sorted(of, key=lambda row: row["k"]) for name, of in rows.by("basis").items()}
+        lines = [Line.of(of, "accuracy", name, x="k") for name, of in of_basis.items()]
+        counts = sorted(rows.values("k"))
+        lines.append(Line("majority class", counts, [rows[0]["majority_accuracy"]] * len(counts)))
+        of_layers.append(Panel(lines, f"layer {layer}"))
+    title = f"linear probes of {task} on k units"
+    return Chart("bases", title, of_layers, "test accuracy (95% interval)", (0, 1), x=BY_UNITS)
 
 
-def neurons_beside_directions(
-    figure: Figure, by_layer: Mapping[int, Sequence[Row]], n_rotations: int, model: str
-) -> None:
-    """Draw the sorted contributions of each layer's neurons over the range of the directions of the same rank."""
-    unit = score_of_neurons(next(iter(by_layer.values()))[0]).axis
-    grid = panels(figure, len(by_layer), (2.5, 2.3), (0, 0.8))
-    for axes, (layer, rows) in zip(grid, by_layer.items(), strict=True):
+def directions_charts(by_layer: Mapping[int, Sequence[Row]], n_rotations: int) -> list[Chart]:
+    """Return the sorted contributions of each layer's neurons over the range of directions; none if all are dead."""
+    of_layers = []
+    for layer, rows in by_layer.items():
         live = beside_directions(rows)
-        ranks = [row["rank"] for row in live]
-        low, high = ([row[f"direction_{end}"] for row in live] for end in ("lowest", "highest"))
-        axes.fill_between(
-            ranks, low, high, color="#c8c8c8", lw=0.8, label=f"directions of {n_rotations} rotations (range)"
-        )
-        axes.plot(ranks, [row["contribution"] for row in live], color=BLUE, lw=1.3, label="neurons")
         above = [row for row in live if row["above_directions"] == "yes"]
-        axes.plot(
-            [row["rank"] for row in above], [row["contribution"] for row in above], "o", ms=3.5, mec=BLUE, mfc="white",
-            label="above the largest direction (p ≤ .05)",
-        )  # fmt: skip
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter("")
-        axes.set_ylim(0, None)
-        axes.set_title(f"layer {layer}: {len(above)} above")
-    for axes in grid[::SIDE_BY_SIDE]:
-        axes.set_ylabel(f"contribution ({unit})")
-    for axes in grid[-SIDE_BY_SIDE:]:
-        axes.set_xlabel("rank")
-    figure.suptitle(f"{model}: contributions of neurons and of random directions", x=0.01, ha="left", fontsize=10)
-    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        band = f"directions of {n_rotations} rotations (range)"
+        of_layers.append(Panel([
+            replace(Line.of(live, "contribution", "neurons", x="rank"), kind="curve"),
+            Line.band(live, "direction_lowest", "direction_highest", band, "rank"),
+            replace(Line.of(above, "contribution", "above the largest direction (p ≤ .05)", x="rank"), kind="marks"),
+        ], f"layer {layer}: {len(above)} above"))  # fmt: skip
+    y = f"contribution ({score_of_neurons(next(iter(by_layer.values()))[0]).axis})"
+    title = "contributions of neurons and of random directions"
+    return with_lines([Chart("directions", title, of_layers, y, from_zero=True, x=BY_RANK)])
 
 
 Row = Mapping[str, Any]
@@ -121,7 +88,12 @@ def write_figures(
     """Draw a run's figures in each format and return the paths of the files; `tables` has the run's tables by name."""
     accuracy, neurons = tables["accuracy"], tables["neurons"]
     by_layer = {row["layer"]: [n for n in neurons if n["layer"] == row["layer"]] for row in accuracy}
-    charts = write_charts(folder, [accuracy_chart(accuracy, task)], model, formats)
+    charts = [accuracy_chart(accuracy, task)]
+    if bases := tables.get("bases"):
+        charts.append(bases_chart(bases, task))
+    if basis := tables.get("basis"):
+        charts += directions_charts(by_layer, basis[0]["n_rotations"])
+    written = write_charts(folder, charts, model, formats)
     paths = [folder / name for name in ("top_neurons", "neuron_map")]
     with drawing(paths[0], formats) as figure:
         top_neurons(figure, by_layer, model)
@@ -135,15 +107,7 @@ def write_figures(
         paths.append(folder / "confusions")
         with drawing(paths[-1], formats) as figure:
             confusion_matrices(figure, scores, tables["confusions"], task, model)
-    if bases := tables.get("bases"):
-        paths.append(folder / "bases")
-        with drawing(paths[-1], formats) as figure:
-            accuracy_by_basis(figure, bases, task, model)
-    if basis := tables.get("basis"):
-        paths.append(folder / "directions")
-        with drawing(paths[-1], formats) as figure:
-            neurons_beside_directions(figure, by_layer, basis[0]["n_rotations"], model)
-    return charts + forms_of(paths, formats)
+    return written + forms_of(paths, formats)
 
 
 def accuracy_chart(rows: Sequence[Row], task: str) -> Chart:
@@ -272,13 +236,13 @@ def write_comparison_figures(
     """Draw a heat map for each pair of runs, and accuracy curves, in each format; return the paths of the files."""
     pairs = list(dict.fromkeys((row["model_a"], row["model_b"]) for row in agreement))
     names = [f"agreement_{number}" for number in range(1, len(pairs) + 1)] if len(pairs) > 1 else ["agreement"]
-    paths = [folder / name for name in (*names, "accuracy")]
-    for path, pair in zip(paths, pairs, strict=False):
+    paths = [folder / name for name in names]
+    for path, pair in zip(paths, pairs, strict=True):
         with drawing(path, formats) as figure:
             layers_by_layers(figure, [row for row in agreement if (row["model_a"], row["model_b"]) == pair])
-    with drawing(paths[-1], formats) as figure:
-        accuracies(figure, accuracy, task)
-    return forms_of(paths, formats)
+    lines = [Line.of(rows, "accuracy", label) for label, rows in accuracy.items()]
+    chart = Chart("accuracy", f"linear probes of {task}", [Panel(lines)], "test accuracy", (0, 1))
+    return forms_of(paths, formats) + write_charts(folder, [chart], "", formats)
 
 
 def layers_by_layers(figure: Figure, rows: Sequence[Row]) -> None:
@@ -303,28 +267,6 @@ def layers_by_layers(figure: Figure, rows: Sequence[Row]) -> None:
     figure.axes[0].set_ylabel(f"layer of {rows[0]['model_a']}")
     bar = figure.colorbar(image, ax=figure.axes, extend="min", aspect=30)
     bar.set_label("agreement (below 0: white)")
-
-
-def accuracies(figure: Figure, accuracy: Mapping[str, Sequence[Row]], task: str) -> None:
-    """Draw the accuracy curves of several runs, distinguished by line style and mark as well as by colour."""
-    figure.set_size_inches(6.4, 3.4)
-    axes = figure.add_subplot()
-    looks = [("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"), ("-", "v"), ("--", "P")]
-    all_layers = [row["layer"] for rows in accuracy.values() for row in rows]
-    shifts = side_by_side(len(accuracy), all_layers)
-    for i, (label, rows) in enumerate(accuracy.items()):
-        layers = [row["layer"] for row in rows]
-        line, mark = looks[i % len(looks)]
-        colour = (BLUE, ORANGE, GREEN, GREY, PURPLE, "#000000")[i % 6]
-        axes.plot(
-            np.add(layers, shifts[i]), [row["accuracy"] for row in rows], marker=mark, ms=5, c=colour, label=label,
-            mfc="none" if i else colour, **joined({"ls": line}, layers),
-        )  # fmt: skip
-    name_layers(axes, all_layers)
-    axes.set_ylim(0, 1.03)
-    axes.set_ylabel("test accuracy")
-    axes.set_title(f"linear probes of {task}")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
 
 
 def write_curves_figure(

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from probing.data import ADDED_CONTROLS, CONTROLS
 from probing.results import (
     LAYER_NAME,
     Column,
-    Row,
     Schema,
     Type,
-    count,
     estimate,
     label_of_class,
     layer_number,
-    layers_named,
-    listed,
     number,
-    shown_table,
     text,
     whole,
 )
 from probing.statistics import SIZE_COLUMNS
-from probing.tables import BASIS_COLUMNS, DIRECTION_COLUMNS, ROTATED_COLUMNS
+from probing.tables import BASIS_COLUMNS, CONDITIONS, DIRECTION_COLUMNS, ROTATED_COLUMNS
 
 INTERVAL = "95% interval"
 
@@ -123,6 +117,9 @@ ACCURACY = Schema("accuracy", "a row per layer", (
     number("compression", "The second divided by the first.", form=".1f"),
     number("validation_cross_entropy", "Cross-entropy of the validation tokens, in nats."),
     *SIZES, _FLAG,
+), needed=(
+    "layer", "accuracy", "accuracy_low", "accuracy_high", "cross_entropy", "optimality_gap", "n_train_tokens",
+    "n_test_tokens",
 ))  # fmt: skip
 # Of numbers, where the R² of a ridge probe replaces the accuracy.
 NUMBERS = Schema("accuracy", "a row per layer, of numbers", (
@@ -136,7 +133,7 @@ NUMBERS = Schema("accuracy", "a row per layer, of numbers", (
     number("relative_gradient", "Norm of the gradient of the objective, divided by that at 0.", "gradient", ".1e"),
     N_TRAIN_TOKENS, N_TEST_TOKENS,
     *_controls("r2", "R²"), *_AGREEMENT, *SIZES, _FLAG,
-))  # fmt: skip
+), needed=("layer", "r2", "r2_low", "r2_high", "relative_gradient", "n_train_tokens", "n_test_tokens"))  # fmt: skip
 
 # False discovery rate of the neurons that are not flagged `no-signal`: the largest expected share without a signal.
 FALSE_DISCOVERIES = 0.01
@@ -201,6 +198,10 @@ _REMOVED = (
     number("sd", "Standard deviation of the activation over training tokens."),
     text("flag", "Warnings about the rank, separated by spaces.", may_be_empty=True),
 )
+_NEEDED = (
+    "layer", "rank", "neuron", "contribution", "ratio", "share", "contribution_centred", "eta_squared", "eta_squared_z",
+    "mean", "sd", "flag",
+)  # fmt: skip
 # `neuron_table` in `probing.probes.evidence` fills it. Which columns the page and the terminal show is said in
 # `probing.page.terms` and `probing.tables.probes`; files, Python and W&B have all of them.
 NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order", (
@@ -216,7 +217,7 @@ NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order", (
              "predicts the test tokens worse. Little is lost where other neurons carry the same information.",
              "without it", "+.4f"),
     *_REMOVED,
-))  # fmt: skip
+), needed=_NEEDED)  # fmt: skip
 NUMBER_NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order, of numbers", (
     *_RANKED, *DIRECTION_COLUMNS, _COMPANION,
     number("correlation", "Correlation of the neuron with the number over training tokens.", form="+.3f"),
@@ -225,13 +226,13 @@ NUMBER_NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order,
              "again without the neuron. Little is lost where other neurons carry the same "
              "information.", "R² lost", "+.4f"),
     *_REMOVED,
-))  # fmt: skip
+), needed=_NEEDED)  # fmt: skip
 POSITIONS = Schema("positions", "of positions, a row per layer and position", (
     *LAYER,
     whole("position", "Position of the token in its sentence, special tokens included."),
     estimate("accuracy", "Share of the test tokens at the position that are predicted."),
     N_TRAIN_TOKENS, N_TEST_TOKENS,
-), optional=True)  # fmt: skip
+), optional=True, needed=("layer", "position", "accuracy"))  # fmt: skip
 CLASS_SCORES = Schema("class_scores", "of classes, a row per layer and class", (
     *LAYER,
     Column("class", label_of_class, "Label of the class."),
@@ -243,13 +244,15 @@ CLASS_SCORES = Schema("class_scores", "of classes, a row per layer and class", (
     Column("confused_with", label_of_class, "The class that most of its other test tokens are taken for.",
            "mostly taken for", may_be_empty=True),
     whole("n_confused", "Number of its test tokens that are taken for that one."),
-), optional=True)  # fmt: skip
+), optional=True, needed=(
+    "layer", "class", "n_test_tokens", "n_predicted", "recall", "precision", "f1", "confused_with",
+))  # fmt: skip
 CONFUSIONS = Schema("confusions", "of classes, a row per layer, class and predicted class that occur together", (
     *LAYER,
     Column("class", label_of_class, "Label of the class."),
     Column("predicted", label_of_class, "Label of the class that the probe predicts."),
     whole("n_test_tokens", "Number of test tokens of the one that are taken for the other.", "n test"),
-), optional=True)  # fmt: skip
+), optional=True, needed=("layer", "class", "predicted", "n_test_tokens"))  # fmt: skip
 CLASSES = Schema("classes", "a row per layer, class and neuron among the first 20 of the class", (
     *LAYER,
     Column("class", label_of_class, "Label of the class."),
@@ -259,7 +262,7 @@ CLASSES = Schema("classes", "a row per layer, class and neuron among the first 2
     number("contribution", "Mean contribution over the class's test tokens."),
     number("share", "Its share of the class's sum."),
     number("weight", "The probe's centred weight; its sign says whether high values speak for or against the class."),
-), optional=True)  # fmt: skip
+), optional=True, needed=("layer", "class", "rank", "neuron", "contribution", "share", "weight"))  # fmt: skip
 HEADS = Schema("heads", "with `--site attention`, a row per layer and head", (
     layer_column(),
     whole("head", "Number of the head, from 1."),
@@ -275,9 +278,14 @@ HEADS = Schema("heads", "with `--site attention`, a row per layer and head", (
     whole("n_random", "Number of random sets."),
     text("above_chance", "Whether the head is above both, corrected for the number of heads: yes or no."),
     N_TRAIN_TOKENS, N_TEST_TOKENS,
-), optional=True)  # fmt: skip
+), optional=True, needed=("layer", "head", "first_neuron", "n_neurons", "contribution", "share"))  # fmt: skip
 
-BASIS = Schema("basis", "a row per layer and kind of contribution", (*LAYER, *BASIS_COLUMNS), optional=True)
+BASIS = Schema(
+    "basis", "a row per layer and kind of contribution", (*LAYER, *BASIS_COLUMNS), optional=True,
+    needed=(
+        "layer", "first_10_share", "first_10_share_lowest", "first_10_share_highest", "n_above", "n_rotations",
+    ),
+)  # fmt: skip
 
 BASES = Schema("bases", "with `--site sae:FOLDER`, a row per layer, basis and number of units", (
     layer_column(),
@@ -300,7 +308,7 @@ BASES = Schema("bases", "with `--site sae:FOLDER`, a row per layer, basis and nu
     number("n_active", "Mean number of units that are not 0 on a test token.", form=".1f"),
     number("l2", "Penalty of the probe, chosen on validation tokens; of several draws the median.", form=".0e"),
     N_TRAIN_TOKENS, N_TEST_TOKENS,
-), optional=True)  # fmt: skip
+), optional=True, needed=("layer", "basis", "k", "accuracy"))  # fmt: skip
 
 CONTEXTS = Schema("contexts", "of text, a row per layer, neuron among its first 10, end and test token", (
     layer_column(),
@@ -315,7 +323,9 @@ CONTEXTS = Schema("contexts", "of text, a row per layer, neuron among its first 
     text("after", "The text after it.", may_be_empty=True),
     whole("sentence", "Index of the sentence in the corpus."),
     whole("position", "Position of the token in its sentence, special tokens included."),
-), optional=True)  # fmt: skip
+), optional=True, needed=(
+    "layer", "neuron", "end", "place", "activation", "sentence", "before", "token", "after",
+))  # fmt: skip
 PROFILES = Schema("profiles", "of text, a row per layer, neuron among its first 10, and number that describes it", (
     layer_column(),
     whole("neuron", "Index of the neuron."),
@@ -326,7 +336,7 @@ PROFILES = Schema("profiles", "of text, a row per layer, neuron among its first 
     whole("index", "The position, or the other neuron."),
     estimate("value", "The number, with the interval of a mean over sentences or documents."),
     N_TEST_TOKENS,
-), optional=True)  # fmt: skip
+), optional=True, needed=("layer", "neuron", "measure", "value", "n_test_tokens"))  # fmt: skip
 NEURON_CLASSES = Schema("neuron_classes", "of `Run.neuron`: a row per class", (
     layer_column(),
     whole("neuron", "Index of the neuron."),
@@ -359,14 +369,16 @@ EVALUATION = Schema("evaluation", "a row per ranking, probe, end and size", (
 ), optional=True)  # fmt: skip
 ERASURE = Schema("erasure", "a row per layer and condition", (
     layer_column(),
-    text("condition", "What a new probe reads: all neurons, the first alone, the others, or after erasure."),
-    whole("n_neurons", "Number of neurons that it reads."),
-    whole("n_removed", "Number of directions that were erased."),
+    text("condition", "What a new probe reads: all neurons, the first alone, the others, or after erasure.",
+         labels=CONDITIONS),
+    whole("n_neurons", "Number of neurons that it reads.", "neurons"),
+    whole("n_removed", "Number of directions that were erased.", "removed"),
     estimate("accuracy", "Accuracy on test tokens."),
     number("majority_accuracy", "Accuracy of the most frequent class."),
     number("cross_entropy", "Cross-entropy, in nats."),
     number("constant_cross_entropy", "Cross-entropy of a constant answer."),
-    estimate("information", "Usable information: nats by which the probe is better than a constant answer."),
+    estimate("information", "Usable information: nats by which the probe is better than a constant answer.",
+             "information (nats)"),
     number("share", "That as a share of the information of all neurons."),
     N_TEST_TOKENS,
 ), optional=True)  # fmt: skip
@@ -407,74 +419,3 @@ EXPLANATIONS = Schema("explanations", "what `Run.explain` returns: a row per exa
     number("contribution", "weight × activation, with weights centred over classes: above 0 it speaks for the "
            "predicted class.", form="+.3f"),
 ), optional=True)  # fmt: skip
-
-# --------------------------------------------------------------------------------------------------------------------
-# What is said and shown of a single neuron.
-# --------------------------------------------------------------------------------------------------------------------
-
-# Classes that are shown at each end of the weights.
-MOST_CLASSES = 5
-
-
-def rank_sentence(layer: int, neuron: int, ranks: Sequence[Row], n_neurons: int) -> str:
-    """Return a neuron's rank in its layer of `n_neurons`, and the ranks of the same index in the run's other layers."""
-    (layer_row,) = (row for row in ranks if row["layer"] == layer)
-    sentence = f"Neuron {neuron} of layer {layer} has rank {layer_row['rank']} of {n_neurons}"
-    others = [row for row in ranks if row["layer"] != layer]
-    if not others:
-        return f"{sentence}."
-    first = [row["layer"] for row in ranks if row["rank"] == 1]
-    named = layers_named(first) if first else "no layer of the run"
-    places = listed([f"{row['rank']} in layer {row['layer']}" for row in others])
-    return f"{sentence}; the neuron of this index is first in {named}. Other ranks: {places}."
-
-
-def profile_sentences(profile: Sequence[Row]) -> list[str]:
-    """Return a neuron's mean, its share of the mean cosine, and its correlated neurons, from its `profiles.csv`."""
-    sentences = []
-    for row in _of("mean", profile):
-        inside = _interval(row)
-        sentences.append(
-            f"Its mean activation over {count(row['n_test_tokens'], 'test token')} is {_three(row)}{inside}."
-        )
-    for row in _of("cosine_share", profile):
-        sentences.append(f"It makes {row['value']:.1%} of the mean cosine of two different test tokens.")
-    if others := _of("correlation", profile):
-        named = listed([f"{row['index']} ({row['value']:+.2f})" for row in others])
-        sentences.append(f"Its activations correlate most with those of the neurons {named}.")
-    return sentences
-
-
-def positions_of(profile: Sequence[Row]) -> list[Row]:
-    """Return the rows of `profiles.csv` that are means at a position."""
-    return _of("position", profile)
-
-
-def classes_table(classes: Sequence[Row]) -> Any:
-    """Return the classes of the highest and of the lowest weights as a rich table, the highest first."""
-    ordered = sorted(classes, key=lambda row: -row["weight"])
-    shown_rows = ordered if len(ordered) <= 2 * MOST_CLASSES else [*ordered[:MOST_CLASSES], *ordered[-MOST_CLASSES:]]
-    title = "Weight by class"
-    if len(shown_rows) < len(ordered):
-        title += f": the {MOST_CLASSES} highest and the {MOST_CLASSES} lowest of {len(ordered)}"
-    return shown_table(NEURON_CLASSES, shown_rows, title, ["class", "weight", "contribution"])
-
-
-def positions_table(profile: Sequence[Row]) -> Any:
-    """Return the mean activation at each position as a rich table."""
-    return shown_table(
-        PROFILES, positions_of(profile), "Mean activation by position", ["index", "value*", "n_test_tokens"]
-    )
-
-
-def _of(measure: str, profile: Sequence[Row]) -> list[Row]:
-    return [row for row in profile if row["measure"] == measure]
-
-
-def _three(row: Row) -> str:
-    return f"{row['value']:.3g}"
-
-
-def _interval(row: Row) -> str:
-    low, high = row.get("value_low", float("nan")), row.get("value_high", float("nan"))
-    return "" if low != low else f" (95% interval {low:.3g} to {high:.3g})"

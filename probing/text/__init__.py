@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from os import PathLike, fspath
 from os.path import splitext
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
+from probing.cli.option_types import GroupBy as GroupBy
 from probing.errors import UserError
 from probing.results import shortened
 from probing.runtime.progress import say_once
@@ -121,9 +122,6 @@ def hashed(key: str, seed: int) -> float:
     """Return a hash of a key and the seed, uniform on 0 to 1."""
     digest = hashlib.sha256(f"{seed}\0{key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
-
-
-GroupBy = Literal["auto", "sentence", "document"]
 
 
 def splits_by_document(group_by: GroupBy, corpus: Corpus) -> bool:
@@ -514,15 +512,8 @@ def from_sentences(
     Lone surrogates, and a corpus without text, are refused.
     """
     cleaned = [_single_spaced(line) for line in lines]
-    distinct = _distinct(cleaned, cleaned, name, option)
-    before = list(accumulate(not line for line in cleaned))
-    of_sentences = values_of_sentences(sentence_columns or {}, f"`{option} {name}`")
-    return Corpus(
-        name, tuple(cleaned[i] for i in distinct.first), len(distinct.repeats),
-        documents=_numbered([before[i] for i in distinct.first]),
-        sentence_columns={column: tuple(rows[i] for i in distinct.first) for column, rows in of_sentences.items()},
-        relabelled=distinct.relabelled(of_sentences),
-    )  # fmt: skip
+    begun = tuple(accumulate(not line for line in cleaned))
+    return _distinct(name, option, cleaned, cleaned, sentence_columns or {}, documents=begun)
 
 
 def from_words(
@@ -544,20 +535,15 @@ def from_words(
     words = [sentence[new:] for sentence, new in zip(words, begins, strict=True)]
     text = tuple(" ".join(filter(None, sentence)) for sentence in words)
     nonblank = [sentence if any(sentence) else () for sentence in words]
-    distinct = _distinct(nonblank, text, name, option)
     if any(begins):
         columns = {
             column: [row[new:] for row, new in zip(rows, begins, strict=True)]
             for column, rows in (columns or {}).items()
         }
-    values = values_of_words(columns or {}, f"`{option} {name}`")
-    of_sentences = values_of_sentences(sentence_columns or {}, f"`{option} {name}`")
-    corpus = Corpus(
-        name, text, len(distinct.repeats), tuple(words), values, sentence_columns=of_sentences,
-        relabelled=distinct.relabelled({**of_sentences, **values}),
-    ).subset(distinct.first)  # fmt: skip
-    marks = documents or list(accumulate(begins))
-    return replace(corpus, documents=_numbered([marks[i] for i in distinct.first]))
+    begun = tuple(documents or accumulate(begins))
+    return _distinct(
+        name, option, nonblank, text, sentence_columns or {}, columns or {}, words=tuple(words), documents=begun
+    )  # fmt: skip
 
 
 def from_pairs(
@@ -565,47 +551,46 @@ def from_pairs(
 ) -> Corpus:
     """Build a corpus of distinct pairs, with single spaces; values in columns are of the first occurrence."""
     listed = list(pairs)
-    texts = [" ".join(pair) for pair in listed]
-    distinct = _distinct(listed, texts, name, "--pairs")
-    of_pairs = values_of_sentences(columns or {}, f"`--pairs {name}`")
-    return Corpus(
-        name, tuple(texts[i] for i in distinct.first), len(distinct.repeats),
-        sentence_columns={column: tuple(values[i] for i in distinct.first) for column, values in of_pairs.items()},
-        seconds=tuple(len(listed[i][0]) + 1 for i in distinct.first), relabelled=distinct.relabelled(of_pairs),
-    )  # fmt: skip
-
-
-def _numbered(marks: Sequence[int]) -> tuple[int, ...] | None:
-    """Renumber ascending document marks from 0; return None if there is only one document."""
-    numbers = {mark: i for i, mark in enumerate(sorted(set(marks)))}
-    return tuple(numbers[mark] for mark in marks) if len(numbers) > 1 else None
+    seconds = tuple(len(first) + 1 for first, _ in listed)
+    return _distinct(name, "--pairs", listed, [" ".join(pair) for pair in listed], columns or {}, seconds=seconds)
 
 
 def _single_spaced(text: str) -> str:
     return " ".join(text.split())
 
 
-class _Distinct(NamedTuple):
-    """Index of the first occurrence of each row; index of each repetition, and of its first occurrence."""
+def _distinct(
+    name: str,
+    option: str,
+    keys: Sequence[Hashable],
+    texts: Sequence[str],
+    sentence_columns: Mapping[str, Sequence[Any]],
+    columns: Mapping[str, Sequence[Sequence[Any]]] | None = None,
+    documents: Sequence[int] = (),
+    **parts: Any,
+) -> Corpus:
+    """Build the corpus of the sentences whose keys are neither empty nor equal to an earlier one.
 
-    first: list[int]
-    repeats: list[tuple[int, int]]
-
-    def relabelled(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, int]:
-        """Return the number of repetitions whose values differ from first occurrences, by column with any."""
-        counts = {name: sum(rows[i] != rows[first] for i, first in self.repeats) for name, rows in columns.items()}
-        return {name: n for name, n in counts.items() if n}
-
-
-def _distinct(rows: Sequence[Hashable], texts: Sequence[str], name: str, option: str) -> _Distinct:
-    """Return the distinct nonempty rows, whose sentences are `texts`."""
+    `documents` has ascending marks of the document of each sentence, and `parts` further fields by sentence.
+    """
     first: dict[Hashable, int] = {}
     repeats: list[tuple[int, int]] = []
-    for i, row in enumerate(rows):
-        if row and (at := first.setdefault(row, i)) != i:
+    for i, key in enumerate(keys):
+        if key and (at := first.setdefault(key, i)) != i:
             repeats.append((i, at))
     if not first:
         raise UserError(f"`{option} {name}` holds no sentence: it is empty or blank; give a corpus with text.")
     for number, i in enumerate(first.values(), 1):
         check_text(texts[i], f"`{option} {name}`: sentence {number}")
-    return _Distinct(list(first.values()), repeats)
+    of_words = values_of_words(columns or {}, f"`{option} {name}`")
+    of_sentences = values_of_sentences(sentence_columns, f"`{option} {name}`")
+    changed = {
+        column: sum(rows[i] != rows[at] for i, at in repeats) for column, rows in {**of_sentences, **of_words}.items()
+    }
+    corpus = Corpus(
+        name, tuple(texts), len(repeats), columns=of_words, sentence_columns=of_sentences,
+        relabelled={column: n for column, n in changed.items() if n}, **parts,
+    ).subset(list(first.values()))  # fmt: skip
+    marks = [documents[i] for i in first.values()] if documents else [0]
+    numbers = {mark: number for number, mark in enumerate(sorted(set(marks)))}
+    return replace(corpus, documents=tuple(numbers[mark] for mark in marks) if len(numbers) > 1 else None)

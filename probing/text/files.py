@@ -265,9 +265,8 @@ def read_dataset(source: str, option: str) -> Rows:
         return _rows(_readable(batches, flag_text), column, others, selection, note)
 
 
-def read_splits(source: str, option: str) -> dict[str, list[dict[str, Any]]]:
+def read_splits(source: str, flag_text: str) -> dict[str, list[dict[str, Any]]]:
     """Return all rows of a data set, `hf:NAME?config=C`, by split; each row is a dict with class names."""
-    flag_text = f"{option} {source}"
     name, settings = _parse(source, flag_text)
     if unsupported := [key for key in settings if key != "config"]:
         raise UserError(f"`{flag_text}`: all splits and columns are read, so leave {unsupported[0]}= out.")

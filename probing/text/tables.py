@@ -110,7 +110,8 @@ def labelled(
 ) -> Rows:
     """Return rows of named columns, with the column of labels also as `label`; `key` names the column of `texts`."""
     if texts and isinstance(texts[0], list):
-        regular = [ColumnSummary(name, rows) for name, rows in columns.items() if _are_aligned(texts, rows)]
+        lengths = list(map(len, texts))
+        regular = [ColumnSummary(name, rows) for name, rows in columns.items() if list(map(len, rows)) == lengths]
         label = choose_labels(regular, ColumnSummary(key, texts), selection)
         columns = with_label(columns, label)
     else:
@@ -118,10 +119,6 @@ def labelled(
         of_sentences = with_label(of_sentences, label)
     places = {"": f"column {key}", **({LABEL[0]: label.place} if label else {})}
     return Rows(texts, columns, of_sentences, n_empty, places=places, note=note)
-
-
-def _are_aligned(texts: Sequence[Any], rows: Sequence[Sequence[Any]]) -> bool:
-    return all(len(text) == len(row) for text, row in zip(texts, rows, strict=True))
 
 
 def _object(line: str, number: int, flag_text: str) -> Mapping[str, Any]:

@@ -159,7 +159,7 @@ _KINDS = {"c": "complex numbers", "S": "bytes", "M": "dates", "m": "durations"}
 _TOO_HIGH = 2**63
 
 
-class Given(NamedTuple):
+class LabelWording(NamedTuple):
     """Source of labels, for messages: `subject` begins a sentence that names the values, such as "`y` has".
 
     `verb` is the user's corrective action (return, give), `unit` what has a label (token, sentence, row), `way_out` an
@@ -172,12 +172,17 @@ class Given(NamedTuple):
     way_out: str
 
     @property
-    def expected(self) -> str:
+    def labels(self) -> str:
         """The expected labels, for messages."""
-        return f"{self.verb} one label for each {self.unit}: text, whole numbers, or true and false"
+        return f"one label for each {self.unit}: text, whole numbers, or true and false"
+
+    @property
+    def expected(self) -> str:
+        """What the user is to do, for messages."""
+        return f"{self.verb} {self.labels}"
 
 
-def class_values(values: Any, given: Given) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+def class_values(values: Any, wording: LabelWording) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Return labels as an array of int64, bool, or strings as objects, and a mask of the labels present.
 
     `values` is a list, a tuple, an array, a masked array or a tensor of shape (n,) and of a single kind; otherwise
@@ -187,46 +192,44 @@ def class_values(values: Any, given: Given) -> tuple[NDArray[Any], NDArray[np.bo
     if isinstance(values, np.ma.MaskedArray):
         values = values.tolist()
     if isinstance(values, list | tuple):
-        return _of_list(values, given)
+        return _of_list(values, wording)
     if values is None or isinstance(values, str | bytes) or not hasattr(values, "__array__"):
         what = "nothing" if values is None else f"a value of the type {type(values).__name__}"
-        raise UserError(f"{given.subject} {what}; {given.verb} a list or an array with {_after_verb(given)}.")
+        raise UserError(f"{wording.subject} {what}; {wording.verb} a list or an array with {wording.labels}.")
     array = np.asarray(values)
     if array.ndim != 1:
-        raise UserError(f"{given.subject} an array of shape {array.shape}; {given.expected}, shape (n_{given.unit}s,).")
+        raise UserError(
+            f"{wording.subject} an array of shape {array.shape}; {wording.expected}, shape (n_{wording.unit}s,)."
+        )
     kind = array.dtype.kind
     if kind in "OU":
-        return _of_list(array.tolist(), given)
+        return _of_list(array.tolist(), wording)
     if kind == "b":
         return array, np.ones(len(array), dtype=bool)
     if kind in "iuf":
-        return _whole_numbers(array, given)
-    raise UserError(f"{given.subject} {_KINDS.get(kind, f'an array of {array.dtype}')}; {given.expected}.")
+        return _whole_numbers(array, wording)
+    raise UserError(f"{wording.subject} {_KINDS.get(kind, f'an array of {array.dtype}')}; {wording.expected}.")
 
 
-def _after_verb(given: Given) -> str:
-    return given.expected.removeprefix(f"{given.verb} ")
-
-
-def _whole_numbers(array: NDArray[Any], given: Given) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _whole_numbers(array: NDArray[Any], wording: LabelWording) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     is_known = np.isfinite(array) & (array >= 0)
     known = array[is_known]
     if array.dtype.kind == "f" and len(odd := known[known != np.round(known)]):
         raise UserError(
-            f"{given.subject} numbers with a fraction, such as {odd[0]}; {given.expected}, {given.way_out}."
+            f"{wording.subject} numbers with a fraction, such as {odd[0]}; {wording.expected}, {wording.way_out}."
         )
     if len(known) and known.max() >= _TOO_HIGH:
-        raise _too_high(known.max(), given)
+        raise _too_high(known.max(), wording)
     whole = np.full(len(array), -1, dtype=np.int64)
     whole[is_known] = known.astype(np.int64)
     return whole, is_known
 
 
-def _too_high(number: Any, given: Given) -> UserError:
-    return UserError(f"{given.subject} {number!s:.60}, and whole numbers have to be below 2^63; {given.expected}.")
+def _too_high(number: Any, wording: LabelWording) -> UserError:
+    return UserError(f"{wording.subject} {number!s:.60}, and whole numbers have to be below 2^63; {wording.expected}.")
 
 
-def _of_list(values: Sequence[Any], given: Given) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+def _of_list(values: Sequence[Any], wording: LabelWording) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     is_known = np.array([text_of(value) is not None for value in values], dtype=bool)
     known = [value for value, known_value in zip(values, is_known.tolist(), strict=True) if known_value]
     kinds = {_kind(value) for value in known}
@@ -234,7 +237,7 @@ def _of_list(values: Sequence[Any], given: Given) -> tuple[NDArray[Any], NDArray
         labels = np.full(len(values), "", dtype=object)
         labels[is_known] = [label_of(value) for value in known]
         for label in set(labels.tolist()):
-            check_label(label, f"{given.subject} a label that")
+            check_label(label, f"{wording.subject} a label that")
         return labels, labels != ""
     if kinds == {bool}:
         label_values = np.zeros(len(values), dtype=bool)
@@ -244,9 +247,9 @@ def _of_list(values: Sequence[Any], given: Given) -> tuple[NDArray[Any], NDArray
         numbers = np.full(len(values), -1, dtype=np.float64 if float in kinds else object)
         numbers[is_known] = known
         if float in kinds:
-            return _whole_numbers(numbers, given)
+            return _whole_numbers(numbers, wording)
         if (highest := max(known)) >= _TOO_HIGH:
-            raise _too_high(highest, given)
+            raise _too_high(highest, wording)
         label_values = np.array([max(int(number), -1) for number in numbers.tolist()], dtype=np.int64)
         return label_values, label_values >= 0
     first_kind = _kind(known[0])
@@ -256,8 +259,8 @@ def _of_list(values: Sequence[Any], given: Given) -> tuple[NDArray[Any], NDArray
     odd = values[at]
     mixed = f", where others are {type(known[0]).__name__}" if first_kind is not None else ""
     raise UserError(
-        f"{given.subject} {odd!r:.60} of the type {type(odd).__name__} for {given.unit} {at}, counted from 0{mixed}; "
-        f"{given.expected}."
+        f"{wording.subject} {odd!r:.60} of the type {type(odd).__name__} for {wording.unit} {at}, counted from 0"
+        f"{mixed}; {wording.expected}."
     )
 
 
@@ -277,22 +280,22 @@ def number_requirement(unit: str) -> str:
     return f"one finite number for each {unit}, None where there is none"
 
 
-def numbers_of(values: Any, given: Given) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def numbers_of(values: Any, wording: LabelWording) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the numbers to predict, shape (n,), and a mask of the numbers present, which are finite.
 
     `values` is as for `class_values`; a value that is neither a number nor None raises `UserError`.
     """
-    expected = f"{given.verb} {number_requirement(given.unit)}"
+    expected = f"{wording.verb} {number_requirement(wording.unit)}"
     if values is None or isinstance(values, str | bytes) or not hasattr(values, "__len__"):
         what = "nothing" if values is None else f"a value of the type {type(values).__name__}"
         raise UserError(
-            f"{given.subject} {what}; {given.verb} a list or an array with {number_requirement(given.unit)}."
+            f"{wording.subject} {what}; {wording.verb} a list or an array with {number_requirement(wording.unit)}."
         )
     if isinstance(values, np.ma.MaskedArray):
         values = values.tolist()
     array = np.asarray(values, dtype=object if isinstance(values, list | tuple) else None)
     if array.ndim != 1:
-        raise UserError(f"{given.subject} an array of shape {array.shape}; {expected}, shape (n_{given.unit}s,).")
+        raise UserError(f"{wording.subject} an array of shape {array.shape}; {expected}, shape (n_{wording.unit}s,).")
     if array.dtype.kind not in "iuf":
         cells = array.tolist()
         for i, value in enumerate(cells):
@@ -300,8 +303,8 @@ def numbers_of(values: Any, given: Given) -> tuple[NDArray[np.float64], NDArray[
                 cells[i] = None
             elif isinstance(value, bool | np.bool_) or not isinstance(value, Real):
                 raise UserError(
-                    f"{given.subject} {value!r:.60} of the type {type(value).__name__} for {given.unit} {i}, counted "
-                    f"from 0, and `numbers` says that labels are numbers; {expected}."
+                    f"{wording.subject} {value!r:.60} of the type {type(value).__name__} for {wording.unit} {i}, "
+                    f"counted from 0, and `numbers` says that labels are numbers; {expected}."
                 )
         array = np.array(cells, dtype=object)
     numbers = array.astype(np.float64)
@@ -340,16 +343,16 @@ def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
         UserError: If the task does not return one label for each token or sentence, or sentences are to be pooled by a
             first token that is not special.
     """
-    n, given = len(sentences_of(task, tokens)), _given(task, "labels")
+    n, wording = len(sentences_of(task, tokens)), _wording_of(task, "labels")
     values = task.labels(tokens, corpus)
     token_labels: Labels
-    token_labels, is_example = (numbers_of if predicts_numbers(task) else class_values)(values, given)
+    token_labels, is_example = (numbers_of if predicts_numbers(task) else class_values)(values, wording)
     if len(token_labels) != n:
-        is_without = given.unit == "token" and len(token_labels) == n - int(tokens.special.sum())
+        is_without = wording.unit == "token" and len(token_labels) == n - int(tokens.special.sum())
         special = " (special tokens count)" if is_without else ""
-        expected = f"return {number_requirement(given.unit)}" if predicts_numbers(task) else given.expected
+        expected = f"return {number_requirement(wording.unit)}" if predicts_numbers(task) else wording.expected
         raise UserError(
-            f"{given.subject} {len(token_labels)} labels for the {n} {given.unit}s of `{corpus.name}`{special}; "
+            f"{wording.subject} {len(token_labels)} labels for the {n} {wording.unit}s of `{corpus.name}`{special}; "
             f"{expected}."
         )
     if isinstance(task, SentenceTask):
@@ -378,7 +381,7 @@ def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
         )
     if task.ordinal and token_labels.dtype.kind == "O":
         raise UserError(
-            f"{given.subject} text, and its `ordinal` says that labels are numbers; "
+            f"{wording.subject} text, and its `ordinal` says that labels are numbers; "
             "return whole numbers, or set `ordinal = False`."
         )
     return token_labels
@@ -389,20 +392,20 @@ def classes_of(task: TokenTask, labels: Labels, n_sentences: int) -> Labels:
 
     `labels` are of the training tokens, as of `labels_of`; classes of another type raise `UserError`.
     """
-    given = _given(task, "classes")
+    wording = _wording_of(task, "classes")
     chosen = task.classes(labels, n_sentences)
     if isinstance(chosen, Sequence) and not len(chosen):
         return labels[:0]
-    values, is_known = class_values(chosen, given)
+    values, is_known = class_values(chosen, wording)
     class_labels = np.unique(values[is_known])
     if len(class_labels) and class_labels.dtype.kind != labels.dtype.kind:
-        raise UserError(f"{given.subject} values of another type than `labels`; return some of the labels.")
+        raise UserError(f"{wording.subject} values of another type than `labels`; return some of the labels.")
     return class_labels.astype(labels.dtype)
 
 
-def _given(task: TokenTask, method: str) -> Given:
+def _wording_of(task: TokenTask, method: str) -> LabelWording:
     way_out = "or set `numbers = True` to have numbers predicted"
-    return Given(f"the task {type(task).__name__}: `{method}` returned", "return", unit_of(task), way_out)
+    return LabelWording(f"the task {type(task).__name__}: `{method}` returned", "return", unit_of(task), way_out)
 
 
 GROUP = "probing.tasks"

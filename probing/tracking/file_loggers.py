@@ -10,7 +10,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +24,23 @@ _TEXT_ROWS = 100
 
 
 class LoggerRun:
-    """Run in a logger, from its start to `finish`; the first failure ends it, with a warning.
+    """Run in a logger of Lightning, from its start to `finish`; the first failure ends it, with a warning.
 
     The logger's folder in the run's folder is written anew, since a continued run logs everything again. `final` is the
     run's folder under its final name.
     """
 
     label = ""
+    # Context of everything that the logger does.
+    quiet: Callable[[], AbstractContextManager[None]] = nullcontext
+    logger: Any
 
     def __init__(
         self, folder: Path, final: Path, name: str, project: str | None, config: Mapping[str, Any],
         warn: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self.folder, self.final, self.name, self.project = (
-            folder / self.label,
-            final / self.label,
-            name,
-            project or PROJECT,
-        )
+        self.folder, self.final = folder / self.label, final / self.label
+        self.name, self.project = name, project or PROJECT
         self._warn, self._layers, self._settings = warn, set[str](), dict[str, Any]()
         self._summary: dict[str, float] = {}
         self._is_open = True
@@ -77,7 +76,8 @@ class LoggerRun:
         if not self._is_open:
             return
         try:
-            action()
+            with self.quiet():
+                action()
         except Exception as error:
             self._is_open = False
             self._warn(
@@ -99,13 +99,15 @@ class LoggerRun:
             self._log_file(file, artifact_path)
 
     def _begin(self) -> None:
+        """Remove the folder of a former run, and set `logger`."""
         raise NotImplementedError
 
-    def _log(self, metrics: dict[str, float], step: int | None) -> None:
-        raise NotImplementedError
+    def _log(self, metrics: Mapping[str, float], step: int | None) -> None:
+        self.logger.log_metrics({**metrics}, step)
 
     def _log_settings(self, settings: dict[str, Any]) -> None:
-        raise NotImplementedError
+        self.logger.log_hyperparams(settings)
+        self.logger.save()
 
     def _log_table(self, name: str, columns: Sequence[str], data: Sequence[Sequence[Any]]) -> None:
         """Log a table, if the logger supports tables."""
@@ -117,7 +119,9 @@ class LoggerRun:
         """Log a file, if the logger stores files."""
 
     def _end(self, is_finished: bool) -> None:
-        raise NotImplementedError
+        if self._summary:
+            self._log(self._summary, 0)
+        self.logger.save()
 
 
 class CsvRun(LoggerRun):
@@ -129,19 +133,7 @@ class CsvRun(LoggerRun):
         from pytorch_lightning.loggers import CSVLogger
 
         shutil.rmtree(self.folder, ignore_errors=True)
-        self._logger = CSVLogger(self.folder.parent, name=self.label, version="")
-
-    def _log(self, metrics: dict[str, float], step: int | None) -> None:
-        self._logger.log_metrics({**metrics}, step)
-
-    def _log_settings(self, settings: dict[str, Any]) -> None:
-        self._logger.log_hyperparams(settings)
-        self._logger.save()
-
-    def _end(self, is_finished: bool) -> None:
-        if self._summary:
-            self._logger.log_metrics({**self._summary}, 0)
-        self._logger.save()
+        self.logger = CSVLogger(self.folder.parent, name=self.label, version="")
 
 
 class TensorBoardRun(LoggerRun):
@@ -153,86 +145,24 @@ class TensorBoardRun(LoggerRun):
         from pytorch_lightning.loggers import TensorBoardLogger
 
         shutil.rmtree(self.folder, ignore_errors=True)
-        self._logger = TensorBoardLogger(self.folder.parent, self.label, version="", default_hp_metric=False)
-
-    def _log(self, metrics: dict[str, float], step: int | None) -> None:
-        self._logger.log_metrics(metrics, step)
-
-    def _log_settings(self, settings: dict[str, Any]) -> None:
-        self._logger.log_hyperparams(settings)
-        self._logger.save()
+        self.logger = TensorBoardLogger(self.folder.parent, self.label, version="", default_hp_metric=False)
 
     def _log_table(self, name: str, columns: Sequence[str], data: Sequence[Sequence[Any]]) -> None:
         rows = [columns, ["---"] * len(columns), *data[:_TEXT_ROWS]]
         text = "\n".join(f"| {' | '.join(_cell(value) for value in row)} |" for row in rows)
         if len(data) > _TEXT_ROWS:
             text += f"\n\nThe first {_TEXT_ROWS} of {len(data)} rows."
-        self._logger.experiment.add_text(name, text)
+        self.logger.experiment.add_text(name, text)
 
     def _log_image(self, path: Path) -> None:
         from matplotlib.image import imread
 
-        self._logger.experiment.add_image(f"figures/{path.stem}", imread(path), dataformats="HWC")
+        self.logger.experiment.add_image(f"figures/{path.stem}", imread(path), dataformats="HWC")
 
     def _end(self, is_finished: bool) -> None:
-        self._logger.log_hyperparams(self._settings, {**self._summary} or None)
-        self._logger.save()
-        self._logger.experiment.close()
-
-
-class MlflowRun(LoggerRun):
-    """Run as metrics, parameters, tables and files, in a database in the run's folder or on `$MLFLOW_TRACKING_URI`."""
-
-    label = "mlflow"
-
-    def _begin(self) -> None:
-        server = os.environ.get("MLFLOW_TRACKING_URI", "")
-        self._database = None if server.startswith(("http", "databricks")) else self.folder / "mlflow.db"
-        if self._database:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder.mkdir(parents=True)
-            server = f"sqlite:///{self._database}"
-        place = (self.folder / "artifacts").as_uri() if self._database else None
-        with _quiet_mlflow():
-            from pytorch_lightning.loggers import MLFlowLogger
-
-            self._logger = MLFlowLogger(self.project, self.name, server, artifact_location=place)
-            self._run = str(self._logger.run_id)
-
-    def _log(self, metrics: dict[str, float], step: int | None) -> None:
-        with _quiet_mlflow():
-            self._logger.log_metrics(metrics, step)
-
-    def _log_settings(self, settings: dict[str, Any]) -> None:
-        with _quiet_mlflow():
-            self._logger.log_hyperparams(settings)
-
-    def _log_table(self, name: str, columns: Sequence[str], data: Sequence[Sequence[Any]]) -> None:
-        by_column = {column: [row[place] for row in data] for place, column in enumerate(columns)}
-        with _quiet_mlflow():
-            self._logger.experiment.log_table(self._run, by_column, f"{name}.json")
-
-    def _log_image(self, path: Path) -> None:
-        self._log_file(path, f"figures/{path.name}")
-
-    def _log_file(self, path: Path, artifact_path: str) -> None:
-        with _quiet_mlflow():
-            self._logger.experiment.log_artifact(self._run, str(path), str(Path(artifact_path).parent).strip("."))
-
-    def _end(self, is_finished: bool) -> None:
-        if self._summary:
-            self._log(self._summary, 0)
-        with _quiet_mlflow():
-            self._logger.experiment.set_terminated(self._run, "FINISHED" if is_finished else "FAILED")
-        if self._database:
-            _move(self._database, self.folder.as_uri(), self.final.as_uri())
-
-
-def _move(database: Path, before: str, after: str) -> None:
-    """Write the final place of artifacts into a database of MLflow, which stores absolute paths."""
-    with closing(sqlite3.connect(database)) as connection, connection:
-        for table, column in (("runs", "artifact_uri"), ("experiments", "artifact_location")):
-            connection.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (before, after))
+        self.logger.log_hyperparams(self._settings, {**self._summary} or None)
+        self.logger.save()
+        self.logger.experiment.close()
 
 
 @contextmanager
@@ -250,6 +180,49 @@ def _quiet_mlflow() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+class MlflowRun(LoggerRun):
+    """Run as metrics, parameters, tables and files, in a database in the run's folder or on `$MLFLOW_TRACKING_URI`."""
+
+    label = "mlflow"
+    quiet = staticmethod(_quiet_mlflow)
+
+    def _begin(self) -> None:
+        server = os.environ.get("MLFLOW_TRACKING_URI", "")
+        self._database = None if server.startswith(("http", "databricks")) else self.folder / "mlflow.db"
+        if self._database:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
+            server = f"sqlite:///{self._database}"
+        place = (self.folder / "artifacts").as_uri() if self._database else None
+        from pytorch_lightning.loggers import MLFlowLogger
+
+        self.logger = MLFlowLogger(self.project, self.name, server, artifact_location=place)
+        self._run = str(self.logger.run_id)
+
+    def _log_table(self, name: str, columns: Sequence[str], data: Sequence[Sequence[Any]]) -> None:
+        by_column = {column: [row[place] for row in data] for place, column in enumerate(columns)}
+        self.logger.experiment.log_table(self._run, by_column, f"{name}.json")
+
+    def _log_image(self, path: Path) -> None:
+        self._log_file(path, f"figures/{path.name}")
+
+    def _log_file(self, path: Path, artifact_path: str) -> None:
+        self.logger.experiment.log_artifact(self._run, str(path), str(Path(artifact_path).parent).strip("."))
+
+    def _end(self, is_finished: bool) -> None:
+        super()._end(is_finished)
+        self.logger.experiment.set_terminated(self._run, "FINISHED" if is_finished else "FAILED")
+        if self._database:
+            _move(self._database, self.folder.as_uri(), self.final.as_uri())
+
+
+def _move(database: Path, before: str, after: str) -> None:
+    """Write the final place of artifacts into a database of MLflow, which stores absolute paths."""
+    with closing(sqlite3.connect(database)) as connection, connection:
+        for table, column in (("runs", "artifact_uri"), ("experiments", "artifact_location")):
+            connection.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (before, after))
 
 
 def _cell(value: Any) -> str:

@@ -17,30 +17,25 @@ from probing.errors import UserError
 from probing.interventions import probed_task as retraining
 from probing.interventions.forward import Readers, ReadText
 from probing.interventions.frozen_probes import FrozenProbes
-from probing.interventions.probed_task import (
+from probing.interventions.heads import (
     KINDS,
     OF_HEADS,
     AblationJob,
-    Frozen,
-    Labelled,
-    Passes,
-    ProbedTask,
+    HeadPasses,
     Replacements,
     all_jobs,
     chosen_units,
-    fingerprint_of,
-    frozen_of,
     replacing,
-    retrained,
-    task_of_run,
     uniform_outputs,
 )
-from probing.interventions.subject import PassScores, better_without_rows, effect_rows, pass_scores_of, raising_rows
+from probing.interventions.passes import fingerprint_of
+from probing.interventions.probed_task import Frozen, Labelled, ProbedTask, frozen_of, retrained, task_of_run
 from probing.probes.solvers import Penalty
 from probing.probes.training import Lbfgs, Training
 from probing.runs.run import Run
 from probing.statistics import difference_interval, difference_p_value, mean_interval
 from probing.statistics.chance import holm
+from probing.studies.ablate.survey import PassScores, better_without_rows, effect_rows, pass_scores_of, raising_rows
 from probing.text import Corpus
 from probing.text.tasks import load_task
 from probing.text.tokens import Tokens
@@ -115,7 +110,7 @@ def _outputs_of_heads(case: Case, text: ReadText, block: int) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_no_token_is_replaced_by_one_of_its_own_sentence(case: Case) -> None:
-    passes = Passes(Readers.of(case.encoder, case.pad, "tiny"), case.train, case.train, 256, seed=0)
+    passes = HeadPasses(Readers.of(case.encoder, case.pad, "tiny"), case.train, case.train, 256, seed=0)
     drawn = passes.replacements(1).drawn.numpy()
     sentences = case.train.tokens.sentences
     assert not (sentences[drawn] == sentences).any()
@@ -469,7 +464,7 @@ class Planted:
 def test_a_probe_that_is_trained_again_reads_what_is_still_there(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retraining, "MEMORY", memory)  # with little of it, layer after layer
     train, test = Planted(0), Planted(1)
-    parts = [Labelled(cast(Passes, one), one.labels) for one in (train, test)]
+    parts = [Labelled(cast(HeadPasses, one), one.labels) for one in (train, test)]
     classes: Any = np.arange(3)
     for head, share in ((1, 0.34), (2, 1.0)):
         right = retrained(parts[0], parts[1], classes, AblationJob(1, head, "zero"), TRAINING, [1, 2])

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from conftest import N_LAYERS
 from families import CORE, few_quickly, untouched
 from probing import activations as cache_module
-from probing.activations import ActivationStore, Request, activations, comparison, extraction
+from probing.activations import ActivationStore, NotWritable, Request, activations, comparison, extraction
 from probing.activations import store as cache_store
 from probing.activations.comparison import drawn_sentences, typical_change
 from probing.activations.extraction import ForwardSpec, extract_shard
@@ -369,8 +369,8 @@ def test_a_cache_that_cannot_be_written_gives_nothing_that_was_not_compared(
         activations(request, tmp_path, CPU)
 
 
-def denied(*args: Any) -> None:
-    raise PermissionError("Permission denied")
+def denied(cache: Path, *args: Any) -> None:
+    raise NotWritable(cache, PermissionError("Permission denied"))
 
 
 @pytest.mark.numeric

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,15 @@ from probing.activations.store import (
     DamagedCache,
     Entry,
     StorePlan,
+    WorkPlan,
+    WorkStore,
     divide,
     entries,
     leftovers,
 )
 from probing.cli.commandline import run
-from probing.errors import RunError
+from probing.errors import RunError, UserError
+from probing.interventions.passes import opened
 from probing.tables.conclusions import scope
 from probing.text.tokens import Tokens
 
@@ -337,7 +341,7 @@ def test_a_failed_rewrite_keeps_the_shard_that_was_there(store: ActivationStore,
 @pytest.mark.parametrize("name", ["_sync", "_checksum"])
 def test_an_entry_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(store_module, name, no_space)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UserError, match="No space left"):
         make_store(tmp_path / "entry")
     assert list(tmp_path.iterdir()) == []
 
@@ -388,6 +392,29 @@ def test_shards_of_another_plan_do_not(store: ActivationStore) -> None:
     (store.folder / TOKENS).unlink()
     again = make_store(store.folder, batch_tokens=999)
     assert again.records() == {}
+
+
+def test_results_of_passes_that_were_planned_like_layers_are_planned_again_and_kept(tmp_path: Path) -> None:
+    tokens = make_store(tmp_path / "states").tokens
+    plan = WorkPlan.of_whole_text({"a": 1}, "{n} files", 4, tokens, 64)
+    former = StorePlan(plan.key, 3, 0, plan.dtype, plan.batch_tokens, plan.shards)
+    folder = ActivationStore.create(tmp_path / "passes", former, tokens, {}).folder
+    ActivationStore(folder).write_tensors(2, 0, {"right": torch.arange(3)})
+    with pytest.raises(DamagedCache):
+        WorkStore(folder)
+    store = WorkStore.opened(folder, lambda: (plan, tokens), {})
+    assert store.unfinished([1, 2, 3]) == [1, 3]
+    assert store.get(2)["right"].tolist() == [0, 1, 2]
+    with pytest.raises(DamagedCache):
+        ActivationStore(folder)
+
+
+def test_a_cache_that_cannot_be_written_is_named_by_whoever_takes_its_lock(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file", encoding="utf-8")
+    source: Any = SimpleNamespace(cache=tmp_path / "cache", model=SimpleNamespace(short_name="tiny"), say=print)
+    read = make_store(tmp_path / "states")
+    with pytest.raises(UserError, match="cannot be written"), opened(source, {}, read, read.tokens, 1, "ablate"):
+        pass
 
 
 # --- a manifest that means harm ---
@@ -465,8 +492,7 @@ def caches(checkpoints: dict[str, Path], sentences: list[str], tmp_path_factory:
 
 def store_of(cache: Path) -> ActivationStore:
     (entry,) = entries(cache)
-    assert entry.store is not None
-    return entry.store
+    return ActivationStore(entry.folder)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")

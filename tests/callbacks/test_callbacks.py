@@ -267,7 +267,7 @@ def test_a_mistake_is_refused_before_the_first_step(module: Lengths, options: di
         ({"probe": {"l2": 0}}, "l2"),
         ({"layer": "six"}, "six"),
         ({"seed": -1}, "seed"),
-        ({"rotations": 5}, "`--rotations 5`: expected 0, or at least 19"),
+        ({"rotations": 5}, "`rotations=5`: expected 0, or at least 19"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import io
 import json
@@ -10,7 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,27 @@ import pytest
 import yaml
 
 from probing.__main__ import COMMANDS
-from probing.cli.arguments import Parser, as_text, as_yaml, option_types, parse
-from probing.cli.commandline import load_command, without_validation
+from probing.cli.arguments import as_text, as_yaml, parse
+from probing.cli.commandline import command, load_command, without_validation
 from probing.cli.commandline import run as run_command
-from probing.cli.option_types import resolved
-from probing.cli.options import DESCRIPTIONS, WIDTH, WandbOptions, complete, with_shared_help
-from probing.errors import UserError
+from probing.cli.options import (
+    SHARED,
+    WIDTH,
+    CorpusOptions,
+    Options,
+    Probe,
+    ProbeOptions,
+    RunOptions,
+    Wandb,
+    WandbOptions,
+    configuration,
+    declared,
+    flat,
+    help_in,
+    option,
+    options_of,
+)
+from probing.errors import UserError, flag, on_command_line, spelled
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -45,26 +59,11 @@ def entries(docstring: str) -> dict[str, str]:
     return found
 
 
-def own_descriptions() -> dict[str, dict[str, str]]:
-    """Return what each command's source describes, before it is completed."""
-    found: dict[str, dict[str, str]] = {}
-    for command in COMMANDS:
-        function = load(command)
-        source = Path(inspect.getfile(sys.modules[function.__module__])).read_text(encoding="utf-8")
-        (node,) = (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == function.__name__)
-        found[command] = entries(ast.get_docstring(node) or "")
-    return found
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_has_help(command: str) -> None:
-    function = load(command)
-    parser = Parser(prog="probing")
-    parser.add_function_arguments(function)
-    help_of = {action.dest: action.help for action in parser._actions}
-    options = [name for name in option_types(function) if not name.startswith("return")]
+    options = flat(options_of(load(command)))
     assert options
-    assert [name for name in options if not (help_of[name] or "").strip()] == []
+    assert [name for name, entry in options.items() if not entry.help.strip()] == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -75,74 +74,105 @@ def test_help_in_python_describes_the_options_in_their_order(command: str) -> No
     assert all(len(line) <= WIDTH for line in docstring.splitlines())
 
 
-def test_every_shared_description_is_used_by_several_commands() -> None:
-    own = own_descriptions()
-    shared = Counter(
-        name for command in own for name in inspect.signature(load(command)).parameters if name not in own[command]
-    )
-    assert set(shared) == set(DESCRIPTIONS)
-    assert [name for name, n in shared.items() if n < 2] == []
+def declaring_classes() -> set[type[Options]]:
+    """Return all classes that declare options of commands."""
+    return {kind for command in COMMANDS for kind in options_of(load(command)).__mro__ if issubclass(kind, Options)}
 
 
-def test_no_description_is_written_in_two_files() -> None:
-    own = own_descriptions()
-    written: dict[tuple[str, str], set[str]] = {}
-    for command, texts in own.items():
-        for entry in texts.items():
-            written.setdefault(entry, set()).add(load(command).__module__)
-    assert len(written) > 50
-    # "Print the result line only" is what `quiet` means to two commands, beside the usual meaning.
-    repeated = [entry for entry, files in written.items() if len(files) > 1 and entry[0] not in DESCRIPTIONS]
-    assert repeated == []
-    assert [entry for entry in written if DESCRIPTIONS.get(entry[0]) == entry[1]] == []
+def test_no_option_is_described_in_two_classes() -> None:
+    modules = {kind.__module__ for kind in declaring_classes()}
+    described = Counter((name, text) for module in modules for (_, name), text in help_in(module).items())
+    assert len(described) > 200
+    # Two commands read data sets in the same way, two train models, and two measure checkpoints.
+    repeated = {name for (name, help_text), n in described.items() if n > 1 and help_text}
+    assert repeated <= {"definition", "seed", "trainer", "cache"}
 
 
-def test_a_docstring_is_completed_in_the_order_of_the_options() -> None:
-    own = "Do it.\n\nArgs:\n    b: Of its own, in\n        two lines.\n\nReturns:\n    Nothing."
-    found = complete(own, ["a", "b", "c"], {"a": "Shared.", "b": "Not used.", "c": "word " * 40})
-    assert list(entries(found).items()) == [
-        ("a", "Shared."), ("b", "Of its own, in two lines."), ("c", "word " * 39 + "word"),
-    ]  # fmt: skip
-    assert found.startswith("Do it.\n\nArgs:\n    a: ")
-    assert found.endswith("\n\nReturns:\n    Nothing.")
+def test_every_shared_declaration_is_used_by_several_commands() -> None:
+    used = Counter(name for command in COMMANDS for name in declared(options_of(load(command))))
+    assert [name for name in SHARED if used[name] < 2] == []
 
 
-def test_an_option_without_a_description_is_an_error() -> None:
-    def command(seed: int, unheard_of: int) -> None:
-        """Do it.
+@dataclass(frozen=True, kw_only=True)
+class Wanted(RunOptions, CorpusOptions):
+    """Options of a command that prints what it is given."""
 
-        Args:
-            seed: Of its own.
-        """
+    model: str = "bert"
+    """What is read."""
+    corpus: Any = "text.txt"
+    share: float = option(0.5, at_least=0, at_most=1)
+    names: str | list[str] = option("all", choices=("a", "b"), nothing="none")
+    """Some names, of which
+    there are two."""
+    seed: int = 3
+    """Seed of its own."""
+    probe: Probe = ProbeOptions()
+    wandb: Wandb = WandbOptions()
 
-    with pytest.raises(KeyError, match="unheard_of"):
-        with_shared_help(command)
+    def problems(self) -> list[str]:
+        """Return what does not go together."""
+        return [f"{flag('share', self.share)} is odd with {flag('model', self.model)}"] * (self.share == 1)
 
 
-@resolved
-def run(
-    config: dict[str, Any], model: str, seed: int = 0, name: str | None = None, wandb: WandbOptions = WandbOptions()
-) -> tuple[dict[str, Any], str, int, WandbOptions]:
-    """Return what it is given."""
-    return config, model, seed, wandb
+@command(Wanted)
+def run(options: Wanted) -> tuple[dict[str, Any], Wanted]:
+    """Return what it is given.
+
+    Returns:
+        The configuration and the options.
+    """
+    return configuration(options), options
 
 
-def test_a_command_gets_its_resolved_options_which_its_callers_do_not_give() -> None:
-    assert list(inspect.signature(run).parameters) == ["model", "seed", "name", "wandb"]
-    assert "config" not in run.__annotations__
-    config, model, seed, wandb = run("bert", seed=3, name="mine", wandb={"mode": "disabled"})  # type: ignore[arg-type]
-    assert (model, seed, wandb) == ("bert", 3, WandbOptions(mode="disabled"))
+def test_an_option_takes_over_what_a_class_that_it_inherits_declares_of_it() -> None:
+    seed, corpus, names = (declared(Wanted)[name] for name in ("seed", "corpus", "names"))
+    assert (seed.default, seed.help, seed.at_most) == (3, "Seed of its own.", SHARED["seed"].at_most)
+    assert (corpus.default, corpus.help) == ("text.txt", SHARED["corpus"].help)
+    assert names.help == "Some names, of which there are two."
+
+
+def test_a_command_gets_its_options_and_their_configuration_has_no_name() -> None:
+    given: dict[str, Any] = {"model": "bert", "seed": "5", "name": "mine", "wandb": {"mode": "disabled"}}
+    config, options = run(**given, corpus=Path("a") / "b")
+    assert (options.model, options.seed, options.name, options.corpus) == ("bert", 5, "mine", str(Path("a") / "b"))
+    assert options.wandb == WandbOptions(mode="disabled")
     # The run's name is no part of what repeats it.
-    assert list(config) == ["model", "seed", "wandb"]
-    assert config["model"] == "bert"
+    assert "name" not in config
     assert config["wandb"] == asdict(WandbOptions(mode="disabled"))
+    assert list(inspect.signature(run).parameters) == list(declared(Wanted))
+    assert inspect.getdoc(run).endswith("\n\nReturns:\n    The configuration and the options.")  # type: ignore[union-attr]
+
+
+def test_all_problems_are_told_at_once_in_the_words_that_were_typed() -> None:
+    with pytest.raises(UserError) as refused:
+        run(seed=-1, share=2.0, names="a,c", probe={"patience": 0, "bias": True, "solver": "adam"})
+    assert [part for part in str(refused.value).split("; ") if "leave" not in part and "give" not in part] == [
+        "`seed=-1` is out of range: expected 0 to 9223372036854775807",
+        "`share=2.0` is out of range: expected 0 to 1",
+        '`names="c"` is not one of a, b, all, none',
+        "`probe.patience=0` is out of range: expected at least 1",
+        '`probe.solver="adam"`: a probe with an intercept (`probe.bias=True`) is trained by lbfgs',
+    ]
+    with pytest.raises(UserError, match=r"^`share=1.0` is odd with `model=\"x\"`.$"):
+        run(model="x", share=1)
+    typed = parse("run", run, ["--seed=-1", "--share", "1", "--probe.bias", "--probe.solver", "adam"])
+    with pytest.raises(UserError) as refused:
+        without_validation(run)(**typed)
+    assert str(refused.value).startswith("`--seed -1` is out of range")
+    assert "`--share 1.0` is odd with `--model bert`" in str(refused.value)
+    assert "`--probe.solver adam`: a probe with an intercept (`--probe.bias true`)" in str(refused.value)
+
+
+def test_a_command_within_another_names_options_as_the_other_was_called() -> None:
+    with spelled(on_command_line), pytest.raises(UserError, match=r"^`--share 2.0`"):
+        run(share=2)
 
 
 def test_options_that_a_command_does_not_have_are_refused_by_its_name() -> None:
     with pytest.raises(TypeError, match=r"^run\(\) got an unexpected keyword argument 'modle'"):
-        run("bert", modle="bert")  # type: ignore[call-arg]
+        run(modle="bert")  # type: ignore[call-arg]
     with pytest.raises(UserError, match=r"`wandb.mod` is not an option"):
-        run("bert", wandb={"mod": "disabled"})  # type: ignore[arg-type]
+        run(wandb={"mod": "disabled"})
 
 
 def test_the_page_of_the_api_describes_the_options_as_help_does() -> None:

@@ -27,8 +27,8 @@ from damaged_runs import HostileHub, damaged_activations, damaged_model, ended, 
 from loopback_hub import loopback_hub
 from probing.__main__ import COMMANDS
 from probing.activations import ActivationStore
+from probing.cli.arguments import option_types
 from probing.cli.commandline import run
-from probing.cli.option_types import option_types
 from probing.errors import UserError
 from probing.runs.loading import load_run
 from probing.studies.fit import fit

@@ -19,9 +19,9 @@ from conftest import BARE, ROOT, make_sentences
 from probing import Run, WandbOptions, attention, compare, fit, rank, report, sweep
 from probing.__main__ import COMMANDS
 from probing.activations import ActivationStore
+from probing.cli.arguments import option_types
 from probing.cli.commandline import load_command, without_validation
 from probing.cli.commandline import run as run_command
-from probing.cli.option_types import option_types
 from probing.cli.options import ProbeOptions
 from probing.errors import UserError
 from probing.runs.loading import load_run
@@ -86,15 +86,15 @@ def test_paths_numbers_of_numpy_and_text_for_numbers_are_those_of_the_command_li
     ("options", "words"),
     [
         ({"wandb": "disabled"}, "wandb.job_type, as in wandb={'mode': ...}"),
-        ({"probe": {"l2": "strong"}}, "`probe.l2=strong`: expected a number or auto"),
+        ({"probe": {"l2": "strong"}}, '`probe.l2="strong"`: expected a number or auto'),
         ({"probe": {"l3": 1}}, "`probe.l3` is not an option of fit (did you mean `probe.l2`?)"),
         ({"probe": 3}, "`probe=3`: expected some of probe.l1"),
-        ({"seed": "many"}, "`seed=many`: expected a whole number"),
+        ({"seed": "many"}, '`seed="many"`: expected a whole number'),
         ({"seed": np.float64(1.5)}, "`seed=1.5`: expected a whole number"),
         ({"seed": None}, "`seed=None`: expected a whole number"),
-        ({"seed": -1}, "`--seed -1` is out of range"),
-        ({"quiet": "maybe"}, "`quiet=maybe`: expected true or false"),
-        ({"trainer": "fast"}, "`trainer=fast`: expected names with values"),
+        ({"seed": -1}, "`seed=-1` is out of range"),
+        ({"quiet": "maybe"}, '`quiet="maybe"`: expected true or false'),
+        ({"trainer": "fast"}, '`trainer="fast"`: expected names with values'),
         ({"layer": {"a": 1}}, "`layer={'a': 1}`: expected a whole number"),
         ({"corpus": 7}, "`corpus=7`: expected text"),
         ({"corpus": ["one sentence", 7]}, "`corpus`: item 1 of the list, counted from 0, is 7"),
@@ -106,7 +106,7 @@ def test_paths_numbers_of_numpy_and_text_for_numbers_are_those_of_the_command_li
         ),
         ({"model": object()}, "`model` is of type object: expected a name, the path of a folder, or a PreTrained"),
         ({"tokenizer": object()}, "`tokenizer` belongs to a model that is an object"),
-        ({"seed": "many", "replicates": 1.5}, "expected a whole number; `seed=many`: expected a whole"),
+        ({"seed": "many", "replicates": 1.5}, 'expected a whole number; `seed="many"`: expected a whole'),
     ],
     ids=lambda value: value if isinstance(value, str) else "",  # an object would show its address
 )
@@ -127,7 +127,7 @@ def test_an_argument_that_does_not_exist_is_a_mistake_of_the_program(quick: Fit)
     ):
         quick(sed=3)
     with pytest.raises(
-        TypeError, match=r"'device' \(did you mean `trainer.accelerator`\?\); got an .*'x'; `seed=y`: exp"
+        TypeError, match=r"'device' \(did you mean `trainer.accelerator`\?\); got an .*'x'; `seed=\"y\"`: exp"
     ):
         quick(device="cuda", x=1, seed="y")
     with pytest.raises(TypeError, match=r"^fit\(\) multiple values for argument 'model'$"):

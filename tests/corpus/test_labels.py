@@ -36,7 +36,7 @@ from probing.text import (
     read_pairs,
 )
 from probing.text.columns import check_label, check_text, label_of, number_of, score_of, text_of, truth_of
-from probing.text.tasks import Given, Task, class_values, labels_of
+from probing.text.tasks import LabelWording, Task, class_values, labels_of
 from probing.text.tokens import Tokens
 from synthetic import make_tokens
 from written import read_csv, write_csv
@@ -175,7 +175,7 @@ def test_a_label_is_the_same_class_in_every_source(labels: list[str]) -> None:
     tsv = of_file("a.tsv", "".join(f"{word}\t{label}\n" for word, label in zip(words, labels, strict=True)))
     lines = of_file("a.jsonl", json.dumps({"words": words, "labels": labels}) + "\n")
     assert labels_in(tsv) == labels_in(lines) == wanted
-    found, is_known = class_values(labels, Given("`y` has", "give", "row", ""))
+    found, is_known = class_values(labels, LabelWording("`y` has", "give", "row", ""))
     assert found.tolist() == [expected(label) for label in labels]
     assert is_known.tolist() == [bool(expected(label)) for label in labels]
     of_sentences = "".join(json.dumps({"text": w, "label": y}) + "\n" for w, y in zip(words, labels, strict=True))

@@ -16,7 +16,7 @@ from probing.builtin_tasks.column import UniversalPartOfSpeech
 from safetensors import safe_open
 
 from probing import ProbeOptions, Run, WandbOptions, fit
-from probing.data import CONTROLS, chosen_controls
+from probing.data import CONTROLS
 from probing.data.examples import read, word_keys
 from probing.data.labelling import choose_classes, label
 from probing.data.module import CONTROL_DRAWS, WordRows, control_tasks, shuffled, token_identity, with_activations
@@ -26,6 +26,7 @@ from probing.probes.evidence import collect_evidence
 from probing.probes.solvers import Penalty
 from probing.probes.training import Lbfgs, Training, train_controls, train_probes
 from probing.runs.results import ClassResults
+from probing.studies.fit import chosen_controls
 from probing.tables.conclusions import side_of
 from probing.tables.schema import NEURONS, WITHIN_COVARIATE
 from probing.text import Corpus, Split, from_words

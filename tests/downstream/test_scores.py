@@ -12,7 +12,6 @@ from sklearn.metrics import roc_auc_score
 from probing.downstream import Part, SentencePairs
 from probing.downstream.sentence_vectors import (
     AGGREGATIONS,
-    Draws,
     Row,
     Similarities,
     aggregated,
@@ -20,6 +19,7 @@ from probing.downstream.sentence_vectors import (
     by_layer,
     choice,
     chosen,
+    pair_draws,
     pseudo_values,
     reported,
     spearman,
@@ -70,7 +70,7 @@ def test_what_is_no_number_has_no_rank(values: tuple[np.ndarray, ...], at: int, 
     broken[at] = value
     for one, other in ((a, broken), (broken, a)):
         assert np.isnan(aggregated(one, other, subset)["all"])
-        assert np.isnan(aggregated_draws(one, other, subset, Draws.of(subset, 0, 3))["all"]).all()
+        assert np.isnan(aggregated_draws(one, other, subset, pair_draws(subset, 0, 3))["all"]).all()
         assert np.isnan(pseudo_values(one, other)).all()
 
 
@@ -86,9 +86,9 @@ def test_numbers_of_any_size_have_ranks(values: tuple[np.ndarray, ...]) -> None:
 @pytest.mark.numeric
 def test_drawn_pairs_have_the_correlation_of_the_list_that_they_make(values: tuple[np.ndarray, ...]) -> None:
     a, b, subset = values
-    draws = Draws.of(subset, seed=3, n_draws=5)
-    found = weighted_spearman(a, b, draws.times)
-    for times, value in zip(draws.times.astype(int), found, strict=True):
+    draws = pair_draws(subset, seed=3, n_draws=5)
+    found = weighted_spearman(a, b, draws)
+    for times, value in zip(draws.astype(int), found, strict=True):
         assert value == pytest.approx(spearmanr(np.repeat(a, times), np.repeat(b, times)).statistic)
         assert [times[subset == one].sum() for one in range(3)] == [20, 30, 40]
 
@@ -121,7 +121,7 @@ def test_the_interval_holds_the_value_and_narrows_with_more_pairs(values: tuple[
     widths = []
     for times in (1, 9):
         more_a, more_b, more_subset = (np.tile(x, times) for x in (a, b, subset))
-        drawn = aggregated_draws(more_a, more_b, more_subset, Draws.of(more_subset, seed=0))
+        drawn = aggregated_draws(more_a, more_b, more_subset, pair_draws(more_subset, seed=0))
         for how, value in aggregated(more_a, more_b, more_subset).items():
             low, high = percentiles(drawn[how])
             assert low < value < high
@@ -142,8 +142,8 @@ def test_pseudo_values_are_those_of_leaving_out_each_pair_and_their_mean_is_the_
     differences = found[[0, 7, 255, 256, 299]] - found[0]
     assert differences == pytest.approx(-299 * (naive - naive[0]), abs=1e-9)
     # Their standard error is that of the bootstrap.
-    draws = Draws.of(np.zeros(300, dtype=np.int64), 0, 400)
-    spread = weighted_spearman(a, b, draws.times).std()
+    draws = pair_draws(np.zeros(300, dtype=np.int64), 0, 400)
+    spread = weighted_spearman(a, b, draws).std()
     assert found.std() / np.sqrt(300) == pytest.approx(spread, rel=0.15)
     assert pseudo_values(np.ones(30), b[:30]).tolist() == [0] * 30
 
@@ -151,7 +151,7 @@ def test_pseudo_values_are_those_of_leaving_out_each_pair_and_their_mean_is_the_
 @pytest.mark.numeric
 def test_many_lists_are_ranked_in_blocks_as_each_by_itself(values: tuple[np.ndarray, ...]) -> None:
     a, b, subset = values
-    times = Draws.of(subset, 0, 300).times
+    times = pair_draws(subset, 0, 300)
     found = weighted_spearman(a, b, times)
     assert found.shape == (300,)
     for draw in (0, 127, 128, 299):

@@ -546,8 +546,8 @@ def test_a_class_of_one_row_is_learnt() -> None:
         ({}, lambda x, y: (x[:0], y[:0]), "0 sample"),
         ({}, lambda x, y: (x[:3], [1, 2, 3]), "give more rows or groups, or a number, such as `l2=1e-3`"),
         ({"l2": -1}, lambda x, y: (x, y), "`l2=-1.0` is out of range: expected a number above 0"),
-        ({"l2": "big"}, lambda x, y: (x, y), "`l2=big`: expected a number or auto"),
-        ({"fit_intercept": "ja"}, lambda x, y: (x, y), "`fit_intercept=ja`: expected true or false"),
+        ({"l2": "big"}, lambda x, y: (x, y), '`l2="big"`: expected a number or auto'),
+        ({"fit_intercept": "ja"}, lambda x, y: (x, y), '`fit_intercept="ja"`: expected true or false'),
         ({"rotations": 5}, lambda x, y: (x, y), "`rotations=5`: expected 0, or at least 19"),
         ({"rotations": "ja"}, lambda x, y: (x, y), "`rotations=ja`: expected a whole number"),
         ({"random_state": -1}, lambda x, y: (x, y), "`random_state=-1` is out of range: expected 0 to"),
@@ -555,7 +555,7 @@ def test_a_class_of_one_row_is_learnt() -> None:
         (
             {"penalty_space": "rms", "fit_intercept": True},
             lambda x, y: (x, y),
-            "`penalty_space=rms`: with `fit_intercept=True` neurons are centred",
+            '`penalty_space="rms"`: with `fit_intercept=True` neurons are centred',
         ),
     ],
 )

@@ -21,7 +21,7 @@ from probing import Result, Run, WandbOptions, attention, fit, geometry, probe
 from probing.errors import UserError
 from probing.exports import portable, portable_results
 from probing.exports.formats import MOST_ROWS, tables_of
-from probing.heads import read_examples
+from probing.heads.examples import read_examples
 from probing.runs.loading import load_run
 from probing.runs.predictions import sides_and_text
 from report_runs import fit_on_two_texts

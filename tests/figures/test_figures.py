@@ -343,28 +343,51 @@ def test_the_band_of_directions_lies_behind_the_sorted_neurons(drawn: Drawn, tmp
     for row in tables["neurons"][-3:]:  # dead ones have no direction, and a layer without any other has no curve
         del row["direction_lowest"], row["direction_highest"]
     names = [path.name for path in figures.write_figures(tmp_path, tables, "position", "tiny")]
-    assert names[-2:] == ["directions.png", "directions.pdf"]
-    for axes, rows in zip(drawn[-1].axes, (tables["neurons"][:30], tables["neurons"][30:57]), strict=True):
+    assert "directions.png" in names
+    for axes, rows in zip(drawn[1].axes, (tables["neurons"][:30], tables["neurons"][30:57]), strict=True):
         (band,), (line, marks), n = axes.collections, axes.lines, len(rows)
         (outline,) = (path.vertices for path in band.get_paths())
-        corners = {(rank, end / rank) for rank in range(1, n + 1) for end in (1, 2)}
+        corners = {(coordinates([rank])[0], end / rank) for rank in range(1, n + 1) for end in (1, 2)}
         assert {(float(x), float(y)) for x, y in np.asarray(outline)} == corners
         assert list(np.asarray(line.get_ydata())) == sorted((row["contribution"] for row in rows), reverse=True)
-        assert places_of(line) == list(range(1, n + 1))
-        assert places_of(marks) == [1, 2, 3]
+        assert places_of(line) == coordinates(range(1, n + 1))
+        assert places_of(marks) == coordinates([1, 2, 3])
         assert band.zorder < line.zorder
-    assert [axes.get_title(loc="left") for axes in drawn[-1].axes] == ["layer 0: 3 above", "layer 6: 3 above"]
-    assert "directions of 20 rotations (range)" in {text.get_text() for text in texts(drawn[-1])}
+    assert [axes.get_title(loc="left") for axes in drawn[1].axes] == ["layer 0: 3 above", "layer 6: 3 above"]
+    assert "directions of 20 rotations\n(range)" in {text.get_text() for text in texts(drawn[1])}
     del tables["basis"]
     assert not any("directions" in path.name for path in figures.write_figures(tmp_path, tables, "position", "tiny"))
 
 
-def test_a_layer_of_dead_neurons_has_an_empty_panel_beside_directions(tmp_path: Path) -> None:
-    figure, rows = Figure(layout="constrained"), neurons([0], 4)
+def test_a_layer_of_dead_neurons_has_no_panel_beside_directions() -> None:
+    rows = neurons([0], 4)
     without = [row | {"direction_lowest": ""} for row in rows[:3]] + [rows[3] | {"direction_highest": float("nan")}]
-    figures.neurons_beside_directions(figure, {0: without, 1: rows}, 20, "x")
-    figure.draw_without_rendering()
-    assert [places_of(axes.lines[0]) for axes in figure.axes] == [[], [1, 2, 3, 4]]
+    (chart,) = figures.directions_charts({0: without, 1: rows}, 20)
+    assert [panel.lines[0].at for panel in chart.panels] == [[1, 2, 3, 4]]
+    assert figures.directions_charts({0: without}, 20) == []
+
+
+def test_bars_and_bands_of_a_chart_are_on_its_figure_and_on_its_page(drawn: Drawn, tmp_path: Path) -> None:
+    at, x = [style.NamedLayer(i, name) for i, name in enumerate("abc")], style.by_name("word", "word")
+    bars = [style.Line(label, at, [0.1, 0.2, 0.3], kind="bars") for label in ("query", "key")]
+    rows = [{"k": k, "low": 0.1 * k, "high": 0.2 * k} for k in (1, 2, 4)]
+    areas = [
+        style.Line("curve", [1, 2, 4], [0.1, 0.2, 0.4], kind="curve"),
+        style.Line.band(rows, "low", "high", "b", "k"),
+    ]
+    charts = [
+        style.Chart("bars", "t", [style.Panel(bars)], x=x),
+        style.Chart("areas", "t", [style.Panel(areas)], x=style.by_count("k", "k")),
+    ]
+    style.write_charts(tmp_path, charts, "", ["png"])
+    (left, right), (axes, logarithmic) = drawn[0].axes[0].containers, (figure.axes[0] for figure in drawn)
+    assert [patch.get_x() + patch.get_width() for patch in left] == pytest.approx([patch.get_x() for patch in right])
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b", "c"]
+    assert ticks(logarithmic) == pytest.approx(np.log10([1, 2, 4]))
+    (page,), (area,) = map(chart_html, charts)
+    assert re.findall('class="block"><title>([^<]*)', page)[:2] == ["query, word a: 0.100", "query, word b: 0.200"]
+    assert page.count('class="block"') == 6 + 2  # those of the legend, too
+    assert (area.count('class="line"'), area.count('class="band"'), area.count('class="mark"')) == (2, 2, 0)
 
 
 def test_every_control_has_a_line_that_looks_like_no_other(drawn: Drawn, tmp_path: Path) -> None:
@@ -435,10 +458,10 @@ def test_layers_between_which_none_was_measured_are_not_joined(
     (page,) = chart_html(chart)
     assert "reference" not in page
     assert 'class="reference"' in chart_html(replace(chart, reference=0.5))[0]
-    paths = re.findall(r'class="line"[^>]*|<path d="([^"]*)" class="line"', page)
-    joined = [path for path in paths if path.count("M") == n_parts]
-    assert len(layers) == 1 or len(joined) >= 2
-    assert page.count('class="mark"') == 2 * len(layers) + 2  # those of the legend, too
+    shown = page.split("</svg>")[0]
+    n_joined = sum(len(layers[part]) > 1 for part in chart.panels[0].lines[0].parts(True))
+    assert shown.count('class="line"') == 2 * n_joined
+    assert shown.count('class="mark"') == 2 * len(layers)
 
 
 def test_a_chart_of_a_study_is_its_figure_and_stands_on_its_page() -> None:

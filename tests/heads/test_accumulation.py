@@ -19,19 +19,11 @@ from families import CORE, few_quickly, untouched
 from probing.activations import Request
 from probing.errors import RunError, UserError
 from probing.heads import accumulation
-from probing.heads import rows as means
-from probing.heads.accumulation import (
-    BatchValues,
-    BlockAttention,
-    BlockMeasure,
-    CorpusMeasure,
-    SentenceBatch,
-    SumsStore,
-    accumulate,
-)
+from probing.heads import measures as means
+from probing.heads.accumulation import BatchValues, BlockAttention, Measure, SentenceBatch, SumsStore, accumulate
+from probing.heads.measures import CLASSES, SentenceDraws, class_rows, measure_rows, type_rows
 from probing.heads.parts import measurable, measure
-from probing.heads.rows import CLASSES, SentenceDraws, class_rows, measure_rows, type_rows
-from probing.heads.subject import HeadSurvey
+from probing.heads.survey import HeadSurvey
 from probing.models import load_tokenizer, resolve_model
 from probing.statistics import ENDS, MIN_SENTENCES
 from probing.statistics.chance import percentile_interval, resampled_means, sentence_counts
@@ -102,7 +94,7 @@ def request_for(checkpoints: dict[str, Path], sentences: list[str]) -> Callable[
     return ask
 
 
-PLAIN = BlockMeasure("plain", sums_of)
+PLAIN = Measure.of_blocks("plain", sums_of)
 
 
 @pytest.mark.numeric
@@ -139,17 +131,12 @@ def test_batches_and_shards_change_nothing(
         assert_close(together.by_sentence(name), alone.by_sentence(name), rtol=2e-5, atol=2e-6)
 
 
-class Everything:
-    """A measure that keeps something of each kind, over all blocks of a batch at once, with labels by token."""
-
-    name = "everything"
-
-    def __init__(self, version: int = 1) -> None:
-        self.settings = {"version": version}
-
-    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Any]:
+def everything(version: int = 1) -> Measure:
+    def of_corpus(tokens: Tokens, corpus: Corpus) -> Callable[[SentenceBatch], Any]:
         long = torch.tensor([len(text) > 2 for text in tokens.word_texts(corpus)])
         return lambda batch: Rollout(batch, long)
+
+    return Measure("everything", of_corpus, {"version": version})
 
 
 class Rollout:
@@ -174,7 +161,7 @@ def test_a_measure_may_see_all_blocks_and_labels_and_keep_values_by_token_and_to
     request_for: Callable[..., Request], tmp_path: Path
 ) -> None:
     request = request_for()
-    stores = accumulate(request, [Everything(), PLAIN], tmp_path, CPU)
+    stores = accumulate(request, [everything(), PLAIN], tmp_path, CPU)
     store = stores["everything"]
     by_token = store.by_token("to_first")
     assert by_token.shape == (store.plan.n_tokens,)
@@ -190,7 +177,7 @@ def test_a_measure_may_see_all_blocks_and_labels_and_keep_values_by_token_and_to
     ]
     assert store.by_sentence("labels").tolist() == expected
     assert len(set(expected)) > 5
-    alone = accumulate(request_for(batch_tokens=1), [Everything()], tmp_path / "alone", CPU)["everything"]
+    alone = accumulate(request_for(batch_tokens=1), [everything()], tmp_path / "alone", CPU)["everything"]
     assert_close(alone.by_token("to_first"), by_token, rtol=2e-5, atol=1e-7)
 
 
@@ -219,7 +206,7 @@ def contents(cache: Path) -> dict[str, bytes]:
 def test_an_interrupted_pass_goes_on_and_ends_with_the_same_bytes(
     request_for: Callable[..., Request], tmp_path: Path
 ) -> None:
-    measures: list[CorpusMeasure] = [PLAIN, Everything()]
+    measures: list[Measure] = [PLAIN, everything()]
     whole, count = tmp_path / "whole", Count()
     accumulate(request_for(), measures, whole, CPU, callbacks=[count])
     parts, first, second, third = tmp_path / "parts", Count(2), Count(), Count()
@@ -247,7 +234,7 @@ def test_a_further_measure_a_damaged_shard_and_other_settings_are_read(
     assert (count.n, contents(tmp_path)) == (1, before)
     for expected, version in ((n_shards, 1), (0, 1), (n_shards, 2)):
         count = Count()
-        accumulate(request_for(), [Everything(version), PLAIN], tmp_path, CPU, callbacks=[count])
+        accumulate(request_for(), [everything(version), PLAIN], tmp_path, CPU, callbacks=[count])
         assert count.n == expected
 
 
@@ -274,7 +261,7 @@ def test_a_model_without_attention_is_refused_and_leaves_nothing(
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.usefixtures("small_shards")
 def test_values_that_are_not_finite_are_refused(request_for: Callable[..., Request], tmp_path: Path) -> None:
-    bad = BlockMeasure("bad", lambda attention, batch: {"log": attention.probabilities.sum((2, 3)).sub(1e9).log()})
+    bad = Measure.of_blocks("bad", lambda attention, batch: {"log": attention.probabilities.sum((2, 3)).sub(1e9).log()})
     with pytest.raises(RunError, match=r"sentences 0 to \d+ of the corpus .* values of `by_sentence/log` that are not"):
         accumulate(request_for(), [bad], tmp_path, CPU)
 
@@ -387,9 +374,8 @@ def test_mass_lift_and_column_maximum_of_a_type() -> None:
     mass[:, 0, 0, 0] = torch.from_numpy(of_type * 1.0)  # uniform: as many queries' worth as there are tokens
     mass[:, 0, 1, 0] = torch.from_numpy(of_type * 3.0)
     largest = torch.where(torch.from_numpy(of_type)[:, None, None, None] > 0, 0.25, 0.0).expand(40, 1, 2, 1).double()
-    rows, layers = type_rows(
-        {"mass": mass, "column_max": largest}, {"noun": of_type}, LENGTHS, [1], SentenceDraws(40, 0)
-    )
+    tables = type_rows({"mass": mass, "column_max": largest}, {"noun": of_type}, LENGTHS, [1], SentenceDraws(40, 0))
+    rows, layers = tables.values()
     found = {(row["measure"], row["head"]): row for row in rows}
     assert set(found) == {(measure, head) for measure in ("mass", "lift", "column_max") for head in (1, 2)}
     assert found["lift", 1]["value"] == 1
@@ -399,12 +385,13 @@ def test_mass_lift_and_column_maximum_of_a_type() -> None:
     assert found["mass", 2]["n"] == 40
     assert found["column_max", 1]["value"] == 0.25
     assert [row["value"] for row in layers if row["measure"] == "lift"] == [2]
-    assert type_rows({"mass": mass}, {"noun": of_type}, LENGTHS, [1], SentenceDraws(40, 0), ["noun"]) == ([], [])
+    without = type_rows({"mass": mass}, {"noun": of_type}, LENGTHS, [1], SentenceDraws(40, 0), ["noun"])
+    assert without == {"heads": [], "attention_layers": []}
 
 
 def test_only_the_layers_that_are_asked_for_are_reported_under_their_numbers() -> None:
     sums = np.arange(3.0)[None, :, None] * LENGTHS[:, None, None] * np.ones((1, 1, 2))
-    heads, layers = measure_rows(sums, LENGTHS, [1, 3], SentenceDraws(40, 0), measure="m")
+    heads, layers = measure_rows(sums, LENGTHS, [1, 3], SentenceDraws(40, 0), measure="m").values()
     assert [(row["layer"], row["head"], row["value"]) for row in heads] == [(1, 1, 0), (1, 2, 0), (3, 1, 2), (3, 2, 2)]
     assert [(row["layer"], row["value"]) for row in layers] == [(1, 0), (3, 2)]
 

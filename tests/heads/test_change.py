@@ -18,27 +18,27 @@ from families import FAMILIES, make_checkpoint, make_tokenizer, untouched
 from probing.activations import Request
 from probing.errors import UserError
 from probing.heads import change
-from probing.heads.accumulation import CorpusMeasure, accumulate
+from probing.heads.accumulation import Measure, accumulate
 from probing.heads.change import (
     OTHER_HEADS,
     OTHER_SENTENCES,
     OTHER_TOKENS,
     SAME,
-    MapChange,
-    PublishedChange,
-    StateChange,
     check_padding,
+    map_change,
     map_cosines,
     map_rows,
     other_head_cosines,
     others_of_equal_length,
     parameter_rows,
+    published_change,
     published_rows,
     row_cosines,
     row_divergences,
+    state_change,
     state_rows,
 )
-from probing.heads.subject import SurveyedCheckpoint, check_comparable
+from probing.heads.survey import SurveyedCheckpoint, check_comparable
 from probing.models import load_tokenizer
 from probing.text import from_sentences
 from synthetic import LIGHTNING_WARNINGS
@@ -53,7 +53,7 @@ BLOCKS = (1, 2, 3)
 
 def rows_of(one: Request, other: Request, cache: Path) -> Rows:
     return map_rows(
-        accumulate(one, [MapChange(SurveyedCheckpoint(other))], cache, {"accelerator": "cpu"})["change"], BLOCKS
+        accumulate(one, [map_change(SurveyedCheckpoint(other))], cache, {"accelerator": "cpu"})["change"], BLOCKS
     )
 
 
@@ -155,9 +155,9 @@ PUBLISHED_BLOCKS = [1, 2, 3]
 
 def compared(one: Request, other: Request, cache: Path) -> tuple[dict[Any, float], dict[Any, float]]:
     """Return cosines as published and of cropped maps, by what is compared, layer and head."""
-    measures: list[CorpusMeasure] = [
-        PublishedChange(SurveyedCheckpoint(one), SurveyedCheckpoint(other)),
-        MapChange(SurveyedCheckpoint(other)),
+    measures: list[Measure] = [
+        published_change(SurveyedCheckpoint(one), SurveyedCheckpoint(other)),
+        map_change(SurveyedCheckpoint(other)),
     ]
     stores = accumulate(one, measures, cache, {"accelerator": "cpu"})
     published = published_rows(stores["change_as_published"], PUBLISHED_BLOCKS)
@@ -251,7 +251,7 @@ def test_states_are_those_of_a_loop_and_below_a_changed_block_the_same(
 ) -> None:
     folder = tiny_model("bert")
     requests = asked(folder, 25), asked(tuned(folder, other_queries), 25)
-    measure = StateChange(SurveyedCheckpoint(requests[0]), SurveyedCheckpoint(requests[1]))
+    measure = state_change(SurveyedCheckpoint(requests[0]), SurveyedCheckpoint(requests[1]))
     store = accumulate(requests[0], [measure], tmp_path, {"accelerator": "cpu"})[measure.name]
     found = {(row["of"], row["layer"]): row for row in state_rows(store, (0, 1, 2, 3))}
     tokenizer = load_tokenizer(requests[0].source)

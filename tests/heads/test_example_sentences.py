@@ -12,18 +12,23 @@ from matplotlib.figure import Figure
 
 from families import untouched
 from probing.activations import Request
-from probing.heads import (
+from probing.heads import accumulation
+from probing.heads.accumulation import BlockAttention, SentenceBatch, accumulate
+from probing.heads.examples import (
+    MOST_TOKENS,
+    MOST_WORDS,
+    N_SENTENCES,
     ClassExample,
     Example,
     ExampleMaps,
     ExampleSentence,
-    accumulation,
+    cover,
+    examples_of,
+    maps_of_classes,
     read_examples,
     write_examples,
 )
-from probing.heads.accumulation import BlockAttention, SentenceBatch, accumulate
-from probing.heads.example_sentences import MOST_TOKENS, MOST_WORDS, N_SENTENCES, cover, examples_of, maps_of_classes
-from probing.heads.rows import (
+from probing.heads.measures import (
     BLOCK,
     CLASSES,
     PATTERNS,
@@ -34,7 +39,7 @@ from probing.heads.rows import (
     exchanged,
     patterns,
 )
-from probing.heads.subject import HeadSurvey
+from probing.heads.survey import HeadSurvey
 from probing.heads.syntax import WordBatch, most_attended
 from probing.models import load_tokenizer, resolve_model
 from probing.studies.attention.figures import class_examples, relation_map, write_figures

@@ -17,21 +17,14 @@ from torch.testing import assert_close
 from conftest import make_sentences
 from probing.activations import Request, load, tokens_of
 from probing.heads import accumulation, parts
-from probing.heads.accumulation import (
-    BatchValues,
-    BlockAttention,
-    BlockMeasure,
-    CorpusMeasure,
-    SentenceBatch,
-    accumulate,
-    attention_of,
-)
+from probing.heads.accumulation import BatchValues, BlockAttention, Measure, SentenceBatch, accumulate, attention_of
+from probing.heads.measures import PATTERNS, PROFILE, SINK, SentenceDraws, attended, sink, without_first_token
 from probing.heads.parts import (
     GROUPS,
     MEASURES,
+    ROLLOUT,
     SHARES,
-    Rollout,
-    Similarity,
+    SIMILARITY,
     cosines,
     jensen_shannon,
     matched,
@@ -40,9 +33,7 @@ from probing.heads.parts import (
     similarity_rows,
     without_special,
 )
-from probing.heads.rows import PATTERNS, PROFILE, SentenceDraws
-from probing.heads.subject import SINK, WithoutFirst, attended, sink
-from probing.heads.syntax import NONE, MostAttended
+from probing.heads.syntax import MOST_ATTENDED, NONE
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import examine
 from probing.models.attention_heads import OutputProjection, find_heads, read_heads
@@ -70,7 +61,7 @@ def padded(is_causal: bool = False) -> SentenceBatch:
 
 def rolled_out(batch: SentenceBatch, layers: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Return sums, shape (sentences, layers, 2, 2, measures), and counts, given maps of shape (batch, heads, n, n)."""
-    accumulator = Rollout().of_corpus(None, None)(batch)  # type: ignore[arg-type]
+    accumulator = ROLLOUT.of_corpus(None, None)(batch)  # type: ignore[arg-type]
     for layer, maps in enumerate(layers, 1):
         accumulator.add(BlockAttention(layer, maps, maps, None))
     kept = accumulator.batch_values().by_sentence
@@ -184,7 +175,7 @@ def test_padding_and_batches_change_nothing_and_rows_are_means_over_a_corpus(
     found = {}
     for budget in (1, 150):
         request = Request(source, corpus, (), batch_tokens=budget)
-        store = accumulate(request, [Rollout()], tmp_path / str(budget), {"accelerator": "cpu"})["rollout"]
+        store = accumulate(request, [ROLLOUT], tmp_path / str(budget), {"accelerator": "cpu"})["rollout"]
         found[budget] = store.by_sentence("sums"), store.by_sentence("counts")
     assert_close(found[1], found[150], rtol=1e-5, atol=1e-5)
     tokens = tokens_of(request, load_tokenizer(source))
@@ -255,7 +246,7 @@ def shorter(batch: SentenceBatch) -> SentenceBatch:
     return replace(batch, **short)
 
 
-def kept(measure: CorpusMeasure, batch: SentenceBatch, blocks: list[BlockAttention]) -> BatchValues:
+def kept(measure: Measure, batch: SentenceBatch, blocks: list[BlockAttention]) -> BatchValues:
     accumulator = measure.of_corpus(NOTHING, NOTHING)(batch)
     for block in blocks:
         accumulator.add(block)
@@ -267,17 +258,17 @@ def of_types(attention: BlockAttention, batch: SentenceBatch) -> dict[str, Tenso
     return attended(attention, batch, types & batch.mask[:, :, None])
 
 
-SINK_MEASURES = [PATTERNS, PROFILE, BlockMeasure("types", of_types), Rollout(), Similarity(), MostAttended()]
+SINK_MEASURES = [PATTERNS, PROFILE, Measure.of_blocks("types", of_types), ROLLOUT, SIMILARITY, MOST_ATTENDED]
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("measure", SINK_MEASURES, ids=lambda measure: measure.name)
 def test_what_is_left_is_the_softmax_of_sentences_that_begin_at_the_second_token(
-    measure: CorpusMeasure, is_causal: bool
+    measure: Measure, is_causal: bool
 ) -> None:
     batch = batch_of(is_causal)
     scores = [scores_of(3.0, seed) for seed in range(2)]
-    found = kept(WithoutFirst(measure), batch, [attention(batch, of, i, i + 1) for i, of in enumerate(scores)])
+    found = kept(without_first_token(measure), batch, [attention(batch, of, i, i + 1) for i, of in enumerate(scores)])
     short = shorter(batch)
     blocks = [attention(short, of[:, :, 1:, 1:], i, i + 1) for i, of in enumerate(scores)]
     expected = kept(measure, short, blocks)
@@ -294,7 +285,7 @@ def test_what_is_left_is_the_softmax_of_sentences_that_begin_at_the_second_token
 def test_the_profile_without_the_first_token_is_that_of_a_loop(is_causal: bool) -> None:
     batch = batch_of(is_causal)
     whole = attention(batch, scores_of(3.0, 0), 0)
-    found = {name: of[:, 0] for name, of in kept(WithoutFirst(PROFILE), batch, [whole]).by_sentence.items()}
+    found = {name: of[:, 0] for name, of in kept(without_first_token(PROFILE), batch, [whole]).by_sentence.items()}
     for s, n in enumerate(SINK_LENGTHS):
         for h in range(HEADS):
             expected = dict.fromkeys(("entropy", "distance", "self", "previous", "next"), 0.0)
@@ -341,7 +332,7 @@ def test_a_sink_moves_its_own_measure_and_none_of_the_others() -> None:
     shares = [float(sink(one, batch)["mass"].sum()) / n_queries for one in (weak, strong)]
     assert shares[0] < 0.6
     assert shares[1] > 0.95
-    without = [kept(WithoutFirst(PROFILE), batch, [one]).by_sentence for one in (weak, strong)]
+    without = [kept(without_first_token(PROFILE), batch, [one]).by_sentence for one in (weak, strong)]
     for name, values in without[0].items():
         assert_close(without[1][name], values, rtol=1e-4, atol=1e-5)
     # With the first token, the same heads seem to read next to nothing.
@@ -350,8 +341,8 @@ def test_a_sink_moves_its_own_measure_and_none_of_the_others() -> None:
 
 
 def test_sums_of_both_settings_are_kept_apart() -> None:
-    assert WithoutFirst(PROFILE).settings == {**PROFILE.settings, "first_token": "exclude"}
-    assert WithoutFirst(PROFILE).name == PROFILE.name
+    assert without_first_token(PROFILE).settings == {**PROFILE.settings, "first_token": "exclude"}
+    assert without_first_token(PROFILE).name == PROFILE.name
 
 
 def test_a_query_that_attends_to_nothing_else_has_a_row_of_0() -> None:
@@ -466,7 +457,7 @@ def permuted(order: dict[int, list[int]]) -> type:
 
 
 def rows_of(request: Request, cache: Path) -> list[dict[str, Any]]:
-    return similarity_rows(accumulate(request, [Similarity()], cache, {"accelerator": "cpu"})["similarity"], 3, 2)
+    return similarity_rows(accumulate(request, [SIMILARITY], cache, {"accelerator": "cpu"})["similarity"], 3, 2)
 
 
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)

@@ -32,11 +32,9 @@ from probing.heads.fusion import (
     LayersOfExamples,
     Learned,
     Objective,
-    Start,
     Weighted,
     accuracy_rows,
     compare_fusions,
-    corrected,
     gated_family,
     learn,
     pooled,
@@ -44,6 +42,7 @@ from probing.heads.fusion import (
     states_of,
     weighted_family,
 )
+from probing.heads.measures import corrected
 from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, Lbfgs, Training, train_probes
 from probing.statistics import difference_interval
@@ -128,11 +127,6 @@ def planted(tmp_path: Path) -> Sides:
 def fitted(of: Sides, fusions: Mapping[int, Fusion], views: list[int]) -> list[LayerFit]:
     changed = of.each(lambda one: replace(one, store=FusedStates(one.store, LAYERS, fusions)))
     return train_probes(changed, views, Training(Penalty(0.0, L2), Lbfgs(1e-6)))
-
-
-def equal_start(of: Sides, n_parameters: int) -> tuple[Start, LayerFit]:
-    (fit,) = fitted(of, {LEARNED_EQUAL: Weighted.equal(3)}, [LEARNED_EQUAL])
-    return Start(torch.zeros(n_parameters), fit.weight), fit
 
 
 # --- examples ---
@@ -237,8 +231,9 @@ def test_the_curvature_of_the_parameters_is_that_of_the_derivatives_of_all_logit
 def learned(of: Sides, name: str) -> tuple[module.Learned, LayerFit]:
     examples = LayersOfExamples(of.train, LAYERS)
     family = families(examples)[name]
-    start, fit = equal_start(of, family.n_parameters)
-    return learn(Objective(examples, family, len(of.classes)), start, L2), fit
+    (fit,) = fitted(of, {LEARNED_EQUAL: Weighted.equal(3)}, [LEARNED_EQUAL])
+    objective = Objective(examples, family, len(of.classes))
+    return learn(objective, torch.zeros(family.n_parameters), fit.weight, L2), fit
 
 
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
@@ -472,9 +467,9 @@ def test_of_both_starts_of_the_weights_the_lower_minimum_counts(
     """Training begins at the mean and at the layer that is best in training, here the second."""
     starts: list[torch.Tensor] = []
 
-    def end_at_the_start(objective: Objective, start: Start, l2: float) -> Learned:
-        starts.append(start.parameters)
-        return Learned(objective.family.fusion(start.parameters), start.weight, -float(len(starts)), 1, True)
+    def end_at_the_start(objective: Objective, parameters: Tensor, weight: Tensor, l2: float) -> Learned:
+        starts.append(parameters)
+        return Learned(objective.family.fusion(parameters), weight, -float(len(starts)), 1, True)
 
     monkeypatch.setattr(module, "learn", end_at_the_start)
     found = compare_fusions(compared_planted, COMPARED_LAYERS, {}, seed=0)

@@ -14,46 +14,35 @@ from torch.testing import assert_close
 
 from families import FAMILIES, make_tokenizer, save_at_random
 from probing.activations import Request, load, tokens_of
-from probing.heads.accumulation import (
-    AttentionReader,
-    BlockAttention,
-    BlockMeasure,
-    CorpusMeasure,
-    SentenceBatch,
-    accumulate,
-    attention_of,
-)
-from probing.heads.parts import Rollout
-from probing.heads.rows import (
+from probing.heads.accumulation import AttentionReader, BlockAttention, Measure, SentenceBatch, accumulate, attention_of
+from probing.heads.measures import (
     BLOCK,
     CLASSES,
+    NEGATION,
     PATTERNS,
     PROFILE,
+    PUNCTUATION,
+    SINK,
     STRIPES,
     SentenceDraws,
+    attended,
+    attention_by_type,
     blocks,
     class_rows,
     classify,
-    measure_rows,
     n_queries,
     profile,
-    profile_sums,
+    profile_rows,
     stripes,
     type_rows,
-)
-from probing.heads.subject import (
-    NEGATION,
-    PUNCTUATION,
-    SINK,
-    SPECIAL,
-    AttentionByType,
-    WithoutFirst,
-    attended,
     types_of,
+    without_first_token,
 )
+from probing.heads.parts import ROLLOUT
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import examine
 from probing.models.attention_heads import OutputProjection, find_heads, read_heads
+from probing.tables.heads import SPECIAL
 from probing.text import Corpus, from_sentences
 from synthetic import LIGHTNING_WARNINGS
 
@@ -247,10 +236,9 @@ def test_the_profile_is_that_of_a_loop(is_causal: bool) -> None:
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_means_over_queries_of_uniform_and_of_pure_attention() -> None:
     _, batch, _ = made_up(False)
-    lengths = torch.tensor(LENGTHS)
     uniform = BlockAttention(1, batch.uniform[:, None].float(), torch.zeros(3, 1, 7, 2), None)
     sums = profile(uniform, batch)
-    counts = n_queries({name: values[:, None] for name, values in sums.items()}, lengths)
+    counts = n_queries({name: values[:, None] for name, values in sums.items()}, np.array(LENGTHS))
     mean = {name: float(sums[name].sum() / counts[name].sum()) for name in counts}
     assert mean["entropy"] == pytest.approx(1)
     pairs = sum(1 / n for n in LENGTHS for _ in range(n))
@@ -356,12 +344,12 @@ def test_the_measure_sums_over_a_corpus_and_uniform_attention_lifts_nothing(
     corpus = from_sentences("made up", sentences[:12])
     request = Request(source, corpus, (), batch_tokens=150)
     tokens = tokens_of(request, load_tokenizer(source))
-    measure = AttentionByType({PUNCTUATION: types_of(tokens, corpus, {})[PUNCTUATION]}, "x")
+    commas = types_of(tokens, corpus, {})[PUNCTUATION]
+    measure = attention_by_type({PUNCTUATION: commas})
     store = accumulate(request, [measure], tmp_path, {"accelerator": "cpu"})["attended"]
     assert measure.settings["types"] == [SPECIAL, PUNCTUATION]
     encoder, _ = load(request)
     heads = find_heads(encoder, examine(encoder))
-    commas = measure.types[PUNCTUATION]
     for s in (0, 5):
         rows = tokens.of_sentences(s, 1)
         ids = torch.from_numpy(tokens.input_ids[rows].astype(np.int64))[None]
@@ -379,7 +367,7 @@ def test_the_measure_sums_over_a_corpus_and_uniform_attention_lifts_nothing(
         one = BlockAttention(1, batch.uniform[:, None].float(), attention.values[:, :1], None)
         return attended(one, batch, torch.stack([batch.special, batch.ordinary], dim=2))
 
-    store = accumulate(request, [BlockMeasure("uniform", uniform)], tmp_path, {"accelerator": "cpu"})["uniform"]
+    store = accumulate(request, [Measure.of_blocks("uniform", uniform)], tmp_path, {"accelerator": "cpu"})["uniform"]
     mass = store.by_sentence("mass")[:, 0, 0].sum(0) / tokens.n_tokens
     shares = torch.tensor([tokens.special.mean(), 1 - tokens.special.mean()])
     assert_close(mass / shares, torch.ones(2, dtype=torch.float64), rtol=1e-5, atol=0)
@@ -444,14 +432,14 @@ def test_uniform_heads_have_entropy_1_lift_1_and_no_pattern(
     request = Request(source, corpus, (), batch_tokens=200)
     tokens = tokens_of(request, load_tokenizer(source))
     types = {"third": np.arange(tokens.n_tokens) % 3 == 0}
-    measures: list[CorpusMeasure] = [PROFILE, PATTERNS, SINK, Rollout(), AttentionByType(types, "x")]
+    measures: list[Measure] = [PROFILE, PATTERNS, SINK, ROLLOUT, attention_by_type(types)]
     stores = accumulate(request, measures, tmp_path, {"accelerator": "cpu"})
     draws, layers = SentenceDraws(tokens.n_sentences, 0), [1, 2, 3]
-    (entropy, seen) = profile_sums(stores["profile"].all_by_sentence(), tokens.lengths)["entropy"]
-    rows, of_layers = measure_rows(entropy, seen, layers, draws, measure="entropy")
+    tables = profile_rows(stores["profile"].all_by_sentence(), tokens.lengths, layers, draws)
+    rows, of_layers = ([row for row in of if row["measure"] == "entropy"] for of in tables.values())
     counts: dict[str, Any] = {SPECIAL: tokens.lengths, "third": np.bincount(tokens.sentences[types["third"]])}
-    rows += [row for row in type_rows(stores["attended"].all_by_sentence(), counts, tokens.lengths, layers, draws)[0]
-             if row["measure"] == "lift"]  # fmt: skip
+    of_types = type_rows(stores["attended"].all_by_sentence(), counts, tokens.lengths, layers, draws)
+    rows += [row for row in of_types["heads"] if row["measure"] == "lift"]
     assert len(rows) == 3 * 2 * 3
     assert [row["value"] for row in rows + of_layers] == pytest.approx([1] * (len(rows) + 3), abs=2e-6)
     classes = class_rows(stores["patterns"].all_by_sentence(), tokens.lengths, layers, draws)
@@ -460,10 +448,9 @@ def test_uniform_heads_have_entropy_1_lift_1_and_no_pattern(
     assert max(max(row["v"], row["d"]) for row in heads) < 1e-5
     first = stores["sink"].all_by_sentence()
     assert_close(first["mass"], first["uniform"], rtol=1e-5, atol=1e-6)
-    later = accumulate(request, [WithoutFirst(PROFILE)], tmp_path, {"accelerator": "cpu"})["profile"]
-    (entropy, seen) = profile_sums(later.all_by_sentence(), tokens.lengths - 1)["entropy"]
-    rows, _ = measure_rows(entropy, seen, layers, draws, measure="entropy")
-    assert [row["value"] for row in rows] == pytest.approx([1] * 6, abs=2e-6)
+    later = accumulate(request, [without_first_token(PROFILE)], tmp_path, {"accelerator": "cpu"})["profile"]
+    rows = profile_rows(later.all_by_sentence(), tokens.lengths - 1, layers, draws)["heads"]
+    assert [row["value"] for row in rows if row["measure"] == "entropy"] == pytest.approx([1] * 6, abs=2e-6)
     rolled = stores["rollout"].by_sentence("sums")
     assert_close(rolled[:, :, 0], rolled[:, :, 1], rtol=1e-4, atol=1e-4)
 

@@ -19,11 +19,12 @@ from probing.heads.accumulation import accumulate
 from probing.heads.position import (
     AT_OFFSETS,
     OFFSETS,
-    PermutedOffsets,
-    RankAgreement,
+    PERMUTED,
     contributions_in_bases,
     mass_at_offsets,
+    permuted_offsets,
     permuted_positions,
+    rank_agreement,
 )
 from probing.heads.position_controls import (
     LEAST,
@@ -334,18 +335,18 @@ def test_partial_correlation_is_that_of_residuals_and_sees_through_a_common_caus
     cause, other = generator.normal(size=(2, 400))
     ranking = cause + 0.3 * generator.normal(size=400)
     use = np.stack([cause + 0.3 * generator.normal(size=400), ranking + 0.1 * generator.normal(size=400)])
-    found = RankAgreement.of(use, ranking, [cause, other])
-    assert found.spearman[0] > 0.85
-    assert abs(found.partial[0]) < 0.15
-    assert found.partial[1] > 0.8
+    found = rank_agreement(use, ranking, [cause, other])
+    assert found["spearman"][0] > 0.85
+    assert abs(found["partial"][0]) < 0.15
+    assert found["partial"][1] > 0.8
     from scipy.stats import pearsonr, rankdata, spearmanr
 
     design = np.column_stack([np.ones(400), rankdata(cause), rankdata(other)])
     left = [rankdata(one) - design @ np.linalg.lstsq(design, rankdata(one), rcond=None)[0] for one in (ranking, *use)]
-    assert found.spearman == pytest.approx([spearmanr(ranking, one).statistic for one in use])
-    assert found.partial == pytest.approx([pearsonr(left[0], one).statistic for one in left[1:]])
-    tied = RankAgreement.of(cause[None], other, [cause, other])
-    assert np.isnan(tied.partial[0])  # nothing is left of the ranking
+    assert found["spearman"] == pytest.approx([spearmanr(ranking, one).statistic for one in use])
+    assert found["partial"] == pytest.approx([pearsonr(left[0], one).statistic for one in left[1:]])
+    tied = rank_agreement(cause[None], other, [cause, other])
+    assert np.isnan(tied["partial"][0])  # nothing is left of the ranking
 
 
 def test_p_values_by_rank_count_the_value_itself() -> None:
@@ -445,8 +446,8 @@ def test_told_positions_are_those_that_the_model_is_told(request_of_bert: Reques
     from dataclasses import replace
 
     told_request = replace(request_of_bert, permuted_tokens_seed=seed)
-    stores = accumulate(told_request, [PermutedOffsets(seed)], tmp_path, {"accelerator": "cpu"})
-    store = stores[PermutedOffsets.name]
+    stores = accumulate(told_request, [permuted_offsets(seed)], tmp_path, {"accelerator": "cpu"})
+    store = stores[PERMUTED]
     tokens = tokens_of(request_of_bert, load_tokenizer(request_of_bert.source))
     told = permuted_positions(tokens, seed)
     order = reading_order(store, slice(0, tokens.n_tokens)).numpy()

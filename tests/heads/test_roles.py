@@ -23,13 +23,13 @@ from probing.heads.roles import (
     Placements,
     Resampled,
     RoleLinks,
-    Roles,
     at_one_length,
     distance,
     largest,
     pairs_of,
     read_role_links,
     role_rows,
+    role_scores,
     rows_of_scores,
     slope_of,
     treebank_links,
@@ -343,7 +343,7 @@ def test_scores_are_read_from_a_model(checkpoints: dict[str, Path], long_sentenc
     request = Request(source, links.corpus, (), batch_tokens=60)
     tokens = tokens_of(request, load_tokenizer(source))
     pairs = pairs_of(links, tokens, 0)
-    measure = Roles(pairs)
+    measure = role_scores(pairs)
     store = accumulate(request, [measure], tmp_path, {"accelerator": "cpu"})["roles"]
     maps_of_sentences = maps_of_model(request, tokens)
     values = store.by_sentence("largest")
@@ -359,7 +359,7 @@ def test_scores_are_read_from_a_model(checkpoints: dict[str, Path], long_sentenc
     assert {row["role"] for row in rows} == {ALL}  # eight links are too few to test a role by itself
     assert {(row["layer"], row["head"]) for row in rows} == {(k, h) for k in (1, 2, 3) for h in (1, 2)}
     fewer = RoleLinks(links.corpus, links.links[::2])
-    assert Roles(pairs_of(fewer, tokens, 0)).settings != measure.settings
+    assert role_scores(pairs_of(fewer, tokens, 0)).settings != measure.settings
 
 
 @pytest.mark.numeric

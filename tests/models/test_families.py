@@ -36,11 +36,11 @@ from probing.activations import ActivationStore
 from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.models import find_model, load_encoder, resolve_model
-from probing.models.anatomy import examine, hidden_states
+from probing.models.anatomy import examine, hidden_states, word_table
 from probing.models.attention_heads import find_heads, read_heads
 from probing.models.examination import Unreadable, examination_inputs, vectors_in, vectors_received, with_vectors
 from probing.models.examination import run as output_run
-from probing.models.residual_stream import StreamSite, Tap, UnknownParts, find_norms, find_path, watching, word_table
+from probing.models.residual_stream import StreamSite, Tap, UnknownParts, find_norms, find_path, watching
 from probing.models.sites import find_site
 from probing.runs.loading import load_run
 from probing.studies.fit import extract

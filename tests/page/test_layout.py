@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 
 from probing import report
-from probing.page.charts import SHARES, YAxis, line_chart
-from probing.page.charts import x as x_at
-from probing.page.charts import y as y_at
+from probing.page.charts import chart_html
 from probing.page.run import (
     BOTTOM,
     HEIGHT,
@@ -29,12 +27,13 @@ from probing.page.run import (
     position_chart,
 )
 from probing.page.terms import shaded_map
-from probing.results import Html, element, joined, shortened, table
-from probing.studies.claims import INSET, expected, range_axis
+from probing.results import Html, NamedLayer, element, joined, shortened, table
+from probing.studies.claims import INSET, range_axis
 from probing.studies.claims import WIDTH as RANGE_WIDTH
+from probing.studies.claims.verdict import NumberRange
 from probing.studies.compare.tables import heat_map
-from probing.tables.figures import BY_STEP, Line
-from report_runs import make_page, make_survey
+from probing.tables.figures import BY_STEP, Chart, Line, Panel
+from report_runs import make_page, make_survey, points_of
 
 # Width and height in inches, upright.
 PAPERS = {"Letter": (8.5, 11.0), "A4": (210 / 25.4, 297 / 25.4)}
@@ -223,31 +222,20 @@ def test_labels_of_a_map_cover_no_others(
 STEPS = [0, 1, 10, 100]
 
 
-@pytest.mark.parametrize(
-    ("values", "from_zero", "ticks"),
-    [
-        ([2.65, 4.87], False, [2.5, 3.0, 3.5, 4.0, 4.5, 5.0]),
-        ([2.65, 4.87], True, [0, 1, 2, 3, 4, 5]),
-        ([0.03, 0.24], True, [0, 0.05, 0.1, 0.15, 0.2, 0.25]),
-        ([-1.0, 2.0], True, [-1.0, -0.5, 0, 0.5, 1.0, 1.5, 2.0]),
-        ([3.0, float("nan")], False, [3.0, 3.5]),
-        ([0.0], True, [0, 0.2]),
-        ([], False, [0, 0.2]),
-    ],
-)
-def test_an_axis_has_round_ends_that_hold_all_values(values: list[float], from_zero: bool, ticks: list[float]) -> None:
-    up = YAxis.of(values, from_zero)
-    assert list(up.ticks) == pytest.approx(ticks)
-    assert (up.low, up.high) == pytest.approx((ticks[0], ticks[-1]))
+def test_steps_stand_at_their_logarithms_and_values_at_their_heights() -> None:
+    values = [2.5, 5.0, 3.75, 2.5]
+    (drawn,) = chart_html(Chart("loss", "loss", [Panel([Line("none", STEPS, values)])], x=BY_STEP))
+    ((zero, one, ten, hundred),) = points_of(drawn)
+    assert hundred[0] - ten[0] == pytest.approx(ten[0] - one[0], abs=0.2)
+    assert one[0] - zero[0] < ten[0] - one[0]
+    assert ten[1] == pytest.approx((zero[1] + one[1]) / 2, abs=0.2)
+    assert one[1] < ten[1] < zero[1] == hundred[1]
 
 
-def test_steps_stand_at_their_logarithms_and_values_between_the_ends() -> None:
-    places = [x_at(step, STEPS, BY_STEP) for step in STEPS]
-    assert places[2] - places[1] == pytest.approx(places[3] - places[2])
-    assert places[1] - places[0] < places[2] - places[1]
-    up = YAxis.of([2.5, 5.0])
-    assert y_at(3.75, up) == pytest.approx((y_at(2.5, up) + y_at(5.0, up)) / 2) == pytest.approx(y_at(0.5, SHARES))
-    assert y_at(9.0, up) == y_at(5.0, up)
+def test_what_is_beyond_the_limits_of_a_chart_is_drawn_in_it() -> None:
+    for values in ([0.5, -0.75], [0.5, 1.75]):
+        (drawn,) = chart_html(Chart("share", "share", [Panel([Line("none", [0, 1], values)])], limits=(0, 1)))
+        assert all(0 < height < 290 for _, height in points_of(drawn)[0])
 
 
 def test_lines_of_one_label_look_alike_and_are_told_apart_by_pointing_at_them() -> None:
@@ -256,18 +244,37 @@ def test_lines_of_one_label_look_alike_and_are_told_apart_by_pointing_at_them() 
         Line("none", STEPS, [4.0, 3.9, 3.8, 3.7], which="seed 0"),
         Line("learned", STEPS, [4.0, 3.6, 3.1, math.e], which="seed 1"),
     ]
-    made = line_chart(lines, "title", BY_STEP, YAxis.of([2.5, 4.0]))
+    (made,) = chart_html(Chart("loss", "loss", [Panel(lines)], x=BY_STEP))
     assert re.findall(r'<g class="look-(\d)">', made) == ["0", "1", "0"]
     legend = made.split("</svg>", 1)[1]
     assert re.findall(r"</svg>(\w+)</li>", legend) == ["learned", "none"]
-    assert "learned, seed 1, step 100: 2.718" in made
-    assert re.findall(r'text-anchor="middle">([^<]+)<', made) == ["0", "1", "10", "100", "step (logarithmic, 0 apart)"]
+    assert "<title>learned, seed 1, step 100: 2.718</title>" in made
+    assert re.findall(r'text-anchor="middle"[^>]*>([^<]+)<', made) == [
+        "0",
+        "1",
+        "10",
+        "100",
+        "step (logarithmic, 0 apart)",
+    ]
 
 
-def test_charts_beside_each_other_share_their_looks() -> None:
-    made = line_chart([Line("layer 2", STEPS, [0.1] * 4)], "title", BY_STEP, labels=["layer 0", "layer 2"])
-    assert set(re.findall(r'class="look-(\d)"', made)) == {"1"}
-    assert "layer 0" not in made
+def test_charts_beside_each_other_share_their_looks_and_axes_and_no_identifiers() -> None:
+    first, second = (
+        [Line("layer 0", STEPS, [0.4] * 4), Line("layer 2", STEPS, [0.1] * 4)],
+        [Line("layer 2", STEPS, [0.1] * 4)],
+    )
+    made = chart_html(Chart("cosine", "cosine", [Panel(first), Panel(second)], x=BY_STEP))
+    assert [sorted(set(re.findall(r'class="look-(\d)"', panel))) for panel in made] == [["0", "1"], ["1"]]
+    assert points_of(made[0])[1] == points_of(made[1])[0]
+    ids = re.findall(r' id="([^"]+)"', joined(*made))
+    assert len(ids) == len(set(ids)) == 3
+
+
+def test_a_value_that_is_no_number_has_no_mark_and_a_control_character_is_drawn() -> None:
+    line = Line("a", [NamedLayer(0, "a\x00b"), NamedLayer(1, "c")], [math.nan, 0.5], [None, (0.25, 1.0)])
+    (made,) = chart_html(Chart("a", "a", [Panel([line])]))
+    assert re.findall("<title>(a, layer.*?)</title>", made) == ["a, layer c: 0.500 (0.250 to 1.000)"] * 2  # mark, bar
+    assert "x00b" in made
 
 
 @pytest.mark.parametrize(
@@ -370,4 +377,6 @@ def test_a_single_point_is_drawn_in_the_middle() -> None:
     ],
 )  # fmt: skip
 def test_a_criterion_is_read_as_it_is_written(criterion: str, ends: tuple[float, float]) -> None:
-    assert expected(criterion) == ends
+    found = NumberRange.parse(criterion)
+    assert (found.low, found.high) == ends
+    assert str(found) == criterion

@@ -27,10 +27,10 @@ from probing import compare, fit, load_run, report
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import parse
 from probing.cli.commandline import run
-from probing.cli.option_types import plain
+from probing.cli.options import plain
 from probing.errors import UserError
 from probing.page import run as page_run
-from probing.page.charts import LEFT, RIGHT, WIDTH, RunView, command_line, line_chart, read_sources, x, y
+from probing.page.charts import RunView, chart_html, command_line, read_sources
 from probing.page.run import script_data
 from probing.page.terms import (
     FIRST,
@@ -53,8 +53,8 @@ from probing.studies.geometry.inside import interventions_conclusion, interventi
 from probing.studies.geometry.tables import GEOMETRY, INTERVENTIONS
 from probing.studies.similarity import STS, STS_CHOSEN, WIC, WIC_CHOSEN, sts_lines, sts_tables, wic_lines, wic_tables
 from probing.tables.conclusions import compare_with_controls, not_above
-from probing.tables.figures import Line
-from report_runs import QUICKLY, make_run
+from probing.tables.figures import Chart, Line, Panel
+from report_runs import QUICKLY, make_run, points_of
 from written import complete, read_csv, write_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -264,9 +264,9 @@ def test_of_several_runs_each_is_shown_and_all_in_one_chart(runs: Path, tmp_path
     page = report(names, output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     # Two runs of one model and task are told apart by their folders.
     assert re.findall(r"<h2>Neurons of (.*?)</h2>", page) == ["whole", "bare", "twin"]
-    charts = re.findall(r"<svg [^>]*class=\"chart\">.*?</svg>", page, re.DOTALL)
+    charts = re.findall(r"<svg [^>]*class=\"chart\".*?</svg>", page, re.DOTALL)
     assert len(charts) == 2  # the common one, and that of the run which has controls
-    assert charts[0].count('class="line"') == 3
+    assert charts[0].count('class="look-') == 3
 
 
 def test_a_comparison_brings_its_runs_and_their_agreement(runs: Path, tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_geometry_is_shown_where_it_was_measured(runs: Path, tmp_path: Path) -> 
     assert "Measures of each layer, clipped" in text
     assert "untransformed, layer 2: 0.710" in text
     assert "argmax share" not in text  # values are as measured, only headings are put in words
-    assert "argmax_share70.875" in text
+    assert "argmax_share270.875" in text
     alone = report([str(folder)])
     assert alone == folder / "report.html"
     page = alone.read_text(encoding="utf-8")
@@ -400,7 +400,7 @@ def test_similar_sentences_are_shown_by_set_and_undefined_ones_are_not_drawn(run
     assert columns_of(page, "sts-0") == cells(sts_tables(Table(rows), Table(chosen)))
     assert "plain, layer 2: 0.818 (0.500 to 0.900)" in text
     assert "static vectors, plain, layer 0: 0.424" in text
-    assert text.count("plain, layer 0: 0.618") == 1  # of 2012; of the other set it is undefined
+    assert text.count("plain, layer 0: 0.618") == 2  # mark and interval of 2012; of the other set it is undefined
     assert "nan" not in page.lower().split('id="sts-0"')[1].split('id="terms"')[0]
     assert EVIL not in page
 
@@ -709,55 +709,57 @@ def unescape_entities(svg: str) -> str:
     return re.sub(r"&#x27;", "'", svg)
 
 
+def drawn(lines: list[Line]) -> str:
+    """Return the lines as they are drawn on a page."""
+    (chart,) = chart_html(Chart("accuracy", "title", [Panel(lines)], "accuracy", limits=(0, 1)))
+    return chart
+
+
+def height(value: float) -> float:
+    """Return where a value is between the ends of 0 and 1, which have a margin of .04."""
+    return 280 - (280 - 12) * (value + 0.04) / 1.08
+
+
 def test_a_line_goes_through_its_values_and_bars_span_their_intervals() -> None:
     line = Line("probe", [2, 3], [1.0, 0.25], [(0.9, 1.0), (0.2, 0.3)])
-    made = line_chart([line, Line("floor", [2, 3], [0.1, 0.1])], "title")
+    made = drawn([line, Line("floor", [2, 3], [0.1, 0.1])])
     svg = re.search("<svg.*?</svg>", made, re.DOTALL)
     assert svg
     lines = paths(svg[0], "line")
     assert len(lines) == 2
     ends = [float(part.split()[1]) for part in lines[0][1:].split("L")]
-    assert ends == pytest.approx([y(1.0), y(0.25)], abs=0.06)
-    bars = [re.match(r"M[\d.]+ ([\d.]+)V([\d.]+)", bar) for bar in paths(svg[0], "bar")]
+    assert ends == pytest.approx([height(1.0), height(0.25)], abs=0.06)
+    assert [float(down) for _, down in points_of(svg[0])[0]] == pytest.approx(ends)
+    bars = [re.match(r"M[\d.]+ ([\d.]+)L[\d.]+ ([\d.]+)", bar) for bar in paths(svg[0], "bar")]
     assert [tuple(map(float, bar.groups())) for bar in bars if bar] == [
-        pytest.approx((y(pair[0]), y(pair[1])), abs=0.06) for pair in line.ranges if pair
+        pytest.approx((height(pair[0]), height(pair[1])), abs=0.06) for pair in line.ranges if pair
     ]
     assert "probe, layer 3: 0.250 (0.200 to 0.300)" in made
     looks = re.findall(r'class="look-(\d)"', svg[0])
     assert len(set(looks)) == len(looks)
 
 
-def marks(svg: str) -> list[list[tuple[float, float]]]:
-    """Return where the marks of each line of a chart stand."""
-    lines = re.findall(r'<g class="look-\d+">(.*?)</g></g>', svg, re.DOTALL) or [svg]
-    found = [re.findall(r'transform="translate\(([\d.]+) ([\d.]+)\)" class="mark"', line) for line in lines]
-    return [[(float(across), float(down)) for across, down in line] for line in found]
-
-
 def test_a_run_of_one_layer_is_a_mark_at_its_layer_among_runs_of_more() -> None:
-    layers = [0, 3, 6]
-    lines = [Line("one", [6], [0.5], [(0.4, 0.6)]), Line("three", layers, [1.0, 0.9, 0.4]), Line("first", [0], [0.2])]
-    made = line_chart(lines, "title")
-    svg, legend = made.split("</svg>", 1)
-    drawn = marks(svg)
-    assert [len(line) for line in drawn] == [1, 3, 1]
-    for line, found in zip(lines, drawn, strict=True):
-        places = [(x(layer, layers), y(value)) for layer, value in zip(line.at, line.values, strict=True)]
-        for place, mark in zip(places, found, strict=True):
-            assert mark == pytest.approx(place, abs=0.06)
+    lines = [
+        Line("one", [2], [0.5], [(0.4, 0.6)]), Line("three", [0, 1, 2], [1.0, 0.9, 0.4]), Line("first", [0], [0.2])
+    ]  # fmt: skip
+    svg, legend = drawn(lines).split("</svg>", 1)
+    (one,), (start, middle, end), (first,) = points_of(svg)
+    assert (one[0], first[0]) == (end[0], start[0])
+    assert middle[0] == pytest.approx((start[0] + end[0]) / 2, abs=0.1)
+    heights = [at[1] for at in (one, start, middle, end, first)]
+    assert heights == pytest.approx([height(value) for value in (0.5, 1.0, 0.9, 0.4, 0.2)], abs=0.06)
     # Only what joins layers is a line, in the chart and in its legend.
     assert svg.count('class="line"') == legend.count('class="line"') == 1
-    assert re.findall(r'text-anchor="middle">(\d+)<', svg) == ["0", "3", "6"]
+    assert re.findall(r'text-anchor="middle"[^>]*>(\d+)<', svg) == ["0", "1", "2"]
 
 
 def test_marks_of_a_single_layer_stand_beside_each_other() -> None:
-    lines = [Line(str(i), [6], [0.1]) for i in range(7)]
-    svg = line_chart(lines, "title").split("</svg>", 1)[0]
-    across = [place for ((place, _),) in marks(svg)]
+    svg = drawn([Line(str(i), [6], [0.1]) for i in range(7)]).split("</svg>", 1)[0]
+    across = [place for ((place, _),) in points_of(svg)]
     assert min(np.diff(across)) > 10  # none covers another, though all have the same height
-    assert np.mean(across) == pytest.approx(x(6, [6]), abs=0.06)
-    assert LEFT < across[0] < across[-1] < WIDTH - RIGHT
-    assert re.findall(r'text-anchor="middle">(\d+)<', svg) == ["6"]
+    assert 44 < across[0] < across[-1] < 550
+    assert re.findall(r'text-anchor="middle" x="([\d.]+)"[^>]*>(\d+)<', svg) == [(f"{np.mean(across):g}", "6")]
     assert 'class="line"' not in svg
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,18 @@ import pytest
 
 from probing import Result, fit, report
 from probing.errors import UserError
-from probing.heads import Example, ExampleMaps, read_examples, write_examples
-from probing.page.charts import YAxis, x, y
+from probing.heads.examples import Example, ExampleMaps, read_examples, write_examples
 from probing.results import Table
 from probing.runs import study_of
 from probing.runs.loading import load_run
+from probing.studies.attention.conclusions import conclusions
 from probing.studies.attention.section import ABOVE, BELOW, FULL, LEAST, TIP_WIDTH, Row, sentence_arcs
 from probing.studies.checkpoints.tables import Thresholds, emergence
 from probing.studies.cloze import tables as cloze
 from probing.studies.hierarchy import tables as hierarchy
 from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
-from probing.tables.figures import BY_STEP
-from probing.tables.heads import conclusions, of_heads
-from report_runs import QUICKLY, make_survey
+from probing.tables.heads import of_heads
+from report_runs import QUICKLY, make_survey, points_of
 from written import read_csv, write_csv
 
 EVIL = "</text><img src=x onerror=alert(1)>"
@@ -333,8 +332,8 @@ def test_a_page_says_which_layers_go_by_which_rule(of_hierarchy: str) -> None:
         "Main auxiliary, compared with randomly initialised: the model is above it in layer 1 and below it in layer 0."
         in section
     )
-    for value, layer in ((0.75, 1), (0.25, 0)):
-        assert f"translate({x(layer, [0, 1]):g} {y(value):g})" in section
+    marks = {at for line in points_of(section) for at in line}
+    assert {height for _, height in marks} >= {round(280 - 268 * (value + 0.04) / 1.08, 1) for value in (0.75, 0.25)}
     assert "randomly initialised: correct" in section
 
 
@@ -434,11 +433,8 @@ def test_losses_are_drawn_and_told_beside_the_frequencies_of_tokens(section: str
     table, _ = re.findall("<details>.*?</details>", section, re.DOTALL)
     assert "a uniform guess has ln 100 = 4.61" in section
     assert re.findall(r'<g class="look-(\d)">', chart) == ["0"] * 3 + ["1"] * 3 + ["2"]
-    up = YAxis.of([2.5, 4.62])
-    marks = re.findall(r'transform="translate\(([\d.]+) ([\d.]+)\)" class="mark"', chart)
-    expected = [(x(step, STEPS, BY_STEP), y(loss_of(*who, step), up)) for who in LAST for step in STEPS]
-    expected += [(x(step, STEPS, BY_STEP), y(UNIGRAM, up)) for step in STEPS]
-    assert [(float(across), float(down)) for across, down in marks] == [pytest.approx(at, abs=0.06) for at in expected]
+    expected = [*([loss_of(*who, step) for step in STEPS] for who in LAST), [UNIGRAM] * len(STEPS)]
+    are_at(points_of(chart), expected)
     head, *body = pretraining_rows_of(table)
     assert head == ["arm", "seed", "step", "loss", "frequencies of tokens", "loss at first", "below it"]
     assert body[1] == ["learned", "1", "64", "2.700", "4.200", "4.610", "1.500"]
@@ -555,6 +551,16 @@ def test_what_came_first_stands_there_without_a_script(series_page: str, series_
     assert "measures: all" in series_page.split('id="reproduce"')[1]
 
 
+def are_at(points: list[list[tuple[float, float]]], values: Sequence[Sequence[float]]) -> None:
+    """Check that the marks of lines are at the heights of their values, and those of a step at one place."""
+    marks, expected = np.array(points), np.array(values)
+    assert marks.shape == (*expected.shape, 2)
+    assert np.ptp(marks[:, :, 0], axis=0).max() < 0.1
+    slope, start = np.polyfit(expected.ravel(), marks[:, :, 1].ravel(), 1)
+    assert slope < 0
+    np.testing.assert_allclose(marks[:, :, 1], start + slope * expected, atol=0.06)
+
+
 def charts(section: str) -> dict[str, str]:
     """Return the charts by the beginning of their captions."""
     found = re.findall(
@@ -568,12 +574,7 @@ def test_each_measure_is_a_chart_over_the_steps(series_section: str) -> None:
     assert list(found) == ["Held-out loss", "Strongest head at a fixed offset", "Anisotropy"]
     loss = found["Held-out loss"]
     assert "Held-out loss (baseline: token frequencies), past its threshold from step 1,000: nats per token" in loss
-    marks = re.findall(r'transform="translate\(([\d.]+) ([\d.]+)\)" class="mark"', loss)[: len(SERIES_STEPS)]
-    up = YAxis.of([3.0, 5.0])
-    expected = [
-        (x(step, SERIES_STEPS, BY_STEP), y(value, up)) for step, value in zip(SERIES_STEPS, LOSSES, strict=True)
-    ]
-    assert [(float(across), float(down)) for across, down in marks] == [pytest.approx(at, abs=0.06) for at in expected]
+    are_at(points_of(loss)[:1], [LOSSES])
     assert "baseline, step 10: 4.200" in loss
     assert "threshold, step 10: 3.200" in loss
     assert "layer 2, step 200: 0.120" in found["Anisotropy"]
@@ -582,7 +583,12 @@ def test_each_measure_is_a_chart_over_the_steps(series_section: str) -> None:
 def test_a_layer_looks_the_same_in_every_chart(series_section: str) -> None:
     found = charts(series_section)
     heads, cosine = (
-        dict(re.findall(r'<g class="look-(\d)">(?:<path[^>]*></path>)?<g><title>layer (\d)', found[name]))
+        dict(
+            re.findall(
+                r'<g class="look-(\d)">(?:<defs>.*?</defs>)?(?:<path[^>]*></path>)?<use[^>]*><title>layer (\d)',
+                found[name],
+            )
+        )
         for name in ("Strongest head at a fixed offset", "Anisotropy")
     )
     assert list(heads.values()) == ["1", "2"]

@@ -17,13 +17,11 @@ from probing.page.build import SCRIPT, page_script
 from probing.page.terms import ACCURACY, COLUMNS, FLAGS, Glossary, names_in
 from probing.page.terms import NEURON_TERMS as NEURON_TERMS
 from probing.results import Table, element, table
-from probing.studies import attention as schemas
 from probing.studies.ablate.tables import ABLATED, EFFECTS, REPLACEMENTS, VIEWS, effect_tables
+from probing.studies.attention import tables as attention_tables
 from probing.studies.attention.section import ATTENTION, CHANGE, FUSION, POSITION_HEADS, ROLLOUT, terms_of_survey
 from probing.studies.geometry import neurons as neuron_interventions
 from probing.studies.geometry.section import CHANGED_NEURONS, MEASURES
-from probing.tables import change, heads, position_heads
-from probing.tables import change as tables_change
 from probing.tables.heads import TOKENS
 from probing.tables.schema import NEURONS
 from report_runs import QUICKLY, SETS, make_page
@@ -207,32 +205,34 @@ def head_headings(tables: Iterable[Any]) -> set[str]:
 def of_rollout() -> set[str]:
     shares = ("self", "special_tokens", "previous", "next", "others")
     rows = [{"query": "words", "layer": 1, "measure": name, "value": 0.2, "uniform": 0.1} for name in shares]
-    return head_headings([heads.rollout_table(Table(rows))])
+    return head_headings(attention_tables.tables({"rollout": rows}))
 
 
 def of_change() -> set[str]:
-    rows = [{"measure": measure, "of": of, "layer": 1, "value": 0.5} for _, measure, of in change._COLUMNS]
-    return head_headings([change.change_table(rows)])
+    rows = [
+        {"measure": measure, "of": of, "layer": 1, "value": 0.5} for measure, of in attention_tables.CHANGES.values()
+    ]
+    return head_headings(attention_tables.tables({"change": rows}))
 
 
 def of_fusion() -> set[str]:
     here: Mapping[str, Any] = {"task": "position", "measure": "accuracy", "value": 0.5, "chosen": "yes"}
     rows: list[Any] = [
         {**here, "fusion": "layer", "layer": 1},
-        *({**here, "fusion": name} for name in tables_change.FUSIONS),
+        *({**here, "fusion": name} for name in attention_tables.FUSIONS),
     ]
     rows += [
         {**here, **ENDS, "measure": "difference", "fusion": name, "against": against, "p_value": 0.5}
-        for name in tables_change.FUSIONS for against in ("last layer", "best layer", "equal")
+        for name in attention_tables.FUSIONS for against in ("last layer", "best layer", "equal")
     ]  # fmt: skip
-    return head_headings(tables_change.fusion_tables(rows))
+    return head_headings(attention_tables.tables({"fusion": rows}))
 
 
 def of_position_heads() -> set[str]:
     place = {"layer": 1, "head": 2, "offset": -1, "position_head": "yes"}
-    head = {**dict.fromkeys(schemas.POSITION_HEADS.types, 0.5), **place}
-    held = {**dict.fromkeys(schemas.POSITION_REMOVAL.types, 0.5), **place, "k": 5, "ranking": "use"}
-    return head_headings(position_heads.tables({"position_heads": [head], "position_removal": [held]}))
+    head = {**dict.fromkeys(attention_tables.POSITION_HEADS.types, 0.5), **place}
+    held = {**dict.fromkeys(attention_tables.POSITION_REMOVAL.types, 0.5), **place, "k": 5, "ranking": "use"}
+    return head_headings(attention_tables.tables({"position_heads": [head], "position_removal": [held]}))
 
 
 def of_ablated() -> set[str]:

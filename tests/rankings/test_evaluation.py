@@ -22,7 +22,6 @@ from probing.probes.agreement import agreement
 from probing.probes.bases import SCORES, basis_rows, explained, random_dictionary, rotated_scores
 from probing.probes.closed_forms import FLOOR, GaussianProbe, choose_shared, information
 from probing.probes.evaluation import (
-    CURVE_KEY,
     curves,
     evaluate,
     head_accuracies,
@@ -42,10 +41,12 @@ from probing.probes.rankings import (
 )
 from probing.probes.solvers import Penalty
 from probing.probes.training import Adam, Lbfgs, Training
+from probing.results import Table
 from probing.runtime.terminal import render
 from probing.statistics import LEVEL, accuracy_interval
 from probing.statistics.chance import random_rotation
-from probing.tables import curves_lines, curves_tables, smallest
+from probing.studies.fit.rank import KEYS, curves_lines, curves_tables
+from probing.tables import smallest
 from probing.tables.conclusions import bases_lines, bases_table
 from probing.tables.probe_figures import write_curves_figure
 from synthetic import LIGHTNING_WARNINGS, Array, Data, make_splits, make_store, make_tokens, positional, sides
@@ -302,7 +303,7 @@ def test_without_them_nothing_is_left(counted_planted: Planted, rows: list[dict[
 
 
 def test_every_probe_has_one_row(rows: list[dict[str, Any]]) -> None:
-    keys = [tuple(row.get(column) for column in CURVE_KEY) for row in rows]
+    keys = [tuple(row.get(column) for column in KEYS["curves"]) for row in rows]
     assert len(set(keys)) == len(keys)
     ends = [("anova", "top", None), ("anova", "bottom", None), *(("random", "random", draw) for draw in range(1, 5))]
     grid = {(0, name, kind, end, k, draw) for name, end, draw in ends for kind in ("only", "without") for k in SIZES}
@@ -349,13 +350,13 @@ def test_the_smallest_number_is_chosen_on_validation_tokens() -> None:
 
 
 def test_what_is_shown_says_what_was_found(rows: list[dict[str, Any]], tmp_path: Path) -> None:
-    (line,) = curves_lines(rows)
+    (line,) = curves_lines(Table(rows))
     assert line.startswith(f"Layer 0, anova: 1 of {D_MODEL} neurons reach ")
     assert "; 3, chosen on validation tokens, are the fewest within 1 point of all (" in line
-    assert curves_lines([row for row in rows if row["k"] not in (3, 5, 8, 16)])[0].endswith(
+    assert curves_lines(Table(row for row in rows if row["k"] not in (3, 5, 8, 16)))[0].endswith(
         "no smaller number is within 1 point of all."
     )
-    shown = [cells.split()[0] for cells in render(*curves_tables(rows)).splitlines()[4:] if cells.strip()]
+    shown = [cells.split()[0] for cells in render(*curves_tables(Table(rows))).splitlines()[4:] if cells.strip()]
     assert shown == ["1", "2", "3", "8", "16", str(D_MODEL)]
     write_curves_figure(tmp_path / "drawn.png", rows, 0.1, "position", "planted")
     assert (tmp_path / "drawn.png").read_bytes()[1:4] == b"PNG"

@@ -19,18 +19,9 @@ from probing.activations import ActivationStore, Request, activations
 from probing.data.labelling import IGNORED
 from probing.downstream.labelled_pairs import WordPairs
 from probing.errors import UserError
-from probing.interventions.forward import (
-    Forward,
-    Intact,
-    LaterBlocks,
-    Readers,
-    ReadText,
-    SentenceSums,
-    conditions,
-    intervene,
-    padded,
-    zeroed,
-)
+from probing.interventions.forward import Change, Forward, LaterBlocks, Readers, ReadText, padded
+from probing.interventions.heads import replacing, uniform_outputs
+from probing.interventions.model_output import SentenceSums
 from probing.interventions.pair_cosines import (
     READ,
     TRAIN,
@@ -47,13 +38,13 @@ from probing.interventions.pair_cosines import (
     senses_readout,
     similarity_readout,
 )
-from probing.interventions.probed_task import replacing, uniform_outputs
+from probing.interventions.parameters import zeroed
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
 from probing.models.examination import with_the_same_weights
 from probing.models.loading import HeadOf, load_tuned, load_with_head
 from probing.studies.ablate.weights import importance
-from probing.studies.geometry.inside.changed_norms import find_parameters
+from probing.studies.geometry.inside.changed_norms import conditions, find_parameters, intervene
 from probing.text import Corpus
 from small_data import sentence_pairs, word_pairs, write_semeval, write_wic
 
@@ -269,9 +260,11 @@ def test_the_later_layers_are_those_of_the_whole_model_to_the_bit(family: str, c
             found = model.run(inputs, block, states[block - 1], beside, later)
             assert all(torch.equal(found[layer], states[layer]) for layer in later)
             # A change that changes nothing is a change nowhere; one that does is one in all later layers.
-            same = model.run(inputs, block, states[block - 1], beside, later, lambda given: given)
+            same = model.run(inputs, block, states[block - 1], beside, later, {block: lambda given: given})
             assert all(torch.equal(same[layer], states[layer]) for layer in later)
-            other = model.run(inputs, block, states[block - 1], beside, later, replacing(model.columns(1), Tensor([0])))
+            other = model.run(
+                inputs, block, states[block - 1], beside, later, {block: replacing(model.columns(1), Tensor([0]))}
+            )
             assert not any(torch.equal(other[layer], states[layer]) for layer in later)
         outside = model.run(inputs, last + 1, states[last - 1], beside, [last])
         assert outside[last].shape == states[last].shape
@@ -318,7 +311,9 @@ def test_uniform_is_the_attention_map_replaced(
         assert uniform.shape[1] == (mask.shape[1] if model.heads.is_causal else 1)
         for head in (1, 2):
             here = model.columns(head)
-            found = model.run(inputs, block, states[block - 1], beside, later, replacing(here, uniform[..., here]))
+            found = model.run(
+                inputs, block, states[block - 1], beside, later, {block: replacing(here, uniform[..., here])}
+            )
             with monkeypatch.context() as patch:
                 patch.setattr(functional, "scaled_dot_product_attention", replaced := Replaced(block, head))
                 expected = all_layers(model, inputs)
@@ -387,7 +382,7 @@ def test_where_a_block_needs_more_than_hidden_states_the_later_layers_are_still_
         expected = all_layers(model, inputs)
         handle.remove()
         change = replacing(model.columns(1), Tensor([0]))
-        changed = model.run(inputs, block, states[block - 1], beside, later, change)
+        changed = model.run(inputs, block, states[block - 1], beside, later, {block: change})
         for layer in later:
             torch.testing.assert_close(found[layer][there], states[layer][there], rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(changed[layer][there], expected[layer][there], rtol=1e-5, atol=1e-5)
@@ -504,7 +499,7 @@ def test_the_correlation_is_that_of_each_sentence_by_itself_from_whatever_block(
     expected = spearmanr(of_sentences(case), case.rated.gold[case.kept]).statistic
     forward = Forward(case.readers, case.similarity.text, 128)
     for layer in (0, case.last - 1):
-        (sums,) = forward.read(Intact(layer), case.similarity)
+        (sums,) = forward.read(Change(layer), case.similarity)
         assert float(sums.mean()) == pytest.approx(expected, abs=1e-6)
     assert case.similarity.n.tolist() == [1] * len(sums)
     assert case.similarity.name == "sts:STS12"
@@ -514,7 +509,7 @@ def test_the_correlation_is_that_of_each_sentence_by_itself_from_whatever_block(
 def test_senses_are_told_by_the_threshold_of_the_training_pairs(case: Case) -> None:
     found = np.array(of_words(case))
     expected = (found > case.rule.threshold) == case.words[READ].labels
-    (sums,) = Forward(case.readers, case.senses.text, 128).read(Intact(1), case.senses)
+    (sums,) = Forward(case.readers, case.senses.text, 128).read(Change(1), case.senses)
     assert sums.bool().tolist() == expected.tolist()
     assert 0 < expected.mean() < 1  # some are told, some are not
 
@@ -532,7 +527,7 @@ def true_losses(case: Case, readout: PairsReadout, block: int, head: int, factor
 
     with torch.inference_mode():
         states = model.encoder(**batch.inputs, output_hidden_states=True).hidden_states[block - 1]
-        last = model.run(batch.inputs, block, states, None, [case.last], change)[case.last]
+        last = model.run(batch.inputs, block, states, None, [case.last], {block: change})[case.last]
         vectors = torch.zeros(len(mentions.sentences), last.shape[-1], dtype=torch.float64)
         index = torch.from_numpy(mentions.of_token)[batch.rows[batch.mask]]
         vectors.index_add_(0, index[index >= 0], last[batch.mask][index >= 0])
@@ -654,7 +649,7 @@ def test_the_accuracy_is_that_of_the_whole_model(family: str, tuned_case: Callab
     targets = torch.randint(-1, 3, (len(TUNED_TEXTS),), generator=torch.Generator().manual_seed(0))
     targets[targets < 0] = IGNORED
     readout = one.readout(targets)
-    found = Forward(one.readers, one.text, 64).read(Intact(1), readout)
+    found = Forward(one.readers, one.text, 64).read(Change(1), readout)
     with torch.no_grad():
         alone = [int(one.whole(**one.batch([i]).inputs).logits.argmax()) for i in range(len(TUNED_TEXTS))]
     expected = [float(answer == target) for answer, target in zip(alone, targets.tolist(), strict=True)]
@@ -668,7 +663,7 @@ def test_numbers_have_r2_and_tokens_add_up_by_sentence(tuned_case: Callable[...,
     targets = torch.randn(one.text.tokens.n_tokens, generator=torch.Generator().manual_seed(0))
     targets[::3] = torch.nan
     readout = one.readout(targets)
-    found = Forward(one.readers, one.text, 64).read(Intact(1), readout)
+    found = Forward(one.readers, one.text, 64).read(Change(1), readout)
     with torch.no_grad():
         answers = torch.cat([one.whole(**one.batch([i]).inputs).logits[0, :, 0] for i in range(len(TUNED_TEXTS))])
     there = ~targets.isnan()

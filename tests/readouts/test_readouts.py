@@ -19,15 +19,12 @@ from probing.activations.store import ActivationStore, StorePlan, divide
 from probing.errors import UserError
 from probing.interventions import model_output as readouts
 from probing.interventions.forward import (
+    Change,
     Forward,
-    Intact,
-    LaterBlocks,
-    Padded,
     Readers,
     draw_text,
     padded,
     padded_batches,
-    zeroed,
 )
 from probing.interventions.frozen_probes import (
     FrozenProbes,
@@ -39,6 +36,7 @@ from probing.interventions.frozen_probes import (
     spread,
     standing_for,
 )
+from probing.interventions.heads import replaced_heads
 from probing.interventions.model_output import (
     MASKED,
     MaskedWordLoss,
@@ -52,7 +50,7 @@ from probing.interventions.model_output import (
     prompt_of,
     tokens_of_prompts,
 )
-from probing.interventions.probed_task import replacing
+from probing.interventions.parameters import zeroed
 from probing.models import load_encoder, load_masked_lm, load_tokenizer, resolve_model
 from probing.models.anatomy import examine
 from probing.studies.ablate.weights import head_gradients
@@ -246,15 +244,6 @@ def test_the_reference_probe_is_of_the_model_at_building_whatever_is_read_first(
     assert intact.sums["position_accuracy"].sum() == intact.n_tokens["position_accuracy"].sum()
 
 
-class WithoutHead:
-    """Head 2 of block 2 gives zeros."""
-
-    layer = 1
-
-    def later(self, model: LaterBlocks, batch: Padded, beside: Any, states: Tensor, layers: Any) -> dict[int, Tensor]:
-        return model.run(batch.inputs, 2, states, beside, layers, replacing(model.columns(2), torch.zeros(8)))
-
-
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> tuple[Any, Readers, MaskedWordLoss]:
     source = resolve_model(str(masked_lm(tmp_path_factory.mktemp("masked") / "bert", "bert", sentences)))
@@ -285,12 +274,13 @@ def test_the_loss_is_that_of_the_whole_model_also_without_a_head(case: tuple[Any
     assert readout.n.sum() == readout.masked.sum() > 12
     intact = masked_naive(model, readout)
     for layer in (0, 2):
-        sums = forward.read(Intact(layer), readout)
+        sums = forward.read(Change(layer), readout)
         np.testing.assert_allclose(sums[0].numpy(), intact, rtol=1e-4)
     # In the whole model, the head gives nothing where the weights that read it are zero.
     read = model.bert.encoder.layer[1].attention.output.dense.weight
     before = read.detach().clone()
-    without = forward.read(WithoutHead(), readout)
+    without_head = Change(1, heads=replaced_heads([(2, 2)], torch.zeros(3, readers.model.width), 8))
+    without = forward.read(without_head, readout)
     with torch.no_grad():
         read[:, 8:] = 0
     expected = masked_naive(model, readout)
@@ -298,7 +288,7 @@ def test_the_loss_is_that_of_the_whole_model_also_without_a_head(case: tuple[Any
         read.copy_(before)
     np.testing.assert_allclose(without[0].numpy(), expected, rtol=1e-4)
     assert not np.allclose(expected, intact, rtol=1e-3)
-    assert torch.equal(forward.read(Intact(2), readout), sums)
+    assert torch.equal(forward.read(Change(2), readout), sums)
 
 
 def test_gradients_of_the_loss_are_finite_differences(case: tuple[Any, Readers, MaskedWordLoss]) -> None:
@@ -321,7 +311,7 @@ def test_gradients_of_the_loss_are_finite_differences(case: tuple[Any, Readers, 
                             [outputs[..., : here.start], factor * outputs[..., here], outputs[..., here.stop :]], -1
                         )
 
-                    return loss(later.run(batch.inputs, block, embedded[block - 1], None, [3], change)[3])
+                    return loss(later.run(batch.inputs, block, embedded[block - 1], None, [3], {block: change})[3])
 
                 expected = (scaled(1 + 1e-4) - scaled(1 - 1e-4)) / 2e-4
                 assert torch.allclose(found[block - 1, :, head - 1], expected, rtol=1e-3, atol=1e-8)

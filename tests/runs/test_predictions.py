@@ -17,10 +17,9 @@ from probing import Run, WandbOptions, fit, probe
 from probing.errors import UserError
 from probing.probes.neuron_profiles import N_OTHERS, extremes, profile_rows
 from probing.results import Table
-from probing.runs.finished import N_NEURONS, N_TOKENS
 from probing.runs.loading import load_run
-from probing.runs.predictions import Explanation, NeuronPage, pages_of_first
-from probing.runs.results import AROUND, in_context
+from probing.runs.predictions import AROUND, Explanation, NeuronPage, in_context, pages_of_first
+from probing.runs.results import N_NEURONS, N_TOKENS
 from probing.statistics import mean_interval
 from probing.text import Corpus, read_corpora
 from synthetic import Data, make_store, make_tokens, sides

@@ -32,11 +32,11 @@ from probing.data.module import ActivationDataModule
 from probing.errors import UserError
 from probing.page.charts import folder_block
 from probing.results import Table
-from probing.runs.checks import _OF_PARTS, check_parts
+from probing.runs.checks import check_parts
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.loading import load_run
 from probing.runtime.files import RUNNING, Owner, take_over
-from probing.tables.schema import ACCURACY
+from probing.tables.schema import ACCURACY, CONTEXTS
 from written import read_csv, results_of, write_csv
 
 
@@ -189,12 +189,14 @@ def run(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytes
 
 def as_text(results: Any) -> str:
     """Return all that an object holds; as text, since the ends of no interval are NaN, which equals nothing."""
-    return repr(sorted(vars(results).items()))
+    return repr([*sorted(vars(results).items()), *(list(getattr(results, name)) for name in results.by_name)])
 
 
 def test_a_run_is_opened_as_fit_returned_it(run: Run) -> None:
     opened = load_run(str(run.folder))
     assert isinstance(opened, Run)
+    for made in (opened, run):  # a table that not every run has is read when it is asked for
+        assert sum(bool(getattr(made, name)) for name in made.by_name) >= 5
     assert as_text(opened) == as_text(run)
 
 
@@ -459,10 +461,10 @@ def test_no_pipe_is_waited_for(few: Kinds, checkpoints: dict[str, Path], tmp_pat
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_contexts_are_of_one_end_of_a_neuron_or_the_other() -> None:
-    row: dict[str, Any] = dict.fromkeys(_OF_PARTS["contexts"], 1)
-    check_parts("contexts", [{**row, "end": end} for end in ("highest", "lowest")], [1])
+    row: dict[str, Any] = dict.fromkeys(CONTEXTS.needed, 1)
+    check_parts(Table({**row, "end": end} for end in ("highest", "lowest")), CONTEXTS, [1])
     with pytest.raises(ValueError, match=r"contexts\.csv has an end that is neither highest nor lowest"):
-        check_parts("contexts", [{**row, "end": "1_0"}], [1])
+        check_parts(Table([{**row, "end": "1_0"}]), CONTEXTS, [1])
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")

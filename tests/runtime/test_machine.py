@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from torch import Tensor
 
 from fault_loop import in_two_ranks
 from probing import runtime as memory
-from probing.cli.commandline import run
+from probing.cli.commandline import command, run
+from probing.cli.options import Options
 from probing.errors import RunError, UserError
 from probing.probes.rankings import MagnitudeAccumulator
 from probing.runtime import processes
@@ -270,7 +272,13 @@ def test_a_later_signal_interrupts_what_takes_long(monkeypatch: pytest.MonkeyPat
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def interrupted() -> None:
+@dataclass(frozen=True)
+class NoOptions(Options):
+    """Options of a command without any."""
+
+
+@command(NoOptions)
+def interrupted(options: NoOptions) -> None:
     """Be interrupted three times."""
     try:
         os.kill(os.getpid(), signal.SIGINT)
@@ -279,12 +287,14 @@ def interrupted() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def hung_up() -> None:
+@command(NoOptions)
+def hung_up(options: NoOptions) -> None:
     """Lose the terminal."""
     os.kill(os.getpid(), signal.SIGHUP)
 
 
-def without_memory() -> None:
+@command(NoOptions)
+def without_memory(options: NoOptions) -> None:
     """Ask for more memory than there is."""
     import numpy as np
 

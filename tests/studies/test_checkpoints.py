@@ -296,8 +296,8 @@ def test_a_revision_that_is_not_there_is_refused_before_any_is_measured(place: P
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"measures": "loss"}, "`--measures loss` is not one of fit, geometry, attention, all"),
-        ({"threshold_outliers": -1}, "`--threshold_outliers -1"),
+        ({"measures": "loss"}, '`measures="loss"` is not one of fit, geometry, attention, all'),
+        ({"threshold_outliers": -1}, "`threshold_outliers=-1"),
         ({"trainer": {"devices": 2}}, "`--trainer.devices`: `checkpoints` runs in one process"),
         ({"layer": 7}, "has layers 0"),
     ],

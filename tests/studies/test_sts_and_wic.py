@@ -15,9 +15,11 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.models import load_tokenizer, resolve_model
+from probing.results import Table
 from probing.runs import Result
 from probing.runs.loading import load_run
 from probing.runs.run import load_fit
+from probing.studies.similarity import WIC, WIC_CHOSEN, wic_tables
 from rendering import rendered
 from small_data import (
     WORDS,
@@ -55,6 +57,14 @@ def options(tmp_path: Path, checkpoints: dict[str, Path], tmp_path_factory: pyte
 def find(rows: list[dict[str, Any]], **wanted: object) -> dict[str, Any]:
     (row,) = [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
     return row
+
+
+def test_an_area_that_is_not_defined_is_an_empty_cell() -> None:
+    rows = Table([{"layer": layer, "transform": "none", "accuracy": 0.5, "n_pairs": 40} for layer in (0, 1)], WIC)
+    chosen = Table([{"protocol": "held_out", "reported_on": "dev", "transform": "none"}], WIC_CHOSEN)
+    accuracies, areas, *_ = wic_tables(rows, chosen)
+    assert list(accuracies.columns[1].cells) == ["0.500", "0.500"]
+    assert not any(cell for column in areas.columns[1:] for cell in column.cells)
 
 
 @pytest.mark.slow

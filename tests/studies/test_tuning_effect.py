@@ -180,8 +180,8 @@ def test_a_run_of_finetune_says_what_was_tuned_from_what(tmp_path: Path, one_blo
         ({"start": "{start}", "tuned": "{task},{task}/"}, "is named twice"),
         ({"start": "{start}", "tuned": "{roberta}"}, "--tuned"),
         ({"start": "{start}", "tuned": "nowhere/model"}, "--tuned"),
-        ({"start": "{start}", "tuned": "{task}", "measures": "weights"}, "--measures"),
-        ({"start": "{start}", "tuned": "{task}", "sentences": -1}, "--sentences"),
+        ({"start": "{start}", "tuned": "{task}", "measures": "weights"}, "`measures="),
+        ({"start": "{start}", "tuned": "{task}", "sentences": -1}, "`sentences=-1`"),
         ({"start": "{start}", "tuned": "{task}", "trainer": {"devices": 2}}, "one process"),
     ],
 )

@@ -21,11 +21,12 @@ from probing.page.run import answer, conclusions
 from probing.probes.agreement import agreement
 from probing.probes.neuron_profiles import position_line
 from probing.probes.removal import ablation_effect, corrected
-from probing.results import ends
+from probing.results import Table, ends
 from probing.statistics import difference_interval
 from probing.studies.compare.tables import everywhere_sentence, unpaired_lines, unread_lines, verdicts
 from probing.studies.fit import _report
-from probing.tables import UNINFORMATIVE, evaluation_tables, probes, rankings_tables
+from probing.studies.fit.rank import evaluation_table, rankings_tables
+from probing.tables import UNINFORMATIVE, probes
 from probing.tables import probes as tables_probes
 from probing.tables.conclusions import (
     basis,
@@ -563,13 +564,13 @@ def test_what_is_no_better_than_chance_is_marked_and_explained(above: str) -> No
         "layer": 1, "probe": "linear", "ranking": "contribution", "from": "top", "k": 5, "accuracy": 0.6,
         "mutual_information": 0.1, "share_of_entropy": 0.1, "majority_accuracy": 0.4, "draw": 0, "above_chance": above,
     }  # fmt: skip
-    (table,) = evaluation_tables([row, {**row, "from": "bottom"}])
+    table = evaluation_table(Table([row, {**row, "from": "bottom"}]))
     assert said("note_of_choices", str(table.caption)) is (above == "no")
-    ranked = {"anova": [{"layer": 1, "rank": 1, "neuron": 0, "score": 1.0}]}
+    ranked = {"anova": Table([{"layer": 1, "rank": 1, "neuron": 0, "score": 1.0}])}
     beside = {"layer": 1, "ranking": "anova", "n_rotations": 20}
     beside |= {f"first_10_share{end}": 0.2 for end in ("", "_lowest", "_highest", "_p")}
     for directions in ([beside], []):
-        (table,) = rankings_tables(ranked, directions if above == "no" else [])
+        (table,) = rankings_tables(ranked, Table(directions if above == "no" else []))
         assert said("note_of_rotated", str(table.caption)) is (bool(directions) and above == "no")
 
 
@@ -688,7 +689,7 @@ SPEAKERS = {
         "worst_class",
     },
     "probing/tables/conclusions.py": {"bases_table", "bases_lines", "_part"},
-    "probing/tables/__init__.py": {"_evaluation_table"},
+    "probing/studies/fit/rank.py": {"evaluation_table"},
     "probing/page/run.py": {"answer", "_on_neurons", "conclusions"},
 }
 
@@ -699,7 +700,7 @@ def texts(tree: ast.AST) -> Iterator[str]:
         id(part)
         for node in ast.walk(tree)
         if (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-        or (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "plain_table")
+        or (isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("plain_table", "cells_table"))
         for part in ast.walk(node)
     }
     for node in ast.walk(tree):

@@ -499,9 +499,9 @@ def test_tokens_may_have_numbers_too(checkpoints: dict[str, Path], corpus_file: 
             {"controls": "control_task", "task": Depth()},
             "`--controls control_task`: it gives each word type a random class, and this",
         ),
-        ({"mdl": True}, "`--mdl` does not apply: the task predicts numbers"),
-        ({"probe": {"solver": "adam", "l1": 0.5}}, "`--probe.l1 0.5` does not apply.*`--probe.solver adam` does not"),
-        ({"trainer": {"max_time": "00:01:00:00"}}, "`--trainer.max_time 00:01:00:00` does not apply"),
+        ({"mdl": True}, "`mdl` does not apply: the task predicts numbers"),
+        ({"probe": {"solver": "adam", "l1": 0.5}}, '`probe.l1=0.5` does not apply.*`probe.solver="adam"` does not'),
+        ({"trainer": {"max_time": "00:01:00:00"}}, '`trainer.max_time="00:01:00:00"` does not apply'),
         (
             {"task": of([1.0] * 190)},
             "the training sentences all have the number 1, and a probe needs numbers that vary",

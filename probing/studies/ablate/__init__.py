@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from probing.cli.commandline import configured
-from probing.cli.option_types import (
-    FIGURE_FORMAT,
-    FigureFormat,
-    Folder,
-    Layers,
-    Model,
-    Source,
-    Tokenizer,
-    Wandb,
-    chosen,
-    chosen_with_data,
+from probing.cli.commandline import command
+from probing.cli.option_types import Folder, Layers, Source, chosen, chosen_with_data
+from probing.cli.options import (
+    BatchOptions,
+    CorpusOptions,
+    ModelOptions,
+    OutputOptions,
+    RunOptions,
     defaults,
+    option,
 )
-from probing.cli.options import WandbOptions
 from probing.errors import UserError, out_of_range, refuse
 from probing.interventions import POSITION, READOUTS_OF_TUNED, TASK, TUNED
 from probing.models import layer_numbers
@@ -44,61 +40,72 @@ OF_RUN = ("model", "revision", "random_weights", "corpus", "test_corpus", "max_l
 UNITS_PRUNED, WEIGHTS_PRUNED = "units", "weights"
 
 
-@configured
-def ablate(
-    config: dict[str, Any],
-    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
-    corpus: Source = "builtin", test_corpus: Source | None = None, run: Folder | None = None,
-    units: str | list[str] = "all", kinds: str | list[str] = "all", readouts: str | list[str] = "position",
-    tokens: int = 20_000, retrain: int = 5, prune: bool | str | list[str] = False, prune_share: float = 0.1,
-    quantise: int | list[int] | str | None = None,
-    max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
-    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
-    wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
-) -> Result | None:  # fmt: skip
-    """Ablate one head or layer at a time, and measure how well probes of the later layers still decode positions.
+@dataclass(frozen=True)
+class AblateOptions(OutputOptions, RunOptions, BatchOptions, CorpusOptions, ModelOptions):
+    """Options of `ablate`."""
 
-    Args:
-        layer: Layers whose heads are ablated: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer k is block
-            k, counted from 1.
-        corpus: Text to read: probes are trained on its training split, and heads are ablated on its test split. Given
-            as builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv, .jsonl; also as .gz),
-            hf:NAME?config=C&split=S&column=T, or - for standard input.
-        test_corpus: Corpus on which heads are ablated, given like --corpus; the test split of --corpus is then added to
-            the training split.
-        run: Finished run of `fit` for the task position, whose probes decode the later layers; its model, corpus and
-            split are then used (--corpus and --model give their new locations if they have moved). By default, probes
-            are trained as in `fit`.
-        units: Units to ablate: heads, layers (all heads of a layer) or all.
-        kinds: Replacements of a head's output: all, or some of uniform (its output under uniform attention), zero, mean
-            (over training tokens), resample (its output at a random token of another sentence) and skip, which removes
-            a whole layer.
-        readouts: Measures to read during ablation, one or more: position (by probes of the later layers), mlm (the loss
-            of masked words, by the model's head), sts=DIR (Spearman's correlation of the last layer's cosines with
-            human scores), wic=DIR (accuracy of the last layer's cosines), with data as in sts and wic; task=RUN (the
-            score of a tuned model's head on the test split of a run of `finetune`), where RUN is the folder of the run
-            or of one of its checkpoints. The model, corpus and split of RUN are then used.
-        tokens: Maximum number of tokens of test sentences, and also of the training sentences that replacement values
-            come from; if there are more, sentences are sampled at random.
-        retrain: Number of heads and layers with the largest effect, and of random ones, without which probes are
-            retrained, under the first of --kinds; 0 retrains no probe.
-        prune: Also ablate heads and layers cumulatively: the least important first and, for comparison, in random
-            orders and in reverse order; by zero if it is among the kinds, otherwise by mean. Without a value, or with
-            units, heads and layers are pruned; with weights, a growing share of the weights of every matrix, by
-            magnitude and at random; units,weights or all prunes both.
-        prune_share: Share of all heads, or layers, that each step of --prune additionally ablates; 0 ablates one more
-            at each step.
-        quantise: Also round the weights of the layers, their input hidden states, and both, to these numbers of bits,
-            such as 8,4, with one scale per tensor and one per channel. Outlier neurons and, for comparison, equally
-            many random neurons keep full precision.
-        seed: Seed of every random draw: the split, sampled sentences, replacement tokens and random initialisation.
-        name: Name of this run; default: MODEL-ablate-YYYYMMDD-HHMMSS.
-        cache: Folder of cached activations and finished passes; default: $PROBING_CACHE or RUNS/cache.
+    layer: Layers = "all"
+    """Layers whose heads are ablated: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer k is block k,
+    counted from 1."""
+    corpus: Source = "builtin"
+    """Text to read: probes are trained on its training split, and heads are ablated on its test split. Given as
+    builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv, .jsonl; also as .gz),
+    hf:NAME?config=C&split=S&column=T, or - for standard input."""
+    test_corpus: Source | None = None
+    """Corpus on which heads are ablated, given like --corpus; the test split of --corpus is then added to the training
+    split."""
+    run: Folder | None = None
+    """Finished run of `fit` for the task position, whose probes decode the later layers; its model, corpus and split
+    are then used (--corpus and --model give their new locations if they have moved). By default, probes are trained as
+    in `fit`."""
+    units: str | list[str] = "all"
+    """Units to ablate: heads, layers (all heads of a layer) or all."""
+    kinds: str | list[str] = "all"
+    """Replacements of a head's output: all, or some of uniform (its output under uniform attention), zero, mean
+    (over training tokens), resample (its output at a random token of another sentence) and skip, which removes a
+    whole layer."""
+    readouts: str | list[str] = "position"
+    """Measures to read during ablation, one or more: position (by probes of the later layers), mlm (the loss of masked
+    words, by the model's head), sts=DIR (Spearman's correlation of the last layer's cosines with human scores), wic=DIR
+    (accuracy of the last layer's cosines), with data as in sts and wic; task=RUN (the score of a tuned model's head on
+    the test split of a run of `finetune`), where RUN is the folder of the run or of one of its checkpoints. The model,
+    corpus and split of RUN are then used."""
+    tokens: int = option(20_000, at_least=1)
+    """Maximum number of tokens of test sentences, and also of the training sentences that replacement values come from;
+    if there are more, sentences are sampled at random."""
+    retrain: int = option(5, at_least=0)
+    """Number of heads and layers with the largest effect, and of random ones, without which probes are retrained, under
+    the first of --kinds; 0 retrains no probe."""
+    prune: bool | str | list[str] = False
+    """Also ablate heads and layers cumulatively: the least important first and, for comparison, in random orders and in
+    reverse order; by zero if it is among the kinds, otherwise by mean. Without a value, or with units, heads and layers
+    are pruned; with weights, a growing share of the weights of every matrix, by magnitude and at random; units,weights
+    or all prunes both."""
+    prune_share: float = option(0.1, at_least=0, at_most=1)
+    """Share of all heads, or layers, that each step of --prune additionally ablates; 0 ablates one more at each
+    step."""
+    quantise: int | list[int] | str | None = None
+    """Also round the weights of the layers, their input hidden states, and both, to these numbers of bits, such as 8,4,
+    with one scale per tensor and one per channel. Outlier neurons and, for comparison, equally many random neurons keep
+    full precision."""
+    _: KW_ONLY
+    seed: int = 0
+    """Seed of every random draw: the split, sampled sentences, replacement tokens and random initialisation."""
+    name: str | None = None
+    """Name of this run; default: MODEL-ablate-YYYYMMDD-HHMMSS."""
+    cache: str | None = None
+    """Folder of cached activations and finished passes; default: $PROBING_CACHE or RUNS/cache."""
+
+
+@command(AblateOptions)
+def ablate(options: AblateOptions) -> Result | None:
+    """Ablate one head or layer at a time, and measure how well probes of the later layers still decode positions.
 
     Returns:
         The results; None except in the rank-zero process.
     """
-    call = Call.of(study_of("ablate"), config, name, wandb, _problems(tokens, retrain, prune_share))
+    call = Call.of(study_of("ablate"), options)
+    config = call.config
     readout_sources: dict[str, Any] = {**chosen_with_data("--readouts", config["readouts"], READOUTS_OF_TUNED)}
     tuned = _tuned_of(readout_sources.pop(TASK, None), config)
     fit_run = _run_of(config["run"], config)
@@ -106,7 +113,7 @@ def ablate(
         from probing.studies.ablate.figures import study_output
         from probing.studies.ablate.survey import others, survey
 
-        ablation, setup = _config_and_setup(call, fit_run or tuned, readout_sources, tokenizer)
+        ablation, setup = _config_and_setup(call, fit_run or tuned, readout_sources, options.tokenizer)
         call.expect(1 + (POSITION in setup.readouts) + bool(others(setup)))
         stores = setup.read()
         call.watch.end("extract")
@@ -125,7 +132,7 @@ def _config_and_setup(
     call: Call, source_run: Run | Tuned | None, readout_sources: dict[str, Any], tokenizer: Any
 ) -> tuple[Any, Any]:
     """Return the configuration of the survey and the `InterventionSetup`."""
-    from probing.interventions.probed_task import KINDS, UNITS
+    from probing.interventions.heads import KINDS, UNITS
     from probing.interventions.subject import InterventionSetup, data_of
     from probing.studies.ablate.survey import AblationConfig, check
 
@@ -170,9 +177,9 @@ def _of_layers(ablation: Any, setup: Any, config: dict[str, Any]) -> Any:
         f"--quantise {config['quantise']}": (ablation.bits, "rounds what enters a layer and all of its matrices"),
         "--kinds skip": (skips and config["kinds"] != "all", "takes whole layers out"),
     }
-    for option, (is_requested, what) in needs.items():
+    for flag_text, (is_requested, what) in needs.items():
         if is_requested:
-            setup.model.check_layers(option, what, name)
+            setup.model.check_layers(flag_text, what, name)
     if not skips or setup.model.are_layers:
         return ablation
     setup.source.say(f"no layer is skipped: a layer of {name} is spread over several modules")
@@ -195,11 +202,6 @@ def _bits(flag_value: int | list[int] | str | None) -> list[int]:
         raise UserError(f"`--quantise {words}`: expected numbers of bits, such as 8,4.") from None
     refuse([problem for bits in bit_counts for problem in out_of_range("quantise", bits, 2, 16)])
     return bit_counts
-
-
-def _problems(tokens: int, retrain: int, prune_share: float) -> list[str]:
-    share = out_of_range("prune_share", prune_share, 0, 1)
-    return out_of_range("tokens", tokens, 1) + out_of_range("retrain", retrain, 0) + share
 
 
 def _run_of(folder: str | None, config: dict[str, Any]) -> Run | None:

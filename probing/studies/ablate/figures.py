@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from probing.activations import ActivationStore
 from probing.data.labelling import origin
 from probing.interventions import POSITION, measure_of
@@ -17,7 +15,7 @@ from probing.runs.call import Measured
 from probing.runs.loading import Tuned
 from probing.studies.ablate import tables
 from probing.studies.ablate.survey import AblationResults
-from probing.tables.figures import write_drawings
+from probing.tables.figures import draw_cells, write_drawings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,26 +67,11 @@ def head_maps(ablated: Table, model: str) -> dict[str, Callable[[Figure], None]]
 
 def draw_head_map(figure: Figure, rows: Sequence[Row], what: str) -> None:
     """Draw the effect of ablating each head, a cell for each head, darker for a greater loss."""
-    measure = measure_of(rows[0]["readout"])
-    places = [_place(row) for row in rows]
-    layers, heads = (sorted({place[i] for place in places}) for i in (0, 1))
-    figure.set_size_inches(max(5.0, 1.2 + 0.44 * len(heads)), 1.1 + 0.3 * len(layers))
-    axes = figure.add_subplot()
-    values = np.zeros((len(layers), len(heads)))
-    for row, (layer, head) in zip(rows, places, strict=True):
-        values[layers.index(layer), heads.index(head)] = measure.times * row["effect"]
-    harm = -measure.sign * values
-    most = max(float(harm.max()), 1e-9)
-    for row, (layer, head) in zip(rows, places, strict=True):
-        i, j = layers.index(layer), heads.index(head)
-        color = "white" if harm[i, j] > 0.55 * most else "black"
-        axes.text(j, i, tables.amount(row), ha="center", va="center", fontsize=7, color=color)
-    axes.imshow(harm, cmap="Greys", vmin=0, vmax=1.1 * most, origin="lower", aspect="auto")
-    axes.set_xticks(range(len(heads)), [str(head) for head in heads])
-    axes.set_yticks(range(len(layers)), [str(layer) for layer in layers])
-    axes.set_xlabel("head")
-    axes.set_ylabel("layer")
-    axes.set_title(f"{what}: {tables.named(rows[0])} without the head, {measure.unit}", fontsize=9)
+    measure = _measure({_place(row): row for row in rows})
+    axes = draw_cells(figure, {place: (measure.text(row), measure.shade(row)) for place, row in measure.rows.items()})
+    axes.set_title(
+        f"{what}: {tables.named(rows[0])} without the head, {measure_of(rows[0]['readout']).unit}", fontsize=9
+    )
 
 
 def study_output(
@@ -101,14 +84,14 @@ def study_output(
         "model": {"n_layers": stores[-1].plan.n_layers, "n_heads": ablation.n_heads},
         "n_sentences": tokens.n_sentences,
         "n_tokens": tokens.n_tokens,
-        **_read(ablation),
+        "readouts": ablation.readouts,
     }
     if tuned is not None:
         n_tested = tuned.results["n_examples"]["test"]
         results["tuned"] = {
             "run": str(tuned.folder), "checkpoint": tuned.checkpoint.name, "score": tuned.score, "n_tested": n_tested,
         }  # fmt: skip
-    ablated = Table(ablation.ablated, tables.ABLATED)
+    ablated = Table(ablation.tables["ablated"], tables.ABLATED)
     return Measured(
         ablation.tables,
         results,
@@ -127,11 +110,3 @@ def _logged_rows(ablated: Table) -> list[dict[str, Any]]:
             kind = f"{start}{row['kind']}"
             point |= {f"{kind}_effect": row["effect"], f"{kind}_low": row["low"], f"{kind}_high": row["high"]}
     return list(by_layer.values())
-
-
-def _read(results: AblationResults) -> dict[str, Any]:
-    by_name = {
-        name: {"n_examples": results.n_examples[name], "intact": {str(layer): value for layer, value in intact.items()}}
-        for name, intact in results.intact.items()
-    }
-    return {"readouts": by_name}

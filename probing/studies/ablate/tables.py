@@ -6,7 +6,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from probing.interventions import MLM, POSITION, RETRAINED, TUNED, TUNED_R2, measure_of
+from probing.interventions import (
+    ACTIVATIONS,
+    MLM,
+    NOTHING,
+    OUTLIERS,
+    POSITION,
+    RANDOM,
+    RETRAINED,
+    TENSOR,
+    TUNED,
+    TUNED_R2,
+    measure_of,
+)
 from probing.results import (
     Column,
     Row,
@@ -30,15 +42,8 @@ from probing.statistics import few_sentences
 from probing.tables.figures import Chart, Line, Panel, linear
 from probing.tables.schema import HEAD_NAME, effect, layer_column
 
-# What is rounded, by which scale, and which neurons keep full precision.
-WEIGHTS, ACTIVATIONS, BOTH = "weights", "activations", "both"
-
-TENSOR, CHANNEL = "tensor", "channel"
-
-NOTHING, OUTLIERS, RANDOM_MEAN = "none", "outliers", "random_mean"
-
-# Orders in which weights are pruned, and the mean of the random ones.
-MAGNITUDE, RANDOM, MEAN = "magnitude", "random", "random_mean"
+# The mean of random draws; the order by which the smallest weights are pruned first.
+MEAN, MAGNITUDE = "random_mean", "magnitude"
 
 _UNIT = text("unit", "A head, such as 3-9, or the number of a layer.")
 
@@ -139,7 +144,7 @@ QUANTISED = Schema("quantised", "with `--quantise`, a row per rounding and reado
     text("scale", "tensor: a whole matrix, or layer, has one scale; channel: each unit, or neuron, has its own."),
     text("kept", "Neurons of hidden states that keep full precision: none, outliers, random (as many others), or "
          "random_mean, the mean of the random draws.", "full precision",
-         labels={NOTHING: "none", RANDOM_MEAN: "random, mean of draws"}),
+         labels={NOTHING: "none", MEAN: "random, mean of draws"}),
     whole("draw", "Number of the random draw."),
     whole("n_kept", "Number of neurons that keep full precision, summed over blocks."),
     number("value", "The measure."),
@@ -158,7 +163,7 @@ VIEWS = (
     ),
     View(
         QUANTISED, ("bits", "rounded", "scale", "kept", "layer", "value", "effect*", "p_value"),
-        "{readout}, numbers rounded", "readout", {"kept": (NOTHING, OUTLIERS, RANDOM_MEAN)},
+        "{readout}, numbers rounded", "readout", {"kept": (NOTHING, OUTLIERS, MEAN)},
     ),
 )  # fmt: skip
 
@@ -473,7 +478,7 @@ def _rounded(rows: Table) -> Iterator[str]:
             continue
         of_outliers = SENTENCES["rounded_with_outliers"].format(
             outliers=count(exempt["n_kept"], "outlier"), exempt=_change(exempt), p=exempt["rank_p"],
-            random=_change(exempted[RANDOM_MEAN]),
+            random=_change(exempted[MEAN]),
         )  # fmt: skip
         yield f"{line} {of_outliers}"
 

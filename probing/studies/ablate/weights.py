@@ -1,11 +1,11 @@
-"""Readouts of a model as weights are pruned and heads or layers are ablated cumulatively; importance by gradients."""
+"""Readouts of a model as numbers are rounded, weights are pruned, and heads or layers are ablated cumulatively."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,27 +13,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probing.activations.store import PassStore, batches
-from probing.interventions import measure_of
-from probing.interventions.forward import (
-    Forward,
-    Intact,
-    LaterBlocks,
-    Loss,
-    OutputChange,
-    Padded,
-    Readers,
-    Readout,
-    padded,
+from probing.activations.store import WorkStore, batches
+from probing.interventions import ACTIVATIONS, NOTHING, OUTLIERS, RANDOM, measure_of
+from probing.interventions.effects import Rows, Sums, correct, tested, valued, with_draws
+from probing.interventions.forward import LaterBlocks, Loss, ReadableText, Readers, Readout, padded
+from probing.interventions.heads import Head, JointPasses, UnitType, replaced_heads
+from probing.interventions.parameters import (
+    PrunedShare,
+    PruningPasses,
+    Rounding,
+    RoundingPasses,
+    RoundingRange,
+    roundings,
 )
-from probing.interventions.probed_task import Kind, UnitType, run_unfinished
-from probing.interventions.subject import Rows, tested
+from probing.interventions.passes import run_last_layer
 from probing.models.examination import run, vectors_received, with_vectors
-from probing.runtime.progress import counted
-from probing.statistics import mean_interval, widened
-from probing.statistics.chance import holm, percentile_of, rank_p
+from probing.statistics import mean_interval
+from probing.statistics.chance import percentile_of, rank_p
 from probing.studies.ablate.tables import MAGNITUDE, MEAN
-from probing.studies.ablate.tables import RANDOM as RANDOM_UNITS
 
 # Shares of the weights that are pruned, in percent; number of random draws.
 PERCENT = tuple(range(0, 100, 10))
@@ -41,144 +38,110 @@ N_DRAWS = 10
 N_FILES = 1 + len(PERCENT) * (1 + N_DRAWS)
 
 
-def matrices(model: LaterBlocks, blocks: Sequence[int]) -> list[nn.Parameter]:
-    """Return the weight matrices of attention and feed-forward layers of some blocks, without duplicates.
-
-    Norms, biases and embeddings (also of relative positions) are excluded. If blocks share their weights, the matrices
-    of all blocks are returned.
-    """
-    weights: dict[nn.Parameter, None] = {}
-    for block in block_modules(model, blocks):
-        for module in block.modules():
-            weight = getattr(module, "weight", None)
-            if isinstance(weight, nn.Parameter) and weight.ndim == 2 and not isinstance(module, nn.Embedding):
-                weights[weight] = None
-    return list(weights)
-
-
-def _are_shared(model: LaterBlocks) -> bool:
-    return len(set(model.anatomy.blocks or ())) < model.anatomy.n_layers
+def pruned_weights(
+    readers: Readers, blocks: Sequence[int], seed: int, batch_tokens: int, readout: Readout, store: WorkStore
+) -> Rows:
+    """Return the rows of `weight_pruning.csv` for a readout, running the passes that are not stored."""
+    shares = [PrunedShare(percent, draw) for draw in range(N_DRAWS + 1) for percent in PERCENT if percent or not draw]
+    files = {1 + share.draw * len(PERCENT) + PERCENT.index(share.percent): share for share in shares}
+    passes = PruningPasses(readers, readout.text, blocks, batch_tokens, seed)
+    item_sums = run_last_layer(passes, readout, files, store, f"pruned weights, {readout.name}")
+    n_weights = sum(weight.numel() for weight in passes.weights)
+    return weight_rows(
+        item_sums, readout.n, {"readout": readout.name, "layer": max(readout.layers(1)), "n_weights": n_weights}
+    )
 
 
-def block_modules(model: LaterBlocks, blocks: Sequence[int]) -> list[nn.Module]:
-    """Return the modules of some blocks; all modules if blocks share their weights."""
-    every = model.anatomy.blocks or ()
-    return list(dict.fromkeys(every if _are_shared(model) else [every[block - 1] for block in blocks]))
-
-
-def first_block(model: LaterBlocks, blocks: Sequence[int]) -> int:
-    """Return the first block that changes if the weights of some blocks change."""
-    return 1 if _are_shared(model) else min(blocks)
-
-
-def smallest(matrix: Tensor, n: int, generator: np.random.Generator | None) -> NDArray[np.int64]:
-    """Return the indices of n weights of a matrix to prune: the smallest magnitudes, or random with a generator.
-
-    With a generator in the same state, a larger n adds weights to the same draw.
-    """
-    order = matrix.detach().abs().cpu().numpy().ravel() if generator is None else generator.random(matrix.numel())
-    return np.argpartition(order, n - 1)[:n] if n else np.zeros(0, dtype=np.int64)
-
-
-@contextmanager
-def pruned(weights: Sequence[nn.Parameter], percent: int, draw: int, seed: int) -> Iterator[int]:
-    """Set a share of the weights of every matrix to 0, and restore them; yield their number.
-
-    Copies of the model that share the weights change, too. `draw` is the number of the random draw, from 1; 0 prunes
-    the smallest magnitudes.
-    """
-    before, n_pruned = [weight.detach().clone() for weight in weights], 0
-    try:
-        for i, weight in enumerate(weights):
-            generator = np.random.default_rng([seed, draw, i]) if draw else None
-            gone = smallest(weight, round(percent / 100 * weight.numel()), generator)
-            keep = torch.ones(weight.numel(), dtype=torch.bool)
-            keep[torch.from_numpy(gone)] = False
-            weight.data.mul_(keep.view(weight.shape).to(weight.device))
-            n_pruned += len(gone)
-        yield n_pruned
-    finally:
-        for weight, original in zip(weights, before, strict=True):
-            weight.data.copy_(original)
-
-
-@dataclass(frozen=True)
-class Pass:
-    """A pass over the text with pruned weights; `draw` is 0 for magnitude."""
-
-    percent: int
-    draw: int
-
-
-@dataclass(frozen=True)
-class WeightPruning:
-    """A model whose weights are pruned."""
-
-    readers: Readers
-    blocks: Sequence[int]
-    seed: int
-    batch_tokens: int
-
-    @cached_property
-    def weights(self) -> list[nn.Parameter]:
-        """The matrices."""
-        return matrices(self.readers.model, self.blocks)
-
-    def rows(self, readout: Readout, store: PassStore) -> Rows:
-        """Return the rows of `weight_pruning.csv`, running the passes that are not stored."""
-        passes = [Pass(percent, draw) for draw in range(N_DRAWS + 1) for percent in PERCENT if percent or not draw]
-        files = {
-            1 + weight_pass.draw * len(PERCENT) + PERCENT.index(weight_pass.percent): weight_pass
-            for weight_pass in passes
-        }
-        forward = Forward(self.readers, readout.text, self.batch_tokens)
-        whole = Intact(first_block(self.readers.model, self.blocks) - 1)
-
-        def read(file_pass: Pass) -> Tensor:
-            with pruned(self.weights, file_pass.percent, file_pass.draw, self.seed):
-                return forward.read(whole, readout)[-1].clone()
-
-        outputs = run_unfinished(files, store, read, f"pruned weights, {readout.name}")
-        n_weights = sum(weight.numel() for weight in self.weights)
-        named = {"readout": readout.name, "layer": max(readout.layers(1)), "n_weights": n_weights}
-        return weight_rows(
-            {weight_pass: sums.astype(np.float64) for weight_pass, sums in outputs.items()}, readout.n, named
-        )
-
-
-def weight_rows(
-    item_sums: Mapping[Pass, NDArray[np.float64]], n: NDArray[np.int64], named: Mapping[str, Any]
-) -> Rows:  # fmt: skip
+def weight_rows(item_sums: Mapping[PrunedShare, Sums], n: NDArray[np.int64], named: Mapping[str, Any]) -> Rows:
     """Return the rows of `weight_pruning.csv`: by magnitude, for each random draw, and for the mean of the draws.
 
     `effect` is the difference from the whole model, paired by item; for the mean, its confidence interval is over items
     and draws. p-values are two-sided, over items, and corrected (Holm) for the shares of an order. Each item of a pass
     has a sum over its n examples, shape (n_items,).
     """
-    is_share, whole = measure_of(str(named["readout"])).is_share, item_sums[Pass(0, 0)]
-    draws = sorted({weight_pass.draw for weight_pass in item_sums if weight_pass.draw})
+    is_share, whole = measure_of(str(named["readout"])).is_share, item_sums[PrunedShare(0, 0)]
 
-    def row(order: str, draw: int, percent: int, sums: NDArray[np.float64]) -> dict[str, Any]:
-        return {
-            **named, "order": order, "draw": draw, "share": percent / 100, "value": float(sums.sum() / n.sum()),
-            **tested(sums, whole, n, is_share),
-        }  # fmt: skip
+    def row(percent: int, order: str, draw: int, sums: Sums) -> dict[str, Any]:
+        about = {**named, "order": order, "draw": draw, "share": percent / 100}
+        return about | valued(sums, whole, n, is_share)
 
-    by_magnitude = [row(MAGNITUDE, 0, percent, item_sums[Pass(percent, 0)]) for percent in PERCENT]
+    by_magnitude = [row(percent, MAGNITUDE, 0, item_sums[PrunedShare(percent, 0)]) for percent in PERCENT]
     by_magnitude[0] |= {"low": 0.0, "high": 0.0, "p_value": 1.0}  # nothing is compared
-    of_draws = [
-        [row(RANDOM_UNITS, draw, percent, item_sums[Pass(percent, draw)]) for percent in PERCENT[1:]] for draw in draws
-    ]
-    means = []
-    for i, percent in enumerate(PERCENT[1:]):
-        mean_row = row(MEAN, 0, percent, np.mean([item_sums[Pass(percent, draw)] for draw in draws], axis=0))
-        effects = [of_draw[i]["effect"] for of_draw in of_draws]
-        mean_row["low"], mean_row["high"] = widened(mean_row["effect"], (mean_row["low"], mean_row["high"]), effects)
-        means.append(mean_row)
+    means, by_share = list[Any](), list[Any]()
+    for percent in PERCENT[1:]:
+        drawn = [sums for share, sums in item_sums.items() if share.percent == percent and share.draw]
+        mean, draws = with_draws(
+            lambda draw, sums, percent=percent: row(percent, RANDOM if draw else MEAN, draw, sums),  # type: ignore[misc]
+            drawn,
+        )
+        means.append(mean)
+        by_share.append(draws)
+    of_draws = [list(draw_rows) for draw_rows in zip(*by_share, strict=True)]
     for rows in (by_magnitude[1:], means, *of_draws):
-        for order_row, p_value in zip(rows, holm([order_row["p_value"] for order_row in rows]), strict=True):
-            order_row["p_value"] = float(p_value)
-    return [*by_magnitude, *means, *(random_row for rows in of_draws for random_row in rows)]
+        correct(rows)
+    return [*by_magnitude, *means, *(draw_row for rows in of_draws for draw_row in rows)]
+
+
+def rounded_numbers(
+    readers: Readers, train: ReadableText, blocks: Sequence[int], bits: Sequence[int], seed: int, batch_tokens: int,
+    readout: Readout, store: WorkStore,
+) -> Rows:  # fmt: skip
+    """Return the rows of `quantised.csv` for a readout, running the passes that are not stored.
+
+    `train` are the sentences whose hidden states define the ranges and the outliers.
+    """
+    ranges = {block: RoundingRange.of(train.states(block - 1)) for block in blocks}
+    n_unrounded = sum(len(states_range.outliers) for states_range in ranges.values())
+    files = {
+        i: rounding
+        for i, rounding in enumerate(roundings(bits), start=1)
+        if n_unrounded or rounding.unrounded == NOTHING
+    }
+    passes = RoundingPasses(readers, readout.text, ranges, batch_tokens, seed)
+    item_sums = run_last_layer(passes, readout, files, store, f"rounded to few bits, {readout.name}")
+    return quantised_rows(item_sums, readout.n, {"readout": readout.name, "layer": max(readout.layers(1))}, n_unrounded)
+
+
+def quantised_rows(
+    item_sums: Mapping[Rounding, Sums], n: NDArray[np.int64], named: Mapping[str, Any], n_unrounded: int
+) -> Rows:
+    """Return the rows of `quantised.csv`: each rounding, and for each number of bits the mean of the random draws.
+
+    `effect` is the difference from the original model, paired by item; for the mean, its confidence interval is over
+    items and draws. p-values are two-sided, over items, and corrected (Holm) for all rows but single draws. `rank_p` of
+    unrounded outliers is by rank among the draws: the share of these, and of the tested one, that lose no more.
+
+    Args:
+        item_sums: Sums of each pass over the examples of each item, shape (n_items,).
+        n: Number of examples of each item, shape (n_items,).
+        named: Columns of all rows: `readout`, `layer`.
+        n_unrounded: Number of unrounded outliers, over all blocks.
+    """
+    measure, whole = measure_of(str(named["readout"])), item_sums[Rounding(0)]
+
+    def row(rounding: Rounding, draw: int, sums: Sums) -> dict[str, Any]:
+        unrounded = MEAN if rounding.unrounded == RANDOM and not draw else rounding.unrounded
+        about = {
+            **named, "bits": rounding.bits, "rounded": rounding.rounded, "scale": rounding.scale, "kept": unrounded,
+            "draw": draw, "n_kept": 0 if unrounded == NOTHING else n_unrounded,
+        }  # fmt: skip
+        return about | valued(sums, whole, n, measure.is_share)
+
+    main = [
+        row(rounding, 0, sums) for rounding, sums in item_sums.items() if rounding.bits and rounding.unrounded != RANDOM
+    ]
+    means, draws = list[Any](), list[Any]()
+    for bits in dict.fromkeys(rounding.bits for rounding in item_sums if rounding.unrounded == RANDOM):
+        drawn = {of: sums for of, sums in item_sums.items() if (of.bits, of.unrounded) == (bits, RANDOM)}
+        mean, rows = with_draws(partial(row, next(iter(drawn))), list(drawn.values()))
+        tried = {"bits": bits, "rounded": ACTIVATIONS, "kept": OUTLIERS}
+        outlier_row = next(of for of in main if tried.items() <= of.items())
+        sign = measure.sign
+        outlier_row["rank_p"] = rank_p(sign * outlier_row["effect"], [sign * of["effect"] for of in rows])
+        means.append(mean)
+        draws += rows
+    correct([*main, *means])
+    return [*main, *means, *draws]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -187,7 +150,10 @@ def weight_rows(
 
 
 def head_gradients(
-    model: LaterBlocks, inputs: Mapping[str, Tensor], loss: Loss, changes: Mapping[int, OutputChange] | None = None
+    model: LaterBlocks,
+    inputs: Mapping[str, Tensor],
+    loss: Loss,
+    changes: Mapping[int, Callable[..., Tensor]] | None = None,
 ) -> Tensor:
     """Return the gradient of each sentence's loss by a factor of 1 on each head's output, (n_layers, batch, heads).
 
@@ -233,7 +199,7 @@ def head_gradients(
 
 def importance(
     model: LaterBlocks, pad_token_id: int, readout: Readout, batch_tokens: int,
-    changes: Mapping[int, OutputChange] | None = None,
+    changes: Mapping[int, Callable[..., Tensor]] | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the gradient dL/dfactor of each item's loss, with its sign, shape (n_items, n_layers, heads), float32.
 
@@ -280,10 +246,7 @@ def importance_rows(
 
 # Number of random orders.
 N_RANDOM = 20
-IMPORTANCE, REVERSE, RANDOM = "importance", "reverse", "random"
-
-Head = tuple[int, int]
-Counts = NDArray[np.float64]
+IMPORTANCE, REVERSE = "importance", "reverse"
 
 
 @dataclass(frozen=True)
@@ -299,42 +262,6 @@ def units_of(units: UnitType, blocks: Sequence[int], n_heads: int) -> list[Unit]
     if units == "layers":
         return [Unit(str(block), tuple((block, head) for head in range(1, n_heads + 1))) for block in blocks]
     return [Unit(f"{block}-{head}", ((block, head),)) for block in blocks for head in range(1, n_heads + 1)]
-
-
-@dataclass(frozen=True, eq=False)
-class Together:
-    """The joint ablation of at least one head; `stands` are the replacements, shape (n_layers, width)."""
-
-    heads: frozenset[Head]
-    stands: Tensor
-    d_head: int
-
-    @property
-    def layer(self) -> int:
-        """The layer below the first changed block."""
-        return min(block for block, _ in self.heads) - 1
-
-    def of_blocks(self) -> dict[int, OutputChange]:
-        """Return, for each changed block, the function that changes the input of its output projection."""
-        return {block: self._of_block(block) for block in sorted({block for block, _ in self.heads})}
-
-    def _of_block(self, block: int) -> OutputChange:
-        stands, width = self.stands[block - 1], self.stands.shape[1]
-        gone = torch.zeros(width, dtype=torch.bool, device=stands.device)
-        for head in (head for of, head in self.heads if of == block):
-            gone[(head - 1) * self.d_head : head * self.d_head] = True
-
-        def change(outputs: Tensor) -> Tensor:
-            head_outputs = torch.where(gone, stands.to(outputs.dtype), outputs[..., :width])
-            return torch.cat([head_outputs, outputs[..., width:]], dim=-1)
-
-        return change
-
-    def later(
-        self, model: LaterBlocks, batch: Padded, beside: Any, states: Tensor, layers: Sequence[int]
-    ) -> dict[int, Tensor]:
-        """Return later hidden states under the ablation."""
-        return model.run(batch.inputs, self.layer + 1, states, beside, layers, changes=self.of_blocks())
 
 
 def counts(n_units: int, share: float) -> list[int]:
@@ -401,9 +328,9 @@ class PruningCurve:
     draw: int
     units: Sequence[Unit]
     at: Sequence[int]
-    sums: Counts
+    sums: Sums
 
-    def area(self) -> Counts:
+    def area(self) -> Sums:
         """Return the area under the curve over the ablated share, of each item, shape (n_items,)."""
         share = np.array(self.at) / self.at[-1]
         return np.asarray((np.diff(share)[:, None] * (self.sums[1:] + self.sums[:-1]) / 2).sum(0))
@@ -416,11 +343,10 @@ def curve_rows(curves: Sequence[PruningCurve], n: NDArray[np.int64], named: Mapp
     for curve in curves:
         for step, upto in enumerate(curve.at):
             added = curve.units[curve.at[step - 1] if step else 0 : upto]
-            test = tested(curve.sums[step], curve.sums[0], n, is_share)
+            test = valued(curve.sums[step], curve.sums[0], n, is_share)
             rows.append({
                 **named, "order": curve.order, "draw": curve.draw, "n_ablated": upto, "share": upto / curve.at[-1],
-                "value": float(curve.sums[step].sum() / n.sum()),
-                **{name: test[name] for name in ("effect", "low", "high", "n")},
+                **{name: test[name] for name in ("value", "effect", "low", "high", "n")},
                 "ablated": " ".join(unit.name for unit in added),
             })  # fmt: skip
     return rows
@@ -470,14 +396,14 @@ class Cumulative:
 
     readers: Readers
     units: UnitType
-    kind: Kind
+    kind: str
     stands: Tensor
     blocks: Sequence[int]
     share: float
     seed: int
     batch_tokens: int
 
-    def rows(self, chosen_on: Readout, reported_on: Readout, store: PassStore) -> tuple[Rows, Rows]:
+    def rows(self, chosen_on: Readout, reported_on: Readout, store: WorkStore) -> tuple[Rows, Rows]:
         """Return the rows of `pruning.csv` and `pruning_areas.csv`; the losses of `chosen_on` decide on the order."""
         units = units_of(self.units, self.blocks, self.readers.model.heads.n_heads)
         at = counts(len(units), self.share)
@@ -489,48 +415,29 @@ class Cumulative:
             return unit_scores
 
         orders = all_orders(by_importance(units, at, estimate), units, self.seed)
-        files = {
-            1 + len(at) * (1 + rank) + step: order[:upto]
-            for rank, (_, _, order) in enumerate(orders)
-            for step, upto in enumerate(at)
-        }
-        sums = self._sums(files, reported_on, store)
+        gone = [[_heads(order[:upto]) for upto in at] for _, _, order in orders]
+        # A set of units that occurs in several orders, such as the empty set or the set of all, has only one file.
+        first: dict[frozenset[Head], int] = {}
+        for index, heads in enumerate((heads for of_order in gone for heads in of_order), start=1 + len(at)):
+            first.setdefault(heads, index)
+        passes = JointPasses(self.readers, reported_on.text, self.stands, self.batch_tokens, self.blocks[0] - 1)
+        files = {index: heads for heads, index in first.items()}
+        what = f"{self.units} ablated together, {reported_on.name}"
+        sums = run_last_layer(passes, reported_on, files, store, what)
         curves = [
-            PruningCurve(
-                name, draw, order, at, np.stack([sums[1 + len(at) * (1 + rank) + step] for step in range(len(at))])
-            )
-            for rank, (name, draw, order) in enumerate(orders)
+            PruningCurve(name, draw, order, at, np.stack([sums[heads] for heads in of_order]))
+            for (name, draw, order), of_order in zip(orders, gone, strict=True)
         ]
         layer = max(reported_on.layers(1))
         named = {"units": self.units, "kind": self.kind, "readout": reported_on.name, "layer": layer}
         return curve_rows(curves, reported_on.n, named), area_rows(curves, reported_on.n, named)
 
     def _importance(self, readout: Readout, units: Sequence[Unit], gone: Sequence[Unit]) -> NDArray[np.float64]:
-        changes = self._together(gone).of_blocks() if gone else None
         model, pad = self.readers.model, self.readers.pad_token_id
+        changes = replaced_heads(_heads(gone), self.stands, model.heads.d_head)
         gradients = importance(model, pad, readout, self.batch_tokens, changes)
         return scores(gradients.numpy(), readout.n, units)
 
-    def _together(self, gone: Sequence[Unit]) -> Together:
-        heads: frozenset[Head] = frozenset(head for unit in gone for head in unit.heads)
-        return Together(heads, self.stands, self.readers.model.heads.d_head)
 
-    def _sums(self, files: dict[int, list[Unit]], readout: Readout, store: PassStore) -> dict[int, NDArray[np.float64]]:
-        """Return the result of each pass in the last layer, shape (n_items,), by the index of its file.
-
-        A set of units that occurs in several orders, such as the empty set or the set of all, has only one file.
-        """
-        first: dict[frozenset[str], int] = {}
-        file_of = {
-            index: first.setdefault(frozenset(unit.name for unit in gone), index) for index, gone in files.items()
-        }
-        if unfinished := store.unfinished(sorted(first.values())):
-            forward = Forward(self.readers, readout.text, self.batch_tokens)
-            what = f"{self.units} ablated together, {readout.name}"
-            with counted(what, len(first), len(first) - len(unfinished)) as advance:
-                for index in unfinished:
-                    change = self._together(files[index]) if files[index] else Intact(self.blocks[0] - 1)
-                    store.put(index, {"right": forward.read(change, readout)[-1].clone()})
-                    advance(1)
-        sums = {index: store.get(index)["right"].numpy().astype(np.float64) for index in first.values()}
-        return {index: sums[file] for index, file in file_of.items()}
+def _heads(units: Sequence[Unit]) -> frozenset[Head]:
+    return frozenset(head for unit in units for head in unit.heads)

@@ -2,71 +2,58 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from probing.activations import Request
-from probing.heads import write_examples
-from probing.heads.example_sentences import examples_of
-from probing.heads.rows import Rows
-from probing.heads.subject import HeadSurvey
-from probing.results import Table, two_decimals, without_nan
+from probing.heads.examples import examples_of, write_examples
+from probing.heads.measures import Rows
+from probing.heads.survey import HeadSurvey
+from probing.results import NamedLayer, Table, two_decimals, without_nan
 from probing.runs.call import Measured
-from probing.tables import change
-from probing.tables.change import FUSIONS
+from probing.studies.attention.tables import FUSIONS, examined_heads, heads_of_changes, layers_of_changes
 from probing.tables.figures import (
-    BLUE,
     GREY,
-    ORANGE,
     USUAL,
-    error_bars,
-    joined,
-    spaced_layers,
+    Chart,
+    Line,
+    Panel,
+    by_name,
+    draw_cells,
+    write_charts,
     write_drawings,
 )
 from probing.tables.heads import CLASSES, LETTERS, finds_relation, name_of, of_all_maps, of_heads, of_measure
-from probing.tables.position_heads import examined_heads
 from probing.text.tokens import count_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from probing.heads import ExampleMaps
-
-# Labels of layers that fit side by side in a panel.
-_LABELS = 6
+    from probing.heads.examples import ExampleMaps
 
 
-def accuracy_of_fusions(figure: Figure, rows: Sequence[Mapping[str, Any]], model: str) -> None:
-    """Draw a panel for each task from rows of `fusion.csv`: the layers from the left, joined, then the fusions."""
-    by_task = Table(rows).where(measure="accuracy").by("task")
-    figure.set_size_inches(max(3.4, 2.4 * len(by_task)), 2.8)
-    panels = figure.subplots(1, len(by_task), sharey=True, squeeze=False)[0]
-    for axes, (task, task_rows) in zip(panels, by_task.items(), strict=True):
+BY_NEURON, BY_FUSION = by_name("neuron", "neuron, by use"), by_name("layer or fusion", "layer, or fusion of layers")
+
+
+def fusions_chart(rows: Sequence[Mapping[str, Any]]) -> Chart:
+    """Return a panel for each task from rows of `fusion.csv`: the layers from the left, joined, then the fusions."""
+    panels = []
+    for task, task_rows in Table(rows).where(measure="accuracy").by("task").items():
         single = task_rows.where(fusion="layer")
         fused = [row for fusion in FUSIONS for row in task_rows.where(fusion=fusion)]
-        layers = single.layers()
-        looks = ({"color": BLUE, "ls": "-", "marker": "o"}, {"color": ORANGE, "ls": "", "marker": "s"})
-        places = (range(len(single)), range(len(single) + 1, len(single) + 1 + len(fused)))
-        for shown_rows, where, look in zip((single, fused), places, looks, strict=True):
-            values = np.array([row["value"] for row in shown_rows])
-            axes.errorbar(where, values, yerr=error_bars(shown_rows, values), ms=4, capsize=2, **joined(look, layers))
-        named = set(spaced_layers(layers, _LABELS))
-        labels = [str(layer) if layer in named else "" for layer in layers] + [FUSIONS[row["fusion"]] for row in fused]
-        axes.set_xticks([*places[0], *places[1]], labels)
-        for label in axes.get_xticklabels()[len(layers) :]:
-            label.set(rotation=60, ha="right", rotation_mode="anchor")
-        axes.set_title(task)
-        axes.set_ylim(0, 1.02)
-        axes.set_xlabel("layer, or fusion of layers")
-    panels[0].set_ylabel("accuracy (test sentences)")
-    figure.suptitle(
-        f"{model}: linear probes of layers and of fused layers, 95% intervals", fontsize=9, x=0.01, ha="left"
-    )
+        names = [str(row["layer"]) for row in single] + [FUSIONS[row["fusion"]] for row in fused]
+        rows_by_name = zip([*single, *fused], names, strict=True)
+        placed = [row | {"place": NamedLayer(i, name)} for i, (row, name) in enumerate(rows_by_name)]
+        panels.append(Panel([
+            Line.of(placed[: len(single)], "value", "layer", "", x="place"),
+            replace(Line.of(placed[len(single) :], "value", "fusion of layers", "", x="place"), kind="marks"),
+        ], task))  # fmt: skip
+    title = "linear probes of layers and of fused layers, 95% intervals"
+    return Chart("fusion", title, panels, "accuracy (test sentences)", (0, 1), x=BY_FUSION)
 
 
 Row = Mapping[str, Any]
@@ -97,12 +84,12 @@ def write_figures(
         drawings["examples"] = lambda figure: class_examples(figure, examples, model)
     if relations := tables.get("head_relations"):
         drawings["relations"] = lambda figure: relation_map(figure, relations, model)
+    charts = []
     if clearest := examined_heads(tables)[:CLEAREST]:
-        neurons = tables["position_neurons"]
-        drawings["position_neurons"] = lambda figure: neuron_shares(figure, clearest, neurons, model)
+        charts.append(neuron_shares(clearest, tables["position_neurons"]))
     if fused := tables.get("fusion", ()):
-        drawings["fusion"] = lambda figure: accuracy_of_fusions(figure, fused, model)
-    return write_drawings(folder, drawings, formats)
+        charts.append(fusions_chart(fused))
+    return write_drawings(folder, drawings, formats) + write_charts(folder, charts, model, formats)
 
 
 def class_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
@@ -121,7 +108,7 @@ def entropy_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
 
 def change_map(figure: Figure, rows: Sequence[Row], models: Sequence[str]) -> None:
     """Draw the cosine of each head's maps in two checkpoints; the shade is relative to two heads of the layer."""
-    others = {row["layer"]: 1 - row["value"] for row in change.of_layers(rows, "cosine", "other heads")}
+    others = {row["layer"]: 1 - row["value"] for row in layers_of_changes(rows, "cosine", "other heads")}
 
     def shade(row: Row) -> float:
         return min((1 - row["value"]) / (others.get(row["layer"]) or 1.0), 1.0)
@@ -129,7 +116,7 @@ def change_map(figure: Figure, rows: Sequence[Row], models: Sequence[str]) -> No
     def text(row: Row) -> str:
         return "1" if row["value"] == 1 else f"{min(row['value'], 0.994):.2f}"[1:]
 
-    axes = _map(figure, change.of_heads(rows, "cosine"), shade, text)
+    axes = _map(figure, heads_of_changes(rows, "cosine"), shade, text)
     axes.set_title(
         f"{' and '.join(models)}: cosine of each head's attention maps\n"
         "(white: no change, black: as unlike as two heads of the layer)", fontsize=9,
@@ -183,25 +170,20 @@ def relation_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
     )
 
 
-def neuron_shares(figure: Figure, heads: Sequence[Row], neurons: Sequence[Row], model: str) -> None:
-    """Draw the neurons that heads use most, with their shares of the contrast between positions."""
-    figure.set_size_inches(6.8, 2.9)
-    panels = figure.subplots(1, len(heads), squeeze=False)[0]
-    for axes, head in zip(panels, heads, strict=True):
+def neuron_shares(heads: Sequence[Row], neurons: Sequence[Row]) -> Chart:
+    """Return the neurons that heads use most, with their shares of the contrast between positions."""
+    panels = []
+    for head in heads:
         head_neurons = [row for row in neurons if name_of(row) == name_of(head)][:NEURONS]
-        places = np.arange(len(head_neurons))
-        for name, colour, shift, label in (("by_query", BLUE, -0.2, "query"), ("by_key", ORANGE, 0.2, "key")):
-            shares = [100 * row[name] / row["position_part"] if row["position_part"] else 0.0 for row in head_neurons]
-            hatch = "" if name == "by_query" else "///"
-            axes.barh(places + shift, shares, 0.4, color=colour, edgecolor="white", lw=0, hatch=hatch, label=label)
-        axes.set_yticks(places, [str(row["neuron"]) for row in head_neurons], fontsize=7)
-        axes.invert_yaxis()
-        axes.axvline(0, color=GREY, lw=0.8)
-        axes.set_title(f"head {name_of(head)}, offset {head['offset']:+d}", fontsize=9)
-    panels[0].set_ylabel("neuron, by use")
-    figure.supxlabel("% of the contrast between positions", fontsize=9)
-    figure.suptitle(f"{model}: shares of neurons in the contrast of heads", fontsize=10)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
+        names = [NamedLayer(i, str(row["neuron"])) for i, row in enumerate(head_neurons)]
+        shares = {
+            label: [100 * row[name] / (row["position_part"] or math.inf) for row in head_neurons]
+            for name, label in (("by_query", "query"), ("by_key", "key"))
+        }
+        lines = [Line(label, names, values, kind="bars") for label, values in shares.items()]
+        panels.append(Panel(lines, f"head {name_of(head)}, offset {head['offset']:+d}"))
+    title = "shares of neurons in the contrast of heads"
+    return Chart("position_neurons", title, panels, "% of the contrast between positions", x=BY_NEURON, reference=0)
 
 
 def _letter(row: Row) -> str:
@@ -213,24 +195,9 @@ def _map(
     rows: Sequence[Row],
     shade: Callable[[Row], float],
     text: Callable[[Row], str],
-    cell: tuple[float, float] = (0.44, 0.3),
+    size: tuple[float, float] = (0.44, 0.3),
 ) -> Axes:
-    """Draw a shaded cell with a text for each layer, upwards, and head, from the left; `cell` in inches."""
-    layers, heads = (sorted({row[name] for row in rows}) for name in ("layer", "head"))
-    figure.set_size_inches(max(5.0, 1.2 + cell[0] * len(heads)), 1.1 + cell[1] * len(layers))
-    axes = figure.add_subplot()
-    values = np.zeros((len(layers), len(heads)))
-    for row in rows:
-        i, j = layers.index(row["layer"]), heads.index(row["head"])
-        values[i, j] = shade(row)
-        strong = values[i, j] > 0.62
-        axes.text(j, i, text(row), ha="center", va="center", fontsize=7, color="white" if strong else "black")
-    axes.imshow(values, cmap="Greys", vmin=0, vmax=1.1, origin="lower", aspect="auto")
-    axes.set_xticks(range(len(heads)), [str(head) for head in heads])
-    axes.set_yticks(range(len(layers)), [str(layer) for layer in layers])
-    axes.set_xlabel("head")
-    axes.set_ylabel("layer")
-    return axes
+    return draw_cells(figure, {(row["layer"], row["head"]): (text(row), shade(row)) for row in rows}, size)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -262,7 +229,7 @@ def study_output(
         "left_out": dict(lacking),
         "model": {"n_layers": heads.n_layers, "n_heads": heads.n_heads, "is_causal": heads.is_causal},
         "unit": survey.request.corpus.unit,
-        **({"against": _origin(survey.config.against.request)} if survey.config.against else {}),
+        **({"against": _origin(survey.against.request)} if survey.against else {}),
         "n_sentences": int((survey.lengths > 0).sum()),
         "n_tokens": int(survey.is_included.sum()),
         "token_types": {
@@ -272,7 +239,7 @@ def study_output(
         },
         "classes": {name: without_nan(row) for name, row in of_all_maps(tables).items()},
     }
-    against = survey.config.against
+    against = survey.against
     models = [request.source.short_name for request in (survey.request, *([against.request] if against else []))]
     return Measured(
         tables,

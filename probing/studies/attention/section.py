@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from unicodedata import east_asian_width
 
-from probing.heads import Example, read_examples
+from probing.heads.examples import Example, read_examples
 from probing.page.charts import (
     HeadMeasure,
     HeadSurveyView,
@@ -176,7 +176,8 @@ def _map(survey: HeadSurveyView, measures: Sequence[HeadMeasure], heads: Sequenc
             {"help": measure.help, "texts": [cell_of(measure, place)[0] for place in heads],
              "shades": [cell_of(measure, place)[1] for place in heads]} for measure in measures
         ],
-        "told": ["\n".join([f"head {place[0]}-{place[1]}", *_phrases(measures, place)]) for place in heads],
+        "told": ["\n".join([f"head {layer}-{head}", *(f"{name} {value}" for name, value in
+                 values_of_head(measures, (layer, head)).items())]) for layer, head in heads],
     }  # fmt: skip
     return element(
         "figure",
@@ -187,10 +188,6 @@ def _map(survey: HeadSurveyView, measures: Sequence[HeadMeasure], heads: Sequenc
         element("script", script_data(data), type="application/json"),
         id=f"attention-{number}-map",
     )
-
-
-def _phrases(measures: Sequence[HeadMeasure], place: Place) -> list[str]:
-    return [f"{name} {value}" for name, value in values_of_head(measures, place).items()]
 
 
 def _numbers(measures: Sequence[HeadMeasure], heads: Sequence[Place]) -> Html:
@@ -233,7 +230,12 @@ def _examples(
             element(
                 "section",
                 element("h4", f"Head {place[0]}-{place[1]}"),
-                _facts(values_of_head(measures, place)),
+                element(
+                    "dl",
+                    *(element("div", element("dt", name), element("dd", value))
+                      for name, value in values_of_head(measures, place).items()),
+                    class_="facts",
+                ),
                 element("p", _about_gold(relation),
                         element("a", "Back to the map", href=f"#attention-{number}-map")),
                 *figures,
@@ -244,14 +246,6 @@ def _examples(
     defined = element("svg", element("defs", *shared), width=0, height=0, class_="shared", aria_hidden="true")
     heading = element("h3", "Example sentences")
     return [heading, element("p", ABOUT_ARCS), defined, element("div", *details, class_="head-details")]
-
-
-def _facts(of_head: Mapping[str, str]) -> Html:
-    return element(
-        "dl",
-        *(element("div", element("dt", name), element("dd", value)) for name, value in of_head.items()),
-        class_="facts",
-    )
 
 
 def _words_id(number: int, sentence: int) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
-from probing.cli.commandline import configured
-from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Layers, Probe, Source, Wandb, chosen
-from probing.cli.options import ProbeOptions, WandbOptions, as_options
-from probing.errors import about_option, out_of_range
+from probing.cli.commandline import command
+from probing.cli.option_types import Dtype, Layers, Source, chosen
+from probing.cli.options import OneProcessOptions, OutputOptions, Probe, ProbedOptions, ProbeOptions, option
+from probing.errors import about_option
 from probing.models import check_revision
 from probing.runs import Result, Study, Terms, study_of
 from probing.runs.call import Call, save_input_text
@@ -20,72 +21,86 @@ from probing.tables.figures import Chart
 from probing.text import read_corpora
 
 
-@configured
-def checkpoints(
-    config: dict[str, Any],
-    checkpoints: str | list[str] | None = None, model: str | None = None, revisions: str | list[str] | None = None,
-    measures: str | list[str] = "all", layer: Layers = "all", dtype: Dtype = "float32", corpus: Source = "builtin",
-    test_corpus: Source | None = None, max_length: int | None = None, batch_tokens: int | None = None,
-    threshold_loss: float = 1.0, threshold_position: float = 0.05, threshold_outliers: float = 5.0,
-    keep_activations: bool = False, seed: int = 0, runs: str = "runs", name: str | None = None,
-    cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
-    probe: Probe = ProbeOptions(), wandb: Wandb = WandbOptions(),
-    figure_format: FigureFormat = FIGURE_FORMAT,
-) -> Result:  # fmt: skip
-    """Measure the checkpoints of a training run: which comes first, lower loss, position or outliers?
+@dataclass(frozen=True)
+class CheckpointsOptions(OutputOptions, ProbedOptions, OneProcessOptions):
+    """Options of `checkpoints`."""
 
-    Args:
-        checkpoints: Local folders of the checkpoints, or patterns such as 'DIR/step*', in any order; the step is the
-            number in the folder's name. May be given without --checkpoints.
-        model: Model on the hub whose --revisions are read: an alias (pythia) or a hub id.
-        revisions: Revisions of --model, with the step in their names, such as step0,step1000.
-        measures: Measures of each checkpoint: all, or some of fit (accuracy of a position probe), geometry (outliers,
-            anisotropy) and attention (heads at fixed offsets, attention to special tokens).
-        test_corpus: Corpus on which probes and position heads are tested, given like --corpus; the test split of
-            --corpus is then added to the training split.
-        threshold_loss: Threshold of the loss, in nats: the held-out loss has fallen when it is this far below the loss
-            of a model that knows only token frequencies or, if that is unknown, below the loss of the first checkpoint.
-        threshold_position: Threshold of position: position is encoded when the accuracy of its probe exceeds the
-            accuracy of a probe of the token alone by this much; the lower end of the interval decides.
-        threshold_outliers: Threshold of outliers: a neuron is an outlier when its mean is this many standard deviations
-            from the mean of the neurons' means.
-        keep_activations: Keep the hidden states of every checkpoint in the cache, for other commands; by default, the
-            states that this command extracted are removed after each checkpoint.
-        seed: Seed of every random draw, equal for all checkpoints.
-        name: Name of this run; default: checkpoints-NAME-YYYYMMDD-HHMMSS.
-        cache: Folder of cached activations and finished measures; default: $PROBING_CACHE or RUNS/cache.
-        trainer: Arguments of Lightning's Trainer; only --trainer.accelerator and --trainer.logger are accepted.
-        probe: How the probes are trained.
+    checkpoints: str | list[str] | None = None
+    """Local folders of the checkpoints, or patterns such as 'DIR/step*', in any order; the step is the number in the
+    folder's name. May be given without --checkpoints."""
+    model: str | None = None
+    """Model on the hub whose --revisions are read: an alias (pythia) or a hub id."""
+    revisions: str | list[str] | None = None
+    """Revisions of --model, with the step in their names, such as step0,step1000."""
+    measures: str | list[str] = "all"
+    """Measures of each checkpoint: all, or some of fit (accuracy of a position probe), geometry (outliers, anisotropy)
+    and attention (heads at fixed offsets, attention to special tokens)."""
+    layer: Layers = "all"
+    dtype: Dtype = "float32"
+    corpus: Source = "builtin"
+    test_corpus: Source | None = None
+    """Corpus on which probes and position heads are tested, given like --corpus; the test split of --corpus is then
+    added to the training split."""
+    max_length: int | None = None
+    batch_tokens: int | None = None
+    threshold_loss: float = option(1.0, at_least=0)
+    """Threshold of the loss, in nats: the held-out loss has fallen when it is this far below the loss of a model that
+    knows only token frequencies or, if that is unknown, below the loss of the first checkpoint."""
+    threshold_position: float = option(0.05, at_least=0, at_most=1)
+    """Threshold of position: position is encoded when the accuracy of its probe exceeds the accuracy of a probe of the
+    token alone by this much; the lower end of the interval decides."""
+    threshold_outliers: float = option(5.0, at_least=0)
+    """Threshold of outliers: a neuron is an outlier when its mean is this many standard deviations from the mean of the
+    neurons' means."""
+    keep_activations: bool = False
+    """Keep the hidden states of every checkpoint in the cache, for other commands; by default, the states that this
+    command extracted are removed after each checkpoint."""
+    _: KW_ONLY
+    seed: int = 0
+    """Seed of every random draw, equal for all checkpoints."""
+    name: str | None = None
+    """Name of this run; default: checkpoints-NAME-YYYYMMDD-HHMMSS."""
+    cache: str | None = None
+    """Folder of cached activations and finished measures; default: $PROBING_CACHE or RUNS/cache."""
+    probe: Probe = ProbeOptions()
+    """How the probes are trained."""
+
+    def problems(self) -> list[str]:
+        """Return the problem with a probe that has an intercept."""
+        return self.probe_options.problems_without_bias()
+
+
+@command(CheckpointsOptions)
+def checkpoints(options: CheckpointsOptions) -> Result:
+    """Measure the checkpoints of a training run: which comes first, lower loss, position or outliers?
 
     Returns:
         The results.
     """
-    probe = as_options(ProbeOptions, probe, "probe")
-    problems = probe.problems_without_bias() + _problems(threshold_loss, threshold_position, threshold_outliers)
-    call = Call.of(study_of("checkpoints"), config, name, wandb, problems)
+    probe, call = options.probe_options, Call.of(study_of("checkpoints"), options)
     say = terminal.once(call.say)  # what every checkpoint says of the same text
     with quiet_libraries():
-        from probing.studies.checkpoints.measures import MEASURES, CheckpointText, How
+        from probing.studies.checkpoints.measures import MEASURES, CheckpointConfig
         from probing.studies.checkpoints.survey import find_checkpoints, study_output, survey
         from probing.studies.checkpoints.tables import Thresholds
 
-        names = chosen("--measures", measures, list(MEASURES))
-        thresholds = Thresholds(threshold_loss, threshold_position, threshold_outliers)
-        series_checkpoints = find_checkpoints(model, revisions, checkpoints)
+        names = chosen("--measures", options.measures, list(MEASURES))
+        thresholds = Thresholds(options.threshold_loss, options.threshold_position, options.threshold_outliers)
+        series_checkpoints = find_checkpoints(options.model, options.revisions, options.checkpoints)
         source_of = _source_of(
-            layer, trainer, probe.solver, cache=call.cached, dtype=dtype, max_length=max_length,
-            batch_tokens=batch_tokens, say=say,
+            options.layer, options.trainer, probe.solver, cache=call.cached, dtype=options.dtype,
+            max_length=options.max_length, batch_tokens=options.batch_tokens, say=say,
         )  # fmt: skip
         source_of(series_checkpoints[0])  # to refuse a layer that is not there before the text is read
         _check_revisions(series_checkpoints[1:])
-        text = CheckpointText(*read_corpora(corpus, test_corpus, seed, say))
-        how = How(probe, seed)
+        corpora, splits = read_corpora(options.corpus, options.test_corpus, options.seed, say)
+        config = CheckpointConfig(corpora, splits, probe, options.seed)
         call.expect(1)
-        measurements = survey(series_checkpoints, source_of, names, text, how, keep_activations)
+        measurements = survey(series_checkpoints, source_of, names, config, options.keep_activations)
         call.watch.end("measure")
         title = _title(series_checkpoints)
-        folder = RunFolder(call.place, name, f"checkpoints-{title}"[:120])
-        save_input_text(config, config["model"], folder)
+        folder = RunFolder(call.place, options.name, f"checkpoints-{title}"[:120])
+        save_input_text(call.config, call.config["model"], folder)
         return call.write_into(folder, lambda _: study_output(measurements, names, thresholds))
 
 
@@ -105,14 +120,6 @@ def _check_revisions(checkpoints: Sequence[Any]) -> None:
     for checkpoint in checkpoints:
         if checkpoint.revision is not None:
             check_revision(checkpoint.model, checkpoint.revision, "--revisions")
-
-
-def _problems(loss: float, position: float, outliers: float) -> list[str]:
-    return [
-        *out_of_range("threshold_loss", loss, 0),
-        *out_of_range("threshold_position", position, 0, 1),
-        *out_of_range("threshold_outliers", outliers, 0),
-    ]
 
 
 def _title(checkpoints: Sequence[Any]) -> str:

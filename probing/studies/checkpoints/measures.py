@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from probing.activations import job_lock
+from probing.activations import NotWritable, job_lock
 from probing.activations.source import ActivationSource
 from probing.activations.store import (
-    ActivationStore,
+    CacheEntry,
     DamagedCache,
-    PassStore,
+    WorkPlan,
+    WorkStore,
     fingerprint,
-    leftovers,
-    remove,
     remove_unused,
 )
 from probing.cli.options import ProbeOptions
@@ -33,12 +33,11 @@ from probing.errors import UserError
 from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads
 from probing.heads.position import OFFSET_HEADS, POSITION_HEADS
-from probing.heads.subject import HeadConfig, HeadSurvey
+from probing.heads.survey import HeadSurvey
 from probing.models import load_encoder, load_tokenizer
 from probing.probes.transforms import Fitting
 from probing.results import Table
-from probing.runs.finished import EvidenceConfig, measure
-from probing.runs.results import ClassResults
+from probing.runs.results import ClassResults, EvidenceConfig, measure
 from probing.runtime import Stopwatch
 from probing.runtime.files import parse_json, read_text
 from probing.runtime.terminal import silence
@@ -52,42 +51,61 @@ from probing.text.tasks import load_task
 Document = dict[str, Any]
 # The only file of an entry.
 _ONLY = 0
+# Increased whenever the meaning of what is kept changes.
+FORMAT = 1
 
 
-def folder_of(cache: Path, key: Mapping[str, Any]) -> Path:
-    """Return the folder of a cache entry; the key contains all that changes the result, but no checkpoint names."""
-    return cache / f"checkpoints-{key['checkpoints']}-{fingerprint(key)[:16]}"
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What every checkpoint of a series reads, and how it is measured.
+
+    Args:
+        corpora: The corpus and any test corpus.
+        splits: The sides of their sentences.
+        probe: How probes are trained.
+        seed: Seed of every random draw.
+    """
+
+    corpora: Sequence[Corpus]
+    splits: Sequence[Sequence[Split]]
+    probe: ProbeOptions
+    seed: int
 
 
 def cached_document(
-    cache: Path,
-    key: Mapping[str, Any],
-    make: Callable[[], tuple[Document, ActivationStore]],
-    say: Callable[[str], None],
-) -> tuple[Document, bool]:
-    """Return the content of a cache entry, and whether it existed; if not, make and store it.
+    name: str, source: ActivationSource, config: CheckpointConfig, make: Callable[[], tuple[Document, CacheEntry]],
+    **more: Any,
+) -> tuple[Document, bool]:  # fmt: skip
+    """Return what a measure found of a checkpoint, from the cache if it is there, and whether it was there.
 
-    The key has everything that changes the result. `make` returns the result and the cache entry that is its origin.
+    The key of its entry has all that changes the result, which includes `more` and no names of checkpoints. `make`
+    returns the result and the cache entry that is its origin.
 
     Raises:
         UserError: If the cache cannot be written.
     """
-    folder = folder_of(cache, key)
-    try:
-        lock = job_lock(cache, folder.name, say)
-    except OSError as error:
-        raise not_writable(cache, error) from None
-    with lock:
-        for path in leftovers(folder):
-            remove(path)
+    key = {
+        **source.request(config.corpora[0]).key(),
+        "checkpoints": name,
+        "checkpoints_format": FORMAT,
+        "layers": list(source.layers),
+        "test_corpus": config.corpora[1].fingerprint if len(config.corpora) > 1 else None,
+        "seed": config.seed,
+        **({"probe": asdict(config.probe)} if name == "fit" else {}),
+        **more,
+    }
+    folder = source.cache / f"checkpoints-{name}-{fingerprint(key)[:16]}"
+    with job_lock(source.cache, folder.name, source.say):
         if (stored := _read(folder)) is not None:
             return stored, True
-        document, source = make()
-        description = {name: source.header[name] for name in ("model", "revision", "corpus", "versions")}
-        store = PassStore.opened(folder, key, source.tokens, _ONLY, source.plan.batch_tokens, description)
-        store.put(_ONLY, {"document": _as_tensor(json.dumps(document))})
+        document, origin = make()
+        batch_tokens = origin.plan.batch_tokens
+        plan = WorkPlan.of_whole_text(key, f"{name} of checkpoints", 1, origin.tokens, batch_tokens)
+        store = WorkStore.opened(folder, lambda: (plan, origin.tokens), origin.description)
+        written = json.dumps(document)
+        store.put(_ONLY, {"document": torch.tensor(list(written.encode()), dtype=torch.uint8)})
         # Converted to JSON and back, so that a number is the same whether it was measured now or read from the cache.
-        return json.loads(json.dumps(document)), False
+        return json.loads(written), False
 
 
 @contextmanager
@@ -131,20 +149,13 @@ def _entries_before(note: Path, source: ActivationSource) -> set[Path]:
         source.cache.mkdir(parents=True, exist_ok=True)
         note.write_text(json.dumps(sorted(folder.name for folder in before)), encoding="utf-8")
     except OSError as error:
-        raise not_writable(source.cache, error) from None
+        raise NotWritable(source.cache, error) from None
     return before
-
-
-def not_writable(cache: Path, error: OSError) -> UserError:
-    """Return the error for a cache that cannot be written."""
-    return UserError(
-        f"`--cache {cache}` cannot be written ({error.strerror or error}); name a writable folder with --cache."
-    )
 
 
 def _read(folder: Path) -> Document | None:
     try:
-        store = PassStore(folder)
+        store = WorkStore(folder)
     except DamagedCache:
         return None
     if store.unfinished([_ONLY]):
@@ -153,15 +164,6 @@ def _read(folder: Path) -> Document | None:
     document: Document = parse_json(bytes(store.get(_ONLY)["document"].tolist()).decode())
     return document
 
-
-def _as_tensor(text: str) -> Any:
-    import torch
-
-    return torch.tensor(list(text.encode()), dtype=torch.uint8)
-
-
-# Increased whenever the meaning of what is kept changes.
-FORMAT = 1
 
 Rows = list[dict[str, Any]]
 
@@ -177,130 +179,88 @@ _OF_HEADS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class CheckpointText:
-    """Text of every checkpoint of a series: the corpus and any test corpus, and the sides of their sentences."""
-
-    corpora: Sequence[Corpus]
-    splits: Sequence[Sequence[Split]]
-
-
-@dataclass(frozen=True)
-class How:
-    """Options of the measurement of a checkpoint."""
-
-    probe: ProbeOptions
-    seed: int
-
-
-def key_of(name: str, source: ActivationSource, text: CheckpointText, how: How) -> dict[str, Any]:
-    """Return everything that changes the result of a measure."""
-    return {
-        **source.request(text.corpora[0]).key(),
-        "checkpoints": name,
-        "checkpoints_format": FORMAT,
-        "layers": list(source.layers),
-        "test_corpus": text.corpora[1].fingerprint if len(text.corpora) > 1 else None,
-        "seed": how.seed,
-        **({"probe": asdict(how.probe)} if name == "fit" else {}),
-    }
-
-
-def _of_fit(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, ActivationStore]:
+def _of_fit(source: ActivationSource, config: CheckpointConfig) -> tuple[Document, CacheEntry]:
     """Measure the accuracy of position probes of each layer, and of a probe of the token alone."""
-    task, corpora = load_task("position", None), text.corpora
-    sides, stores = read_sides(source, corpora, text.splits, task, how.probe, "auto")
-    controls = control_sides(["token"], sides, corpora, source, how.seed)
-    asked = EvidenceConfig(0, False, False, "none", how.seed, ranking=False)
+    task, corpora = load_task("position", None), config.corpora
+    sides, stores = read_sides(source, corpora, config.splits, task, config.probe, "auto")
+    controls = control_sides(["token"], sides, corpora, source, config.seed)
+    evidence = EvidenceConfig(0, False, False, "none", config.seed, ranking=False)
     measured = measure(
-        sides, controls, source.layers, how.probe, asked, source.trainer, Stopwatch(), silence, None, None
+        sides, controls, source.layers, config.probe, evidence, source.trainer, Stopwatch(), silence, None, None
     )
     assert isinstance(measured, ClassResults)
-    rows = [row for found in measured.accuracy() for row in _probe_rows(found)]
+    rows: Rows = []
+    for row in measured.accuracy():
+        layer, n = row["layer"], int(row["n_test_tokens"])
+        rows += [
+            _row(layer, name, row[name], row.get(f"{name}_low"), row.get(f"{name}_high"), n=n) for name in _OF_PROBES
+        ]
+        above = row["accuracy"] - row["token_accuracy"]
+        rows.append(_row(layer, "above_token", above, row["above_token_low"], row["above_token_high"], n=n))
     return _document(rows, stores[0]), stores[0]
 
 
-def _probe_rows(accuracy_row: Mapping[str, Any]) -> Rows:
-    rows = [
-        _row(
-            accuracy_row["layer"],
-            name,
-            accuracy_row[name],
-            accuracy_row.get(f"{name}_low"),
-            accuracy_row.get(f"{name}_high"),
-        )
-        for name in _OF_PROBES
-    ]
-    ends = (accuracy_row["above_token_low"], accuracy_row["above_token_high"])
-    rows.append(
-        _row(accuracy_row["layer"], "above_token", accuracy_row["accuracy"] - accuracy_row["token_accuracy"], *ends)
-    )
-    return [{**row, "n": int(accuracy_row["n_test_tokens"])} for row in rows]
-
-
-def _of_geometry(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, ActivationStore]:
+def _of_geometry(source: ActivationSource, config: CheckpointConfig) -> tuple[Document, CacheEntry]:
     """Measure the anisotropy of each layer, and the distance of each neuron's mean from the others."""
-    (store,) = source.read(text.corpora[:1], [partial(check_tokens, special_tokens="exclude")])
-    plan = GeometryPlan("exclude", (), "mean_profile", Fitting(), 0, (), how.seed)
+    (store,) = source.read(config.corpora[:1], [partial(check_tokens, special_tokens="exclude")])
+    plan = GeometryPlan("exclude", (), "mean_profile", Fitting(), 0, (), config.seed)
     geometry = survey(store, store, source.layers, load_encoder(source.model), load_tokenizer(source.model), plan)
-    rows, deviations, dimensions = [], {}, Table(geometry.dimensions).by("layer")
+    rows, deviations, dimensions = [], {}, Table(geometry.tables["dimensions"]).by("layer")
     for layer in source.layers:
         means = np.array(dimensions[layer].column("mean"))
         deviations[str(layer)] = [float(value) for value in deviations_of(means)]
         rows += [
-            {**_row(layer, row["measure"], row["value"], row.get("low"), row.get("high")), "n": int(row["n_tokens"])}
-            for row in Table(geometry.geometry).where(layer=layer, transform="none")
+            _row(layer, row["measure"], row["value"], row.get("low"), row.get("high"), n=int(row["n_tokens"]))
+            for row in Table(geometry.tables["geometry"]).where(layer=layer, transform="none")
         ]
     return {**_document(rows, store), "deviations": deviations}, store
 
 
-def _of_attention(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, ActivationStore]:
+def _of_attention(source: ActivationSource, config: CheckpointConfig) -> tuple[Document, CacheEntry]:
     """Measure attention to fixed offsets and special tokens, its distance and its entropy."""
-    blocks = [layer for layer in source.layers if layer > 0]
-    request, *test = (source.request(corpus) for corpus in text.corpora)
-    heads_config = HeadConfig(test=test[0] if test else None, splits=text.splits, source=source)
-    head_inputs = HeadSurvey.of(request, blocks, how.seed, heads_config)
+    request, *test = (source.request(corpus) for corpus in config.corpora)
+    head_inputs = HeadSurvey.of(
+        request, blocks_of(source), config.seed, test=test[0] if test else None, splits=config.splits, source=source
+    )
     if lack := OFFSET_HEADS.needs(head_inputs):
         raise UserError(f"`--measures attention` needs {lack}.")
     parts = [*(part for part in PARTS if part.name in ("profile", "tokens")), OFFSET_HEADS]
     tables, stores = measure_heads(head_inputs, parts, source.cache, source.trainer, source.say)
     rows = [
-        {**_row(row["layer"], name, row["value"], row["low"], row["high"]), "n": int(row["n"])}
+        _row(row["layer"], name, row["value"], row["low"], row["high"], n=int(row["n"]))
         for (quantity, to), name in _OF_HEADS.items()
         for row in of_measure(tables["attention_layers"], quantity, to)
     ]
-    for layer in blocks:
-        rows += _offset_rows(layer, Table(tables[POSITION_HEADS]).where(layer=layer))
+    for layer in blocks_of(source):
+        heads = Table(tables[POSITION_HEADS]).where(layer=layer)
+        rows.append(_row(layer, "n_position_heads", len(heads.where(position_head="yes"))))
+        if attending := heads.where(lambda row: not math.isnan(row["mass"])):
+            most = max(attending, key=lambda row: row["mass"])
+            where = {"n": int(most["n"]), "head": most["head"], "offset": most["offset"]}
+            rows.append(_row(layer, "offset_mass", most["mass"], most["mass_low"], most["mass_high"], **where))
     store = head_inputs.entry(stores)
     return _document(rows, store), store
 
 
-def _offset_rows(layer: int, heads: Sequence[Mapping[str, Any]]) -> Rows:
-    n = sum(row["position_head"] == "yes" for row in heads)
-    rows = [_row(layer, "n_position_heads", n)]
-    attending = [row for row in heads if not math.isnan(row["mass"])]
-    if attending:
-        most = max(attending, key=lambda row: row["mass"])
-        mass_row = _row(layer, "offset_mass", most["mass"], most["mass_low"], most["mass_high"])
-        rows.append({**mass_row, "n": int(most["n"]), "head": most["head"], "offset": most["offset"]})
-    return rows
-
-
 # For each command, what measures one checkpoint; it returns an entry of the cache too, which tells what was read.
-MEASURES: Mapping[str, Callable[[ActivationSource, CheckpointText, How], tuple[Document, ActivationStore]]] = {
+MEASURES: Mapping[str, Callable[[ActivationSource, CheckpointConfig], tuple[Document, CacheEntry]]] = {
     "fit": _of_fit, "geometry": _of_geometry, "attention": _of_attention,
 }  # fmt: skip
 
 
-def _row(layer: int, measure: str, value: float, low: float | None = None, high: float | None = None) -> dict[str, Any]:
-    ends = {"low": low, "high": high} if low is not None and high is not None else {}
-    return {
-        "layer": int(layer), "measure": measure, "value": float(value),
-        **{name: float(end) for name, end in ends.items()},
-    }  # fmt: skip
+def blocks_of(source: ActivationSource) -> list[int]:
+    """Return the layers that are outputs of blocks."""
+    return [layer for layer in source.layers if layer > 0]
 
 
-def _document(rows: Iterable[Mapping[str, Any]], store: ActivationStore) -> Document:
+def _row(
+    layer: int, measure: str, value: float, low: float | None = None, high: float | None = None, **more: Any
+) -> dict[str, Any]:
+    ends = {} if low is None or high is None else {"low": float(low), "high": float(high)}
+    return {"layer": int(layer), "measure": measure, "value": float(value), **ends, **more}
+
+
+def _document(rows: Iterable[Mapping[str, Any]], store: CacheEntry) -> Document:
     tokens = store.tokens
     ids = sha256(tokens.input_ids.astype(np.int64).tobytes() + tokens.lengths.astype(np.int64).tobytes()).hexdigest()
     return {"rows": [dict(row) for row in rows], "tokens": {"n": tokens.n_tokens, "sha256": ids}}

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from glob import glob, has_magic
 from hashlib import sha256
 from itertools import pairwise
@@ -26,15 +27,13 @@ from probing.runtime.files import most_text, open_file, parse_json, read_text
 from probing.runtime.progress import remark, stage
 from probing.studies.checkpoints.measures import (
     MEASURES,
-    CheckpointText,
+    CheckpointConfig,
     Document,
-    How,
     Rows,
     cached_document,
-    key_of,
     without_new_entries,
 )
-from probing.studies.checkpoints.tables import CHECKPOINTS, LOST, UNIGRAM, Thresholds, by_step, emergence
+from probing.studies.checkpoints.tables import CHECKPOINTS, LOST, UNIGRAM, Thresholds, by_step, emergence, words_of
 
 # --------------------------------------------------------------------------------------------------------------------
 # The checkpoints of a training in the order of their steps, and the losses that their training wrote beside them.
@@ -78,21 +77,15 @@ def find_checkpoints(
                 f"`--checkpoints` and `{other}`: a series is one of local folders, given as --checkpoints, or of "
                 "revisions on the hub, given as --model and --revisions; leave one of the two out."
             )
-        return _by_step([_of_folder(folder) for folder in _folders(_words(checkpoints))], "--checkpoints")
+        return _by_step([_of_folder(folder) for folder in _folders(words_of(checkpoints))], "--checkpoints")
     if model is None or revisions is None:
         raise UserError(
             "`checkpoints` takes checkpoints: local folders as `--checkpoints 'DIR/step*'`, or revisions on the hub as "
             "`--model pythia --revisions step0,step1000`."
         )
-    if not (names := _words(revisions)):
+    if not (names := list(dict.fromkeys(words_of(revisions)))):
         raise UserError("`--revisions` names none; give some, such as step0,step1000.")
     return _by_step([Checkpoint(_step(name, "--revisions"), name, model, name) for name in names], "--revisions")
-
-
-def _words(flag_value: str | Sequence[str]) -> list[str]:
-    flag_value = [flag_value] if isinstance(flag_value, str) else flag_value
-    words = [word.strip() for text in flag_value for word in text.split(",")]
-    return list(dict.fromkeys(word for word in words if word))
 
 
 def _folders(patterns: Sequence[str]) -> list[Path]:
@@ -117,7 +110,6 @@ def _folders(patterns: Sequence[str]) -> list[Path]:
 
 
 def _of_folder(folder: Path) -> Checkpoint:
-
     with about_option("--checkpoints"):
         source = find_model(str(folder))
         load_config(source)
@@ -163,20 +155,13 @@ def loss_rows(checkpoints: Sequence[Checkpoint]) -> list[dict[str, Any]]:
 
     A run of `pretrain` also records the loss of a model of token frequencies.
     """
-    return [
-        {
-            "step": checkpoint.step,
-            "checkpoint": checkpoint.name,
-            "command": "training",
-            "measure": measure,
-            "value": value,
-        }
-        for checkpoint in checkpoints
-        if checkpoint.folder is not None
-        for measure, value in (
-            _of_pretrain(checkpoint.folder, checkpoint.step) or _of_trainer(checkpoint.folder, checkpoint.step)
-        ).items()
-    ]
+    rows = []
+    for checkpoint in checkpoints:
+        if (folder := checkpoint.folder) is not None:
+            about = {"step": checkpoint.step, "checkpoint": checkpoint.name, "command": "training"}
+            losses = _of_pretrain(folder, checkpoint.step) or _of_trainer(folder, checkpoint.step)
+            rows += [{**about, "measure": measure, "value": value} for measure, value in losses.items()]
+    return rows
 
 
 def _of_pretrain(folder: Path, step: int) -> dict[str, float]:
@@ -219,37 +204,11 @@ class CheckpointMeasurements:
         pairs = zip(self.checkpoints, (last[digest] for digest in self.identity), strict=False)
         return {checkpoint.step: other.name for checkpoint, other in pairs if checkpoint is not other}
 
-    def rows_by_checkpoint(self) -> list[Rows]:
-        """Return for each checkpoint a row for each layer and measure."""
-        return [
-            [
-                {"step": checkpoint.step, "checkpoint": checkpoint.name, "command": name, **row}
-                for name, document in documents.items()
-                for row in document["rows"]
-            ]
-            for checkpoint, documents in zip(self.checkpoints, self.documents, strict=True)
-        ]
-
-    def deviations(self) -> list[dict[int, list[float]]]:
-        """Return for each checkpoint, by layer, the distance of each neuron's mean from the others, in sd.
-
-        Without `geometry` there are no layers.
-        """
-        return [
-            {int(layer): list(values) for layer, values in documents["geometry"]["deviations"].items()}
-            if "geometry" in documents else {}
-            for documents in self.documents
-        ]  # fmt: skip
-
 
 def survey(
-    checkpoints: Sequence[Checkpoint],
-    source_of: Callable[[Checkpoint], ActivationSource],
-    names: Sequence[str],
-    text: CheckpointText,
-    how: How,
-    keeps_activations: bool,
-) -> CheckpointMeasurements:
+    checkpoints: Sequence[Checkpoint], source_of: Callable[[Checkpoint], ActivationSource], names: Sequence[str],
+    config: CheckpointConfig, keeps_activations: bool,
+) -> CheckpointMeasurements:  # fmt: skip
     """Measure each checkpoint, in order, with one model in memory at a time.
 
     Raises:
@@ -271,24 +230,16 @@ def survey(
             cached_names = []
             with without_new_entries([source], keeps_activations):
                 for name in names:
-
-                    def make(name: str = name, source: ActivationSource = source) -> Any:
-                        return MEASURES[name](source, text, how)
-
-                    new_documents[name], is_cached = cached_document(
-                        source.cache, key_of(name, source, text, how), make, source.say
-                    )
+                    make = partial(MEASURES[name], source, config)
+                    new_documents[name], is_cached = cached_document(name, source, config, make)
                     cached_names += [name] * is_cached
                     drop_garbage()  # the model that was read, before the next one is loaded
-                _check_text(checkpoints[0], documents[0] if documents else new_documents, checkpoint, new_documents)
-            documents.append(new_documents)
+                documents.append(new_documents)
+                _check_text(checkpoints[0], documents[0], checkpoint, new_documents)
             n_cached += len(cached_names)
-            n_remaining, cached = (
-                len(checkpoints) - i - 1,
-                f", {', '.join(cached_names)} from the cache" if cached_names else "",
-            )
+            cached = f", {', '.join(cached_names)} from the cache" if cached_names else ""
             remark(
-                f"step {checkpoint.step} ({checkpoint.name}) is measured{cached}; {n_remaining} of "
+                f"step {checkpoint.step} ({checkpoint.name}) is measured{cached}; {len(checkpoints) - i - 1} of "
                 f"{len(checkpoints)} left"
             )
             advance(1)
@@ -322,21 +273,16 @@ def _check_text(
             )
 
 
-Written = dict[str, list[dict[str, Any]]]
-
-
-def tables_of(measurements: CheckpointMeasurements, thresholds: Thresholds) -> Written:
+def tables_of(measurements: CheckpointMeasurements, thresholds: Thresholds) -> dict[str, Rows]:
     """Return the rows of each table by its name."""
-    deviations, steps = measurements.deviations(), [checkpoint.step for checkpoint in measurements.checkpoints]
-    rows = loss_rows(measurements.checkpoints)
-    outliers = []
-    for checkpoint, checkpoint_rows in zip(measurements.checkpoints, measurements.rows_by_checkpoint(), strict=True):
-        layer_deviations, about = (
-            deviations[steps.index(checkpoint.step)],
-            {"step": checkpoint.step, "checkpoint": checkpoint.name},
-        )
-        rows += checkpoint_rows
-        for layer, values in layer_deviations.items():
+    rows, outliers = loss_rows(measurements.checkpoints), []
+    deviations: dict[int, dict[int, list[float]]] = {}
+    for checkpoint, documents in zip(measurements.checkpoints, measurements.documents, strict=True):
+        about = {"step": checkpoint.step, "checkpoint": checkpoint.name}
+        rows += [{**about, "command": name, **row} for name, document in documents.items() for row in document["rows"]]
+        by_layer = documents["geometry"]["deviations"] if "geometry" in documents else {}
+        deviations[checkpoint.step] = {int(layer): values for layer, values in by_layer.items()}
+        for layer, values in deviations[checkpoint.step].items():
             beyond = [(abs(value), k) for k, value in enumerate(values) if abs(value) > thresholds.outliers]
             outliers += [
                 {**about, "layer": layer, "neuron": k, "deviations": values[k]} for _, k in sorted(beyond, reverse=True)
@@ -351,12 +297,11 @@ def tables_of(measurements: CheckpointMeasurements, thresholds: Thresholds) -> W
             row["same_as"] = same_as[row["step"]]
     # A state that stands under several steps says nothing of the earlier ones.
     distinct_rows = [row for row in rows if "same_as" not in row]
-    deviations = [values for step, values in zip(steps, deviations, strict=True) if step not in same_as]
-    steps = [step for step in steps if step not in same_as]
+    distinct = {step: values for step, values in deviations.items() if step not in same_as}
     return {
         "checkpoints": rows,
         "checkpoint_outliers": outliers,
-        "emergence": emergence(distinct_rows, deviations, steps, thresholds),
+        "emergence": emergence(distinct_rows, list(distinct.values()), list(distinct), thresholds),
     }
 
 
@@ -365,12 +310,7 @@ def study_output(measurements: CheckpointMeasurements, names: Sequence[str], thr
     tables = tables_of(measurements, thresholds)
     results = {
         "models": [
-            {
-                "step": checkpoint.step,
-                "name": checkpoint.name,
-                "model": checkpoint.model,
-                "revision": checkpoint.revision,
-            }
+            {name: getattr(checkpoint, name) for name in ("step", "name", "model", "revision")}
             for checkpoint in measurements.checkpoints
         ],
         "measures": list(names),

@@ -14,6 +14,7 @@ from probing.results import (
     Table,
     View,
     count,
+    curve_points,
     grouped_table,
     interval,
     layers_named,
@@ -144,6 +145,12 @@ TERMS = {
 }
 
 
+def words_of(flag_value: str | Sequence[str] | None) -> list[str]:
+    """Return the words of an option, separated by commas or given as a list."""
+    several = [flag_value] if isinstance(flag_value, str) else flag_value or ()
+    return [word.strip() for text in several for word in text.split(",") if word.strip()]
+
+
 def series_name(model: str, revision: str | None) -> str:
     """Return the model on the hub, or the parent folder of local checkpoints (`revision` is None)."""
     return model.rsplit("/", 1)[-1] if revision else Path(model).absolute().parent.name
@@ -165,11 +172,11 @@ def first_rows(emergence: Table) -> dict[str, Table]:
 
 def by_step(rows: Table) -> list[Row]:
     """Return a row for each step, with a column for each measure and layer, for W&B's curves."""
-    points: dict[int, dict[str, Any]] = {}
-    for row in rows:
-        name = row["measure"] + (f"_layer_{row['layer']:02d}" if "layer" in row else "")
-        points.setdefault(row["step"], {"step": row["step"]})[name] = row["value"]
-    return [points[step] for step in sorted(points)]
+
+    def cells(row: Row) -> Row:
+        return {row["measure"] + (f"_layer_{row['layer']:02d}" if "layer" in row else ""): row["value"]}
+
+    return sorted(curve_points(rows, cells, "step"), key=lambda point: point["step"])
 
 
 def tables(checkpoints: Table, emergence: Table) -> list[Any]:

@@ -6,14 +6,13 @@ import contextlib
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from probing.cli.commandline import configured
-from probing.cli.option_types import Wandb, defaults
-from probing.cli.options import WandbOptions, as_options
+from probing.cli.commandline import command
+from probing.cli.options import Options, Wandb, WandbOptions, defaults
 from probing.errors import UserError
 from probing.results import (
     Child,
@@ -38,6 +37,7 @@ from probing.runtime import quiet_libraries, terminal
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import BRIEF, Cost, expect
 from probing.studies.claims.claim import Paper, chosen_claims, papers, read_paper
+from probing.studies.claims.verdict import NumberRange
 from probing.text import load_corpus
 
 Row = Mapping[str, Any]
@@ -69,15 +69,6 @@ def control(row: Row) -> str:
     """Format the control with its range, if there are any."""
     value = short_number(row["control"]) if "control" in row else ""
     return value + (f" ({row['control_criterion']})" if "control_criterion" in row else "")
-
-
-def expected(criterion: str) -> tuple[float, float]:
-    """Return both ends of a criterion's range, infinite where it has none."""
-    sign, _, end = criterion.partition(" ")
-    if " to " in criterion:
-        low, high = criterion.split(" to ")
-        return float(low), float(high)
-    return -math.inf if "<" in sign else float(end), math.inf if ">" in sign else float(end)
 
 
 def outcome(row: Row) -> str:
@@ -306,11 +297,17 @@ def _narrow(text: str) -> Html:
 
 
 def _axis(row: Row) -> Child:
-    low, high = expected(row["criterion"])
+    criterion = NumberRange.parse(row["criterion"])
     published = row.get("published_value")
     published_text = f", published {published:g}" if published is not None else ""
     title = f"measured {value_text(row)}, by the claim {row['criterion']}{published_text}"
-    return range_axis(row["measured"], ends(row) or (row["measured"], row["measured"]), (low, high), published, title)
+    return range_axis(
+        row["measured"],
+        ends(row) or (row["measured"], row["measured"]),
+        (criterion.low, criterion.high),
+        published,
+        title,
+    )
 
 
 def _missing(rows: Sequence[Row]) -> Html | None:
@@ -331,51 +328,65 @@ def claims_output(rows: Sequence[Mapping[str, Any]], paper: Paper, used: Mapping
     return Measured({"claims": rows}, results, write=write)
 
 
-# The commands whose runs claims may need.
-COMMANDS = ("fit", "geometry", "attention", "ablate", "hierarchy", "cloze", "wic", "sts", "pretrain", "finetune")
-
 # The options that name data which files of claims ask for.
 DATA = ("other_corpus", "third_corpus", "wic", "sts", "static", "labels", "pairs", "roles", "untuned", "cloze")
 
 
-@configured
-def reproduce(
-    config: dict[str, Any],
-    paper: str | None = None, models: str | list[str] | None = None, claims: int | str | list[int | str] = "all",
-    corpus: str = "builtin", other_corpus: str | None = None, third_corpus: str | None = None,
-    wic: str | None = None, sts: str | None = None, static: str | None = None, labels: str | None = None,
-    pairs: str | None = None, roles: str | None = None, untuned: str | None = None, cloze: str | None = None,
-    dry_run: bool = False, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
-    wandb: Wandb = WandbOptions(),
-) -> Result | None:  # fmt: skip
-    """Measure the claims of a paper on available models, and give a verdict on each claim.
+@dataclass(frozen=True)
+class ReproduceOptions(Options):
+    """Options of `reproduce`."""
 
-    Args:
-        paper: The paper: bertology, kovaleva2019, luo2021 or shi2022; may be given without --paper.
-        models: Models to measure: aliases, hub ids or local folders, as for --model; NAME=FOLDER identifies a folder as
-            a model of the paper, such as bert=FOLDER; pretrain-tiny and pretrain-base are encoders that the command
-            trains, with and without position embeddings. Default: the built-in model and the paper's models on this
-            machine; other models of the paper are downloaded if you name them. For other models, the table says
-            analogue and gives no verdict on the paper.
-        claims: Numbers of the claims, such as 19-28,31; default: all.
-        other_corpus: Another text, given like --corpus, for claims about held-out text and about several texts.
-        third_corpus: A third text, for claims about several texts.
-        wic: Folder of the WiC data set, for claims about word senses, as in `wic`.
-        sts: Folder with STS12 to STS16, STS-B and SICK, for claims about similarity, as in `sts`.
-        static: File of word vectors in GloVe's format, for claims about static vectors.
-        labels: Labelled sentences, such as SST-2, for claims about supervised tasks and tuned models: a table, a .jsonl
-            file or a data set, as in `fit --task sentence_label`. By default, models are tuned to predict the position
-            of a token from the end of its sentence.
-        pairs: File of sentence pairs, for claims about heads that read two sentences, as in `attention`.
-        roles: Role links, for claims about semantic roles, as in `attention`; default: the subjects and objects of a
-            treebank.
-        untuned: Pretrained model from which the models were fine-tuned, for claims about the effects of fine-tuning, as
-            --against in `attention`; by default, the command tunes the models.
-        cloze: File of word pairs at a mask, for claims about negation and agreement, as in `cloze`; default: the forty
-            built-in pairs.
-        dry_run: Only list the required runs and which of them exist, with an estimate of time and disk space.
-        runs: Folder of runs. Existing runs with the same settings are used, and missing runs are added.
-        name: Name of the table's folder; default: PAPER-YYYYMMDD-HHMMSS.
+    paper: str | None = None
+    """The paper: bertology, kovaleva2019, luo2021 or shi2022; may be given without --paper."""
+    models: str | list[str] | None = None
+    """Models to measure: aliases, hub ids or local folders, as for --model; NAME=FOLDER identifies a folder as a
+    model of the paper, such as bert=FOLDER; pretrain-tiny and pretrain-base are encoders that the command trains,
+    with and without position embeddings. Default: the built-in model and the paper's models on this machine; other
+    models of the paper are downloaded if you name them. For other models, the table says analogue and gives no
+    verdict on the paper."""
+    claims: int | str | list[int | str] = "all"
+    """Numbers of the claims, such as 19-28,31; default: all."""
+    corpus: str = "builtin"
+    other_corpus: str | None = None
+    """Another text, given like --corpus, for claims about held-out text and about several texts."""
+    third_corpus: str | None = None
+    """A third text, for claims about several texts."""
+    wic: str | None = None
+    """Folder of the WiC data set, for claims about word senses, as in `wic`."""
+    sts: str | None = None
+    """Folder with STS12 to STS16, STS-B and SICK, for claims about similarity, as in `sts`."""
+    static: str | None = None
+    """File of word vectors in GloVe's format, for claims about static vectors."""
+    labels: str | None = None
+    """Labelled sentences, such as SST-2, for claims about supervised tasks and tuned models: a table, a .jsonl file or
+    a data set, as in `fit --task sentence_label`. By default, models are tuned to predict the position of a token from
+    the end of its sentence."""
+    pairs: str | None = None
+    """File of sentence pairs, for claims about heads that read two sentences, as in `attention`."""
+    roles: str | None = None
+    """Role links, for claims about semantic roles, as in `attention`; default: the subjects and objects of a
+    treebank."""
+    untuned: str | None = None
+    """Pretrained model from which the models were fine-tuned, for claims about the effects of fine-tuning, as --against
+    in `attention`; by default, the command tunes the models."""
+    cloze: str | None = None
+    """File of word pairs at a mask, for claims about negation and agreement, as in `cloze`; default: the forty built-in
+    pairs."""
+    dry_run: bool = False
+    """Only list the required runs and which of them exist, with an estimate of time and disk space."""
+    _: KW_ONLY
+    runs: str = "runs"
+    """Folder of runs. Existing runs with the same settings are used, and missing runs are added."""
+    name: str | None = None
+    """Name of the table's folder; default: PAPER-YYYYMMDD-HHMMSS."""
+    cache: str | None = None
+    quiet: bool = False
+    wandb: Wandb = WandbOptions()
+
+
+@command(ReproduceOptions)
+def reproduce(options: ReproduceOptions) -> Result | None:
+    """Measure the claims of a paper on available models, and give a verdict on each claim.
 
     Returns:
         The table of claims; None for a dry run.
@@ -383,31 +394,38 @@ def reproduce(
     from probing.studies.claims.measures import MEASURES
     from probing.studies.claims.planning import UserInputs, split_models
 
-    paper = _checked(paper, corpus, other_corpus, third_corpus, labels, pairs, roles)
-    selected = chosen_claims(claims, of := read_paper(paper, MEASURES))
-    wandb = as_options(WandbOptions, wandb, "wandb")
-    call = Call.of(study_of("reproduce"), config, name, replace(wandb, group=wandb.group or paper))
-    text, named = load_corpus(corpus), None if models is None else split_models(models)
+    paper = _checked(
+        options.paper, options.corpus, options.other_corpus, options.third_corpus, options.labels, options.pairs,
+        options.roles,
+    )  # fmt: skip
+    selected = chosen_claims(options.claims, of := read_paper(paper, MEASURES))
+    call = Call.of(study_of("reproduce"), options)
+    call, config = replace(call, wandb=replace(call.wandb, group=call.wandb.group or paper)), call.config
+    text, named = load_corpus(options.corpus), None if options.models is None else split_models(options.models)
     with quiet_libraries():
         from probing.studies.claims.planning import rows_of
         from probing.studies.claims.session import carry_out, plan
 
-        inputs = UserInputs(corpus, {name: config[name] for name in DATA} | {"size": None})
-        command_defaults = {name: defaults(study_of(name).command) for name in COMMANDS}
+        inputs = UserInputs(options.corpus, {name: config[name] for name in DATA} | {"size": None})
+        commands = {described["command"] for described in of.runs.values()} | {"pretrain"}
+        command_defaults = {name: defaults(study_of(name).command) for name in commands}
         planned = plan(
-            of, selected, named, inputs, text, command_defaults, call.place, call.cached if dry_run else None
+            of, selected, named, inputs, text, command_defaults, call.place, call.cached if options.dry_run else None
         )
-        if dry_run:
+        if options.dry_run:
             terminal.show(*plan_tables(planned))
             return None
-        common = {"runs": runs, "cache": str(call.cached), "quiet": quiet, "wandb": replace(call.wandb, name=None)}
+        common = {
+            "runs": options.runs, "cache": str(call.cached), "quiet": options.quiet,
+            "wandb": replace(call.wandb, name=None),
+        }  # fmt: skip
         expect([*(Cost("run", run.seconds) if run.seconds else None for run in planned.to_run), BRIEF])
         with _continuable(call.place):
             model_runs, folders = carry_out(planned, partial(_make, common), load_run, call.say)
         call.watch.end("run")
         rows = rows_of(selected, model_runs, of)
         config["models"] = list(planned.models)
-        folder = RunFolder(call.place, name, paper, figures=False)
+        folder = RunFolder(call.place, options.name, paper, figures=False)
         return call.write_into(folder, lambda _: claims_output(rows, of, folders))
 
 

@@ -120,7 +120,7 @@ class ClaimTest:
     """Measure of a claim with its arguments, and the criterion: the range of the value if the claim is right.
 
     `control` is the required range of the control, None without one. `criterion_of` has the criteria of models about
-    which the paper makes a different statement.
+    which the paper makes a different statement. `kind` is the kind of models that an analogue is for, empty for all.
     """
 
     measure: str
@@ -128,18 +128,11 @@ class ClaimTest:
     control: NumberRange | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     criterion_of: Mapping[str, NumberRange] = field(default_factory=dict)
+    kind: str = ""
 
     def of(self, model: str) -> ClaimTest:
         """Return the test of the claim on a model."""
         return replace(self, criterion=self.criterion_of.get(model, self.criterion))
-
-
-@dataclass(frozen=True)
-class Analogue:
-    """The test of a claim on models that are none of the paper's; an empty kind is for all."""
-
-    reading: ClaimTest
-    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,15 +156,13 @@ class Claim:
     published: str
     models: tuple[str, ...]
     reading: ClaimTest | None
-    analogues: tuple[Analogue, ...]
+    analogues: tuple[ClaimTest, ...]
     lacking: str = ""
     values: Mapping[str, float] = field(default_factory=dict)
 
     def analogue(self, kinds: Collection[str] = ()) -> ClaimTest | None:
         """Return the test of the claim on another model of some kinds; None without one."""
-        return next(
-            (analogue.reading for analogue in self.analogues if not analogue.kind or analogue.kind in kinds), None
-        )
+        return next((analogue for analogue in self.analogues if not analogue.kind or analogue.kind in kinds), None)
 
     @property
     def kinds(self) -> list[str]:
@@ -235,10 +226,10 @@ def paper_of(name: str, content: Any, measures: Mapping[str, Any]) -> Paper:
     """
     keys = ("title", "outliers", "runs", "claims")
     refuse([f"conf/claims/{name}.yaml: it {problem}" for problem in _unknown(content, keys, keys)])
-    checked_claims = [_Checked(checked, content["runs"], measures) for checked in content["claims"]]
-    ids = [checked.claim.id for checked in checked_claims if checked.claim]
-    problems = [problem for checked in checked_claims for problem in checked.problems]
-    problems += [f"claim {i} is there twice" for i in sorted({i for i in ids if ids.count(i) > 1})]
+    reader = _Reader(content["runs"], measures)
+    claims = [claim for described in content["claims"] if (claim := reader.claim(described))]
+    ids = [claim.id for claim in claims]
+    problems = reader.problems + [f"claim {i} is there twice" for i in sorted({i for i in ids if ids.count(i) > 1})]
     before = {name: list(content["runs"])[:i] for i, name in enumerate(content["runs"])}
     problems += [
         f"the run {name} reads the run {other}, which does not stand before it among `runs`"
@@ -247,24 +238,27 @@ def paper_of(name: str, content: Any, measures: Mapping[str, Any]) -> Paper:
         if other not in before[name]
     ]
     refuse([f"conf/claims/{name}.yaml: {problem}" for problem in problems])
-    claims = sorted((checked.claim for checked in checked_claims if checked.claim), key=lambda claim: claim.id)
+    claims.sort(key=lambda claim: claim.id)
     return Paper(name, content["title"], content["outliers"] or {}, content["runs"], claims)
 
 
-class _Checked:
-    """A claim as its file describes it, with its problems."""
+class _Reader:
+    """Reader of the claims that a file describes, which notes their problems."""
 
     _KEYS = ("id", "says", "where", "published", "models", "value", "measure", "with", "criterion", "criterion_of",
              "control", "analogue", "lacking")  # fmt: skip
     _OF_READING = ("measure", "with", "criterion", "criterion_of", "control")
 
-    def __init__(self, described: Any, runs: Mapping[str, Any], measures: Mapping[str, Any]) -> None:
+    def __init__(self, runs: Mapping[str, Any], measures: Mapping[str, Any]) -> None:
         self.runs, self.measures = runs, measures
-        self.name = f"claim {described.get('id', '?')}" if isinstance(described, Mapping) else "a claim"
-        self.problems = [f"{self.name} {problem}" for problem in _unknown(described, self._KEYS, self._KEYS[:5])]
-        self.claim = None if self.problems else self._claim(described)
+        self.name, self.problems = "", list[str]()
 
-    def _claim(self, described: Mapping[str, Any]) -> Claim:
+    def claim(self, described: Any) -> Claim | None:
+        """Return a claim; None if its keys are wrong."""
+        self.name = f"claim {described.get('id', '?')}" if isinstance(described, Mapping) else "a claim"
+        if wrong := _unknown(described, self._KEYS, self._KEYS[:5]):
+            self.problems += [f"{self.name} {problem}" for problem in wrong]
+            return None
         says, lacking = described["says"], described.get("lacking", "")
         if "\n" in says or len(says) > _LONGEST:
             self._say(f"`says` is longer than a line of {_LONGEST} characters")
@@ -274,22 +268,20 @@ class _Checked:
         other = described.get("analogue", {})
         if other == "none" and not lacking:
             self._say("it has no analogue and does not say what is `lacking`")
-        analogue_texts = [] if other == "none" else other if isinstance(other, list) else [other]
-        checked = [self._analogue(analogue, described, reading is not None) for analogue in analogue_texts]
-        analogues = tuple(analogue for analogue in checked if analogue)
+        others = [] if other == "none" else other if isinstance(other, list) else [other]
+        analogues = filter(None, [self._analogue(analogue, described, reading is not None) for analogue in others])
         models = tuple(described["models"])
         value = described.get("value", {})
         values = dict(value) if isinstance(value, Mapping) else dict.fromkeys(models, value)
-        if others := set(values) - set(models):
-            self._say(f"`value` has {min(others)}, which is not among `models`")
-        if reading and (others := set(reading.criterion_of) - set(models)):
-            self._say(f"`criterion_of` has {min(others)}, which is not among `models`")
+        for key, by_model in (("value", values), ("criterion_of", reading.criterion_of if reading else {})):
+            if unknown := set(by_model) - set(models):
+                self._say(f"`{key}` has {min(unknown)}, which is not among `models`")
         return Claim(
-            described["id"], says, described["where"], str(described["published"]), models, reading, analogues, lacking,
-            values,
+            described["id"], says, described["where"], str(described["published"]), models, reading, tuple(analogues),
+            lacking, values,
         )  # fmt: skip
 
-    def _analogue(self, other: Any, described: Mapping[str, Any], has_reading: bool) -> Analogue | None:
+    def _analogue(self, other: Any, described: Mapping[str, Any], has_reading: bool) -> ClaimTest | None:
         """Return the test on other models; None if it is invalid, or neither it nor the claim names a measure."""
         if not isinstance(other, Mapping):
             self._say("`analogue` is neither `none` nor how it is measured")
@@ -300,13 +292,10 @@ class _Checked:
         kind = other.get("kind", "")
         if kind and kind not in KINDS_OF_MODELS:
             self._say(f"there is no kind of models {kind}; there are {', '.join(KINDS_OF_MODELS)}")
-        settings = {key: described[key] for key in self._OF_READING if key in described}
         if "measure" in other:  # whose control is another one as well
-            settings = {}
-        if not (has_reading or "measure" in other):
-            return None
-        reading = self._reading({**settings, **{key: value for key, value in other.items() if key != "kind"}})
-        return Analogue(reading, kind) if reading else None
+            return self._reading(other)
+        settings = {key: described[key] for key in self._OF_READING if key in described}
+        return self._reading({**settings, **other}) if has_reading else None
 
     def _reading(self, described: Mapping[str, Any]) -> ClaimTest | None:
         name = described["measure"]
@@ -328,7 +317,7 @@ class _Checked:
         except ValueError as error:
             self._say(str(error))
             return None
-        return ClaimTest(name, criterion, control, arguments, of)
+        return ClaimTest(name, criterion, control, arguments, of, described.get("kind", ""))
 
     def _say(self, problem: str) -> None:
         self.problems.append(f"{self.name}: {problem}")

@@ -11,24 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from probing.errors import UserError
+from probing.runs import study_of
 from probing.runs.folder import PARTIAL, read_json, read_yaml
 from probing.studies.claims.claim import KINDS_OF_MODELS, Claim, ClaimTest, Paper, runs_named, values_of, with_folders
 from probing.studies.claims.measures.registry import MEASURES, ModelRuns, NotMeasurable
-from probing.studies.claims.verdict import ClaimEstimate, NumberRange, Verdict, judge
+from probing.studies.claims.verdict import ClaimEstimate, Verdict, judge
 
-# The kind that `results.json` names, for each command that claims may need; a run of `fit` names none.
-KINDS: Mapping[str, str | None] = {
-    "fit": None,
-    "geometry": "geometry",
-    "attention": "survey of attention heads",
-    "ablate": "ablation of heads and layers",
-    "hierarchy": "linear order or hierarchy",
-    "cloze": "predictions at masks",
-    "wic": "word-in-context evaluation",
-    "sts": "similarity evaluation",
-    "pretrain": "pretraining with and without positions",
-    "finetune": "fine-tuning",
-}
 # Prefix of the names of encoders that `pretrain` trains on this machine; the size follows, as in pretrain-tiny.
 PRETRAINED_PREFIX = "pretrain-"
 # Options that say where and how a run was made, and not what is in it.
@@ -143,7 +131,7 @@ def concerns(claim: Claim, model: str, paper: Paper) -> bool:
     """
     if model in paper.models:
         return model in claim.models
-    readings = [analogue.reading for analogue in claim.analogues] or ([claim.reading] if claim.reading else [])
+    readings = claim.analogues or ([claim.reading] if claim.reading else [])
     of_trainings = any(paper.runs[name]["command"] == "pretrain" for analogue in readings for name in _runs(analogue))
     return of_trainings or not is_pretrained_locally(model)
 
@@ -212,14 +200,16 @@ def existing(
         if name not in BESIDE_THE_POINT and not (need.is_of_run and name in _AS_THAT_RUN)
     }
     for place in sorted(places, key=lambda path: (path.stat().st_mtime, path.name), reverse=True):
-        contents = _read(place)
-        if contents is None or contents[1].get("kind") != KINDS[need.command] or "arrays" in contents[0]:
+        try:
+            written, results = read_yaml(place / "config.yaml"), read_json(place / "results.json")
+        except (OSError, ValueError):
             continue
-        config, keys = _over(plain_defaults, contents[0]), list(_keys(contents[1].get("cache", {})))
-        corpora = {key["corpus"] for key in keys} | _named(
-            {**contents[1], **contents[1].get("corpora", {})}, "corpus", "pairs"
-        )
-        models = {key["model"] for key in keys} | _named(contents[1], "model")
+        # A run of `fit` names no kind.
+        if results.get("kind", study_of("fit").kind) != study_of(need.command).kind or "arrays" in written:
+            continue
+        config, keys = _over(plain_defaults, written), list(_keys(results.get("cache", {})))
+        corpora = {key["corpus"] for key in keys} | _named({**results, **results.get("corpora", {})}, "corpus", "pairs")
+        models = {key["model"] for key in keys} | _named(results, "model")
         # A run with a corpus of its own is compared by the name of the corpus, not by a fingerprint.
         is_of_text = "corpus" in defaults and not need.has_separate_corpus and not need.is_of_run
         fingerprinted = ({"model"} if models else set()) | ({"corpus"} if corpora and is_of_text else set())
@@ -254,14 +244,6 @@ def _in_full(readout: str) -> str:
     """Return the name of a run, as in task=FOLDER, with the whole path of its folder."""
     name, sign, folder = readout.partition("=")
     return f"{name}{sign}{os.path.realpath(folder)}"
-
-
-def _read(place: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Return the configuration and the results of a run; None if they cannot be read."""
-    try:
-        return read_yaml(place / "config.yaml"), read_json(place / "results.json")
-    except (OSError, ValueError):
-        return None
 
 
 def finished_runs(runs: Path) -> list[Path]:
@@ -368,16 +350,18 @@ class _Judged:
         """Return the row of a claim; columns without a value are left out."""
         reading = self._reading(claim)
         estimate, lacking = self._estimate(claim)
+        lines = [self.model.commands.get(name) for name in self._runs(claim)]
+        command = " && ".join(line for line in lines if line)
         about = {
             "id": claim.id, "claim": claim.says, "where": claim.where, "published": claim.published,
             "model": self.model.name,
         }  # fmt: skip
         if estimate is None or reading is None:
-            return {**about, "verdict": "not testable here", "command": self._command(claim), "lacking": lacking}
+            return {**about, "verdict": "not testable here", "command": command, "lacking": lacking}
         verdict = judge(estimate, reading.criterion, reading.control)
         row: dict[str, Any] = {
             **about, "measured": estimate.value, "low": estimate.low, "high": estimate.high,
-            "verdict": verdict if self.is_of_paper else ANALOGUE, "command": self._command(claim), "met": _MET[verdict],
+            "verdict": verdict if self.is_of_paper else ANALOGUE, "command": command, "met": _MET[verdict],
             "measure": reading.measure, "criterion": str(reading.criterion),
         }  # fmt: skip
         published = claim.values.get(self.model.name, next(iter(claim.values.values()), None))
@@ -389,10 +373,6 @@ class _Judged:
     def _reading(self, claim: Claim) -> ClaimTest | None:
         return reading_of(claim, self.model.name, self.paper, self.model.kinds)
 
-    def _command(self, claim: Claim) -> str:
-        lines = [self.model.commands.get(name) for name in self._runs(claim)]
-        return " && ".join(line for line in lines if line)
-
     def _runs(self, claim: Claim) -> list[str]:
         return runs_of([claim], self.model.name, self.paper, self.model.kinds)
 
@@ -400,7 +380,9 @@ class _Judged:
         claim = self._claims[number]
         estimate, _ = self._estimate(claim)
         reading = self._reading(claim)
-        return None if estimate is None or reading is None else _is_met(estimate, reading.criterion, reading.control)
+        if estimate is None or reading is None:
+            return None
+        return judge(estimate, reading.criterion, reading.control) == "confirmed"
 
     def _estimate(self, claim: Claim) -> tuple[ClaimEstimate | None, str]:
         """Return the measured value, or the reason for its absence."""
@@ -427,7 +409,3 @@ class _Judged:
             kinds = " or ".join(KINDS_OF_MODELS[kind].words for kind in claim.kinds)
             return f"{kinds}; {self.model.name} is none"
         return claim.lacking if self.is_of_paper or claim.reading is None else f"no analogue: {claim.lacking}"
-
-
-def _is_met(estimate: ClaimEstimate, criterion: NumberRange, control: NumberRange | None) -> bool:
-    return judge(estimate, criterion, control) == "confirmed"

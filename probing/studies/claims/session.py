@@ -10,11 +10,10 @@ from typing import Any, cast, get_args
 
 from probing.activations.source import ActivationSource, PendingRequest, Speed
 from probing.cli.options import ProbeOptions, as_options
-from probing.data import chosen_controls
 from probing.data.labelling import choose_classes, class_of_tokens
 from probing.data.module import READ_AGAIN
 from probing.errors import UserError, about_option, as_clause
-from probing.interventions.probed_task import UNITS
+from probing.interventions.heads import UNITS
 from probing.models import ALIASES, load_config, resolve_model
 from probing.models.source import ModelSource, is_downloaded
 from probing.runtime import drop_garbage
@@ -36,6 +35,7 @@ from probing.studies.claims.planning import (
 )
 from probing.studies.cloze import predictor as minimal_pairs
 from probing.studies.finetune.tables import STARTS, TuningOptions
+from probing.studies.fit import chosen_controls
 from probing.studies.fit.estimate import ProbeCosts
 from probing.studies.pretrain.tables import EncoderOptions, Size, TrainingOptions, chosen_recipe
 from probing.text import Corpus, from_sentences, load_corpus, read_pairs, splits_of
@@ -198,7 +198,10 @@ def plan(
     Raises:
         UserError: If a model that is none of the paper's does not exist, or a file of pairs cannot be read.
     """
-    chosen = named if named is not None else {name: name for name in _at_hand(paper)}
+    chosen = named
+    if chosen is None:
+        at_hand = [model for model in paper.models if model in ALIASES and is_downloaded(model)]
+        chosen = {name: name for name in (BUILTIN, *at_hand)}
     about = [model for model in paper.models if any(model in claim.models for claim in claims)]
     runs: dict[str, list[Planned]] = {}
     lacking = {model: _not_named(model) for model in about if model not in chosen}
@@ -405,11 +408,6 @@ def carry_out(
 def _compares(claim: Claim, model: str) -> bool:
     """Check whether a claim compares its models with this one."""
     return claim.reading is not None and claim.reading.arguments.get("over") == model
-
-
-def _at_hand(paper: Paper) -> list[str]:
-    """Return the built-in model, and the paper's models on this machine."""
-    return [BUILTIN, *(model for model in paper.models if model in ALIASES and is_downloaded(model))]
 
 
 def _not_named(model: str) -> str:

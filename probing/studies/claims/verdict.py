@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Verdict = Literal["confirmed", "not confirmed", "unclear", "not testable here"]
 VERDICTS: tuple[Verdict, ...] = ("confirmed", "not confirmed", "unclear", "not testable here")
 
-_NUMBER = r"-?\d+(?:\.\d+)?"
+_NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 _FORMS = re.compile(rf"(?P<sign><=|>=|<|>|=) (?P<end>{_NUMBER})|(?P<low>{_NUMBER}) to (?P<high>{_NUMBER})")
 
 
@@ -80,6 +80,22 @@ class ClaimEstimate:
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (self.value, self.low, self.high))) or not self.low <= self.high:
             raise ValueError(f"no interval of finite numbers: {self.low} to {self.high} around {self.value}")
+
+    def __sub__(self, other: ClaimEstimate) -> ClaimEstimate:
+        """Return the difference with the widest interval that both intervals allow; their covariance is not known."""
+        return ClaimEstimate(self.value - other.value, self.low - other.high, self.high - other.low)
+
+    def __neg__(self) -> ClaimEstimate:
+        return ClaimEstimate(-self.value, -self.high, -self.low)
+
+    def __abs__(self) -> ClaimEstimate:
+        """Return the magnitude; its interval begins at 0 where the interval of the value includes 0."""
+        nearest = 0.0 if self.low <= 0 <= self.high else min(abs(self.low), abs(self.high))
+        return ClaimEstimate(abs(self.value), nearest, max(abs(self.low), abs(self.high)), self.control, self.neurons)
+
+    def beside(self, control: float | None) -> ClaimEstimate:
+        """Return the same value with a control."""
+        return replace(self, control=control)
 
     @classmethod
     def exact(cls, value: float, control: float | None = None, neurons: tuple[int, ...] = ()) -> ClaimEstimate:

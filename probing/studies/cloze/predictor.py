@@ -32,6 +32,7 @@ from probing.interventions.model_output import (
 )
 from probing.models import ModelSource, check_ids, length_limits, load_tokenizer
 from probing.models.anatomy import Anatomy, examine
+from probing.results import Table, estimate_cells
 from probing.runs.call import Measured
 from probing.runtime.progress import note, stage
 from probing.statistics import binomial_interval, mean_interval
@@ -138,7 +139,7 @@ def replaced(text: Masked, corpus: Corpus, seed: int) -> tuple[dict[str, Masked]
 
 def _words(text: Masked, corpus: Corpus) -> Iterator[list[_Word]]:
     """Yield the words of each sentence that the table of tokens has whole or in part."""
-    tokens, tags = text.tokens, corpus.columns["upos"]
+    tokens, tags, fine_tags = text.tokens, corpus.columns["upos"], corpus.columns.get("xpos")
     assert corpus.words is not None  # what has tags is divided into words
     for i in range(tokens.n_sentences):
         span = tokens.of_sentences(i, 1)
@@ -149,14 +150,10 @@ def _words(text: Masked, corpus: Corpus) -> Iterator[list[_Word]]:
             word = int(tokens.words[start])
             stop = start + int((words == word).sum())
             form, tag = corpus.words[i][word], tags[i][word]
-            kind = tag, _fine_tag(corpus, i, word), stop - start, word == 0, form[:1].isupper()
+            # The language-specific tag may distinguish number.
+            kind = tag, fine_tags[i][word] if fine_tags else "", stop - start, word == 0, form[:1].isupper()
             sentence_words.append(_Word((start, stop), form.casefold(), kind, tag, bool(text.masked[start:stop].any())))
         yield sentence_words
-
-
-def _fine_tag(corpus: Corpus, sentence: int, word: int) -> str:
-    """Return the language-specific tag (`xpos`), which may distinguish number; empty without this column."""
-    return corpus.columns["xpos"][sentence][word] if "xpos" in corpus.columns else ""
 
 
 # The name of the pairs that come with the program.
@@ -291,21 +288,20 @@ def pair_rows(prompts: Prompts, log_p: NDArray[np.float64]) -> list[dict[str, An
 
 def group_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of `groups.csv`: all pairs, and then each group in the order of the file."""
-    groups = list(dict.fromkeys(row["group"] for row in rows))
-    by_group = {EVERY: list(rows)} | {group: [row for row in rows if row["group"] == group] for group in groups}
-    return [_counted(name, members) for name, members in by_group.items()]
+    table = Table(rows)
+    return [_counted(name, members) for name, members in {EVERY: table, **table.by("group")}.items()]
 
 
-def _counted(group: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    differences = np.array([row["difference"] for row in rows])
-    good, bad = (np.exp([row[f"{which}_log_probability"] for row in rows]) for which in ("good", "bad"))
-    n_right, clearly = int((differences > 0).sum()), int((good - bad > MARGIN).sum())
-    (low, high), (clear_low, clear_high) = (binomial_interval(n, len(rows)) for n in (n_right, clearly))
-    least, most = mean_interval(differences, np.ones(len(rows), dtype=np.int64))
+def _counted(group: str, rows: Table) -> dict[str, Any]:
+    differences = np.array(rows.column("difference"))
+    good, bad = (np.exp(rows.column(f"{which}_log_probability")) for which in ("good", "bad"))
+    n_right, n_clear = int((differences > 0).sum()), int((good - bad > MARGIN).sum())
+    mean, interval = float(differences.mean()), mean_interval(differences, np.ones(len(rows), dtype=np.int64))
     return {
-        "group": group, "n": len(rows), "n_right": n_right, "share": n_right / len(rows), "low": low, "high": high,
-        "clear_share": clearly / len(rows), "clear_share_low": clear_low, "clear_share_high": clear_high,
-        "difference": float(differences.mean()), "difference_low": least, "difference_high": most,
+        "group": group, "n": len(rows), "n_right": n_right,
+        **estimate_cells("share", n_right / len(rows), binomial_interval(n_right, len(rows)), ""),
+        **estimate_cells("clear_share", n_clear / len(rows), binomial_interval(n_clear, len(rows))),
+        **estimate_cells("difference", mean, interval),
     }  # fmt: skip
 
 
@@ -398,33 +394,24 @@ class ClozeConfig:
     seed: int
 
 
-@dataclass(frozen=True)
-class ClozeSentences:
-    """Sampled sentences of a corpus, and their masked tokens."""
+def masked_sample(predictor: Predictor, config: ClozeConfig) -> tuple[Corpus, Masked]:
+    """Draw sentences, and mask 15% of each sentence's tokens, not counting special tokens.
 
-    corpus: Corpus
-    text: Masked
-
-    @classmethod
-    def of(cls, predictor: Predictor, config: ClozeConfig) -> ClozeSentences:
-        """Draw sentences, and mask 15% of each sentence's tokens, not counting special tokens.
-
-        Raises:
-            UserError: If no sentence has a word.
-        """
-        request = _request(predictor, config)
-        tokens = tokens_of(request, predictor.tokenizer)
-        if tokens.special.all():
-            raise UserError("`--corpus`: no sentence is longer than one token, and special tokens do not count.")
-        drawn, sentences = draw_sentences(tokens, config.tokens, config.seed)
-        return cls(request.corpus.subset(sentences), Masked(drawn, choose_masked(drawn, config.seed)))
+    Raises:
+        UserError: If no sentence has a word.
+    """
+    request = _request(predictor, config)
+    tokens = tokens_of(request, predictor.tokenizer)
+    if tokens.special.all():
+        raise UserError("`--corpus`: no sentence is longer than one token, and special tokens do not count.")
+    drawn, sentences = draw_sentences(tokens, config.tokens, config.seed)
+    return request.corpus.subset(sentences), Masked(drawn, choose_masked(drawn, config.seed))
 
 
 def change_rows(
-    predictor: Predictor, sample: ClozeSentences, batch_tokens: int, seed: int, say: Callable[[str], None]
+    predictor: Predictor, corpus: Corpus, text: Masked, batch_tokens: int, seed: int, say: Callable[[str], None]
 ) -> list[Row]:
     """Return the rows of `changes.csv`."""
-    text = sample.text
     n = np.bincount(text.tokens.sentences[text.masked], minlength=text.tokens.n_sentences)
     note(INTACT)
     intact = predictor.losses(text, batch_tokens)
@@ -433,10 +420,10 @@ def change_rows(
         note(name)
         changed = predictor.losses(shuffled(text, n_together, seed), batch_tokens)
         rows.append(loss_row(name, changed, n, INTACT, intact))
-    if "upos" not in sample.corpus.columns:
+    if "upos" not in corpus.columns:
         say("names and nouns are not replaced: the corpus has no column `upos`, which a .conllu file has")
         return rows
-    texts, chosen = replaced(text, sample.corpus, seed)
+    texts, chosen = replaced(text, corpus, seed)
     if not chosen.any():
         say("names and nouns are not replaced: no sentence has both a name and a noun that others could replace")
         return rows
@@ -459,29 +446,17 @@ def loss_row(
     """
     counted = n > 0
     sums, n_tokens = np.where(counted, sums, 0), int(n.sum())
-    low, high = mean_interval(sums, n)
-    row: Row = {"condition": condition, "loss": float(sums.sum() / n_tokens), "low": low, "high": high}
+    row: Row = {
+        "condition": condition, **estimate_cells("loss", float(sums.sum() / n_tokens), mean_interval(sums, n), "")
+    }  # fmt: skip
     if other is not None:
         difference = np.where(counted, sums - other, 0)
-        least, most = mean_interval(difference, n)
-        row |= {
-            "against": against, "baseline": float(np.where(counted, other, 0).sum() / n_tokens),
-            "difference": float(difference.sum() / n_tokens), "difference_low": least, "difference_high": most,
-        }  # fmt: skip
+        row |= {"against": against, "baseline": float(np.where(counted, other, 0).sum() / n_tokens)}
+        row |= estimate_cells("difference", float(difference.sum() / n_tokens), mean_interval(difference, n))
     return {**row, "n_sentences": int(counted.sum()), "n": n_tokens}
 
 
-@dataclass(frozen=True)
-class ClozeOutcome:
-    """Tables of a survey, excluded pairs by reason, tokens of the corpus, and fingerprints of corpus and pairs."""
-
-    tables: Mapping[str, list[Row]]
-    dropped: Mapping[str, int]
-    n_tokens: int
-    fingerprints: Mapping[str, str]
-
-
-def survey(predictor: Predictor, config: ClozeConfig, say: Callable[[str], None]) -> ClozeOutcome:
+def survey(predictor: Predictor, config: ClozeConfig, say: Callable[[str], None]) -> Measured:
     """Test a model on pairs, and measure its loss in changed text.
 
     Raises:
@@ -489,7 +464,7 @@ def survey(predictor: Predictor, config: ClozeConfig, say: Callable[[str], None]
     """
     # What can be refused is refused before the model reads anything.
     prompts = predictor.prompts(config.pairs, config.flag_text) if config.pairs else None
-    sample = None if config.corpus is None else ClozeSentences.of(predictor, config)
+    sample = None if config.corpus is None else masked_sample(predictor, config)
     size = batch_tokens_of(_request(predictor, config))
     tables: dict[str, list[Row]] = {}
     for reason, n in prompts.dropped.items() if prompts else ():
@@ -499,11 +474,20 @@ def survey(predictor: Predictor, config: ClozeConfig, say: Callable[[str], None]
             tables |= predictor.ask(prompts, size)
     if sample:
         with stage("loss in changed text"):
-            tables["changes"] = change_rows(predictor, sample, size, config.seed, say)
-    fingerprints = {"pairs": fingerprint_of(config.pairs)} if config.pairs else {}
-    fingerprints |= {"corpus": config.corpus.fingerprint} if config.corpus else {}
-    n_tokens = sample.text.tokens.n_tokens if sample else 0
-    return ClozeOutcome(tables, prompts.dropped if prompts else {}, n_tokens, fingerprints)
+            tables["changes"] = change_rows(predictor, *sample, size, config.seed, say)
+    source = predictor.source
+    results = {
+        "model": {"name": source.name, "fingerprint": source.fingerprint()},
+        **({"pairs": {"fingerprint": fingerprint_of(config.pairs)}} if config.pairs else {}),
+        **({"corpus": {"fingerprint": config.corpus.fingerprint}} if config.corpus else {}),
+        "left_out": prompts.dropped if prompts else {},
+        "n_tokens": sample[1].tokens.n_tokens if sample else 0,
+    }
+
+    def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
+        return write_figures(folder, tables, source.short_name, formats)
+
+    return Measured(tables, results, draw=draw)
 
 
 def _request(predictor: Predictor, config: ClozeConfig) -> Request:
@@ -524,46 +508,34 @@ def write_figures(
     """Draw a run's figures, each in some formats, and return the paths of the files."""
     drawings: dict[str, Callable[[Figure], None]] = {}
     if groups := tables.get("groups"):
-        drawings["groups"] = partial(shares, rows=groups, model=model)
+        drawings["groups"] = partial(
+            _draw_rows, rows=groups, labels=[f"{row['group']} ({row['n']})" for row in groups], column="share", of="",
+            color=BLUE, reference=0.5, words="share of pairs whose good word is more probable, 95%",
+            title=f"{model}: probability of good words, compared with bad words", limits=(-0.03, 1.03),
+        )  # fmt: skip
     if changes := [row for row in tables.get("changes", ()) if row.get("against") == INTACT]:
-        drawings["changes"] = partial(costs, rows=changes, model=model)
+        drawings["changes"] = partial(
+            _draw_rows, rows=changes, labels=[CHANGED[row["condition"]] for row in changes], column="difference",
+            of="difference", color=ORANGE, reference=0,
+            words="increase of the loss of masked words in nats, 95% over sentences",
+            title=f"{model}: masked words in changed text",
+        )  # fmt: skip
     return write_drawings(folder, drawings, formats)
 
 
-def shares(figure: Figure, rows: Sequence[ReadonlyRow], model: str) -> None:
-    """Draw, for each row of `groups.csv`, the share of pairs whose good word is more probable."""
-    axes = _lines(figure, rows, [f"{row['group']} ({row['n']})" for row in rows], "share", "", BLUE)
-    axes.axvline(0.5, color=GREY, lw=0.8, ls=":")
-    axes.set_xlim(-0.03, 1.03)
-    axes.set_xlabel("share of pairs whose good word is more probable, 95%")
-    figure.suptitle(f"{model}: probability of good words, compared with bad words", x=0.01, ha="left", fontsize=10)
-
-
-def costs(figure: Figure, rows: Sequence[ReadonlyRow], model: str) -> None:
-    """Draw, for each change of the text, the increase of the loss of masked words."""
-    axes = _lines(figure, rows, [CHANGED[row["condition"]] for row in rows], "difference", "difference", ORANGE)
-    axes.axvline(0, color=GREY, lw=0.8, ls=":")
-    axes.set_xlabel("increase of the loss of masked words in nats, 95% over sentences")
-    figure.suptitle(f"{model}: masked words in changed text", x=0.01, ha="left", fontsize=10)
-
-
-def _lines(figure: Figure, rows: Sequence[ReadonlyRow], labels: Sequence[str], column: str, of: str, color: str) -> Any:
+def _draw_rows(
+    figure: Figure, rows: Sequence[ReadonlyRow], labels: Sequence[str], column: str, of: str, color: str,
+    reference: float, words: str, title: str, limits: tuple[float, float] | None = None,
+) -> None:  # fmt: skip
+    """Draw a number of each row with its interval, beside a line at the reference; `words` name the axis."""
     figure.set_size_inches(5.2, 1.2 + 0.32 * len(rows))
     axes, values = figure.subplots(), np.array([row[column] for row in rows])
     at = np.arange(len(rows))[::-1]
     axes.errorbar(values, at, xerr=error_bars(rows, values, of), fmt="o", ms=4, capsize=2, color=color, elinewidth=0.8)
     axes.set_yticks(at, labels)
     axes.set_ylim(-0.6, len(rows) - 0.4)
-    return axes
-
-
-def study_output(outcome: ClozeOutcome, model: ModelSource) -> Measured:
-    """Return the tables, results and figures of a run."""
-    results = {
-        "model": {"name": model.name, "fingerprint": model.fingerprint()},
-        **{name: {"fingerprint": print_} for name, print_ in outcome.fingerprints.items()},
-        "left_out": dict(outcome.dropped),
-        "n_tokens": outcome.n_tokens,
-    }
-    tables, name = outcome.tables, model.short_name
-    return Measured(tables, results, draw=lambda folder, formats: write_figures(folder, tables, name, formats))
+    axes.axvline(reference, color=GREY, lw=0.8, ls=":")
+    if limits:
+        axes.set_xlim(*limits)
+    axes.set_xlabel(words)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from inspect import signature
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from probing.cli.commandline import configured
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Folders, Moved, Wandb
-from probing.cli.options import WandbOptions
-from probing.errors import RunError, UserError, out_of_range, refuse
+from probing.cli.commandline import command
+from probing.cli.option_types import Folders, Moved
+from probing.cli.options import (
+    OneProcessOptions,
+    OutputOptions,
+    Wandb,
+    WandbOptions,
+    defaults,
+    option,
+    options_of,
+)
+from probing.errors import RunError, UserError, refuse
 from probing.models import site_of
 from probing.results import Html, Row, listed, read_rows
 from probing.runs import Result, SectionPlace, Study, Terms, study_of
@@ -47,88 +54,100 @@ MOST_NULL_DRAWS = 1000
 _OF_RECIPES = ("runs", "cache", "quiet", "verbose", "figure_format")
 
 
-@configured
-def compare(
-    config: dict[str, Any],
-    folders: Folders | None = None, models: list[str] | None = None, fit: dict[str, Any] | None = None,
-    matching: Literal["auto", "index", "correlation"] = "auto",
-    assignment: Literal["one_to_one", "many_to_one"] = "one_to_one", top: int = 10, null_draws: int = 19,
-    seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
-    verbose: bool = False, trainer: dict[str, Any] | None = None, wandb: Wandb = WandbOptions(),
-    figure_format: FigureFormat = FIGURE_FORMAT, corpus: Moved | None = None,
-) -> Result:  # fmt: skip
+@dataclass(frozen=True)
+class CompareOptions(OutputOptions, OneProcessOptions):
+    """Options of `compare`."""
+
+    folders: Folders | None = None
+    """Folders of finished runs, all of `fit` or all of `finetune`; may be given without `--folders`."""
+    models: list[str] | None = None
+    """Models to fit first and to include in the comparison, such as [bert, roberta]."""
+    fit: dict[str, Any] | None = None
+    """Options of `fit` for --models, such as --fit.layer 0,6,12."""
+    matching: Literal["auto", "index", "correlation"] = "auto"
+    """How neurons of two models are paired: index, for models with a common origin; correlation, for other models; auto
+    is index if both runs use the same model."""
+    assignment: Literal["one_to_one", "many_to_one"] = "one_to_one"
+    """With matching by correlation, whether several neurons may be paired with the same neuron (many_to_one)."""
+    top: int = option(10, at_least=1)
+    """Number of first neurons whose overlap is measured."""
+    null_draws: int = option(19, at_least=1, at_most=MOST_NULL_DRAWS)
+    """Number of times that labels are shuffled, for runs whose neurons are compared by index; the smallest possible
+    p-value is 1 / (1 + null_draws)."""
+    _: KW_ONLY
+    seed: int = 0
+    """Seed of every random draw: resampled sentences and the null distributions."""
+    runs: str = "runs"
+    """Folder of runs, in which the comparison is also saved."""
+    name: str | None = None
+    """Name of the comparison; default: compare-MODELS-YYYYMMDD-HHMMSS."""
+    quiet: bool = False
+    """Print only the sentences and warnings."""
+    verbose: bool = False
+    """Also print the top neurons of every run."""
+    wandb: Wandb = WandbOptions()
+    """Where and how to track the comparison in Weights & Biases."""
+    corpus: Moved | None = None
+    """Text of runs whose text has moved: its path, or [A, B] for several texts. Each text replaces every run's text
+    with the same content; a text that matches no run is refused."""
+
+
+@command(CompareOptions)
+def compare(options: CompareOptions) -> Result:
     """Compare the rankings of finished runs: do their models encode the task in corresponding neurons?
 
     For runs of `finetune`, compare the scores: does the difference between two recipes exceed the variation between
     seeds? All options except output options are then refused.
 
-    Args:
-        folders: Folders of finished runs, all of `fit` or all of `finetune`; may be given without `--folders`.
-        models: Models to fit first and to include in the comparison, such as [bert, roberta].
-        fit: Options of `fit` for --models, such as --fit.layer 0,6,12.
-        matching: How neurons of two models are paired: index, for models with a common origin; correlation, for other
-            models; auto is index if both runs use the same model.
-        assignment: With matching by correlation, whether several neurons may be paired with the same neuron
-            (many_to_one).
-        top: Number of first neurons whose overlap is measured.
-        null_draws: Number of times that labels are shuffled, for runs whose neurons are compared by index; the smallest
-            possible p-value is 1 / (1 + null_draws).
-        seed: Seed of every random draw: resampled sentences and the null distributions.
-        runs: Folder of runs, in which the comparison is also saved.
-        name: Name of the comparison; default: compare-MODELS-YYYYMMDD-HHMMSS.
-        quiet: Print only the sentences and warnings.
-        verbose: Also print the top neurons of every run.
-        trainer: Arguments of Lightning's Trainer; only --trainer.accelerator and --trainer.logger are accepted.
-        wandb: Where and how to track the comparison in Weights & Biases.
-        corpus: Text of runs whose text has moved: its path, or [A, B] for several texts. Each text replaces every run's
-            text with the same content; a text that matches no run is refused.
-
     Returns:
         The comparison.
     """
-    out_of_them = [*out_of_range("top", top, 1), *out_of_range("null_draws", null_draws, 1, MOST_NULL_DRAWS)]
-    call = Call.of(study_of("compare"), config, name, wandb, out_of_them)
-    run_folders: list[str] = config["folders"] or []
-    if len(run_folders) + len(models or ()) < 2:
+    call = Call.of(study_of("compare"), options)
+    run_folders: list[str] = call.config["folders"] or []
+    if len(run_folders) + len(options.models or ()) < 2:
         raise UserError("`compare` takes two or more finished runs, such as runs/A runs/B, or `--models`.")
     if any(map(is_of_tunings, run_folders)):
-        return _compare_recipes(call, run_folders, name)
-    if corpus is not None and not run_folders:
+        return _compare_recipes(call, run_folders, options.name)
+    if options.corpus is not None and not run_folders:
         raise UserError("`--corpus` is the text of finished runs; give that of `--models` with `--fit.corpus`.")
-    defaults: dict[str, Any] = {"runs": runs, "cache": cache, "quiet": quiet, "figure_format": figure_format}
-    defaults |= {"trainer": trainer or {}, "wandb": asdict(replace(call.wandb, name=None))}
-    options = _fit_options({**defaults, **(fit or {})}, fit, models)
+    of_fits: dict[str, Any] = {
+        name: call.config[name] for name in ("runs", "cache", "quiet", "figure_format", "trainer")
+    }
+    of_fits |= {"wandb": asdict(replace(call.wandb, name=None)), **(options.fit or {})}
+    fit_options = _fit_options(of_fits, options.fit, options.models)
     fit_runs = [load_fit_of_classes(folder) for folder in run_folders]
-    call.expect(len(models or ()) + 2)
-    for model in models or ():
+    call.expect(len(options.models or ()) + 2)
+    for model in options.models or ():
         with stage(f"fit of {model}"):
-            fit_runs.append(_fitted(model, options))
+            fit_runs.append(_fitted(model, fit_options))
     with quiet_libraries():
         from probing.runs.finished import RunExtraction, by_index, open_runs, pairs_of, ranked_of, with_shuffled
         from probing.runs.places import given_texts
         from probing.runtime.trainer import check_trainer_options
         from probing.studies.compare.recipes import top_everywhere
 
-        check_trainer_options(trainer or {}, "lbfgs")
-        opened = open_runs(fit_runs, matching, given_texts(corpus))
-        extract = RunExtraction(call.cached, trainer or {}, call.say)
+        check_trainer_options(options.trainer or {}, "lbfgs")
+        opened = open_runs(fit_runs, options.matching, given_texts(options.corpus))
+        extract = RunExtraction(call.cached, options.trainer or {}, call.say)
         with stage(f"rankings of {len(opened)} runs"):
-            ranked = [ranked_of(finished, extract, seed) for finished in opened]
-            for place_of in by_index(opened, matching):
-                ranked[place_of] = with_shuffled(opened[place_of], ranked[place_of], extract, null_draws, seed)
+            ranked = [ranked_of(finished, extract, options.seed) for finished in opened]
+            for place_of in by_index(opened, options.matching):
+                ranked[place_of] = with_shuffled(
+                    opened[place_of], ranked[place_of], extract, options.null_draws, options.seed
+                )
         with stage("agreement of pairs of runs"):
-            pairs = pairs_of(opened, ranked, extract, matching, assignment, top, seed)
-        common = top_everywhere(ranked, {j: pair for (i, j), pair in pairs.items() if i == 0}, top)
+            pairs = pairs_of(opened, ranked, extract, options.matching, options.assignment, options.top, options.seed)
+        common = top_everywhere(ranked, {j: pair for (i, j), pair in pairs.items() if i == 0}, options.top)
 
         stem = "compare-" + "-".join(dict.fromkeys(finished.source.short_name for finished in opened))
-        folder = RunFolder(call.place, name, stem[:120])
-        return call.write_into(folder, lambda _: _study_output(opened, pairs, common, top))
+        folder = RunFolder(call.place, options.name, stem[:120])
+        return call.write_into(folder, lambda _: _study_output(opened, pairs, common, options.top))
 
 
 def _compare_recipes(call: Call, run_folders: Sequence[str], name: str | None) -> Result:
     """Compare runs of `finetune`; only options of where and how results are written apply."""
-    option_defaults = {option: parameter.default for option, parameter in signature(compare).parameters.items()}
-    of_rankings = [key for key in option_defaults if key not in (*_OF_RECIPES, "folders", "name", "wandb")]
+    option_defaults = defaults(compare)
+    of_rankings = [key for key in option_defaults if key not in (*_OF_RECIPES, "folders", "wandb")]
     if changed_options := [
         option for option in of_rankings if (call.config[option] or None) != (option_defaults[option] or None)
     ]:
@@ -177,7 +196,7 @@ def _fit_options(
     if fit_values and not models:
         raise UserError("`--fit.*` are options of the models given with `--models`, and none is given.")
     refuse([f"`--fit.{name}` cannot be set: `--models` decides" for name in ("model", "name") if name in options])
-    keywords = checked(fit, options, "fit", OptionSource("--fit."))
+    keywords = checked(options_of(fit), options, "fit", OptionSource("--fit."))
     return {name: value for name, value in keywords.items() if name not in ("model", "name")}
 
 

@@ -18,8 +18,7 @@ from probing.probes.pairs import Ranked, RunPair
 from probing.results import ends, listed, shortened
 from probing.runs import Result
 from probing.runs.call import Measured
-from probing.runs.checks import reading
-from probing.runs.folder import NOT_OF_THE_RUN
+from probing.runs.folder import NOT_OF_THE_RUN, reading
 from probing.runs.loading import checkpoint_name
 from probing.statistics import independent_difference, neuron_ranks, paired_difference
 from probing.studies.compare.tables import INDEPENDENT, PAIRED, TUNINGS, differing, level_of, options_of, verdict_of

@@ -36,8 +36,8 @@ from probing.results import (
 from probing.runs import Result, Terms
 from probing.statistics import LEVEL, MIN_SENTENCES, few_sentences
 from probing.studies.finetune.tables import PRETRAINED, RANDOM, SHORT, SHUFFLED, score_words
-from probing.tables import UNINFORMATIVE
-from probing.tables.evidence_sentences import ALPHA, SAME, say
+from probing.tables import ALPHA, SAME, UNINFORMATIVE
+from probing.tables.evidence_sentences import say
 from probing.tables.schema import layer_column, value
 
 # What the column `null` of `agreement.csv` holds, in words.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import KW_ONLY, dataclass
 from itertools import zip_longest
 from typing import Any, ClassVar
 
-from probing.cli.commandline import configured
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Folder, Model, Source, Wandb, chosen
-from probing.cli.options import WandbOptions, as_options
-from probing.errors import UserError, out_of_range
+from probing.cli.commandline import command
+from probing.cli.option_types import Folder, Model, Source
+from probing.cli.options import OutputOptions, RunOptions, as_options, option
+from probing.errors import UserError
 from probing.results import shown_table
 from probing.runs import Result, Study, Terms, study_of
 from probing.runs.call import Call, Measured
@@ -36,74 +36,92 @@ from probing.text.tasks import TokenTask, described, load_task, reader_of
 from probing.tracking import Tracker
 
 
-@configured
-def finetune(
-    config: dict[str, Any],
-    model: Model = "minilm", revision: str | None = None, corpus: Source = "builtin", test_corpus: Source | None = None,
-    pairs: Folder | None = None, test_pairs: Folder | None = None,
-    task: str | TokenTask = "sentence_label", task_args: dict[str, Any] | None = None, group_by: GroupBy = "auto",
-    starts: str | list[str] = "pretrained,random", seeds: int = 3, orders: int = 2, max_length: int | None = None,
-    seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
-    trainer: dict[str, Any] | None = None, tuning: TuningGroup = TuningOptions(), wandb: Wandb = WandbOptions(),
-    figure_format: FigureFormat = FIGURE_FORMAT, verbose: bool = False,
-) -> Result | None:  # fmt: skip
-    """Tune a model on a task, and measure how the score depends on pretraining, seed, order and test sentences.
+@dataclass(frozen=True, kw_only=True)
+class _TunedOptions(RunOptions):
+    tuning: TuningGroup = option(TuningOptions())
+    """How the model is tuned."""
 
-    Args:
-        pairs: Labelled sentence pairs that replace --corpus: a folder or file of SICK, STS-B, one of STS12 to STS16, or
-            WiC, as in `sts` and `wic`, or hf:NAME?config=C. For SICK, --task_args.column selects entailment or
-            relatedness. Pairs that share a sentence are a document for --group_by.
-        test_pairs: Pairs to test on, given like --pairs. Default: the test part of --pairs, otherwise its dev part or,
-            if it has only one part, a tenth of its pairs.
-        task: Task to predict: its name, such as sentence_label or upos, or FILE.py:CLASS for a custom task. A sentence
-            task gets a sentence head, every other task a token head.
-        task_args: Options of the task, such as --task_args.min_count 20.
-        starts: Starting points: all, or some of pretrained, random (a randomly initialised model) and shuffled (the
-            pretrained model, tuned on labels that are exchanged at random among the training examples, differently for
-            each seed).
-        seeds: Number of seeds of the head and of random initialisation, from --seed on.
-        orders: Number of orders of the training sentences, each with different dropout, from --seed on. Every seed is
-            combined with every order.
-        seed: Seed of the split, first seed of the head, and first order.
-        name: Name of this run; default: MODEL-finetune-YYYYMMDD-HHMMSS. A killed run of this name is continued.
-        trainer: Arguments of Lightning's Trainer, such as --trainer.devices 2, --trainer.precision bf16-mixed or
-            --trainer.accumulate_grad_batches 4.
-        tuning: How the model is tuned.
-        verbose: Also print a row for each tuning, and all differences.
+
+@dataclass(frozen=True)
+class FinetuneOptions(OutputOptions, _TunedOptions):
+    """Options of `finetune`."""
+
+    model: Model = "minilm"
+    revision: str | None = None
+    corpus: Source = "builtin"
+    test_corpus: Source | None = None
+    pairs: Folder | None = None
+    """Labelled sentence pairs that replace --corpus: a folder or file of SICK, STS-B, one of STS12 to STS16, or WiC, as
+    in `sts` and `wic`, or hf:NAME?config=C. For SICK, --task_args.column selects entailment or relatedness. Pairs that
+    share a sentence are a document for --group_by."""
+    test_pairs: Folder | None = None
+    """Pairs to test on, given like --pairs. Default: the test part of --pairs, otherwise its dev part or, if it has
+    only one part, a tenth of its pairs."""
+    task: str | TokenTask = "sentence_label"
+    """Task to predict: its name, such as sentence_label or upos, or FILE.py:CLASS for a custom task. A sentence task
+    gets a sentence head, every other task a token head."""
+    task_args: dict[str, Any] | None = None
+    """Options of the task, such as --task_args.min_count 20."""
+    group_by: GroupBy = "auto"
+    starts: str | list[str] = option("pretrained,random", choices=STARTS)
+    """Starting points: all, or some of pretrained, random (a randomly initialised model) and shuffled (the pretrained
+    model, tuned on labels that are exchanged at random among the training examples, differently for each seed)."""
+    seeds: int = option(3, at_least=1, at_most=1000)
+    """Number of seeds of the head and of random initialisation, from --seed on."""
+    orders: int = option(2, at_least=1, at_most=1000)
+    """Number of orders of the training sentences, each with different dropout, from --seed on. Every seed is combined
+    with every order."""
+    max_length: int | None = None
+    _: KW_ONLY
+    seed: int = 0
+    """Seed of the split, first seed of the head, and first order."""
+    name: str | None = None
+    """Name of this run; default: MODEL-finetune-YYYYMMDD-HHMMSS. A killed run of this name is continued."""
+    trainer: dict[str, Any] | None = None
+    """Arguments of Lightning's Trainer, such as --trainer.devices 2, --trainer.precision bf16-mixed or
+    --trainer.accumulate_grad_batches 4."""
+    verbose: bool = False
+    """Also print a row for each tuning, and all differences."""
+
+
+@command(FinetuneOptions)
+def finetune(options: FinetuneOptions) -> Result | None:
+    """Tune a model on a task, and measure how the score depends on pretraining, seed, order and test sentences.
 
     Returns:
         The tables of the run; None except in the rank-zero process.
     """
-    recipe = as_options(TuningOptions, tuning, "tuning")
-    config |= {"tuning": asdict(recipe), **described(task, task_args)}
-    problems = [*out_of_range("seeds", seeds, 1, 1000), *out_of_range("orders", orders, 1, 1000), *recipe.problems()]
-    # An unfinished run of the name is continued, so that whether the name is taken is found later.
-    call = Call.of(study_of("finetune"), config, None, wandb, problems)
-    selected = chosen("--starts", starts, STARTS)
-    token_task, text, n_sharing = _read(config, corpus, test_corpus, task, task_args, call.say)
-    options = ("corpus", "test_corpus") if pairs is None else ("pairs", "test_pairs")
-    texts = dict(zip_longest(options, text[0]))
+    recipe = as_options(TuningOptions, options.tuning, "tuning")
+    call = Call.of(study_of("finetune"), options, is_continued=True)
+    config = call.config
+    config |= described(options.task, options.task_args)
+    token_task, text, n_sharing = _read(
+        config, options.corpus, options.test_corpus, options.task, options.task_args, call.say
+    )
+    texts = dict(zip_longest(("corpus", "test_corpus") if options.pairs is None else ("pairs", "test_pairs"), text[0]))
     with quiet_libraries():
         from probing.downstream.labelled_pairs import about_pairs
         from probing.models import find_model
         from probing.runtime.trainer import Places, check_trainer_options
         from probing.studies.finetune.results import FinetuneConfig, carry_out, jobs_of, study_output
 
-        check_trainer_options(trainer or {}, "tuning")
-        check_several(trainer or {}, name is not None)
-        source = find_model(model, revision, None)
-        named = name or free_name(call.place, f"{source.short_name}-finetune")
+        check_trainer_options(options.trainer or {}, "tuning")
+        check_several(options.trainer or {}, options.name is not None)
+        source = find_model(options.model, options.revision, None)
+        named = options.name or free_name(call.place, f"{source.short_name}-finetune")
         config["model"] = source.name
         folder = folder_of_trainings(call.place, named, config, texts)
-        jobs = jobs_of(selected, seed, seeds, orders)
-        tuning_config = FinetuneConfig(jobs, token_task, group_by, max_length, recipe, trainer or {}, seed)
+        jobs = jobs_of(options.selected("starts"), options.seed, options.seeds, options.orders)
+        tuning_config = FinetuneConfig(
+            jobs, token_task, options.group_by, options.max_length, recipe, options.trainer or {}, options.seed
+        )
         first = is_main_process()
         call.expect(len(jobs) + 2)
         places = Places(folder.path, first)
         with continuable(folder, first):
 
             def measure(tracker: Tracker | None) -> Measured | None:
-                with nullcontext() if pairs is None else about_pairs():
+                with nullcontext() if options.pairs is None else about_pairs():
                     tables, examples = carry_out(
                         source, text, tuning_config, places, tracker and tracker.logger, call.say
                     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -16,9 +15,10 @@ from probing.data.examples import Examples
 from probing.downstream.sentence_vectors import spearman
 from probing.errors import UserError
 from probing.models import ModelSource
-from probing.results import without_nan
+from probing.results import estimate_cells, without_nan
 from probing.runs import Result
 from probing.runs.call import Measured
+from probing.runs.folder import end_of_trainings
 from probing.runs.loading import checkpoint_name
 from probing.runtime.files import regular, write_tensors
 from probing.runtime.progress import remark, stage
@@ -134,10 +134,8 @@ def read_answers_of(run: Result) -> TunedAnswers:
     known = [checkpoint_name(row) for row in run.tunings]
     right = {name: arrays[f"{RIGHT}{name}"] for name in known}
     answers = TunedAnswers(arrays["sentence"], arrays["labels"], arrays["cluster"], arrays["of"], right)
-    if (
-        len({len(array) for array in (answers.sentence, answers.labels, answers.cluster, answers.of, *right.values())})
-        != 1
-    ):
+    arrays_of_sentences = answers.sentence, answers.labels, answers.cluster, answers.of, *right.values()
+    if len({len(array) for array in arrays_of_sentences}) != 1:
         raise ValueError(f"{ANSWERS} has tensors of several lengths")
     for name, row in zip(known, run.tunings, strict=True):
         if not abs(right[name].sum() / answers.of.sum() - row["score"]) <= _ROUNDING:
@@ -200,6 +198,11 @@ class TuningScores:
             return ratio_interval((numerators, self.denominators))
         return accuracy_interval(numerators, self.denominators.astype(np.int64))
 
+    def cells(self, of: Any) -> Row:
+        """Return the score of a tuning or a baseline with its interval over the test part alone, and correlations."""
+        score = estimate_cells("score", self.score(of), self.interval(self.numerators(of)))
+        return {**score, **self.correlations(of)}
+
     def correlations(self, *of: Any) -> Row:
         """Return the mean correlations of true and predicted numbers; empty for classes and for tokens."""
         if not self.numbers or self.task.of != "sentences" or any(name not in self.predicted for name in of):
@@ -236,19 +239,12 @@ def tables_of(
         "tunings": [_tuning(scores, job, answers[job], _steps(curve, job)) for job in jobs],
         "scores": [
             *(_of_start(scores, jobs, start, spreads[start]) for start in starts),
-            *(_of_baseline(scores, name) for name in others),
+            *({"answer": name, **scores.cells(name)} for name in others),
         ],
         "differences": [*_differences(scores, jobs, starts, list(others))],
         "tuning_curves": [dict(row) for row in curve],
     }
     return {name: [without_nan(row) for row in rows] for name, rows in tables.items()}
-
-
-def saved_answers(task: TuningTask, corpus: Corpus, answers: Mapping[TuningJob, TestAnswers]) -> TunedAnswers:
-    """Return each tuning's score on each test sentence, for the file of the run."""
-    of = TuningScores(task, {}, {}).of_sentences()
-    right = {job.name: answer.right for job, answer in answers.items()}
-    return TunedAnswers.on(corpus, task.sides.test, task.classes, of, right)
 
 
 def _steps(curve: Sequence[Row], job: TuningJob) -> int:
@@ -257,12 +253,11 @@ def _steps(curve: Sequence[Row], job: TuningJob) -> int:
 
 
 def _tuning(scores: TuningScores, job: TuningJob, answers: TestAnswers, steps: int) -> Row:
-    low, high = scores.interval(scores.numerators(job))
-    row: Row = {**job.row, "score": scores.score(job), "score_low": low, "score_high": high, "steps": steps}
+    row: Row = {**job.row, "steps": steps, **scores.cells(job)}
     if not scores.numbers:
         row["cross_entropy"] = float(answers.loss.sum()) / int(scores.denominators.sum())
         row["macro_f1"] = macro_f1(answers.confusion)
-    return {**row, **scores.correlations(job)}
+    return row
 
 
 def pearson(a: Sums, b: Sums) -> float:
@@ -280,25 +275,19 @@ def macro_f1(confusion: NDArray[np.int64]) -> float:
 
 def _of_start(scores: TuningScores, jobs: Sequence[TuningJob], start: str, varied: Spread) -> Row:
     crossed = scores.crossed(jobs, start)
-    low, high = scores.interval(crossed.mean((0, 1)))
     # No accuracy is below 0, and no score above 1.
     least = -np.inf if scores.numbers else 0.0
-    return {
-        "answer": start, "n_tunings": crossed.shape[0] * crossed.shape[1], "score": varied.mean, "score_low": low,
-        "score_high": high, "overall_low": max(varied.low, least), "overall_high": min(varied.high, 1.0),
+    row = {
+        "answer": start, "n_tunings": crossed.shape[0] * crossed.shape[1],
+        **estimate_cells("score", varied.mean, scores.interval(crossed.mean((0, 1)))),
+        "overall_low": max(varied.low, least), "overall_high": min(varied.high, 1.0),
         **scores.correlations(*(job for job in jobs if job.start == start)),
-        **{f"sd_{name}": value for name, value in varied.sds.items()},
-        **{f"share_{name}": value for name, value in varied.shares.items()},
-        **{f"share_{name}_{end}": ends[side] for name, ends in varied.share_ends.items()
-           for side, end in enumerate(("low", "high"))},
     }  # fmt: skip
-
-
-def _of_baseline(scores: TuningScores, name: str) -> Row:
-    low, high = scores.interval(scores.numerators(name))
-    return {
-        "answer": name, "score": scores.score(name), "score_low": low, "score_high": high, **scores.correlations(name)
-    }  # fmt: skip
+    row |= {f"sd_{name}": sd for name, sd in varied.sds.items()}
+    row |= {f"share_{name}": share for name, share in varied.shares.items()}
+    for name, (low, high) in varied.share_ends.items():
+        row |= {f"share_{name}_low": low, f"share_{name}_high": high}
+    return row
 
 
 def _differences(
@@ -315,19 +304,14 @@ def _differences(
         difference = spread(scores.crossed(jobs, a) - minus, scores.denominators)
         # No two accuracies differ by more than 1.
         most = np.inf if scores.numbers else 1.0
-        low, high = max(difference.low, -most), min(difference.high, most)
-        rows.append({"answer": a, "against": b, "difference": difference.mean, "low": low, "high": high})
-    if SECOND in others:
-        rows.append(_difference_of_baselines(scores, SECOND, others[0]))
+        interval = max(difference.low, -most), min(difference.high, most)
+        rows.append({"answer": a, "against": b, **estimate_cells("difference", difference.mean, interval, "")})
+    if SECOND in others:  # baselines are not tuned: the interval is over clusters alone
+        numerators = scores.numerators(SECOND) - scores.numerators(others[0])
+        mean = float(numerators.sum() / scores.denominators.sum())
+        interval = ratio_interval((numerators, scores.denominators))
+        rows.append({"answer": SECOND, "against": others[0], **estimate_cells("difference", mean, interval, "")})
     return rows
-
-
-def _difference_of_baselines(scores: TuningScores, a: str, b: str) -> Row:
-    """Return the difference of two baselines, which are not tuned: its interval is over clusters alone."""
-    numerators = scores.numerators(a) - scores.numerators(b)
-    low, high = ratio_interval((numerators, scores.denominators))
-    difference = float(numerators.sum() / scores.denominators.sum())
-    return {"answer": a, "against": b, "difference": difference, "low": low, "high": high}
 
 
 def study_output(
@@ -335,7 +319,7 @@ def study_output(
     config: Mapping[str, Any],
     model: ModelSource, n_sharing: int | None = None,
 ) -> Measured:  # fmt: skip
-    """Return the output of a run; it removes files that only a continued run needs.
+    """Return the output of a run.
 
     `n_sharing` is the number of test pairs with a sentence that also occurs in training pairs.
     """
@@ -363,13 +347,7 @@ def study_output(
     }  # fmt: skip
 
     def write(folder: Path) -> list[Path]:
-        shutil.rmtree(folder / "state", ignore_errors=True)
-        return [folder / ANSWERS] + [
-            path
-            for option, text in corpora.items()
-            if text is not None and str(config[option]).endswith(f"{folder.stem}/{option}.txt")
-            for path in [_saved_text(folder / f"{option}.txt", text)]
-        ]
+        return [folder / ANSWERS, *end_of_trainings(folder, config, corpora)]
 
     return Measured(tables, results, write=write, is_timed=False)
 
@@ -380,11 +358,6 @@ def _unit(task: TuningTask, n_clusters: int) -> str:
     if task.are_pairs:
         return "group" if test.documents is not None and n_clusters < test.n_tokens else "pair"
     return test.unit if test.documents is None else "document"
-
-
-def _saved_text(path: Path, text: Corpus) -> Path:
-    path.write_text("".join(f"{sentence}\n" for sentence in text.sentences), encoding="utf-8")
-    return path
 
 
 @dataclass(frozen=True)
@@ -415,7 +388,7 @@ def carry_out(
         task = labelled(source, *text, config.task, config.group_by, config.max_length, say)
     curve: list[Row] = []
     for job in config.jobs:
-        if places.finished(job.name) is None and places.state(job.name).is_file():
+        if not places.document(job.name).is_file() and places.state(job.name).is_file():
             remark(f"{job.name}: the tuning goes on")
         with stage(f"tuning of {job.name}"):
             curve += tune(job, source, task, config.recipe, config.trainer, places, logger)
@@ -424,5 +397,6 @@ def carry_out(
     if not places.writes:
         return {}, task
     answers = {job: read_answers(places, job) for job in config.jobs}
-    saved_answers(task, text[0][-1], answers).write(places.folder)
+    of, right = TuningScores(task, {}, {}).of_sentences(), {job.name: answer.right for job, answer in answers.items()}
+    TunedAnswers.on(text[0][-1], task.sides.test, task.classes, of, right).write(places.folder)
     return tables_of(config.jobs, task, answers, others, curve), task

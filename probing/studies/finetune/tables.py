@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from probing.errors import out_of_range
+from probing.cli.options import LARGEST, SMALLEST, Options, option
 from probing.results import (
     Row,
     Schema,
     Table,
+    capitalised,
     count,
     ends,
     estimated,
@@ -22,6 +23,7 @@ from probing.results import (
     listed,
     number,
     shown,
+    shown_table,
     sign_of_interval,
     text,
     whole,
@@ -39,47 +41,30 @@ LAST = -1
 
 
 @dataclass(frozen=True)
-class TuningOptions:
-    """How the model is tuned.
+class TuningOptions(Options):
+    """How the model is tuned."""
 
-    Args:
-        learning_rate: Highest learning rate of AdamW.
-        epochs: Number of times that the training text is read; 0 leaves the model as it starts.
-        warm_up: Share of the steps in which the learning rate rises; then it falls linearly to 0.
-        batch_tokens: Most tokens of a batch, padding included, over all processes.
-        weight_decay: Weight decay of AdamW, of weight matrices alone.
-        clip: Largest norm of the gradient; 0 does not limit it.
-        frozen: Number of the lowest layers that are not tuned: 1 is the embeddings alone, 3 also blocks 1 and 2.
-        layer_decay: Factor of the learning rate from each layer to the one below it.
-        layer: Layer on which the head stands, such as 4, or -1 for the last one and -2 for the one below it; the blocks
-            above are left out of the model and of its checkpoints.
-        save_every: Number of steps between saved states, from which an interrupted run continues.
-    """
-
-    learning_rate: float = 5e-5
-    epochs: int = 3
-    warm_up: float = 0.1
-    batch_tokens: int = 1024
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    frozen: int = 0
-    layer_decay: float = 1.0
+    learning_rate: float = option(5e-5, at_least=SMALLEST, at_most=LARGEST)
+    """Highest learning rate of AdamW."""
+    epochs: int = option(3, at_least=0, at_most=100_000)
+    """Number of times that the training text is read; 0 leaves the model as it starts."""
+    warm_up: float = option(0.1, at_least=0, at_most=1)
+    """Share of the steps in which the learning rate rises; then it falls linearly to 0."""
+    batch_tokens: int = option(1024, at_least=1)
+    """Most tokens of a batch, padding included, over all processes."""
+    weight_decay: float = option(0.01, at_least=0, at_most=LARGEST)
+    """Weight decay of AdamW, of weight matrices alone."""
+    clip: float = option(1.0, at_least=0, at_most=LARGEST)
+    """Largest norm of the gradient; 0 does not limit it."""
+    frozen: int = option(0, at_least=0)
+    """Number of the lowest layers that are not tuned: 1 is the embeddings alone, 3 also blocks 1 and 2."""
+    layer_decay: float = option(1.0, at_least=1e-6, at_most=1)
+    """Factor of the learning rate from each layer to the one below it."""
     layer: int = LAST
-    save_every: int = 200
-
-    def problems(self) -> list[str]:
-        """Return the problems with values that are out of range."""
-        return [
-            *out_of_range("tuning.learning_rate", self.learning_rate, 1e-30, 1e30),
-            *out_of_range("tuning.epochs", self.epochs, 0, 100_000),
-            *out_of_range("tuning.warm_up", self.warm_up, 0, 1),
-            *out_of_range("tuning.batch_tokens", self.batch_tokens, 1),
-            *out_of_range("tuning.weight_decay", self.weight_decay, 0, 1e30),
-            *out_of_range("tuning.clip", self.clip, 0, 1e30),
-            *out_of_range("tuning.frozen", self.frozen, 0),
-            *out_of_range("tuning.layer_decay", self.layer_decay, 1e-6, 1),
-            *out_of_range("tuning.save_every", self.save_every, 1),
-        ]
+    """Layer on which the head stands, such as 4, or -1 for the last one and -2 for the one below it; the blocks above
+    are left out of the model and of its checkpoints."""
+    save_every: int = option(200, at_least=1)
+    """Number of steps between saved states, from which an interrupted run continues."""
 
 
 # In Python, a group of options may be a mapping; the parser of arguments sees only the group.
@@ -218,11 +203,6 @@ def score_words(is_number: bool) -> str:
     return "R²" if is_number else "accuracy"
 
 
-def losses_in(is_number: bool) -> str:
-    """Return the name and the unit of the losses."""
-    return "squared error, in sd" if is_number else "cross-entropy, nats"
-
-
 def examples_of(results: Mapping[str, Any]) -> str:
     """Return the name of the test examples: sentences, or pairs; `results` is the content of `results.json`."""
     return "pairs" if "pairs" in results["corpora"] else "sentences"
@@ -284,8 +264,7 @@ def _compare_with_baselines(differences: Table, start: str) -> str:
     for row in differences.where(ends_known, answer=start, against=baselines):
         by_verdict.setdefault(_VERDICTS[sign_of_interval(row)], []).append(_compared(row))
     verdicts = "; ".join(f"{verdict} {listed(names)}" for verdict, names in by_verdict.items())
-    name = f"{CALLED[start][0].upper()}{CALLED[start][1:]}"
-    return SENTENCES["baselines"].format(start=name, verdicts=verdicts) if verdicts else ""
+    return SENTENCES["baselines"].format(start=capitalised(CALLED[start]), verdicts=verdicts) if verdicts else ""
 
 
 def _compared(row: Row) -> str:
@@ -312,7 +291,7 @@ def _variance(row: Row, examples: str) -> str:
     ]
     fixed = [sources[name] for name in ("seed", "order") if name not in shares]
     return SENTENCES["variance"].format(
-        start=f"{CALLED[row['answer']][0].upper()}{CALLED[row['answer']][1:]}", shares=listed(due),
+        start=capitalised(CALLED[row["answer"]]), shares=listed(due),
         sd=shown(sum(row[f"sd_{name}"] ** 2 for name in shares) ** 0.5, ".4f"),
         fixed=SENTENCES["fixed"].format(sources=listed(fixed)) if fixed else "",
         unresolved=SENTENCES["share_unresolved"].format(sources=" or to ".join(unresolved)) if unresolved else "",
@@ -321,34 +300,21 @@ def _variance(row: Row, examples: str) -> str:
 
 def tables(scores: Table) -> list[Any]:
     """Return the scores of starts and baselines as a rich table."""
-    from probing.runtime.terminal import plain_table
-
-    ranked = any(known(row, "spearman") for row in scores)
-    correlation = ["Spearman"] * ranked
-    # Where there is no room, what varies the score goes before the correlation.
-    sources = [f"sd of {name}" for name in reversed(SOURCES)] if ranked else []
-    table = plain_table("Scores on the test part, and baselines without a tuned model", sources)
-    headings = (
-        "answer", "tunings", "score", "95% range", "overall", *correlation, *(f"sd of {name}" for name in SOURCES)
+    sources, ranked = [f"sd_{name}" for name in SOURCES], any(known(row, "spearman") for row in scores)
+    correlation = ["spearman"] if ranked else []
+    table = shown_table(
+        SCORES, scores, "Scores on the test part, and baselines without a tuned model",
+        ("answer", "n_tunings", "score*", "overall_low", *correlation, *sources),
+        cells={"overall_low": lambda row: interval(row, "overall")},
+        # Where there is no room, what varies the score goes before the correlation.
+        leave_out=[*reversed(sources)] if ranked else (),
     )  # fmt: skip
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "answer" else "right")
-    for row in scores:
-        table.add_row(
-            SCORES["answer"].show(row), SCORES["n_tunings"].show(row), SCORES["score"].show(row),
-            interval(row, "score"), interval(row, "overall"), *[SCORES["spearman"].show(row)] * ranked,
-            *(_known(row, name) for name in SOURCES),
-        )  # fmt: skip
     table.caption = (
         "95% range: over the test part alone; overall: also over other seeds and orders; "
         "sd: of the score of one tuning, by what varies"
     )
     table.caption_justify = "left"
     return [table]
-
-
-def _known(row: Row, name: str) -> str:
-    return SCORES[f"sd_{name}"].show(row) if known(row, f"sd_{name}") else ""
 
 
 # Most points of the training losses of a tuning.
@@ -358,7 +324,7 @@ _POINTS = 12
 def charts(result: Result) -> list[Chart]:
     """Return a point for each tuning with its interval over the test part, with the baselines, and losses by step."""
     is_number = result.results["numbers"]
-    score, losses = score_words(is_number), losses_in(is_number)
+    score, losses = score_words(is_number), "squared error, in sd" if is_number else "cross-entropy, nats"
     rows = result.tunings.where(start=tuple(starts_of(result.scores)))
     lines = [
         Line(_named(row["start"]), [at], [row["score"]], [ends(row, "score")], _which(row["seed"], row["order_seed"]))
@@ -372,7 +338,7 @@ def charts(result: Result) -> list[Chart]:
         Chart(
             "scores", f"{score} of each tuning on the test part, with 95% intervals over the test part alone",
             [Panel(lines)], f"test {score}", None if is_number else (0, 1), x=_by_tuning(rows),
-            caption=f"{score[0].upper()}{score[1:]} of each tuning, over the test part alone",
+            caption=f"{capitalised(score)} of each tuning, over the test part alone",
         )
     ]  # fmt: skip
     if curves := _losses(result.tuning_curves):

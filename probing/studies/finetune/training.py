@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, IterableDataset
 
 from probing.activations import Request, tokens_of
 from probing.activations.extraction import padded_index
@@ -26,27 +24,24 @@ from probing.data.labelling import Standard, example_checks, is_target, label_si
 from probing.data.module import TokenRows, token_identity
 from probing.errors import UserError
 from probing.models import ModelSource, load_config, load_encoder, load_tokenizer
-from probing.models.anatomy import examine
+from probing.models.anatomy import examine, word_table
 from probing.models.loading import HeadOf, load_with_head
-from probing.models.residual_stream import word_table
 from probing.probes.transforms import centred
-from probing.runs.finished import EvidenceConfig, measure
 from probing.runs.loading import checkpoint_name
+from probing.runs.results import EvidenceConfig, measure
 from probing.runtime import Stopwatch
 from probing.runtime.files import regular, replacing
-from probing.runtime.processes import interrupts_pass
-from probing.runtime.progress import steps_counted
 from probing.runtime.terminal import silence
 from probing.runtime.trainer import (
+    ContinuedData,
     ContinuedModule,
     Places,
     RecordedTraining,
     Row,
-    build_trainer,
     generator_of,
+    process_options,
     save_model,
     seed_of,
-    share_of_rate,
 )
 from probing.studies.finetune.tables import BAG, CONSTANT, MAJORITY, RANDOM, SECOND, SHUFFLED, TuningOptions
 from probing.text import Corpus, GroupBy, Split, intervals_by_document
@@ -161,7 +156,12 @@ class TuningTask:
     @property
     def n_outputs(self) -> int:
         """Number of outputs of the head."""
-        return 1 if self.standard else len(self.classes)
+        return self.n_classes or 1
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes; 0 for numbers."""
+        return 0 if self.standard else len(self.classes)
 
 
 def labelled(
@@ -184,7 +184,8 @@ def labelled(
     for tokens, check in zip(tables, example_checks(task, corpora, splits, probe, say), strict=True):
         check(tokens)
     report_dropped_text(corpora, tables, say)
-    if corpora[0].seconds is not None and not _separates(tokenizer):
+    added = [tokenizer.num_special_tokens_to_add(pair=is_pair) for is_pair in (False, True)]
+    if corpora[0].seconds is not None and added[0] == added[1]:
         say(f"{source.name}: its tokenizer puts no token between the two sentences of a pair, which are read as one")
     sides = label_sides([TokenTable(tokens) for tokens in tables], corpora, splits, task, group_by)
     of: HeadOf = "sentences" if isinstance(task, SentenceTask) else "tokens"
@@ -199,11 +200,6 @@ def labelled(
         sides.classes.tolist(), standard, tokenizer, of, sum(tokens.n_truncated for tokens in tables),
         corpora[0].seconds is not None,
     )  # fmt: skip
-
-
-def _separates(tokenizer: Any) -> bool:
-    """Check whether a tokenizer adds more tokens to a pair than to a sentence."""
-    return bool(tokenizer.num_special_tokens_to_add(pair=True) > tokenizer.num_special_tokens_to_add(pair=False))
 
 
 def padding_id(config: Any, tokenizer: Any, tables: Sequence[Tokens]) -> int:
@@ -271,9 +267,6 @@ def of_sentence(tokens: Tokens, segment: int) -> Tokens:
     return replace(tokens, words=np.where(tokens.segments == segment, tokens.words, SET_ASIDE).astype(np.int16))
 
 
-# Arguments of Lightning's Trainer that say which processes there are.
-_OF_PROCESSES = ("accelerator", "devices", "num_nodes", "strategy")
-
 Floats = NDArray[np.float64]
 
 
@@ -315,10 +308,9 @@ def _of_probe(sides: Sides, seed: int, trainer: Mapping[str, Any]) -> Baseline:
     """Return the score by test sentence of a linear probe with an intercept."""
     # Without validation examples, no penalty can be chosen.
     probe = ProbeOptions(bias=True) if sides.validation.n_tokens else ProbeOptions(bias=True, l2=1e-4)
-    process_options = {name: value for name, value in trainer.items() if name in _OF_PROCESSES}
     centred_sides, _, _ = centred(sides, {}, [0])
     config = EvidenceConfig(0, False, False, "none", seed, ranking=False)
-    results = measure(centred_sides, {}, [0], probe, config, process_options, Stopwatch(), silence, None, None)
+    results = measure(centred_sides, {}, [0], probe, config, process_options(trainer), Stopwatch(), silence, None, None)
     (fit,) = results.fits
     if sides.numbers:
         weight = fit.weight.numpy()[0]
@@ -354,8 +346,9 @@ class TunedModel(ContinuedModule):
     """
 
     def __init__(self, model: Any, recipe: TuningOptions, steps: int, order: int) -> None:
-        super().__init__(order, f"--tuning.learning_rate {recipe.learning_rate}")
-        self.model, self.recipe, self.steps = model, recipe, steps
+        rate, warm_up = f"--tuning.learning_rate {recipe.learning_rate}", round(recipe.warm_up * steps)
+        super().__init__(model, order, steps, warm_up, rate)
+        self.recipe = recipe
         self.groups = parameter_groups(model, recipe)
 
     def outputs(self, batch: TuningBatch) -> tuple[Tensor, Tensor]:
@@ -367,30 +360,30 @@ class TunedModel(ContinuedModule):
         """Return the loss whose mean over processes and accumulated batches is the mean over all targets."""
         return self.loss_of_step(losses(*self.outputs(batch)).sum(), batch.n)
 
-    def configure_optimizers(self) -> Any:
-        """Return AdamW with a learning rate that rises linearly and then falls linearly to 0."""
-        optimizer = torch.optim.AdamW(self.groups, self.recipe.learning_rate)
-        warm_up = round(self.recipe.warm_up * self.steps)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_rate(self.steps, warm_up))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Return AdamW."""
+        return torch.optim.AdamW(self.groups, self.recipe.learning_rate)
 
     @torch.no_grad()
-    def answers(self, batches: Iterable[TuningBatch], n_sentences: int, n_classes: int) -> TestAnswers:
-        """Return the model's answers by sentence, without dropout; `n_classes` is 0 for numbers."""
-        was_training = self.model.training
+    def answers(self, side: Side, n_classes: int) -> TestAnswers:
+        """Return the model's answers on a side by sentence, without dropout; `n_classes` is 0 for numbers."""
+        was_training, n_sentences = self.model.training, side.tokens.n_sentences
         self.model.eval()
         right, loss, predicted = np.zeros(n_sentences), np.zeros(n_sentences), np.full(n_sentences, np.nan)
         confusion = np.zeros((n_classes, n_classes), dtype=np.int64)
-        for batch in batches:
-            outputs, targets = self.outputs(batch.to(self.device))
+        for chosen in by_length(side.tokens.lengths[side.sentences], self.recipe.batch_tokens):  # longest first
+            batch = side.batch(side.sentences[chosen])
             has_target = is_target(batch.targets)
+            if not has_target.any():
+                continue
+            outputs, targets = self.outputs(batch.to(self.device))
             of = batch.sentences.view(-1, *[1] * (has_target.ndim - 1)).expand(has_target.shape)[has_target].numpy()
             sizes, true = losses(outputs, targets).cpu().double().numpy(), targets.cpu().numpy()
             np.add.at(loss, of, sizes)
             if n_classes:
-                chosen = outputs.argmax(1).cpu().numpy()
-                np.add.at(right, of, chosen == true)
-                np.add.at(confusion, (true, chosen), 1)
+                best = outputs.argmax(1).cpu().numpy()
+                np.add.at(right, of, best == true)
+                np.add.at(confusion, (true, best), 1)
             else:
                 np.add.at(right, of, true.astype(np.float64) ** 2 - sizes)
                 if has_target.ndim == 1:
@@ -475,66 +468,33 @@ def epoch_of(lengths: NDArray[np.int32], batch_tokens: int, order: int, epoch: i
     return [batches[i] for i in torch.randperm(len(batches), generator=drawn).tolist()]
 
 
-class TuningData(pl.LightningDataModule):
-    """The training sentences in batches; the order depends on its seed alone, also in a continued training.
+class TuningData(ContinuedData):
+    """The training sentences in batches of at most `batch_tokens`, padding included.
 
-    The processes share the sentences of each batch, of at most `batch_tokens`, padding included. If gradients are
-    accumulated over n batches, these are the parts of one batch of n times as many tokens. The state is the number of
-    completed steps.
+    Their order depends on its seed alone. If gradients are accumulated over n batches, these are the parts of one batch
+    of n times as many tokens.
     """
 
     def __init__(self, train: Side, batch_tokens: int, epochs: int, order: int, n_accumulated: int = 1) -> None:
-        super().__init__()
-        self.train, self.n_accumulated, self.first = train, n_accumulated, 0
+        super().__init__(n_accumulated)
+        self.train = train
         lengths = train.tokens.lengths[train.sentences]
         per_epoch = [epoch_of(lengths, batch_tokens * n_accumulated, order, epoch) for epoch in range(epochs)]
         self.steps = [train.sentences[chosen] for batches in per_epoch for chosen in batches]
         # Number of steps at the end of each epoch.
         self.ends = np.cumsum([len(batches) for batches in per_epoch], dtype=np.int64).tolist()
 
-    def batches(self, first: int, rank: int = 0, n_ranks: int = 1) -> Iterator[TuningBatch]:
-        """Yield the batches of a process, from optimiser step `first` (from 0) on."""
-        n_parts = n_ranks * self.n_accumulated
-        for sentences in self.steps[first:]:
-            whole = self.train.batch(sentences)
-            for part in range(rank, n_parts, n_ranks):
-                yield whole if n_parts == 1 else self._part(sentences, part, n_parts, whole.n)
+    def whole_batches(self, first: int) -> Iterator[TuningBatch]:
+        """Yield the batch of each step."""
+        return map(self.train.batch, self.steps[first:])
 
-    def _part(self, sentences: NDArray[np.int64], part: int, n_parts: int, n: int) -> TuningBatch:
+    def part_of(self, batch: TuningBatch, part: int, n_parts: int) -> TuningBatch:
         """Return every `n_parts`-th sentence; without any, a batch without targets, so that each process steps."""
+        sentences = batch.sentences.numpy()
         if len(selected := sentences[part::n_parts]):
-            return self.train.batch(selected, n)
-        batch = self.train.batch(sentences[:1], n)
-        return replace(batch, targets=torch.full_like(batch.targets, nothing(batch.targets)))
-
-    def train_dataloader(self) -> DataLoader[TuningBatch]:
-        """Return the batches of this process."""
-        trainer = cast(pl.Trainer, self.trainer)
-        return DataLoader(_Steps(self, self.first, trainer.global_rank, trainer.world_size), batch_size=None)
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the number of completed steps."""
-        return {"first": cast(pl.Trainer, self.trainer).global_step}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Set the first step to the first incomplete one."""
-        self.first = state_dict["first"]
-
-
-class _Steps(IterableDataset[TuningBatch]):
-    def __init__(self, data: TuningData, first: int, rank: int, n_ranks: int) -> None:
-        self.data, self.first, self.rank, self.n_ranks = data, first, rank, n_ranks
-
-    def __iter__(self) -> Iterator[TuningBatch]:
-        return self.data.batches(self.first, self.rank, self.n_ranks)
-
-
-def in_batches(side: Side, batch_tokens: int) -> Iterator[TuningBatch]:
-    """Yield the sentences of a side once, longest first."""
-    for chosen in by_length(side.tokens.lengths[side.sentences], batch_tokens):
-        batch = side.batch(side.sentences[chosen])
-        if is_target(batch.targets).any():
-            yield batch
+            return self.train.batch(selected, batch.n)
+        first = self.train.batch(sentences[:1], batch.n)
+        return replace(first, targets=torch.full_like(first.targets, nothing(first.targets)))
 
 
 # Points of the curve of the training loss.
@@ -565,34 +525,21 @@ class TuningJob:
 
 def tune(
     job: TuningJob, source: ModelSource, task: TuningTask, recipe: TuningOptions, options: Mapping[str, Any],
-    places: Places,
-    logger: Any,
+    places: Places, logger: Any,
 ) -> list[Row]:  # fmt: skip
     """Tune a model from its start or from its last state, unless that is finished; return its curve."""
     train = task.train.with_shuffled_targets(job.seed) if job.start == SHUFFLED else task.train
-    data = TuningData(
-        train, recipe.batch_tokens, recipe.epochs, job.order, int(options.get("accumulate_grad_batches", 1))
-    )
-    keeper = TuningWriter(job, task, recipe, data, places, logger)
-    if (curve := places.finished(job.name)) is not None:
-        keeper.log_curve(curve)
-        return curve
-    # A seed of its own, so that the draws have nothing in common with those of other parts.
-    seed = seed_of(job.seed, "head") % 2**63
-    model = load_with_head(source, task.of, task.n_outputs, seed, job.start == RANDOM, recipe.layer)
-    _name_outputs(model, task)
-    module = TunedModel(model, recipe, len(data.steps), job.order)
-    if not data.steps:
-        keeper.finish(module)
-        return keeper.curve
-    defaults = {"gradient_clip_val": recipe.clip or None, "limit_val_batches": 0}
-    limits = {"max_steps": len(data.steps), "max_epochs": -1}
-    trainer = build_trainer({**defaults, **options, **limits}, None, [keeper, steps_counted()], str(places.folder))
-    state = places.state(job.name)
-    with interrupts_pass(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        module.model.train()
-        trainer.fit(module, datamodule=data, ckpt_path=state if state.is_file() else None)
-    return keeper.curve
+    n_accumulated = options.get("accumulate_grad_batches") or 1
+    data = TuningData(train, recipe.batch_tokens, recipe.epochs, job.order, n_accumulated)
+
+    def module() -> TunedModel:
+        # A seed of its own, so that the draws have nothing in common with those of other parts.
+        seed = seed_of(job.seed, "head") % 2**63
+        model = load_with_head(source, task.of, task.n_outputs, seed, job.start == RANDOM, recipe.layer)
+        _name_outputs(model, task)
+        return TunedModel(model, recipe, len(data.steps), job.order)
+
+    return TuningWriter(job, task, recipe, data, places, logger).fit(module, data, recipe.clip or None, options)
 
 
 def _name_outputs(model: Any, task: TuningTask) -> None:
@@ -605,48 +552,34 @@ def _name_outputs(model: Any, task: TuningTask) -> None:
 
 
 class TuningWriter(RecordedTraining):
-    """Writer of the states, the curve, the answers and the model of a tuning; the curve is also logged."""
+    """Writer of a tuned model with its answers on the test part."""
 
     def __init__(
         self, job: TuningJob, task: TuningTask, recipe: TuningOptions, data: TuningData, places: Places, logger: Any
     ) -> None:  # fmt: skip
-        self.job, self.task, self.recipe = job, task, recipe
-        logged = ("train_loss", "validation_loss")
-        super().__init__(job.name, len(data.steps), data.ends, _POINTS, recipe.save_every, places, logger, logged)
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Test the model, and write it with its answers and its curve."""
-        if trainer.global_step >= self.steps:
-            self.finish(cast(TunedModel, pl_module))
+        self.job, self.task = job, task
+        steps, logged = len(data.steps), ("train_loss", "validation_loss")
+        super().__init__(job.name, job.row, steps, data.ends, _POINTS, recipe.save_every, places, logger, logged)
 
     def finish(self, module: TunedModel) -> None:
-        """Test the model, and write it with its answers and its curve, which marks the tuning as finished."""
-        if not self.places.writes:
-            return
-        tested = answers_of(module, self.task.test, self.task, self.recipe.batch_tokens)
-        self.places.checkpoints.mkdir(parents=True, exist_ok=True)
-        save_model(self.places.checkpoints / self.job.name, module.model, self.task.tokenizer)
-        write_answers(self.places, self.job, tested)
-        self.places.finish(self.job.name, self.curve)
+        """Test the model, and write it with its answers before the curve, which marks the tuning as finished."""
+        if self.places.writes:
+            tested = module.answers(self.task.test, self.task.n_classes)
+            save_model(self.places.checkpoints / self.job.name, module.model, self.task.tokenizer)
+            write_answers(self.places, self.job, tested)
+        super().finish(module)
 
-    def note(self, trainer: pl.Trainer, module: Any, step: int) -> None:
-        """Add a row to the curve; at the end of an epoch, also with the loss on validation sentences."""
-        row: Row = {**self.job.row, "step": step, "train_loss": self.mean_loss(trainer)}
-        if step in self.due and len(self.task.validation.sentences):
-            answers = answers_of(module, self.task.validation, self.task, self.recipe.batch_tokens)
-            row["validation_loss"] = float(answers.loss.sum()) / self.task.validation.examples.n_tokens
-        self.add(row)
-
-
-def answers_of(module: TunedModel, side: Side, task: TuningTask, batch_tokens: int) -> TestAnswers:
-    """Return a model's answers on a side."""
-    batches = in_batches(side, batch_tokens)
-    return module.answers(batches, side.tokens.n_sentences, len(task.classes) if task.standard is None else 0)
+    def measures(self, module: TunedModel, step: int) -> Row:
+        """Return the loss on validation sentences, at the end of an epoch."""
+        if not len(self.task.validation.sentences):
+            return {}
+        answers = module.answers(self.task.validation, self.task.n_classes)
+        return {"validation_loss": float(answers.loss.sum()) / self.task.validation.examples.n_tokens}
 
 
 def write_answers(places: Places, job: TuningJob, answers: TestAnswers) -> None:
     """Write a tuned model's answers on the test part."""
-    path = places.curve(job.name).with_suffix(".npz")
+    path = places.document(job.name).with_suffix(".npz")
     path.parent.mkdir(exist_ok=True)
     with replacing(path) as partial, partial.open("wb") as file:
         np.savez(file, **vars(answers))
@@ -654,6 +587,6 @@ def write_answers(places: Places, job: TuningJob, answers: TestAnswers) -> None:
 
 def read_answers(places: Places, job: TuningJob) -> TestAnswers:
     """Read the answers written by `write_answers`."""
-    with np.load(regular(places.curve(job.name).with_suffix(".npz"), places.folder), allow_pickle=False) as content:
+    with np.load(regular(places.document(job.name).with_suffix(".npz"), places.folder), allow_pickle=False) as content:
         arrays: dict[str, NDArray[Any]] = {field.name: content[field.name] for field in fields(TestAnswers)}
     return TestAnswers(**arrays)

@@ -6,40 +6,37 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from probing.activations.store import cache_folder
-from probing.cli.commandline import command, configured, converted
-from probing.cli.option_types import (
-    FIGURE_FORMAT,
-    Dtype,
-    FigureFormat,
-    FirstToken,
-    Layers,
-    Model,
-    Probe,
-    Source,
-    Tokenizer,
-    Wandb,
-    chosen,
+from probing.cli.commandline import command, converted
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, FirstToken, Layers, Source, chosen, figure_formats
+from probing.cli.options import (
+    OutputOptions,
+    ProbedOptions,
+    ProbeOptions,
+    RunOptions,
+    StatesOptions,
+    WandbOptions,
+    as_options,
+    configuration,
     defaults,
-    figure_formats,
-    number_problems,
-    option_problems,
+    option,
+    problems_of,
+    rotation_problems,
 )
-from probing.cli.options import ProbeOptions, WandbOptions, as_options, with_shared_help
-from probing.data import chosen_controls
-from probing.errors import UserError, refuse
+from probing.data import CONTROLS as OF_FIT
+from probing.errors import UserError, flag, in_python, refuse, spelled
 from probing.models import ModelSource, SiteName, layer_numbers, site_of
-from probing.results import layers_named, read_csv, with_named_layer
+from probing.results import layers_named, listed, read_csv
 from probing.runs import Result, Study
 from probing.runs.call import places, print_output_location, runs_folder, save_input_text, tracking
 from probing.runs.checks import check_documents, check_tables, check_tensors
-from probing.runs.folder import RunFolder, check_name, read_json, read_yaml
-from probing.runs.run import Run, load_fit, read_run
+from probing.runs.folder import RunFolder, check_name
+from probing.runs.run import Run, read_documents, run_of
 from probing.runtime import Stopwatch, logger_names, quiet_libraries, terminal
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import Cost, expect, messages, overview, stage
@@ -62,81 +59,106 @@ from probing.tracking import Tracker, resolve_mode
 Transform = Literal["none", "clip", "whiten", "standardise", "center", "all_but_the_top"]
 
 
-@configured
-def fit(
-    config: dict[str, Any],
-    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
-    dtype: Dtype = "float32", site: str = "residual", corpus: Source = "builtin", test_corpus: Source | None = None,
-    group_by: GroupBy = "auto", max_length: int | None = None, batch_tokens: int | None = None,
-    task: str | TokenTask = "position", task_args: dict[str, Any] | None = None, label_name: str | None = None,
-    replicates: int = 5,
-    controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
-    rotations: int | None = None, transform: Transform = "none", seed: int = 0, runs: str = "runs",
-    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
-    probe: Probe = ProbeOptions(), wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None,
-    figure_format: FigureFormat = FIGURE_FORMAT, first_token: FirstToken = "include", control_for: str | None = None,
-    sort: Order = "contribution", verbose: bool = False,
-) -> Run | None:  # fmt: skip
-    """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
+@dataclass(frozen=True)
+class FitOptions(OutputOptions, ProbedOptions, RunOptions, StatesOptions):
+    """Options of `fit`."""
 
-    Args:
-        site: Definition of a neuron: a coordinate of the hidden state (residual), a unit of the MLP inside block k
-            after its activation function (mlp), a coordinate of an attention head's output inside block k (attention),
-            or a feature of the sparse autoencoder in a folder (sae:FOLDER).
-        task: Task that the probe predicts: its name, such as position, or FILE.py:CLASS; in Python also an object.
-        task_args: Options of the task, such as --task_args.special_tokens include.
-        label_name: Name of what the probe predicts, for titles and sentences, such as "part of speech"; default: the
-            name of the task or of its column.
-        replicates: Number of probes trained on bootstrap samples of the training sentences; 0 trains none. The range of
-            a rank covers these probes and the run's probe.
-        controls: Controls of the accuracy: all that apply to the task, none, or some of shuffled, token, untrained (a
-            randomly initialised model), permuted_positions (the model reads sentences with permuted tokens),
-            control_task.
-        evidence: Further evidence for the ranking: all retrains the probe without each of the first neurons and under
-            other penalties, and compares neurons with directions; none omits these.
-        mdl: Also measure the minimum description length of the training labels, in bits, by online coding.
-        rotations: Number of random rotations whose directions neurons are compared with; default: 20 with --evidence
-            all, otherwise 0.
-        transform: Transform of the activations that the probes are trained on, fitted on training tokens; probes of
-            untransformed activations are also trained. clip sets neurons with an outlying mean to 0; whiten is ZCA.
-        seed: Seed of every random draw: split, shuffled labels, permuted tokens, bootstraps, batches, random
-            initialisation.
-        name: Name of this run; default: MODEL-TASK-YYYYMMDD-HHMMSS.
-        trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50, or loggers in addition to W&B, some
-            of csv, tensorboard and mlflow: --trainer.logger csv,mlflow.
-        control_for: Covariate that may be correlated with the labels: token, a task, or a column of the corpus. Neurons
-            are also compared within values of the covariate, and a control permutes labels within these values.
-        sort: Order of the printed neurons: contribution, or centred (without the neurons' means).
-        verbose: Print all tables and sentences, layer by layer.
+    site: str = "residual"
+    """Definition of a neuron: a coordinate of the hidden state (residual), a unit of the MLP inside block k after its
+    activation function (mlp), a coordinate of an attention head's output inside block k (attention), or a feature of
+    the sparse autoencoder in a folder (sae:FOLDER)."""
+    corpus: Source = "builtin"
+    test_corpus: Source | None = None
+    group_by: GroupBy = "auto"
+    max_length: int | None = None
+    batch_tokens: int | None = None
+    task: str | TokenTask = "position"
+    """Task that the probe predicts: its name, such as position, or FILE.py:CLASS; in Python also an object."""
+    task_args: dict[str, Any] | None = None
+    """Options of the task, such as --task_args.special_tokens include."""
+    label_name: str | None = None
+    """Name of what the probe predicts, for titles and sentences, such as "part of speech"; default: the name of the
+    task or of its column."""
+    replicates: int = option(5, at_least=0)
+    """Number of probes trained on bootstrap samples of the training sentences; 0 trains none. The range of a rank
+    covers these probes and the run's probe."""
+    controls: str | list[str] = "all"
+    """Controls of the accuracy: all that apply to the task, none, or some of shuffled, token, untrained (a randomly
+    initialised model), permuted_positions (the model reads sentences with permuted tokens), control_task."""
+    evidence: Literal["all", "none"] = "all"
+    """Further evidence for the ranking: all retrains the probe without each of the first neurons and under other
+    penalties, and compares neurons with directions; none omits these."""
+    mdl: bool = False
+    """Also measure the minimum description length of the training labels, in bits, by online coding."""
+    rotations: int | None = None
+    """Number of random rotations whose directions neurons are compared with; default: 20 with --evidence all, otherwise
+    0."""
+    transform: Transform = "none"
+    """Transform of the activations that the probes are trained on, fitted on training tokens; probes of untransformed
+    activations are also trained. clip sets neurons with an outlying mean to 0; whiten is ZCA."""
+    _: KW_ONLY
+    seed: int = 0
+    """Seed of every random draw: split, shuffled labels, permuted tokens, bootstraps, batches, random
+    initialisation."""
+    name: str | None = None
+    """Name of this run; default: MODEL-TASK-YYYYMMDD-HHMMSS."""
+    trainer: dict[str, Any] | None = None
+    """Arguments of Lightning's Trainer, such as --trainer.max_epochs 50, or loggers in addition to W&B, some of csv,
+    tensorboard and mlflow: --trainer.logger csv,mlflow."""
+    first_token: FirstToken = "include"
+    control_for: str | None = None
+    """Covariate that may be correlated with the labels: token, a task, or a column of the corpus. Neurons are also
+    compared within values of the covariate, and a control permutes labels within these values."""
+    sort: Order = "contribution"
+    """Order of the printed neurons: contribution, or centred (without the neurons' means)."""
+    verbose: bool = False
+    """Print all tables and sentences, layer by layer."""
+
+    def problems(self) -> list[str]:
+        """Return the problems with numbers of replicates and rotations, and with the name of the label."""
+        few = f"{flag('replicates', 1)} is too few: a single bootstrap has no range, so expected 0 or at least 2"
+        return [
+            *[few] * (self.replicates == 1),
+            *rotation_problems(self.rotations),
+            *label_name_problems(self.label_name),
+        ]
+
+
+@command(FitOptions)
+def fit(options: FitOptions) -> Run | None:
+    """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
 
     Returns:
         The finished run; None except in the rank-zero process.
     """
-    probe, wandb = as_options(ProbeOptions, probe, "probe"), as_options(WandbOptions, wandb, "wandb")
-    config |= described(task, task_args)
-    say = messages(quiet)
-    problems = option_problems(probe, seed, max_length, batch_tokens, replicates, rotations)
-    refuse(problems + label_name_problems(label_name))
+    config = configuration(options) | described(options.task, options.task_args)
+    probe, wandb, say = options.probe_options, as_options(WandbOptions, options.wandb, "wandb"), messages(options.quiet)
     resolve_mode(wandb.mode)
-    layer_numbers(layer)
-    cached, place = places(cache, runs, name)
-    token_task, fixed = load_task(task, task_args), Covariate.of(control_for)
-    selected = controls_of_call(controls, token_task, probe, trainer, mdl, control_for)
-    text = read_corpora(corpus, test_corpus, seed, say, group_by, reader_of(token_task))
+    layer_numbers(options.layer)
+    cached, place = places(options.cache, options.runs, options.name)
+    token_task, fixed = load_task(options.task, options.task_args), Covariate.of(options.control_for)
+    selected = controls_of_call(options.controls, token_task, probe, options.trainer, options.mdl, options.control_for)
+    text = read_corpora(options.corpus, options.test_corpus, options.seed, say, options.group_by, reader_of(token_task))
     with quiet_libraries():
         from probing.activations.source import ActivationSource
         from probing.data.labelling import n_heads_of
-        from probing.runs.finished import EvidenceConfig, measure
+        from probing.runs.results import EvidenceConfig, measure
 
-        watch, weights_seed = Stopwatch(), seed if random_weights else None
+        watch, weights_seed = Stopwatch(), options.seed if options.random_weights else None
         source = ActivationSource.of(
-            model, revision, layer, trainer, probe.solver, cache=cached, dtype=dtype, max_length=max_length,
-            batch_tokens=batch_tokens, random_weights_seed=weights_seed, say=say, site=site,
-            tokenizer=tokenizer, without_first=first_token == "exclude",
+            options.model, options.revision, options.layer, options.trainer, probe.solver, cache=cached,
+            dtype=options.dtype, max_length=options.max_length, batch_tokens=options.batch_tokens,
+            random_weights_seed=weights_seed, say=say, site=options.site, tokenizer=options.tokenizer,
+            without_first=options.first_token == "exclude",
         )  # fmt: skip
-        plan = EvidenceConfig(replicates, evidence == "all", mdl, transform, seed, extremes=True, n_rotations=rotations)
-        sides, others, fitted, stores = _read(source, text, token_task, fixed, group_by, probe, selected, plan, watch)
-        folder = RunFolder(place, name, _default_name(source, config)) if is_main_process() else None
+        plan = EvidenceConfig(
+            options.replicates, options.evidence == "all", options.mdl, options.transform, options.seed, extremes=True,
+            n_rotations=options.rotations,
+        )  # fmt: skip
+        sides, others, fitted, stores = _read(
+            source, text, token_task, fixed, options.group_by, probe, selected, plan, watch
+        )
+        folder = RunFolder(place, options.name, _default_name(source, config)) if is_main_process() else None
         input_files = save_input_text(config, source.model.name, folder) if folder else []
         with tracking(folder, wandb, config) as tracker:
             results = measure(
@@ -145,9 +167,11 @@ def fit(
             )  # fmt: skip
             if folder is None or tracker is None:
                 return None
-            _write(folder.path, config, results, fitted, stores, text[0][-1], source.model, watch, tracker, input_files)
-        run = load_fit(folder.finish())
-    _report(run, tracker.where(run.folder, verbose), quiet, verbose, sort)
+            run = _write(
+                folder.path, config, results, fitted, stores, text[0][-1], source.model, watch, tracker, input_files
+            )
+        run.folder = folder.finish()
+    _report(run, tracker.where(run.folder, options.verbose), options.quiet, options.verbose, options.sort)
     return run
 
 
@@ -164,6 +188,31 @@ def controls_of_call(
     refuse(probe.problems_with_numbers(trainer or {}, mdl) if numbers else probe.problems_with_trainer(trainer or {}))
     chosen = chosen_controls(controls, task.ordinal, isinstance(task, SentenceTask), numbers)
     return chosen if control_for is None else [*chosen, "covariate"]
+
+
+def chosen_controls(
+    requested: str | Sequence[str], ordinal: bool, of_sentences: bool = False, numbers: bool = False
+) -> list[str]:
+    """Return the requested controls, in the order of the tables; unknown or unsuitable controls raise `UserError`.
+
+    `requested` is `all` for all controls that suit the task, `none`, or names, in a string separated by commas.
+    """
+    names = chosen("--controls", "none" if requested in ("0", [], ["0"]) else requested, [*OF_FIT], "none")
+    if requested in ("all", ["all"]):
+        # `permuted_positions` is a floor only for tasks about positions; `control_task` measures memorised words, which
+        # do not predict positions.
+        names.remove("control_task" if ordinal else "permuted_positions")
+        without_types = of_sentences or numbers
+        return [name for name in names if not (without_types and name in ("control_task", "permuted_positions"))]
+    if "control_task" in names and (of_sentences or numbers):
+        why = (
+            "a random label, and this task labels sentences"
+            if of_sentences
+            else "a random class, and this task predicts numbers"
+        )
+        others = listed([name for name in OF_FIT if name != "control_task"], "or")
+        raise UserError(f"`--controls control_task`: it gives each word type {why}; give {others}.")
+    return names
 
 
 def _read(
@@ -213,10 +262,8 @@ def _write(
     watch: Stopwatch,
     tracker: Tracker,
     input_files: Sequence[Path],
-) -> None:
+) -> Run:
     from probing.data.labelling import origin
-    from probing.page.build import build
-    from probing.page.charts import source_of
     from probing.runs.places import read_from
     from probing.runs.results import write, write_summary
 
@@ -226,9 +273,18 @@ def _write(
     cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
     noted = read_from(config, folder)
     files = [*input_files, write_summary(folder, results, written, cached_of, watch.timings(), noted)]
-    page = folder / "report.html"
-    page.write_bytes(build(source_of(read_run(folder)), defaults(fit)))
-    written.log(tracker, files, page)
+    run = run_of(folder, written.tables)
+    written.log(tracker, files, _write_page(run))
+    return run
+
+
+def _write_page(run: Run) -> Path:
+    from probing.page.build import build
+    from probing.page.charts import source_of
+
+    page = run.folder / "report.html"
+    page.write_bytes(build(source_of(run), defaults(fit)))
+    return page
 
 
 def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order = "contribution") -> None:
@@ -278,47 +334,55 @@ def _show(run: Run, layer: int, verbose: bool, sort: Order) -> None:
         terminal.show(bases_table(bases))
 
 
-@command
-@with_shared_help
-def extract(
-    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
-    dtype: Dtype = "float32", site: SiteName = "residual", corpus: Source = "builtin", max_length: int | None = None,
-    batch_tokens: int | None = None,
-    seed: int = 0, runs: str = "runs", cache: str | None = None, quiet: bool = False,
-    trainer: dict[str, Any] | None = None,
-    tokenizer: Tokenizer = None,
-) -> Path:  # fmt: skip
-    """Cache the hidden states of a corpus for `fit`.
+@dataclass(frozen=True)
+class ExtractOptions(StatesOptions):
+    """Options of `extract`."""
 
-    Args:
-        layer: Layers to read: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer 0, the embedding output,
-            exists only in the residual stream.
-        site: Activations to cache: hidden states (residual), units of the MLP inside block k after its activation
-            function (mlp), or outputs of its attention heads (attention). Features (sae:FOLDER) are computed from
-            hidden states.
-        seed: Seed of the weights of a randomly initialised model.
-        runs: Folder of runs, which contains the cache by default.
-        quiet: Print only the result line and warnings.
+    layer: Layers = "all"
+    """Layers to read: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer 0, the embedding output, exists only
+    in the residual stream."""
+    site: SiteName = "residual"
+    """Activations to cache: hidden states (residual), units of the MLP inside block k after its activation function
+    (mlp), or outputs of its attention heads (attention). Features (sae:FOLDER) are computed from hidden states."""
+    corpus: Source = "builtin"
+    max_length: int | None = None
+    batch_tokens: int | None = None
+    _: KW_ONLY
+    seed: int = 0
+    """Seed of the weights of a randomly initialised model."""
+    runs: str = "runs"
+    """Folder of runs, which contains the cache by default."""
+    cache: str | None = None
+    quiet: bool = False
+    """Print only the result line and warnings."""
+    trainer: dict[str, Any] | None = None
+
+    def problems(self) -> list[str]:
+        """Return the problem with a logger."""
+        problem = f"{flag('trainer.logger')} does not apply: `extract` makes no run that could be logged; leave it out"
+        return [problem] * ("logger" in (self.trainer or {}))
+
+
+@command(ExtractOptions)
+def extract(options: ExtractOptions) -> Path:
+    """Cache the hidden states of a corpus for `fit`.
 
     Returns:
         The folder of the cache entry.
     """
     from probing.activations.source import ActivationSource, report_dropped_text
 
-    problems = number_problems(seed, max_length, batch_tokens)
-    if trainer and "logger" in trainer:
-        problems.append("`--trainer.logger` does not apply: `extract` makes no run that could be logged; leave it out")
-    refuse(problems)
-    layer_numbers(layer)
-    cached = cache_folder(cache, runs)
-    say = messages(quiet)
+    layer_numbers(options.layer)
+    cached = cache_folder(options.cache, options.runs)
+    say = messages(options.quiet)
     with quiet_libraries():
         source = ActivationSource.of(
-            model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
-            batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
-            site=site, tokenizer=tokenizer,
+            options.model, options.revision, options.layer, options.trainer, cache=cached, dtype=options.dtype,
+            max_length=options.max_length, batch_tokens=options.batch_tokens,
+            random_weights_seed=options.seed if options.random_weights else None, say=say, site=options.site,
+            tokenizer=options.tokenizer,
         )  # fmt: skip
-        corpora = [load_corpus(corpus)]
+        corpora = [load_corpus(options.corpus)]
         expect([None])
         (store,) = source.read(corpora)
         report_dropped_text(corpora, [store.tokens], say)
@@ -335,6 +399,7 @@ CONTROLS = ("shuffled",)
 COVARIATE = "covariate"
 
 
+@spelled(in_python)
 def probe(
     X: Any, y: Any, groups: Any = None, split: Any = None, ordinal: bool = False,
     replicates: int = 5, controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
@@ -389,7 +454,7 @@ def probe(
     selected, formats = chosen("controls", controls, list(CONTROLS), "none"), figure_formats(figure_format)
     refuse(_problems_with_tracking(tracked, place := _place(runs, name), logger, trainer))
     from probing.data.arrays import sides_of_arrays
-    from probing.runs.finished import EvidenceConfig, measure
+    from probing.runs.results import EvidenceConfig, measure
     from probing.runtime.trainer import check_trainer_options, preserve_algorithms
     from probing.studies.fit.estimate import stages_of_probes
 
@@ -457,9 +522,8 @@ def _converted(probe: Any, wandb: Any, **others: Any) -> tuple[Any, ...]:
     """Return options shared with `fit`, converted and checked: the two groups, then the others in order."""
     given = {"probe": probe, "wandb": WandbOptions("disabled") if wandb is None else wandb, **others}
     values = converted(fit, given, "probe")
-    options = as_options(ProbeOptions, values["probe"], "probe")
-    refuse(option_problems(options, values["seed"], None, None, values["replicates"], values["rotations"]))
-    return options, as_options(WandbOptions, values["wandb"], "wandb"), *(values[option] for option in others)
+    refuse(list(problems_of(FitOptions(**values))))
+    return values["probe"], values["wandb"], *(values[option] for option in others)
 
 
 def _problems_with_tracking(
@@ -500,18 +564,15 @@ def _saved_run(
     measure_run: Callable[[Any, None], Any], config: Mapping[str, Any], folder: RunFolder, watch: Stopwatch,
     formats: Sequence[str], tracked: WandbOptions, logger: Any, quiet: bool, fitted: Any,
 ) -> Run:  # fmt: skip
-    from probing.page.build import build
-    from probing.page.charts import source_of
-
     with tracking(folder, tracked, config) as tracker:
         assert tracker  # there is one wherever there is a folder
         results = measure_run(logger or tracker.logger, None)
         with stage("tables, figures and page"):
             written, summary = _write_arrays(folder.path, results, config, watch, fitted, formats)
-            page = folder.path / "report.html"
-            page.write_bytes(build(source_of(read_run(folder.path)), defaults(fit)))
+            run = run_of(folder.path, written.tables)
+            page = _write_page(run)
         written.log(tracker, [summary], page)
-    run = load_fit(folder.finish())
+    run.folder = folder.finish()
     if not quiet:
         print_output_location(run.folder, tracker.where(run.folder))
     return run
@@ -522,8 +583,8 @@ def _passing(results: Any, config: Mapping[str, Any], watch: Stopwatch, fitted: 
     folder = Path(tempfile.mkdtemp(prefix="probing-"))
     try:
         with stage("tables"):
-            _write_arrays(folder, results, config, watch, fitted)
-        run = load_fit(folder)
+            written, _ = _write_arrays(folder, results, config, watch, fitted)
+        run = run_of(folder, written.tables)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -597,15 +658,12 @@ class Fit(Study):
 
     def read(self, folder: Path) -> Run:
         """Read a run whose tables are complete, also from a folder before its final renaming."""
-        config, results = read_yaml(folder / "config.yaml"), read_json(folder / "results.json")
+        config, results = read_documents(folder, check_documents)
         schemas = (NUMBERS, NUMBER_NEURONS) if "numbers" in results else (ACCURACY, NEURONS)
         accuracy, neurons = (read_csv(folder / f"{schema.name}.csv", schema) for schema in schemas)
-        run = Run(folder, config, results, accuracy, neurons)
-        check_documents(config, results)
-        results["layers"] = [with_named_layer(row) for row in results["layers"]]
         check_tables(results, accuracy, neurons)
         check_tensors(folder, results, accuracy, len(neurons))
-        return run
+        return Run(folder, config, results, accuracy, neurons)
 
 
 STUDY = Fit()

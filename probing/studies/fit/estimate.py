@@ -30,11 +30,10 @@ from probing.probes.solvers import LONGEST, cross_entropy_sums, fits
 from probing.probes.training import CONTROL_TOLERANCE, Lbfgs
 from probing.results import count, layers_named
 from probing.runs.finished import check_contributions, penalty_of, probe_weight, trained_as
-from probing.runs.loading import ranking_rows
 from probing.runs.run import Run
 from probing.runtime import check_memory, gigabytes, undisturbed_rate
 from probing.runtime.progress import BRIEF, Cost, duration, note, remark, stage
-from probing.tables.evidence_sentences import ALPHA
+from probing.tables import ALPHA
 from probing.tables.schema import DIRECTIONS
 from probing.text import Corpus
 from probing.text.tokens import Tokens
@@ -313,8 +312,12 @@ def rank_layers(
             by_method = {}
             for name in methods:
                 note(f"layer {layer}, {name}")
-                by_method[name] = METHODS[name](data)
-                rankings[name] += ranking_rows(layer, by_method[name].order.tolist(), by_method[name].score.tolist())
+                by_method[name] = ranking = METHODS[name](data)
+                score = ranking.score.tolist()
+                rankings[name] += [
+                    {"layer": layer, "rank": rank, "neuron": neuron, "score": score[neuron]}
+                    for rank, neuron in enumerate(ranking.order.tolist(), start=1)
+                ]
             judged, grown = _judge(by_method, data, sides, judging)
             evaluated += judged
             curves += grown

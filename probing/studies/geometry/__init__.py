@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from probing.cli.commandline import configured
-from probing.cli.option_types import (
-    FIGURE_FORMAT,
-    Dtype,
-    FigureFormat,
-    FirstToken,
-    Folder,
-    Layers,
-    Model,
-    Source,
-    Tokenizer,
-    Wandb,
-    chosen,
-    chosen_with_data,
-    defaults,
-)
-from probing.cli.options import WandbOptions
+from probing.cli.commandline import command
+from probing.cli.option_types import FirstToken, Folder, Source, chosen, chosen_with_data
+from probing.cli.options import OutputOptions, RunOptions, StatesOptions, defaults, option
 from probing.errors import UserError, out_of_range, refuse
 from probing.interventions import POSITION, READOUTS_OF_RUN, STS, TASK, WIC, WORDS
 from probing.models import layer_numbers, load_encoder, load_tokenizer
@@ -292,89 +278,108 @@ Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm
 DRAWS, DRAWS_BESIDE_NEURONS = 10, 20
 
 
-@configured
-def geometry(
-    config: dict[str, Any],
-    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
-    dtype: Dtype = "float32", corpus: Source = "builtin", fit_corpus: Source | None = None,
-    max_length: int | None = None, batch_tokens: int | None = None, special_tokens: SpecialTokens = "exclude",
-    transforms: str | list[str] = "all", definition: Definition = "mean_profile", clip_to: ClipTo = "zero",
-    draws: int | None = None, whitening: Literal["pca", "zca"] = "pca", components: int | None = None,
-    shrinkage: float = 0.0, top: int | None = None, estimators: str | list[str] = "none", smoothing_bound: bool = False,
-    interventions: bool = False, neurons: int | list[int] | str | None = None, from_run: Folder | None = None,
-    kind: str | list[str] = "mean", pairs: str | None = None, at: Place = "words",
-    readouts: str | list[str] | None = None, tokens: int = 20_000, retrain: int = 5, norms: bool = False,
-    path: bool = False, position: bool = False, extremes: bool = False, seed: int = 0, runs: str = "runs",
-    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
-    wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
-    first_token: FirstToken = "include",
-) -> Result | None:  # fmt: skip
-    """Find outlier dimensions, and measure anisotropy before and after clipping, whitening and other transforms.
+@dataclass(frozen=True)
+class GeometryOptions(OutputOptions, RunOptions, StatesOptions):
+    """Options of `geometry`."""
 
-    Args:
-        fit_corpus: Corpus, given like --corpus, on which outliers are identified and transforms are fitted; default:
-            --corpus.
-        special_tokens: Whether special tokens are included in the measurements; outliers are always reported both
-            without and with them.
-        transforms: Transforms to compare with the untransformed states: all, none, or some of clip, whiten,
-            standardise, center, all_but_the_top.
-        definition: Definition of the outliers that are clipped; outliers by all five definitions are reported.
-        clip_to: Value of clipped neurons: zero, or mean as a control.
-        draws: Number of draws of other neurons, as many as there are outliers, for comparison; default: 10. With
-            --neurons or --from_run, also the number of random and of matched sets of each size; default: 20.
-        whitening: Kind of whitening: pca, or zca, which rotates whitened vectors back; both give the same cosines.
-        shrinkage: Weight, from 0 to 1, with which whitening shrinks the covariance towards a multiple of the identity,
-            for few tokens.
-        top: Number of principal directions that all_but_the_top removes; default: d_model / 100. With --from_run, the
-            number of neurons that are changed instead, at most half of all; default: 10.
-        estimators: Published estimators of the mean cosine to report in addition to the exact value: all, none, or some
-            of e19, lkm, tvs.
-        smoothing_bound: Also run the model to measure, for every sentence, how much each block changes the distance
-            between tokens, with an upper bound: every term of Theorem 2 of Shi et al. (2022). Post-LN models only.
-        interventions: Also set the outliers to 0 inside the model, in the LayerNorm after every block, and measure the
-            model's loss on masked words or, without a masked-language-model head, how well probes decode positions.
-            Clipping outliers only after the model is measured in the same way. With --neurons or --from_run, change
-            these neurons instead.
-        neurons: Neurons, such as 18,99, that are changed inside the model in the hidden states of each layer of
-            --layer, to measure the loss of later layers compared with random sets of the same size; with --kind
-            direction, shuffled, translate or interchange also all.
-        from_run: Finished run of `fit` whose --top neurons by contribution are changed, in each layer that is both in
-            the run and in --layer; --neurons all changes all neurons. The run's model, corpus, split and task are used
-            (--corpus and --model give their new locations if they have moved).
-        kind: Replacement of the neurons: some of mean (over training tokens), zero, resample (values at a random token
-            of another sentence), direction (values after linear erasure, by LEACE, of the task of --from_run, or of
-            position without it), shuffled (as direction for shuffled labels, a control), translate (values plus the
-            difference between the means of another class and of their class), interchange (values at the same token of
-            the other sentence of --pairs); or all, without interchange.
-        pairs: File of pairs between which --kind interchange exchanges neurons: `sentence TAB counterfactual`, decoded
-            by the probes of --from_run or, for texts with [MASK], `text TAB counterfactual TAB word TAB other word`.
-        at: Whether neurons are changed only at words, or everywhere, including special tokens.
-        readouts: Measures to read while neurons are changed, one or more: task (the classes of the task of --from_run,
-            by its probes of the later layers; the default with --from_run), position (by probes of the later layers and
-            by heads; the default without a run), or, as in `ablate`, mlm (the loss of masked words, by the model's
-            head), sts=DIR, wic=DIR.
-        tokens: Maximum number of tokens of test sentences while neurons are changed, and also of the training sentences
-            that replacement values come from; if there are more, sentences are sampled at random.
-        retrain: Number of random sets, and of matched sets, of the largest size for which a probe of the last layer is
-            also retrained, in addition to the selected neurons; 0 retrains no probe.
-        norms: Also split the mean output of each outlier in every norm of every block into terms. Then set the
-            outliers' gains and biases to the mean of the other neurons', and measure again the outliers, how well
-            probes decode positions, and the loss of masked words.
-        path: Also follow outliers along the residual stream, from the embeddings through the outputs and norms of the
-            blocks, on the first token and on words.
-        position: Also split the hidden states into mean, position, context and rest, and measure the amount of
-            position, its number of directions, its shape, and whether these directions are neurons; with --from_run
-            compared with its ranking.
-        extremes: Also find massive activations and other large values, by token and layer, the attention to tokens and
-            their additions to the stream, and what heads attend to without outliers in their queries and keys.
-        seed: Seed of every random draw: tokens, neurons, sentences and random initialisation.
-        name: Name of this run; default: MODEL-geometry-YYYYMMDD-HHMMSS.
+    corpus: Source = "builtin"
+    fit_corpus: Source | None = None
+    """Corpus, given like --corpus, on which outliers are identified and transforms are fitted; default: --corpus."""
+    max_length: int | None = None
+    batch_tokens: int | None = None
+    special_tokens: SpecialTokens = "exclude"
+    """Whether special tokens are included in the measurements; outliers are always reported both without and with
+    them."""
+    transforms: str | list[str] = "all"
+    """Transforms to compare with the untransformed states: all, none, or some of clip, whiten, standardise, center,
+    all_but_the_top."""
+    definition: Definition = "mean_profile"
+    """Definition of the outliers that are clipped; outliers by all five definitions are reported."""
+    clip_to: ClipTo = "zero"
+    """Value of clipped neurons: zero, or mean as a control."""
+    draws: int | None = option(None, at_least=0, at_most=1000)
+    """Number of draws of other neurons, as many as there are outliers, for comparison; default: 10. With --neurons or
+    --from_run, also the number of random and of matched sets of each size; default: 20."""
+    whitening: Literal["pca", "zca"] = "pca"
+    """Kind of whitening: pca, or zca, which rotates whitened vectors back; both give the same cosines."""
+    components: int | None = None
+    shrinkage: float = option(0.0, at_least=0, at_most=1)
+    """Weight, from 0 to 1, with which whitening shrinks the covariance towards a multiple of the identity, for few
+    tokens."""
+    top: int | None = None
+    """Number of principal directions that all_but_the_top removes; default: d_model / 100. With --from_run, the number
+    of neurons that are changed instead, at most half of all; default: 10."""
+    estimators: str | list[str] = "none"
+    """Published estimators of the mean cosine to report in addition to the exact value: all, none, or some of e19, lkm,
+    tvs."""
+    smoothing_bound: bool = False
+    """Also run the model to measure, for every sentence, how much each block changes the distance between tokens, with
+    an upper bound: every term of Theorem 2 of Shi et al. (2022). Post-LN models only."""
+    interventions: bool = False
+    """Also set the outliers to 0 inside the model, in the LayerNorm after every block, and measure the model's loss on
+    masked words or, without a masked-language-model head, how well probes decode positions. Clipping outliers only
+    after the model is measured in the same way. With --neurons or --from_run, change these neurons instead."""
+    neurons: int | list[int] | str | None = None
+    """Neurons, such as 18,99, that are changed inside the model in the hidden states of each layer of --layer, to
+    measure the loss of later layers compared with random sets of the same size; with --kind direction, shuffled,
+    translate or interchange also all."""
+    from_run: Folder | None = None
+    """Finished run of `fit` whose --top neurons by contribution are changed, in each layer that is both in the run and
+    in --layer; --neurons all changes all neurons. The run's model, corpus, split and task are used (--corpus and
+    --model give their new locations if they have moved)."""
+    kind: str | list[str] = "mean"
+    """Replacement of the neurons: some of mean (over training tokens), zero, resample (values at a random token of
+    another sentence), direction (values after linear erasure, by LEACE, of the task of --from_run, or of position
+    without it), shuffled (as direction for shuffled labels, a control), translate (values plus the difference between
+    the means of another class and of their class), interchange (values at the same token of the other sentence of
+    --pairs); or all, without interchange."""
+    pairs: str | None = None
+    """File of pairs between which --kind interchange exchanges neurons: `sentence TAB counterfactual`, decoded by the
+    probes of --from_run or, for texts with [MASK], `text TAB counterfactual TAB word TAB other word`."""
+    at: Place = "words"
+    """Whether neurons are changed only at words, or everywhere, including special tokens."""
+    readouts: str | list[str] | None = None
+    """Measures to read while neurons are changed, one or more: task (the classes of the task of --from_run, by its
+    probes of the later layers; the default with --from_run), position (by probes of the later layers and by heads;
+    the default without a run), or, as in `ablate`, mlm (the loss of masked words, by the model's head), sts=DIR,
+    wic=DIR."""
+    tokens: int = 20_000
+    """Maximum number of tokens of test sentences while neurons are changed, and also of the training sentences that
+    replacement values come from; if there are more, sentences are sampled at random."""
+    retrain: int = 5
+    """Number of random sets, and of matched sets, of the largest size for which a probe of the last layer is also
+    retrained, in addition to the selected neurons; 0 retrains no probe."""
+    norms: bool = False
+    """Also split the mean output of each outlier in every norm of every block into terms. Then set the outliers' gains
+    and biases to the mean of the other neurons', and measure again the outliers, how well probes decode positions, and
+    the loss of masked words."""
+    path: bool = False
+    """Also follow outliers along the residual stream, from the embeddings through the outputs and norms of the blocks,
+    on the first token and on words."""
+    position: bool = False
+    """Also split the hidden states into mean, position, context and rest, and measure the amount of position, its
+    number of directions, its shape, and whether these directions are neurons; with --from_run compared with its
+    ranking."""
+    extremes: bool = False
+    """Also find massive activations and other large values, by token and layer, the attention to tokens and their
+    additions to the stream, and what heads attend to without outliers in their queries and keys."""
+    _: KW_ONLY
+    seed: int = 0
+    """Seed of every random draw: tokens, neurons, sentences and random initialisation."""
+    name: str | None = None
+    """Name of this run; default: MODEL-geometry-YYYYMMDD-HHMMSS."""
+    first_token: FirstToken = "include"
+
+
+@command(GeometryOptions)
+def geometry(options: GeometryOptions) -> Result | None:
+    """Find outlier dimensions, and measure anisotropy before and after clipping, whitening and other transforms.
 
     Returns:
         The measurements; None except in the rank-zero process.
     """
-    call = Call.of(study_of("geometry"), config, name, wandb, _problems(draws, components, shrinkage))
-    return _run(call, *_neurons_of(config), tokenizer)
+    call = Call.of(study_of("geometry"), options)
+    return _run(call, *_neurons_of(call.config), options.tokenizer)
 
 
 def _neurons_of(config: dict[str, Any]) -> tuple[Stream | None, Any]:
@@ -398,61 +403,60 @@ def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Re
     """Measure the quantities that the options select."""
     config, seed = call.config, call.config["seed"]
     with quiet_libraries():
-        from probing.studies.geometry.figures import study_output
+        from probing.studies.geometry.extremes.survey import measure_extremes, read_attention
+        from probing.studies.geometry.figures import GeometryTables, study_output
+        from probing.studies.geometry.inside.stream import StreamInputs, check, measure_inside
+        from probing.studies.geometry.position.survey import PositionSample, survey_position
+        from probing.studies.geometry.survey import survey
 
         split_seed = seed if stream is None else stream.split_seed(seed)
         source = call.source(seed=split_seed, tokenizer=tokenizer)
-        if compared is not None and not set(source.layers) & set(compared.layers):
-            raise UserError(
-                f"`--from_run {config['from_run']}` ranks the neurons of {layers_named(compared.layers)}, and none of "
-                f"these is among {layers_named(source.layers)}; give other layers, or another run."
-            )
-        how, d_model = _plan(config, stream), source.config.hidden_size
-        refuse(_size_problems(config["components"], how.fitting.n_top, d_model))
+        plan, d_model = _plan(config, stream), source.config.hidden_size
+        ranking = {} if compared is None else _ranking(compared, source.layers, d_model, config["from_run"])
+        refuse([
+            *out_of_range("components", config["components"], 1, d_model),
+            *out_of_range("top", plan.fitting.n_top, 0, d_model - 1),
+        ])  # fmt: skip
         inside = {
             "smoothing": config["smoothing_bound"], "norms": config["norms"], "path": config["path"],
             "interventions": config["interventions"] and stream is None,
         }  # fmt: skip
-        _check_inside(source, inside)
-        ranked, data, task = None, {}, None
-        if stream is not None:
-            from probing.interventions.subject import data_of
-
-            layers = layer_numbers(config["layer"])
-            ranked = stream.ranked(source.layers, layers is None, source.config.num_hidden_layers, d_model)
-            data = data_of(stream.readouts)
-            task = _task_of_stream(stream)
+        check(source.model, inside["norms"], inside["path"])
+        ranked, reads = ({}, None) if stream is None else _inputs_of_stream(config, stream, source)
         call.expect(2 + sum(inside.values()) + config["position"] + 3 * config["extremes"] + 2 * (stream is not None))
         text, stores = _read(source, config)
-        changing = None if stream is None else _changing(config, stream, ranked, (data, task), source, text, split_seed)
-        extremes = _extremes(source, text, stores[0], seed) if config["extremes"] else None
+        changing = None if stream is None else _changing(config, stream, ranked, reads, source, text, split_seed)
+        attention = read_attention(source, text, stores[0], seed) if config["extremes"] else None
         call.watch.end("extract")
         if not is_main_process():
             return None
 
         def measure(folder: Path) -> Measured:
-            geometry_tables = _survey_model(folder, source, text, stores, how, inside, changing)
+            model, store, summary = source.model, stores[0], None
+            # The model, whose parameters are measured, and its tokenizer, which tells punctuation.
+            encoder, model_tokenizer = load_encoder(model, source.random_weights_seed), load_tokenizer(model)
+            of_layers = survey(store, stores[-1], source.layers, encoder, model_tokenizer, plan)
+            if missing := of_layers.not_applicable:
+                source.say(
+                    f"{model.name} has no {', '.join(missing)} in the width of its hidden states: not applicable"
+                )
+            tables = measure_inside(folder, StreamInputs(
+                model, encoder, model_tokenizer, store, text, of_layers.clipped, plan.special_tokens == "include",
+                source.random_weights_seed is None, plan.n_draws, seed, source.say,
+            ), inside)  # fmt: skip
+            if changing is not None:
+                with stage("what is lost without neurons"):
+                    changed = changing()
+                tables |= {"neuron_interventions": changed.interventions, "neuron_draws": changed.draws}
+                summary = changed.summary
             if config["position"]:
-                geometry_tables.inside.update(_of_position(stores[0], config, source.layers, compared))
-            if extremes is not None:
-                geometry_tables.inside.update(extremes(geometry_tables.survey))
-            return study_output(geometry_tables, stores, source.model.short_name)
+                tables |= survey_position(PositionSample(store, plan.special_tokens, seed), source.layers, ranking)
+            if config["extremes"]:
+                outliers = of_layers.tables["outliers"]
+                tables |= measure_extremes(source, store, attention, of_layers.clipped, outliers, seed)
+            return study_output(GeometryTables(of_layers, tables, summary), stores, model.short_name)
 
         return call.write(source.model, measure)
-
-
-def _of_position(store: Any, config: Mapping[str, Any], layers: Sequence[int], compared: Any) -> Mapping[str, Any]:
-    """Return the tables of the position part, as rows by name."""
-    from probing.studies.geometry.layers import Sampled
-    from probing.studies.geometry.position.survey import PositionSample, survey_position
-
-    counts = Sampled(store.tokens, config["special_tokens"], config["seed"]).counts
-    ranked = {}
-    if compared is not None:
-        d_model = store.plan.d_model
-        run_layers = [layer for layer in layers if layer in compared.layers]
-        ranked = {layer: [row["neuron"] for row in compared.top(layer, d_model)] for layer in run_layers}
-    return survey_position(PositionSample(store, counts, config["seed"]), layers, ranked)
 
 
 def _plan(config: Mapping[str, Any], stream: Stream | None) -> Any:
@@ -468,18 +472,36 @@ def _plan(config: Mapping[str, Any], stream: Stream | None) -> Any:
     )  # fmt: skip
 
 
-def _task_of_stream(stream: Stream) -> Any:
-    """Return the `probing.text.tasks.TokenTask` of the run; None for position, or without a run."""
-    from probing.interventions.probed_task import task_of_run
+def _ranking(compared: Run, layers: Sequence[int], d_model: int, from_run: Any) -> dict[int, list[int]]:
+    """Return all neurons of the layers that a run ranks, by rank; raise a `UserError` if it ranks none of them."""
+    both = [layer for layer in layers if layer in compared.layers]
+    if not both:
+        raise UserError(
+            f"`--from_run {from_run}` ranks the neurons of {layers_named(compared.layers)}, and none of these is among "
+            f"{layers_named(layers)}; give other layers, or another run."
+        )
+    return {layer: [row["neuron"] for row in compared.top(layer, d_model)] for layer in both}
 
-    if stream.run is None or stream.task_name is None:
-        return None
-    return task_of_run(stream.run, f"--from_run {stream.run.folder}", TASK in stream.readouts, stream.kinds)
+
+def _inputs_of_stream(config: Mapping[str, Any], stream: Stream, source: Any) -> tuple[dict[int, list[int]], Any]:
+    """Return the changed neurons by layer, and the data and the task that are read, None for position or without a run.
+
+    Raises:
+        UserError: If the neurons cannot be changed, or the data or the task not be read.
+    """
+    from probing.interventions.probed_task import task_of_run
+    from probing.interventions.subject import data_of
+
+    is_all, n_layers = layer_numbers(config["layer"]) is None, source.config.num_hidden_layers
+    ranked = stream.ranked(source.layers, is_all, n_layers, source.config.hidden_size)
+    data, task, run = data_of(stream.readouts), None, stream.run
+    if run is not None and stream.task_name is not None:
+        task = task_of_run(run, f"--from_run {run.folder}", TASK in stream.readouts, stream.kinds)
+    return ranked, (data, task)
 
 
 def _changing(
-    config: Mapping[str, Any], stream: Stream, ranked: Any, reads: tuple[Mapping[str, Any], Any], source: Any,
-    corpus: Any, split_seed: int,
+    config: Mapping[str, Any], stream: Stream, ranked: Any, reads: Any, source: Any, corpus: Any, split_seed: int,
 ) -> Callable[[], Any]:  # fmt: skip
     """Read the inputs of the interventions, and return a function that measures their effects."""
     from probing.interventions.probed_task import frozen_of_run
@@ -518,36 +540,9 @@ def _changing(
     return lambda: survey(setup, stores, neuron_config)
 
 
-def _extremes(source: Any, corpus: Any, store: Any, seed: int) -> Callable[[Any], Any]:
-    """Read the attention of a sample, and return a function of the survey that measures large values and sinks."""
-    from probing.studies.geometry.extremes.survey import measure_extremes, read_attention
-
-    attentions = read_attention(source, corpus, store, seed)
-    return lambda surveyed: measure_extremes(source, store, attentions, surveyed.clipped, surveyed.outliers, seed)
-
-
-def _problems(draws: int | None, components: int | None, shrinkage: float) -> list[str]:
-    return [
-        *out_of_range("draws", draws, 0, 1000),
-        *out_of_range("components", components, 1),
-        *out_of_range("shrinkage", shrinkage, 0, 1),
-    ]
-
-
 def _check_corpora(corpus: Source, fit_corpus: Source | None) -> None:
     if fit_corpus == corpus == "-":
         raise UserError("`--fit_corpus -`: standard input can be read only once; give one of the two as a file.")
-
-
-def _check_inside(source: Any, inside: Mapping[str, bool]) -> None:
-    """Refuse a model in which the requested quantities cannot be measured, before its activations are extracted."""
-    from probing.studies.geometry.inside.stream import check
-
-    check(source.model, inside["norms"], inside["path"])
-
-
-def _size_problems(components: int | None, top: int | None, d_model: int) -> list[str]:
-    return out_of_range("components", components, 1, d_model) + out_of_range("top", top, 0, d_model - 1)
 
 
 def _read(source: Any, config: Mapping[str, Any]) -> tuple[Any, list[Any]]:
@@ -568,34 +563,6 @@ def _read(source: Any, config: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     stores = source.read(corpora, checks[: len(corpora)])
     report_dropped_text(corpora, [store.tokens for store in stores], source.say)
     return corpora[0], stores
-
-
-def _survey_model(
-    folder: Path, source: Any, corpus: Any, stores: Any, plan: Any, inside: Mapping[str, bool],
-    changing: Callable[[], Any] | None,
-) -> Any:  # fmt: skip
-    """Survey `stores`, measured first and fitted on last, and the inside of the model; return `GeometryTables`."""
-    from probing.studies.geometry.figures import GeometryTables
-    from probing.studies.geometry.inside.stream import StreamInputs, measure_inside
-    from probing.studies.geometry.survey import survey
-
-    model, seed, say = source.model, plan.seed, source.say
-    # The model, whose parameters are measured, and its tokenizer, which tells punctuation.
-    encoder, tokenizer = load_encoder(model, source.random_weights_seed), load_tokenizer(model)
-    surveyed = survey(stores[0], stores[-1], source.layers, encoder, tokenizer, plan)
-    if missing := surveyed.not_applicable:
-        say(f"{model.name} has no {', '.join(missing)} in the width of its hidden states: not applicable")
-    stream_inputs = StreamInputs(
-        model, encoder, tokenizer, stores[0], corpus, surveyed.clipped, plan.special_tokens == "include",
-        source.random_weights_seed is None, plan.n_draws, seed, say,
-    )  # fmt: skip
-    tables = measure_inside(folder, stream_inputs, inside)
-    if changing is None:
-        return GeometryTables(surveyed, tables)
-    with stage("what is lost without neurons"):
-        neuron_tables = changing()
-    neuron_rows = {"neuron_interventions": neuron_tables.interventions, "neuron_draws": neuron_tables.draws}
-    return GeometryTables(surveyed, {**tables, **neuron_rows}, neuron_tables.summary)
 
 
 class Geometry(Study):
@@ -628,6 +595,12 @@ class Geometry(Study):
         clipped = {int(layer): neurons for layer, neurons in result.results["clipped"].items()}
         more = [sentence for part in parts(result) for sentence in part.sentences]
         return [*tables.conclusions(result, clipped), *more]
+
+    def more_tables(self, result: Result) -> list[Any]:
+        """Return all measures of each layer by transform, and the outliers."""
+        from probing.studies.geometry.section import more_tables
+
+        return more_tables(result)
 
     def section(self, result: Result, place: SectionPlace) -> Html:
         """Return the measures of each layer, its outliers, and the measurements inside the model."""

@@ -22,12 +22,22 @@ from probing.studies.geometry.inside import write_inside_figures
 from probing.studies.geometry.neurons import groups_of, has, name_of, readouts_of
 from probing.studies.geometry.position import SCHEMAS as POSITION
 from probing.studies.geometry.position.spectrum import write_position_figures
-from probing.studies.geometry.survey import LayerSurvey, Rows
+from probing.studies.geometry.survey import SOURCES, LayerSurvey, Rows
 from probing.studies.geometry.tables import layers_of, most_named, of_first_choice
-from probing.tables.figures import BLUE, GREY, ORANGE, USUAL, error_bars, write_drawings
+from probing.tables.figures import (
+    BLUE,
+    GREY,
+    USUAL,
+    Chart,
+    Line,
+    Panel,
+    by_count,
+    with_lines,
+    write_charts,
+    write_drawings,
+)
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -37,9 +47,10 @@ def write_figures(
     """Draw a run's figures that are no line charts, each in some formats, and return the paths of the files."""
     dimensions, outliers, explained = (Table(tables[name]) for name in ("dimensions", "outliers", "explained"))
     drawings = {"outliers": partial(mean_profile, dimensions=dimensions, outliers=outliers, model=model)}
-    if explained.where(kind="outlier"):
-        drawings["explained"] = partial(explained_bars, explained=explained, outliers=outliers, model=model)
-    return write_drawings(folder, drawings, formats)
+    charts = [explained_chart(explained, outliers)] if explained.where(kind="outlier") else []
+    by_layer = Table(tables.get("neuron_interventions", ())).by("changed_layer")
+    charts += [dose_chart(layer, rows) for layer, rows in by_layer.items()]
+    return write_drawings(folder, drawings, formats) + write_charts(folder, charts, model, formats)
 
 
 def mean_profile(figure: Figure, dimensions: Table, outliers: Table, model: str) -> None:
@@ -77,101 +88,43 @@ def mean_profile(figure: Figure, dimensions: Table, outliers: Table, model: str)
     )
 
 
-def explained_bars(figure: Figure, explained: Table, outliers: Table, model: str) -> None:
-    """Draw the partial R² of each source, for the most frequent outliers, in the layers that have them."""
-    neurons = most_named(outliers.where(neuron=tuple(explained.values("neuron"))), 4)
+def explained_chart(explained: Table, outliers: Table) -> Chart:
+    """Return the partial R² of each source, for the most frequent outliers, in the layers that have them."""
     shown_rows = of_first_choice(explained)
-    looks = {
-        "position": {"color": BLUE, "hatch": ""}, "frequency": {"color": "#f1c98b", "hatch": "//"},
-        "token": {"color": "#7f9f6a", "hatch": "xx"}, "punctuation": {"color": "white", "hatch": ".."},
-        "special": {"color": "#bdbdbd", "hatch": ""},
-    }  # fmt: skip
-    panels = {f"neuron {neuron}": shown_rows.where(neuron=neuron, kind="outlier") for neuron in neurons}
-    panels["mean of other neurons"] = shown_rows.where(kind="random")
-    figure.set_size_inches(1.4 + 1.9 * len(panels), 2.9)
-    width = 0.8 / len(looks)
-    widest = max(len(rows.values("layer")) for rows in panels.values())  # bars have the same width in all panels
-    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, (title, rows) in zip(all_axes, panels.items(), strict=True):
+    neurons = most_named(outliers.where(neuron=tuple(explained.values("neuron"))), 4)
+    rows_of = {f"neuron {neuron}": shown_rows.where(neuron=neuron, kind="outlier") for neuron in neurons}
+    rows_of["mean of other neurons"] = shown_rows.where(kind="random")
+    panels = []
+    for title, rows in rows_of.items():
         layers = layers_of(rows)
-        for i, (source, look) in enumerate(looks.items()):
-            shares = [_mean(rows.where(layer=layer, source=source).column("partial")) for layer in layers]
-            x = np.arange(len(layers)) + (i - (len(looks) - 1) / 2) * width
-            axes.bar(x, shares, width, edgecolor="black", lw=0.5, label=source, **look)
-        axes.set_xticks(range(len(layers)), [str(layer) for layer in layers], fontsize=7)
-        axes.set_xlim(-0.5, widest - 0.5)
-        axes.set_title(title, fontsize=9)
-        axes.set_xlabel("layer")
-    figure.axes[0].set_ylabel("partial R²")
-    figure.suptitle(
-        f"{model}: what each source explains of an outlier beyond the others", x=0.01, ha="left", fontsize=10
-    )
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
+        shares = {
+            source: [_mean(rows.where(layer=layer, source=source).column("partial")) for layer in layers]
+            for source in SOURCES
+        }
+        panels.append(Panel([Line(source, layers, values, kind="bars") for source, values in shares.items()], title))
+    return Chart("explained", "what each source explains of an outlier beyond the others", panels, "partial R²")
 
 
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else 0.0
 
 
-def write_neuron_figures(folder: Path, rows: Sequence[Row], model: str, formats: Sequence[str] = USUAL) -> list[Path]:
-    """Draw the dose curves of each changed layer from `neuron_interventions.csv`, and return the paths of the files."""
-    drawings = {
-        f"neurons_layer_{layer}": partial(
-            dose_curves, rows=of_layer, title=f"{model}: neurons of layer {layer} changed inside the model"
-        )
-        for layer, of_layer in Table(rows).by("changed_layer").items()
-    }
-    return write_drawings(folder, drawings, formats)
+BY_SIZE = by_count("neurons", "neurons")
 
 
-def dose_curves(figure: Figure, rows: Sequence[Row], title: str) -> None:
-    """Draw the effects at one changed layer by number of neurons, a row of panels per kind, a panel per readout."""
-    groups = [readouts_of(group) for group in groups_of(rows)]
-    n_columns = max(len(curves) for curves in groups)
-    figure.set_size_inches(0.8 + 2.7 * n_columns, 0.7 + 2.5 * len(groups))
-    panels = figure.subplots(len(groups), n_columns, squeeze=False)
-    for row_of_panels, curves in zip(panels, groups, strict=True):
-        for axes, curve in zip(row_of_panels, curves, strict=False):
-            _dose_curve(axes, curve)
-        for axes in row_of_panels[len(curves) :]:
-            axes.set_visible(False)
-    figure.suptitle(f"{title}, 95% intervals; range of drawn sets", x=0.01, ha="left", fontsize=10)
-    handles: dict[str, Any] = {}
-    for axes in figure.axes:
-        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower left", ncols=len(handles), fontsize=8)
-
-
-def _dose_curve(axes: Axes, curve: Sequence[Row]) -> None:
-    measure = measure_of(curve[0]["readout"])
-    sizes = [row["k"] for row in curve]
-    looks: tuple[tuple[str, str, dict[str, Any]], ...] = (
-        ("random", "random sets", {"color": GREY, "alpha": 0.35, "lw": 0}),
-        ("matched", "sets matched in sd", {"facecolor": "none", "edgecolor": ORANGE, "hatch": "///", "lw": 0.8}),
-    )
-    for source, words, look in looks:
-        drawn_rows = [row for row in curve if has(row, source)]
-        if not drawn_rows:
-            continue
-        at = [row["k"] for row in drawn_rows]
-        low, high = ([measure.times * row[f"{source}_{end}"] for row in drawn_rows] for end in ("lowest", "highest"))
-        if len(at) > 1:
-            axes.fill_between(at, low, high, label=words, **look)
-        else:  # a band of one size
-            width = 0.06 * at[0] * (1 if source == "random" else 1.6)
-            axes.fill_between([at[0] - width, at[0] + width], low * 2, high * 2, label=words, **look)
-    values = np.array([measure.times * row["effect"] for row in curve])
-    reach = error_bars(curve, values, times=measure.times)
-    axes.errorbar(sizes, values, yerr=reach, color=BLUE, marker="o", ms=4, capsize=2, ls="-", label="these neurons")
-    axes.axhline(0, color="black", lw=0.6)
-    axes.set_xscale("log")
-    axes.set_xticks(sizes, [str(k) for k in sizes], minor=False)
-    axes.set_xticks([], minor=True)
-    if len(sizes) == 1:
-        axes.set_xlim(sizes[0] / 2, sizes[0] * 2)
-    axes.set_xlabel("neurons (log scale)")
-    axes.set_ylabel(f"effect ({measure.unit})")
-    axes.set_title(f"{name_of(curve[0])},\nkind {curve[0]['kind']} (intact: {curve[0]['intact']:.3f})", fontsize=8)
+def dose_chart(layer: int, rows: Sequence[Row]) -> Chart:
+    """Return the effects at one changed layer by number of neurons, a panel for each kind and readout."""
+    panels = []
+    for curve in (curve for group in groups_of(rows) for curve in readouts_of(group)):
+        measure, first = measure_of(curve[0]["readout"]), curve[0]
+        lines = [Line.of(curve, "effect", "these neurons", "", x="k", scale=measure.times)]
+        for source, words in (("random", "random sets"), ("matched", "sets matched in sd")):
+            drawn = [row for row in curve if has(row, source)]
+            lines.append(Line.band(drawn, f"{source}_lowest", f"{source}_highest", words, "k", measure.times))
+        title = f"{name_of(first)}, kind {first['kind']} (intact: {first['intact']:.3f})"
+        panels.append(Panel(lines, title, f"effect ({measure.unit})"))
+    title = f"neurons of layer {layer} changed inside the model, 95% intervals; range of drawn sets"
+    return with_lines([Chart(f"neurons_layer_{layer}", title, panels, x=BY_SIZE, reference=0)])[0]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -197,7 +150,7 @@ class GeometryTables:
 
 def tables_of(geometry_tables: GeometryTables) -> dict[str, Rows]:
     """Return the tables by name; optional ones are left out if they are empty."""
-    tables = {**geometry_tables.survey.tables(), **geometry_tables.inside}
+    tables = {**geometry_tables.survey.tables, **geometry_tables.inside}
     return {name: rows for name, rows in tables.items() if rows or name not in _OPTIONAL}
 
 
@@ -207,7 +160,6 @@ def study_output(geometry_tables: GeometryTables, stores: Sequence[ActivationSto
 
     def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
         figures = write_figures(folder, tables, model_name, formats)
-        figures += write_neuron_figures(folder, tables.get("neuron_interventions", ()), model_name, formats)
         figures += write_position_figures(folder, tables, model_name, formats)
         figures += write_extremes_figures(folder, tables, model_name, formats)
         return figures + write_inside_figures(folder, tables, model_name, formats)

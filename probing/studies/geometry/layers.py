@@ -8,8 +8,9 @@ sentence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -26,9 +27,9 @@ from probing.statistics.chance import (
     Estimate,
     MeanOverSentences,
     estimate,
+    exact,
     normalise,
     shares_of,
-    undefined,
     weights,
 )
 from probing.statistics.moments import (
@@ -113,7 +114,7 @@ class MeanCosineAccumulator:
         """Return the mean cosine; it is NaN for fewer than two vectors."""
         n, by_neuron = self.all.n, self.all.by_neuron()
         if n < 2:
-            return MeanCosine(undefined(n), by_neuron)
+            return MeanCosine(exact(math.nan, n), by_neuron)
         drawn = (self.drawn.square().sum(1) + self.cosines) / (self.drawn_tokens.square() + self.pairs)
         return MeanCosine(estimate(float(by_neuron.sum()), drawn, n, self.n_sentences), by_neuron)
 
@@ -302,7 +303,7 @@ class SelfSimilarityAccumulator:
         """Return the mean over words; the interval resamples words with their sentences."""
         values = self.by_word()
         if not len(values):
-            return undefined(0)
+            return exact(math.nan, 0)
         rows = np.random.default_rng(seed).integers(len(values), size=(n_draws, len(values)))
         n = len(values)
         return estimate(float(values.mean()), values[torch.from_numpy(rows)].mean(1), n, n)
@@ -313,29 +314,16 @@ class SelfSimilarityAccumulator:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Smoothness:
-    """Similarity of the tokens of each sentence; all tensors have shape (n_sentences,), float64.
-
-    Args:
-        token_similarity: Mean cosine of all pairs of the sentence's tokens; NaN for a single token.
-        intra_sentence_similarity: Mean cosine of the tokens with their mean vector.
-        distance: Distance to the nearest matrix with equal rows.
-        relative_distance: This distance as a share of the norm, from 0 to 1.
-    """
-
-    token_similarity: Tensor
-    intra_sentence_similarity: Tensor
-    distance: Tensor
-    relative_distance: Tensor
+# Measures of each sentence.
+BY_SENTENCE = ("token_similarity", "intra_sentence_similarity", "distance_to_equal_rows", "relative_distance")
 
 
-def smoothness(vectors: Tensor, units: Tensor, unit_sums: Tensor, lengths: Tensor) -> Smoothness:
-    """Return the similarity of the tokens of each sentence.
+def smoothness(vectors: Tensor, units: Tensor, unit_sums: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+    """Return the measures in `BY_SENTENCE` of the tokens of each sentence, each of shape (n_sentences,), float64.
 
     Token similarity is 1 / (n (n - 1)) sum_{i != j} cos(h_i, h_j) = (|sum_i u_i|^2 - n) / (n (n - 1)) (Shi et al.
-    section 3). It is near 1 also where all tokens share one large neuron, so compare it with its value after clipping;
-    and it is near 0 for opposite vectors, which are not diverse.
+    section 3), NaN for a single token. It is near 1 also where all tokens share one large neuron, so compare it with
+    its value after clipping; and it is near 0 for opposite vectors, which are not diverse.
 
     Intra-sentence similarity (Ethayarajh 2019, section 3.2) is the mean of cos(h_i, mean_j h_j).
 
@@ -357,12 +345,12 @@ def smoothness(vectors: Tensor, units: Tensor, unit_sums: Tensor, lengths: Tenso
     squares = torch.stack([away.norm(dim=1), vectors.norm(dim=1)], 1).double().square()
     distance, norm = sum_by_sentence(squares, lengths).sqrt().T
     sums, mean_length = unit_sums.double(), means.double().norm(dim=1)
-    return Smoothness(
-        torch.where(n > 1, (sums.square().sum(1) - n) / (n * (n - 1)), torch.nan),
-        (sums * means).sum(1) / (n * mean_length),
-        distance,
-        distance / norm,
-    )
+    return {
+        "token_similarity": torch.where(n > 1, (sums.square().sum(1) - n) / (n * (n - 1)), torch.nan),
+        "intra_sentence_similarity": (sums * means).sum(1) / (n * mean_length),
+        "distance_to_equal_rows": distance,
+        "relative_distance": distance / norm,
+    }
 
 
 # Measures that are not outliers: the root mean square of the norms of tokens, the share of their mean squared norm that
@@ -393,11 +381,11 @@ def first_token_rows(layer: int, groups: Mapping[str, Group]) -> list[dict[str, 
     return [
         {"layer": layer, "first_token": which, **row, "n_tokens": group.profile.n_tokens}
         for which, group in groups.items()
-        for row in _smoothing_rows(group)
+        for row in _group_rows(group)
     ]
 
 
-def _smoothing_rows(group: Group) -> list[dict[str, Any]]:
+def _group_rows(group: Group) -> list[dict[str, Any]]:
     profile, cosine = group.profile, group.mean_cosine
     of_mean = float(np.square(profile.mean).sum())
     energy = of_mean + float(profile.variance.sum())
@@ -424,11 +412,6 @@ ESTIMATORS: tuple[Estimator, ...] = ("e19", "lkm", "tvs")
 POOL, POOL_SENTENCES = 10_000, 2_000
 # Number of tokens of the pool that partition functions are summed over.
 PARTITION = 4_096
-
-# Measures of each sentence.
-BY_SENTENCE = ("token_similarity", "intra_sentence_similarity", "distance_to_equal_rows", "relative_distance")
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -583,14 +566,16 @@ def measure(
             quotients = np.divide(now, before, out=np.full(len(before), np.nan), where=before > 0)
             ratio.update(torch.from_numpy(quotients), block.weights)
     pool, of_sentences = (torch.cat(parts) for parts in pools.values())
-    rows = [row for name, each in measures.items() for row in _rows(layer, name, each.results(moments, pool))]
+    rows = [row for name, each in measures.items() for row in _rows(layer, name, each.results(pool))]
     for name in ("none", "clip") if estimators else ():
         if name in transforms:
             estimates = _estimates(estimators, transforms[name], pool, of_sentences, [sampled.seed, layer])
             rows += _rows(layer, name, estimates)
     if random:
-        rows += _rows(layer, "clip_random", {"mean_cosine": _range(random)})
-    rows += _rows(layer, "none", {"distance_ratio": (ratio.result(), int(sampled.counts.sum()))})
+        of_choices = random.result()
+        ends = float(of_choices.min()), float(of_choices.max())
+        rows += _rows(layer, "clip_random", {"mean_cosine": Estimate(float(of_choices.mean()), *ends, random.n)})
+    rows += _rows(layer, "none", {"distance_ratio": replace(ratio.result(), n=int(sampled.counts.sum()))})
     return LayerMeasures(rows, measures["none"].cosine.result().shares, distances)
 
 
@@ -638,10 +623,6 @@ class _Block:
         )
 
 
-# An estimate, and the number of vectors it is taken over.
-_Result = tuple[Estimate, int]
-
-
 @dataclass
 class _Measures:
     """Accumulators of all measures under one transform."""
@@ -669,50 +650,37 @@ class _Measures:
         drawn = units[block.drawn]
         self.sampled_cosine.update(drawn, drawn, torch.ones_like(block.lengths), block.weights)
         alike = smoothness(images, units, sums, block.lengths)
-        values = (alike.token_similarity, alike.intra_sentence_similarity, alike.distance, alike.relative_distance)
-        for name, value in zip(BY_SENTENCE, values, strict=True):
-            self.by_sentence[name].update(value, block.weights)
-        self.last_distances = alike.distance
+        for name, values in alike.items():
+            self.by_sentence[name].update(values, block.weights)
+        self.last_distances = alike["distance_to_equal_rows"]
         self.words.update(self.transform(block.words), block.types)
         if not self.is_centred:
             centred = normalise(images - self.image_of_mean.to(images.dtype))
             self.centred.update(centred, sum_by_sentence(centred, block.lengths), block.lengths, block.weights)
 
-    def results(self, moments: Covariance, pool: Tensor) -> dict[str, _Result]:
+    def results(self, pool: Tensor) -> dict[str, Estimate]:
         """Return each measure with its interval and the number of vectors it is taken over."""
-        after, cosine, sampled_cosine = (
-            self.transform.moments(moments),
-            self.cosine.result(),
-            self.sampled_cosine.result(),
-        )
+        after = self.transform.moments(self.moments)
+        cosine, unrelated = self.cosine.result(), self.sampled_cosine.result().estimate
         n = cosine.estimate.n
         centred = cosine if self.is_centred else self.centred.result()
-        words = self.words.result(self.seed)
-        intra = self.by_sentence["intra_sentence_similarity"].result()
-        top = cosine.shares[cosine.shares.abs().argmax()]
-        exact = {
-            "isoscore": isoscore(after.covariance),
-            "mean_energy_share": mean_energy_share(after.mean, after.covariance),
-            "top_cosine_share": float(top),
-            "rank": float(self.transform.rank),
-        }
-        partition = partition_isotropy(self.transform(pool[:PARTITION]))
-        n_words = int(self.words.counts.sum())
+        words = replace(self.words.result(self.seed), n=int(self.words.counts.sum()))
+        alike = {name: replace(mean.result(), n=n) for name, mean in self.by_sentence.items()}
+        pool = pool[:PARTITION]
         return {
-            "mean_cosine": (cosine.estimate, n),
-            "mean_cosine_one_per_sentence": (sampled_cosine.estimate, sampled_cosine.estimate.n),
-            "mean_cosine_centred": (centred.estimate, n),
-            **{name: (_exact(value, n), n) for name, value in exact.items()},
-            "partition_isotropy": (_exact(partition, n), min(PARTITION, len(pool))),
-            "self_similarity": (words, n_words),
-            "self_similarity_adjusted": (_less(words, sampled_cosine.estimate), n_words),
-            **{name: (mean.result(), n) for name, mean in self.by_sentence.items()},
-            "intra_sentence_similarity_adjusted": (_less(intra, sampled_cosine.estimate), n),
+            "mean_cosine": cosine.estimate,
+            "mean_cosine_one_per_sentence": unrelated,
+            "mean_cosine_centred": replace(centred.estimate, n=n),
+            "isoscore": exact(isoscore(after.covariance), n),
+            "mean_energy_share": exact(mean_energy_share(after.mean, after.covariance), n),
+            "top_cosine_share": exact(float(cosine.shares[cosine.shares.abs().argmax()]), n),
+            "rank": exact(float(self.transform.rank), n),
+            "partition_isotropy": exact(partition_isotropy(self.transform(pool)), len(pool)),
+            "self_similarity": words,
+            "self_similarity_adjusted": _less(words, unrelated),
+            **alike,
+            "intra_sentence_similarity_adjusted": _less(alike["intra_sentence_similarity"], unrelated),
         }
-
-
-def _exact(value: float, n: int) -> Estimate:
-    return Estimate(value, float("nan"), float("nan"), n)
 
 
 def _less(similarity: Estimate, baseline: Estimate) -> Estimate:
@@ -723,32 +691,26 @@ def _less(similarity: Estimate, baseline: Estimate) -> Estimate:
 
 def _estimates(
     names: Sequence[Estimator], transform: Transform, pool: Tensor, of_sentences: Tensor, seed: Sequence[int]
-) -> dict[str, _Result]:
+) -> dict[str, Estimate]:
     images, ones = transform(pool), transform(of_sentences)
-    estimates: dict[Estimator, _Result] = {}
+    estimates: dict[str, Estimate] = {}
     for name in names:
         generator = np.random.default_rng(seed)
         if name == "tvs":
-            estimates[name] = _exact(timkey_van_schijndel(images, generator), len(images)), len(images)
+            estimates["mean_cosine_tvs"] = exact(timkey_van_schijndel(images, generator), len(images))
         elif len(ones) >= 2:
             draw = ethayarajh if name == "e19" else luo_kulmizev_mao
-            estimates[name] = _exact(draw(ones, generator), len(ones)), len(ones)
-    return {f"mean_cosine_{name}": result for name, result in estimates.items()}
+            estimates[f"mean_cosine_{name}"] = exact(draw(ones, generator), len(ones))
+    return estimates
 
 
-def _range(random: ClippedCosines) -> _Result:
-    """Return the mean over random choices, with their range as its interval."""
-    values = random.result()
-    return Estimate(float(values.mean()), float(values.min()), float(values.max()), random.n), random.n
-
-
-def _rows(layer: int, transform: str, results: Mapping[str, _Result]) -> list[dict[str, Any]]:
+def _rows(layer: int, transform: str, results: Mapping[str, Estimate]) -> list[dict[str, Any]]:
     """Return rows of `geometry.csv`; undefined measures have no row."""
     rows = []
-    for name, (mean, n) in results.items():
+    for name, mean in results.items():
         if not np.isfinite(mean.value):
             continue
         interval = {} if np.isnan(mean.low) else {"low": mean.low, "high": mean.high}
         row = {"layer": layer, "transform": transform, "measure": name, "value": mean.value}
-        rows.append({**row, **interval, "n_tokens": n})
+        rows.append({**row, **interval, "n_tokens": mean.n})
     return rows

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from probing.page.charts import chart_html
 from probing.page.terms import ACCURACY, TRANSFORMS
-from probing.results import Html, Row, Table, count, element, in_brackets, interval, table
-from probing.runs import Result, Terms, framed
+from probing.results import Html, Table, View, by_layer_table, count, element, in_brackets, interval
+from probing.runs import Result, Terms, folded, framed
 from probing.statistics import label, size_lines
 from probing.studies.geometry import extremes
 from probing.studies.geometry import neurons as neuron_interventions
 from probing.studies.geometry.extremes import HELD_OUTLIERS, MASSIVE
 from probing.studies.geometry.inside import inside_conclusions, inside_tables
 from probing.studies.geometry.position import position_charts, position_conclusions, position_tables
-from probing.studies.geometry.tables import MORE_TEXT, charts
+from probing.studies.geometry.tables import MORE_TEXT, NORMS, OUTLIERS, charts
 from probing.studies.geometry.tables import TRANSFORMS as NAMES
 from probing.tables.figures import Chart
 from probing.tables.heads import first_token_conclusions, first_token_tables
@@ -24,7 +25,7 @@ from probing.tables.heads import first_token_conclusions, first_token_tables
 
 @dataclass(frozen=True)
 class Part:
-    """The results of an option, under a heading of the page."""
+    """The results of the layers, or of an option under a heading of the page."""
 
     heading: str
     tables: Sequence[Any]
@@ -53,55 +54,29 @@ _EXCLUDED = "The measures above are the measures of all tokens but the first tok
 
 def geometry_section(geometry: Result, anchor: str) -> Html:
     """Return the measures of each layer, its outlier dimensions, and the measurements inside the model."""
-    transforms = geometry.geometry.by("transform")
-    return element(
-        "section",
-        element("h2", geometry.study.heading(geometry)),
-        *(figure for chart in charts(geometry.geometry) for figure in chart_html(chart)),
-        *(element("p", sentence) for sentence in size_lines(geometry.geometry, MORE_TEXT)),
-        *(_measures(transform, rows) for transform, rows in transforms.items()),
-        _outliers(geometry) if geometry.outliers else None,
-        element("p", _EXCLUDED) if geometry.first_token else None,
-        *(block for part in parts(geometry) for block in _part(part)),
-        id=anchor,
-    )
+    content = [figure for chart in charts(geometry.geometry) for figure in chart_html(chart)]
+    content += [element("p", sentence) for sentence in size_lines(geometry.geometry, MORE_TEXT)]
+    content += folded(more_tables(geometry))
+    content += [element("p", _EXCLUDED)] if geometry.first_token else []
+    for part in parts(geometry):
+        content += [element("h3", part.heading), *(element("p", sentence) for sentence in part.sentences)]
+        content += [figure for chart in part.charts for figure in chart_html(chart)] + framed(part.tables)
+    return element("section", element("h2", geometry.study.heading(geometry)), *content, id=anchor)
 
 
-def _part(part: Part) -> Iterator[Html]:
-    yield element("h3", part.heading)
-    yield from (element("p", sentence) for sentence in part.sentences)
-    yield from (figure for chart in part.charts for figure in chart_html(chart))
-    yield from framed(part.tables)
+def more_tables(geometry: Result) -> list[Any]:
+    """Return all measures of each layer by transform, and the outliers."""
+    tables = []
+    for transform, rows in geometry.geometry.by("transform").items():
+        cells = {measure.replace("_", " "): partial(_value, measure) for measure in rows.values("measure")}
+        tables.append(by_layer_table(f"Measures of each layer, {label(NAMES[transform], rows)}", rows, cells))
+    outliers = f"Outlier dimensions: {count(len(geometry.outliers), 'row')}"
+    return [*tables, *View(OUTLIERS, title=outliers).tables(geometry.outliers)]
 
 
-def _measures(transform: str, rows: Table) -> Html:
-    """Return the measures of each layer after a transform, shown on request."""
-    by_measure = {(row["layer"], row["measure"]): row for row in rows}
-    measures = rows.values("measure")
-    body = [
-        [layer, *(_value(by_measure.get((layer, measure))) for measure in measures)]
-        for layer in sorted(rows.values("layer"))
-    ]
-    head = ["layer", *(measure.replace("_", " ") for measure in measures)]
-    return element("details", element("summary", f"Measures of each layer, {label(NAMES[transform], rows)}"),
-                   table(head, body))  # fmt: skip
-
-
-def _outliers(geometry: Result) -> Html:
-    head = list(geometry.outliers[0])
-    body = [[_cell(row[name]) for name in head] for row in geometry.outliers]
-    summary = element("summary", f"Outlier dimensions: {count(len(body), 'row')}")
-    return element("details", summary, table([name.replace("_", " ") for name in head], body))
-
-
-def _value(row: Row | None) -> str:
-    if row is None:
-        return ""
-    return f"{row['value']:.3g}{in_brackets(interval(row, between=' to ', form='.3g'))}"
-
-
-def _cell(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def _value(measure: str, rows: Table) -> str:
+    found = rows.where(measure=measure)
+    return "".join(f"{row['value']:.3g}{in_brackets(interval(row, between=' to ', form='.3g'))}" for row in found)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -151,7 +126,7 @@ GEOMETRY: Terms = {
     "norm, first tokens": "The same of the first tokens.",
     "mean cosine, without the first token": "Mean cosine of two of the tokens that are measured.",
     "mean cosine, with it": "The same with the first token of each sentence.",
-    "block": "Number of the block; its output is the layer of the same number.",
+    **NORMS.terms(["layer"]),
     "measured": "Distance of a sentence to equal rows after the block, divided by the distance before it.",
     "σ1": "Least standard deviation, over neurons, among the tokens that enter the block's first LayerNorm.",
     "σ2": "The same for the second LayerNorm.",
@@ -173,14 +148,7 @@ GEOMETRY: Terms = {
     "p": "Probability that random other neurons do as much harm; of distances, that they reduce them as much with both "
     "norms changed.",
     "large gains": "Effect of as many other neurons, those with the largest LayerNorm gains.",
-    "norm": "Number of the norm within the block, in the order in which the block calls its norms.",
-    "mean": "Mean of the neuron behind the norm: the sum of the four terms to the right.",
-    "sd": "Distance of that mean from the mean of all neurons, in standard deviations of the neurons.",
-    "input": "What the mean would be with the gain that other neurons have on average, and without a bias.",
-    "own gain": "What the neuron's own gain adds to that.",
-    "own bias": "What the neuron's own bias adds to the bias that other neurons have on average.",
-    "others' bias": "Mean bias of the neurons that are no outliers.",
-    "largest": "The term of input, own gain and own bias that is largest in magnitude.",
+    **NORMS.terms(["norm", "mean", "deviations", "by_input", "by_gain", "by_bias", "by_others_bias", "largest"]),
     "intact": "The distance in standard deviations in the unchanged model.",
     "the first norm": "The distance, or the effect, with average gains and biases in the first norm of every block; "
     "in brackets the range with the gains and biases of random neurons averaged instead.",

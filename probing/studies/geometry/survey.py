@@ -231,6 +231,8 @@ def explained_rows(
 
 Rows = list[dict[str, Any]]
 
+TABLES = "geometry", "outliers", "dimensions", "parameters", "explained", "first_token"
+
 # Number of other neurons that are explained for comparison with the outliers.
 RANDOM = 10
 
@@ -250,28 +252,16 @@ class GeometryPlan:
 
 @dataclass(frozen=True)
 class LayerSurvey:
-    """Results of all layers: rows of the files of the same names, and transforms by kind and layer.
+    """Results of all layers: rows of tables by name, and transforms by kind and layer.
 
-    `first_token` is empty unless first tokens are excluded. `clipped` has the neurons of each layer that are outliers
-    by the plan's definition, and `not_applicable` the kinds of parameters that the model does not have.
+    The table `first_token` is empty unless first tokens are excluded. `clipped` has the neurons of each layer that are
+    outliers by the plan's definition, and `not_applicable` the kinds of parameters that the model does not have.
     """
 
-    geometry: Rows
-    outliers: Rows
-    dimensions: Rows
-    parameters: Rows
-    explained: Rows
-    first_token: Rows
+    tables: dict[str, Rows]
     transforms: Mapping[str, Mapping[int, Transform]]
     clipped: Mapping[int, list[int]]
     not_applicable: list[str]
-
-    def tables(self) -> dict[str, Rows]:
-        """Return the tables by the names of their files."""
-        return {
-            "geometry": self.geometry, "outliers": self.outliers, "dimensions": self.dimensions,
-            "parameters": self.parameters, "explained": self.explained, "first_token": self.first_token,
-        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -289,14 +279,11 @@ class _Corpora:
 class _LayerSurvey:
     """Results of one layer; `look` describes the fitted tokens, and `distances` serve the next layer."""
 
+    tables: dict[str, Rows]
     look: Look
-    outliers: Rows
     clipped: list[int]
     transforms: Mapping[str, Transform]
-    geometry: Rows
-    dimensions: Rows
-    explained: Rows
-    distances: NDArray[np.float64] | None
+    distances: NDArray[np.float64]
 
 
 def check_tokens(tokens: Tokens, special_tokens: SpecialTokens) -> None:
@@ -327,38 +314,29 @@ def survey(
     )
     sampled = Sampled(store.tokens, plan.special_tokens, plan.seed)
     fitted = sampled if fitted_on is store else Sampled(fitted_on.tokens, plan.special_tokens, plan.seed)
-    corpora = _Corpora(store, fitted_on, sampled, fitted, _regressors(store, tokenizer))
+    ids, of_token = np.unique(store.tokens.input_ids, return_inverse=True)
+    punctuation = is_punctuation(tokenizer.convert_ids_to_tokens(ids.tolist()))[of_token.reshape(-1)]
+    corpora = _Corpora(store, fitted_on, sampled, fitted, Regressors(store.tokens, punctuation))
     surveys: dict[int, _LayerSurvey] = {}
+    tables: dict[str, Rows] = {name: [] for name in TABLES}
     with stage(f"geometry of {layers_named(layers)}", len(layers)) as advance:
         for layer in layers:
             below = surveys.get(layer - 1)
             surveys[layer] = _of_layer(layer, corpora, by_norm, plan, below.distances if below else None)
+            for name, rows in surveys[layer].tables.items():
+                tables[name] += rows
             advance(1)
-    named = [row for layer_survey in surveys.values() for row in layer_survey.outliers]
     looks = [layer_survey.look for layer_survey in surveys.values()]
-    named += [
-        row for which in ("exclude", "include") for row in _outlier_rows(_pooled(looks, which), ALL_LAYERS, which)
-    ]
-    named += _outlier_rows(by_norm, ALL_LAYERS, "")
-    kinds = dict.fromkeys(kind for layer_survey in surveys.values() for kind in layer_survey.transforms)
-    return LayerSurvey(
-        geometry=[row for layer_survey in surveys.values() for row in layer_survey.geometry],
-        outliers=named,
-        dimensions=[row for layer_survey in surveys.values() for row in layer_survey.dimensions],
-        parameters=parameter_rows(parameters, sorted({row["neuron"] for row in named})),
-        explained=[row for layer_survey in surveys.values() for row in layer_survey.explained],
-        first_token=[row for layer_look in looks for row in first_token_rows(layer_look.layer, layer_look.of_first)],
-        transforms={
-            kind: {
-                layer: layer_survey.transforms[kind]
-                for layer, layer_survey in surveys.items()
-                if kind in layer_survey.transforms
-            }
-            for kind in kinds
-        },
-        clipped={layer: layer_survey.clipped for layer, layer_survey in surveys.items()},
-        not_applicable=not_applicable(parameters),
-    )
+    for which in ("exclude", "include"):
+        tables["outliers"] += _outlier_rows(_pooled(looks, which), ALL_LAYERS, which)
+    tables["outliers"] += _outlier_rows(by_norm, ALL_LAYERS, "")
+    tables["parameters"] = parameter_rows(parameters, sorted({row["neuron"] for row in tables["outliers"]}))
+    transforms: dict[str, dict[int, Transform]] = {}
+    for layer, layer_survey in surveys.items():
+        for kind, transform in layer_survey.transforms.items():
+            transforms.setdefault(kind, {})[layer] = transform
+    clipped = {layer: layer_survey.clipped for layer, layer_survey in surveys.items()}
+    return LayerSurvey(tables, transforms, clipped, not_applicable(parameters))
 
 
 def _of_layer(
@@ -376,21 +354,20 @@ def _of_layer(
         store, layer, sampled, layer_look.moments, {"none": identity(d_model), **transforms},
         _random_choices(plan, layer, d_model, clipped, all_named), plan.estimators, below,
     )  # fmt: skip
-    sizes = {kind: _size(kind, fitted, seen, plan.fitting.n_components) for kind in transforms}
-    return _LayerSurvey(
-        look=seen,
-        outliers=[row for which, outliers in named.items() for row in _outlier_rows(outliers, layer, which)],
-        clipped=clipped,
-        transforms=transforms,
-        geometry=[row | sizes.get(row["transform"], {}) for row in result.rows],
-        dimensions=_dimension_rows(layer_look, plan.special_tokens, result),
-        explained=_explained(store, layer, corpora.regressors, all_named, _dead(layer_look), plan.seed),
-        distances=result.distances,
-    )
-
-
-def _dead(seen: Look) -> list[int]:
-    return seen.moments.dead.nonzero().flatten().tolist()
+    n_sentences = len(np.unique(fitted.tokens.sentences[fitted.counts]))
+    sizes = {
+        kind: size_columns(kind, seen.moments.n_tokens, n_sentences, d_model, plan.fitting.n_components)
+        for kind in transforms
+    }
+    dead = layer_look.moments.dead.nonzero().flatten().tolist()
+    tables = {
+        "geometry": [row | sizes.get(row["transform"], {}) for row in result.rows],
+        "outliers": [row for which, outliers in named.items() for row in _outlier_rows(outliers, layer, which)],
+        "dimensions": _dimension_rows(layer_look, plan.special_tokens, result),
+        "explained": _explained(store, layer, corpora.regressors, all_named, dead, plan.seed),
+        "first_token": first_token_rows(layer, seen.of_first),
+    }
+    return _LayerSurvey(tables, seen, clipped, transforms, result.distances)
 
 
 def _clipped(
@@ -408,12 +385,6 @@ def _transforms(plan: GeometryPlan, seen: Look, clipped: Sequence[int]) -> dict[
         if applies:
             fitted[kind] = fit_transform(kind, seen.moments, clipped, plan.fitting)
     return fitted
-
-
-def _size(kind: str, fitted: Sampled, seen: Look, n_components: int | None) -> dict[str, int | float]:
-    """Return the columns that describe the tokens a transform was fitted on."""
-    n_sentences = len(np.unique(fitted.tokens.sentences[fitted.counts]))
-    return size_columns(kind, seen.moments.n_tokens, n_sentences, len(seen.moments.mean), n_components)
 
 
 def _random_choices(
@@ -451,11 +422,6 @@ def _dimension_rows(seen: Look, special_tokens: SpecialTokens, result: LayerMeas
         {"layer": seen.layer, "neuron": k} | {name: float(values[k]) for name, values in columns.items()}
         for k in range(len(profile.mean))
     ]
-
-
-def _regressors(store: HiddenStateSource, tokenizer: Any) -> Regressors:
-    ids, of_token = np.unique(store.tokens.input_ids, return_inverse=True)
-    return Regressors(store.tokens, is_punctuation(tokenizer.convert_ids_to_tokens(ids.tolist()))[of_token.reshape(-1)])
 
 
 def _explained(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -12,10 +12,12 @@ from probing.results import (
     Row,
     Schema,
     Table,
+    by_layer_table,
     cells_table,
     estimate,
     estimated,
     interval,
+    layer_number,
     listed,
     number,
     rounded,
@@ -55,7 +57,7 @@ OUTLIERS = Schema("outliers", "a row per definition, layer and outlier", (
     text("definition", "Definition by which the neuron is an outlier."),
     layer_column("Number of the layer; all stands for all layers but the embeddings."),
     _NEURON,
-    number("value", "How strong an outlier it is, in the unit of the definition."),
+    number("value", "How strong an outlier it is, in the unit of the definition.", form=".3g"),
     _SPECIAL,
 ))  # fmt: skip
 
@@ -135,13 +137,15 @@ INTERVENTIONS = Schema("interventions", "with `--interventions`, a row per measu
 ), optional=True)  # fmt: skip
 
 NORMS = Schema("norms", "with `--norms`, a row per norm of a block and neuron", (
-    block(),
-    whole("norm", "Number of the norm within the block."),
+    Column("layer", layer_number, "Number of the block; its output is the layer of the same number.", "block"),
+    whole("norm", "Number of the norm within the block, in the order in which the block calls its norms."),
     text("module", "Name of the norm's module."),
     _NEURON,
     text("kind", "outlier, or random for ten other neurons."),
-    number("mean", "Mean output."),
-    number("deviations", "Its distance from other neurons, in standard deviations."),
+    number("mean", "Mean of the neuron behind the norm: the sum of input, own gain, own bias and others' bias.",
+           form="+.2f"),
+    number("deviations", "Distance of that mean from the mean of all neurons, in standard deviations of the neurons.",
+           "sd", "+.1f"),
     number("gain", "The neuron's gain."),
     number("bias", "The neuron's bias."),
     number("others_gain", "Mean gain of other neurons."),
@@ -149,11 +153,13 @@ NORMS = Schema("norms", "with `--norms`, a row per norm of a block and neuron", 
     number("standardised", "Mean input as the norm standardises it."),
     number("by_scaled_input", "Term of the formula: the scaled input."),
     number("by_centring", "Term of the formula: the subtracted mean."),
-    number("by_input", "What the mean would be with the gain of other neurons and no bias."),
-    number("by_gain", "What the neuron's own gain adds."),
-    number("by_bias", "What the neuron's own bias adds to that of other neurons."),
-    number("by_others_bias", "Mean bias of other neurons."),
-    text("largest", "The largest of the terms of input, own gain and own bias."),
+    number("by_input", "What the mean would be with the gain that other neurons have on average, and without a bias.",
+           "input", "+.2f"),
+    number("by_gain", "What the neuron's own gain adds to that.", "own gain", "+.2f"),
+    number("by_bias", "What the neuron's own bias adds to the bias that other neurons have on average.", "own bias",
+           "+.2f"),
+    number("by_others_bias", "Mean bias of the neurons that are no outliers.", "others' bias", "+.2f"),
+    text("largest", "The term of input, own gain and own bias that is largest in magnitude."),
     _N_TOKENS,
 ), optional=True)  # fmt: skip
 
@@ -248,8 +254,6 @@ SCHEMAS = (
     *EXTREMES,
 )  # fmt: skip
 
-Values = Mapping[tuple[int, str, str], Row]
-
 # Headings of the columns, by transform and by definition of outliers.
 TRANSFORMS = {
     "none": "untransformed",
@@ -295,11 +299,6 @@ SENTENCES = {
 }
 
 
-def values_of(geometry: Sequence[Row]) -> dict[tuple[int, str, str], Row]:
-    """Return the rows of `geometry.csv` by layer, transform and measure."""
-    return {(row["layer"], row["transform"], row["measure"]): row for row in geometry}
-
-
 def layers_of(rows: Sequence[Row]) -> list[int]:
     """Return the layers of the rows, ascending."""
     return sorted({row["layer"] for row in rows})
@@ -310,13 +309,13 @@ def layers_of(rows: Sequence[Row]) -> list[int]:
 
 def conclusions(result: Result, clipped: Mapping[int, Sequence[int]]) -> list[str]:
     """Return the conclusions from the tables and the clipped neurons of each layer, a sentence for each question."""
-    values, layers = values_of(result.geometry), layers_of(result.geometry)
+    plain = result.geometry.where(transform="none")
     by_layer = "; ".join(f"layer {layer}: {_listed(neurons) or 'none'}" for layer, neurons in clipped.items())
     return [
         SENTENCES["outliers"].format(by_layer=by_layer),
-        _why(values, layers, result.dimensions),
-        *_does_clipping_help(values, layers, clipped),
-        _alike(values, layers),
+        _why(plain, result.dimensions),
+        *_does_clipping_help(result.geometry, clipped),
+        _alike(plain),
         *size_lines(result.geometry, MORE_TEXT),
         *_why_no_intervals(result.geometry),
     ]
@@ -332,48 +331,48 @@ def _why_no_intervals(geometry: Table) -> list[str]:
     return [few] if few else []
 
 
-def _highest(values: Values, layers: Sequence[int]) -> int:
-    """Return the layer with the highest mean cosine."""
-    return max(layers, key=lambda layer: values[layer, "none", "mean_cosine"]["value"])
+def _highest(cosines: Table) -> Row:
+    return max(cosines, key=lambda row: row["value"])
 
 
-def _why(values: Values, layers: Sequence[int], dimensions: Table) -> str:
-    layer = _highest(values, layers)
+def _why(plain: Table, dimensions: Table) -> str:
+    cosines = plain.where(measure="mean_cosine")
+    layer, cosine = (_highest(cosines)[name] for name in ("layer", "value"))
     share, neuron = max((row["cosine_share"], row["neuron"]) for row in dimensions.where(layer=layer))
     by_neuron = SENTENCES["by_neuron"].format(neuron=neuron, share=rounded(share, ".0%")) if share == share else ""
-    highest = SENTENCES["highest" if len(layers) > 1 else "only_layer"].format(
-        layer=layer, cosine=_number(values, layer, "none", "mean_cosine"), by_neuron=by_neuron
+    highest = SENTENCES["highest" if len(cosines) > 1 else "only_layer"].format(
+        layer=layer, cosine=rounded(cosine, ".3f"), by_neuron=by_neuron
     )
-    energy, centred = (values[layer, "none", name]["value"] for name in ("mean_energy_share", "mean_cosine_centred"))
+    of_layer = plain.where(layer=layer).by("measure")
+    energy, centred = (of_layer[name][0]["value"] for name in ("mean_energy_share", "mean_cosine_centred"))
     return f"{highest} {SENTENCES['centred'].format(energy=energy, centred=rounded(centred, '.3f'))}"
 
 
-def _does_clipping_help(values: Values, layers: Sequence[int], clipped: Mapping[int, Sequence[int]]) -> list[str]:
-    clipped_layers = [layer for layer in layers if (layer, "clip", "mean_cosine") in values]
-    if not clipped_layers:
+def _does_clipping_help(geometry: Table, clipped: Mapping[int, Sequence[int]]) -> list[str]:
+    by_transform = geometry.where(measure="mean_cosine").by("transform")
+    if "clip" not in by_transform:
         return []
-    layer = _highest(values, clipped_layers)
-    before, after = (_number(values, layer, name, "mean_cosine") for name in ("none", "clip"))
-    drawn = values.get((layer, "clip_random", "mean_cosine"))
-    random = SENTENCES["random"].format(value=estimated(drawn, "value", ".3f", "")) if drawn else ""
-    return [
-        SENTENCES["clipped"].format(
-            neurons=_listed(clipped[layer]), layer=layer, before=before, after=after, random=random
-        )
-    ]
+    of_clipped = by_transform["clip"]
+    before = _highest(by_transform["none"].where(layer=tuple(of_clipped.values("layer"))))
+    (after,) = of_clipped.where(layer=before["layer"])
+    drawn = by_transform.get("clip_random", Table()).where(layer=before["layer"])
+    return [SENTENCES["clipped"].format(
+        neurons=_listed(clipped[before["layer"]]), layer=before["layer"], before=rounded(before["value"], ".3f"),
+        after=rounded(after["value"], ".3f"),
+        random="".join(SENTENCES["random"].format(value=estimated(row, "value", ".3f", "")) for row in drawn),
+    )]  # fmt: skip
 
 
-def _alike(values: Values, layers: Sequence[int]) -> str:
-    compared = [layer for layer in layers if (layer, "none", "token_similarity") in values]
-    if not compared:
+def _alike(plain: Table) -> str:
+    by_measure = plain.by("measure")
+    if "token_similarity" not in by_measure:
         return SENTENCES["no_pairs"]
-    in_layers = [
-        SENTENCES["alike_in"].format(
-            cosine=_number(values, layer, "none", "token_similarity"), layer=layer,
-            distance=rounded(values[layer, "none", "relative_distance"]["value"], ".0%"),
-        )
-        for layer in dict.fromkeys((compared[0], compared[-1]))
-    ]  # fmt: skip
+    in_layers = []
+    for row in by_measure["token_similarity"].first_and_last():
+        (distance,) = by_measure["relative_distance"].where(layer=row["layer"])
+        in_layers.append(SENTENCES["alike_in"].format(
+            cosine=rounded(row["value"], ".3f"), layer=row["layer"], distance=rounded(distance["value"], ".0%")
+        ))  # fmt: skip
     return SENTENCES["alike"].format(in_layers=listed(in_layers))
 
 
@@ -423,58 +422,42 @@ def _amount(row: Row) -> str:
 
 
 def _anisotropy_table(result: Result) -> Any:
-    values, dimensions = values_of(result.geometry), result.dimensions.by("layer")
-    measures = "mean_cosine_centred", "mean_energy_share", "isoscore"
+    by_layer = result.dimensions.by("layer")
 
-    def cells(layer: int) -> list[str]:
-        shares = dimensions.get(layer, Table()).where(lambda row: row["cosine_share"] == row["cosine_share"])
-        top = max(shares, key=lambda row: abs(row["cosine_share"]), default=None)
-        return [
-            str(layer), _number(values, layer, "none", "mean_cosine"),
-            _number(values, layer, "none", "mean_cosine_one_per_sentence"),
-            interval(values.get((layer, "none", "mean_cosine_one_per_sentence"), {})),
-            *(_number(values, layer, "none", name) for name in measures),
-            *((rounded(top["cosine_share"], ".0%"), str(top["neuron"])) if top else ("", "")),
-        ]  # fmt: skip
+    def top_neuron(rows: Table) -> str:
+        shares = by_layer.get(rows[0]["layer"], Table()).where(lambda row: row["cosine_share"] == row["cosine_share"])
+        return str(max(shares, key=lambda row: abs(row["cosine_share"]))["neuron"]) if shares else ""
 
-    headings = (
-        "layer", "mean cosine", "one per sentence", "95% range", "centred", "energy in mean", "IsoScore",
-        "largest share", "neuron",
-    )  # fmt: skip
-    return cells_table("Anisotropy", headings, map(cells, layers_of(result.geometry)))
+    one_per_sentence = "mean_cosine_one_per_sentence"
+    return by_layer_table("Anisotropy", result.geometry, {
+        "mean cosine": _measure("mean_cosine"), "one per sentence": _measure(one_per_sentence),
+        "95% range": lambda rows: "".join(map(interval, rows.where(transform="none", measure=one_per_sentence))),
+        "centred": _measure("mean_cosine_centred"), "energy in mean": _measure("mean_energy_share"),
+        "IsoScore": _measure("isoscore"), "largest share": _measure("top_cosine_share", form=".0%"),
+        "neuron": top_neuron,
+    })  # fmt: skip
 
 
-def _number(values: Values, layer: int, transform: str, measure: str, form: str = ".3f") -> str:
-    row = values.get((layer, transform, measure))
-    return rounded(row["value"], form) if row else ""
+def _measure(measure: str, transform: str = "none", form: str = ".3f") -> Callable[[Table], str]:
+    """Return a function from the rows of a layer to the text of a measure, empty without it."""
+    return lambda rows: "".join(rounded(row["value"], form) for row in rows.where(transform=transform, measure=measure))
 
 
 def _transforms_table(geometry: Table) -> Any:
-    values, by_transform = values_of(geometry), geometry.by("transform")
-    names = [name for name in TRANSFORMS if name in by_transform]
-    return cells_table(
-        "Mean cosine",
-        ["layer", *(label(TRANSFORMS[name], by_transform[name]) for name in names)],
-        (
-            [str(layer), *(_number(values, layer, name, "mean_cosine") for name in names)]
-            for layer in (layers_of(geometry) if len(names) > 1 else ())
-        ),
-    )
+    by_transform = geometry.by("transform")
+    names = {label(words, by_transform[name]): name for name, words in TRANSFORMS.items() if name in by_transform}
+    cells = {words: _measure("mean_cosine", name) for words, name in names.items()}
+    return by_layer_table("Mean cosine", geometry if len(names) > 1 else Table(), cells)
 
 
 def _smoothing_table(geometry: Table) -> Any:
-    values = values_of(geometry)
-    columns = {
-        "token similarity": ("none", "token_similarity", ".3f"), "clipped": ("clip", "token_similarity", ".3f"),
-        "distance": ("none", "distance_to_equal_rows", ".1f"), "of the norm": ("none", "relative_distance", ".3f"),
-        "to layer before": ("none", "distance_ratio", ".3f"), "one word": ("none", "self_similarity", ".3f"),
-        "minus mean cosine": ("none", "self_similarity_adjusted", ".3f"),
-    }  # fmt: skip
-    return cells_table(
-        "Similarity of the tokens of one sentence, and of one word in several sentences",
-        ["layer", *columns],
-        ([str(layer), *(_number(values, layer, *of) for of in columns.values())] for layer in layers_of(geometry)),
-    )
+    title = "Similarity of the tokens of one sentence, and of one word in several sentences"
+    return by_layer_table(title, geometry, {
+        "token similarity": _measure("token_similarity"), "clipped": _measure("token_similarity", "clip"),
+        "distance": _measure("distance_to_equal_rows", form=".1f"), "of the norm": _measure("relative_distance"),
+        "to layer before": _measure("distance_ratio"), "one word": _measure("self_similarity"),
+        "minus mean cosine": _measure("self_similarity_adjusted"),
+    })  # fmt: skip
 
 
 def most_named(outliers: Sequence[Row], n: int = SHOWN) -> list[int]:

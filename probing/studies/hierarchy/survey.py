@@ -21,11 +21,11 @@ from probing.data.labelling import origin
 from probing.data.module import layer_moments
 from probing.errors import UserError
 from probing.probes.training import LayerFit, penalised, train_probes
-from probing.results import Table, layers_named
+from probing.results import Table, curve_points, estimate_cells, layers_named
 from probing.runs.call import Measured
 from probing.runtime.progress import stage
 from probing.statistics import accuracy_interval, difference_interval
-from probing.studies.hierarchy.tables import ITSELF, LINEAR, of_model
+from probing.studies.hierarchy.tables import ITSELF, LINEAR
 from probing.text import Corpus, from_words
 from probing.text.tokens import Tokens
 
@@ -302,17 +302,17 @@ def answered_words(examples: Examples, layers: Sequence[int], weights: Sequence[
     return np.minimum.reduceat(words, begins, axis=1)
 
 
-def counted(name: str, right: NDArray[np.bool_]) -> Row:
-    """Return a share with its 95% confidence interval in the columns `NAME`, `NAME_low`, `NAME_high`."""
-    low, high = accuracy_interval(right.astype(np.int64), np.ones(len(right), dtype=np.int64))
-    return {name: float(right.mean()), f"{name}_low": low, f"{name}_high": high}
+def counted(name: str, right: NDArray[np.bool_], of: str | None = None) -> Row:
+    """Return a share with its 95% confidence interval as cells, with `of` as in `estimate_cells`."""
+    interval = accuracy_interval(right.astype(np.int64), np.ones(len(right), dtype=np.int64))
+    return estimate_cells(name, float(right.mean()), interval, of)
 
 
 def compared(name: str, first: NDArray[np.bool_], second: NDArray[np.bool_]) -> Row:
-    """Return the paired difference of two shares with its 95% confidence interval, as columns."""
+    """Return the paired difference of two shares with its 95% confidence interval, as cells."""
     difference = first.astype(np.int64) - second
-    low, high = difference_interval(difference, np.ones(len(first), dtype=np.int64))
-    return {name: float(difference.mean()), f"{name}_low": low, f"{name}_high": high}
+    interval = difference_interval(difference, np.ones(len(first), dtype=np.int64))
+    return estimate_cells(name, float(difference.mean()), interval)
 
 
 def generalised(answers: NDArray[np.int64], text: RuleSentences, chosen: NDArray[np.bool_], linear: str) -> Row:
@@ -321,16 +321,7 @@ def generalised(answers: NDArray[np.int64], text: RuleSentences, chosen: NDArray
     `answers` are word indices, shape (n_sentences,); `linear` is the column of the share by linear order.
     """
     right, first = ((answers == rule)[chosen] for rule in (text.answers, text.linear))
-    shares = counted("generalisation", right)
-    columns = {"generalisation": shares["generalisation"], "low": shares["generalisation_low"]}
-    return {
-        **columns, "high": shares["generalisation_high"], **counted(linear, first),
-        **compared("preference", right, first)
-    }  # fmt: skip
-
-
-# The names of its tables.
-TABLES = ("hierarchy", "distractors")
+    return counted("generalisation", right, "") | counted(linear, first) | compared("preference", right, first)
 
 
 @dataclass(frozen=True)
@@ -344,54 +335,42 @@ class HierarchyConfig:
     seed: int
 
 
-@dataclass(frozen=True)
-class OfTask:
-    """Results of a task: rows by table, and the model's stores of both texts.
-
-    Args:
-        l2: Strength of the l2 penalty of the probes.
-        optimality_gap: Largest distance of a probe of the model itself to its optimum, in nats.
-    """
-
-    rows: Mapping[str, Sequence[Row]]
-    l2: float
-    optimality_gap: float
-    stores: Sequence[ActivationStore]
-
-
-@dataclass(frozen=True)
-class HierarchyOutcome:
-    """Results by task."""
-
-    tasks: Mapping[Task, OfTask]
-
-    @property
-    def tables(self) -> dict[str, list[Row]]:
-        """Rows of all tasks, by the name of their table."""
-        return {
-            name: [row for task_results in self.tasks.values() for row in task_results.rows[name]] for name in TABLES
-        }
-
-
-def read(source: ActivationSource, parts: Parts) -> list[ActivationStore]:
-    """Return the activations of both texts of a task."""
-    return source.read([text.corpus for text in parts.texts], [text.check for text in parts.texts])
-
-
-def survey(source: ActivationSource, config: HierarchyConfig, say: Callable[[str], None]) -> HierarchyOutcome:
+def survey(source: ActivationSource, config: HierarchyConfig, say: Callable[[str], None]) -> Measured:
     """Train and test the probes of every task, on the model itself and on the controls."""
     sources = {ITSELF: source, **dict(_controls(source, config, say))}
-    by_task: dict[Task, OfTask] = {}
+    tables: dict[str, list[Row]] = {"hierarchy": [], "distractors": []}
+    origins, penalties, gaps = {}, {}, {}
     for task in config.tasks:
         parts = Parts.of(task, config.sizes, config.seed)
         with stage(f"hidden states of {layers_named(source.layers)}, {task}", len(sources)) as advance:
             stores = {}
             for name, task_source in sources.items():
-                stores[name] = read(task_source, parts)
+                stores[name] = task_source.read(
+                    [text.corpus for text in parts.texts], [text.check for text in parts.texts]
+                )
                 advance(1)
         with stage(f"probes of {layers_named(source.layers)}, {task}"):
-            by_task[task] = _measure(task, parts, stores, source, config)
-    return HierarchyOutcome(by_task)
+            fits, penalties[task] = _fits(task, parts, stores, source, config)
+            answers = {name: answers_of(of_condition, parts, stores[name]) for name, of_condition in fits.items()}
+            for name, of_condition in answers.items():
+                itself = None if name == ITSELF else answers[ITSELF]
+                more_rows = task_rows(task, name, source.layers, of_condition, itself, parts)
+                for rows, more in zip(tables.values(), more_rows, strict=True):
+                    rows += more
+        origins[task] = {side: origin(store) for side, store in zip(("train", "test"), stores[ITSELF], strict=True)}
+        # Largest distance of a probe of the model itself to its optimum, in nats.
+        gaps[task] = max(fit.optimality_gap for fit in fits[ITSELF])
+    results: dict[str, Any] = {
+        "cache": origins,
+        "n_sentences": {**asdict(config.sizes), "validation": config.sizes.test},
+        "penalty": penalties,
+        "optimality_gap": gaps,
+    }
+    curves = curve_points(
+        Table(tables["hierarchy"]).where(condition=ITSELF),
+        lambda row: {f"{row['task']}_{name}": row[name] for name in ("test", "generalisation", LINEAR[row["task"]])},
+    )
+    return Measured(tables, results, curves)
 
 
 def _controls(
@@ -407,28 +386,22 @@ def _controls(
             say("the control untrained is left out: the model itself is randomly initialised")
 
 
-def _measure(
+def _fits(
     task: Task, parts: Parts, stores: Mapping[str, Sequence[ActivationStore]], source: ActivationSource,
     config: HierarchyConfig,
-) -> OfTask:  # fmt: skip
-    """Return the results of a task; `stores` has the model itself first, and then each control."""
+) -> tuple[dict[str, Sequence[LayerFit]], float]:  # fmt: skip
+    """Return the probes of the model itself and of each control, by layer, and their penalty."""
     layers, sides = source.layers, parts.sides(stores[ITSELF])
     moments = layer_moments(sides.train, layers)
     path, training = penalised(config.probe, config.seed, sides, layers, moments, source.trainer)
-    fits = {
-        ITSELF: train_probes(sides, layers, training, task, moments=moments, starts=path.weights if path else None)
-    }  # fmt: skip
+    starts = path.weights if path else None
+    fits: dict[str, Sequence[LayerFit]] = {
+        ITSELF: train_probes(sides, layers, training, task, moments=moments, starts=starts)
+    }
     for control in list(stores)[1:]:
         what = f"{task}, {control}"
         fits[control] = train_probes(parts.sides(stores[control]), layers, training.for_controls(), what)
-    answers = {name: answers_of(of_condition, parts, stores[name]) for name, of_condition in fits.items()}
-    rows: dict[str, list[Row]] = {name: [] for name in TABLES}
-    for name, of_condition in answers.items():
-        more_rows = task_rows(task, name, layers, of_condition, None if name == ITSELF else answers[ITSELF], parts)
-        for table, more in zip(rows.values(), more_rows, strict=True):
-            table.extend(more)
-    gap = max(fit.optimality_gap for fit in fits[ITSELF])
-    return OfTask(rows, training.penalty.l2, gap, stores[ITSELF])
+    return fits, training.penalty.l2
 
 
 def answers_of(fits: Sequence[LayerFit], parts: Parts, stores: Sequence[ActivationStore]) -> NDArray[np.int64]:
@@ -460,28 +433,3 @@ def task_rows(
             shares = generalised(answers[i], text, chosen, LINEAR[task])
             kinds.append({**key, "distractor": str(kind), **shares, "n": int(chosen.sum())})
     return rows, kinds
-
-
-def study_output(outcome: HierarchyOutcome, sizes: Sizes) -> Measured:
-    """Return the tables with the other results of a survey."""
-    results: dict[str, Any] = {
-        "cache": {
-            task: {side: origin(store) for side, store in zip(("train", "test"), task_results.stores, strict=True)}
-            for task, task_results in outcome.tasks.items()
-        },
-        "n_sentences": {**asdict(sizes), "validation": sizes.test},
-        "penalty": {task: task_results.l2 for task, task_results in outcome.tasks.items()},
-        "optimality_gap": {task: task_results.optimality_gap for task, task_results in outcome.tasks.items()},
-    }
-    return Measured(outcome.tables, results, _curves(Table(outcome.tables["hierarchy"])))
-
-
-def _curves(rows: Table) -> list[dict[str, Any]]:
-    """Return a row per layer with a column for each task and share, for W&B's curves."""
-    by_layer: dict[int, dict[str, Any]] = {}
-    for task in rows.values("task"):
-        for row in of_model(rows, task):
-            point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
-            for column in ("test", "generalisation", LINEAR[task]):
-                point[f"{task}_{column}"] = row[column]
-    return list(by_layer.values())

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, cast
 
-from probing.cli.commandline import configured
-from probing.cli.option_types import (
-    FIGURE_FORMAT,
-    Dtype,
-    FigureFormat,
-    Folder,
-    Layers,
-    Model,
-    Source,
-    Tokenizer,
-    Wandb,
-    chosen,
-    defaults,
-)
-from probing.cli.options import WandbOptions
+from probing.cli.commandline import command
+from probing.cli.option_types import Folder, Layers, Source
+from probing.cli.options import BatchOptions, OutputOptions, RunOptions, StatesOptions, defaults, option
 from probing.downstream import POOLINGS, Pooling
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import length_limits, load_tokenizer
@@ -44,65 +32,69 @@ OF_RUN = ("model", "revision", "random_weights")
 AS_CHECKPOINT = "checkpoint"
 
 
-@configured
-def position_bias(
-    config: dict[str, Any],
-    model: Model = "minilm", layer: Layers = -1, revision: str | None = None, random_weights: bool = False,
-    dtype: Dtype = "float32", corpus: Source = "builtin", pooling: str = AS_CHECKPOINT, sentences: int = 8,
-    documents: int = 40, edits: str | list[str] = "replace", top: int = 10, draws: int = 20, run: Folder | None = None,
-    sts: str | list[str] | None = None, max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0,
-    runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
-    trainer: dict[str, Any] | None = None, wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None,
-    figure_format: FigureFormat = FIGURE_FORMAT,
-) -> Result | None:  # fmt: skip
-    """Measure the position bias of embeddings: does a sentence weigh more at the start of a document than at the end?
+@dataclass(frozen=True)
+class PositionBiasOptions(OutputOptions, RunOptions, BatchOptions, StatesOptions):
+    """Options of `position-bias`."""
 
-    Args:
-        layer: Layer whose hidden states are pooled; default: the last layer.
-        corpus: Text whose consecutive sentences form documents; if the corpus marks documents (.conllu, empty lines in
-            .txt), none crosses their boundaries.
-        pooling: How token vectors become an embedding: checkpoint (as the model's sentence-transformers files specify,
-            otherwise mean_special), mean_special (all tokens), mean (special tokens are excluded) or cls (the first
-            token).
-        sentences: Number of sentences per document, at least 3.
-        documents: Maximum number of documents to measure, at most half of those available; replacement sentences and
-            position parts come from the rest.
-        edits: Edits of a sentence, some or all: replace (by a sentence of another document with about as many tokens),
-            delete, insert (a sentence of another document).
-        top: Number of neurons that are set to their mean after the model: those that encode position most.
-        draws: Number of draws of equally many random neurons, for comparison.
-        run: Finished run of fit for the task position, with the same model and layer. The neurons with the largest
-            contributions in this run are set to their mean, instead of the neurons whose variance position explains
-            most.
-        sts: Folders of sentence pairs with human scores, as in the command sts, separated by commas, on which the cost
-            of corrections is measured.
-        seed: Seed of every random draw: documents, orders, replacement sentences, neurons, random initialisation.
-        name: Name of this run; default: MODEL-position-bias-YYYYMMDD-HHMMSS.
+    layer: Layers = -1
+    """Layer whose hidden states are pooled; default: the last layer."""
+    corpus: Source = "builtin"
+    """Text whose consecutive sentences form documents; if the corpus marks documents (.conllu, empty lines in .txt),
+    none crosses their boundaries."""
+    pooling: str = AS_CHECKPOINT
+    """How token vectors become an embedding: checkpoint (as the model's sentence-transformers files specify, otherwise
+    mean_special), mean_special (all tokens), mean (special tokens are excluded) or cls (the first token)."""
+    sentences: int = option(8, at_least=3)
+    """Number of sentences per document, at least 3."""
+    documents: int = option(40, at_least=2)
+    """Maximum number of documents to measure, at most half of those available; replacement sentences and position parts
+    come from the rest."""
+    edits: str | list[str] = option("replace", choices=EDITS)
+    """Edits of a sentence, some or all: replace (by a sentence of another document with about as many tokens), delete,
+    insert (a sentence of another document)."""
+    top: int = option(10, at_least=1)
+    """Number of neurons that are set to their mean after the model: those that encode position most."""
+    draws: int = option(20, at_least=1)
+    """Number of draws of equally many random neurons, for comparison."""
+    run: Folder | None = None
+    """Finished run of fit for the task position, with the same model and layer. The neurons with the largest
+    contributions in this run are set to their mean, instead of the neurons whose variance position explains most."""
+    sts: str | list[str] | None = None
+    """Folders of sentence pairs with human scores, as in the command sts, separated by commas, on which the cost of
+    corrections is measured."""
+    _: KW_ONLY
+    seed: int = 0
+    """Seed of every random draw: documents, orders, replacement sentences, neurons, random initialisation."""
+    name: str | None = None
+    """Name of this run; default: MODEL-position-bias-YYYYMMDD-HHMMSS."""
+
+
+@command(PositionBiasOptions)
+def position_bias(options: PositionBiasOptions) -> Result | None:
+    """Measure the position bias of embeddings: does a sentence weigh more at the start of a document than at the end?
 
     Returns:
         The results; None except in the rank-zero process.
     """
-    call = Call.of(study_of("position-bias"), config, name, wandb, [
-        *out_of_range("sentences", sentences, 3), *out_of_range("documents", documents, 2),
-        *out_of_range("top", top, 1), *out_of_range("draws", draws, 1),
-    ])  # fmt: skip
-    edit_names = chosen("--edits", edits, EDITS)
-    fit_run = None if run is None else _run_of(call.config)
+    call, edit_names = Call.of(study_of("position-bias"), options), options.selected("edits")
+    fit_run = None if options.run is None else _run_of(call.config)
     with quiet_libraries():
         from probing.downstream.sentence_vectors import first_token_check
         from probing.studies.position_bias.survey import BiasConfig, DocumentVectors, documents_of, survey, texts_of
 
-        text, sets = load_corpus(corpus), _read_sets(call.config["sts"], call.say)
-        setting = _setting(call, tokenizer)
-        refuse(out_of_range("top", top, 1, setting.source.config.hidden_size - 1))
-        neurons = None if fit_run is None else _neurons(fit_run, setting.layer, top)
+        text, sets = load_corpus(options.corpus), _read_sets(call.config["sts"], call.say)
+        setting = _setting(call, options.tokenizer)
+        refuse(out_of_range("top", options.top, 1, setting.source.config.hidden_size - 1))
+        neurons = None if fit_run is None else _neurons(fit_run, setting.layer, options.top)
         count = partial(_n_tokens, setting)
         drawn = documents_of(
-            text, sentences, documents, INSERT in edit_names, setting.limit, setting.n_special, count, seed
+            text, options.sentences, options.documents, INSERT in edit_names, setting.limit, setting.n_special, count,
+            options.seed,
         )  # fmt: skip
         if drawn.n_too_long:
-            call.say(f"{drawn.n_too_long} runs of {sentences} sentences do not fit in {setting.limit} tokens: left out")
-        texts = texts_of(drawn, edit_names, seed)
+            runs = f"{drawn.n_too_long} runs of {options.sentences} sentences"
+            call.say(f"{runs} do not fit in {setting.limit} tokens: left out")
+        texts = texts_of(drawn, edit_names, options.seed)
         call.expect(2 + bool(sets))
         corpora = [texts.corpus, drawn.of_others, *(pair_set.corpus for pair_set in sets)]
         check = first_token_check([setting.pooling], setting.source.model.short_name)
@@ -113,7 +105,7 @@ def position_bias(
         read = DocumentVectors(
             texts, store, others, list(zip(sets, rest, strict=True)), _word_table(setting.source, text)
         )
-        bias_config = BiasConfig(setting.layer, setting.pooling, neurons, top, draws, seed)
+        bias_config = BiasConfig(setting.layer, setting.pooling, neurons, options.top, options.draws, options.seed)
         return call.write(
             setting.source.model, lambda _: _study_output(survey(read, bias_config), read, drawn, setting)
         )
@@ -212,13 +204,13 @@ def _neurons(run: Run, layer: int, n: int) -> list[int]:
 
 def _word_table(source: Any, text: Corpus) -> Any:
     from probing.activations import load
-    from probing.models.residual_stream import word_table
+    from probing.models.anatomy import word_table
 
     encoder, _ = load(source.request(text))
     return word_table(encoder)
 
 
-def _study_output(bias_results: Any, read: Any, documents: Any, setting: _Setting) -> Measured:
+def _study_output(measured: tuple[Any, Any], read: Any, documents: Any, setting: _Setting) -> Measured:
     from probing.data.labelling import origin
 
     model = setting.source.model
@@ -233,10 +225,9 @@ def _study_output(bias_results: Any, read: Any, documents: Any, setting: _Settin
                         "too_long": documents.n_too_long},
         "tokens_per_document": float(documents.n_tokens[documents.evaluated].sum(1).mean()),
         "donor_distance": read.texts.donor_distance,
-        "explained": dict(bias_results.explained),
-        "neurons": list(bias_results.neurons),
+        **measured[1],
     }  # fmt: skip
-    return Measured(bias_results.tables, results)
+    return Measured(measured[0], results)
 
 
 class PositionBias(Study):

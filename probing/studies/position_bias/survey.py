@@ -16,8 +16,9 @@ from torch import nn
 
 from probing.activations import ActivationStore
 from probing.downstream import Pooling, SentencePairs
-from probing.downstream.sentence_vectors import Draws, cosines, sentence_vectors, weighted_spearman
+from probing.downstream.sentence_vectors import cosines, pair_draws, sentence_vectors, weighted_spearman
 from probing.errors import UserError
+from probing.results import estimate_cells
 from probing.runtime.progress import stage
 from probing.statistics import mean_interval, mean_p_value, ratio_interval
 from probing.statistics.chance import N_DRAWS, percentile_interval
@@ -88,17 +89,13 @@ def runs_of(corpus: Corpus, n_sentences: int) -> Ints:
     If the corpus has documents, no run crosses their borders, and the first run of each begins at its start.
     """
     numbers = np.asarray(corpus.documents or np.zeros(len(corpus.sentences)), dtype=np.int64)
+    cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
     runs = [
         np.arange(first, first + n_sentences)
-        for start, end in _spans(numbers)
+        for start, end in pairwise(cuts)
         for first in range(start, end - n_sentences + 1, n_sentences)
     ]
     return np.stack(runs) if runs else np.empty((0, n_sentences), dtype=np.int64)
-
-
-def _spans(numbers: Ints) -> list[tuple[int, int]]:
-    cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
-    return list(pairwise(cuts))
 
 
 def documents_of(
@@ -299,10 +296,8 @@ class PositionPart:
         """Estimate the part on the activations of texts; `with_special` includes special tokens in the means."""
         tokens = store.tokens
         near, words = tokens.positions < MOST_POSITIONS, ~tokens.special
-        sums, of_words = (
-            _summed(store, layer, near if with_special else near & words),
-            _summed(store, layer, near & words),
-        )
+        of_words = _summed(store, layer, near & words)
+        sums = _summed(store, layer, near) if with_special else of_words
         design, origin = sums.design, sums.origin
         assert origin is not None  # there are tokens
         n, positions = design.whole.n, design.values
@@ -435,8 +430,7 @@ def bias(values: Floats) -> dict[str, Any]:
     start, end, between = values[:, 0], values[:, -1], values[:, middle(values.shape[1])].mean(1)
     row: dict[str, Any] = {"at_start": start.mean(), "at_middle": between.mean(), "at_end": end.mean()}
     for name, difference in (("start_end", start - end), ("start_middle", start - between)):
-        low, high = mean_interval(difference, ones)
-        row |= {name: difference.mean(), f"{name}_low": low, f"{name}_high": high}
+        row |= estimate_cells(name, difference.mean(), mean_interval(difference, ones))
         p_value = mean_p_value(difference, ones)
         row[f"{name}_p"] = None if math.isnan(p_value) else p_value
     return row | ratio("relative", relative(values)) | {"n_documents": len(values)}
@@ -446,16 +440,15 @@ def ratio(name: str, *ratios: tuple[Floats, Floats]) -> dict[str, Any]:
     """Return a ratio of sums over documents, or the difference of two, with its interval."""
     with np.errstate(invalid="ignore", divide="ignore"):
         each = [float(above.sum() / below.sum()) for above, below in ratios]
-    low, high = ratio_interval(*ratios)
-    return {name: each[0] - sum(each[1:]), f"{name}_low": low, f"{name}_high": high}
+    return estimate_cells(name, each[0] - sum(each[1:]), ratio_interval(*ratios))
 
 
 def places(values: Floats) -> Iterable[dict[str, Any]]:
     """Yield the mean at each place, counted from 1, with its interval over documents."""
     ones = np.ones(len(values), dtype=np.int64)
     for at, place_values in enumerate(values.T):
-        low, high = mean_interval(place_values, ones)
-        yield {"position": at + 1, "value": place_values.mean(), "low": low, "high": high, "n_documents": len(values)}
+        cells = estimate_cells("value", place_values.mean(), mean_interval(place_values, ones), "")
+        yield {"position": at + 1, **cells, "n_documents": len(values)}
 
 
 Row = dict[str, Any]
@@ -488,23 +481,15 @@ class DocumentVectors:
     words: nn.Module
 
 
-@dataclass(frozen=True)
-class BiasResults:
-    """Tables, the share of document vectors explained by weighted sentences, by order, and the fixed neurons."""
+def survey(read: DocumentVectors, config: BiasConfig) -> tuple[dict[str, list[Row]], dict[str, Any]]:
+    """Measure the bias of every kind of vector, and its agreement with human scores; return tables and results.
 
-    tables: Mapping[str, Sequence[Row]]
-    explained: Mapping[str, float]
-    neurons: Sequence[int]
-
-
-def survey(read: DocumentVectors, config: BiasConfig) -> BiasResults:
-    """Measure the bias of every kind of vector, and its agreement with human scores."""
+    The results are the share of document vectors explained by weighted sentences, by order, and the fixed neurons.
+    """
     part = PositionPart.of(read.others, config.layer, config.pooling != "mean")
     neurons = part.first_neurons(config.n_neurons) if config.neurons is None else list(config.neurons)
     generator = np.random.default_rng([config.seed, 2])
-    draws = [
-        generator.choice(len(part.mean), len(neurons), replace=False).tolist() for _ in range(config.n_draws)
-    ]  # fmt: skip
+    draws = [generator.choice(len(part.mean), len(neurons), replace=False).tolist() for _ in range(config.n_draws)]
     with stage("position bias"):
         pooled = Pooled.of(read.store, config.layer, config.pooling)
         model_values, explained = values_of(pooled.vectors, read.texts)
@@ -518,7 +503,7 @@ def survey(read: DocumentVectors, config: BiasConfig) -> BiasResults:
     if read.sets:
         with stage("similar sentences"):
             tables["similarity"] = [row for draw in read.sets for row in _of_pairs(*draw, part, neurons, draws, config)]
-    return BiasResults(tables, explained, neurons)
+    return tables, {"explained": explained, "neurons": neurons}
 
 
 def _corrected(texts: Pooled, part: PositionPart, neurons: Sequence[int]) -> dict[str, Floats]:
@@ -560,8 +545,8 @@ def _of_pairs(
     draws: Sequence[Sequence[int]], config: BiasConfig,
 ) -> list[Row]:  # fmt: skip
     pooled = Pooled.of(store, config.layer, config.pooling)
-    resampled = Draws.of(pairs.subset, config.seed, N_DRAWS)
-    times = np.concatenate([np.ones((1, pairs.n_pairs), dtype=np.float32), resampled.times])
+    resampled = pair_draws(pairs.subset, config.seed, N_DRAWS)
+    times = np.concatenate([np.ones((1, pairs.n_pairs), dtype=np.float32), resampled])
 
     def correlations(vectors: Floats) -> Floats:
         first, second = (torch.from_numpy(vectors[side]) for side in pairs.sentences.T)
@@ -574,17 +559,12 @@ def _of_pairs(
     )
     rows = []
     for name in [MODEL, *AGAINST]:
-        low, high = percentile_interval(correlations_by_name[name][1:], pairs.n_pairs)
-        row = {
-            "set": pairs.label,
-            "embedding": name,
-            "spearman": float(correlations_by_name[name][0]),
-            "low": low,
-            "high": high,
-        }
+        values = correlations_by_name[name]
+        interval = percentile_interval(values[1:], pairs.n_pairs)
+        row = {"set": pairs.label, "embedding": name, **estimate_cells("spearman", float(values[0]), interval, "")}
         if against := AGAINST.get(name):
-            gain = correlations_by_name[name] - correlations_by_name[against]
-            low, high = percentile_interval(gain[1:], pairs.n_pairs)
-            row |= {"against": against, "difference": float(gain[0]), "difference_low": low, "difference_high": high}
+            gain = values - correlations_by_name[against]
+            interval = percentile_interval(gain[1:], pairs.n_pairs)
+            row |= {"against": against, **estimate_cells("difference", float(gain[0]), interval)}
         rows.append({**row, "n_pairs": pairs.n_pairs})
     return rows

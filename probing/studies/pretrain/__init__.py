@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, ClassVar
 
-from probing.cli.commandline import configured
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Source, Wandb, chosen
-from probing.cli.options import WandbOptions
-from probing.errors import out_of_range
+from probing.cli.commandline import command
+from probing.cli.option_types import Source
+from probing.cli.options import OutputOptions, RunOptions, option
 from probing.runs import Result, Study, Terms, study_of
 from probing.runs.call import Call, Measured
 from probing.runs.folder import check_several, continuable, folder_of_trainings, free_name
@@ -35,65 +34,82 @@ from probing.text import load_corpus
 from probing.tracking import Tracker
 
 
-@configured
-def pretrain(
-    config: dict[str, Any],
-    corpus: Source = "builtin", arms: str | list[str] = "learned,none", seeds: int = 1, size: Size = "tiny",
-    sentences: int = 1000, lengths: int | list[int] | str | None = None, seed: int = 0, runs: str = "runs",
-    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
-    encoder: EncoderGroup = EncoderOptions(), training: TrainingGroup = TrainingOptions(),
-    wandb: Wandb = WandbOptions(), figure_format: FigureFormat = FIGURE_FORMAT,
-) -> Result | None:  # fmt: skip
-    """Pretrain encoders that differ only in their position information, and measure outliers in their checkpoints.
+@dataclass(frozen=True, kw_only=True)
+class _TrainedOptions(RunOptions):
+    encoder: EncoderGroup = option(EncoderOptions())
+    """Shape of the encoder and of its input, where it differs from --size."""
+    training: TrainingGroup = option(TrainingOptions())
+    """How the encoder is trained, where this differs from --size."""
 
-    Args:
-        corpus: Text to learn from; a tenth of its documents is held out, or a tenth of its sentences if it marks fewer
-            than 20 documents. Given as builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv,
-            .jsonl; also as .gz), hf:NAME?config=C&split=S&column=T, or - for standard input.
-        arms: Sources of position information: all, or some of learned (a trained table of embeddings), none, constant
-            (every token gets the same position), causal (as none, but each token attends only to itself and earlier
-            tokens), sinusoidal (a table of sines that is not trained), rotary (queries and keys rotated by the
-            position), alibi (attention scores that fall with the distance), relative (a trained number for each
-            distance and head, as in T5), disentangled (trained embeddings of distances, as in DeBERTa), causal_lm (as
-            causal, but predicts the next token instead of masked tokens), pre_norm (learned, with norms before the
-            parts of a block; in all other arms they follow), plain_norm (learned, with norms without gain and bias).
-        seeds: Number of trainings of each arm, with seeds from --seed on.
-        size: Shape of the encoder and its training, which --encoder and --training change: tiny trains in minutes on a
-            CPU; base follows Luo, Kulmizev & Mao (2021).
-        sentences: Maximum number of held-out sentences on which checkpoints are measured.
-        lengths: Lengths of rows that each arm reads after the last step, in multiples of the training length, such as
-            1,2,4; default: none.
-        seed: Seed of the split of the text and of measurement samples, and first seed of the trainings: initial
-            weights, order of the text, masks.
-        name: Name of this run; default: pretrain-SIZE-YYYYMMDD-HHMMSS. A killed run of this name is continued.
-        cache: Folder of activations while a checkpoint is measured; default: $PROBING_CACHE or RUNS/cache.
-        trainer: Arguments of Lightning's Trainer, such as --trainer.devices 2, --trainer.precision bf16-mixed or
-            --trainer.accumulate_grad_batches 4.
-        encoder: Shape of the encoder and of its input, where it differs from --size.
-        training: How the encoder is trained, where this differs from --size.
+
+@dataclass(frozen=True)
+class PretrainOptions(OutputOptions, _TrainedOptions):
+    """Options of `pretrain`."""
+
+    corpus: Source = "builtin"
+    """Text to learn from; a tenth of its documents is held out, or a tenth of its sentences if it marks fewer than 20
+    documents. Given as builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv, .jsonl; also as
+    .gz), hf:NAME?config=C&split=S&column=T, or - for standard input."""
+    arms: str | list[str] = option("learned,none", choices=PRETRAINING_ARMS)
+    """Sources of position information: all, or some of learned (a trained table of embeddings), none, constant (every
+    token gets the same position), causal (as none, but each token attends only to itself and earlier tokens),
+    sinusoidal (a table of sines that is not trained), rotary (queries and keys rotated by the position), alibi
+    (attention scores that fall with the distance), relative (a trained number for each distance and head, as in T5),
+    disentangled (trained embeddings of distances, as in DeBERTa), causal_lm (as causal, but predicts the next token
+    instead of masked tokens), pre_norm (learned, with norms before the parts of a block; in all other arms they
+    follow), plain_norm (learned, with norms without gain and bias)."""
+    seeds: int = option(1, at_least=1, at_most=1000)
+    """Number of trainings of each arm, with seeds from --seed on."""
+    size: Size = "tiny"
+    """Shape of the encoder and its training, which --encoder and --training change: tiny trains in minutes on a CPU;
+    base follows Luo, Kulmizev & Mao (2021)."""
+    sentences: int = option(1000, at_least=10)
+    """Maximum number of held-out sentences on which checkpoints are measured."""
+    lengths: int | list[int] | str | None = None
+    """Lengths of rows that each arm reads after the last step, in multiples of the training length, such as 1,2,4;
+    default: none."""
+    _: KW_ONLY
+    seed: int = 0
+    """Seed of the split of the text and of measurement samples, and first seed of the trainings: initial weights, order
+    of the text, masks."""
+    name: str | None = None
+    """Name of this run; default: pretrain-SIZE-YYYYMMDD-HHMMSS. A killed run of this name is continued."""
+    cache: str | None = None
+    """Folder of activations while a checkpoint is measured; default: $PROBING_CACHE or RUNS/cache."""
+    trainer: dict[str, Any] | None = None
+    """Arguments of Lightning's Trainer, such as --trainer.devices 2, --trainer.precision bf16-mixed or
+    --trainer.accumulate_grad_batches 4."""
+
+    def problems(self) -> list[str]:
+        """Return the problems with the lengths, the shape of the encoder and its training."""
+        return row_multiples(self.lengths)[1] + recipe_problems(*chosen_recipe(self.size, self.encoder, self.training))
+
+
+@command(PretrainOptions)
+def pretrain(options: PretrainOptions) -> Result | None:
+    """Pretrain encoders that differ only in their position information, and measure outliers in their checkpoints.
 
     Returns:
         The tables of the run; None except in the rank-zero process.
     """
-    shape, recipe = chosen_recipe(size, encoder, training)
-    numbers = [*out_of_range("seeds", seeds, 1, 1000), *out_of_range("sentences", sentences, 10)]
-    multiples, problems = row_multiples(lengths)
+    shape, recipe = chosen_recipe(options.size, options.encoder, options.training)
+    multiples, selected = row_multiples(options.lengths)[0], options.selected("arms")
+    call = Call.of(study_of("pretrain"), options, is_continued=True)
+    config = call.config
     config |= {"encoder": asdict(shape), "training": asdict(recipe)}
-    # An unfinished run of the name is continued, so that whether the name is taken is found later.
-    call = Call.of(study_of("pretrain"), config, None, wandb, [*numbers, *problems, *recipe_problems(shape, recipe)])
-    selected = chosen("--arms", arms, PRETRAINING_ARMS)
-    text = load_corpus(corpus)
+    text = load_corpus(options.corpus)
     with quiet_libraries():
         from probing.runtime.trainer import Places, check_trainer_options
         from probing.studies.pretrain import training as steps
         from probing.studies.pretrain.results import study_output
 
-        check_trainer_options(trainer or {}, "pretraining")
-        check_several(trainer or {}, name is not None)
-        named = name or free_name(call.place, f"pretrain-{size}")
+        check_trainer_options(options.trainer or {}, "pretraining")
+        check_several(options.trainer or {}, options.name is not None)
+        named = options.name or free_name(call.place, f"pretrain-{options.size}")
         folder = folder_of_trainings(call.place, named, config, {"corpus": text})
-        jobs = [steps.TrainingJob(arm, number) for number in range(seed, seed + seeds) for arm in selected]
-        plan = steps.RunPlan(jobs, shape, recipe, sentences, seed, trainer or {})
+        seeds = range(options.seed, options.seed + options.seeds)
+        jobs = [steps.TrainingJob(arm, number) for number in seeds for arm in selected]
+        plan = steps.RunPlan(jobs, shape, recipe, options.sentences, options.seed, options.trainer or {})
         first = is_main_process()
         call.expect(len(jobs) + 2 + bool(multiples))
         written = Places(folder.path, first)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import lru_cache
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, cast
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
 
 from probing.errors import UserError
-from probing.runtime.trainer import generator_of, save_model, seed_of
+from probing.runtime.trainer import ContinuedData, generator_of, save_model, seed_of
 from probing.studies.pretrain.tables import CAUSAL_LM, Encoder
 from probing.text import Corpus, side_of, split_key
 
@@ -183,16 +182,6 @@ def _as_in_bert(name: str) -> str:
     for theirs, ours in {**_FAMILIES.get(family, {}), **_HEAD}.items():
         renamed = renamed.replace(theirs, ours)
     return renamed
-
-
-def common_parameters(models: Mapping[str, nn.Module]) -> dict[str, dict[str, Tensor]]:
-    """Return for each model the parameters common to all, by their names in BERT."""
-    named = {
-        arm: {_as_in_bert(name): value.detach() for name, value in model.named_parameters()}
-        for arm, model in models.items()
-    }
-    shared = set.intersection(*(set(parameters) for parameters in named.values()))
-    return {arm: {name: parameters[name] for name in sorted(shared)} for arm, parameters in named.items()}
 
 
 def _sinusoids(n_positions: int, width: int) -> Tensor:
@@ -383,21 +372,14 @@ def order_of_rows(n_rows: int, batch_size: int, first: int, seed: int) -> Iterat
 
     Rows are reshuffled after each pass over all of them; a batch may reach from one order into the next.
     """
-    epoch, order = -1, torch.empty(0, dtype=torch.long)
-    batch = first
-    while True:
-        chosen = []
-        for i in range(batch * batch_size, (batch + 1) * batch_size):
-            if i // n_rows != epoch:
-                epoch = i // n_rows
-                order = _shuffled(n_rows, epoch, seed)
-            chosen.append(order[i % n_rows])
-        yield torch.stack(chosen)
-        batch += 1
 
+    @lru_cache(1)
+    def order(epoch: int) -> Tensor:
+        return torch.randperm(n_rows, generator=generator_of(seed, "order", epoch))
 
-def _shuffled(n_rows: int, epoch: int, seed: int) -> Tensor:
-    return torch.randperm(n_rows, generator=generator_of(seed, "order", epoch))
+    for batch in count(first):
+        places = range(batch * batch_size, (batch + 1) * batch_size)
+        yield torch.stack([order(i // n_rows)[i % n_rows] for i in places])
 
 
 # Rows of held-out text that are read at once.
@@ -452,31 +434,31 @@ class NextTokens:
         return rows, following.masked_fill(torch.isin(following, self._special), -100)
 
 
-class PackedRows(pl.LightningDataModule):
+class PackedRows(ContinuedData):
     """Packed rows in a shuffled order, with tokens to predict.
 
-    Order and masks depend on the seed and the number of the batch alone; the masks of the held-out part are the same
-    for all seeds. The processes share the rows of each batch, of size `batch_size`, so that their number changes
-    neither order nor masks. If gradients are accumulated over n batches, these are the parts of one batch that is n
-    times as large. The state is the number of completed steps, from which a killed run is continued. The share of
-    tokens `masked` is None where next tokens are predicted.
+    Order and masks depend on the seed and the number of the step alone; the masks of the held-out part are the same for
+    all seeds. The number of processes, which share batches of size `batch_size`, changes neither order nor masks. The
+    share of tokens `masked` is None where next tokens are predicted.
     """
 
-    def __init__(self, text: PackedText, batch_size: int, masked: float | None, seed: int) -> None:
-        super().__init__()
+    def __init__(
+        self, text: PackedText, batch_size: int, masked: float | None, seed: int, n_accumulated: int = 1
+    ) -> None:
+        super().__init__(n_accumulated)
         self.text, self.batch_size, self.seed = text, batch_size, seed
         self.choose = NextTokens(text.tokenizer) if masked is None else Masking(text.tokenizer, masked)
-        self.first = 0
 
-    def batches(self, first: int, rank: int = 0, n_ranks: int = 1, n_accumulated: int = 1) -> Iterator[MaskedBatch]:
-        """Yield the batches of a process, without end, from optimiser step `first` (from 0) on."""
-        order = order_of_rows(len(self.text.train), self.batch_size * n_accumulated, first, self.seed)
-        n_parts = n_ranks * n_accumulated
+    def whole_batches(self, first: int) -> Iterator[MaskedBatch]:
+        """Yield the batch of each step, without end."""
+        order = order_of_rows(len(self.text.train), self.batch_size * self.n_accumulated, first, self.seed)
         for step, chosen in enumerate(order, start=first):
             inputs, labels = self.choose(self.text.train[chosen], self.seed, "masks", step)
-            n_predicted = int((labels >= 0).sum())
-            for part in range(rank, n_parts, n_ranks):
-                yield MaskedBatch(inputs[part::n_parts], labels[part::n_parts], n_predicted)
+            yield MaskedBatch(inputs, labels, int((labels >= 0).sum()))
+
+    def part_of(self, batch: MaskedBatch, part: int, n_parts: int) -> MaskedBatch:
+        """Return every `n_parts`-th row."""
+        return MaskedBatch(batch.input_ids[part::n_parts], batch.labels[part::n_parts], batch.n_predicted)
 
     def validation_batches(self) -> Iterator[MaskedBatch]:
         """Yield the held-out rows, with the same tokens to predict for every model of the kind."""
@@ -488,29 +470,3 @@ class PackedRows(pl.LightningDataModule):
         """Return the loss of the frequencies of tokens on the held-out tokens, in nats."""
         _, labels = self.choose(self.text.validation, "held out")
         return self.text.unigram_loss(labels[labels >= 0])
-
-    def train_dataloader(self) -> DataLoader[MaskedBatch]:
-        """Return the batches of this process, without end."""
-        trainer = cast(pl.Trainer, self.trainer)
-        share = (trainer.global_rank, trainer.world_size, trainer.accumulate_grad_batches)
-        return DataLoader(_Endless(self, self.first, share), batch_size=None)
-
-    def val_dataloader(self) -> DataLoader[MaskedBatch]:
-        """Return the held-out rows."""
-        return DataLoader(cast(Any, list(self.validation_batches())), batch_size=None)
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the number of completed steps."""
-        return {"first": cast(pl.Trainer, self.trainer).global_step}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Set the first step to the first incomplete one."""
-        self.first = state_dict["first"]
-
-
-class _Endless(IterableDataset[MaskedBatch]):
-    def __init__(self, rows: PackedRows, first: int, share: tuple[int, int, int]) -> None:
-        self.rows, self.first, self.share = rows, first, share
-
-    def __iter__(self) -> Iterator[MaskedBatch]:
-        return self.rows.batches(self.first, *self.share)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from scipy.special import stdtrit
 
 from probing.results import Row, Table
 from probing.runs.call import Measured
+from probing.runs.folder import end_of_trainings
 from probing.statistics import LEVEL
 from probing.studies.pretrain.batches import PackedText
 from probing.studies.pretrain.tables import ARMS, DOUBLINGS, OUTLIER, judge
@@ -62,7 +62,7 @@ def _steps(last: int, now: float, slope: float | None) -> float | None:
 
 
 def study_output(tables: Mapping[str, Sequence[Row]], corpus: Corpus, name: str, text: PackedText) -> Measured:
-    """Return the output of a run on a corpus of this name; it removes files that only a continued run needs."""
+    """Return the output of a run on a corpus of this name."""
     arms = Table(tables["arms"], ARMS)
     judgement = judge(arms)
     results = {
@@ -76,11 +76,6 @@ def study_output(tables: Mapping[str, Sequence[Row]], corpus: Corpus, name: str,
     }
 
     def write(folder: Path) -> list[Path]:
-        shutil.rmtree(folder / "state", ignore_errors=True)
-        if not name.endswith(f"{folder.stem}/corpus.txt"):
-            return []
-        path = folder / "corpus.txt"  # sentences that were given as a list
-        path.write_text("".join(f"{sentence}\n" for sentence in corpus.sentences), encoding="utf-8")
-        return [path]
+        return end_of_trainings(folder, {"corpus": name}, {"corpus": corpus})
 
     return Measured(tables, results, write=write, is_timed=False)

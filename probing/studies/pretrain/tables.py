@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from probing.cli.options import as_options
-from probing.errors import out_of_range
+from probing.cli.options import LARGEST, SMALLEST, Options, as_options, option
+from probing.errors import flag, out_of_range
 from probing.results import (
     Row,
     Schema,
@@ -41,63 +41,57 @@ PRETRAINING_ARMS = (
 
 
 @dataclass(frozen=True)
-class EncoderOptions:
-    """The shape of the encoder and of its input; what is not given is that of the size.
+class EncoderOptions(Options):
+    """The shape of the encoder and of its input; what is not given is that of the size."""
 
-    Args:
-        n_layers: Number of blocks: 3 (tiny) or 12 (base).
-        d_model: Width of the hidden states: 128 or 768.
-        n_heads: Number of heads of a block: 4 or 12.
-        d_feedforward: Width inside the MLP of a block: 512 or 3072.
-        vocabulary: Number of word pieces, which are trained on the training text: 100 or 30,000.
-        lowercase: Whether the text is lowercased: true or false.
-        row_length: Number of tokens in a row of packed text: 16 or 512.
-        initial_sd: Standard deviation of the initial weights: 0.06 or 0.02.
-        dropout: Dropout of hidden states and attention: 0 or 0.1.
-    """
-
-    n_layers: int | None = None
-    d_model: int | None = None
-    n_heads: int | None = None
-    d_feedforward: int | None = None
-    vocabulary: int | None = None
+    n_layers: int | None = option(None, at_least=1)
+    """Number of blocks: 3 (tiny) or 12 (base)."""
+    d_model: int | None = option(None, at_least=2)
+    """Width of the hidden states: 128 or 768."""
+    n_heads: int | None = option(None, at_least=1)
+    """Number of heads of a block: 4 or 12."""
+    d_feedforward: int | None = option(None, at_least=1)
+    """Width inside the MLP of a block: 512 or 3072."""
+    vocabulary: int | None = option(None, at_least=60, at_most=2**31 - 1)
+    """Number of word pieces, which are trained on the training text: 100 or 30,000."""
     lowercase: bool | None = None
-    row_length: int | None = None
-    initial_sd: float | None = None
-    dropout: float | None = None
+    """Whether the text is lowercased: true or false."""
+    row_length: int | None = option(None, at_least=4)
+    """Number of tokens in a row of packed text: 16 or 512."""
+    initial_sd: float | None = option(None, at_least=1e-6, at_most=10)
+    """Standard deviation of the initial weights: 0.06 or 0.02."""
+    dropout: float | None = option(None, at_least=0, at_most=0.99)
+    """Dropout of hidden states and attention: 0 or 0.1."""
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
-    """How the encoder is trained; what is not given is that of the size.
+class TrainingOptions(Options):
+    """How the encoder is trained; what is not given is that of the size."""
 
-    Args:
-        steps: Number of steps of the optimiser (AdamW): 1,500 (tiny) or 200,000 (base).
-        batch_size: Number of rows in a batch, over all processes: 64 or 256.
-        learning_rate: Highest learning rate: 2e-3 or 1e-4.
-        warm_up: Number of steps in which the learning rate rises; then it falls linearly to 0: 150 or 10,000.
-        beta1: Decay rate of AdamW's running mean of the gradient: 0.9.
-        beta2: Decay rate of AdamW's running mean of the squared gradient: 0.98.
-        epsilon: Epsilon of AdamW: 1e-6.
-        weight_decay: Weight decay of AdamW: 0.01.
-        masked: Share of tokens that are predicted, in all arms but causal_lm: 0.15.
-        held_out_rows: Maximum number of rows of held-out text on which the loss is measured: 1,000.
-        checkpoint_factor: Each checkpoint has this many times the steps of the one before: 2.
-        save_every: Number of steps between saved states, from which an interrupted run continues: 100 or 1,000.
-    """
-
-    steps: int | None = None
-    batch_size: int | None = None
-    learning_rate: float | None = None
+    steps: int | None = option(None, at_least=1)
+    """Number of steps of the optimiser (AdamW): 1,500 (tiny) or 200,000 (base)."""
+    batch_size: int | None = option(None, at_least=1)
+    """Number of rows in a batch, over all processes: 64 or 256."""
+    learning_rate: float | None = option(None, at_least=SMALLEST, at_most=LARGEST)
+    """Highest learning rate: 2e-3 or 1e-4."""
     warm_up: int | None = None
-    beta1: float | None = None
-    beta2: float | None = None
-    epsilon: float | None = None
-    weight_decay: float | None = None
-    masked: float | None = None
-    held_out_rows: int | None = None
-    checkpoint_factor: float | None = None
-    save_every: int | None = None
+    """Number of steps in which the learning rate rises; then it falls linearly to 0: 150 or 10,000."""
+    beta1: float | None = option(None, at_least=0, at_most=0.999999)
+    """Decay rate of AdamW's running mean of the gradient: 0.9."""
+    beta2: float | None = option(None, at_least=0, at_most=0.999999)
+    """Decay rate of AdamW's running mean of the squared gradient: 0.98."""
+    epsilon: float | None = option(None, at_least=SMALLEST, at_most=LARGEST)
+    """Epsilon of AdamW: 1e-6."""
+    weight_decay: float | None = option(None, at_least=0, at_most=LARGEST)
+    """Weight decay of AdamW: 0.01."""
+    masked: float | None = option(None, at_least=0.001, at_most=0.999)
+    """Share of tokens that are predicted, in all arms but causal_lm: 0.15."""
+    held_out_rows: int | None = option(None, at_least=1)
+    """Maximum number of rows of held-out text on which the loss is measured: 1,000."""
+    checkpoint_factor: float | None = option(None, at_least=1.05, at_most=LARGEST)
+    """Each checkpoint has this many times the steps of the one before: 2."""
+    save_every: int | None = option(None, at_least=1)
+    """Number of steps between saved states, from which an interrupted run continues: 100 or 1,000."""
 
 
 @dataclass(frozen=True)
@@ -177,29 +171,11 @@ def row_multiples(lengths: int | list[int] | str | None) -> tuple[list[int], lis
 
 
 def recipe_problems(shape: Encoder, recipe: Recipe) -> list[str]:
-    """Return the problems with values that are out of range or contradict each other."""
-    problems = []
-    for name in ("n_layers", "n_heads", "d_feedforward"):
-        problems += out_of_range(f"encoder.{name}", getattr(shape, name), 1)
-    problems += out_of_range("encoder.d_model", shape.d_model, 2)
-    problems += out_of_range("encoder.vocabulary", shape.vocabulary, 60, 2**31 - 1)
-    problems += out_of_range("encoder.row_length", shape.row_length, 4)
-    problems += out_of_range("encoder.initial_sd", shape.initial_sd, 1e-6, 10)
-    problems += out_of_range("encoder.dropout", shape.dropout, 0, 0.99)
-    for name in ("steps", "batch_size", "held_out_rows", "save_every"):
-        problems += out_of_range(f"training.{name}", getattr(recipe, name), 1)
-    for name in ("learning_rate", "epsilon"):
-        problems += out_of_range(f"training.{name}", getattr(recipe, name), 1e-30, 1e30)
-    for name in ("beta1", "beta2"):
-        problems += out_of_range(f"training.{name}", getattr(recipe, name), 0, 0.999999)
-    problems += out_of_range("training.weight_decay", recipe.weight_decay, 0, 1e30)
-    problems += out_of_range("training.masked", recipe.masked, 0.001, 0.999)
-    problems += out_of_range("training.checkpoint_factor", recipe.checkpoint_factor, 1.05, 1e30)
-    problems += out_of_range("training.warm_up", recipe.warm_up, 0, recipe.steps)
-    if not problems and shape.d_model % (2 * shape.n_heads):
-        problems.append(
-            f"`--encoder.d_model {shape.d_model}` is not a multiple of twice `--encoder.n_heads {shape.n_heads}`"
-        )
+    """Return the problems with values that contradict each other; the ranges of each are declared."""
+    problems = out_of_range("training.warm_up", recipe.warm_up, 0, recipe.steps)
+    if shape.n_heads > 0 and shape.d_model % (2 * shape.n_heads):
+        d_model, n_heads = flag("encoder.d_model", shape.d_model), flag("encoder.n_heads", shape.n_heads)
+        problems.append(f"{d_model} is not a multiple of twice {n_heads}")
     return problems
 
 

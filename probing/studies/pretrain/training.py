@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,13 @@ from probing.data.module import layer_moments, token_identity
 from probing.errors import UserError, as_clause
 from probing.models import load_encoder
 from probing.models.source import ModelSource
-from probing.probes.training import CONTROL_TOLERANCE, Training, train_controls, train_probes, training_of
+from probing.probes.training import CONTROL_TOLERANCE, train_controls, train_probes, training_of
 from probing.results import count
-from probing.runtime.files import parse_json, read_text, replacing
-from probing.runtime.processes import interrupts_pass, is_main_process, sum_over_ranks
-from probing.runtime.progress import remark, stage, steps_counted
+from probing.runtime.files import replacing
+from probing.runtime.processes import is_main_process, sum_over_ranks
+from probing.runtime.progress import remark, stage
 from probing.runtime.terminal import silence
-from probing.runtime.trainer import (
-    ContinuedModule,
-    Places,
-    RecordedTraining,
-    build_trainer,
-    generator_of,
-    share_of_rate,
-)
+from probing.runtime.trainer import ContinuedModule, Places, RecordedTraining, Row, generator_of, process_options
 from probing.statistics.moments import Profile, ProfileAccumulator, by_mean_profile
 from probing.studies.pretrain.batches import (
     LEARNED_TABLES,
@@ -73,8 +66,9 @@ class LanguageModel(ContinuedModule):
     """
 
     def __init__(self, model: Any, arm: str, recipe: Recipe, seed: int) -> None:
-        super().__init__(seed, f"--training.learning_rate {recipe.learning_rate}")
-        self.model, self.arm, self.recipe = model, arm, recipe
+        rate = f"--training.learning_rate {recipe.learning_rate}"
+        super().__init__(model, seed, recipe.steps, recipe.warm_up, rate)
+        self.arm, self.recipe = arm, recipe
 
     def loss_sum(self, batch: MaskedBatch) -> Tensor:
         """Return the cross-entropy of the predicted tokens in a batch, summed, in nats."""
@@ -86,10 +80,6 @@ class LanguageModel(ContinuedModule):
     def training_step(self, batch: MaskedBatch, batch_index: int) -> Tensor:
         """Return the loss whose mean over processes and accumulated batches is the mean over all predicted tokens."""
         return self.loss_of_step(self.loss_sum(batch), batch.n_predicted)
-
-    def validation_step(self, batch: MaskedBatch, batch_index: int) -> None:
-        """Log the mean cross-entropy of the predicted tokens in the held-out rows."""
-        self.log("loss", self.loss_sum(batch) / max(batch.n_predicted, 1), batch_size=batch.n_predicted)
 
     @torch.no_grad()
     def validation_loss(self, batches: Iterable[MaskedBatch]) -> float:
@@ -103,15 +93,12 @@ class LanguageModel(ContinuedModule):
         self.model.train(was_training)
         return total / n
 
-    def configure_optimizers(self) -> Any:
-        """Return AdamW with a learning rate that rises linearly and then falls linearly to 0."""
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Return AdamW."""
         recipe = self.recipe
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(
-            trained, recipe.learning_rate, (recipe.beta1, recipe.beta2), recipe.epsilon, recipe.weight_decay
-        )
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_rate(recipe.steps, recipe.warm_up))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        betas = recipe.beta1, recipe.beta2
+        return torch.optim.AdamW(trained, recipe.learning_rate, betas, recipe.epsilon, recipe.weight_decay)
 
 
 # Points of the curve of the training loss.
@@ -137,55 +124,31 @@ def train(
     logger: Any, callbacks: Sequence[pl.Callback] = (),
 ) -> list[Row]:  # fmt: skip
     """Train an encoder from its beginning or from its last state, unless it is finished; return its curve."""
-    rows = PackedRows(text, recipe.batch_size, None if job.arm == CAUSAL_LM else recipe.masked, job.seed)
-    keeper = TrainingWriter(job, rows, recipe, places, logger)
-    if (curve := places.finished(job.name)) is not None:
-        keeper.log_curve(curve)
-        return curve
-    module = LanguageModel(build(job.arm, shape, text.tokenizer, job.seed), job.arm, recipe, job.seed)
-    defaults = {"gradient_clip_val": CLIP, "limit_val_batches": 0}
-    limits = {"max_steps": recipe.steps, "max_epochs": -1}
-    callbacks = [keeper, steps_counted(), *callbacks]
-    trainer = build_trainer({**defaults, **options, **limits}, None, callbacks, str(places.folder))
-    state = places.state(job.name)
-    with interrupts_pass(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        trainer.fit(module, datamodule=rows, ckpt_path=state if state.is_file() else None)
-    return keeper.curve
+    masked, n_accumulated = None if job.arm == CAUSAL_LM else recipe.masked, options.get("accumulate_grad_batches") or 1
+    rows = PackedRows(text, recipe.batch_size, masked, job.seed, n_accumulated)
+
+    def module() -> LanguageModel:
+        return LanguageModel(build(job.arm, shape, text.tokenizer, job.seed), job.arm, recipe, job.seed)
+
+    return TrainingWriter(job, rows, recipe, places, logger).fit(module, rows, CLIP, options, callbacks)
 
 
 class TrainingWriter(RecordedTraining):
-    """Writer of a training's checkpoints, with the held-out loss of each, states and curve, which is also logged."""
+    """Writer of a training's checkpoints, with the held-out loss of each."""
 
     def __init__(self, job: TrainingJob, rows: PackedRows, recipe: Recipe, places: Places, logger: Any) -> None:
-        self.job, self.rows, self.recipe = job, rows, recipe
+        self.job, self.rows = job, rows
+        key = {"arm": job.arm, "seed": job.seed, "unigram_loss": rows.unigram_loss()}
         due = checkpoint_steps(recipe.steps, recipe.checkpoint_factor)
         logged = ("train_loss", "loss", "unigram_loss")
-        super().__init__(job.name, recipe.steps, due, POINTS, recipe.save_every, places, logger, logged)
-        self.unigram_loss = rows.unigram_loss()
+        super().__init__(job.name, key, recipe.steps, due, POINTS, recipe.save_every, places, logger, logged)
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the first checkpoint; in a continued training, log the previous curve."""
-        super().on_train_start(trainer, pl_module)
-        if trainer.global_step == 0:
-            self.note(trainer, pl_module, 0)
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the curve, which marks the training as finished, and remove its state."""
-        if trainer.global_step >= self.steps:
-            self.places.finish(self.job.name, self.curve)
-
-    def note(self, trainer: pl.Trainer, module: Any, step: int) -> None:
-        """Add a row to the curve; at a checkpoint, also write it and measure the held-out loss."""
-        row: Row = {"arm": self.job.arm, "seed": self.job.seed, "step": step, "unigram_loss": self.unigram_loss}
-        if self.losses:
-            row["train_loss"] = self.mean_loss(trainer)
-        if step in self.due:
-            if self.places.writes:
-                folder = checkpoint_folder(self.places.checkpoints, self.job.arm, self.job.seed, step, self.steps)
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                save_checkpoint(folder, self.job.arm, module.model, self.rows.text.tokenizer)
-            row["loss"] = module.validation_loss(self.rows.validation_batches())
-        self.add(row)
+    def measures(self, module: LanguageModel, step: int) -> Row:
+        """Write a checkpoint, and return its held-out loss."""
+        if self.places.writes:
+            folder = checkpoint_folder(self.places.checkpoints, self.job.arm, self.job.seed, step, self.steps)
+            save_checkpoint(folder, self.job.arm, module.model, self.rows.text.tokenizer)
+        return {"loss": module.validation_loss(self.rows.validation_batches())}
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -197,8 +160,6 @@ class TrainingWriter(RecordedTraining):
 PROBE = ProbeOptions(l2=1e-4, tolerance=CONTROL_TOLERANCE)
 # Rows of held-out text whose tokens are permuted.
 PERMUTED_ROWS = 64
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -217,18 +178,13 @@ class CheckpointInputs:
     trainer: Mapping[str, Any]
 
     @classmethod
-    def of(
-        cls, corpus: Corpus, rows: Tensor, n_sentences: int, seed: int, cache: Path, trainer: Mapping[str, Any]
-    ) -> CheckpointInputs:
-        """Select at most `n_sentences` of the held-out sentences, evenly spread over the text."""
-        step = max(1, -(-len(corpus.sentences) // n_sentences))
+    def of(cls, corpus: Corpus, rows: Tensor, config: RunPlan, cache: Path) -> CheckpointInputs:
+        """Select at most `config.n_sentences` of the held-out sentences, evenly spread over the text."""
+        step, seed = max(1, -(-len(corpus.sentences) // config.n_sentences)), config.seed
         read = corpus.subset(range(0, len(corpus.sentences), step))
         # The hash needs another salt than that of the division of the text, which puts all these sentences on one side.
         splits = [side_of(f"probe {split_key(sentence)}", seed) for sentence in read.sentences]
-        process_options = {
-            name: trainer[name] for name in ("accelerator", "devices", "num_nodes", "strategy") if name in trainer
-        }
-        return cls(read, splits, rows[:PERMUTED_ROWS].long(), seed, cache, process_options)
+        return cls(read, splits, rows[:PERMUTED_ROWS].long(), seed, cache, process_options(config.trainer))
 
 
 def measure(checkpoint: Path, inputs: CheckpointInputs, say: Callable[[str], None]) -> list[Row]:
@@ -238,29 +194,24 @@ def measure(checkpoint: Path, inputs: CheckpointInputs, say: Callable[[str], Non
     try:
         text = [inputs.corpus], [inputs.splits]
         sides, stores = read_sides(source, *text, load_task("position", {}), PROBE, "sentence")
-        encoder, layers, training = load_encoder(source.model), source.layers, _training(inputs)
+        encoder, layers = load_encoder(source.model), source.layers
+        assert PROBE.l2 != "auto"
+        training = training_of(PROBE, PROBE.l2, inputs.seed, dict(inputs.trainer))
         fits = train_probes(sides, layers, training, moments=layer_moments(sides.train, layers))
         token = train_controls({"token": [token_identity(sides, encoder)]}, layers, training)["token"][0][0]
         differences = equivariance(encoder, inputs.rows, inputs.seed)
-        rows = []
-        for layer, fit, difference in zip(layers, fits, differences, strict=True):
-            rows.append(
-                {
-                    "layer": layer, **outlier_row(_profile(stores[0], layer)),
-                    "position_accuracy": fit.metrics["accuracy"], "token_accuracy": token.metrics["accuracy"],
-                    "equivariance": difference,
-                }
-            )  # fmt: skip
-        return rows
+        return [
+            {
+                "layer": layer, **outlier_row(_profile(stores[0], layer)),
+                "position_accuracy": fit.metrics["accuracy"], "token_accuracy": token.metrics["accuracy"],
+                "equivariance": difference,
+            }
+            for layer, fit, difference in zip(layers, fits, differences, strict=True)
+        ]  # fmt: skip
     finally:
         sum_over_ranks(torch.zeros(1))  # every process has read what is removed now
         if is_main_process():
             shutil.rmtree(cache, ignore_errors=True)
-
-
-def _training(inputs: CheckpointInputs) -> Training:
-    assert PROBE.l2 != "auto"
-    return training_of(PROBE, PROBE.l2, inputs.seed, dict(inputs.trainer))
 
 
 def _profile(store: Any, layer: int) -> Profile:
@@ -339,8 +290,8 @@ def packed_text(corpus: Corpus, config: RunPlan, places: Places) -> PackedText:
         )  # fmt: skip
     if known is None and places.writes:
         file.parent.mkdir(exist_ok=True)
-        with replacing(file) as partial:
-            text.tokenizer.backend_tokenizer.save(str(partial))
+        with replacing(file) as unfinished:
+            text.tokenizer.backend_tokenizer.save(str(unfinished))
     return text
 
 
@@ -350,7 +301,7 @@ def train_all(
     """Train unfinished jobs, and return the rows of `losses.csv`."""
     rows: list[Row] = []
     for job in config.jobs:
-        if not places.curve(job.name).is_file():
+        if not places.document(job.name).is_file():
             how = "goes on" if places.state(job.name).is_file() else "begins"
             remark(f"{job.name}: the training {how} ({config.recipe.steps} steps)")
         with stage(f"training of {job.name}"):
@@ -363,14 +314,7 @@ def measure_all(
     say: Callable[[str], None],
 ) -> list[Row]:  # fmt: skip
     """Measure the checkpoints that are not measured yet, and return the rows of `arms.csv`."""
-    inputs = CheckpointInputs.of(
-        text.validation_corpus,
-        text.validation,
-        config.n_sentences,
-        config.seed,
-        cache / places.folder.name,
-        config.trainer,
-    )
+    inputs = CheckpointInputs.of(text.validation_corpus, text.validation, config, cache / places.folder.name)
     steps = checkpoint_steps(config.recipe.steps, config.recipe.checkpoint_factor)
     due = [(job, step) for job in config.jobs for step in steps]
     known = {(row["arm"], row["seed"], row["step"]): row for row in losses}
@@ -378,14 +322,11 @@ def measure_all(
     with stage(f"measures of {count(len(due), 'checkpoint')}", len(due)) as advance:
         for job, step in due:
             folder = checkpoint_folder(places.checkpoints, job.arm, job.seed, step, config.recipe.steps)
-            saved = places.folder / "state" / f"{job.name}-{folder.name}.json"
-            if saved.is_file():
-                layer_rows = parse_json(read_text(saved, places.folder))
-            else:
-                layer_rows = measure(folder, inputs, silence if rows else say)  # what is left out is said once
-                if places.writes:
-                    with replacing(saved) as partial:
-                        partial.write_text(json.dumps(layer_rows), encoding="utf-8")
+            layer_rows = places.read_or_make(
+                f"{job.name}-{folder.name}",
+                # What is left out is said once.
+                partial(measure, folder, inputs, silence if rows else say),
+            )
             of_curve = known[job.arm, job.seed, step]
             columns = {name: of_curve[name] for name in ("arm", "seed", "step", "loss", "unigram_loss")}
             rows += [{**columns, **row} for row in layer_rows]
@@ -445,14 +386,7 @@ def measure_lengths(
         for multiple in multiples:
             reader = _HeldOutReader(text, config, multiple, places, cache / places.folder.name)
             for job in config.jobs:
-                saved = places.folder / "state" / f"{job.name}-x{multiple}.json"
-                if saved.is_file():
-                    layer_rows = parse_json(read_text(saved, places.folder))
-                else:
-                    layer_rows = reader.read(job)
-                    if places.writes:
-                        with replacing(saved) as partial:
-                            partial.write_text(json.dumps(layer_rows), encoding="utf-8")
+                layer_rows = places.read_or_make(f"{job.name}-x{multiple}", partial(reader.read, job))
                 columns = {"arm": job.arm, "seed": job.seed, "step": config.recipe.steps, "length": reader.length}
                 rows += [{**columns, **row} for row in layer_rows]
                 advance(1)
@@ -464,13 +398,8 @@ class _HeldOutReader:
     """Reader of held-out text in rows of one length, in multiples of the rows of the training."""
 
     def __init__(self, text: PackedText, config: RunPlan, multiple: int, places: Places, cache: Path) -> None:
-        trained = config.shape.row_length
-        self.config, self.places, self.length, self.n_more = (
-            config,
-            places,
-            multiple * trained,
-            (multiple - 1) * trained,
-        )
+        self.config, self.places, trained = config, places, config.shape.row_length
+        self.length, self.n_more = multiple * trained, (multiple - 1) * trained
         sentences, self.tokenizer = text.validation_corpus.sentences, deepcopy(text.tokenizer)
         self.tokenizer.model_max_length = self.length
         # As much text as in rows of the training.
@@ -479,10 +408,8 @@ class _HeldOutReader:
         read = list(dict.fromkeys(passages(sentences, text.tokenizer, self.length)))
         self.inputs: CheckpointInputs | None = None
         if read and len(self.text.validation):
-            self.inputs = CheckpointInputs.of(
-                from_sentences("held-out text", read), self.text.validation, config.n_sentences, config.seed, cache,
-                config.trainer,
-            )  # fmt: skip
+            corpus = from_sentences("held-out text", read)
+            self.inputs = CheckpointInputs.of(corpus, self.text.validation, config, cache)
 
     def read(self, job: TrainingJob) -> list[Row]:
         """Return a row for each layer, or a row with the reason for its absence."""
@@ -493,11 +420,8 @@ class _HeldOutReader:
             return [{"reason": f"the held-out text does not fill a row of {self.length} tokens"}]
         steps = self.config.recipe.steps
         checkpoint = checkpoint_folder(self.places.checkpoints, job.arm, job.seed, steps, steps)
-        model = (
-            class_of(job.arm)
-            .from_pretrained(ModelSource(job.arm, checkpoint).checked(), trust_remote_code=False)
-            .eval()
-        )
+        source = ModelSource(job.arm, checkpoint)
+        model = class_of(job.arm).from_pretrained(source.checked(), trust_remote_code=False).eval()
         if self.n_more:
             model = stretched(job.arm, model, self.n_more, self.config.shape.initial_sd)
         rows = PackedRows(self.text, 1, None if job.arm == CAUSAL_LM else self.config.recipe.masked, job.seed)
@@ -505,7 +429,6 @@ class _HeldOutReader:
         losses = {"loss": module.validation_loss(rows.validation_batches()), "unigram_loss": rows.unigram_loss()}
         folder = self.places.folder / "state" / f"{job.name}-x{self.length}" / "longer"
         if self.places.writes:
-            folder.parent.mkdir(parents=True, exist_ok=True)
             save_checkpoint(folder, job.arm, model, self.tokenizer)
         sum_over_ranks(torch.zeros(1))  # all processes read it
         try:

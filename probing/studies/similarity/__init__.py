@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from probing.cli.commandline import configured
-from probing.cli.option_types import (
-    FIGURE_FORMAT,
-    Dtype,
-    FigureFormat,
-    Folder,
-    Folders,
-    Layers,
-    Model,
-    Tokenizer,
-    Wandb,
-)
-from probing.cli.options import WandbOptions
+from probing.cli.commandline import command
+from probing.cli.option_types import Folder, Folders
+from probing.cli.options import BatchOptions, Options, OutputOptions, RunOptions, StatesOptions, option
 from probing.downstream import CLIPPING, POOLINGS, SPACES, TRANSDUCTIVE, WORDS, Definition, Space
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import load_tokenizer
@@ -37,8 +26,6 @@ from probing.results import (
     estimated,
     layers_named,
     number,
-    shown,
-    shown_table,
     sign_of_interval,
     text,
     whole,
@@ -102,7 +89,7 @@ WIC = Schema("wic", "a row per layer and space", (
     number("constant_true_accuracy", "Accuracy of the baseline that answers yes (the same meaning) for every pair."),
     _N_CLIPPED, _CLIPPED,
     whole("n_train_pairs", "Number of training pairs."), _N_PAIRS, *SIZES,
-))  # fmt: skip
+), needed=("layer", "transform", "accuracy", "constant_true_accuracy"))  # fmt: skip
 
 WIC_CHOSEN = Schema("chosen", "a row per protocol and space", (
     _PROTOCOL, _SPACE, layer_column("The selected layer."), _THRESHOLD,
@@ -171,28 +158,13 @@ TERMS: Terms = {
 }
 
 
-def _by_layer(schema: Schema, show: Callable[[Row], str], title: str, rows_by_heading: Mapping[str, Table]) -> Any:
-    """Return a table of a number by layer, a column for each heading; static vectors have the last row."""
-    cells = {
-        heading: {row["layer"] if row["layer"] != "" else "static": show(row) for row in rows}
-        for heading, rows in rows_by_heading.items()
-    }
-    layers = dict.fromkeys(layer for texts in cells.values() for layer in texts)
-    beside = {heading: partial(_cell, texts) for heading, texts in cells.items()}
-    return shown_table(schema, [{"layer": layer} for layer in layers], title, ("layer",), beside)
-
-
-def _cell(texts: Mapping[Any, str], row: Row) -> str:
-    return texts.get(row["layer"], "")
-
-
 def wic_tables(rows: Table, chosen: Table) -> list[Any]:
     """Return accuracies and areas by layer, and the layer and threshold that each protocol selects."""
-    spaces = {_label(space, of_space): of_space for space, of_space in _by_space(rows).items()}
     part = _part(chosen)
+    spaces = {space: _label(space, of_space) for space, of_space in _by_space(rows).items()}
+    titles = {"accuracy": f"Accuracy on {part}, by layer", "auc": f"Area under the ROC curve on {part}, by layer"}
     return [
-        _by_layer(WIC, lambda row: shown(row["accuracy"], ".3f"), f"Accuracy on {part}, by layer", spaces),
-        _by_layer(WIC, lambda row: shown(row["auc"], ".3f"), f"Area under the ROC curve on {part}, by layer", spaces),
+        *(table for name, title in titles.items() for table in _by_layer(WIC, rows, "transform", name, spaces, title)),
         *(table for view in WIC_VIEWS for table in view.tables(chosen)),
     ]
 
@@ -204,8 +176,18 @@ def sts_tables(rows: Table, chosen: Table) -> list[Any]:
     for space, of_space in rows.where(aggregation="all", pooling=(pooling, "static")).by("transform").items():
         if pooled := of_space.where(pooling=pooling):
             title = f"Spearman x 100: {pooling}, {_label(space, pooled)}"
-            tables.append(_by_layer(STS, STS["spearman"].show, title, of_space.by("set")))
+            # Static vectors have the last row.
+            named = Table({**row, "layer": "static" if row["layer"] == "" else row["layer"]} for row in of_space)
+            tables += _by_layer(STS, named, "set", "spearman", {name: name for name in named.values("set")}, title)
     return [*tables, *(table for view in STS_VIEWS for table in view.tables(chosen))]
+
+
+def _by_layer(
+    schema: Schema, rows: Table, column: str, number: str, headings: Mapping[str, str], title: str
+) -> list[Any]:
+    """Return a table of a number by layer, with a column for each value of a column."""
+    where = {column: next(iter(headings))}
+    return View(schema, ("layer",), title, where=where, pivot=(column, number, headings)).tables(rows)
 
 
 def _by_space(rows: Table) -> dict[str, Table]:
@@ -310,41 +292,50 @@ def _level(label: str, rows: Table, value: float) -> Line:
     return Line(label, layers, [value] * len(layers))
 
 
-@configured
-def sts(
-    config: dict[str, Any],
-    folders: Folders | None = None, model: Model = "minilm", layer: Layers = "all", revision: str | None = None,
-    random_weights: bool = False, dtype: Dtype = "float32", pooling: str | list[str] = "mean",
-    transforms: str | list[str] = "clip,whiten", definition: Definition = "mean_profile",
-    components: int | None = None, fit_on: str = "train", static: str | None = None, max_length: int | None = None,
-    batch_tokens: int | None = None, seed: int = 0, runs: str = "runs", name: str | None = None,
-    cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
-    wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
-) -> Result | None:  # fmt: skip
-    """Correlate sentence cosines with human scores (STS, SICK-R), per layer: plain, clipped and whitened.
+@dataclass(frozen=True)
+class _StsSource(Options):
+    folders: Folders | None = None
+    """Folders with STS12 to STS16, STS-B and SICK, or hf:NAME?config=C; may be given without `--folders`."""
 
-    Args:
-        folders: Folders with STS12 to STS16, STS-B and SICK, or hf:NAME?config=C; may be given without `--folders`.
-        pooling: How token vectors become a sentence vector, some or all: mean (special tokens are excluded),
-            mean_special (all tokens), cls (the first token), first_last (the average of layer 1 and each layer).
-        transforms: Transforms to compare with the plain vectors: all, none, or some of clip, clip_random, whiten,
-            standardise, center, all_but_the_top.
-        fit_on: Text that transforms are fitted on: train (the training parts, or the built-in corpus if there are
-            none), a corpus such as builtin or text.txt, or target (the sentences of each test set, which is
-            transductive).
-        static: File of word vectors in GloVe's format, whose mean over a sentence is evaluated for comparison.
-        name: Name of this run; default: MODEL-sts-YYYYMMDD-HHMMSS.
+
+@dataclass(frozen=True)
+class StsOptions(OutputOptions, RunOptions, BatchOptions, StatesOptions, _StsSource):
+    """Options of `sts`."""
+
+    pooling: str | list[str] = option("mean", choices=POOLINGS)
+    """How token vectors become a sentence vector, some or all: mean (special tokens are excluded), mean_special (all
+    tokens), cls (the first token), first_last (the average of layer 1 and each layer)."""
+    transforms: str | list[str] = option("clip,whiten", choices=SPACES[1:], nothing="none")
+    """Transforms to compare with the plain vectors: all, none, or some of clip, clip_random, whiten, standardise,
+    center, all_but_the_top."""
+    definition: Definition = "mean_profile"
+    """Definition of the outliers that are clipped, as in `geometry`."""
+    components: int | None = None
+    fit_on: str = "train"
+    """Text that transforms are fitted on: train (the training parts, or the built-in corpus if there are none), a
+    corpus such as builtin or text.txt, or target (the sentences of each test set, which is transductive)."""
+    static: str | None = None
+    """File of word vectors in GloVe's format, whose mean over a sentence is evaluated for comparison."""
+    _: KW_ONLY
+    seed: int = 0
+    """Seed of every random draw: bootstrap samples, clip_random's neurons and random initialisation."""
+    name: str | None = None
+    """Name of this run; default: MODEL-sts-YYYYMMDD-HHMMSS."""
+
+
+@command(StsOptions)
+def sts(options: StsOptions) -> Result | None:
+    """Correlate sentence cosines with human scores (STS, SICK-R), per layer: plain, clipped and whitened.
 
     Returns:
         The results; None except in the rank-zero process.
     """
-    from probing.cli.option_types import chosen as named
-
-    call = Call.of(study_of("sts"), config, name, wandb, out_of_range("components", components, 1))
-    poolings = named("--pooling", pooling, POOLINGS)
-    spaces: list[Space] = ["none", *named("--transforms", transforms, SPACES[1:], "none")]
-    sets = _read_sets(config["folders"] or (), call.say)
-    outside = _outside(fit_on, spaces != ["none"] and not any(pairs.part == "train" for pairs in sets), call.say)
+    call, poolings = Call.of(study_of("sts"), options), options.selected("pooling")
+    spaces: list[Space] = ["none", *options.selected("transforms")]
+    sets = _read_sets(call.config["folders"] or (), call.say)
+    outside = _outside(
+        options.fit_on, spaces != ["none"] and not any(pairs.part == "train" for pairs in sets), call.say
+    )
     with quiet_libraries():
         from probing.activations.source import report_dropped_text
         from probing.downstream.sentence_vectors import (
@@ -358,13 +349,17 @@ def sts(
         )
         from probing.studies.similarity.results import sts_output
 
-        source = call.source(tokenizer=tokenizer)
+        source = call.source(tokenizer=options.tokenizer)
         files = source.model
-        refuse(out_of_range("components", components, 1, source.config.hidden_size))
+        refuse(out_of_range("components", options.components, 1, source.config.hidden_size))
         if spaces != ["none"]:
-            check_text_to_fit_on(sets, outside, reported(sets), fit_on)
+            check_text_to_fit_on(sets, outside, reported(sets), options.fit_on)
         corpora = [pairs.corpus for pairs in sets] + ([outside] if outside else [])
-        words = read_static(static, [text for corpus in corpora for text in corpus.sentences]) if static else None
+        words = (
+            read_static(options.static, [text for corpus in corpora for text in corpus.sentences])
+            if options.static
+            else None
+        )
         call.expect(2)
         stores = _with_first(source, poolings, source.model.name).read(
             corpora, [first_token_check(poolings, files.short_name)] * len(corpora)
@@ -375,11 +370,11 @@ def sts(
         report_dropped_text(corpora, [store.tokens for store in stores], call.say)
         vectors = Vectors(sets, stores[: len(sets)], (outside, stores[-1]) if outside else None, words)
         descriptions = _described(vectors, load_tokenizer(files), call.say)
-        fitting = TransformFitting(spaces, definition, components, seed)
+        fitting = TransformFitting(spaces, options.definition, options.components, options.seed)
 
         def measure(_: Path) -> Measured:
             with stage(f"cosines of {layers_named(source.layers)}"):
-                tables = evaluate(vectors, source.layers, poolings, fitting, fit_on, seed)
+                tables = evaluate(vectors, source.layers, poolings, fitting, options.fit_on, options.seed)
             return sts_output(*tables, vectors, descriptions, poolings)
 
         return call.write(files, measure)
@@ -431,47 +426,55 @@ def _outside(fit_on: str, lacks_training_part: bool, say: Callable[[str], None])
     return None if fit_on in ("train", "target") else load_corpus(fit_on, "--fit_on")
 
 
-@configured
-def wic(
-    config: dict[str, Any],
-    folder: Folder | None = None, model: Model = "minilm", layer: Layers = "all", revision: str | None = None,
-    random_weights: bool = False,
-    dtype: Dtype = "float32", part: Literal["dev", "test"] = "dev", transforms: str | list[str] = "clip,whiten",
-    definition: Definition = "mean_profile",
-    components: int | None = None, max_length: int | None = None, batch_tokens: int | None = None,
-    seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
-    trainer: dict[str, Any] | None = None, wandb: Wandb = WandbOptions(),
-    tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
-) -> Result | None:  # fmt: skip
-    """Distinguish word senses by cosine (WiC), per layer: plain, clipped and whitened.
+@dataclass(frozen=True)
+class _WicSource(Options):
+    folder: Folder | None = None
+    """Folder of the WiC data set, or hf:NAME?config=C for its SuperGLUE form; may be given without `--folder`."""
 
-    Args:
-        folder: Folder of the WiC data set, or hf:NAME?config=C for its SuperGLUE form; may be given without `--folder`.
-        part: Part whose accuracy is reported; layer and threshold are selected on train.
-        transforms: Transforms to compare with the plain hidden states: all, none, or some of clip, clip_random, whiten,
-            standardise, center, all_but_the_top; they are fitted on the tokens of training sentences.
-        name: Name of this run; default: MODEL-wic-YYYYMMDD-HHMMSS.
+
+@dataclass(frozen=True)
+class WicOptions(OutputOptions, RunOptions, BatchOptions, StatesOptions, _WicSource):
+    """Options of `wic`."""
+
+    part: Literal["dev", "test"] = "dev"
+    """Part whose accuracy is reported; layer and threshold are selected on train."""
+    transforms: str | list[str] = option("clip,whiten", choices=SPACES[1:], nothing="none")
+    """Transforms to compare with the plain hidden states: all, none, or some of clip, clip_random, whiten, standardise,
+    center, all_but_the_top; they are fitted on the tokens of training sentences."""
+    definition: Definition = "mean_profile"
+    """Definition of the outliers that are clipped, as in `geometry`."""
+    components: int | None = None
+    _: KW_ONLY
+    seed: int = 0
+    """Seed of every random draw: bootstrap samples, clip_random's neurons and random initialisation."""
+    name: str | None = None
+    """Name of this run; default: MODEL-wic-YYYYMMDD-HHMMSS."""
+
+
+@command(WicOptions)
+def wic(options: WicOptions) -> Result | None:
+    """Distinguish word senses by cosine (WiC), per layer: plain, clipped and whitened.
 
     Returns:
         The results; None except in the rank-zero process.
     """
-    from probing.cli.option_types import chosen as named
-
-    call = Call.of(study_of("wic"), config, name, wandb, out_of_range("components", components, 1))
-    spaces: list[Space] = ["none", *named("--transforms", transforms, SPACES[1:], "none")]
-    data = _read_pairs(config["folder"], part, call.say)
+    call = Call.of(study_of("wic"), options)
+    spaces: list[Space] = ["none", *options.selected("transforms")]
+    data = _read_pairs(call.config["folder"], options.part, call.say)
     with quiet_libraries():
         from probing.activations.source import report_dropped_text
         from probing.downstream.sentence_vectors import FittingText, TransformFitting, not_in
         from probing.downstream.wic import evaluate, target_check, unknown_pairs, without_cut_words
         from probing.studies.similarity.results import wic_output
 
-        source = call.source(tokenizer=tokenizer)
-        refuse(out_of_range("components", components, 1, source.config.hidden_size))
+        source = call.source(tokenizer=options.tokenizer)
+        refuse(out_of_range("components", options.components, 1, source.config.hidden_size))
         corpora = [pairs.corpus for pairs in data.values()]
         is_fitted_on = not_in(corpora[0].sentences, corpora[1].sentences)
         if not is_fitted_on.any():
-            raise UserError(f"`wic {folder}`: every sentence of train is in {part} too; give parts that differ.")
+            raise UserError(
+                f"`wic {options.folder}`: every sentence of train is in {options.part} too; give parts that differ."
+            )
         call.expect(2)
         stores = source.read(corpora, [target_check(pairs) for pairs in data.values()])
         if not is_main_process():
@@ -480,12 +483,14 @@ def wic(
         report_dropped_text(corpora, [store.tokens for store in stores], call.say)
         pairs = without_cut_words(data, stores, call.say)
         n_unknown = unknown_pairs(pairs, stores, load_tokenizer(source.model), call.say)
-        fitting = TransformFitting(spaces, definition, components, seed)
+        fitting = TransformFitting(spaces, options.definition, options.components, options.seed)
         results = {"n_unknown_pairs": n_unknown, "n_sentences_fitted_on": int(is_fitted_on.sum())}
 
         def measure(_: Path) -> Measured:
             with stage(f"cosines of {layers_named(source.layers)}"):
-                tables = evaluate(pairs, stores, FittingText(stores[0], is_fitted_on), source.layers, fitting, seed)
+                tables = evaluate(
+                    pairs, stores, FittingText(stores[0], is_fitted_on), source.layers, fitting, options.seed
+                )
             return wic_output(*tables, data, pairs, stores, results)
 
         return call.write(source.model, measure)

@@ -8,7 +8,7 @@ from typing import Any
 from probing.activations import ActivationStore
 from probing.data.labelling import origin
 from probing.downstream.sentence_vectors import Vectors, defined
-from probing.results import Row
+from probing.results import Row, Table, curve_points
 from probing.runs.call import Measured
 
 
@@ -20,24 +20,13 @@ def sts_output(
     cached = {pairs.corpus.name: origin(store) for pairs, store in zip(vectors.sets, vectors.stores, strict=True)}
     if vectors.outside:
         cached[vectors.outside[0].name] = origin(vectors.outside[1])
-    return Measured(
-        {"sts": defined(rows), "chosen": defined(chosen)},
-        {
-            "fitted_on": {label: text.described() for label, text in texts.items()},
-            "cache": cached,
-            "sets": list(sets),
-        },
-        _curves_of_sts(rows, poolings[0]),
+    fitted_on = {label: {"corpora": text.names, "n_sentences": text.n_sentences} for label, text in texts.items()}
+    curves = curve_points(
+        Table(rows).where(pooling=poolings[0], aggregation="all"),
+        lambda row: {f"{row['set']}_{row['transform']}_spearman".replace(" ", "_"): row["spearman"]},
     )
-
-
-def _curves_of_sts(rows: Sequence[Row], pooling: str) -> list[dict[str, Any]]:
-    by_layer: dict[int, dict[str, Any]] = {}
-    for row in rows:
-        if row["pooling"] == pooling and row["aggregation"] == "all":
-            point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
-            point[f"{row['set']}_{row['transform']}_spearman".replace(" ", "_")] = row["spearman"]
-    return list(by_layer.values())
+    results = {"fitted_on": fitted_on, "cache": cached, "sets": list(sets)}
+    return Measured({"sts": defined(rows), "chosen": defined(chosen)}, results, curves)
 
 
 def wic_output(
@@ -52,16 +41,6 @@ def wic_output(
         "n_cut_pairs": {which: read[which].n_pairs - some.n_pairs for which, some in pairs.items()},
     }
     cached = {which: origin(store) for which, store in zip(read, stores, strict=True)}
-    return Measured(
-        {"wic": defined(rows), "chosen": defined(chosen)},
-        {**counts, **results, "cache": cached},
-        _curves_of_wic(rows),
-    )
-
-
-def _curves_of_wic(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    by_layer: dict[int, dict[str, Any]] = {}
-    for row in rows:
-        point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
-        point |= {f"{row['transform']}_{measure}": row[measure] for measure in ("accuracy", "auc")}
-    return list(by_layer.values())
+    curves = curve_points(rows, lambda row: {f"{row['transform']}_{name}": row[name] for name in ("accuracy", "auc")})
+    tables = {"wic": defined(rows), "chosen": defined(chosen)}
+    return Measured(tables, {**counts, **results, "cache": cached}, curves)

@@ -9,18 +9,17 @@ import json
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from probing.cli.arguments import OptionSource, as_mapping, checked, read_yaml
 from probing.cli.commandline import command
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Wandb, defaults, figure_formats, option_problems
-from probing.cli.options import WandbOptions, as_options, with_shared_help
-from probing.data import chosen_controls
-from probing.errors import UserError, as_clause, out_of_range, refuse
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, figure_formats
+from probing.cli.options import Options, Wandb, WandbOptions, as_options, configuration, defaults, option, problems_of
+from probing.errors import UserError, as_clause, refuse
 from probing.models import layer_numbers, load_config, parse_layers, resolve_model
 from probing.page.charts import option_words
 from probing.results import Schema, Type, cells_table, count, interval, read_trials, text, write_csv
@@ -32,6 +31,7 @@ from probing.runtime import quiet_libraries, started_as, versions
 from probing.runtime.files import parse_json, read_text
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import BRIEF, Advance, disable_progress, expect, messages, remark, stage
+from probing.studies.fit import FitOptions, chosen_controls
 from probing.studies.fit import fit as fit_command
 from probing.studies.sweep.definition import (
     LIGHT,
@@ -94,9 +94,8 @@ class TrialOptions:
         UserError: If options do not exist, or values are of the wrong type; the message names them all.
     """
 
-    def __init__(self, command: Callable[..., Any], sweep: Sweep, file: str, over: Mapping[str, Any]) -> None:
-        self.command = command
-        checked(self.command, over, "fit", OptionSource("--fit."))
+    def __init__(self, sweep: Sweep, file: str, over: Mapping[str, Any]) -> None:
+        checked(FitOptions, over, "fit", OptionSource("--fit."))
         refuse([f"`--fit.{name}` cannot be set: the sweep's own `--{name}` decides" for name in over if _decided(name)])
         self.place = OptionSource("", ": ", f" in {file}")
         varied = [p for p in sweep.parameters if p.varies and p.name not in over]
@@ -114,7 +113,7 @@ class TrialOptions:
             except UserError as error:
                 problems.append(str(error).rstrip("."))
         try:
-            self.base = checked(self.command, fixed, "fit", self.place)
+            self.base = checked(FitOptions, fixed, "fit", self.place)
         except UserError as error:
             problems.append(str(error).rstrip("."))
         refuse(problems)
@@ -130,11 +129,7 @@ class TrialOptions:
             top, _, inner = name.partition(".")
             given = self._checked(name, value)[top]
             options[top] = _put(options[top], inner, given) if inner else given
-        refuse(
-            option_problems(
-                options["probe"], options["seed"], options["max_length"], options["batch_tokens"], options["replicates"]
-            )
-        )
+        refuse(list(problems_of(FitOptions(**options))))
         layer_numbers(options["layer"])
         task = load_task(options["task"], options["task_args"] or {})
         if predicts_numbers(task):
@@ -152,7 +147,7 @@ class TrialOptions:
     def _checked(self, name: str, value: Any) -> Mapping[str, Any]:
         key = (name, repr(value))
         if key not in self.known:
-            self.known[key] = checked(self.command, {name: value}, "fit", self.place)
+            self.known[key] = checked(FitOptions, {name: value}, "fit", self.place)
         return self.known[key]
 
 
@@ -164,11 +159,8 @@ def _some_values(parameter: Parameter) -> list[Any]:
     """Return some values of a parameter, enough to check its types."""
     if parameter.distribution.startswith("categorical"):
         return parameter.values()
-    return [parameter.settings[end] for end in ("min", "max") if end in parameter.settings and _is_range(parameter)]
-
-
-def _is_range(parameter: Parameter) -> bool:
-    return parameter.distribution in ("uniform", "q_uniform", "int_uniform", "log_uniform_values")
+    is_range = parameter.distribution in ("uniform", "q_uniform", "int_uniform", "log_uniform_values")
+    return [parameter.settings[end] for end in ("min", "max") if end in parameter.settings and is_range]
 
 
 def _put(options: Any, inner: str, given: Any) -> Any:
@@ -208,68 +200,65 @@ class SweepFolder(ResumableFolder):
             yield sorted(trial.name for trial in self.trials.iterdir())
 
 
-@command
-@with_shared_help
-def sweep(
-    file: str | None = None,
-    trials: int | None = None,
-    seed: int = 0,
-    fit: dict[str, Any] | None = None,
-    runs: str = "runs",
-    name: str | None = None,
-    cache: str | None = None,
-    quiet: bool = False,
-    wandb: Wandb = WandbOptions(),
-    figure_format: FigureFormat = FIGURE_FORMAT,
-) -> Result:
-    """Run the trials of a W&B sweep file locally; trials that differ only in layer, seed or penalty train together.
+@dataclass(frozen=True)
+class SweepOptions(Options):
+    """Options of `sweep`."""
 
-    Args:
-        file: Sweep file whose trials are runs of fit; may be given without `--file`.
-        trials: Maximum number of trials; default: all of a grid, otherwise run_cap of the file.
-        seed: Seed of random and Bayesian search; the seed of the split is an option of the trials.
-        fit: Options of fit that apply to all trials and override the file, such as --fit.corpus text.txt.
-        runs: Folder of runs, in which the sweep is also saved.
-        name: Name of the sweep; default: the name of the file. An unfinished sweep of this name is continued.
-        wandb: Where and how to track the trials, as one group, in Weights & Biases.
+    file: str | None = None
+    """Sweep file whose trials are runs of fit; may be given without `--file`."""
+    trials: int | None = option(None, at_least=1)
+    """Maximum number of trials; default: all of a grid, otherwise run_cap of the file."""
+    seed: int = 0
+    """Seed of random and Bayesian search; the seed of the split is an option of the trials."""
+    fit: dict[str, Any] | None = None
+    """Options of fit that apply to all trials and override the file, such as --fit.corpus text.txt."""
+    _: KW_ONLY
+    runs: str = "runs"
+    """Folder of runs, in which the sweep is also saved."""
+    name: str | None = None
+    """Name of the sweep; default: the name of the file. An unfinished sweep of this name is continued."""
+    cache: str | None = None
+    quiet: bool = False
+    wandb: Wandb = WandbOptions()
+    """Where and how to track the trials, as one group, in Weights & Biases."""
+    figure_format: FigureFormat = FIGURE_FORMAT
+
+
+@command(SweepOptions)
+def sweep(options: SweepOptions) -> Result:
+    """Run the trials of a W&B sweep file locally; trials that differ only in layer, seed or penalty train together.
 
     Returns:
         The sweep.
     """
-    wandb = as_options(WandbOptions, wandb, "wandb")
-    command_options = {
-        "trials": trials, "seed": seed, "fit": _flat(fit or {}), "runs": runs, "name": name, "cache": cache,
-        "quiet": quiet, "wandb": asdict(wandb), "figure_format": figure_format,
-    }  # fmt: skip
     refuse_several("sweep")
-    if file is None:
+    if options.file is None:
         raise UserError("`sweep` takes a sweep file, such as conf/sweeps/layers.yaml.")
-    content = read_yaml(file, "sweep")
-    over = _flat(fit or {})
-    definition = parse_sweep(content, file).without(over)
-    refuse(out_of_range("trials", trials, 1) + out_of_range("seed", seed, 0))
-    options = TrialOptions(fit_command, definition, file, over)
-    runs, cache, quiet, wandb = _with_file_defaults(options.decided, definition, runs, cache, quiet, wandb)
-    name = name or Path(file).stem
-    mode, formats = resolve_mode(wandb.mode), figure_formats(figure_format)
+    content = read_yaml(options.file, "sweep")
+    over = _flat(options.fit or {})
+    definition = parse_sweep(content, options.file).without(over)
+    trial_options = TrialOptions(definition, options.file, over)
+    runs, cache, quiet, wandb = _with_file_defaults(trial_options.decided, definition, options)
+    name = options.name or Path(options.file).stem
+    mode, formats = resolve_mode(wandb.mode), figure_formats(options.figure_format)
     cached, place = places(cache, runs, None)
-    n_trials = _number_of_trials(definition, trials, file)
-    settings = {"sweep": content, "trials": n_trials, "seed": seed, "fit": over}
+    n_trials = _number_of_trials(definition, options.trials, options.file)
+    settings = {"sweep": content, "trials": n_trials, "seed": options.seed, "fit": over}
     folder = SweepFolder(place, name, settings)
     if quiet:
         disable_progress()
     say = messages(quiet)
     with quiet_libraries(), folder.claimed() as whole, shared_service(mode):
         start = time.perf_counter()
-        runner = _Runner(definition, options, folder, whole, n_trials, seed, cached, wandb, say)
+        runner = _Runner(definition, trial_options, folder, whole, n_trials, options.seed, cached, wandb, say)
         try:
             expect([None, BRIEF])
             with stage(count(n_trials, "trial"), n_trials, len(whole)) as runner.advance:
                 finished_trials = runner.run()
             with stage("tables and figures"):
-                _conclude(folder.path, definition, options, finished_trials, wandb, name, say, start, formats)
+                _conclude(folder.path, definition, trial_options, finished_trials, wandb, name, say, start, formats)
         except BaseException as error:
-            hint = f"{_command_line(file, command_options)} continues the sweep"
+            hint = f"{_command_line(options.file, options)} continues the sweep"
             if interrupt := interrupt_behind(error):
                 raise type(interrupt)(f"the unfinished sweep is {folder.path}, and {hint}") from None
             if isinstance(error, OSError):
@@ -282,10 +271,12 @@ def sweep(
     return finished
 
 
-def _command_line(file: str, options: Mapping[str, Any]) -> str:
+def _command_line(file: str, options: SweepOptions) -> str:
     """Return the typed command, with every option that is not at its default."""
-    default_options = {**defaults(sweep), "fit": {}, "wandb": asdict(WandbOptions())}
-    words = [word for name, value in options.items() for word in option_words(name, value, default_options.get(name))]
+    given, usual = configuration(options) | {"name": options.name, "fit": _flat(options.fit or {})}, defaults(sweep)
+    words = [
+        word for name, value in given.items() if name != "file" for word in option_words(name, value, usual.get(name))
+    ]
     return shlex.join([*started_as().split(), "sweep", file, *words])
 
 
@@ -297,10 +288,10 @@ def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_file_defaults(
-    file_options: Mapping[str, Any], definition: Sweep, runs: str, cache: str | None, quiet: bool, wandb: WandbOptions
+    file_options: Mapping[str, Any], definition: Sweep, options: SweepOptions
 ) -> tuple[str, str | None, bool, WandbOptions]:
     """Return the sweep's options: from the command line, or else the file's for all trials."""
-    default = WandbOptions()
+    default, wandb = WandbOptions(), as_options(WandbOptions, options.wandb, "wandb")
     file_values: dict[str, Any] = {"project": definition.project, "entity": definition.entity}
     file_values |= {
         name.removeprefix("wandb."): value for name, value in file_options.items() if name.startswith("wandb.")
@@ -309,8 +300,8 @@ def _with_file_defaults(
         name: value for name, value in file_values.items() if value and getattr(wandb, name) == getattr(default, name)
     }
     return (
-        file_options.get("runs", runs) if runs == "runs" else runs,
-        cache or file_options.get("cache"), quiet or file_options.get("quiet", False),
+        file_options.get("runs", options.runs) if options.runs == "runs" else options.runs,
+        options.cache or file_options.get("cache"), options.quiet or file_options.get("quiet", False),
         replace(wandb, **unset),
     )  # fmt: skip
 

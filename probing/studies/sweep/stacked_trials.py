@@ -16,8 +16,7 @@ from torch import Tensor
 
 from probing.activations import ActivationStore
 from probing.activations.source import ActivationSource
-from probing.cli.option_types import plain
-from probing.cli.options import WandbOptions
+from probing.cli.options import WandbOptions, plain
 from probing.data.examples import Sides
 from probing.data.labelling import example_checks, label_sides, n_heads_of, origin, read_sides
 from probing.data.module import layer_moments

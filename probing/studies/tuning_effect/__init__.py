@@ -3,84 +3,102 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
-from probing.cli.commandline import configured
-from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Layers, Source, Wandb, chosen
-from probing.cli.options import ProbeOptions, WandbOptions
-from probing.errors import UserError, about_option, out_of_range
+from probing.cli.commandline import command
+from probing.cli.option_types import Dtype, Layers, Source, chosen
+from probing.cli.options import OneProcessOptions, OutputOptions, ProbeOptions, option
+from probing.errors import UserError, about_option
 from probing.runs import Result, Study, study_of
 from probing.runs.call import Call
 from probing.runtime import quiet_libraries, terminal
+from probing.studies.checkpoints.tables import words_of
 from probing.studies.tuning_effect import tables
 from probing.studies.tuning_effect.tables import OF_CHECKPOINTS, OF_PAIRS, PUBLISHED
 from probing.tables.figures import Chart
 from probing.text import divided
 
 
-@configured
-def tuning_effect(
-    config: dict[str, Any],
-    run: str | None = None, start: str | None = None, tuned: str | list[str] | None = None,
-    shuffled: str | list[str] | None = None, measures: str | list[str] = "all", layer: Layers = "all",
-    dtype: Dtype = "float32", corpus: Source | None = None, sentences: int = 300, max_length: int | None = None,
-    batch_tokens: int | None = None, keep_activations: bool = False, seed: int = 0, runs: str = "runs",
-    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
-    wandb: Wandb = WandbOptions(), figure_format: FigureFormat = FIGURE_FORMAT, verbose: bool = False,
-) -> Result:  # fmt: skip
-    """Measure what tuning changes in a model, compared with other seeds and with tuning on shuffled labels.
+@dataclass(frozen=True)
+class TuningEffectOptions(OutputOptions, OneProcessOptions):
+    """Options of `tuning-effect`."""
 
-    Args:
-        run: Folder of a run of finetune: its checkpoints from the pretrained model, on true and on shuffled labels
-            (finetune --starts pretrained,shuffled), are compared with the model that they started from.
-        start: Without --run, the model before tuning: an alias, a hub id or a local folder.
-        tuned: Without --run, the checkpoints that were tuned from --start, one for each seed, separated by commas.
-        shuffled: Without --run, checkpoints that were tuned from --start on shuffled labels, one for each seed.
-        measures: Measures: all, or some of maps (attention), states (hidden states), position (accuracy of a position
-            probe), outliers (with the mean cosine of two tokens), special (attention to special tokens) and published
-            (maps of 200 x 200 tokens, including padding; slow and not included in all).
-        corpus: Text that all checkpoints read: builtin, a file, or hf:NAME; default: the text of --run, otherwise
-            builtin.
-        sentences: Maximum number of sentences of the text, sampled by --seed; 0 reads all.
-        keep_activations: Keep the hidden states of all checkpoints in the cache; by default, newly cached states are
-            removed at the end.
-        seed: Seed of the sample of sentences, and of the split of the position probe.
-        name: Name of this run; default: MODEL-tuning-effect-YYYYMMDD-HHMMSS.
-        cache: Folder of cached activations and finished measures; default: $PROBING_CACHE or RUNS/cache.
-        trainer: Arguments of Lightning's Trainer; only --trainer.accelerator and --trainer.logger are accepted.
-        verbose: Also print the tables of all other measures.
+    run: str | None = None
+    """Folder of a run of finetune: its checkpoints from the pretrained model, on true and on shuffled labels (finetune
+    --starts pretrained,shuffled), are compared with the model that they started from."""
+    start: str | None = None
+    """Without --run, the model before tuning: an alias, a hub id or a local folder."""
+    tuned: str | list[str] | None = None
+    """Without --run, the checkpoints that were tuned from --start, one for each seed, separated by commas."""
+    shuffled: str | list[str] | None = None
+    """Without --run, checkpoints that were tuned from --start on shuffled labels, one for each seed."""
+    measures: str | list[str] = "all"
+    """Measures: all, or some of maps (attention), states (hidden states), position (accuracy of a position probe),
+    outliers (with the mean cosine of two tokens), special (attention to special tokens) and published (maps of 200 x
+    200 tokens, including padding; slow and not included in all)."""
+    layer: Layers = "all"
+    dtype: Dtype = "float32"
+    corpus: Source | None = None
+    """Text that all checkpoints read: builtin, a file, or hf:NAME; default: the text of --run, otherwise builtin."""
+    sentences: int = option(300, at_least=0)
+    """Maximum number of sentences of the text, sampled by --seed; 0 reads all."""
+    max_length: int | None = None
+    batch_tokens: int | None = None
+    keep_activations: bool = False
+    """Keep the hidden states of all checkpoints in the cache; by default, newly cached states are removed at the
+    end."""
+    _: KW_ONLY
+    seed: int = 0
+    """Seed of the sample of sentences, and of the split of the position probe."""
+    name: str | None = None
+    """Name of this run; default: MODEL-tuning-effect-YYYYMMDD-HHMMSS."""
+    cache: str | None = None
+    """Folder of cached activations and finished measures; default: $PROBING_CACHE or RUNS/cache."""
+    verbose: bool = False
+    """Also print the tables of all other measures."""
+
+
+@command(TuningEffectOptions)
+def tuning_effect(options: TuningEffectOptions) -> Result:
+    """Measure what tuning changes in a model, compared with other seeds and with tuning on shuffled labels.
 
     Returns:
         The results.
     """
-    call = Call.of(study_of("tuning-effect"), config, name, wandb, [*out_of_range("sentences", sentences, 0)])
-    names = _selected_measures(measures)
+    call = Call.of(study_of("tuning-effect"), options)
+    names = _selected_measures(options.measures)
     with quiet_libraries():
         from probing.activations.source import ActivationSource
-        from probing.studies.checkpoints.measures import CheckpointText, How, without_new_entries
+        from probing.studies.checkpoints.measures import CheckpointConfig, without_new_entries
         from probing.studies.tuning_effect.survey import of_names, of_run, study_output, survey, text_of
 
-        _check_which(run, start, tuned, shuffled)
-        family = of_names(start or "", _words(tuned), _words(shuffled)) if run is None else of_run(run)
+        _check_which(options.run, options.start, options.tuned, options.shuffled)
+        family = (
+            of_names(options.start or "", words_of(options.tuned), words_of(options.shuffled))
+            if options.run is None
+            else of_run(options.run)
+        )
         say = terminal.once(call.say)  # what every checkpoint says of the same text
 
         def source_of(option: str, model: str, revision: str | None = None) -> ActivationSource:
-            with about_option(f"--run {run}:" if run else option):
+            with about_option(f"--run {options.run}:" if options.run else option):
                 return ActivationSource.of(
-                    model, revision, layer, trainer, "lbfgs", cache=call.cached, dtype=dtype, max_length=max_length,
-                    batch_tokens=batch_tokens, say=say,
+                    model, revision, options.layer, options.trainer, "lbfgs", cache=call.cached, dtype=options.dtype,
+                    max_length=options.max_length, batch_tokens=options.batch_tokens, say=say,
                 )  # fmt: skip
 
-        first = source_of("--run" if run else "--start", family.start, family.revision)
+        first = source_of("--run" if options.run else "--start", family.start, family.revision)
         start_options = {"pretrained": "--tuned", "shuffled": "--shuffled"}
-        options = {member.name: "--run" if run else start_options[member.start] for member in family.members}
-        sources = {member.name: source_of(options[member.name], member.model) for member in family.members}
-        text = CheckpointText(*divided(text_of(corpus, family, sentences, seed, call.say), None, seed, call.say))
+        flags = {member.name: "--run" if options.run else start_options[member.start] for member in family.members}
+        sources = {member.name: source_of(flags[member.name], member.model) for member in family.members}
+        corpus = text_of(options.corpus, family, options.sentences, options.seed, call.say)
+        config = CheckpointConfig(*divided(corpus, None, options.seed, call.say), ProbeOptions(), options.seed)
         call.expect(3)
-        with without_new_entries([first, *sources.values()], keep_activations):
-            tables = survey(family, sources, first, text, names, How(ProbeOptions(), seed), options)
+        with without_new_entries([first, *sources.values()], options.keep_activations):
+            tables = survey(family, sources, first, config, names, flags)
         call.watch.end("measure")
-        return call.write(first.model, lambda folder: study_output(tables, family, first, sources, text))
+        return call.write(first.model, lambda folder: study_output(tables, family, first, sources, config.corpora[0]))
 
 
 def _selected_measures(measures: str | Sequence[str]) -> list[str]:
@@ -90,11 +108,6 @@ def _selected_measures(measures: str | Sequence[str]) -> list[str]:
     return chosen("--measures", measures, [*OF_PAIRS, *OF_CHECKPOINTS])
 
 
-def _words(flag_value: str | Sequence[str] | None) -> list[str]:
-    several = [flag_value] if isinstance(flag_value, str) else flag_value or []
-    return [word.strip() for text in several for word in text.split(",") if word.strip()]
-
-
 def _check_which(run: Any, start: Any, tuned: Any, shuffled: Any) -> None:
     single = {"--start": start, "--tuned": tuned, "--shuffled": shuffled}
     if run is not None and (option := next((option for option, value in single.items() if value is not None), None)):
@@ -102,7 +115,7 @@ def _check_which(run: Any, start: Any, tuned: Any, shuffled: Any) -> None:
             f"`--run {run}` and `{option}`: the checkpoints are those of a run of `finetune`, or are named; give one "
             "of the two."
         )
-    if run is None and (start is None or not _words(tuned)):
+    if run is None and (start is None or not words_of(tuned)):
         raise UserError(
             "`tuning-effect` compares checkpoints with the model that was tuned: give a run of `finetune` as `--run "
             "runs/NAME`, or models as `--start MODEL --tuned A,B,C`."

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -15,23 +16,23 @@ import torch
 from torch import Tensor
 
 from probing.activations.source import ActivationSource
-from probing.activations.store import ActivationStore
+from probing.activations.store import ActivationStore, CacheEntry
 from probing.errors import UserError
 from probing.heads.accumulation import accumulate
 from probing.heads.change import (
     COSINE,
     SAME,
-    MapChange,
-    PublishedChange,
     check_padding,
+    map_change,
     map_rows,
+    published_change,
     published_rows,
     row_cosines,
 )
 from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads
-from probing.heads.subject import HeadSurvey, SurveyedCheckpoint, check_comparable
-from probing.results import Row, Table, count, without_nan
+from probing.heads.survey import HeadSurvey, SurveyedCheckpoint, check_comparable
+from probing.results import Row, Table, count, estimate_cells, without_nan
 from probing.runs.call import Measured
 from probing.runs.loading import CHECKPOINTS, Tuned, checkpoint_name, load_run
 from probing.runs.places import texts_of
@@ -41,7 +42,7 @@ from probing.runtime.terminal import silence
 from probing.statistics import common_share, times, welch
 from probing.statistics.chance import holm
 from probing.studies.checkpoints.measures import MEASURES as CHECKPOINT_MEASURES
-from probing.studies.checkpoints.measures import CheckpointText, Document, How, cached_document, key_of
+from probing.studies.checkpoints.measures import CheckpointConfig, Document, blocks_of, cached_document
 from probing.studies.tuning_effect.tables import (
     LEVEL,
     MAPS,
@@ -111,23 +112,13 @@ def _pairs(a: ActivationStore, b: ActivationStore, layer: int) -> Iterator[tuple
                 yield *pieces, half
 
 
-@dataclass
 class _DistanceSums:
-    d: int
-    n: int = 0
-    cosines: float = 0.0
-    is_equal: bool = True
-    products: list[Tensor] = field(default_factory=list)
-    means: list[Tensor] = field(default_factory=list)
-    turns: list[Tensor] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(*shape, dtype=torch.float64)
-
-        self.products = [zeros(self.d, self.d) for _ in range(3)]  # of a with b, of a with itself, of b with itself
-        self.means = [zeros(self.d) for _ in range(2)]
-        self.turns = [zeros(self.d, self.d) for _ in range(2)]  # of directions, for each half
+    def __init__(self, d_model: int) -> None:
+        self.n, self.cosines, self.is_equal = 0, 0.0, True
+        shape = d_model, d_model
+        self.products = torch.zeros(3, *shape, dtype=torch.float64)  # of a with b, of a with itself, of b with itself
+        self.means = torch.zeros(2, d_model, dtype=torch.float64)
+        self.turns = torch.zeros(2, *shape, dtype=torch.float64)  # of directions, for each half
 
     def add(self, a: Tensor, b: Tensor, half: int) -> None:
         self.n += len(a)
@@ -137,8 +128,7 @@ class _DistanceSums:
             product.addmm_(x.T, y)
         for mean, x in zip(self.means, (a, b), strict=True):
             mean += x.sum(0)
-        units = (x / x.norm(dim=1, keepdim=True).clamp_min(_TINY) for x in (a, b))
-        first, second = units
+        first, second = (x / x.norm(dim=1, keepdim=True).clamp_min(_TINY) for x in (a, b))
         self.turns[half].addmm_(second.T, first)
 
     def rotations(self) -> list[Tensor]:
@@ -148,7 +138,7 @@ class _DistanceSums:
         for R = U V' of the singular value decomposition of S (Schoenemann 1966).
         """
         rotations = []
-        for turn in reversed(self.turns):
+        for turn in self.turns.flip(0):
             u, _, v = torch.linalg.svd(turn)
             rotations.append(u @ v)
         return rotations
@@ -166,32 +156,32 @@ class _DistanceSums:
 Rows = list[dict[str, Any]]
 
 
-def of_checkpoint(name: str, source: ActivationSource, text: CheckpointText, how: How) -> Rows:
+def of_checkpoint(name: str, source: ActivationSource, config: CheckpointConfig) -> Rows:
     """Return a property of a checkpoint: rows with `measure`, `layer` and `value`.
 
     The name is `position`, `outliers` or `special`.
     """
-    command, read = _OF_CHECKPOINT[name]
+    measure, read = _OF_CHECKPOINT[name]
     source = replace(source, say=silence)  # what is said of the labels of positions has no remedy here
-    make = CHECKPOINT_MEASURES.get(command, _of_special)
-    document, _ = cached_document(
-        source.cache, key_of(command, source, text, how), lambda: make(source, text, how), source.say
-    )
-    return read(document)
+    make = CHECKPOINT_MEASURES.get(measure, _of_special)
+    return read(cached_document(measure, source, config, partial(make, source, config))[0])
 
 
-def _of_special(source: ActivationSource, text: CheckpointText, how: How) -> tuple[Document, ActivationStore]:
+def _of_special(source: ActivationSource, config: CheckpointConfig) -> tuple[Document, CacheEntry]:
     """Measure the share of the attention of each block that goes to special tokens."""
-    blocks = [layer for layer in source.layers if layer > 0]
-    head_inputs = HeadSurvey.of(source.request(text.corpora[0]), blocks, how.seed)
+    head_inputs = HeadSurvey.of(source.request(config.corpora[0]), blocks_of(source), config.seed)
     parts = [part for part in PARTS if part.name == "tokens"]
     tables, stores = measure_heads(head_inputs, parts, source.cache, source.trainer, source.say)
     rows = of_measure(tables["attention_layers"], "mass", SPECIAL)
     return {"rows": _values("special_mass", rows)}, head_inputs.entry(stores)
 
 
-def _values(measure: str, rows: Sequence[Mapping[str, Any]]) -> Rows:
-    return [{"measure": measure, "layer": int(row["layer"]), "value": float(row["value"])} for row in rows]
+def _values(measure: str, rows: Sequence[Mapping[str, Any]], sign: int = 1) -> Rows:
+    """Return rows with the values as a measure; with a negative sign, 1 minus these."""
+    return [
+        {"measure": measure, "layer": int(row["layer"]), "value": float(row["value"] if sign > 0 else 1 - row["value"])}
+        for row in rows
+    ]
 
 
 def _accuracies(document: Document) -> Rows:
@@ -213,75 +203,58 @@ _OF_CHECKPOINT: Mapping[str, tuple[str, Callable[[Document], Rows]]] = {
 }
 
 
-def of_pair(names: Sequence[str], a: ActivationSource, b: ActivationSource, text: CheckpointText, how: How) -> Rows:
+def of_pair(names: Sequence[str], a: ActivationSource, b: ActivationSource, config: CheckpointConfig) -> Rows:
     """Return distances of two checkpoints with the same tokens: rows with `measure`, `layer` and `value`.
 
-    Names are some of `maps`, `published` and `states`. `how` only identifies the cache entry.
+    Names are some of `maps`, `published` and `states`.
     """
     rows: Rows = []
     for name in names:
-        key = {**key_of(f"change-{name}", a, text, how), "against": b.request(text.corpora[0]).key()}
-        make = _OF_PAIR[name]
-        document, _ = cached_document(a.cache, key, lambda make=make: make(a, b, text), a.say)  # type: ignore[misc]
-        rows += document["rows"]
+        make, against = partial(_OF_PAIR[name], a, b, config.corpora[0]), b.request(config.corpora[0])
+        rows += cached_document(f"change-{name}", a, config, make, against=against.key())[0]["rows"]
     return rows
 
 
-def _of_states(a: ActivationSource, b: ActivationSource, text: CheckpointText) -> tuple[Document, ActivationStore]:
-    first, second = (source.read(text.corpora[:1])[0] for source in (a, b))
-    distances_by_layer = state_distances(first, second, a.layers)
+def _of_states(a: ActivationSource, b: ActivationSource, corpus: Corpus) -> tuple[Document, CacheEntry]:
+    first, second = (source.read([corpus])[0] for source in (a, b))
     rows: Rows = [
         {"measure": f"states_{name}", "layer": layer, "value": value}
-        for layer, distances in distances_by_layer.items()
+        for layer, distances in state_distances(first, second, a.layers).items()
         for name, value in vars(distances).items()
     ]
     return {"rows": rows}, first
 
 
-def _of_maps(a: ActivationSource, b: ActivationSource, text: CheckpointText) -> tuple[Document, ActivationStore]:
-    request, against = _requests(a, b, text)
-    store = accumulate(request, [MapChange(against, alone=True)], a.cache, a.trainer, a.say)["change"]
-    rows = Table(map_rows(store, _blocks(a))).where(of=SAME, head=None)
+def _of_maps(a: ActivationSource, b: ActivationSource, corpus: Corpus) -> tuple[Document, CacheEntry]:
+    measure = map_change(SurveyedCheckpoint(b.request(corpus)), alone=True)
+    store = accumulate(a.request(corpus), [measure], a.cache, a.trainer, a.say)["change"]
+    rows = Table(map_rows(store, blocks_of(a))).where(of=SAME, head=None)
     cosines, divergences = (rows.where(measure=name) for name in ("cosine", "jensen_shannon"))
-    distances = [{**row, "value": 1 - row["value"]} for row in cosines]
-    return {"rows": _values("maps_cosine", distances) + _values("maps_jensen_shannon", divergences)}, store
+    return {"rows": _values("maps_cosine", cosines, -1) + _values("maps_jensen_shannon", divergences)}, store
 
 
-def _of_published(a: ActivationSource, b: ActivationSource, text: CheckpointText) -> tuple[Document, ActivationStore]:
-    request, against = _requests(a, b, text)
-    checkpoint = SurveyedCheckpoint(request)
+def _of_published(a: ActivationSource, b: ActivationSource, corpus: Corpus) -> tuple[Document, CacheEntry]:
+    checkpoint, against = (SurveyedCheckpoint(source.request(corpus)) for source in (a, b))
     check_padding(checkpoint)
-    store = accumulate(request, [PublishedChange(checkpoint, against)], a.cache, a.trainer, a.say)[
-        "change_as_published"
-    ]
-    rows = Table(published_rows(store, _blocks(a))).where(measure=COSINE, head=None, of=SAME)
-    same = [{**row, "value": 1 - row["value"]} for row in rows]
-    return {"rows": _values("maps_as_published", same)}, store
+    measure = published_change(checkpoint, against)
+    store = accumulate(checkpoint.request, [measure], a.cache, a.trainer, a.say)["change_as_published"]
+    rows = Table(published_rows(store, blocks_of(a))).where(measure=COSINE, head=None, of=SAME)
+    return {"rows": _values("maps_as_published", rows, -1)}, store
 
 
-def _requests(a: ActivationSource, b: ActivationSource, text: CheckpointText) -> tuple[Any, SurveyedCheckpoint]:
-    request, other = (source.request(text.corpora[0]) for source in (a, b))
-    return request, SurveyedCheckpoint(other)
-
-
-def _blocks(source: ActivationSource) -> list[int]:
-    return [layer for layer in source.layers if layer > 0]
-
-
-_PairMeasure = Callable[[ActivationSource, ActivationSource, CheckpointText], tuple[Document, ActivationStore]]
+_PairMeasure = Callable[[ActivationSource, ActivationSource, Corpus], tuple[Document, CacheEntry]]
 _OF_PAIR: Mapping[str, _PairMeasure] = {
     MAPS: _of_maps, PUBLISHED: _of_published, STATES: _of_states,
 }  # fmt: skip
 
 
 def check_members(
-    start: ActivationSource, others: Mapping[str, ActivationSource], options: Mapping[str, str], text: CheckpointText
+    start: ActivationSource, others: Mapping[str, ActivationSource], options: Mapping[str, str], corpus: Corpus
 ) -> None:  # fmt: skip
     """Refuse checkpoints of another architecture or tokenisation; `options` names the option of each, for messages."""
-    heads = HeadSurvey.of(start.request(text.corpora[0]), [], 0).heads
+    heads = HeadSurvey.of(start.request(corpus), [], 0).heads
     for name, other in others.items():
-        against = SurveyedCheckpoint(other.request(text.corpora[0]))
-        check_comparable(start.request(text.corpora[0]), heads, against, options[name])
+        check_comparable(start.request(corpus), heads, SurveyedCheckpoint(other.request(corpus)), options[name])
         drop_garbage()
 
 
@@ -368,21 +341,13 @@ def of_names(start: str, tuned: Sequence[str], shuffled: Sequence[str]) -> Tunin
     return TuningFamily(start, None, members)
 
 
-def tuned_on(family: TuningFamily) -> Tuned | None:
-    """Return the run as a run whose text can be read again; None without a run or for a run on pairs."""
-    if family.run is None or "corpus" not in family.run.results["corpora"]:
-        return None
-    return Tuned(family.run, Path(family.members[0].model), f"--run {family.run.folder}")
-
-
 # What was measured of one checkpoint or pair: values by measure and layer.
 _LayerValues = dict[tuple[str, int], float]
 
 
 def survey(
     family: TuningFamily, sources: Mapping[str, ActivationSource], start: ActivationSource,
-    text: CheckpointText, names: Sequence[str],
-    how: How, options: Mapping[str, str],
+    config: CheckpointConfig, names: Sequence[str], options: Mapping[str, str],
 ) -> dict[str, Rows]:  # fmt: skip
     """Return the rows of all tables; `options` has the option that names each checkpoint, for messages.
 
@@ -390,23 +355,22 @@ def survey(
         UserError: If a checkpoint has another architecture, or tokenises the text differently.
     """
     with stage("tokens of the text"):
-        check_members(start, sources, options, text)
-    alone = [name for name in names if name in OF_CHECKPOINTS]
+        check_members(start, sources, options, config.corpora[0])
+    alone, all_sources = [name for name in names if name in OF_CHECKPOINTS], {START: start, **sources}
     values: dict[str, _LayerValues] = {}
     with stage(f"properties of {count(len(sources) + 1, 'checkpoint')}", len(sources) + 1) as advance:
-        for called, source in {START: start, **sources}.items():
+        for called, source in all_sources.items():
             note(called)
-            values[called] = _by_layer([row for name in alone for row in of_checkpoint(name, source, text, how)])
+            values[called] = _by_layer([row for name in alone for row in of_checkpoint(name, source, config)])
             drop_garbage()  # the model that was read, before the next one is loaded
             advance(1)
     pair_names = [name for name in names if name in OF_PAIRS]
     pairs = [(member.name, START) for member in family.members] + [(a.name, b.name) for a, b in family.apart()]
-    all_sources = {START: start, **sources}
     apart: dict[tuple[str, str], _LayerValues] = {}
     with stage(f"distances of {count(len(pairs), 'pair')} of checkpoints", len(pairs)) as advance:
         for a, b in pairs:
             note(f"{a}, {b}")
-            apart[a, b] = _by_layer(of_pair(pair_names, all_sources[a], all_sources[b], text, how))
+            apart[a, b] = _by_layer(of_pair(pair_names, all_sources[a], all_sources[b], config))
             drop_garbage()
             advance(1)
     changes = _changes(family, values, apart)
@@ -423,21 +387,14 @@ def _by_layer(rows: Rows) -> _LayerValues:
 def _changes(
     family: TuningFamily, values: Mapping[str, _LayerValues], apart: Mapping[tuple[str, str], _LayerValues]
 ) -> list[dict[str, Any]]:
-
-    def row(member: Member, against: str, key: tuple[str, int], change: float) -> dict[str, Any]:
-        return {**member.row, "against": against, "measure": key[0], "layer": key[1], "change": change}
-
     pairs = [(tuned, START) for tuned in family.members] + [(a, b.name) for a, b in family.apart()]
-    return [
-        row(tuned, against, key, change_by_key[key])
-        for tuned, against in pairs
-        for change_by_key in (apart[tuned.name, against], _less(values[tuned.name], values[against]))
-        for key in change_by_key
-    ]
-
-
-def _less(a: _LayerValues, b: _LayerValues) -> _LayerValues:
-    return {key: value - b[key] for key, value in a.items() if key in b}
+    rows = []
+    for tuned, against in pairs:
+        of_tuned, of_other = values[tuned.name], values[against]
+        properties = {key: value - of_other[key] for key, value in of_tuned.items() if key in of_other}
+        for (measure, layer), change in [*apart[tuned.name, against].items(), *properties.items()]:
+            rows.append({**tuned.row, "against": against, "measure": measure, "layer": layer, "change": change})
+    return rows
 
 
 def layer_rows(changes: Sequence[Mapping[str, Any]], of_start: Mapping[tuple[str, int], float]) -> Rows:
@@ -446,9 +403,7 @@ def layer_rows(changes: Sequence[Mapping[str, Any]], of_start: Mapping[tuple[str
     Seeds are the draws: values of the same seed at several orders of the data are averaged. The p-values are corrected
     for all measures and layers together (Holm 1979).
     """
-    by_key: dict[tuple[str, int], Table] = {}
-    for row in changes:
-        by_key.setdefault((row["measure"], row["layer"]), Table()).append(dict(row))
+    by_key = Table(changes).by("measure", "layer")
     keys = sorted(by_key, key=lambda key: (list(MEASURES).index(key[0]), key[1]))
     rows = [_layer_row(key, by_key[key], of_start.get(key, math.nan)) for key in keys]
     for row, p in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
@@ -457,28 +412,25 @@ def layer_rows(changes: Sequence[Mapping[str, Any]], of_start: Mapping[tuple[str
 
 
 def _layer_row(key: tuple[str, int], rows: Table, of_start: float) -> dict[str, Any]:
-    groups = {start: _by_seed(rows, start) for start in (TRUE, SHUFFLED)}
+    measure, layer = key
+    true_changes, shuffled = (_by_seed(rows, start) for start in (TRUE, SHUFFLED))
     between = rows.where(lambda row: row["against"] != START).column("change")
     from_start = rows.where(start=TRUE, against=START).column("change")
-    is_distance = MEASURES[key[0]].is_distance
-    true_changes, shuffled = groups[TRUE], groups[SHUFFLED]
+    is_distance = MEASURES[measure].is_distance
     tuned = welch(true_changes, [0.0, 0.0], is_above=is_distance)
-    beyond = _beyond(true_changes, shuffled, is_distance) if shuffled else {}
-    return {
-        "measure": key[0], "layer": key[1], "start_value": of_start,
+    row = {
+        "measure": measure, "layer": layer, "start_value": of_start,
         "tuned": tuned.value, "tuned_low": max(tuned.low, 0.0) if is_distance else tuned.low, "tuned_high": tuned.high,
         "shuffled": float(np.mean(shuffled)) if shuffled else math.nan,
         "two_seeds": float(np.mean(np.abs(between))) if between else math.nan,
         "common": common_share(from_start, between) if is_distance else math.nan,
-        "p_value": math.nan, **beyond,
+        "p_value": math.nan,
     }  # fmt: skip
-
-
-def _beyond(true_changes: Sequence[float], shuffled: Sequence[float], is_distance: bool) -> dict[str, float]:
-    """Return the ratio or difference of the changes by true and by shuffled labels, with interval and p-value."""
-    test = times(true_changes, shuffled) if is_distance else welch(true_changes, shuffled, is_above=False)
-    name = "ratio" if is_distance else "difference"
-    return {name: test.value, f"{name}_low": test.low, f"{name}_high": test.high, "p_value": test.p}
+    if shuffled:
+        test = times(true_changes, shuffled) if is_distance else welch(true_changes, shuffled, is_above=False)
+        row |= estimate_cells("ratio" if is_distance else "difference", test.value, (test.low, test.high))
+        row["p_value"] = test.p
+    return row
 
 
 def _by_seed(rows: Table, start: str) -> list[float]:
@@ -494,12 +446,13 @@ def text_of(corpus: Any, family: TuningFamily, most: int, seed: int, say: Callab
     """
     if corpus is not None or family.run is None:
         text = load_corpus("builtin" if corpus is None else corpus)
-    elif (tuned := tuned_on(family)) is None:
+    elif "corpus" not in family.run.results["corpora"]:
         raise UserError(
             f"`--run {family.run.folder}`: it was tuned on pairs, and single sentences are read here; give a text as "
             "--corpus."
         )
     else:
+        tuned = Tuned(family.run, Path(family.members[0].model), f"--run {family.run.folder}")
         text = texts_of(tuned).corpora[0]
     if most and len(text.sentences) > most:
         drawn = np.random.default_rng(seed).choice(len(text.sentences), most, replace=False)
@@ -510,10 +463,9 @@ def text_of(corpus: Any, family: TuningFamily, most: int, seed: int, say: Callab
 
 def study_output(
     tables: Mapping[str, Sequence[Row]], family: TuningFamily, start: ActivationSource,
-    sources: Mapping[str, ActivationSource], text: CheckpointText,
+    sources: Mapping[str, ActivationSource], corpus: Corpus,
 ) -> Measured:  # fmt: skip
     """Return the output of a run: its tables and summary."""
-    corpus = text.corpora[0]
     results = {
         "start": {"name": start.model.name, "fingerprint": start.model.fingerprint()},
         "checkpoints": {name: {"fingerprint": source.model.fingerprint()} for name, source in sources.items()},

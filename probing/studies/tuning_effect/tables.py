@@ -12,6 +12,7 @@ from probing.results import (
     Schema,
     Table,
     View,
+    capitalised,
     count,
     estimated,
     layers_named,
@@ -219,7 +220,7 @@ def conclusions(rows: Table, checkpoints: Table, n_seeds: Mapping[str, int]) -> 
 
 
 def _of_measure(rows: Table, checkpoints: Table, name: str) -> Iterator[str]:
-    words = MEASURES[name].words[:1].upper() + MEASURES[name].words[1:]
+    words = capitalised(MEASURES[name].words)
     most, largest = _largest(rows)
     if not most["tuned"]:
         yield SENTENCES["unchanged"].format(measure=words)
@@ -257,20 +258,17 @@ def _last_two(rows: Table, words: str) -> Iterator[str]:
     )
 
 
-# The lines of a chart.
-_LINES = {
-    "tuned, and start": lambda row: (row["start"], row["against"] == START) == (TRUE, True),
-    "shuffled labels, and start": lambda row: (row["start"], row["against"] == START) == (SHUFFLED, True),
-    "two seeds": lambda row: (row["start"], row["against"] == START) == (TRUE, False),
-}
-
-
 def charts(rows: Table) -> list[Chart]:
     """Return the mean change by layer, with a point for each checkpoint or pair: a panel for each measure."""
     panels = []
     for name, of_measure in _of_layers(rows.where(lambda row: isinstance(row.get("change"), float))).items():
-        measure = MEASURES[name]
-        lines = [_line(of_measure.where(holds), label) for label, holds in _LINES.items() if of_measure.where(holds)]
+        measure, tuned = MEASURES[name], of_measure.where(start=TRUE)
+        of_lines = {
+            "tuned, and start": tuned.where(against=START),
+            "shuffled labels, and start": of_measure.where(start=SHUFFLED, against=START),
+            "two seeds": tuned.where(lambda row: row["against"] != START),
+        }
+        lines = [_line(of_line, label) for label, of_line in of_lines.items() if of_line]
         panels.append(Panel(lines, measure.words, "distance" if measure.is_distance else "change", measure.is_distance))
     title = "what tuning changes, by layer (points: checkpoints or pairs of these; lines: their means)"
     return [Chart("tuning_effect", title, panels, reference=0)]

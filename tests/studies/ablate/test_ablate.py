@@ -18,11 +18,12 @@ from conftest import BARE
 from families import make_tokenizer, masked_lm, save_at_random
 from probing import Result, WandbOptions, ablate, fit, report
 from probing.__main__ import COMMANDS
+from probing.activations.store import WorkPlan, WorkStore
 from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.interventions.forward import Forward, LaterBlocks, Readers, Readout
 from probing.interventions.frozen_probes import ProbeReadout, probe_loss
-from probing.interventions.probed_task import AblationJob, Passes, PassStore
+from probing.interventions.heads import AblationJob, HeadPasses, JointPasses, replaced_heads
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import hidden_states
 from probing.runs.loading import load_run
@@ -31,7 +32,6 @@ from probing.studies.ablate.weights import (
     N_RANDOM,
     Cumulative,
     PruningCurve,
-    Together,
     Unit,
     all_orders,
     area_rows,
@@ -125,15 +125,15 @@ def test_a_killed_run_goes_on_with_the_next_unit_and_ends_with_the_same_numbers(
     made: Result, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[AblationJob] = []
-    run_one = Passes.run
+    run_one = HeadPasses.read
 
-    def counting(self: Passes, job: AblationJob, readout: Readout) -> Any:
+    def counting(self: HeadPasses, job: AblationJob, readout: Readout) -> Any:
         seen.append(job)
         if len(seen) == 7:
             raise KeyboardInterrupt
         return run_one(self, job, readout)
 
-    monkeypatch.setattr(Passes, "run", counting)
+    monkeypatch.setattr(HeadPasses, "read", counting)
     with pytest.raises(KeyboardInterrupt):
         ablated(tmp_path, checkpoints["bert"], corpus_file, name="all")
     first = list(seen)
@@ -354,9 +354,10 @@ class Setting:
         stands = torch.zeros(3, model.width)
         self.how = Cumulative(self.readers, "heads", "zero", stands, [1, 2, 3], 0.1, 0, 256)
 
-    def store(self, name: str) -> PassStore:
-        plan = self.case.store.plan
-        return PassStore.opened(self.place / name, {"a": 1}, self.case.text.tokens, n_files(6, 0.1), 256, plan.key)
+    def store(self, name: str) -> WorkStore:
+        tokens = self.case.text.tokens
+        plan = WorkPlan.of_whole_text({"a": 1}, "{n} files", 1 + n_files(6, 0.1), tokens, 256)
+        return WorkStore.opened(self.place / name, lambda: (plan, tokens), {})
 
     def rows(self, name: str) -> list[list[dict[str, Any]]]:
         return list(self.how.rows(self.readout, self.readout, self.store(name)))
@@ -423,8 +424,8 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(setting: Setting, mon
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_heads_together_are_the_same_heads_with_weights_of_zero(setting: Setting) -> None:
     case = setting.case
-    change = setting.how._together([unit for unit in setting_units() if unit.name in ("1-2", "2-1")])
-    found = Forward(setting.readers, case.text, 256).read(change, setting.readout)[-1]
+    passes = JointPasses(setting.readers, case.text, setting.how.stands, 256, 0)
+    found = passes.read(frozenset({(1, 2), (2, 1)}), setting.readout)[-1]
     read = weights_of(case.encoder, "output", 1).weight
     before = read.detach().clone()
     with torch.no_grad():
@@ -433,12 +434,6 @@ def test_heads_together_are_the_same_heads_with_weights_of_zero(setting: Setting
         expected = of_whole_model(case, 3)
         read.copy_(before)
     assert np.array_equal(found.numpy(), expected.numpy())
-
-
-def setting_units() -> list[Any]:
-    from probing.studies.ablate.weights import units_of
-
-    return units_of("heads", [1, 2, 3], 2)
 
 
 TEXTS = ["the probe reads one layer", "a small model often forgets every position of a large sentence, quietly"]
@@ -480,7 +475,7 @@ def test_gradients_are_finite_differences_of_each_sentence_by_itself(family: str
                         outputs[..., here] *= factor
                         return outputs
 
-                    last = model.run(inputs, block, states[block - 1], beside, [n_layers], change)[n_layers]
+                    last = model.run(inputs, block, states[block - 1], beside, [n_layers], {block: change})[n_layers]
                     return loss(last)
 
                 expected = (scaled(1 + 1e-4) - scaled(1 - 1e-4)) / 2e-4
@@ -564,7 +559,7 @@ def test_importance_is_estimated_again_without_what_is_ablated() -> None:
 @pytest.mark.numeric
 def test_what_stands_in_the_place_of_heads_is_theirs_alone() -> None:
     stands = torch.arange(2 * 6, dtype=torch.float32).reshape(2, 6)
-    changes = Together(frozenset({(2, 1), (2, 3)}), stands, 2).of_blocks()
+    changes = replaced_heads({(2, 1), (2, 3)}, stands, 2)
     assert list(changes) == [2]
     given = -torch.ones(1, 2, 7)  # a projection may receive more than the heads' outputs
     assert changes[2](given)[0, 0].tolist() == [6, 7, -1, -1, 10, 11, -1]

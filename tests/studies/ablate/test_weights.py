@@ -11,39 +11,33 @@ import torch
 
 from probing import WandbOptions, ablate
 from probing.activations import Request, activations
-from probing.activations.store import PassStore
+from probing.activations.store import WorkPlan, WorkStore
 from probing.interventions.forward import LaterBlocks, Readers, ReadText, padded
 from probing.interventions.pair_cosines import TunedHead, TunedScore
+from probing.interventions.parameters import (
+    N_DRAWS,
+    PrunedShare,
+    Rounding,
+    RoundingPasses,
+    RoundingRange,
+    column_weights,
+    first_block,
+    matrices,
+    pruned,
+    rounded,
+    rounded_weights,
+    roundings,
+    smallest,
+)
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.loading import load_tuned, load_with_head
 from probing.results import Table
 from probing.runs.loading import load_run
-from probing.studies.ablate.survey import (
-    N_DRAWS,
-    Quantised,
-    RoundedStates,
-    Rounding,
-    RoundingRange,
-    column_weights,
-    quantised_rows,
-    rounded,
-    rounded_weights,
-    roundings,
-)
 from probing.studies.ablate.tables import ABLATED, QUANTISED, SCHEMAS, WEIGHT_PRUNING, conclusions
 from probing.studies.ablate.weights import N_DRAWS as PRUNING_N_DRAWS
-from probing.studies.ablate.weights import (
-    N_FILES,
-    PERCENT,
-    Pass,
-    WeightPruning,
-    first_block,
-    matrices,
-    pruned,
-    smallest,
-    weight_rows,
-)
+from probing.studies.ablate.weights import N_FILES, PERCENT, pruned_weights, quantised_rows, weight_rows
 from probing.text import Corpus
+from synthetic import make_tokens
 
 pytestmark = [
     pytest.mark.numeric,
@@ -102,10 +96,10 @@ def test_states_are_rounded_where_they_enter_a_block(
     ranges = {block: RoundingRange(one.largest, [3]) for block, one in ranges.items()}
     (batch, *_) = text.batches(10_000, 0, True)
     for how in (Rounding(4, "activations", "tensor", "outliers"), Rounding(4, "activations", "channel")):
-        change = RoundedStates(1, ranges, how, 0)
+        change = RoundingPasses(readers, text, ranges, 256, 0).change(how)
         states = text.states(1)[batch.rows]
         with torch.inference_mode():
-            found = change.later(readers.model, batch, None, states, [1, 2, 3])
+            found = change.later(readers.model, batch, None, states, [2, 3])
 
             def enter(args: Any, block: int, how: Rounding) -> Any:
                 largest = ranges[block].largest.clone()
@@ -128,8 +122,7 @@ def test_states_are_rounded_where_they_enter_a_block(
             for hook in hooks:
                 hook.remove()
             plain = encoder(**batch.inputs).last_hidden_state
-        assert set(found) == {1, 2, 3}
-        torch.testing.assert_close(found[1][batch.mask], states[batch.mask])
+        assert set(found) == {2, 3}
         torch.testing.assert_close(found[3][batch.mask], expected[batch.mask], atol=1e-4, rtol=1e-4)
         assert (expected - plain)[batch.mask].abs().max() > 1e-3
 
@@ -140,11 +133,11 @@ def test_an_outlier_takes_the_grid_from_the_others() -> None:
     states[:, 7] += 60
     found = RoundingRange.of(states)
     assert found.outliers == [7]
-    others = [k for k in range(40) if k != 7]
+    others, batch = [k for k in range(40) if k != 7], padded(make_tokens([3]), np.array([0]), 0)
 
     def error(how: Rounding) -> float:
-        change = RoundedStates(0, {1: found}, how, 0)._round(1)
-        return float((change(states) - states)[:, others].square().mean())
+        change = found.replace(how, 0, 1)
+        return float((change(states, batch) - states)[:, others].square().mean())
 
     whole, kept, by_neuron = (
         error(Rounding(4, "activations", *how)) for how in (("tensor",), ("tensor", "outliers"), ("channel",))
@@ -231,12 +224,6 @@ def test_the_command_writes_the_table_and_goes_on(
     assert len(load_run(made.folder).quantised) == len(made.quantised)
 
 
-def test_the_number_of_passes_is_that_of_files(checkpoints: dict[str, Path]) -> None:
-    source = resolve_model(str(checkpoints["bert"]))
-    how = Quantised(Readers.of(load_encoder(source), 0, "tiny"), None, [1], [8, 4], 0, 256)  # type: ignore[arg-type]
-    assert how.n_files == 1 + 1 + 2 * (8 + N_DRAWS)
-
-
 NAMED: dict[str, Any] = {"readout": "tuned", "layer": 3, "n_weights": 100}
 
 
@@ -287,9 +274,8 @@ def test_every_matrix_loses_the_same_share_and_all_weights_come_back(checkpoints
         weights[0].mul_(100)  # by itself, no weight of it would be among the smallest of all
     before = {name: value.clone() for name, value in model.encoder.state_dict().items()}
     for draw in (0, 1):
-        with pruned(weights, 30, draw, 0) as n:
+        with pruned(weights, 30, draw, 0):
             assert [int((one == 0).sum()) for one in weights] == [round(0.3 * one.numel()) for one in weights]
-            assert n == sum(round(0.3 * one.numel()) for one in weights)
             changed = [
                 name for name, value in model.encoder.state_dict().items() if not torch.equal(value, before[name])
             ]
@@ -317,9 +303,10 @@ def test_what_is_read_is_what_the_pruned_model_gives(
     text, blocks = ReadText(store, np.arange(24)), LaterBlocks.of(whole.base_model, 0, "tiny")
     targets = torch.randint(0, 3, (24,), generator=torch.Generator().manual_seed(0))
     readout = TunedScore(text, targets, TunedHead(whole, blocks, 0), "sentences", 3)
-    how = WeightPruning(Readers.of(whole.base_model, 0, "tiny"), [2, 3], 0, 256)
-    opened = PassStore.opened(tmp_path / "passes", {"a": 1}, text.tokens, N_FILES, 256, store.plan.key)
-    rows = how.rows(readout, opened)
+    readers = Readers.of(whole.base_model, 0, "tiny")
+    plan = WorkPlan.of_whole_text({"a": 1}, "{n} files", 1 + N_FILES, text.tokens, 256)
+    opened = WorkStore.opened(tmp_path / "passes", lambda: (plan, text.tokens), {})
+    rows = pruned_weights(readers, [2, 3], 0, 256, readout, opened)
     assert len(rows) == len(PERCENT) + (len(PERCENT) - 1) * (1 + PRUNING_N_DRAWS)
     assert len({row["value"] for row in rows}) > 5
 
@@ -331,16 +318,18 @@ def test_what_is_read_is_what_the_pruned_model_gives(
     for row in rows:
         if row["order"] != "random_mean" and row["draw"] <= 2:
             percent = round(100 * row["share"])
-            with pruned(matrices(how.readers.model, [2, 3]), percent, row["draw"], 0):
+            with pruned(matrices(readers.model, [2, 3]), percent, row["draw"], 0):
                 assert row["value"] == pytest.approx(alone())
-    assert [str(row) for row in how.rows(readout, opened)] == [str(row) for row in rows]
+    assert [str(row) for row in pruned_weights(readers, [2, 3], 0, 256, readout, opened)] == [str(row) for row in rows]
 
 
-def pruning_sums_of(costs: dict[int, float], n_draws: int = PRUNING_N_DRAWS) -> dict[Pass, Any]:
+def pruning_sums_of(costs: dict[int, float], n_draws: int = PRUNING_N_DRAWS) -> dict[PrunedShare, Any]:
     """Return passes over 60 sentences of 10 targets, 8 of which are right; random draws cost twice as much."""
     generator = np.random.default_rng(0)
     return {
-        Pass(percent, draw): 8 - cost * (1 + (draw > 0)) + (generator.integers(-1, 2, 60) if percent else np.zeros(60))
+        PrunedShare(percent, draw): 8
+        - cost * (1 + (draw > 0))
+        + (generator.integers(-1, 2, 60) if percent else np.zeros(60))
         for draw in range(n_draws + 1)
         for percent, cost in costs.items()
         if percent or not draw
@@ -354,7 +343,7 @@ def test_rows_are_of_each_draw_and_of_their_mean() -> None:
     by = {(row["order"], row["draw"], round(100 * row["share"])): row for row in rows}
     assert by["magnitude", 0, 0]["value"] == 0.8
     assert (by["magnitude", 0, 0]["low"], by["magnitude", 0, 0]["high"]) == (0, 0)
-    assert by["magnitude", 0, 60]["value"] == pytest.approx(found[Pass(60, 0)].sum() / 600)
+    assert by["magnitude", 0, 60]["value"] == pytest.approx(found[PrunedShare(60, 0)].sum() / 600)
     for percent in PERCENT[1:]:
         mean, draws = (
             by["random_mean", 0, percent],
@@ -363,7 +352,9 @@ def test_rows_are_of_each_draw_and_of_their_mean() -> None:
         assert mean["effect"] == pytest.approx(np.mean([row["effect"] for row in draws]))
         assert mean["low"] < mean["effect"] < mean["high"]
     # Draws that differ widen the interval of their mean.
-    apart = found | {Pass(90, draw): found[Pass(90, draw)] + (-1) ** draw * 2 for draw in range(1, PRUNING_N_DRAWS + 1)}
+    apart = found | {
+        PrunedShare(90, draw): found[PrunedShare(90, draw)] + (-1) ** draw * 2 for draw in range(1, PRUNING_N_DRAWS + 1)
+    }
     wide = [row for row in weight_rows(apart, np.full(60, 10), NAMED) if row["order"] == "random_mean"][-1]
     assert wide["high"] - wide["low"] > 1.5 * (by["random_mean", 0, 90]["high"] - by["random_mean", 0, 90]["low"])
     (line,) = further_lines("tuned", weight_pruning=Table(rows, WEIGHT_PRUNING))

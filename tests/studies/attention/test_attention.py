@@ -19,8 +19,8 @@ from probing.cli.commandline import run
 from probing.heads import accumulation, syntax
 from probing.models import load_tokenizer, resolve_model
 from probing.runs.loading import load_run
-from probing.studies.attention import SCHEMAS
-from probing.tables.heads import conclusions
+from probing.studies.attention.conclusions import conclusions
+from probing.studies.attention.tables import SCHEMAS
 from rendering import rendered
 from wandb_stand_in import read_offline_runs
 

@@ -21,12 +21,11 @@ from probing.errors import UserError
 from probing.heads import accumulation
 from probing.heads import change as change_as_published
 from probing.heads.position import OFFSETS
-from probing.heads.subject import PositionRun
+from probing.heads.survey import PositionRun
 from probing.models import load_tokenizer, resolve_model
 from probing.runs.loading import load_run
-from probing.studies.attention import FUSION
-from probing.tables.change import change_conclusions, change_table, fusion_lines
-from probing.tables.position_heads import conclusions
+from probing.studies.attention.conclusions import conclusions
+from probing.studies.attention.tables import FUSION, tables
 from rendering import rendered
 from tiny_models import CHANGED, other_queries, other_second_sentences, tuned
 from wandb_stand_in import read_offline_runs
@@ -300,7 +299,7 @@ def test_below_a_changed_block_nothing_changes(
         values(made, "hidden_states").values()
     )
     least = min((1, 2, 3), key=lambda layer: values(made, "cosine")[layer, None])
-    first, same, published, states, parameters = change_conclusions(made.change)
+    first, same, published, states, parameters = conclusions({"change": made.change})
     assert first.startswith(f"Between the two checkpoints, the attention maps of layer {least} change most, to a mean")
     assert "two heads of this layer: " in first
     assert "two sentences of equal length: " in first
@@ -308,7 +307,7 @@ def test_below_a_changed_block_nothing_changes(
     assert published.startswith("As published, in maps of which ")
     assert states.startswith("Hidden states change most in layer ")
     assert parameters.startswith("1 of ")
-    assert change_table(made.change).row_count == 4
+    assert tables({"change": made.change})[0].row_count == 4
 
 
 def test_a_model_and_itself_are_the_same_in_every_number(
@@ -330,7 +329,7 @@ def test_a_model_is_compared_with_its_random_initialisation(pair: tuple[Path, Pa
     made = compared((pair[0], pair[0]), tmp_path, random_weights=True)
     found = values(made, "cosine")
     assert max(found.values()) < 0.999
-    assert change_conclusions(made.change)[0].startswith("Between the two checkpoints")
+    assert conclusions({"change": made.change})[0].startswith("Between the two checkpoints")
 
 
 def test_objects_are_compared_and_the_sums_are_kept_for_a_second_run(
@@ -461,7 +460,7 @@ def test_the_folder_holds_what_was_returned_and_what_it_says(fused_made: Result)
     results = json.loads((fused_made.folder / "results.json").read_text(encoding="utf-8"))
     assert results["parts"] == ["fusion"]
     assert sorted(path.name for path in (fused_made.folder / "figures").iterdir()) == ["fusion.pdf", "fusion.png"]
-    lines = fusion_lines(fused_made.fusion)
+    lines = conclusions({"fusion": fused_made.fusion})
     assert [line.split(":")[0] for line in lines[:2]] == ["Fusion for upos", "Fusion for position"]
     assert lines[2].startswith("The mean cosine of two tokens of a sentence is 0.")
     assert lines[3].startswith(
@@ -469,7 +468,7 @@ def test_the_folder_holds_what_was_returned_and_what_it_says(fused_made: Result)
     )
     assert len(lines) == 4
     unfinished = [{**row, "converged": "no"} if row["fusion"] == "gate" else row for row in fused_made.fusion]
-    assert "Training of gate for upos did not end at a minimum" in fusion_lines(unfinished)[1]
+    assert "Training of gate for upos did not end at a minimum" in conclusions({"fusion": unfinished})[1]
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,10 @@ from planted_claims import (
     verdicts,
 )
 from probing.cli.commandline import converted, without_validation
-from probing.cli.option_types import defaults
+from probing.cli.options import defaults
 from probing.errors import UserError
 from probing.models import resolve_model
-from probing.runs import study_of
+from probing.runs import study_names, study_of
 from probing.runs.loading import load_run
 from probing.studies.claims import DATA
 from probing.studies.claims import claim as module
@@ -45,7 +45,7 @@ from probing.studies.claims.claim import (
     read_paper,
 )
 from probing.studies.claims.measures import MEASURES
-from probing.studies.claims.planning import KINDS, Model, UserInputs, input_names, rows_of
+from probing.studies.claims.planning import Model, UserInputs, input_names, rows_of
 from probing.studies.claims.session import carry_out, plan
 from probing.studies.claims.verdict import ClaimEstimate, NumberRange, judge
 from probing.studies.geometry import geometry
@@ -83,7 +83,7 @@ def test_every_file_is_read_and_its_runs_are_options_of_the_real_commands(file: 
     for described in found.runs.values():
         options = dict(described)
         name = options.pop("command")
-        assert name in KINDS
+        assert name in study_names()
         command = without_validation(study_of(name).command)
         instead = options.pop("without", {})
         for asked in (options, options | instead):
@@ -362,7 +362,7 @@ def readings() -> list[tuple[str, ClaimTest]]:
     """Return how each claim is measured on the paper's own models, and on others where that is another way."""
     claims = [(name, claim) for name in papers() for claim in read_paper(name, MEASURES).claims]
     own = [(f"{name} {claim.id}", claim.reading) for name, claim in claims if claim.reading]
-    other = [(f"{name} {claim.id}", one.reading) for name, claim in claims for one in claim.analogues]
+    other = [(f"{name} {claim.id}", one) for name, claim in claims for one in claim.analogues]
     return own + [pair for pair in other if pair not in own]
 
 

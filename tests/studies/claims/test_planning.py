@@ -17,7 +17,7 @@ from probing.activations import Request
 from probing.activations.source import PendingRequest, Speed
 from probing.cli.arguments import parse
 from probing.cli.commandline import without_validation
-from probing.cli.option_types import defaults
+from probing.cli.options import defaults
 from probing.errors import UserError
 from probing.models import load_config, resolve_model
 from probing.models.loading import Blocks

@@ -95,7 +95,7 @@ def test_finished_runs_are_taken_and_what_a_killed_command_left_is_made(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(geometry_module, "_survey_model", interrupted)
+        patch.setattr(geometry_module, "_run", interrupted)
         with pytest.raises(KeyboardInterrupt, match="the same command goes on with the others"):
             reproduce(**with_other)
     whole = {path.name for path in runs.iterdir() if path.suffix != ".partial"}

@@ -26,7 +26,7 @@ from probing.downstream.labelled_pairs import PairText, groups_of, pair_text, re
 from probing.downstream.sentence_vectors import spearman
 from probing.errors import UserError
 from probing.models import load_encoder, load_tokenizer, resolve_model
-from probing.models.residual_stream import word_table
+from probing.models.anatomy import word_table
 from probing.runs import study_of
 from probing.runs.loading import load_run
 from probing.studies.finetune.training import Side, TokenTable, TuningData, epoch_of, labelled, static_pairs

@@ -234,10 +234,10 @@ def test_a_named_run_is_kept_with_figures_and_a_page(planted: Any, tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"replicates": 1}, r"`--replicates 1` is too few"),
-        ({"probe": {"l2": 0.0}}, r"`--probe.l2 0.0` is out of range"),
+        ({"replicates": 1}, r"`replicates=1` is too few"),
+        ({"probe": {"l2": 0.0}}, r"`probe.l2=0.0` is out of range"),
         ({"probe": {"l3": 1}}, r"`probe.l3` is not an option"),
-        ({"controls": "untrained"}, r"`controls untrained` is not one of shuffled, all, none"),
+        ({"controls": "untrained"}, r'`controls="untrained"` is not one of shuffled, all, none'),
         ({"trainer": {"max_epoch": 3}}, r"`--trainer.max_epoch` is not an argument.*max_epochs"),
         ({"name": "../x"}, r"is not a plain name"),
     ],
@@ -393,10 +393,10 @@ def test_whole_numbers_are_classes_unless_they_are_said_to_be_numbers(measured: 
         ),
         ({"numbers": False}, "`y` has numbers with a fraction, such as .*, or leave out `numbers=False`"),
         ({"ordinal": True}, "`ordinal=True`: the labels are numbers to predict as such"),
-        ({"mdl": True}, "`--mdl` does not apply: the task predicts numbers, by a ridge probe in closed form"),
-        ({"probe": {"solver": "adam"}}, "`--probe.solver adam` does not apply: the task predicts numbers"),
-        ({"probe": {"l1": 0.1}}, "`--probe.l1 0.1` does not apply"),
-        ({"trainer": {"max_epochs": 5}}, "`--trainer.max_epochs 5` does not apply"),
+        ({"mdl": True}, "`mdl` does not apply: the task predicts numbers, by a ridge probe in closed form"),
+        ({"probe": {"solver": "adam"}}, '`probe.solver="adam"` does not apply: the task predicts numbers'),
+        ({"probe": {"l1": 0.1}}, "`probe.l1=0.1` does not apply"),
+        ({"trainer": {"max_epochs": 5}}, "`trainer.max_epochs=5` does not apply"),
         (
             {"logger": CSVLogger("unused")},
             "`logger` does not apply: a ridge probe in closed form has no training curves",

@@ -156,7 +156,7 @@ def test_rankings_are_compared_with_directions_and_contributions_as_the_run_has_
     opened: Any = load_run(made.folder / "rankings")
     assert opened.directions == ranked.directions
     assert len(rank(str(made.folder), method="weight", rotations=0, quiet=True, wandb=NO_WANDB).directions) == 0
-    with pytest.raises(UserError, match="`--rotations 5`: expected 0, or at least 19"):
+    with pytest.raises(UserError, match="`rotations=5`: expected 0, or at least 19"):
         rank(str(made.folder), rotations=5)
 
 

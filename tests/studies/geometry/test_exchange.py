@@ -18,12 +18,12 @@ from probing.errors import UserError
 from probing.interventions import WORDS
 from probing.interventions.forward import ReadText, draw_text
 from probing.interventions.model_output import MaskedHead, MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
+from probing.interventions.neurons import NeuronSet
 from probing.interventions.probed_task import Frozen, ProbedTask
 from probing.interventions.subject import InterventionSetup
 from probing.models import resolve_model
 from probing.studies.geometry.neurons.interchange import (
     Couples,
-    Exchanged,
     by_pair,
     carried,
     check_later,
@@ -55,7 +55,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory, sentences: list[str], corp
     return InterventionSetup(source, [corpus], [["train"] * len(corpus.sentences)], 0, None, {WORDS: None})
 
 
-def passes(subject: InterventionSetup, texts: list[str], at: Any, n_draws: int = 2) -> Exchanged:
+def passes(subject: InterventionSetup, texts: list[str], at: Any, n_draws: int = 2) -> dict[NeuronSet, Any]:
     """Return what passes over texts in pairs give."""
     readers = subject.readers
     prompts = [one for text in texts if isinstance(one := _prompt(subject, text), Prompt)]
@@ -67,9 +67,13 @@ def passes(subject: InterventionSetup, texts: list[str], at: Any, n_draws: int =
     head = MaskedHead(model, encoder, torch.tensor([prompts[0].input_ids], device=readers.device))
     asked = NeuronConfig({1: [3, 0, 5]}, ["interchange"], at, 1000, n_draws, 0, 0)
     (store,) = subject.source.read(subject.corpora)
-    ((layer, found),) = exchanged(subject, store, text, [WordOdds(text, masks, words, head)], asked, {})
-    assert layer == 1
-    return found
+    return exchanged(subject, store, text, [WordOdds(text, masks, words, head)], asked, {})
+
+
+def chosen(found: dict[NeuronSet, Any], k: int) -> Any:
+    """Return what the passes give with so many neurons exchanged that were not drawn."""
+    (sums,) = (sums for one, sums in found.items() if one.k == k and one.source == "chosen")
+    return sums
 
 
 def _prompt(subject: InterventionSetup, text: str) -> Prompt | str:
@@ -80,23 +84,24 @@ def _prompt(subject: InterventionSetup, text: str) -> Prompt | str:
 @pytest.mark.parametrize("at", ["words", "everywhere"])
 def test_exchange_with_the_same_sentence_changes_nothing(subject: InterventionSetup, at: str) -> None:
     found = passes(subject, [text for text in TEXTS for _ in range(2)], at)
-    assert len({float(value) for value in found.intact[0]}) == len(TEXTS)
-    for sums in (found.whole, *found.chosen.values(), *found.drawn.values()):
-        assert torch.equal(torch.from_numpy(sums), torch.from_numpy(found.intact))
+    assert len({float(value) for value in chosen(found, 0)[0]}) == len(TEXTS)
+    for sums in found.values():
+        assert np.array_equal(sums, chosen(found, 0))
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_the_sets_are_those_of_the_dose_curve_and_those_drawn_beside_each(subject: InterventionSetup) -> None:
     found = passes(subject, [*TEXTS[:2]], "words")
-    assert [one.neurons for one in found.chosen] == [(), (3,), (3, 0), (3, 0, 5)]
-    assert sorted((one.k, one.source, one.draw) for one in found.drawn) == sorted(
+    *few, whole = (one for one in found if one.source == "chosen")
+    assert [one.neurons for one in few] == [(), (3,), (3, 0), (3, 0, 5)]
+    assert sorted((one.k, one.source, one.draw) for one in found if one.source != "chosen") == sorted(
         (k, source, draw) for k in (1, 2, 3) for source in ("random", "matched") for draw in (1, 2)
     )
-    assert not np.allclose(found.whole, found.intact)
+    assert not np.allclose(found[whole], chosen(found, 0))
     # Special tokens differ only in what they have seen, and their exchange too makes a difference, everywhere alone.
     everywhere = passes(subject, [*TEXTS[:2]], "everywhere")
-    np.testing.assert_allclose(everywhere.whole, found.intact[:, ::-1], atol=1e-5)
-    assert not np.allclose(everywhere.whole, found.whole, atol=1e-5)
+    np.testing.assert_allclose(everywhere[whole], chosen(found, 0)[:, ::-1], atol=1e-5)
+    assert not np.allclose(everywhere[whole], found[whole], atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")

@@ -20,8 +20,8 @@ from probing.__main__ import COMMANDS
 from probing.activations import Request, load, tokens_of
 from probing.cli.commandline import run
 from probing.heads.accumulation import AttentionReader, BlockAttention, SentenceBatch, accumulate, attention_of
+from probing.heads.measures import attention_by_type
 from probing.heads.position_controls import NEAREST
-from probing.heads.subject import AttentionByType
 from probing.models import load_tokenizer, resolve_model
 from probing.models.attention_heads import OutputProjection, QueryKey
 from probing.results import ALL_LAYERS
@@ -436,9 +436,10 @@ def test_the_output_of_a_block_is_what_its_projection_makes(
     checkpoints: dict[str, Path], corpus: Corpus, tmp_path: Path
 ) -> None:
     request = Request(resolve_model(str(checkpoints["bert"])), corpus, [0], "float32")
-    reader_tokens = accumulate(request, [AttentionByType.of({})], tmp_path, {"accelerator": "cpu"})["attended"].tokens
+    reader_tokens = accumulate(request, [attention_by_type({})], tmp_path, {"accelerator": "cpu"})["attended"].tokens
     kinds = as_sinks(reader_tokens, corpus, load_tokenizer(request.source))
-    store = accumulate(request, [Added(kinds.members)], tmp_path, {"accelerator": "cpu"})["added"]
+    measures: list[Any] = [Added(kinds.members)]
+    store = accumulate(request, measures, tmp_path, {"accelerator": "cpu"})["added"]
     encoder, _ = load(request)
     made: dict[int, Tensor] = {}
     for k, block in enumerate(encoder.encoder.layer):  # type: ignore[union-attr,arg-type]

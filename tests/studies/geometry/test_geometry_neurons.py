@@ -17,11 +17,11 @@ from probing import WandbOptions, fit, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
+from probing.interventions.neurons import NeuronPasses, NeuronSet
 from probing.runs import Result
 from probing.runs.loading import load_run
 from probing.studies.geometry import geometry
 from probing.studies.geometry.neurons import conclusions, tables
-from probing.studies.geometry.neurons.sets import NeuronPasses, NeuronSet
 from probing.studies.geometry.tables import NEURON_INTERVENTIONS
 from small_data import sentence_pairs, word_pairs, write_semeval, write_wic
 from wandb_stand_in import read_offline_runs
@@ -161,15 +161,15 @@ def test_neurons_at_random_cost_no_more_than_others_and_a_killed_run_goes_on(
     place: Path, model: Path, corpus_file: Path, fitted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[NeuronSet] = []
-    run_one = NeuronPasses.run
+    run_one = NeuronPasses.read
 
-    def counting(self: NeuronPasses, one: NeuronSet, reads: Any) -> Any:
+    def counting(self: NeuronPasses, one: NeuronSet, *reads: Any) -> Any:
         seen.append(one)
         if len(seen) == 6:
             raise KeyboardInterrupt
-        return run_one(self, one, reads)
+        return run_one(self, one, *reads)
 
-    monkeypatch.setattr(NeuronPasses, "run", counting)
+    monkeypatch.setattr(NeuronPasses, "read", counting)
     options: dict[str, Any] = {"from_run": None, "model": str(model), "corpus": str(corpus_file), "retrain": 0}
     options |= {"neurons": [4, 12, 33], "layer": 2, "kind": "zero", "at": "everywhere", "draws": 4}
     with pytest.raises(KeyboardInterrupt):

@@ -11,27 +11,26 @@ import torch
 from torch import Tensor
 
 from probing.activations import ActivationStore, Request, activations
-from probing.interventions.forward import Readers, ReadText, draw_text
+from probing.interventions.effects import among
+from probing.interventions.forward import Change, Forward, Readers, ReadText, draw_text
 from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout
-from probing.models import load_encoder, load_tokenizer, resolve_model
-from probing.models.anatomy import examine, hidden_states
-from probing.studies.geometry.neurons import conclusions, tables
-from probing.studies.geometry.neurons.sets import (
+from probing.interventions.neurons import (
     KINDS,
-    EffectRow,
     Moves,
     NeuronPasses,
     NeuronSet,
     Place,
     Values,
-    beside,
     changed_tokens,
     chosen_sets,
     draw_targets,
     drawn_sets,
-    effect_rows,
     sizes_up_to,
 )
+from probing.models import load_encoder, load_tokenizer, resolve_model
+from probing.models.anatomy import examine, hidden_states
+from probing.studies.geometry.neurons import conclusions, tables
+from probing.studies.geometry.neurons.sets import EffectRow, effect_rows
 from probing.text import Corpus
 
 N_CLASSES = 9
@@ -106,19 +105,11 @@ def whole(case: Case, layer: int, upto: int, replaced: Any = None) -> Tensor:
 def test_a_change_of_no_neurons_changes_nothing_to_the_bit(case: Case) -> None:
     passes = case.passes()
     for layer in (0, 1, 2):
-        intact = passes.forward.states(_Intact(layer), range(layer, 4))
+        intact = Forward(case.readers, case.text, 256).states(Change(layer), range(layer, 4))
         for kind in KINDS:
             states = passes.states(NeuronSet(layer, kind, ()), range(layer, 4))
             assert all(torch.equal(states[at], intact[at]) for at in range(layer, 4))
         assert torch.equal(states[layer], case.text.states(layer))
-
-
-class _Intact:
-    def __init__(self, layer: int) -> None:
-        self.layer = layer
-
-    def later(self, model: Any, batch: Any, beside: Any, states: Tensor, layers: Any) -> Any:
-        return model.run(batch.inputs, self.layer + 1, states, beside, layers)
 
 
 @pytest.mark.numeric
@@ -211,7 +202,7 @@ def test_everything_is_restored_after_an_error(case: Case, monkeypatch: pytest.M
     passes, one = case.passes(), NeuronSet(1, "zero", (2, 5))
     before = {name: value.clone() for name, value in case.encoder.state_dict().items()}
     states = case.text.states(1)
-    right = passes.run(one, [case.positions])
+    right = passes.read(one, case.positions)
     attributes = {name: set(vars(module)) for name, module in case.encoder.named_modules()}
     hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in case.encoder.modules()]
 
@@ -221,22 +212,22 @@ def test_everything_is_restored_after_an_error(case: Case, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(FrozenProbes, "read", fail)
         with pytest.raises(RuntimeError, match="in the middle"):
-            passes.run(one, [case.positions])
+            passes.read(one, case.positions)
     assert all(torch.equal(value, before[name]) for name, value in case.encoder.state_dict().items())
     assert {name: set(vars(module)) for name, module in case.encoder.named_modules()} == attributes
     assert [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in case.encoder.modules()] == hooks
-    assert torch.equal(passes.forward.intact(1), states)  # the cached states are not written to
-    assert torch.equal(passes.run(one, [case.positions]), right)
+    assert torch.equal(passes.intact(1), states)  # the cached states are not written to
+    assert torch.equal(passes.read(one, case.positions), right)
 
 
 @pytest.mark.numeric
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_given_hidden_states_are_not_written_to(case: Case) -> None:
     passes = case.passes()
-    batch = passes.forward.batches[0]
+    (batch, *_) = case.text.batches(256, case.pad, True)
     states = case.text.states(1)[batch.rows]
     before = states.clone()
-    changed = passes.change(NeuronSet(1, "zero", (2, 5))).changed(states, batch)
+    changed = passes.change(NeuronSet(1, "zero", (2, 5))).states[1](states, batch)
     assert torch.equal(states, before)
     assert not torch.equal(changed, before)
 
@@ -247,7 +238,7 @@ def test_a_sentence_gives_the_same_alone_as_in_a_padded_batch(case: Case) -> Non
     together, alone = case.passes(), case.passes(batch_tokens=1)
     for kind in KINDS:
         one = NeuronSet(1, kind, (2, 5, 7))
-        assert torch.equal(together.run(one, [case.positions]), alone.run(one, [case.positions]))
+        assert torch.equal(together.read(one, case.positions), alone.read(one, case.positions))
 
 
 @pytest.mark.numeric
@@ -374,11 +365,11 @@ def test_an_effect_stands_beside_those_of_drawn_sets_on_their_part_of_the_senten
 @pytest.mark.numeric
 def test_a_p_value_is_the_rank_among_all_sets() -> None:
     others = np.linspace(-1, 1, 19)
-    assert beside("random", -2.0, others, -1)["random_p"] == 1 / 20
-    assert beside("random", 2.0, others, -1)["random_p"] == 1
-    assert beside("random", 2.0, others, 1)["random_p"] == 1 / 20
-    assert beside("random", 0.0, np.zeros(9), 1)["random_p"] == 1
-    assert beside("random", 0.0, np.array([]), 1) == {}
+    assert among(-2.0, others, -1)["p_value"] == 1 / 20
+    assert among(2.0, others, -1)["p_value"] == 1
+    assert among(2.0, others, 1)["p_value"] == 1 / 20
+    assert among(0.0, np.zeros(9), 1)["p_value"] == 1
+    assert among(0.0, np.array([]), 1) == {}
 
 
 CHANCE = "not shown to be more than by chance"

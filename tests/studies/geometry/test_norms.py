@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from families import D_MODEL, FAMILIES
-from probing.interventions.forward import SentenceSums
-from probing.interventions.model_output import sum_by_sentence
+from probing.interventions.model_output import SentenceSums, sum_by_sentence
+from probing.interventions.parameters import ordinary_row
 from probing.models import load_encoder, resolve_model
 from probing.models.anatomy import examine
 from probing.models.residual_stream import StreamSite, find_norms, find_path
@@ -38,7 +38,6 @@ from probing.studies.geometry.inside.changed_norms import (
     chosen_conditions,
     find_parameters,
     not_applicable,
-    ordinary_row,
     parameter_rows,
     see_layers,
 )

@@ -18,6 +18,7 @@ from probing import WandbOptions, fit, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
+from probing.results import Table
 from probing.runs import Result
 from probing.runs.loading import load_run
 from probing.statistics.two_way import Design, TwoWaySums
@@ -105,13 +106,13 @@ def test_coordinates_are_told_from_directions(found: Tables) -> None:
         assert turned["half_p"] > 0.05
         assert by_layer.basis(3, scale) is None
     for layer, holds in ((0, 0.95), (1, None)):
-        first, rotated = (by_layer.prefix_share(layer, order, 3) for order in ("part", "rotated"))
-        assert first
-        assert rotated
+        (first,), (rotated,) = (
+            Table(found["position_held"]).where(layer=layer, scale="raw", order=order, k=3)
+            for order in ("part", "rotated")
+        )
         assert first["value"] > holds if holds else rotated["low"] - 0.05 < first["value"] < rotated["high"] + 0.05
     for order in ("fit", "eta_squared"):
-        first = by_layer.prefix_share(0, order, 3)
-        assert first
+        (first,) = Table(found["position_held"]).where(layer=0, scale="raw", order=order, k=3)
         assert first["value"] > 0.95
     assert {row["neuron"] for row in sorted(
         (row for row in found["position_by_neuron"] if row["layer"] == 0), key=lambda row: -row["held"])[:3]
@@ -362,7 +363,7 @@ def test_halves_of_parts_are_counted_as_by_plain_loops() -> None:
 
     half, sums = plain(halves)
     assert found.half == half
-    of = {(one.order, one.k): one for one in found.prefix_shares}
+    of = {(row["order"], row["k"]): row for row in found.prefix_shares}
     rotated = []
     for draw in range(ROTATIONS):
         normal = np.random.default_rng([5, 3, draw]).standard_normal((30, 30))
@@ -372,10 +373,10 @@ def test_halves_of_parts_are_counted_as_by_plain_loops() -> None:
     at_most = sum(number <= half for number, _ in rotated)
     assert found.p_value == pytest.approx((1 + at_most) / (1 + ROTATIONS))
     for k in (1, 3, 10):
-        assert of["part", k].share == pytest.approx(sums[k - 1])
+        assert of["part", k]["value"] == pytest.approx(sums[k - 1])
         tens = sorted(shares[k - 1] for _, shares in rotated)
         beside = of["rotated", k]
-        assert (beside.low, beside.share, beside.high) == pytest.approx((tens[0], np.median(tens), tens[-1]))
+        assert (beside["low"], beside["value"], beside["high"]) == pytest.approx((tens[0], np.median(tens), tens[-1]))
 
 
 @pytest.mark.numeric
@@ -384,7 +385,7 @@ def test_rankings_and_directions_are_measured_on_the_other_half() -> None:
     halves[0][0, 5], halves[0][1, 9] = 3, 4
     halves[1][0, 5], halves[1][1, 7] = 1, 1
     found = concentration(halves, np.ones(12, dtype=bool), {"fit": [[9], [9]], "eta_squared": [[9, 5], [5, 7]]}, 0)
-    held = {(one.order, one.k): one.share for one in found.prefix_shares}
+    held = {(row["order"], row["k"]): row["value"] for row in found.prefix_shares}
     np.testing.assert_allclose(found.by_neuron[[5, 7, 9]], [(9 / 25 + 1 / 2) / 2, 1 / 4, 16 / 50])
     assert held["fit", 1] == pytest.approx((0 + 16 / 25) / 2)
     assert ("fit", 2) not in held

@@ -31,7 +31,7 @@ from probing.studies.geometry.inside.smoothing_bound import (
     distance_to_equal_rows,
     least_deviation,
 )
-from probing.studies.geometry.layers import Smoothness, smoothness, sum_by_sentence
+from probing.studies.geometry.layers import smoothness, sum_by_sentence
 from probing.text.tokens import Tokens
 from synthetic import make_tokens
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.numeric
 LENGTHS = [4, 1, 7, 2]
 
 
-def measured(x: torch.Tensor, lengths: list[int]) -> Smoothness:
+def measured(x: torch.Tensor, lengths: list[int]) -> dict[str, torch.Tensor]:
     n, units = torch.tensor(lengths), normalise(x)
     return smoothness(x, units, sum_by_sentence(units, n), n)
 
@@ -59,10 +59,10 @@ def test_similarities_are_those_of_loops_over_pairs() -> None:
         pairs = [unit[a] @ unit[b] for a, b in itertools.permutations(range(len(rows)), 2)]
         mean = rows.mean(0) / np.linalg.norm(rows.mean(0))
         if pairs:
-            assert float(found.token_similarity[i]) == pytest.approx(np.mean(pairs), abs=1e-12)
+            assert float(found["token_similarity"][i]) == pytest.approx(np.mean(pairs), abs=1e-12)
         else:
-            assert torch.isnan(found.token_similarity[i])
-        assert float(found.intra_sentence_similarity[i]) == pytest.approx(np.mean(unit @ mean), abs=1e-12)
+            assert torch.isnan(found["token_similarity"][i])
+        assert float(found["intra_sentence_similarity"][i]) == pytest.approx(np.mean(unit @ mean), abs=1e-12)
 
 
 def test_the_distance_is_the_minimum_over_matrices_with_equal_rows_and_half_the_mean_squared_difference() -> None:
@@ -70,21 +70,21 @@ def test_the_distance_is_the_minimum_over_matrices_with_equal_rows_and_half_the_
     found = measured(x, LENGTHS)
     for i, rows in enumerate(parts):
         least = minimize(lambda row, rows=rows: ((rows - row) ** 2).sum(), np.zeros(5), tol=1e-12).fun
-        assert float(found.distance[i]) == pytest.approx(np.sqrt(least), abs=1e-6)
+        assert float(found["distance_to_equal_rows"][i]) == pytest.approx(np.sqrt(least), abs=1e-6)
         pairs = sum(((a - b) ** 2).sum() for a in rows for b in rows) / (2 * len(rows))
-        assert float(found.distance[i]) == pytest.approx(np.sqrt(pairs), abs=1e-10)
-        assert float(found.relative_distance[i]) == pytest.approx(np.sqrt(least) / np.linalg.norm(rows), abs=1e-6)
+        assert float(found["distance_to_equal_rows"][i]) == pytest.approx(np.sqrt(pairs), abs=1e-10)
+        assert float(found["relative_distance"][i]) == pytest.approx(np.sqrt(least) / np.linalg.norm(rows), abs=1e-6)
 
 
 def test_equal_tokens_are_at_distance_0_and_a_common_offset_moves_cosines_and_no_distance() -> None:
     x, _ = sentences()
     alike = measured(x[:1].repeat(4, 1), [4])
-    assert float(alike.token_similarity[0]) == pytest.approx(1, abs=1e-12)
-    assert float(alike.distance[0]) == pytest.approx(0, abs=1e-12)
+    assert float(alike["token_similarity"][0]) == pytest.approx(1, abs=1e-12)
+    assert float(alike["distance_to_equal_rows"][0]) == pytest.approx(0, abs=1e-12)
     before, after = measured(x, LENGTHS), measured(x + 1000, LENGTHS)
-    torch.testing.assert_close(after.distance, before.distance, atol=1e-9, rtol=0)
-    assert float(after.token_similarity[0]) > 0.99999
-    assert float(after.relative_distance[0]) < 0.002
+    torch.testing.assert_close(after["distance_to_equal_rows"], before["distance_to_equal_rows"], atol=1e-9, rtol=0)
+    assert float(after["token_similarity"][0]) > 0.99999
+    assert float(after["relative_distance"][0]) < 0.002
 
 
 def test_equal_tokens_are_at_distance_0_exactly_in_float32_too() -> None:
@@ -92,16 +92,16 @@ def test_equal_tokens_are_at_distance_0_exactly_in_float32_too() -> None:
     x = torch.randn(50, 20, generator=torch.Generator().manual_seed(0)) * 100
     lengths = [3 + i % 10 for i in range(50)]
     found = measured(x.repeat_interleave(torch.tensor(lengths), 0), lengths)
-    assert not found.distance.any()
-    assert not found.relative_distance.any()
-    torch.testing.assert_close(found.intra_sentence_similarity, torch.ones(50).double())
+    assert not found["distance_to_equal_rows"].any()
+    assert not found["relative_distance"].any()
+    torch.testing.assert_close(found["intra_sentence_similarity"], torch.ones(50).double())
 
 
 def test_a_small_spread_around_a_large_vector_keeps_its_digits_in_float32() -> None:
     x, _ = sentences()
     far = (x + 300).float()
-    exact = measured(far.double(), LENGTHS).distance
-    torch.testing.assert_close(measured(far, LENGTHS).distance, exact, atol=2e-4, rtol=0)
+    exact = measured(far.double(), LENGTHS)["distance_to_equal_rows"]
+    torch.testing.assert_close(measured(far, LENGTHS)["distance_to_equal_rows"], exact, atol=2e-4, rtol=0)
 
 
 def test_means_over_sentences_leave_out_those_without_a_number_and_batches_do_not_matter() -> None:

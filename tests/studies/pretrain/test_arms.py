@@ -20,8 +20,8 @@ from probing.results import Table
 from probing.runtime.trainer import Places
 from probing.studies.pretrain.batches import (
     LEARNED_TABLES,
+    _as_in_bert,
     build,
-    common_parameters,
     head_of,
     make_ordinary,
     model_inputs,
@@ -90,6 +90,11 @@ DIFFERENT: dict[str, tuple[set[str], set[str]]] = {
 }  # fmt: skip
 
 
+def parameters_of(arm: str, seed: int) -> dict[str, torch.Tensor]:
+    model = build(arm, SHAPE, TOKENIZER, seed)
+    return {_as_in_bert(name): value.detach() for name, value in model.named_parameters()}
+
+
 def of_any_block(names: Iterable[str]) -> set[str]:
     return {re.sub(r"^encoder\.layer\.\d+", "layer", name) for name in names}
 
@@ -97,11 +102,11 @@ def of_any_block(names: Iterable[str]) -> set[str]:
 @pytest.mark.numeric
 @pytest.mark.parametrize("arm", ARMS)
 def test_arms_begin_with_the_same_weights_but_for_what_defines_them(arm: str) -> None:
-    (own,) = common_parameters({arm: build(arm, SHAPE, TOKENIZER, 3)}).values()
-    (usual,) = common_parameters({"learned": build("learned", SHAPE, TOKENIZER, 3)}).values()
+    own = parameters_of(arm, 3)
+    usual = parameters_of("learned", 3)
     different = {name for name in own if name not in usual or not torch.equal(own[name], usual[name])}
     assert (of_any_block(different), of_any_block(set(usual) - set(own))) == DIFFERENT[arm]
-    (other,) = common_parameters({arm: build(arm, SHAPE, TOKENIZER, 4)}).values()
+    other = parameters_of(arm, 4)
     words = "embeddings.word_embeddings.weight"
     assert not torch.equal(other[words], own[words])
 

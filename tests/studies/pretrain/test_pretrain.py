@@ -247,16 +247,16 @@ def test_a_run_killed_at_five_moments_ends_with_the_same_bytes(corpus_file: Path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"arms": "learned,nine"}, "`--arms nine` is not one of learned, none"),
-        ({"training": {"steps": 0}}, "`--training.steps 0` is out of range"),
-        ({"training": {"steps": 10, "warm_up": 11}}, "`--training.warm_up 11` is out of range"),
-        ({"encoder": {"d_model": 30, "n_heads": 4}}, "twice `--encoder.n_heads 4`"),
+        ({"arms": "learned,nine"}, '`arms="nine"` is not one of learned, none'),
+        ({"training": {"steps": 0}}, "`training.steps=0` is out of range"),
+        ({"training": {"steps": 10, "warm_up": 11}}, "`training.warm_up=11` is out of range"),
+        ({"encoder": {"d_model": 30, "n_heads": 4}}, "twice `encoder.n_heads=4`"),
         ({"encoder": {"row_length": 100_000}}, "at least one row of 100000 tokens"),
         ({"encoder": {"depth": 3}}, "encoder.depth"),
         ({"trainer": {"max_epochs": 3}}, "`--trainer.max_epochs` cannot be used in pretraining"),
         ({"trainer": {"devices": 2, "accelerator": "cpu"}}, "give --name"),
         ({"lengths": "1,half"}, "`--lengths 1,half` are no lengths; give whole numbers from 1 on"),
-        ({"seeds": 0}, "`--seeds 0` is out of range"),
+        ({"seeds": 0}, "`seeds=0` is out of range"),
         ({"name": "made"}, "runs are never changed"),
     ],
 )

@@ -203,9 +203,9 @@ def test_batches_are_the_same_wherever_they_begin_and_whoever_shares_them(text: 
 
 
 def test_accumulated_batches_are_the_parts_of_a_larger_one(text: PackedText) -> None:
-    larger, rows = PackedRows(text, 12, 0.15, 1), PackedRows(text, 4, 0.15, 1)
+    larger, rows = PackedRows(text, 12, 0.15, 1), PackedRows(text, 4, 0.15, 1, n_accumulated=3)
     for step, whole in enumerate(islice(larger.batches(5), 2)):
-        of_ranks = [list(islice(rows.batches(5, rank, 2, 3), 3 * step, 3 * step + 3)) for rank in (0, 1)]
+        of_ranks = [list(islice(rows.batches(5, rank, 2), 3 * step, 3 * step + 3)) for rank in (0, 1)]
         assert [len(part.input_ids) for parts in of_ranks for part in parts] == [2] * 6
         in_order = [part for pair in zip(*of_ranks, strict=True) for part in pair]
         for name in ("input_ids", "labels"):
@@ -292,20 +292,6 @@ def test_the_loss_is_that_of_transformers(module_text: PackedText) -> None:
     with torch.no_grad():
         expected = float(model(input_ids=whole.input_ids, labels=whole.labels).loss)
     assert module.validation_loss(batches) == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning", "ignore:.*does not have many workers"
-)
-def test_it_is_measured_under_any_trainer(module_text: PackedText) -> None:
-    module = LanguageModel(build("none", SHAPE, module_text.tokenizer, 0), "none", Recipe(), 0)
-    rows = PackedRows(module_text, 8, 0.15, 0)
-    trainer = pl.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
-    )  # fmt: skip
-    (found,) = trainer.validate(module, datamodule=rows, verbose=False)
-    assert found["loss"] == pytest.approx(module.validation_loss(rows.validation_batches()), rel=1e-5)
 
 
 @pytest.mark.filterwarnings(
@@ -480,14 +466,8 @@ def test_equivariance_is_the_largest_difference_in_root_mean_squares() -> None:
 @pytest.mark.slow
 def test_positions_are_read_off_where_the_encoder_tells_them(tmp_path: Path) -> None:
     corpus = from_sentences("text", PLANTED_SENTENCES)
-    subject = CheckpointInputs.of(
-        corpus,
-        packed(PLANTED_SENTENCES, TOKENIZER, 16),
-        200,
-        0,
-        tmp_path / "cache",
-        {"accelerator": "cpu", "precision": 32},
-    )
+    plan = RunPlan([], PLANTED_SHAPE, Recipe(), 200, 0, {"accelerator": "cpu", "precision": 32})
+    subject = CheckpointInputs.of(corpus, packed(PLANTED_SENTENCES, TOKENIZER, 16), plan, tmp_path / "cache")
     assert 100 < len(subject.corpus.sentences) <= 200
     assert {*subject.splits} == {"train", "validation", "test"}
     assert subject.trainer == {"accelerator": "cpu"}

@@ -7,8 +7,7 @@ covariances are not known: see `difference`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from statistics import NormalDist, median
 from types import MappingProxyType
 from typing import Any
@@ -17,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from probing.interventions import TUNED, TUNED_R2
+from probing.interventions import RANDOM, TUNED, TUNED_R2
 from probing.results import Table
 from probing.runs import Result
 from probing.statistics import spearman
-from probing.studies.ablate.tables import MAGNITUDE, MEAN, RANDOM, at_last_layer, is_head
+from probing.studies.ablate.tables import MAGNITUDE, MEAN, at_last_layer, is_head
 from probing.studies.claims.measures.heads import gained
 from probing.studies.claims.measures.position import above_embeddings
 from probing.studies.claims.measures.registry import MEASURES as MEASURES
@@ -29,10 +28,12 @@ from probing.studies.claims.measures.registry import (
     ModelRuns,
     NotMeasurable,
     Role,
-    difference,
+    by_ends,
     from_row,
-    magnitude,
+    largest,
+    least,
     measure,
+    required,
 )
 from probing.studies.claims.verdict import ClaimEstimate
 from probing.studies.finetune.tables import CONSTANT, MAJORITY, PRETRAINED, SHUFFLED
@@ -56,7 +57,7 @@ def least_mean_cosine(model_runs: ModelRuns, first_layer: int = 1) -> ClaimEstim
     """Return the least mean cosine over the layers from `first_layer` on; the control is the mean cosine of layer 0."""
     every = by_layer(model_runs.run("geometry"), "mean_cosine")
     control = every[0]["value"] if 0 in every else None
-    return _least([from_row(row, control=control) for row in _from(every, first_layer).values()])
+    return least(from_row(row, control=control) for row in _from(every, first_layer).values())
 
 
 @measure("geometry")
@@ -70,13 +71,13 @@ def clipped_mean_cosine(model_runs: ModelRuns) -> ClaimEstimate:
     random = by_layer(geometry, "mean_cosine", "clip_random")
     changes = [abs(random[layer]["value"] - plain[layer]["value"]) for layer in clipped if layer in random]
     control = max(changes) if changes else None
-    return max((from_row(row, control=control) for row in clipped.values()), key=lambda estimate: estimate.value)
+    return largest(from_row(row, control=control) for row in clipped.values())
 
 
 @measure("geometry")
 def least_clipped_mean_cosine(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the least mean cosine with outliers clipped, over the layers above the embeddings that have outliers."""
-    return _least([from_row(row) for row in _clipped(model_runs.run("geometry"), "mean_cosine").values()])
+    return least(map(from_row, _clipped(model_runs.run("geometry"), "mean_cosine").values()))
 
 
 @measure("geometry")
@@ -101,8 +102,7 @@ def share_removed_by_clipping(model_runs: ModelRuns) -> ClaimEstimate:
 
     shares = [removed(layer) for layer in plain]
     others = [1 - random[layer]["value"] / plain[layer]["value"] if layer in random else 0.0 for layer in plain]
-    value, low, high = (median(getattr(share, end) for share in shares) for end in ("value", "low", "high"))
-    return ClaimEstimate(value, low, high, median(others))
+    return by_ends(median, shares, median(others))
 
 
 @measure("geometry")
@@ -110,10 +110,10 @@ def least_removed_by_clipping(model_runs: ModelRuns, first_layer: int = 1) -> Cl
     """Return the decrease of the mean cosine by clipping, 0 without an outlier: the least from `first_layer` on."""
     geometry: Result = model_runs.run("geometry")
     plain, clipped = by_layer(geometry, "mean_cosine"), _clipped(geometry, "mean_cosine")
-    return _least([
-        difference(from_row(row), from_row(clipped[layer])) if layer in clipped else ClaimEstimate.exact(0.0)
+    return least(
+        from_row(row) - from_row(clipped[layer]) if layer in clipped else ClaimEstimate.exact(0.0)
         for layer, row in _from(plain, first_layer).items()
-    ])  # fmt: skip
+    )
 
 
 @measure("geometry")
@@ -122,10 +122,10 @@ def least_gain_of_self_similarity(model_runs: ModelRuns) -> ClaimEstimate:
     geometry: Result = model_runs.run("geometry")
     plain = _from(by_layer(geometry, "self_similarity_adjusted"), 1)
     clipped = _clipped(geometry, "self_similarity_adjusted")
-    return _least([
-        difference(from_row(clipped[layer]), from_row(row)) if layer in clipped else ClaimEstimate.exact(0.0)
+    return least(
+        from_row(clipped[layer]) - from_row(row) if layer in clipped else ClaimEstimate.exact(0.0)
         for layer, row in plain.items()
-    ])  # fmt: skip
+    )
 
 
 @measure("geometry")
@@ -165,7 +165,7 @@ def variation_of_outlier(model_runs: ModelRuns, roles: list[Role] | None = None)
 def largest_whitened_mean_cosine(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the largest magnitude of the mean cosine above the embeddings, with whitening fitted on another corpus."""
     rows = _from(by_layer(model_runs.run("held_out"), "mean_cosine", "whiten"), 1)
-    return max((magnitude(from_row(row)) for row in rows.values()), key=lambda estimate: estimate.value)
+    return largest(abs(from_row(row)) for row in rows.values())
 
 
 def by_layer(geometry: Result, name: str, transform: str = "none") -> dict[int, Mapping[str, Any]]:
@@ -176,26 +176,13 @@ def by_layer(geometry: Result, name: str, transform: str = "none") -> dict[int, 
 
 def _from(rows: Rows, first_layer: int) -> dict[int, Mapping[str, Any]]:
     selected = {layer: row for layer, row in rows.items() if layer >= first_layer}
-    if not selected:
-        raise NotMeasurable(f"nothing was measured in layers from {first_layer} on")
-    return selected
+    return required(selected, f"nothing was measured in layers from {first_layer} on")
 
 
 def _clipped(geometry: Result, name: str) -> dict[int, Mapping[str, Any]]:
     """Return the rows of clipped states above the embeddings."""
     rows = {layer: row for layer, row in by_layer(geometry, name, "clip").items() if layer}
-    if not rows:
-        raise NotMeasurable("no layer above the embeddings has an outlier that could be clipped")
-    return rows
-
-
-def _least(
-    estimates: list[ClaimEstimate], key: Callable[[ClaimEstimate], float] = lambda estimate: estimate.value
-) -> ClaimEstimate:
-    """Return the least value, with the interval of its layer."""
-    if not estimates:
-        raise NotMeasurable("nothing was measured in these layers")
-    return min(estimates, key=key)
+    return required(rows, "no layer above the embeddings has an outlier that could be clipped")
 
 
 @measure("attention")
@@ -211,11 +198,9 @@ def least_similarity_of_maps(model_runs: ModelRuns, from_depth: float) -> ClaimE
         rows = run.similarity.where(measure=name)
         depth = max((row["other_layer"] for row in rows), default=0)
         upper = [from_row(row) for row in rows if row["layer"] >= from_depth * depth]
-        if not upper:
-            raise NotMeasurable("two consecutive layers")
-        lowest.append(min(upper, key=lambda estimate: estimate.value))
+        lowest.append(least(required(upper, "two consecutive layers")))
     as_published, without = lowest
-    return ClaimEstimate(as_published.value, as_published.low, as_published.high, without.value)
+    return as_published.beside(without.value)
 
 
 @measure("change")
@@ -227,7 +212,7 @@ def lead_of_change_in_last_layers(model_runs: ModelRuns, n_layers: int) -> Claim
     lower ones; unlike the cosine, the divergence does not make any two maps look alike.
     """
     by_cosine, by_divergence = (lead_of_last(model_runs.run("change"), n_layers, name) for name in _LIKENESS)
-    return ClaimEstimate(by_cosine.value, by_cosine.low, by_cosine.high, by_divergence.value)
+    return by_cosine.beside(by_divergence.value)
 
 
 # How alike the maps of two checkpoints are, and the sign of a measure that is larger where they are more alike.
@@ -245,8 +230,9 @@ def lead_of_last(run: Result, n_layers: int, name: str = "cosine") -> ClaimEstim
     if len(rows) <= n_layers:
         raise NotMeasurable("more layers than these")
     lower, last = rows[:-n_layers], rows[-n_layers:]
-    ends = min(lower, key=lambda row: sign * row["value"]), max(last, key=lambda row: sign * row["value"])
-    return difference(*(from_row(row) for row in (ends if sign > 0 else ends[::-1])))
+    least_alike = from_row(min(lower, key=lambda row: sign * row["value"]))
+    most_alike = from_row(max(last, key=lambda row: sign * row["value"]))
+    return least_alike - most_alike if sign > 0 else most_alike - least_alike
 
 
 @measure("fusion")
@@ -257,11 +243,10 @@ def least_gain_by_fusion(model_runs: ModelRuns, fusion: str) -> ClaimEstimate:
     choosing a better layer is a gain, too.
     """
     rows = _fused(model_runs, fusion).where(measure="difference")
-    least = {
-        against: min(rows.where(against=against), key=lambda row: row["value"])
-        for against in ("last layer", "best layer")
-    }
-    return from_row(least["last layer"], control=least["best layer"]["value"])
+    over_last, over_best = (
+        min(rows.where(against=against), key=lambda row: row["value"]) for against in ("last layer", "best layer")
+    )
+    return from_row(over_last, control=over_best["value"])
 
 
 @measure("fusion")
@@ -270,21 +255,16 @@ def similarity_after_fusion(model_runs: ModelRuns, fusion: str) -> ClaimEstimate
 
     The control is the same difference for the plain mean of the layers, which has no learned weights.
     """
-    run: Result = model_runs.run("fusion")
-    fused = [from_row(row) for row in _fused(model_runs, fusion).where(measure="cosine")]
-    others = run.fusion.where(measure="cosine")
+    fused = largest(map(from_row, _fused(model_runs, fusion).where(measure="cosine")))
+    others: Table = model_runs.run("fusion").fusion.where(measure="cosine")
     last = from_row(max(others.where(fusion="layer"), key=lambda row: row["layer"]))
     (mean,) = others.where(fusion="equal").column("value")
-    gain = difference(max(fused, key=lambda estimate: estimate.value), last)
-    return ClaimEstimate(gain.value, gain.low, gain.high, mean - last.value)
+    return (fused - last).beside(mean - last.value)
 
 
 def _fused(model_runs: ModelRuns, fusion: str) -> Table:
-    run: Result = model_runs.run("fusion")
-    rows = run.fusion.where(fusion=fusion)
-    if not rows:
-        raise NotMeasurable("a task whose labels the corpus has")
-    return rows
+    rows: Table = model_runs.run("fusion").fusion.where(fusion=fusion)
+    return required(rows, "a task whose labels the corpus has")
 
 
 SIMILARITY = "token_similarity"
@@ -333,10 +313,8 @@ def least_share_within_bound(model_runs: ModelRuns, bound: str) -> ClaimEstimate
         for row in geometry.smoothing_sentences
         if row["distance_before"] > 0
     ]
-    if not shares or not reached:
-        raise NotMeasurable(_NO_BLOCKS)
-    least = min(shares, key=lambda estimate: estimate.value)
-    return ClaimEstimate(least.value, least.low, least.high, max(reached))
+    required(reached, _NO_BLOCKS)
+    return least(required(shares, _NO_BLOCKS)).beside(max(reached))
 
 
 @measure("geometry")
@@ -345,9 +323,8 @@ def largest_reach_of_attention(model_runs: ModelRuns) -> ClaimEstimate:
 
     Above 1, the lemma would not hold; it is rounded to six decimals, because the model computes in float32.
     """
-    reaches = [row.get("attention_reach") for row in model_runs.run("geometry").smoothing_sentences]
-    if not reaches:
-        raise NotMeasurable(_NO_BLOCKS)
+    rows = required(model_runs.run("geometry").smoothing_sentences, _NO_BLOCKS)
+    reaches = [row.get("attention_reach") for row in rows]
     if None in reaches:
         raise NotMeasurable("a run of a later version of this program: name another folder by `--runs`")
     return ClaimEstimate.exact(round(max(reach for reach in reaches if not math.isnan(reach)), 6))
@@ -427,8 +404,7 @@ def least_gain_by_tuning(model_runs: ModelRuns) -> ClaimEstimate:
     if None in pairs.values() or (SHUFFLED, constant) not in rows:
         raise NotMeasurable("a run of `finetune` with all starts")
     gains = {against: from_row(row, "difference") for against, row in pairs.items() if row is not None}
-    least = min(gains.values(), key=lambda estimate: estimate.value)
-    return replace(least, control=_share(rows[SHUFFLED, constant]["difference"], gains[constant].value))
+    return least(gains.values()).beside(_share(rows[SHUFFLED, constant]["difference"], gains[constant].value))
 
 
 @measure("tuned_change", "shuffled_change")
@@ -440,7 +416,7 @@ def lead_of_change_by_tuning(model_runs: ModelRuns, n_layers: int) -> ClaimEstim
     share of this one: an effect of shuffled labels is not due to the task.
     """
     tuned, shuffled = (lead_of_last(model_runs.run(name), n_layers) for name in ("tuned_change", "shuffled_change"))
-    return replace(tuned, control=_share(shuffled.value, tuned.value))
+    return tuned.beside(_share(shuffled.value, tuned.value))
 
 
 def _share(part: float, whole: float) -> float | None:
@@ -461,7 +437,7 @@ def gain_for_task(model_runs: ModelRuns) -> ClaimEstimate:
     if not rows or not heads:
         raise NotMeasurable(_MORE_SENTENCES)
     gain = gained(rows[0], rows[0]["readout"])
-    return replace(gain, control=gain.value - sum(heads) / len(heads))
+    return gain.beside(gain.value - sum(heads) / len(heads))
 
 
 @measure("ablated_task")
@@ -472,7 +448,7 @@ def gain_without_layer(model_runs: ModelRuns, layer: int) -> ClaimEstimate:
     layer_gain = gains.pop(str(layer), None)
     if layer_gain is None or not gains:
         raise NotMeasurable(f"a model with a layer {layer} and others")
-    return replace(layer_gain, control=layer_gain.value - sum(gain.value for gain in gains.values()) / len(gains))
+    return layer_gain.beside(layer_gain.value - sum(gain.value for gain in gains.values()) / len(gains))
 
 
 def _without(run: Result) -> list[Mapping[str, Any]]:
@@ -486,16 +462,14 @@ def heads_pruned_together(model_runs: ModelRuns, at_most: float) -> ClaimEstimat
 
     The order is estimated on one half of the test sentences, and the loss on the other half.
     """
-    run: Result = model_runs.run("pruned_task")
-    rows = run.pruning.where(units="heads", readout=(TUNED, TUNED_R2))
+    rows = model_runs.run("pruned_task").pruning.where(units="heads", readout=(TUNED, TUNED_R2))
     return _pruned(rows, _IMPORTANCE, RANDOM, at_most)
 
 
 @measure("pruned_task")
 def weights_pruned(model_runs: ModelRuns, at_most: float) -> ClaimEstimate:
     """Return the share of the weights that a tuned model can lose, the smallest first: see `_pruned`."""
-    run: Result = model_runs.run("pruned_task")
-    rows = run.weight_pruning.where(readout=(TUNED, TUNED_R2))
+    rows = model_runs.run("pruned_task").weight_pruning.where(readout=(TUNED, TUNED_R2))
     return _pruned(rows, MAGNITUDE, MEAN, at_most)
 
 
@@ -506,9 +480,10 @@ def _pruned(rows: Table, order: str, random: str, at_most: float) -> ClaimEstima
     end the share up to which a part of it is: up to there, no larger loss is resolved. The control is the difference
     from the share of random pruning, by the mean loss of its draws.
     """
-    ordered, drawn = (rows.where(lambda row: row["share"] > 0, order=name) for name in (order, random))
-    if not ordered or not drawn:
-        raise NotMeasurable("a run of `ablate --prune all`")
+    ordered, drawn = (
+        required(rows.where(lambda row: row["share"] > 0, order=name), "a run of `ablate --prune all`")
+        for name in (order, random)
+    )
     gains = {row["share"]: gained(row, row["readout"]) for row in ordered}
     by_chance = {
         share: sum(gained(row, row["readout"]).value for row in draws) / len(draws)
@@ -547,13 +522,9 @@ def lead_of_lower_head(model_runs: ModelRuns, n_below: int) -> ClaimEstimate:
     scores = {on: _score(model_runs.run(f"head_{on}")) for on in (_LAST, *_LOWER)}
     alike = {on: _similarity(model_runs.run(f"similarity_{on}")) for on in scores}
     lower_head = _LOWER[n_below - 1]
-    leads = [difference(scores[lower_head], score) for on, score in scores.items() if on != lower_head]
-    control = min(_others(alike, lower_head)) - alike[lower_head]
-    return replace(min(leads, key=lambda estimate: estimate.value), control=control)
-
-
-def _others(values: Mapping[str, float], name: str) -> Iterable[float]:
-    return (value for on, value in values.items() if on != name)
+    others = [on for on in scores if on != lower_head]
+    control = min(alike[on] for on in others) - alike[lower_head]
+    return least(scores[lower_head] - scores[on] for on in others).beside(control)
 
 
 def _score(run: Result) -> ClaimEstimate:

@@ -6,7 +6,6 @@ Intervals of differences and ratios are the widest that the two intervals allow,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from types import MappingProxyType
 from typing import Any, Literal
@@ -17,11 +16,20 @@ from numpy.typing import NDArray
 from probing.interventions import MLM, POSITION, measure_of
 from probing.results import Table, ends
 from probing.runs import Result
-from probing.runs.run import Run
 from probing.statistics import ENDS
 from probing.studies.ablate.tables import at_last_layer, is_head
 from probing.studies.claims.measures.position import above_embeddings
-from probing.studies.claims.measures.registry import ModelRuns, NotMeasurable, difference, from_row, magnitude, measure
+from probing.studies.claims.measures.registry import (
+    ModelRuns,
+    NotMeasurable,
+    by_ends,
+    from_row,
+    largest,
+    least,
+    measure,
+    required,
+    upper,
+)
 from probing.studies.claims.verdict import ClaimEstimate
 from probing.tables.heads import SPECIAL, name_of, of_all_maps, of_measure
 
@@ -36,16 +44,16 @@ def least_lead_over_offset(model_runs: ModelRuns, relations: Sequence[str]) -> C
     The head and the offset are chosen on other sentences. The control is the largest such lead of a head of a randomly
     initialised model over the same offsets. Relations are, for example, `det`.
     """
-    run: Result = model_runs.run("attention")
-    rows = {row["relation"]: row for row in run.relations.where(relation=tuple(relations))}
+    of_relations = model_runs.run("attention").relations.where(relation=tuple(relations))
+    rows = {row["relation"]: row for row in of_relations}
     if missing := [name for name in relations if name not in rows]:
         raise NotMeasurable(
             "a treebank as `--corpus`, with at least 100 arcs to choose a head by and 100 to test for each of "
             f"{', '.join(missing)}"
         )
-    least = min(rows.values(), key=lambda row: row["difference"])
+    row = min(rows.values(), key=lambda row: row["difference"])
     untrained = max(row["untrained"] - row["offset_test"] for row in rows.values())
-    return from_row(least, "difference", "difference", untrained)
+    return from_row(row, "difference", "difference", untrained)
 
 
 @measure("attention")
@@ -54,11 +62,9 @@ def edges_of_best_head(model_runs: ModelRuns) -> ClaimEstimate:
 
     The control is the difference from the share of a chain of neighbouring words.
     """
-    run: Result = model_runs.run("attention")
-    best = run.trees.where(measure="uuas", chosen="yes")
-    if not best:
-        raise NotMeasurable("a treebank as `--corpus`")
-    return from_row(best[0], "test", "test", best[0]["difference"])
+    best = model_runs.run("attention").trees.where(measure="uuas", chosen="yes")
+    row = required(best, "a treebank as `--corpus`")[0]
+    return from_row(row, "test", "test", row["difference"])
 
 
 @measure("attention")
@@ -68,12 +74,9 @@ def heads_at_neighbour(model_runs: ModelRuns, side: Literal["previous", "next"])
     The lower end of the interval counts the heads whose whole interval is above a half, the upper end those whose
     interval reaches above a half. The control is the largest attention of any head to this neighbour.
     """
-    run: Result = model_runs.run("attention")
-    heads = [from_row(row) for row in of_measure(run.heads, side)]
-    if not heads:
-        raise NotMeasurable("a survey of heads with the part `profile`")
-    n, low, high = (float(sum(getattr(head, end) > MOST for head in heads)) for end in ("value", "low", "high"))
-    return ClaimEstimate(n, low, high, max(head.value for head in heads))
+    rows = of_measure(model_runs.run("attention").heads, side)
+    heads = [from_row(row) for row in required(rows, "a survey of heads with the part `profile`")]
+    return by_ends(lambda values: sum(value > MOST for value in values), heads, max(head.value for head in heads))
 
 
 @measure("attention")
@@ -83,19 +86,14 @@ def likeness_within_layers(model_runs: ModelRuns) -> ClaimEstimate:
     The interval is the widest that the intervals of the pairs of heads allow. The control is the share of heads whose
     most similar head is in the same layer, divided by the share that is expected by chance.
     """
-    run: Result = model_runs.run("attention")
-    rows = of_measure(run.similarity, "jensen_shannon")
+    rows = of_measure(model_runs.run("attention").similarity, "jensen_shannon")
     within, between = (
-        [row for row in rows if (row["layer"] == row["other_layer"]) is is_within] for is_within in (True, False)
+        by_ends(np.mean, [from_row(row) for row in required(part, "two layers with two heads each")])
+        for part in (
+            [row for row in rows if (row["layer"] == row["other_layer"]) is is_within] for is_within in (True, False)
+        )
     )
-    if not within or not between:
-        raise NotMeasurable("two layers with two heads each")
-    means = {
-        name: [float(np.mean([getattr(from_row(row), end) for row in part])) for end in ("value", "low", "high")]
-        for name, part in (("within", within), ("between", between))
-    }
-    (value, low, high), (within_mean, within_low, within_high) = means["between"], means["within"]
-    return ClaimEstimate(value - within_mean, low - within_high, high - within_low, _nearest_in_layer(rows))
+    return (between - within).beside(_nearest_in_layer(rows))
 
 
 def _nearest_in_layer(rows: Sequence[Any]) -> float:
@@ -126,13 +124,10 @@ def least_role_excess(model_runs: ModelRuns, heads: Sequence[str] | None = None,
     control is the largest p-value of these heads; p-values are corrected for the choice among all heads. Without
     `heads`, such as 7-6, the `n_heads` with the highest scores are taken.
     """
-    run: Result = model_runs.run("attention")
     by_head: dict[str, Mapping[str, Any]] = {}
-    for row in sorted(run.roles, key=lambda row: -row["score"]):
-        if row["role"] == _ALL_ROLES:
-            by_head.setdefault(name_of(row), row)
-    if not by_head:
-        raise NotMeasurable("a treebank as `--corpus`, with role links that have unlinked pairs which look alike")
+    for row in sorted(model_runs.run("attention").roles.where(role=_ALL_ROLES), key=lambda row: -row["score"]):
+        by_head.setdefault(name_of(row), row)
+    required(by_head, "a treebank as `--corpus`, with role links that have unlinked pairs which look alike")
     if missing := set(heads or ()) - set(by_head):
         raise NotMeasurable(f"the model has no head {min(missing)}")
     rows = [by_head[name] for name in heads] if heads else list(by_head.values())[:n_heads]
@@ -150,17 +145,10 @@ def nearness_of_subject_head(model_runs: ModelRuns) -> ClaimEstimate:
     head that only attends to a neighbour has no such lead.
     """
     run: Result = model_runs.run("attention")
-    subjects = run.relations.where(relation=SUBJECT)
-    if not subjects:
-        raise NotMeasurable("a treebank as `--corpus`, with at least 100 subjects to choose a head by and 100 to test")
-    best = subjects[0]
-    head = (best["layer"], best["head"])
-    near = [
-        row
-        for name in ("previous", "next")
-        for row in of_measure(run.heads, name)
-        if (row["layer"], row["head"]) == head
-    ]
+    lacking = "a treebank as `--corpus`, with at least 100 subjects to choose a head by and 100 to test"
+    best = required(run.relations.where(relation=SUBJECT), lacking)[0]
+    at_neighbours = Table([row for name in ("previous", "next") for row in of_measure(run.heads, name)])
+    near = at_neighbours.where(layer=best["layer"], head=best["head"])
     return from_row(max(near, key=lambda row: row["value"]), control=best["difference"])
 
 
@@ -196,14 +184,16 @@ def _spare(run: Result, readout: str, at_most: float) -> ClaimEstimate:
     a loss, one layer at a time: at 1, this readout needs the heads of no single layer.
     """
     rows = at_last_layer(run.ablated, readout)
-    heads, layers = ([gained(row, readout) for row in rows if is_head(row) is of_heads] for of_heads in (True, False))
-    if not heads or not layers:
-        raise NotMeasurable("a run of `ablate` with heads and with layers")
+    heads, layers = (
+        required([row for row in rows if is_head(row) is of_heads], "a run of `ablate` with heads and with layers")
+        for of_heads in (True, False)
+    )
 
-    def share(of: Sequence[ClaimEstimate], end: str) -> float:
-        return sum(getattr(gain, end) >= -at_most for gain in of) / len(of)
+    def share(gains: Sequence[float]) -> float:
+        return sum(gain >= -at_most for gain in gains) / len(gains)
 
-    return ClaimEstimate(share(heads, "value"), share(heads, "low"), share(heads, "high"), share(layers, "value"))
+    control = share([gained(row, readout).value for row in layers])
+    return by_ends(share, [gained(row, readout) for row in heads], control)
 
 
 def _gain(run: Result, readout: str) -> ClaimEstimate:
@@ -213,19 +203,14 @@ def _gain(run: Result, readout: str) -> ClaimEstimate:
     other half. The control is its p-value, corrected for the number of comparisons.
     """
     rows = run.better_without.where(readout=readout)
-    gains = [(gained(row, readout), row) for row in rows.where(layer=max(rows.values("layer"), default=0))]
-    if not gains:
-        raise NotMeasurable("a run of `ablate` with more sentences")
-    gain, row = max(gains, key=lambda pair: pair[0].value)
-    return ClaimEstimate(gain.value, gain.low, gain.high, row["p_value"])
+    at_last = required(upper(rows, 1), "a run of `ablate` with more sentences")
+    return largest(gained(row, readout).beside(row["p_value"]) for row in at_last)
 
 
 def gained(row: Any, readout: str) -> ClaimEstimate:
     """Return the effect of a row with the sign by which more is better."""
     effect = from_row(row, "effect")
-    if measure_of(readout).higher_is_better:
-        return effect
-    return ClaimEstimate(-effect.value, -effect.high, -effect.low)
+    return effect if measure_of(readout).higher_is_better else -effect
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -259,7 +244,7 @@ def heterogeneous_share(model_runs: ModelRuns) -> ClaimEstimate:
     """
     run: Result = model_runs.run("pairs")
     row = _shares(run)["heterogeneous"]
-    factors = {other["factor"] for other in run.attention_classes}
+    factors = run.attention_classes.values("factor")
     moved = [of_all_maps(run.by_name, factor)["heterogeneous"]["share"] for factor in factors]
     return from_row(row, "share", control=max(abs(share - row["share"]) for share in moved))
 
@@ -276,7 +261,7 @@ def words_in_stripes(model_runs: ModelRuns, types: Sequence[str]) -> ClaimEstima
     run: Result = model_runs.run("attention")
     if missing := [word_type for word_type in types if not of_measure(run.attention_layers, "lift", word_type)]:
         raise NotMeasurable(f"a treebank as `--corpus`, with tokens of the types {', '.join(missing)}")
-    lift = max((_mean_over_layers(run, "lift", word_type) for word_type in types), key=lambda estimate: estimate.value)
+    lift = largest(_mean_over_layers(run, "lift", word_type) for word_type in types)
     mass, by_norm = (_mean_over_layers(run, name, SPECIAL) for name in ("mass", "norm_mass"))
     share = mass.value / _mean_over_layers(run, "lift", SPECIAL).value  # of the tokens
 
@@ -297,8 +282,7 @@ def layers_from_first_to_last(model_runs: ModelRuns) -> ClaimEstimate:
     interval is the widest that the intervals of the attention in each layer allow.
     """
     run: Result = model_runs.run("attention")
-    first, last = (_mean_layer(run, names) for names in (FIRST, LAST))
-    return difference(last, first)
+    return _mean_layer(run, LAST) - _mean_layer(run, FIRST)
 
 
 @measure("attention")
@@ -308,15 +292,11 @@ def layers_from_last_to_punctuation(model_runs: ModelRuns) -> ClaimEstimate:
     The mean layers and their interval are computed as in `layers_from_first_to_last`.
     """
     run: Result = model_runs.run("attention")
-    last, punctuation = (_mean_layer(run, names) for names in (LAST, ("punctuation",)))
-    return difference(punctuation, last)
+    return _mean_layer(run, ("punctuation",)) - _mean_layer(run, LAST)
 
 
 def _shares(run: Result) -> dict[str, Mapping[str, Any]]:
-    shares = of_all_maps(run.by_name)
-    if not shares:
-        raise NotMeasurable("the run sorted no maps into classes")
-    return shares
+    return required(of_all_maps(run.by_name), "the run sorted no maps into classes")
 
 
 def _mean_layer(run: Result, names: Sequence[str]) -> ClaimEstimate:
@@ -325,10 +305,7 @@ def _mean_layer(run: Result, names: Sequence[str]) -> ClaimEstimate:
     A weighted mean is monotone in each weight. It is therefore lowest if all layers up to a certain one have the upper
     ends of their intervals as weights, and all later layers the lower ends; and highest the other way round.
     """
-    rows = next((rows for name in names if (rows := of_measure(run.attention_layers, "mass", name))), None)
-    if rows is None:
-        raise NotMeasurable(f"a tokenizer with a special token {' or '.join(names)}")
-    masses = {row["layer"]: from_row(row) for row in sorted(rows, key=lambda row: row["layer"])}
+    masses = {row["layer"]: from_row(row) for row in _of_first_known(run, "mass", names)}
 
     def mean(ends: Sequence[str]) -> float:
         weights = [getattr(mass, end) for mass, end in zip(masses.values(), ends, strict=True)]
@@ -341,9 +318,14 @@ def _mean_layer(run: Result, names: Sequence[str]) -> ClaimEstimate:
 
 
 def _mean_over_layers(run: Result, name: str, to: str) -> ClaimEstimate:
-    rows = [from_row(row) for row in of_measure(run.attention_layers, name, to)]
-    value, low, high = (sum(getattr(row, end) for row in rows) / len(rows) for end in ("value", "low", "high"))
-    return ClaimEstimate(value, low, high)
+    return _mean(of_measure(run.attention_layers, name, to))
+
+
+def _of_first_known(run: Result, measure: str, names: Sequence[str]) -> Table:
+    """Return a measure of each layer, ascending, for the first of these special tokens that the tokenizer has."""
+    known = (rows for name in names if (rows := of_measure(run.attention_layers, measure, name)))
+    rows = required(next(known, Table()), f"a tokenizer with a special token {' or '.join(names)}")
+    return Table(sorted(rows, key=lambda row: row["layer"]))
 
 
 # The first token of BERT's sequences and of RoBERTa's, as the survey of heads names it.
@@ -395,13 +377,11 @@ def attention_to_last_token(model_runs: ModelRuns, from_depth: float, to_depth: 
 
     The range is given in shares of the number of blocks. The control is the largest such attention in any layer.
     """
-    rows = _of_last(model_runs, "mass")
-    depth = max(row["layer"] for row in rows)
-    inside = [row for row in rows if from_depth * depth <= row["layer"] <= to_depth * depth]
-    if not inside:
-        raise NotMeasurable("a model with more layers")
-    least = min(inside, key=lambda row: row["value"])
-    return from_row(least, control=max(row["value"] for row in rows))
+    rows = _of_first_known(model_runs.run("attention"), "mass", LAST)
+    depth = max(rows.column("layer"))
+    inside = rows.where(lambda row: from_depth * depth <= row["layer"] <= to_depth * depth)
+    row = min(required(inside, "a model with more layers"), key=lambda row: row["value"])
+    return from_row(row, control=max(rows.column("value")))
 
 
 @measure("attention")
@@ -411,8 +391,9 @@ def rise_at_last_token(model_runs: ModelRuns, from_depth: float) -> ClaimEstimat
     The control is the same when weights are multiplied by the norms of the vectors that heads read there. `from_depth`
     is the least depth of an upper layer, as a share of the number of blocks.
     """
-    by_weight, by_norm = (_rise(_of_last(model_runs, name), from_depth) for name in ("mass", "norm_mass"))
-    return ClaimEstimate(by_weight.value, by_weight.low, by_weight.high, by_norm.value)
+    run = model_runs.run("attention")
+    by_weight, by_norm = (_rise(_of_first_known(run, name, LAST), from_depth) for name in ("mass", "norm_mass"))
+    return by_weight.beside(by_norm.value)
 
 
 @measure("attention")
@@ -422,10 +403,10 @@ def norm_over_weight(model_runs: ModelRuns) -> ClaimEstimate:
     The control is the least lift of special tokens by weight over the layers: above 1, they get more attention than
     under uniform attention in every layer.
     """
-    run: Result = model_runs.run("attention")
+    layers: Table = model_runs.run("attention").attention_layers
     by_layer: dict[int, dict[str, Mapping[str, Any]]] = {}
     for name in ("mass", "norm_mass", "lift"):
-        for row in of_measure(run.attention_layers, name, SPECIAL):
+        for row in of_measure(layers, name, SPECIAL):
             by_layer.setdefault(row["layer"], {})[name] = row
     if not by_layer or any(len(rows) < 3 for rows in by_layer.values()):
         raise NotMeasurable("special tokens that are attended to")
@@ -433,36 +414,17 @@ def norm_over_weight(model_runs: ModelRuns) -> ClaimEstimate:
     for rows in by_layer.values():
         norm, weight = from_row(rows["norm_mass"]), from_row(rows["mass"])
         ratios.append(ClaimEstimate(norm.value / weight.value, norm.low / weight.high, norm.high / weight.low))
-    most = max(ratios, key=lambda estimate: estimate.value)
-    lift = min(rows["lift"]["value"] for rows in by_layer.values())
-    return ClaimEstimate(most.value, most.low, most.high, lift)
+    return largest(ratios).beside(min(rows["lift"]["value"] for rows in by_layer.values()))
 
 
-def _of_last(model_runs: ModelRuns, name: str) -> list[Mapping[str, Any]]:
-    """Return a measure of each layer for the last special token, by layer."""
-    run: Result = model_runs.run("attention")
-    rows = next((rows for to in LAST if (rows := of_measure(run.attention_layers, name, to))), None)
-    if rows is None:
-        raise NotMeasurable(f"a tokenizer with a special token {' or '.join(LAST)}")
-    return sorted(rows, key=lambda row: row["layer"])
-
-
-def _rise(rows: Sequence[Mapping[str, Any]], from_depth: float) -> ClaimEstimate:
-    depth = max(row["layer"] for row in rows)
-    upper, lower = (
-        [row for row in rows if (row["layer"] >= from_depth * depth) is is_upper] for is_upper in (True, False)
-    )
-    if not upper or not lower:
-        raise NotMeasurable("a model with more layers")
-    return difference(_mean(upper), _mean(lower))
+def _rise(rows: Table, from_depth: float) -> ClaimEstimate:
+    depth = max(rows.column("layer"))
+    return _mean(upper(rows, from_depth)) - _mean(rows.where(lambda row: row["layer"] < from_depth * depth))
 
 
 def _mean(rows: Sequence[Mapping[str, Any]]) -> ClaimEstimate:
-    estimates = [from_row(row) for row in rows]
-    value, low, high = (
-        sum(getattr(estimate, end) for estimate in estimates) / len(estimates) for end in ("value", "low", "high")
-    )
-    return ClaimEstimate(value, low, high)
+    estimates = [from_row(row) for row in required(rows, "a model with more layers")]
+    return by_ends(lambda values: sum(values) / len(values), estimates)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -495,7 +457,7 @@ def lead_on_senses(model_runs: ModelRuns, transform: str, over: str) -> ClaimEst
     """Return the lead in accuracy on WiC of one transform over another, on held-out pairs."""
     rows = model_runs.run("senses").chosen
     gain, other_gain = (from_row(_of_senses(rows, "held_out", space), "gain", "gain") for space in (transform, over))
-    return difference(gain, other_gain)
+    return gain - other_gain
 
 
 @measure("senses")
@@ -519,16 +481,11 @@ def least_gain_on_sets(
     interval is the widest that the intervals of both transforms allow.
     """
     gains = _gains(model_runs, transform, sets)
-    least = _least([*gains.values()], len(sets))
-    lead = leads.get(model_runs.model, {})
+    lead, excess = leads.get(model_runs.model, {}), list[ClaimEstimate]()
     if shared_sets := [name for name in lead.get("sets", ()) if name in gains]:
         others, by = _gains(model_runs, lead["over"], shared_sets), ClaimEstimate.exact(lead["by"])
-        excess = [difference(difference(gains[name], other), by) for name, other in others.items()]
-        least = min(
-            [least, *(replace(surplus, control=least.control) for surplus in excess)],
-            key=lambda estimate: estimate.value,
-        )
-    return least
+        excess = [gains[name] - other - by for name, other in others.items()]
+    return least([*gains.values(), *excess]).beside(len(sets) - len(gains))
 
 
 def _gains(model_runs: ModelRuns, transform: str, sets: Sequence[str]) -> dict[str, ClaimEstimate]:
@@ -539,19 +496,15 @@ def _gains(model_runs: ModelRuns, transform: str, sets: Sequence[str]) -> dict[s
 @measure("similarity")
 def least_lead_of_static(model_runs: ModelRuns, transform: str, sets: Sequence[str]) -> ClaimEstimate:
     """Return the lead of static vectors over a transform: the least over sets; see `least_gain_on_sets`."""
-    return _least(
-        [difference(static, transformed) for transformed, static in _beside_static(model_runs, transform, sets)],
-        len(sets),
-    )
+    pairs = _beside_static(model_runs, transform, sets)
+    return least(static - transformed for transformed, static in pairs).beside(len(sets) - len(pairs))
 
 
 @measure("similarity")
 def least_lead_over_static(model_runs: ModelRuns, transform: str, sets: Sequence[str]) -> ClaimEstimate:
     """Return the lead of a transform over static vectors: the least over sets; see `least_gain_on_sets`."""
-    return _least(
-        [difference(transformed, static) for transformed, static in _beside_static(model_runs, transform, sets)],
-        len(sets),
-    )
+    pairs = _beside_static(model_runs, transform, sets)
+    return least(transformed - static for transformed, static in pairs).beside(len(sets) - len(pairs))
 
 
 @measure("labels")
@@ -564,24 +517,19 @@ def change_of_accuracy_on_labels(model_runs: ModelRuns) -> ClaimEstimate:
     clipping can remove nothing.
     """
     rows = above_embeddings(model_runs.run("labels").accuracy).where(lambda row: row["n_clipped"] > 0)
-    if not rows:
-        raise NotMeasurable("no layer has an outlier that could be clipped")
     differences = [
         ClaimEstimate(row["accuracy"] - row["untransformed_accuracy"], *apart)
-        for row in rows
+        for row in required(rows, "no layer has an outlier that could be clipped")
         if (apart := ends(row, "above_untransformed")) is not None
     ]
-    if not differences:
-        raise NotMeasurable("the run has no interval, for which it would need more sentences")
+    required(differences, "the run has no interval, for which it would need more sentences")
     learned = min(row["untransformed_accuracy"] - row["majority_accuracy"] for row in rows)
-    return replace(max(map(magnitude, differences), key=lambda estimate: estimate.value), control=learned)
+    return largest(map(abs, differences)).beside(learned)
 
 
-def _of_senses(rows: Sequence[Mapping[str, Any]], protocol: str, transform: str) -> Mapping[str, Any]:
-    for row in rows:
-        if (row["protocol"], row.get("transform")) == (protocol, transform):
-            return row
-    raise NotMeasurable(f"the run has no {transform} vectors, such as where no layer has an outlier")
+def _of_senses(rows: Table, protocol: str, transform: str) -> Mapping[str, Any]:
+    lacking = f"the run has no {transform} vectors, such as where no layer has an outlier"
+    return required(rows.where(protocol=protocol, transform=transform), lacking)[0]
 
 
 def _of_sets(model_runs: ModelRuns, pooling: str, transform: str, sets: Sequence[str]) -> dict[str, Mapping[str, Any]]:
@@ -589,17 +537,14 @@ def _of_sets(model_runs: ModelRuns, pooling: str, transform: str, sets: Sequence
 
     If a set has several parts, such as `STS-B dev` and `STS-B test`, its test part counts.
     """
+    chosen: Table = model_runs.run("similarity").chosen
     set_rows: dict[str, Mapping[str, Any]] = {}
-    for row in model_runs.run("similarity").chosen:
-        settings = (row["protocol"], row["pooling"], row["transform"], row["aggregation"])
+    for row in chosen.where(protocol="held_out", pooling=pooling, transform=transform, aggregation="all"):
         name = row["set"].split(" ")[0]
-        is_selected = settings == ("held_out", pooling, transform, "all") and name in sets
-        if is_selected and (name not in set_rows or row["set"].endswith(" test")):
+        if name in sets and (name not in set_rows or row["set"].endswith(" test")):
             set_rows[name] = row
-    if not set_rows:
-        needed = "`--static`" if pooling == "static" else "one of the sets: " + ", ".join(sets)
-        raise NotMeasurable(f"the run would need {needed}")
-    return set_rows
+    needed = "`--static`" if pooling == "static" else "one of the sets: " + ", ".join(sets)
+    return required(set_rows, f"the run would need {needed}")
 
 
 def _beside_static(
@@ -611,12 +556,6 @@ def _beside_static(
         for name in transformed
         if name in static
     ]
-
-
-def _least(estimates: Sequence[ClaimEstimate], n_sets: int) -> ClaimEstimate:
-    """Return the least value; the control is the number of missing sets."""
-    least = min(estimates, key=lambda estimate: estimate.value)
-    return ClaimEstimate(least.value, least.low, least.high, control=n_sets - len(estimates))
 
 
 # The runs that the measures read.
@@ -660,13 +599,17 @@ def lead_of_middle_layers(model_runs: ModelRuns, task: Task) -> ClaimEstimate:
     rows = _rows(model_runs, task)
     if "untrained_accuracy" not in rows[0]:
         raise NotMeasurable("a run with the control `untrained`")
-    middle, others = _thirds(rows)
-    if not middle:
-        raise NotMeasurable("a model with a block in its second third")
-    best, other = (max(part, key=lambda row: row["accuracy"]) for part in (middle, others))
-    untrained = [max(row["untrained_accuracy"] for row in part) for part in (middle, others)]
-    lead = difference(*(from_row(row, "accuracy", "accuracy") for row in (best, other)))
-    return ClaimEstimate(lead.value, lead.low, lead.high, untrained[0] - untrained[1])
+    depth = rows[-1]["layer"]
+    middle, others = (
+        Table([row for row in rows if (depth < 3 * row["layer"] <= 2 * depth) is is_middle])
+        for is_middle in (True, False)
+    )
+    required(middle, "a model with a block in its second third")
+    best, other = (
+        from_row(max(part, key=lambda row: row["accuracy"]), "accuracy", "accuracy") for part in (middle, others)
+    )
+    untrained, untrained_other = (max(part.column("untrained_accuracy")) for part in (middle, others))
+    return (best - other).beside(untrained - untrained_other)
 
 
 def expected_layer(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -678,23 +621,11 @@ def expected_layer(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.divide(weighted, total, out=np.zeros_like(weighted), where=total > 0)
 
 
-def _rows(model_runs: ModelRuns, task: str) -> list[Mapping[str, Any]]:
-    run: Run = model_runs.run(task)
-    rows: list[Mapping[str, Any]] = sorted(run.accuracy, key=lambda row: row["layer"])
-    if [row["layer"] for row in rows] != list(range(len(rows))) or len(rows) < 2:
+def _rows(model_runs: ModelRuns, task: str) -> Table:
+    rows = Table(sorted(model_runs.run(task).accuracy, key=lambda row: row["layer"]))
+    if rows.column("layer") != list(range(len(rows))) or len(rows) < 2:
         raise NotMeasurable("a run of all layers")
     return rows
-
-
-def _thirds(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Return the rows of the middle third of the blocks, and the others."""
-    depth = rows[-1]["layer"]
-    is_middle = [depth < 3 * row["layer"] <= 2 * depth for row in rows]
-    middle, others = (
-        [row for row, inside in zip(rows, is_middle, strict=True) if inside is is_in_third]
-        for is_in_third in (True, False)
-    )
-    return middle, others
 
 
 @measure("pooling")
@@ -708,14 +639,12 @@ def least_lead_of_pooling(model_runs: ModelRuns, pooling: str, over: str) -> Cla
     last = max(run.sts.column("layer"))
     last_leads = _leads(run.sts.where(layer=last), pooling, over)
     chosen = _leads(run.chosen.where(protocol="held_out"), pooling, over)
-    if not last_leads:
-        raise NotMeasurable(f"a run of `sts` with the poolings {pooling} and {over}")
-    least = min(last_leads, key=lambda estimate: estimate.value)
-    return ClaimEstimate(least.value, least.low, least.high, min(lead.value for lead in chosen) if chosen else None)
+    required(last_leads, f"a run of `sts` with the poolings {pooling} and {over}")
+    return least(last_leads).beside(min((lead.value for lead in chosen), default=None))
 
 
 def _leads(rows: Table, pooling: str, over: str) -> list[ClaimEstimate]:
     by_set = rows.where(transform="none", aggregation="all").by("set").values()
     by_pooling = [{row["pooling"]: row for row in of_set} for of_set in by_set]
     both = [of_set for of_set in by_pooling if {pooling, over} <= set(of_set)]
-    return [difference(*(from_row(of_set[name], "spearman", "") for name in (pooling, over))) for of_set in both]
+    return [from_row(of_set[pooling], "spearman") - from_row(of_set[over], "spearman") for of_set in both]

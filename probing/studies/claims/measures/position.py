@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -23,10 +24,11 @@ from probing.studies.claims.measures.registry import (
     ModelRuns,
     NotMeasurable,
     Role,
-    difference,
     from_row,
-    magnitude,
+    largest,
+    least,
     measure,
+    required,
 )
 from probing.studies.claims.verdict import ClaimEstimate
 
@@ -49,8 +51,7 @@ def extreme_share(model_runs: ModelRuns, role: Role) -> ClaimEstimate:
     if neuron not in pooled:
         raise NotMeasurable(f"the model has no neuron {neuron}")
     others = max(share for other, share in pooled.items() if other != neuron)
-    estimate = _share(pooled[neuron], n_sentences(geometry))
-    return ClaimEstimate(estimate.value, estimate.low, estimate.high, others, (neuron,))
+    return replace(_share(pooled[neuron], n_sentences(geometry)), control=others, neurons=(neuron,))
 
 
 @measure("geometry")
@@ -62,15 +63,11 @@ def least_share_beyond(model_runs: ModelRuns, role: Role) -> ClaimEstimate:
     """
     geometry: Result = model_runs.run("geometry")
     neuron, n = model_runs.neuron(role), n_sentences(geometry)
-    by_layer: dict[int, dict[int, float]] = {}
-    for row in above_embeddings(geometry.dimensions):
-        by_layer.setdefault(row["layer"], {})[row["neuron"]] = row["beyond_share"]
-    if not by_layer or any(neuron not in shares for shares in by_layer.values()):
-        raise NotMeasurable(f"the model has no neuron {neuron}")
-    least = min(by_layer.values(), key=lambda shares: shares[neuron])
-    estimate = _share(least[neuron], n)
-    others = max(share for other, share in least.items() if other != neuron)
-    return ClaimEstimate(estimate.value, estimate.low, estimate.high, others, (neuron,))
+    rows = above_embeddings(geometry.dimensions)
+    of_neuron = required(rows.where(neuron=neuron), f"the model has no neuron {neuron}")
+    row = min(of_neuron, key=lambda row: row["beyond_share"])
+    others = rows.where(lambda other: other["neuron"] != neuron, layer=row["layer"])
+    return replace(_share(row["beyond_share"], n), control=max(others.column("beyond_share")), neurons=(neuron,))
 
 
 @measure("geometry", "elsewhere", "third")
@@ -90,9 +87,8 @@ def change_over_texts(model_runs: ModelRuns, roles: list[Role] | None = None) ->
             _share(share[neuron], n_sentences(model_runs.run(name)))
             for share, name in zip(shares, ("geometry", "elsewhere", "third"), strict=True)
         )
-        changes += [magnitude(difference(other, first)) for other in rest]
-    most = max(changes, key=lambda estimate: estimate.value)
-    return ClaimEstimate(most.value, most.low, most.high, others, tuple(model_runs.outliers(roles).values()))
+        changes += [abs(other - first) for other in rest]
+    return replace(largest(changes), control=others, neurons=tuple(model_runs.outliers(roles).values()))
 
 
 @measure("geometry")
@@ -114,9 +110,7 @@ def least_deviation(model_runs: ModelRuns, roles: list[Role] | None = None) -> C
             value, half = SIGNS[role] * float(z[neuron]), float(error[neuron])
             if layer:
                 deviations.append(ClaimEstimate(value, value - half, value + half, others, tuple(chosen.values())))
-    if not deviations:
-        raise NotMeasurable("the run has no layer above the embeddings")
-    return min(deviations, key=lambda estimate: estimate.value)
+    return least(required(deviations, "the run has no layer above the embeddings"))
 
 
 @measure("geometry")
@@ -160,18 +154,14 @@ def above_embeddings(rows: Sequence[Mapping[str, Any]]) -> Table:
 def n_sentences(geometry: Result) -> int:
     """Return the number of measured sentences: one token of each is sampled for one of the measures."""
     rows = geometry.geometry.where(measure="mean_cosine_one_per_sentence")
-    if not rows:
-        raise NotMeasurable("the run measured no sentences")
-    return int(rows[0]["n_tokens"])
+    return int(required(rows, "the run measured no sentences")[0]["n_tokens"])
 
 
 def _pooled(geometry: Result, role: Role) -> dict[int, float]:
     """Return the share of tokens in which each neuron is the extreme one, over the layers above the embeddings."""
     column = {"minimum": "argmin_share", "maximum": "argmax_share"}[role]
-    shares: dict[int, list[float]] = {}
-    for row in above_embeddings(geometry.dimensions):
-        shares.setdefault(row["neuron"], []).append(row[column])
-    return {neuron: min(sum(layer_shares) / len(layer_shares), 1.0) for neuron, layer_shares in shares.items()}
+    by_neuron = above_embeddings(geometry.dimensions).by("neuron")
+    return {neuron: min(sum(rows.column(column)) / len(rows), 1.0) for neuron, rows in by_neuron.items()}
 
 
 def _share(share: float, n: int) -> ClaimEstimate:
@@ -180,13 +170,10 @@ def _share(share: float, n: int) -> ClaimEstimate:
 
 def _profiles(geometry: Result) -> list[tuple[int, NDArray[np.float64], NDArray[np.float64]]]:
     """Return, for each layer, each neuron's mean in sd from the others' and half the width of its interval."""
-    by_layer: dict[int, list[Mapping[str, Any]]] = {}
-    for row in geometry.dimensions:
-        by_layer.setdefault(row["layer"], []).append(row)
     profiles, root = [], math.sqrt(n_sentences(geometry))
-    for layer, rows in by_layer.items():
-        means = np.array([row["mean"] for row in sorted(rows, key=lambda row: row["neuron"])])
-        sds = np.array([row["sd"] for row in sorted(rows, key=lambda row: row["neuron"])])
+    for layer, rows in geometry.dimensions.by("layer").items():
+        in_order = Table(sorted(rows, key=lambda row: row["neuron"]))
+        means, sds = (np.array(in_order.column(column)) for column in ("mean", "sd"))
         spread = means.std()
         profiles.append((layer, deviations_of(means), _Z * sds / root / spread if spread > 0 else np.zeros_like(means)))
     return profiles
@@ -218,9 +205,8 @@ def least_accuracy(model_runs: ModelRuns, layers: str) -> ClaimEstimate:
     The control is the largest accuracy in these layers when the model reads each sentence with its tokens permuted.
     """
     rows = _accuracies(model_runs, layers)
-    control = max((row.get("permuted_positions_accuracy", float("nan")) for row in rows), default=None)
-    least = min(rows, key=lambda row: row["accuracy"])
-    return _accuracy(least, None if control is None or control != control else control)
+    controls = [row["permuted_positions_accuracy"] for row in rows if "permuted_positions_accuracy" in row]
+    return _accuracy(min(rows, key=lambda row: row["accuracy"]), max(controls, default=None))
 
 
 @measure("positions")
@@ -231,10 +217,8 @@ def distance_from_curve(model_runs: ModelRuns, published: Mapping[str, Sequence[
     curve, rows = published[model_runs.model], _accuracies(model_runs, "all")
     if len(rows) != len(curve):
         raise NotMeasurable(f"the run has {len(rows)} layers, and {len(curve)} are published")
-    apart = (
-        difference(_accuracy(row), ClaimEstimate.exact(accuracy)) for accuracy, row in zip(curve, rows, strict=True)
-    )
-    return max(map(magnitude, apart), key=lambda estimate: estimate.value)
+    pairs = zip(curve, rows, strict=True)
+    return largest(abs(_accuracy(row) - ClaimEstimate.exact(accuracy)) for accuracy, row in pairs)
 
 
 @measure("positions")
@@ -242,9 +226,8 @@ def accuracy_lost(model_runs: ModelRuns, layers: str) -> ClaimEstimate:
     """Return the decrease of the accuracy from the least of some lower layers, such as `1-3`, to the last layer."""
     every = _accuracies(model_runs, "all")
     lower = _accuracies(model_runs, layers).where(lambda row: row["layer"] != every[-1]["layer"])
-    if not lower:
-        raise NotMeasurable("the model has no further layers")
-    return difference(_accuracy(min(lower, key=lambda row: row["accuracy"])), _accuracy(every[-1]))
+    required(lower, "the model has no further layers")
+    return _accuracy(min(lower, key=lambda row: row["accuracy"])) - _accuracy(every[-1])
 
 
 @measure("positions")
@@ -256,8 +239,7 @@ def least_lead_in_accuracy(model_runs: ModelRuns, over: str, layers: str) -> Cla
     rows, others = ({row["layer"]: row for row in _accuracies(compared, layers)} for compared in (model_runs, other))
     if set(rows) != set(others):
         raise NotMeasurable(f"{model_runs.model} and {over} do not both have the layers {layers}")
-    leads = (difference(_accuracy(rows[layer]), _accuracy(others[layer])) for layer in rows)
-    return min(leads, key=lambda estimate: estimate.value)
+    return least(_accuracy(rows[layer]) - _accuracy(others[layer]) for layer in rows)
 
 
 @measure("geometry", "positions")
@@ -285,20 +267,16 @@ def evidence_beside_rank(model_runs: ModelRuns, roles: list[Role] | None = None)
     than frequency does, each beyond all other sources. Only layers in which all four were measured of the neuron count.
     The control is the best rank in these layers: a neuron that only replaces the probe's intercept can rank high, too.
     """
-    rows, run = _of_outliers(model_runs, roles), _run(model_runs)
+    rows, run, every_source = _of_outliers(model_runs, roles), _run(model_runs), model_runs.run("geometry").explained
     shares: list[tuple[float, int]] = []
     for row in rows:
-        explained = {
-            other_row["source"]: other_row["partial"]
-            for other_row in model_runs.run("geometry").explained
-            if (other_row["layer"], other_row["neuron"], other_row["special_tokens"])
-            == (row["layer"], row["neuron"], "exclude")
-        }
+        of_neuron = every_source.where(layer=row["layer"], neuron=row["neuron"], special_tokens="exclude")
+        explained = {other_row["source"]: other_row["partial"] for other_row in of_neuron}
         if not isinstance(row.get("cross_entropy_without_low"), float) or row["cross_entropy_without"] == "":
             continue
         if not {"position", "frequency"} <= set(explained):
             continue
-        centred = [other_row["contribution_centred"] for other_row in run.neurons if other_row["layer"] == row["layer"]]
+        centred = run.neurons.where(layer=row["layer"]).column("contribution_centred")
         kinds = (
             row["contribution_centred"] > sum(centred) / len(centred),
             row["eta_squared_z"] >= SIGNAL,
@@ -306,10 +284,7 @@ def evidence_beside_rank(model_runs: ModelRuns, roles: list[Role] | None = None)
             explained["position"] > explained["frequency"],
         )
         shares.append((sum(kinds) / len(kinds), row["rank"]))
-    if not shares:
-        raise NotMeasurable(
-            "in no layer were all four kinds of evidence measured of it: it is not among the first ranks"
-        )
+    required(shares, "in no layer were all four kinds of evidence measured of it: it is not among the first ranks")
     return ClaimEstimate.exact(
         min(share for share, _ in shares), control=float(min(rank for _, rank in shares)), neurons=_neurons(rows)
     )
@@ -324,18 +299,17 @@ def loss_without_first(model_runs: ModelRuns) -> ClaimEstimate:
     """
     neurons_above = above_embeddings(_run(model_runs).neurons)
     rows = neurons_above.where(lambda row: isinstance(row.get("cross_entropy_without"), float))
-    first = rows.where(rank=1)
-    if not first:
-        raise NotMeasurable("no probe was trained without the neuron that ranks first (`--evidence all`)")
+    lacking = "no probe was trained without the neuron that ranks first (`--evidence all`)"
+    first = required(rows.where(rank=1), lacking)
     beyond = [
         row["cross_entropy_without"] - first_row["cross_entropy_without"]
         for first_row in first
         for row in rows.where(layer=first_row["layer"])
         if row["removed"].startswith("matched")
     ]
-    least = min(first, key=lambda row: row["cross_entropy_without"])
+    row = min(first, key=lambda row: row["cross_entropy_without"])
     neurons = tuple(first.values("neuron"))
-    return from_row(least, "cross_entropy_without", "cross_entropy_without", max(beyond, default=None), neurons)
+    return from_row(row, "cross_entropy_without", "cross_entropy_without", max(beyond, default=None), neurons)
 
 
 def _run(model_runs: ModelRuns) -> Run:
@@ -346,9 +320,7 @@ def _run(model_runs: ModelRuns) -> Run:
 def _accuracies(model_runs: ModelRuns, layers: str) -> Table:
     rows = above_embeddings(_run(model_runs).accuracy)
     selected_rows = rows.where(layer=tuple(layers_of(layers, max(rows.values("layer"), default=0))))
-    if not selected_rows:
-        raise NotMeasurable(f"the run has no layers {layers}")
-    return selected_rows
+    return required(selected_rows, f"the run has no layers {layers}")
 
 
 def _accuracy(row: Mapping[str, Any], control: float | None = None) -> ClaimEstimate:
@@ -379,11 +351,10 @@ def distance_from_perplexities(model_runs: ModelRuns, without: float, with_: flo
     The interval is the range over seeds. `without` and `with_` are the published perplexities without and with position
     embeddings.
     """
-    distances = [
+    return largest(
         _over_seeds([abs(math.exp(loss) / perplexity - 1) for loss in _losses(model_runs, arm).values()])
         for arm, perplexity in ((_WITHOUT, without), (_WITH, with_))
-    ]
-    return max(distances, key=lambda estimate: estimate.value)
+    )
 
 
 @measure("pretraining")
@@ -453,9 +424,7 @@ def _last(model_runs: ModelRuns, arm: str) -> Table:
     rows: Table = model_runs.run("pretraining").arms.where(arm=arm)
     steps = {seed: max(of_seed.column("step")) for seed, of_seed in rows.by("seed").items()}
     last_rows = rows.where(lambda row: row["step"] == steps[row["seed"]] and row["layer"] > 0)
-    if not last_rows:
-        raise NotMeasurable(f"the run has no arm {arm}")
-    return last_rows
+    return required(last_rows, f"the run has no arm {arm}")
 
 
 def _by_seed(model_runs: ModelRuns, arm: str) -> dict[int, Table]:
@@ -522,16 +491,13 @@ def deviation_in_rows(model_runs: ModelRuns, roles: list[Role], rows: list[int])
     """
     chosen = model_runs.outliers(roles)
     table = _position_rows(model_runs)
-    least: list[tuple[float, int | None]] = []  # runs of former versions did not count outliers
+    of_rows: list[ClaimEstimate] = []
     for number in rows:
-        position_rows = table.where(row=number)
-        if position_rows:
+        if position_rows := table.where(row=number):
             deviations = [SIGNS[role] * _of(neuron, position_rows)[0]["deviations"] for role, neuron in chosen.items()]
-            least.append((min(deviations), position_rows[0].get("n_outliers")))
-    if not least:
-        raise NotMeasurable(f"its table of positions has no row {rows[0]}")
-    value, n_outliers = max(least, key=lambda pair: pair[0])
-    return ClaimEstimate.exact(value, control=n_outliers, neurons=tuple(chosen.values()))
+            n_outliers = position_rows[0].get("n_outliers")  # runs of former versions did not count outliers
+            of_rows.append(ClaimEstimate.exact(min(deviations), n_outliers, tuple(chosen.values())))
+    return largest(required(of_rows, f"its table of positions has no row {rows[0]}"))
 
 
 @measure("geometry")
@@ -539,8 +505,7 @@ def share_of_rows(model_runs: ModelRuns, role: Role, first_row: int) -> ClaimEst
     """Return the share of the position table's rows, from `first_row` on, in which an outlier is the most extreme."""
     neuron = model_runs.neuron(role)
     rows = _of(neuron, _position_rows(model_runs)).where(lambda row: row["row"] >= first_row)
-    if not rows:
-        raise NotMeasurable(f"its table of positions has no row {first_row}")
+    required(rows, f"its table of positions has no row {first_row}")
     return ClaimEstimate.exact(sum(_rank(model_runs, row, role) == 1 for row in rows) / len(rows), neurons=(neuron,))
 
 
@@ -573,8 +538,7 @@ def ranks_in_norms(
     if len(ranks) == 1:
         ranks = dict.fromkeys(range(1, last + 1), *ranks.values())
     so = [ranks[layer] <= most for layers, most in at_most.items() for layer in layers_of(layers, max(ranks))]
-    if not so:
-        raise NotMeasurable(f"the claim names none of its layers up to {last}")
+    required(so, f"the claim names none of its layers up to {last}")
     return ClaimEstimate.exact(sum(so) / len(so), neurons=(neuron,))
 
 
@@ -601,8 +565,7 @@ def deviation_without_first_row(model_runs: ModelRuns, role: Role) -> ClaimEstim
     """
     neuron = model_runs.neuron(role)
     every = model_runs.run("stream").first_row
-    if not every:
-        raise NotMeasurable("it has no table of positions as wide as its hidden states, or no outliers")
+    required(every, "it has no table of positions as wide as its hidden states, or no outliers")
     rows = above_embeddings(every).where(neuron=neuron)
     return _remaining_deviation(rows, role, neuron, "it is an outlier of no layer")
 
@@ -616,24 +579,18 @@ def _remaining_deviation(rows: Table, role: Role, neuron: int, lacking: str) -> 
     changed, control = (
         [SIGNS[role] * value for value in rows.where(kind=kind).column("value")] for kind in ("outliers", "random")
     )
-    if not changed:
-        raise NotMeasurable(lacking)
-    return ClaimEstimate.exact(max(changed), control=min(control, default=None), neurons=(neuron,))
+    return ClaimEstimate.exact(max(required(changed, lacking)), control=min(control, default=None), neurons=(neuron,))
 
 
 def _position_rows(model_runs: ModelRuns) -> Table:
     rows: Table = model_runs.run("geometry").parameters.where(parameter="position")
-    if not rows:
-        raise NotMeasurable("it has no table of positions as wide as its hidden states")
-    return rows
+    return required(rows, "it has no table of positions as wide as its hidden states")
 
 
 def _of(neuron: int, rows: Table) -> Table:
     """Return the rows of a neuron; parameters are listed only of neurons that some definition names as outliers."""
-    neuron_rows = rows.where(neuron=neuron)
-    if not neuron_rows:
-        raise NotMeasurable(f"neuron {neuron} is no outlier by any definition, so that its parameters are not listed")
-    return neuron_rows
+    lacking = f"neuron {neuron} is no outlier by any definition, so that its parameters are not listed"
+    return required(rows.where(neuron=neuron), lacking)
 
 
 def _rank(model_runs: ModelRuns, row: Mapping[str, Any], role: Role) -> int:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
-from probing.results import ends
-from probing.runs import Result
+from probing.results import Table, ends
 from probing.studies.claims.verdict import ClaimEstimate
 from probing.studies.cloze.tables import INTACT
 from probing.studies.hierarchy.tables import ITSELF, LINEAR, of_model
@@ -22,6 +21,7 @@ ROLES: tuple[Role, ...] = ("minimum", "maximum")
 SIGNS: Mapping[Role, int] = {"minimum": -1, "maximum": 1}
 
 _Function = TypeVar("_Function", bound=Callable[..., ClaimEstimate])
+_Rows = TypeVar("_Rows", bound=Sized)
 
 
 class NotMeasurable(Exception):
@@ -110,6 +110,12 @@ class ClaimMeasure:
         return None
 
 
+def upper(rows: Table, from_depth: float) -> Table:
+    """Return the rows of the layers from a depth on, a share of the number of blocks."""
+    depth = max(rows.column("layer"), default=0)
+    return rows.where(lambda row: row["layer"] >= from_depth * depth)
+
+
 def from_row(
     row: Mapping[str, Any], value: str = "value", interval: str = "", control: float | None = None,
     neurons: tuple[int, ...] = (),
@@ -125,17 +131,32 @@ def from_row(
     return ClaimEstimate(row[value], min(bounds[0], row[value]), max(bounds[1], row[value]), control, neurons)
 
 
-def difference(a: ClaimEstimate, b: ClaimEstimate) -> ClaimEstimate:
-    """Return a - b with the widest interval that both intervals allow, as their covariance is not known."""
-    return ClaimEstimate(a.value - b.value, a.low - b.high, a.high - b.low)
+def required(rows: _Rows, lacking: str) -> _Rows:
+    """Return what a measure reads; `NotMeasurable`, by what is lacking, if there is none."""
+    if not rows:
+        raise NotMeasurable(lacking)
+    return rows
 
 
-def magnitude(estimate: ClaimEstimate) -> ClaimEstimate:
-    """Return the magnitude of a value; its interval begins at 0 where the interval of the value includes 0."""
-    nearest = 0.0 if estimate.low <= 0 <= estimate.high else min(abs(estimate.low), abs(estimate.high))
-    return ClaimEstimate(
-        abs(estimate.value), nearest, max(abs(estimate.low), abs(estimate.high)), estimate.control, estimate.neurons
+def least(estimates: Iterable[ClaimEstimate]) -> ClaimEstimate:
+    """Return the estimate of the least value."""
+    measured = required([*estimates], "nothing was measured in these layers")
+    return min(measured, key=lambda estimate: estimate.value)
+
+
+def largest(estimates: Iterable[ClaimEstimate]) -> ClaimEstimate:
+    """Return the estimate of the largest value."""
+    return max(estimates, key=lambda estimate: estimate.value)
+
+
+def by_ends(
+    function: Callable[[list[float]], float], estimates: Sequence[ClaimEstimate], control: float | None = None
+) -> ClaimEstimate:
+    """Return a monotone function of several values, such as their mean, with that of the ends of their intervals."""
+    value, low, high = (
+        float(function([getattr(estimate, end) for estimate in estimates])) for end in ("value", "low", "high")
     )
+    return ClaimEstimate(value, low, high, control)
 
 
 MEASURES: dict[str, ClaimMeasure] = {}
@@ -172,8 +193,7 @@ def claims_that_hold(
 @measure("minimal_pairs")
 def share_of_pairs(model_runs: ModelRuns, group: str, beside: str | None = None) -> ClaimEstimate:
     """Return the share of a group's pairs whose right word is more probable; the control is the share in `beside`."""
-    run: Result = model_runs.run("minimal_pairs")
-    rows = {row["group"]: row for row in run.groups}
+    rows = {row["group"]: row for row in model_runs.run("minimal_pairs").groups}
     if missing := [name for name in (group, beside) if name is not None and name not in rows]:
         raise NotMeasurable(f"pairs of the group `{missing[0]}` in the file that `--cloze` names")
     return from_row(rows[group], "share", control=None if beside is None else rows[beside]["share"])
@@ -186,9 +206,8 @@ def loss_in_changed_text(model_runs: ModelRuns, condition: str, against: str = I
     It is the difference from the loss in the text `against`: the intact text, or another change. If that is a change,
     the control is the difference from the intact text.
     """
-    run: Result = model_runs.run("changed_text")
-    of_condition = run.changes.where(lambda row: bool(row.get("against")), condition=condition)
-    rows = {row["against"]: row for row in of_condition}
+    changes: Table = model_runs.run("changed_text").changes
+    rows = {row["against"]: row for row in changes.where(condition=condition) if row.get("against")}
     if against not in rows:
         raise NotMeasurable("a treebank as `--corpus`, with sentences that have both a name and a noun to replace")
     control = None if against == INTACT else rows[INTACT]["difference"]
@@ -217,20 +236,13 @@ def preference_for_hierarchy(model_runs: ModelRuns, task: str, from_depth: float
     least depth of an upper layer, as a share of the number of blocks.
     """
     trained, untrained = (
-        _upper(_above_embeddings(model_runs, task, condition), from_depth) for condition in (ITSELF, _UNTRAINED)
+        upper(_above_embeddings(model_runs, task, condition), from_depth) for condition in (ITSELF, _UNTRAINED)
     )
-    least = min(trained, key=lambda row: row["preference"])
-    return from_row(least, "preference", "preference", max(row["preference"] for row in untrained))
+    row = min(trained, key=lambda row: row["preference"])
+    return from_row(row, "preference", "preference", max(untrained.column("preference")))
 
 
-def _above_embeddings(model_runs: ModelRuns, task: str, condition: str) -> list[Mapping[str, Any]]:
-    run: Result = model_runs.run("hierarchy")
-    rows = of_model(run.hierarchy, task, condition).where(lambda row: row["layer"] > 0)
-    if not rows:
-        raise NotMeasurable(f"a run of `hierarchy` with {task} and its control {_UNTRAINED}")
-    return sorted(rows, key=lambda row: row["layer"])
-
-
-def _upper(rows: Sequence[Mapping[str, Any]], from_depth: float) -> list[Mapping[str, Any]]:
-    depth = max(row["layer"] for row in rows)
-    return [row for row in rows if row["layer"] >= from_depth * depth]
+def _above_embeddings(model_runs: ModelRuns, task: str, condition: str) -> Table:
+    rows = of_model(model_runs.run("hierarchy").hierarchy, task, condition).where(lambda row: row["layer"] > 0)
+    lacking = f"a run of `hierarchy` with {task} and its control {_UNTRAINED}"
+    return Table(sorted(required(rows, lacking), key=lambda row: row["layer"]))

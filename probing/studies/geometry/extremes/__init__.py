@@ -11,6 +11,7 @@ import numpy as np
 
 from probing.results import (
     ALL_LAYERS,
+    Column,
     Row,
     Schema,
     Table,
@@ -128,7 +129,21 @@ _MATCHED = "with as many other neurons of about the same sd fixed"
 
 _SCALED = f"{_MATCHED}, and what is taken away scaled to the variance of the outliers"
 
-_CORRECTED = "The p-value of the comparison with matched sets, corrected for the number of heads, or of blocks (Holm)."
+
+def _compared(name: str, form: str, which: str) -> tuple[Column, ...]:
+    """Return the columns of a measure with matched sets fixed, and its p-values; `which` says what sets are counted."""
+    share = f"and of the outliers, that {which}."
+    return (
+        number(f"{name}_matched", f"The same {_MATCHED}, a mean over the sets.", "matched", form),
+        number(f"{name}_matched_low", "The least of these sets.", form=form),
+        number(f"{name}_matched_high", "The largest of these sets.", form=form),
+        number(f"{name}_p", f"Share of the matched sets, {share}", "p", ".2g"),
+        number(f"{name}_scaled", f"The same {_SCALED}, a mean over the sets.", "scaled", form),
+        number(f"{name}_scaled_p", f"Share of these sets, {share}", "p", ".2g"),
+        number(f"{name}_p_holm", "The p-value of the comparison with matched sets, corrected for the number of heads, "
+               "or of blocks (Holm).", "p (Holm)", ".2g"),
+    )  # fmt: skip
+
 
 HELD_OUTLIERS = Schema(
     "held_outliers", "with `--extremes`, a row per head of blocks that outliers enter, per block, and over all", (
@@ -140,27 +155,11 @@ HELD_OUTLIERS = Schema(
     whole("n_draws", "Number of distinct matched sets."),
     number("divergence", f"Jensen-Shannon divergence from the whole head's attention {_FIXED}, in nats, a mean over "
            "queries; in rows without a head the mean over heads, each changed alone.", form=".4f"),
-    number("divergence_matched", f"The same {_MATCHED}, a mean over the sets.", "matched", form=".4f"),
-    number("divergence_matched_low", "The least of these sets.", form=".4f"),
-    number("divergence_matched_high", "The largest of these sets.", form=".4f"),
-    number("divergence_p", "Share of the matched sets, and of the outliers, with at least this divergence.", "p",
-           form=".2g"),
-    number("divergence_scaled", f"The same {_SCALED}, a mean over the sets.", "scaled", form=".4f"),
-    number("divergence_scaled_p", "Share of these sets, and of the outliers, with at least this divergence.", "p",
-           form=".2g"),
-    number("divergence_p_holm", _CORRECTED, "p (Holm)", form=".2g"),
+    *_compared("divergence", ".4f", "have at least this divergence"),
     number("special", "Attention of the whole head to special tokens, in causal models to the first token too.",
            form=".1%"),
     number("special_held", f"The same {_FIXED}.", "fixed", form=".1%"),
-    number("special_matched", f"The same {_MATCHED}, a mean over the sets.", "matched", form=".1%"),
-    number("special_matched_low", "The least of these sets.", form=".1%"),
-    number("special_matched_high", "The largest of these sets.", form=".1%"),
-    number("special_p", "Share of the sets, and of the outliers, that change this attention at least as much, in "
-           "either direction.", "p", form=".2g"),
-    number("special_scaled", f"The same {_SCALED}, a mean over the sets.", "scaled", form=".1%"),
-    number("special_scaled_p", "Share of these sets, and of the outliers, that change it at least as much.", "p",
-           form=".2g"),
-    number("special_p_holm", _CORRECTED, "p (Holm)", form=".2g"),
+    *_compared("special", ".1%", "change this attention at least as much, in either direction"),
 ), optional=True)  # fmt: skip
 
 EXTREMES = (MASSIVE, MASSIVE_COURSE, SINKS, HELD_OUTLIERS)

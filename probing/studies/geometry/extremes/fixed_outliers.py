@@ -22,18 +22,18 @@ from torch.nn.utils.rnn import pad_sequence
 
 from probing.data.examples import HiddenStateSource
 from probing.heads.change import row_divergences
+from probing.heads.measures import PUNCTUATION, types_of
 from probing.heads.position_controls import FixedScores, matched_sets
-from probing.heads.subject import PUNCTUATION, types_of
+from probing.interventions.effects import Rows, correct
 from probing.models.attention_heads import QueryKey
 from probing.results import ALL_LAYERS
-from probing.statistics.chance import holm, rank_p
+from probing.statistics.chance import rank_p
 from probing.statistics.moments import ProfileAccumulator
 from probing.studies.geometry.extremes import FIRST, OTHER
 from probing.text import Corpus
 from probing.text.tokens import Tokens
 
 Array = NDArray[np.float64]
-Rows = list[dict[str, Any]]
 # Most matched sets that a block's outliers are compared with; of a single outlier there are no more than 20.
 DRAWS = 100
 # Approximate number of tokens whose attention is computed again under each set, and groups of sentences by length.
@@ -201,8 +201,7 @@ def fixed_outlier_rows(compared: Sequence[Compared], seed: int) -> Rows:
         ]
     for rows in (blocks, heads):
         for name in ("divergence", "special"):
-            for row, p in zip(rows, holm([row[f"{name}_p"] for row in rows]), strict=True):
-                row[f"{name}_p_holm"] = p
+            correct(rows, f"{name}_p", f"{name}_p_holm")
     return [*_of_all(compared, seed), *blocks, *heads]
 
 
@@ -232,18 +231,19 @@ def _row(head_effects: Effects, n: int, head: int | slice) -> dict[str, float]:
         of[head].reshape(-1, of.shape[1]).mean(0) for of in (head_effects.divergence, head_effects.special)
     )
     whole = float(head_effects.whole[head].mean())
-    outlier_divergence = divergence[0]
-    matched, scaled = divergence[1 : 1 + n], divergence[1 + n :]
-    outlier_special, changed = special[0], np.abs(special - whole)
     return {
-        "divergence": float(outlier_divergence), "divergence_matched": float(matched.mean()),
-        "divergence_matched_low": float(matched.min()), "divergence_matched_high": float(matched.max()),
-        "divergence_p": rank_p(outlier_divergence, matched), "divergence_scaled": float(scaled.mean()),
-        "divergence_scaled_p": rank_p(outlier_divergence, scaled), "special": whole,
-        "special_held": float(outlier_special),
-        "special_matched": float(special[1 : 1 + n].mean()), "special_matched_low": float(special[1 : 1 + n].min()),
-        "special_matched_high": float(special[1 : 1 + n].max()), "special_p": rank_p(changed[0], changed[1 : 1 + n]),
-        "special_scaled": float(special[1 + n :].mean()), "special_scaled_p": rank_p(changed[0], changed[1 + n :]),
+        "divergence": float(divergence[0]), **_compared("divergence", divergence, divergence, n), "special": whole,
+        "special_held": float(special[0]), **_compared("special", special, np.abs(special - whole), n),
+    }  # fmt: skip
+
+
+def _compared(name: str, values: Array, ranked: Array, n: int) -> dict[str, float]:
+    """Return the means over n matched sets and over scaled ones, and the ranks among them of the first of `ranked`."""
+    matched, scaled = slice(1, 1 + n), slice(1 + n, None)
+    return {
+        f"{name}_matched": float(values[matched].mean()), f"{name}_matched_low": float(values[matched].min()),
+        f"{name}_matched_high": float(values[matched].max()), f"{name}_p": rank_p(ranked[0], ranked[matched]),
+        f"{name}_scaled": float(values[scaled].mean()), f"{name}_scaled_p": rank_p(ranked[0], ranked[scaled]),
     }  # fmt: skip
 
 

@@ -24,8 +24,7 @@ from probing.heads.accumulation import (
     SumsStore,
     accumulate,
 )
-from probing.heads.rows import Means, SentenceDraws
-from probing.heads.subject import AttentionByType, fingerprint_of, members_of
+from probing.heads.measures import Means, SentenceDraws, attention_by_type, fingerprint_of, members_of
 from probing.interventions.model_output import draw_sentences
 from probing.models import load_tokenizer
 from probing.models.anatomy import examine
@@ -329,7 +328,7 @@ def stream_norms(store: HiddenStateSource, layer: int, sentences: Sequence[int])
 
 @dataclass(frozen=True)
 class AttentionSums:
-    """Sums of the attention over sentences, of the measures `AttentionByType` and `Added`.
+    """Sums of the attention over sentences, of the measures `attention_by_type` and `Added`.
 
     `added` is None if the model's output projection cannot be identified. The kinds of tokens are in the order of both
     sums. `stream` has norms of the hidden states of each token that enter a block, for some of the blocks.
@@ -344,7 +343,7 @@ class AttentionSums:
         """Return the rows of `sinks.csv`: for each block and kind of token, of all heads together and of each head."""
         tokens = self.attended.tokens
         sentences, lengths = SentenceDraws(tokens.n_sentences, seed), tokens.lengths
-        # The first of the types that `AttentionByType` sums is that of all special tokens.
+        # The first of the types that `attention_by_type` sums is that of all special tokens.
         weights = {name: of[..., 1:] for name, of in self._of(self.attended).items() if name != "column_max"}
         norms = {} if self.added is None else self._of(self.added)
         n_of = np.stack([np.bincount(tokens.sentences[of], minlength=tokens.n_sentences)
@@ -446,7 +445,7 @@ def read_attention(source: ActivationSource, corpus: Corpus, store: HiddenStateS
             source.say(f"--extremes leaves out what attention does with special tokens: {as_clause(error)}")
             return None
         kinds = as_sinks(tokens_of(request, tokenizer), request.corpus, tokenizer)
-        measures: list[Any] = [AttentionByType.of(kinds.members)]
+        measures: list[Any] = [attention_by_type(kinds.members)]
         if reader.projections is None:
             source.say("--extremes leaves out norms of what heads add: the model's output projections cannot be told")
         else:
@@ -531,7 +530,7 @@ def _sample(attentions: Attentions, corpus: Tokens, seed: int) -> tuple[Attentio
     starts = corpus.offsets[np.array(attentions.sentences)[chosen]]
     rows = np.repeat(starts, drawn.lengths) + drawn.positions
     special = drawn.special | ((drawn.positions == 0) & is_causal)
-    # The first type that `AttentionByType` sums is that of all special tokens.
+    # The first type that `attention_by_type` sums is that of all special tokens.
     mass = store.by_sentence("mass")[chosen, ..., 0].sum(0).numpy() / drawn.n_tokens
     return AttentionSample(rows.astype(np.int64), drawn.sentences.astype(np.int64), special, is_causal), mass
 

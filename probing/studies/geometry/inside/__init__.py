@@ -21,8 +21,10 @@ from probing.results import (
     interval,
     listed,
     rounded,
+    shown_table,
 )
 from probing.statistics.moments import MEAN_DEVIATIONS
+from probing.studies.geometry.tables import NORMS
 from probing.tables.figures import (
     BLUE,
     GREEN,
@@ -381,26 +383,25 @@ def draw_smoothing(figure: Figure, smoothing: Table, model: str) -> None:
 
 def interventions_tables(rows: Table) -> list[Any]:
     """Return the effects as rich tables, one per measure."""
-    return [_effects_table(of_measure) for of_measure in rows.by("measure").values()]
+    return [
+        _effects_table(of_measure, f"taking out {_outliers(of_measure)}", "taken out", WHERE, ["large gains"])
+        for of_measure in rows.by("measure").values()
+    ]
 
 
-def _effects_table(rows: Table) -> Any:
+def _effects_table(rows: Table, of: str, heading: str, places: Mapping[str, str], more: Sequence[str] = ()) -> Any:
+    """Return the effects of outliers and of random neurons on a measure at each place, and of `more` neurons."""
+
     def cells(where: str, words: str) -> list[str]:
         of_where = rows.where(where=where)
-        (outliers,), largest = of_where.where(kind="outliers"), of_where.where(kind="largest_gain")
-        return [words, *_compared(outliers, of_where.where(kind="random")), _effect(largest[0]) if largest else ""]
+        (outliers,), effects = of_where.where(kind="outliers"), of_where.where(kind="random").column("effect")
+        draws = [f"{min(effects):+.3f} to {max(effects):+.3f}", f"{outliers['percentile']:.0f}%",
+                 f"{outliers['p_value']:.2g}"] if effects else ["", "", ""]  # fmt: skip
+        effect_cells = _effect(outliers), interval(outliers, "effect", " to ", "+.3f")
+        return [words, *effect_cells, *draws, *map(_effect, of_where.where(kind="largest_gain"))]
 
-    title = f"{_title(rows)}: effect of taking out {_outliers(rows)}"
-    headings = ("taken out", "effect", "95% range", "random others", "worse than", "p", "large gains")
-    return cells_table(title, headings, (cells(*where) for where in WHERE.items()))
-
-
-def _compared(outliers: Row, random: Table) -> list[str]:
-    """Return the cells of an effect, its interval, and the effects of random neurons."""
-    effects = random.column("effect")
-    draws = [f"{min(effects):+.3f} to {max(effects):+.3f}", f"{outliers['percentile']:.0f}%",
-             f"{outliers['p_value']:.2g}"] if random else ["", "", ""]  # fmt: skip
-    return [_effect(outliers), interval(outliers, "effect", " to ", "+.3f"), *draws]
+    headings = (heading, "effect", "95% range", "random others", "worse than", "p", *more)
+    return cells_table(f"{_title(rows)}: effect of {of}", headings, (cells(*place) for place in places.items()))
 
 
 def _effect(row: Row) -> str:
@@ -433,24 +434,31 @@ def draw_interventions(figure: Figure, rows: Table, model: str) -> None:
     figure.set_size_inches(1.4 + 3.1 * len(measures), 3.2)
     panels = figure.subplots(1, len(measures), squeeze=False)[0]
     for axes, of_measure in zip(panels, measures.values(), strict=True):
-        for x, where in enumerate(WHERE):
-            looks = (("random", "x", GREY, 0.0), ("largest_gain", "D", ORANGE, 0.14), ("outliers", "o", BLUE, -0.14))
-            for kind, mark, colour, shift in looks:
-                kind_rows = of_measure.where(where=where, kind=kind)
-                effects = kind_rows.column("effect")
-                label = {"random": "random others", "largest_gain": "largest other gains", "outliers": "outliers"}[kind]
-                reach = error_bars(kind_rows, np.array(effects), "effect")
-                axes.errorbar(
-                    [x + shift] * len(kind_rows), effects, yerr=None if kind == "random" else reach, ls="", marker=mark,
-                    ms=5, c=colour, capsize=3, label=label if x == 0 else None,
-                )  # fmt: skip
-        axes.axhline(0, color="black", lw=0.6)
-        axes.set_xticks(range(len(WHERE)), ["zeroed inside\nthe model", "clipped\nafter it"])
-        axes.set_xlim(-0.5, len(WHERE) - 0.5)
-        axes.set_title(_in_lines(_title(of_measure.where(kind="intact"))), fontsize=9)
+        _draw_effects(axes, of_measure, {"inside": "zeroed inside\nthe model", "after": "clipped\nafter it"})
     figure.axes[0].set_ylabel("effect (95% interval)")
     figure.suptitle(f"{model} without {_outliers(rows)}", x=0.01, ha="left", fontsize=10)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
+
+
+def _draw_effects(axes: Axes, rows: Table, places: Mapping[str, str]) -> None:
+    """Draw the effects on a measure at each place, of outliers and of the neurons that they are compared with."""
+    looks = (
+        ("random", "random others", "x", GREY, 0.0), ("largest_gain", "largest other gains", "D", ORANGE, 0.14),
+        ("outliers", "outliers", "o", BLUE, -0.14),
+    )  # fmt: skip
+    for x, where in enumerate(places):
+        for kind, label, mark, colour, shift in looks:
+            kind_rows = rows.where(where=where, kind=kind)
+            effects = np.array(kind_rows.column("effect"))
+            reach = None if kind == "random" else error_bars(kind_rows, effects, "effect")
+            axes.errorbar(
+                [x + shift] * len(effects), effects, yerr=reach, ls="", marker=mark, ms=5, c=colour, capsize=3,
+                label=label if x == 0 else None,
+            )  # fmt: skip
+    axes.axhline(0, color="black", lw=0.6)
+    axes.set_xticks(range(len(places)), list(places.values()))
+    axes.set_xlim(-0.5, len(places) - 0.5)
+    axes.set_title(_in_lines(_title(rows.where(kind="intact"))), fontsize=9)
 
 
 def _outliers(rows: Table) -> str:
@@ -469,16 +477,10 @@ def _far(norms: Table, kind: str = "outlier") -> Table:
 def norms_table(norms: Table) -> Any:
     """Return the terms of outliers, where they are far from other neurons after a norm, as a rich table."""
     far = sorted(_far(norms), key=lambda row: -abs(row["deviations"]))[:TERMS_SHOWN]
-    return cells_table(
+    return shown_table(
+        NORMS, sorted(far, key=lambda row: (row["layer"], row["norm"], row["neuron"])),
         "Terms of outliers in the norms of each block: their sum is the mean output",
-        ("block", "norm", "neuron", "mean", "sd", "input", "own gain", "own bias", "others' bias", "largest"),
-        (
-            [
-                str(row["layer"]), str(row["norm"]), str(row["neuron"]), f"{row['mean']:+.2f}",
-                f"{row['deviations']:+.1f}", *(f"{row[name]:+.2f}" for name in _TERMS), row["largest"],
-            ]
-            for row in sorted(far, key=lambda row: (row["layer"], row["norm"], row["neuron"]))
-        ),
+        ["layer", "norm", "neuron", "mean", "deviations", *_TERMS, "largest"],
     )  # fmt: skip
 
 
@@ -530,7 +532,8 @@ def _draw_neuron(axes: Axes, rows: Table) -> None:
 
 def changes_tables(changes: Table) -> list[Any]:
     """Return the remaining outliers, and the effect on each measure of the output, as rich tables."""
-    return [_remaining_table(changes), *(_changes_table(rows) for rows in _by_measure(changes))]
+    of = "average gains and biases of the outliers"
+    return [_remaining_table(changes), *(_effects_table(rows, of, "in", PLACES) for rows in _by_measure(changes))]
 
 
 def _by_measure(changes: Table) -> list[Table]:
@@ -561,16 +564,6 @@ def _distance(rows: Table) -> str:
     """Return the distance of an outlier, and in brackets the range of distances with random neurons changed."""
     (outlier,), random = rows.where(kind="outliers"), rows.where(kind="random").column("value")
     return f"{outlier['value']:+.1f}{in_brackets(f'{min(random):+.1f} to {max(random):+.1f}' if random else '')}"
-
-
-def _changes_table(rows: Table) -> Any:
-    def cells(where: str, words: str) -> list[str]:
-        (outliers,) = rows.where(where=where, kind="outliers")
-        return [words, *_compared(outliers, rows.where(where=where, kind="random"))]
-
-    title = f"{_title(rows)}: effect of average gains and biases of the outliers"
-    headings = ("in", "effect", "95% range", "random others", "worse than", "p")
-    return cells_table(title, headings, (cells(*place) for place in PLACES.items()))
 
 
 def changes_conclusions(changes: Table) -> list[str]:
@@ -625,23 +618,10 @@ def draw_changes(figure: Figure, changes: Table, model: str) -> None:
     distance_axes.set_ylabel("sd from the other neurons")
     distance_axes.set_title("distance of each outlier", fontsize=9)
     for axes, rows in zip(panels, measures, strict=True):
-        _draw_effects(axes, rows)
+        _draw_effects(axes, rows, {where: where for where in PLACES})
+        axes.set_ylabel("effect (95% interval)")
     figure.suptitle(f"{model}: average gains and biases of outliers", x=0.01, ha="left", fontsize=10)
     figure.legend(*distance_axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-
-
-def _draw_effects(axes: Axes, rows: Table) -> None:
-    for x, where in enumerate(PLACES):
-        random, outliers = (rows.where(where=where, kind=kind) for kind in ("random", "outliers"))
-        axes.plot([x] * len(random), random.column("effect"), "x", c=GREY, ms=5)
-        effects = outliers.column("effect")
-        reach = error_bars(outliers, np.array(effects), "effect")
-        axes.errorbar([x - 0.14], effects, yerr=reach, ls="", marker="o", ms=5, c=BLUE, capsize=3)
-    axes.axhline(0, color="black", lw=0.6)
-    axes.set_xticks(range(len(PLACES)), list(PLACES))
-    axes.set_xlim(-0.5, len(PLACES) - 0.5)
-    axes.set_ylabel("effect (95% interval)")
-    axes.set_title(_in_lines(_title(rows)), fontsize=9)
 
 
 # --- all of these ---

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,34 +16,29 @@ from torch import Tensor, nn
 
 from probing.activations import ActivationStore
 from probing.errors import UserError
-from probing.interventions.forward import (
-    Condition,
-    SentenceSums,
-    Where,
-    among,
-    conditions,
-    effect_rows,
-    intervene,
-    replaced,
-)
+from probing.interventions.effects import among, tested
+from probing.interventions.forward import padded_batches
 from probing.interventions.model_output import (
     BATCH_TOKENS,
     MLM_TOKENS,
     PROBE_TOKENS,
     MaskedWords,
     PositionAccuracy,
+    Reader,
+    SentenceSums,
     choose_masked,
     draw_sentences,
     last_hidden_states,
-    token_batches,
 )
+from probing.interventions.parameters import ordinary_row, replaced, zeroed
 from probing.models import ModelSource, load_masked_lm
-from probing.models.anatomy import Anatomy, examine, hidden_states
+from probing.models.anatomy import Anatomy, examine, hidden_states, word_table
 from probing.models.examination import run, vectors_in, vectors_of_tokens, vectors_received
-from probing.models.residual_stream import NotPostNorm, find_blocks, is_norm, word_table
+from probing.models.residual_stream import NotPostNorm, find_blocks, is_norm
 from probing.probes.transforms import random_neurons
 from probing.runtime import give_back_memory
 from probing.runtime.progress import counted, note
+from probing.statistics import accuracy_interval, mean_interval
 from probing.statistics.moments import MEAN_DEVIATIONS, deviations_of
 from probing.studies.geometry.inside.smoothing_bound import Summary, constants, measure
 from probing.studies.geometry.tables import FIRST_ROW, SMOOTHING_SENTENCES
@@ -51,10 +46,13 @@ from probing.text import Corpus
 from probing.text.tasks import load_task
 from probing.text.tokens import Tokens
 
+Where = Literal["inside", "after", "first", "second", "both", "first_row"]
+
 # Numbers of the norms of a block that are changed.
 PLACES: Mapping[Where, tuple[int, ...]] = {"first": (1,), "second": (2,), "both": (1, 2)}
 
 Array = NDArray[np.float64]
+Result = TypeVar("Result")
 
 
 class Seen(NamedTuple):
@@ -74,9 +72,8 @@ def see_layers(
     """Run a model on sentences, with means over the tokens in the mask `counts`, shape (n_tokens,)."""
     layers, device = range(anatomy.n_layers + 1), next(encoder.parameters()).device
     last, sums = torch.empty(0), torch.empty(0)
-    for batch in token_batches(tokens, pad_token_id, BATCH_TOKENS, anatomy.padding_is_neutral):
-        inputs = {"input_ids": batch.input_ids.to(device), "attention_mask": batch.mask.long().to(device)}
-        states = hidden_states(encoder, anatomy, layers, **inputs)
+    for batch in padded_batches(tokens, BATCH_TOKENS, pad_token_id, anatomy.padding_is_neutral):
+        states = hidden_states(encoder, anatomy, layers, **batch.inputs_on(device))
         if not last.numel():
             d_model = states[0].shape[-1]
             last, sums = torch.empty(tokens.n_tokens, d_model), torch.zeros(len(layers), d_model, dtype=torch.float64)
@@ -87,18 +84,151 @@ def see_layers(
     return Seen(last, np.stack([deviations_of(mean) for mean in (sums / counts.sum()).numpy()]))
 
 
-def chosen_conditions(outliers: Sequence[int], d_model: int, n_draws: int, seed: int) -> list[Condition]:
-    """Return the conditions: the outliers and as many random others, in each choice of norms."""
-    generator = np.random.default_rng([seed, 2])
-    drawn = [random_neurons(d_model, len(outliers), outliers, generator) for _ in range(n_draws)]
+@dataclass(frozen=True)
+class Condition:
+    """Neurons that are changed, and where.
+
+    Args:
+        where: `inside`: in every LayerNorm after a block; `after`: in the last hidden states only. For parameters set
+            to averages: in the `first` norm of every block, the `second`, or `both`; or in the position table's row of
+            the first position (`first_row`).
+        kind: Method by which the neurons were chosen.
+        neurons: Indices, ascending.
+        draw: Number of the random draw, from 1; 0 if the neurons are not random.
+    """
+
+    where: Where
+    kind: Literal["outliers", "largest_gain", "random"]
+    neurons: tuple[int, ...]
+    draw: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name in messages."""
+        return f"random neurons {self.draw}" if self.kind == "random" else self.kind.replace("_", " ")
+
+
+def with_random(
+    places: Iterable[Where], outliers: Sequence[int], d_model: int, n_draws: int, generator: np.random.Generator
+) -> list[Condition]:
+    """Return the conditions of each place: the outliers, and as many random others, the same in all places."""
+    drawn = [tuple(random_neurons(d_model, len(outliers), outliers, generator)) for _ in range(n_draws)]
     return [
         condition
-        for where in PLACES
+        for where in places
         for condition in (
             Condition(where, "outliers", tuple(outliers)),
-            *(Condition(where, "random", tuple(neurons), draw) for draw, neurons in enumerate(drawn, start=1)),
+            *(Condition(where, "random", neurons, draw) for draw, neurons in enumerate(drawn, start=1)),
         )
     ]
+
+
+def conditions(outliers: Sequence[int], gains: Array, n_draws: int, seed: int) -> list[Condition]:
+    """Return the conditions to compare: outliers, as many other neurons with the largest gains, and random neurons.
+
+    The outliers are at most half of all neurons. `gains` is the mean magnitude of each neuron's gain over the norms,
+    shape (d_model,).
+
+    Raises:
+        ValueError: If there are no outliers, or too many to draw as many others.
+    """
+    named = sorted(set(outliers))
+    others = np.setdiff1d(np.arange(len(gains)), named)
+    if not 0 < len(named) <= len(others):
+        raise ValueError(f"{len(named)} outliers of {len(gains)} neurons")
+    chosen = with_random(("inside", "after"), named, len(gains), n_draws, np.random.default_rng(seed))
+    largest = others[np.argsort(-gains[others], kind="stable")[: len(named)]]
+    return [chosen[0], Condition("inside", "largest_gain", tuple(sorted(largest.tolist()))), *chosen[1:]]
+
+
+def read_under(
+    chosen: Iterable[Condition],
+    change: Callable[[Condition], AbstractContextManager[None]],
+    read: Callable[[], Result],
+    say: Callable[[Condition], None],
+) -> dict[Condition, Result]:
+    """Measure a model under each condition, after `say`; `read` measures it in its present state."""
+    reads: dict[Condition, Result] = {}
+    for condition in chosen:
+        say(condition)
+        with change(condition):
+            reads[condition] = read()
+        give_back_memory()
+    return reads
+
+
+def intervene(
+    norms: Sequence[nn.Module],
+    chosen: Sequence[Condition],
+    reader: Reader,
+    say: Callable[[str], None] = lambda message: None,
+) -> list[dict[str, Any]]:
+    """Measure the intact model and the model under each condition; return the rows of `interventions.csv`.
+
+    `effect` is the value minus the intact model's, with its paired confidence interval over sentences; the ends are NaN
+    for too few sentences. For outliers and largest gains, `percentile` is the percentage of random draws, in the same
+    place, that harm less, and `p_value` is (1 + number of draws that harm at least as much) / (1 + number of draws).
+    """
+    after = [condition for condition in chosen if condition.where == "after"]
+    say("the intact model")
+    intact, *clipped = reader([(), *(condition.neurons for condition in after)])
+    sums_of = dict(zip(after, clipped, strict=True)) | read_under(
+        [condition for condition in chosen if condition.where == "inside"],
+        lambda condition: zeroed(norms, condition.neurons),
+        lambda: reader([()])[0],
+        lambda condition: say(f"without {condition.kind.replace('_', ' ')} {condition.draw or ''}".rstrip()),
+    )
+    return effect_rows(intact, {condition: sums_of[condition] for condition in chosen})
+
+
+# Sign that makes a change of the measure positive where the model gets worse.
+HARM = {"mlm_loss": 1, "position_accuracy": -1, "position_accuracy_retrained": -1}
+# Measures that are means of numbers; the others are shares of tokens.
+MEANS = {"mlm_loss"}
+
+
+def effect_rows(intact: SentenceSums, sums_of: Mapping[Condition, SentenceSums]) -> list[dict[str, Any]]:
+    """Return a row for the intact model and for each condition, measure by measure; see `intervene`."""
+    rows = []
+    for name, n_tokens in intact.n_tokens.items():
+        of = {condition: _effect(name, intact, read) for condition, read in sums_of.items()}
+        about: dict[str, Any] = {"measure": name, "n_tokens": int(n_tokens.sum())}
+        rows.append(about | {"where": "", "kind": "intact"} | _value(name, intact))
+        rows += _compared(about, of, {condition: row["effect"] for condition, row in of.items()}, HARM[name])
+    return rows
+
+
+def _compared(
+    about: dict[str, Any], of: Mapping[Condition, Mapping[str, Any]], effects: Mapping[Condition, float], harm: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the row of each condition with its columns in `of`, and its effect among those of random neurons."""
+    for condition, columns in of.items():
+        neurons = " ".join(map(str, condition.neurons))
+        row = about | {"where": condition.where, "kind": condition.kind, "neurons": neurons} | dict(columns)
+        if condition.kind == "random":
+            row["draw"] = condition.draw
+        else:
+            random = [e for c, e in effects.items() if (c.where, c.kind) == (condition.where, "random")]
+            row |= among(effects[condition], random, harm)
+        yield row
+
+
+def _value(name: str, read: SentenceSums) -> dict[str, float]:
+    sums, n_tokens = read.sums[name], read.n_tokens[name]
+    low, high = (mean_interval if name in MEANS else accuracy_interval)(sums, n_tokens)
+    return {"value": float(sums.sum() / n_tokens.sum()), "low": low, "high": high}
+
+
+def _effect(name: str, intact: SentenceSums, read: SentenceSums) -> dict[str, float]:
+    effect = tested(read.sums[name], intact.sums[name], intact.n_tokens[name], name not in MEANS)
+    return _value(name, read) | {
+        "effect": effect["effect"], "effect_low": effect["low"], "effect_high": effect["high"]
+    }  # fmt: skip
+
+
+def chosen_conditions(outliers: Sequence[int], d_model: int, n_draws: int, seed: int) -> list[Condition]:
+    """Return the conditions: the outliers and as many random others, in each choice of norms."""
+    return with_random(PLACES, outliers, d_model, n_draws, np.random.default_rng([seed, 2]))
 
 
 def change_norms(
@@ -117,22 +247,21 @@ def change_norms(
     `interventions.csv`. `norms` has the modules of the first and of the second norm of all blocks, by number; `read`
     measures the model in its present state, and also returns `Seen.deviations`, means over `n_tokens`.
     """
-    named = sorted({neuron for neurons in outliers.values() for neuron in neurons})
+    named = {neuron for neurons in outliers.values() for neuron in neurons}
+
+    def ordinary(condition: Condition) -> AbstractContextManager[None]:
+        modules = [module for number in PLACES[condition.where] for module in norms[number]]
+        return replaced(modules, condition.neurons, _mean_of_others({*named, *condition.neurons}))
+
+    def say_condition(condition: Condition) -> None:
+        where = "both norms" if condition.where == "both" else f"the {condition.where} norm"
+        say(f"{condition.name} made ordinary in {where}")
+
     say("the intact model")
     intact, before = read()
-    reads: dict[Condition, SentenceSums] = {}
-    deviations: dict[Condition, Array] = {}
-    for condition in chosen:
-        words = {"outliers": "outliers", "random": f"random neurons {condition.draw}"}[condition.kind]
-        say(f"{words} made ordinary in {'both norms' if condition.where == 'both' else f'the {condition.where} norm'}")
-        modules = [module for number in PLACES[condition.where] for module in norms[number]]
-        ordinary = _mean_of_others({*named, *condition.neurons})
-        with replaced(modules, condition.neurons, ordinary):
-            reads[condition], deviations[condition] = read()
-        give_back_memory()
-    pairs = [(layer, neuron) for layer, neurons in sorted(outliers.items()) for neuron in neurons]
-    rows = [row for pair in pairs for row in deviation_rows(*pair, before, deviations, n_tokens)]
-    return rows + effect_rows(intact, reads)
+    reads = read_under(chosen, ordinary, read, say_condition)
+    rows = deviation_rows(outliers, before, {condition: values for condition, (_, values) in reads.items()}, n_tokens)
+    return rows + effect_rows(intact, {condition: sums for condition, (sums, _) in reads.items()})
 
 
 def _mean_of_others(neurons: set[int]) -> Callable[[Tensor], float]:
@@ -147,54 +276,22 @@ def _mean_of_others(neurons: set[int]) -> Callable[[Tensor], float]:
 
 
 def deviation_rows(
-    layer: int, neuron: int, before: Array, after: Mapping[Condition, Array], n_tokens: int
+    outliers: Mapping[int, Sequence[int]], before: Array, after: Mapping[Condition, Array], n_tokens: int
 ) -> list[dict[str, Any]]:
-    """Return the rows of a neuron's distance from the others in one layer."""
-    intact = float(before[layer, neuron])
-    about = {"measure": "deviations", "layer": layer, "neuron": neuron, "n_tokens": n_tokens}
-    rows: list[dict[str, Any]] = [about | {"where": "", "kind": "intact"} | _deviation(intact)]
-    condition_values = {condition: float(values[layer, neuron]) for condition, values in after.items()}
-    for condition, value in condition_values.items():
-        row: dict[str, Any] = about | {"where": condition.where, "kind": condition.kind} | _deviation(value)
-        row |= {"effect": value - intact, "neurons": " ".join(map(str, condition.neurons))}
-        if condition.kind == "random":
-            row["draw"] = condition.draw
-        else:
-            random = [
-                abs(other)
-                for other_condition, other in condition_values.items()
-                if (other_condition.where, other_condition.kind) == (condition.where, "random")
-            ]
-            row |= among(abs(value), random, harm=-1)
-        rows.append(row)
+    """Return the rows of the distance of each layer's outliers from the other neurons."""
+    rows: list[dict[str, Any]] = []
+    for layer, neuron in [(layer, neuron) for layer, neurons in sorted(outliers.items()) for neuron in neurons]:
+        intact = float(before[layer, neuron])
+        about = {"measure": "deviations", "layer": layer, "neuron": neuron, "n_tokens": n_tokens}
+        rows.append(about | {"where": "", "kind": "intact"} | _deviation(intact))
+        values = {condition: float(of[layer, neuron]) for condition, of in after.items()}
+        of = {condition: {**_deviation(value), "effect": value - intact} for condition, value in values.items()}
+        rows += _compared(about, of, {condition: abs(value) for condition, value in values.items()}, harm=-1)
     return rows
 
 
 def _deviation(value: float) -> dict[str, Any]:
     return {"value": value, "outlier": "yes" if abs(value) > MEAN_DEVIATIONS else "no"}
-
-
-Rows = Sequence[Mapping[str, Any]]
-
-
-@contextmanager
-def ordinary_row(table: nn.Module, first_row: int, neurons: Sequence[int]) -> Iterator[None]:
-    """Set entries of some neurons in the first position's row to their mean over later rows; restore them on exit.
-
-    Rows before `first_row`, the row of the first position, are never used and do not enter the mean. The `weight` of
-    `table` has shape (n_rows, d_model).
-    """
-    weight = table.weight
-    assert isinstance(weight, Tensor)
-    index = torch.tensor(list(neurons), dtype=torch.int64, device=weight.device)
-    before = weight.detach()[first_row, index].clone()
-    try:
-        with torch.no_grad():
-            weight[first_row, index] = weight[first_row + 1 :][:, index].double().mean(0).to(weight.dtype)
-        yield
-    finally:
-        with torch.no_grad():
-            weight[first_row, index] = before
 
 
 def change_first_row(
@@ -216,19 +313,13 @@ def change_first_row(
     named = sorted({neuron for neurons in outliers.values() for neuron in neurons})
     say("the intact model")
     before = read()
-    generator = np.random.default_rng([seed, 4])
-    conditions = [Condition("first_row", "outliers", tuple(named))]
-    for draw in range(1, n_draws + 1):
-        drawn = random_neurons(before.shape[1], len(named), named, generator)
-        conditions.append(Condition("first_row", "random", tuple(drawn), draw))
-    after: dict[Condition, Array] = {}
-    for condition in conditions:
-        words = {"outliers": "outliers", "random": f"random neurons {condition.draw}"}[condition.kind]
-        say(f"the first position's row without its {words}")
-        with ordinary_row(table, first_row, condition.neurons):
-            after[condition] = read()
-    pairs = [(layer, neuron) for layer, neurons in sorted(outliers.items()) for neuron in neurons]
-    rows = [row for pair in pairs for row in deviation_rows(*pair, before, after, n_tokens)]
+    after = read_under(
+        with_random(("first_row",), named, before.shape[1], n_draws, np.random.default_rng([seed, 4])),
+        lambda condition: ordinary_row(table, first_row, condition.neurons),
+        read,
+        lambda condition: say(f"the first position's row without its {condition.name}"),
+    )
+    rows = deviation_rows(outliers, before, after, n_tokens)
     return [{name: cell for name, cell in row.items() if name in FIRST_ROW.types} for row in rows]
 
 

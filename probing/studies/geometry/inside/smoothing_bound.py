@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,9 +40,6 @@ from probing.models.residual_stream import PostNormBlock, run_with_attention
 from probing.runtime.trainer import float64_device, on_float64_device, to_float64
 from probing.statistics.chance import MeanOverSentences, weights
 from probing.text.tokens import Tokens
-
-if TYPE_CHECKING:
-    pass
 
 # Values of each sentence and block, in the order of `smoothing_sentences.csv`.
 BY_SENTENCE = (
@@ -143,38 +140,22 @@ def attention_reach(states: Tensor, attention: Tensor, mask: Tensor, eigenvalues
     return torch.where(is_resolved & (limits > 0), after / limits, 0.0).amax(1)
 
 
-@dataclass(frozen=True)
-class SentenceBounds:
-    """Bounds of each sentence, shape (batch,), float64; see the module for their definitions.
+def bounds(of_block: Constants, sigma_1: Tensor, sigma_2: Tensor, eigenvalues: Tensor) -> dict[str, Tensor]:
+    """Return upper bounds of the factor by which a block multiplies d_M, and `attention_factor`, shape (batch,).
 
-    Args:
-        attention_factor: 1 + sum_k sqrt(lambda_k) s_k.
-        published: The paper's v, `bound_published`.
-        corrected: v with gains and the slope of the activation function, `bound`.
-        per_matrix: v with the singular value of each matrix as well, `bound_per_matrix`.
-    """
-
-    attention_factor: Tensor
-    published: Tensor
-    corrected: Tensor
-    per_matrix: Tensor
-
-
-def bounds(of_block: Constants, sigma_1: Tensor, sigma_2: Tensor, eigenvalues: Tensor) -> SentenceBounds:
-    """Return upper bounds of the factor by which a block multiplies d_M.
-
-    The least standard deviations entering LN1 and LN2 have shape (batch,), the eigenvalues of heads (batch, n_heads).
+    The bounds are defined in the module, and the factor is 1 + sum_k sqrt(lambda_k) s_k. The least standard deviations
+    entering LN1 and LN2 have shape (batch,), the eigenvalues of heads (batch, n_heads).
     """
     s, gains = of_block.largest, of_block.gain_1 * of_block.gain_2
     roots, product = eigenvalues.sqrt(), sigma_1 * sigma_2
     attention = 1 + roots @ of_block.value_output.to(roots)
     shared_factor = 1 + roots.amax(1) * of_block.n_heads * s
-    return SentenceBounds(
-        attention,
-        (1 + s**2) * shared_factor / product,
-        (1 + of_block.slope * s**2) * shared_factor * gains / product,
-        (1 + of_block.slope * of_block.first * of_block.second) * attention * gains / product,
-    )
+    return {
+        "attention_factor": attention,
+        "bound_published": (1 + s**2) * shared_factor / product,
+        "bound": (1 + of_block.slope * s**2) * shared_factor * gains / product,
+        "bound_per_matrix": (1 + of_block.slope * of_block.first * of_block.second) * attention * gains / product,
+    }
 
 
 @dataclass(frozen=True)
@@ -252,13 +233,13 @@ def _measure_batch(
         sigma_1, sigma_2 = (deviations[norm].pop(0) for norm in (block.norm_1, block.norm_2))
         attention, state = on_float64_device(attentions[layer]), on_float64_device(states[layer])
         eigenvalues = attention_eigenvalues(attention, mask)
-        v = bounds(of_block, sigma_1, sigma_2, eigenvalues)
-        block_values.append(
-            torch.stack([
-                sigma_1, sigma_2, eigenvalues.amax(1), v.attention_factor, distances[layer], distances[layer + 1],
-                v.published, v.corrected, v.per_matrix, attention_reach(state, attention, mask, eigenvalues),
-            ])
-        )  # fmt: skip
+        values = {
+            "sigma_1": sigma_1, "sigma_2": sigma_2, "lambda_max": eigenvalues.amax(1),
+            "distance_before": distances[layer], "distance_after": distances[layer + 1],
+            "attention_reach": attention_reach(state, attention, mask, eigenvalues),
+            **bounds(of_block, sigma_1, sigma_2, eigenvalues),
+        }  # fmt: skip
+        block_values.append(torch.stack([values[name] for name in BY_SENTENCE]))
     return torch.stack(block_values).cpu().numpy()
 
 
@@ -281,8 +262,10 @@ class Summary:
             with np.errstate(divide="ignore", invalid="ignore"):  # a single token has both distances 0
                 ratio = named["distance_after"] / named["distance_before"]
             norms = of_block.gain_1 * of_block.gain_2 / product
+            limits = {name: named[name] for name in ("bound_published", "bound", "bound_per_matrix")}
             measures = {
-                **{name: named[name] for name in ("sigma_1", "sigma_2")},
+                "sigma_1": named["sigma_1"],
+                "sigma_2": named["sigma_2"],
                 "sigma_product": product,
                 "share_sigma_product_above_1": _share(product > 1, product),
                 "lambda_max": named["lambda_max"],
@@ -291,10 +274,8 @@ class Summary:
                 "share_norm_factor_below_1": _share(norms < 1, norms),
                 "distance_ratio": ratio,
                 "share_distance_falls": _share(ratio < 1, ratio),
-                **{name: named[name] for name in ("bound_published", "bound", "bound_per_matrix")},
-                "share_within_bound_published": _share(ratio <= named["bound_published"] * (1 + _ROUNDING), ratio),
-                "share_within_bound": _share(ratio <= named["bound"] * (1 + _ROUNDING), ratio),
-                "share_within_bound_per_matrix": _share(ratio <= named["bound_per_matrix"] * (1 + _ROUNDING), ratio),
+                **limits,
+                **{f"share_within_{name}": _share(ratio <= of * (1 + _ROUNDING), ratio) for name, of in limits.items()},
             }
             for name, of_sentences in measures.items():
                 mean = self.means[block].setdefault(name, MeanOverSentences())

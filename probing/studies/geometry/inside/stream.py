@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,13 @@ from torch import Tensor, nn
 
 from probing.activations import ActivationStore
 from probing.errors import UserError
-from probing.interventions.forward import SentenceSums
-from probing.interventions.model_output import BATCH_TOKENS, PROBE_TOKENS, PaddedBatch, draw_sentences, token_batches
+from probing.interventions.forward import Padded, padded_batches
+from probing.interventions.model_output import (
+    BATCH_TOKENS,
+    PROBE_TOKENS,
+    SentenceSums,
+    draw_sentences,
+)
 from probing.models import ModelSource, load_encoder, load_masked_lm, load_tokenizer
 from probing.models.anatomy import Anatomy, examine
 from probing.models.residual_stream import (
@@ -54,13 +60,13 @@ Array = NDArray[np.float64]
 
 def run_watched(
     encoder: nn.Module, anatomy: Anatomy, modules: Sequence[nn.Module], see: Seen, tokens: Tokens, pad_token_id: int
-) -> Iterator[PaddedBatch]:
+) -> Iterator[Padded]:
     """Run an encoder on sentences, showing tensors to `see`; yield each batch before its tensors are shown."""
     device = next(encoder.parameters()).device
     with torch.inference_mode(), watching(encoder, anatomy, modules, see):
-        for batch in token_batches(tokens, pad_token_id, BATCH_TOKENS, anatomy.padding_is_neutral):
+        for batch in padded_batches(tokens, BATCH_TOKENS, pad_token_id, anatomy.padding_is_neutral):
             yield batch
-            encoder(input_ids=batch.input_ids.to(device), attention_mask=batch.mask.long().to(device))
+            encoder(**batch.inputs_on(device))
 
 
 @dataclass(frozen=True)
@@ -254,27 +260,28 @@ class StreamInputs:
         return tokens.included if self.includes_special else ~tokens.special
 
 
+@contextmanager
+def identified(option: str, what: str, name: str, encoder: Any) -> Iterator[None]:
+    """Raise a `UserError` that names the option if the parts that it measures cannot be identified in a model."""
+    try:
+        yield
+    except UnknownParts as reason:
+        raise UserError(
+            f"`{option}`: {what} cannot be told in {name} ({encoder.config.model_type}): {reason}; "
+            "leave the option out, or choose another model."
+        ) from None
+
+
 def norms_of(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int, name: str) -> list[BlockNorm]:
     """Return the norms of a model's blocks for `--norms`; raise a `UserError` if they cannot be identified."""
-    try:
+    with identified("--norms", "the norms of its blocks", name, encoder):
         return find_norms(encoder, anatomy, pad_token_id)
-    except UnknownParts as reason:
-        raise UserError(_refusal("--norms", "the norms of its blocks", name, encoder, reason)) from None
 
 
 def path_of(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int, name: str) -> list[StreamSite]:
     """Return the sites of a model's residual stream for `--path`; raise a `UserError` if they cannot be identified."""
-    try:
+    with identified("--path", "the terms of its residual stream", name, encoder):
         return find_path(encoder, anatomy, pad_token_id)
-    except UnknownParts as reason:
-        raise UserError(_refusal("--path", "the terms of its residual stream", name, encoder, reason)) from None
-
-
-def _refusal(option: str, what: str, name: str, encoder: Any, reason: UnknownParts) -> str:
-    return (
-        f"`{option}`: {what} cannot be told in {name} ({encoder.config.model_type}): {reason}; "
-        "leave the option out, or choose another model."
-    )
 
 
 def check(source: ModelSource, norms: bool, path: bool) -> None:
@@ -345,9 +352,10 @@ def measure_norms(inputs: StreamInputs) -> tuple[Rows, Rows]:
 
     def read() -> tuple[SentenceSums, NDArray[np.float64]]:
         seen = see_layers(encoder, anatomy, tokens, counts, inputs.pad_token_id)
-        reads = [position.of(seen.last), *(words([()]) if words else [])]
-        sums, n_tokens = ({k: v for sums_read in reads for k, v in part(sums_read).items()} for part in _PARTS)
-        return SentenceSums(sums, n_tokens), seen.deviations
+        sums = position.of(seen.last)
+        for of_words in words([()]) if words else ():
+            sums = SentenceSums(sums.sums | of_words.sums, sums.n_tokens | of_words.n_tokens)
+        return sums, seen.deviations
 
     modules = {
         n: [encoder.get_submodule(layer_norm.name) for layer_norm in norms if layer_norm.number == n]
@@ -356,9 +364,6 @@ def measure_norms(inputs: StreamInputs) -> tuple[Rows, Rows]:
     chosen = chosen_conditions(named, d_model, inputs.n_draws, inputs.seed)
     changes = change_norms(modules, outliers, chosen, read, int(counts.sum()), note)
     return terms, changes
-
-
-_PARTS: tuple[Callable[[SentenceSums], dict[str, Any]], ...] = (lambda read: read.sums, lambda read: read.n_tokens)
 
 
 def measure_path(inputs: StreamInputs) -> Rows:

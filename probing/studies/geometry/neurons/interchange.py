@@ -6,8 +6,8 @@ The sentences of a text in pairs follow each other: the first two are a pair, an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -19,30 +19,17 @@ from torch import Tensor
 from probing.activations import ActivationStore
 from probing.errors import UserError
 from probing.interventions import INTERCHANGED, TASK
-from probing.interventions.forward import Padded, ReadableText, padded_batches
+from probing.interventions.effects import Rows, Sums
+from probing.interventions.forward import LayerReadout, Padded, ReadableText, padded_batches
 from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout, at_tokens, means, standing_for
 from probing.interventions.model_output import MaskedHead, MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
-from probing.interventions.probed_task import Frozen, fingerprint_of, opened, run_unfinished
+from probing.interventions.neurons import Kind, NeuronPasses, NeuronSet, Values, changed_tokens, chosen_sets, drawn_sets
+from probing.interventions.passes import fingerprint_of, opened, run_unfinished
+from probing.interventions.probed_task import Frozen
 from probing.interventions.subject import InterventionSetup
 from probing.models import check_ids, length_limits
 from probing.runs.predictions import labelled_tokens
-from probing.studies.geometry.neurons.sets import (
-    DRAWN,
-    EffectRow,
-    Kind,
-    NeuronConfig,
-    NeuronPasses,
-    NeuronReadout,
-    NeuronSet,
-    NeuronTables,
-    Rows,
-    Sums,
-    Values,
-    changed_tokens,
-    chosen_sets,
-    drawn_sets,
-    effect_rows,
-)
+from probing.studies.geometry.neurons.sets import DRAWN, EffectRow, NeuronConfig, NeuronTables, effect_rows, lines_of
 from probing.text import Corpus, Couple, read_couples
 from probing.text.tasks import SentenceTask, TokenTask
 from probing.text.tokens import Tokens
@@ -72,39 +59,14 @@ def by_pair(values: NDArray[Any]) -> NDArray[Any]:
     return values.reshape(*values.shape[:-1], -1, 2).sum(-1)
 
 
-@dataclass(frozen=True)
-class Exchanged:
-    """Sums of one layer's passes, (n_lines, n_sentences): intact, whole layer, chosen and empty sets, drawn sets."""
-
-    intact: Sums
-    whole: Sums
-    chosen: Mapping[NeuronSet, Sums]
-    drawn: Mapping[NeuronSet, Sums]
-
-    def rows(self, lines: Sequence[EffectRow], measure: Callable[[Sums], Sums]) -> tuple[Rows, Rows]:
-        """Return the rows of both tables by pair; `measure` converts a pass's sums to shape (n_lines, n_pairs)."""
-        items = np.arange(len(lines[0].n) if lines else 0)
-        chosen, drawn = (
-            {neuron_set: measure(sums) for neuron_set, sums in layer_sums.items()}
-            for layer_sums in (self.chosen, self.drawn)
-        )
-        interventions, draws = effect_rows(chosen, drawn, lines, items)
-        most = {
-            (line.readout, line.layer): layer_sums for line, layer_sums in zip(lines, measure(self.whole), strict=True)
-        }
-        n = {(line.readout, line.layer): line.n.sum() for line in lines}
-        for row in interventions:
-            key = row["readout"], row["layer"]
-            row["all_neurons"] = float(most[key].sum() / n[key])
-        return interventions, draws
-
-
 def exchanged(
-    setup: InterventionSetup, store: ActivationStore, text: ReadableText, reads: Sequence[NeuronReadout],
-    config: NeuronConfig,
-    settings: Mapping[str, Any],
-) -> Iterator[tuple[int, Exchanged]]:  # fmt: skip
-    """Exchange sets of neurons between the sentences of pairs; yield the results of each layer's passes."""
+    setup: InterventionSetup, store: ActivationStore, text: ReadableText, reads: Sequence[LayerReadout],
+    config: NeuronConfig, settings: Mapping[str, Any],
+) -> dict[NeuronSet, Sums]:  # fmt: skip
+    """Exchange sets of neurons between the sentences of pairs; return the sums of passes, (n_lines, n_sentences).
+
+    The sets are the chosen ones, with the empty set, drawn ones, and each whole layer.
+    """
     tokens = text.tokens
     # Values of special tokens are exchanged `everywhere` alone, and count for the spread of neurons there alone.
     changed = torch.from_numpy(changed_tokens(tokens, config.at))
@@ -125,22 +87,39 @@ def exchanged(
         "tokens": fingerprint_of(tokens.input_ids, tokens.lengths, tokens.words),
         "sets": [[entry.layer, entry.source, entry.draw, *entry.neurons] for entry in files.values()], **settings,
     }  # fmt: skip
-    with opened(setup.source, {**store.plan.key, "interchange": key}, store, tokens, len(files)) as pass_store:
-        results = run_unfinished(
-            files, pass_store, lambda neuron_set: passes.run(neuron_set, reads), "interchanged neurons"
+    key = {**store.plan.key, "interchange": key}
+    with opened(setup.source, key, store, tokens, len(files), "geometry") as pass_store:
+        return run_unfinished(
+            files, pass_store, lambda neuron_set: passes.read(neuron_set, *reads), "interchanged neurons"
         )
+
+
+def rows_by_pair(
+    results: Mapping[NeuronSet, Sums], config: NeuronConfig, d_model: int,
+    by_pair_of: Callable[[int, Sums], tuple[Sequence[EffectRow], Callable[[Sums], Sums]]],
+) -> tuple[Rows, Rows]:  # fmt: skip
+    """Return the rows of both tables by pair from sums of `exchanged`.
+
+    `by_pair_of` takes a layer and the sums of the intact model, shape (n_lines, n_sentences); it returns the rows to
+    make, and a function that converts the sums of a pass to shape (n_lines, n_pairs).
+    """
+    interventions: Rows = []
+    draws: Rows = []
     for layer, ranked in config.ranked.items():
-        layer_results = {
-            neuron_set: np.asarray(sums, dtype=np.float64)
-            for neuron_set, sums in results.items()
-            if neuron_set.layer == layer
-        }
-        chosen = chosen_sets(layer, ranked, [_KIND], passes.d_model)
-        yield layer, Exchanged(
-            layer_results[chosen[0]], layer_results[_whole(layer, passes.d_model)],
-            {neuron_set: layer_results[neuron_set] for neuron_set in chosen},
-            {neuron_set: sums for neuron_set, sums in layer_results.items() if neuron_set.source in DRAWN},
-        )  # fmt: skip
+        chosen = chosen_sets(layer, ranked, [_KIND], d_model)
+        lines, measure = by_pair_of(layer, results[chosen[0]])
+        measured = {neuron_set: measure(sums) for neuron_set, sums in results.items() if neuron_set.layer == layer}
+        drawn = {neuron_set: sums for neuron_set, sums in measured.items() if neuron_set.source in DRAWN}
+        items = np.arange(len(lines[0].n) if lines else 0)
+        rows, layer_draws = effect_rows({of: measured[of] for of in chosen}, drawn, lines, items)
+        whole = zip(lines, measured[_whole(layer, d_model)], strict=True)
+        most = {(line.readout, line.layer): (sums, line.n) for line, sums in whole}
+        for row in rows:
+            sums, n = most[row["readout"], row["layer"]]
+            row["all_neurons"] = float(sums.sum() / n.sum())
+        interventions += rows
+        draws += layer_draws
+    return interventions, draws
 
 
 def _whole(layer: int, d_model: int) -> NeuronSet:
@@ -298,16 +277,13 @@ def survey_couples(
         "probes": fingerprint_of(*frozen.weight, *frozen.weight.values()),
         "read": fingerprint_of(*(labels for both in classes.values() for labels in both)),
     }  # fmt: skip
-    interventions: Rows = []
-    draws: Rows = []
-    for layer, exchange in exchanged(setup, store, text, reads, config, settings):
-        lines = [
-            EffectRow(read.name, read_layer, by_pair(read.n), {})
-            for read in reads
-            for read_layer in read.layers(layer + 1)
-        ]
-        for table, more in zip((interventions, draws), exchange.rows(lines, by_pair), strict=True):
-            table += more
+
+    def by_pair_of(layer: int, intact: Sums) -> tuple[list[EffectRow], Callable[[Sums], Sums]]:
+        lines = [replace(line, n=by_pair(line.n)) for line in lines_of(reads, layer)]
+        return lines, by_pair
+
+    results = exchanged(setup, store, text, reads, config, settings)
+    interventions, draws = rows_by_pair(results, config, store.plan.d_model, by_pair_of)
     for row in (*interventions, *draws):
         row["task"] = config.task_name
     return NeuronTables(interventions, draws, text, text, (), {TASK: "run"}, None, len(text.couples), n_excluded)
@@ -316,8 +292,6 @@ def survey_couples(
 # --------------------------------------------------------------------------------------------------------------------
 # Interchange between texts with masks: how much of the difference in the log odds of two words is carried over.
 # --------------------------------------------------------------------------------------------------------------------
-
-Floats = NDArray[np.float64]
 
 
 def survey_words(
@@ -343,22 +317,22 @@ def survey_words(
             "can be carried over; give texts that differ in what they say of the mask."
         )
     of_intact = {"difference": float(np.abs(differences).mean()), "n_as_given": int((differences > 0).sum())}
-    interventions: Rows = []
-    draws: Rows = []
     settings = {"words": fingerprint_of(readout.masks, readout.words)}
-    for layer, exchange in exchanged(setup, store, readout.text, [readout], config, settings):
-        intact = exchange.intact[0]
-        n = 2 * np.abs(intact[::2] - intact[1::2])
-        lines = [EffectRow(readout.name, read, n, {}) for read in readout.layers(layer + 1)]
-        for table, more in zip((interventions, draws), exchange.rows(lines, partial(carried, intact)), strict=True):
-            table += more
+
+    def by_pair_of(layer: int, intact: Sums) -> tuple[list[EffectRow], Callable[[Sums], Sums]]:
+        n = 2 * np.abs(intact[0, ::2] - intact[0, 1::2])
+        lines = [EffectRow(readout.name, read, n) for read in readout.layers(layer + 1)]
+        return lines, partial(carried, intact[0])
+
+    results = exchanged(setup, store, readout.text, [readout], config, settings)
+    interventions, draws = rows_by_pair(results, config, store.plan.d_model, by_pair_of)
     for row in interventions:
         row |= of_intact
     text = readout.text
     return NeuronTables(interventions, draws, text, text, (), {}, None, len(differences), n_excluded)
 
 
-def carried(intact: Floats, odds: Floats) -> Floats:
+def carried(intact: Sums, odds: Sums) -> Sums:
     """Return the shift in nats of log odds towards the other text, shape (1, n_pairs), summed over both directions.
 
     Over both directions, the other text is 2 |difference of the pair| away; a full exchange moves the pair so far.

@@ -14,38 +14,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations import ActivationStore
-from probing.activations.store import PassStore
+from probing.activations.store import WorkStore
 from probing.errors import UserError, as_clause
 from probing.interventions import AGAIN, POSITION, PROBED, TRANSLATED
+from probing.interventions.effects import Rows, Sums
 from probing.interventions.forward import ReadableText, Readout, ReadText, draw_text
 from probing.interventions.frozen_probes import FrozenProbes, PositionHeads, ProbeReadout, find_position_heads, spread
-from probing.interventions.probed_task import (
-    OF_CLASSES,
-    Labelled,
-    ProbedTask,
-    fingerprint_of,
-    opened,
-    retrained,
-    run_unfinished,
-)
-from probing.interventions.subject import InterventionSetup
-from probing.models.attention_heads import find_query_keys
-from probing.studies.geometry.neurons.sets import (
-    DRAWN,
-    EffectRow,
+from probing.interventions.neurons import (
     Kind,
     Moves,
-    NeuronConfig,
     NeuronPasses,
     NeuronSet,
-    NeuronTables,
-    Rows,
     Values,
     chosen_sets,
     draw_targets,
     drawn_sets,
-    effect_rows,
 )
+from probing.interventions.passes import fingerprint_of, opened, run_unfinished
+from probing.interventions.probed_task import OF_CLASSES, Labelled, ProbedTask, retrained
+from probing.interventions.subject import InterventionSetup
+from probing.models.attention_heads import find_query_keys
+from probing.studies.geometry.neurons.sets import DRAWN, EffectRow, NeuronConfig, NeuronTables, effect_rows, lines_of
 from probing.text.tasks import Labels
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -279,21 +268,6 @@ class _Work:
             reads.append(PositionHeads(text, of.heads, of.query_keys, of.is_causal, of.device))
         return reads
 
-    def lines(self, reads: Sequence[Any], layer: int) -> list[EffectRow]:
-        """Describe each row of the results of a pass when this layer is changed."""
-        lines = []
-        for read in reads:
-            if isinstance(read, PositionHeads):
-                lines += [
-                    EffectRow(
-                        measure, read_row.layer, read.n(read_row), {"head": read_row.head, "offset": read_row.offset}
-                    )
-                    for measure, read_row in read.rows(layer + 1)
-                ]
-            else:
-                lines += [EffectRow(read.name, read_row, read.n, {}) for read_row in read.layers(layer + 1)]
-        return lines
-
     # --- passes ---
 
     def passes(self, text: ReadableText, moved: ReadText | None = None) -> NeuronPasses:
@@ -347,15 +321,15 @@ class _Work:
             for first, sets, what, text in (
                 (1, chosen, "neurons", self.text), (1 + len(chosen), drawn, "drawn neurons", self.part)
             ):  # fmt: skip
-                passes_of = partial(self.passes, text, text if is_moved else None)
-                results |= self._run(store, first, sets, what, passes_of, self.reads(name, text, kinds))
+                passes = self.passes(text, text if is_moved else None)
+                results |= self._run(store, first, sets, what, passes, self.reads(name, text, kinds))
             files = dict(enumerate(again, start=1 + n_sets))
             retrained_results = run_unfinished(files, store, self._retrained(classes), "neurons, probes retrained")
         reads = self.reads(name, self.text, kinds)
         parts = [
             _Part(
                 results,
-                partial(self.lines, reads),
+                partial(lines_of, reads),
                 np.searchsorted(self.text.sentence_indices, self.part.sentence_indices),
             )
         ]
@@ -376,33 +350,23 @@ class _Work:
         moved = self.part if _is_moved(kinds) else None
         with self._opened("neurons", key, len(sets)) as store:
             what = f"neurons, {readout.name}"
-            results = self._run(store, 1, sets, what, lambda: self.passes(readout.text, moved), [readout])
-
-        def lines(layer: int) -> list[EffectRow]:
-            return [EffectRow(readout.name, read_layer, readout.n, {}) for read_layer in readout.layers(layer + 1)]
-
-        return _Part(results, lines, np.arange(len(readout.n)))
+            results = self._run(store, 1, sets, what, self.passes(readout.text, moved), [readout])
+        return _Part(results, partial(lines_of, [readout]), np.arange(len(readout.n)))
 
     def _run(
-        self, store: PassStore, first: int, sets: Sequence[NeuronSet], what: str, passes_of: Callable[[], NeuronPasses],
+        self, store: WorkStore, first: int, sets: Sequence[NeuronSet], what: str, passes: NeuronPasses,
         reads: Sequence[Any],
-    ) -> dict[NeuronSet, Any]:  # fmt: skip
-        """Run the passes over a text that are not stored yet, as files from this index on."""
-        passes = cache(passes_of)
+    ) -> dict[NeuronSet, Sums]:  # fmt: skip
+        """Run the passes that are not stored yet, as files from this index on."""
         files = dict(enumerate(sets, start=first))
-        return run_unfinished(files, store, lambda neuron_set: passes().run(neuron_set, reads), what)
+        return run_unfinished(files, store, lambda neuron_set: passes.read(neuron_set, *reads), what)
 
     def _retrained(self, classes: ProbedClasses) -> Any:
         """Return a function that trains and tests a probe of the last layer while neurons are changed."""
-
-        @cache
-        def parts() -> tuple[Labelled, Labelled]:
-            train, text = (classes.labelled(self.passes(of), of) for of in (self.train, self.text))
-            return train, text
+        train, text = (classes.labelled(self.passes(of), of) for of in (self.train, self.text))
 
         def run(neuron_set: NeuronSet) -> Tensor:
-            training = classes.task.training()
-            return retrained(*parts(), classes.classes, neuron_set, training, [classes.last])  # type: ignore[arg-type]
+            return retrained(train, text, classes.classes, neuron_set, classes.task.training(), [classes.last])
 
         return run
 
@@ -421,7 +385,7 @@ class _Work:
         return {} if task.name == self.setup.main_task.name else {"read": task.key(self.stores)}
 
     @contextmanager
-    def _opened(self, what: str, extra_settings: Mapping[str, Any], n_passes: int) -> Iterator[PassStore]:
+    def _opened(self, what: str, extra_settings: Mapping[str, Any], n_passes: int) -> Iterator[WorkStore]:
         source, first, config = self.setup.source, self.stores[-1], self.config
         settings = {
             "format": FORMAT, "train": dict(self.stores[0].plan.key), "split_seed": self.setup.split_seed,
@@ -429,5 +393,5 @@ class _Work:
             "trainer": {name: str(value) for name, value in source.trainer.items()}, **extra_settings,
         }  # fmt: skip
         key = {**first.plan.key, what: settings}
-        with opened(source, key, first, self.text.tokens, n_passes) as store:
+        with opened(source, key, first, self.text.tokens, n_passes, "geometry") as store:
             yield store

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from probing.results import (
     Row,
     Schema,
     Table,
+    by_layer_table,
     cells_table,
     count,
     ends,
@@ -81,9 +83,6 @@ class PositionTables:
         self._split = {(row["layer"], row["scale"], row["part"]): row for row in tables["position_split"]}
         self._shape = {(row["layer"], row["measure"]): row for row in tables["position_shape"]}
         self._basis = {(row["layer"], row["scale"]): row for row in tables["position_basis"]}
-        self._prefix_shares = {
-            (row["layer"], row["scale"], row["order"], row["k"]): row for row in tables["position_held"]
-        }
         self.layers = sorted({layer for layer, _, _ in self._split})
 
     def split(self, layer: int, part: str = "position", scale: str = RAW) -> Row:
@@ -98,10 +97,6 @@ class PositionTables:
         """Return the number of neurons with half of the part, and of random directions; None where unknown."""
         return self._basis.get((layer, scale))
 
-    def prefix_share(self, layer: int, order: str, k: int, scale: str = RAW) -> Row | None:
-        """Return the share of the position part in the first k neurons of an order; None where unknown."""
-        return self._prefix_shares.get((layer, scale, order, k))
-
     def is_above_zero(self, layer: int, scale: str = RAW) -> bool:
         """Check that the interval of the position part is above 0."""
         return sign_of_interval(self.split(layer, scale=scale)) > 0
@@ -115,26 +110,22 @@ def position_tables(tables: Mapping[str, Sequence[Row]]) -> list[Any]:
     if not tables["position_split"]:
         return []
     position = PositionTables(tables)
-    return [_split_table(position), _shape_table(position), *_prefix_share_tables(position)]
+    split, in_neurons = Table(tables["position_split"]), Table(tables["position_held"])
+    return [_split_table(split), _shape_table(position), *_prefix_share_tables(in_neurons)]
 
 
-def _split_table(position: PositionTables) -> Any:
-    def cells(layer: int) -> list[str]:
-        row, standardised = position.split(layer), position.split(layer, scale=STANDARDISED)
-        return [
-            str(layer), rounded(row["value"], ".4f"), interval(row, form=".4f", between=" to "),
-            rounded(row["chance"], ".4f"),
-            *(rounded(position.split(layer, part)["value"], ".3f") for part in ("context", "shared", "rest")),
-            rounded(standardised["value"], ".4f"),
-            rounded(position.split(layer, "position_alone")["value"], ".4f"),
-        ]  # fmt: skip
+def _split_table(split: Table) -> Any:
+    def share(part: str, form: str = ".4f", scale: str = RAW) -> Callable[[Table], str]:
+        return lambda rows: rounded(rows.where(part=part, scale=scale)[0]["value"], form)
 
-    headings = (
-        "layer", "position", "95% range", "by chance", "context", "shared", "rest", "position, standardised",
-        "position alone",
-    )  # fmt: skip
     title = "Shares of the variance of the hidden states, after the share by chance is subtracted"
-    return cells_table(title, headings, map(cells, position.layers))
+    return by_layer_table(title, split, {
+        "position": share("position"),
+        "95% range": lambda rows: interval(rows.where(part="position", scale=RAW)[0], form=".4f", between=" to "),
+        "by chance": lambda rows: rounded(rows.where(part="position", scale=RAW)[0]["chance"], ".4f"),
+        **{part: share(part, ".3f") for part in ("context", "shared", "rest")},
+        "position, standardised": share("position", scale=STANDARDISED), "position alone": share("position_alone"),
+    })  # fmt: skip
 
 
 def _shape_table(position: PositionTables) -> Any:
@@ -168,28 +159,21 @@ def _half(row: Row | None) -> str:
     return "" if row is None else f"{row['half']} ({row['half_lowest']} to {row['half_highest']})"
 
 
-def _prefix_share_tables(position: PositionTables) -> list[Any]:
+def _prefix_share_tables(in_neurons: Table) -> list[Any]:
     rich_tables = []
     for scale, which in ((RAW, ""), (STANDARDISED, ", every neuron standardised")):
-        rows = {
-            (layer, order): row
-            for layer in position.layers
-            for order in ORDERS
-            if (row := position.prefix_share(layer, order, NEURONS, scale))
-        }
-        layers = [layer for layer in position.layers if (layer, "part") in rows]
-        orders = [order for order in ORDERS if any((layer, order) in rows for layer in layers)]
-        if layers:
-            rich_tables.append(cells_table(
-                f"Share of the position part in {NEURONS} neurons{which}",
-                ["layer", *(ORDERS[order] for order in orders)],
-                ([str(k), *(_prefix_share_cell(rows.get((k, order))) for order in orders)] for k in layers),
-            ))  # fmt: skip
+        if rows := in_neurons.where(scale=scale, k=NEURONS):
+            orders = [order for order in ORDERS if rows.where(order=order)]
+            title = f"Share of the position part in {NEURONS} neurons{which}"
+            rich_tables.append(by_layer_table(title, rows, {
+                ORDERS[order]: partial(_prefix_share_cell, order) for order in orders
+            }))  # fmt: skip
     return rich_tables
 
 
-def _prefix_share_cell(row: Row | None) -> str:
-    return "" if row is None else rounded(row["value"], ".2f") + in_brackets(interval(row, between=" to ", form=".2f"))
+def _prefix_share_cell(order: str, of_layer: Table) -> str:
+    rows = of_layer.where(order=order)
+    return "".join(rounded(row["value"], ".2f") + in_brackets(interval(row, "", " to ", ".2f")) for row in rows)
 
 
 # --- charts ---

@@ -220,7 +220,7 @@ def write_position_figures(
     """Draw the curves of the position part, in some formats, and return the paths; none without its tables."""
     if not tables.get("position_split"):
         return []
-    names = ("position_split", "position_shape", "position_basis", "position_held")
+    names = ("position_split", "position_shape", "position_basis")
     position = PositionTables({name: tables.get(name, ()) for name in names})
     draw = partial(draw_curves, curves=Table(tables["position_curves"]), position=position, model=model)
     return write_drawings(folder, {"position_curves": draw}, formats)

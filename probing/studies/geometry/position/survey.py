@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,9 +18,16 @@ from probing.results import count, layers_named, without_nan
 from probing.runtime.progress import stage
 from probing.statistics import accuracy_interval
 from probing.statistics.chance import random_rotation
-from probing.statistics.two_way import ALONE, MOST_POSITIONS, PARTS, Design, TwoWaySums, jackknife_interval
-from probing.studies.geometry.layers import Sampled, SpecialTokens
-from probing.studies.geometry.position import RAW, SCALES, STANDARDISED, SUFFIX
+from probing.statistics.two_way import (
+    ALONE,
+    MOST_POSITIONS,
+    PARTS,
+    Design,
+    TwoWaySums,
+    VarianceShares,
+    jackknife_interval,
+)
+from probing.studies.geometry.position import RAW, SCALES, SCHEMAS, STANDARDISED, SUFFIX
 from probing.studies.geometry.position.spectrum import (
     Folds,
     PartSpectrum,
@@ -39,6 +46,7 @@ from probing.text.tokens import Tokens
 # --------------------------------------------------------------------------------------------------------------------
 
 Array = NDArray[np.float64]
+Rows = list[dict[str, Any]]
 
 # As many as beside the contributions of neurons: p is at most .05 where all are less concentrated.
 ROTATIONS = 20
@@ -48,30 +56,17 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class PrefixShare:
-    """The share of the position part in the first k neurons of an order, with the range of draws, if any.
-
-    Orders are `fit`, `eta_squared`, `part` (by share), `random`, `rotated` and `directions`; of draws, it is the
-    median.
-    """
-
-    order: str
-    k: int
-    share: float
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True)
 class Concentration:
     """The spread of a layer's position part over neurons, with each neuron's share, mean of two halves, (d_model,).
 
-    `half` is the number of neurons with half of the part, and `half_rotated` of the directions of each rotation, shape
+    `prefix_shares` has a row for the first k neurons of each order, as in `position_held.csv`: the orders are `fit`,
+    `eta_squared`, `part` (by share), `random`, `rotated` and `directions`; of draws, the share is the median. `half` is
+    the number of neurons with half of the part, and `half_rotated` of the directions of each rotation, shape
     (ROTATIONS,). `n_live` neurons vary, and are rotated; `k` is the number of directions of the part.
     """
 
     by_neuron: Array
-    prefix_shares: list[PrefixShare]
+    prefix_shares: Rows
     half: int
     half_rotated: NDArray[np.int64]
     n_live: int
@@ -102,20 +97,20 @@ def concentration(
     random = generator.permuted(np.tile(shares.mean(0), (ROTATIONS, 1)), axis=1).cumsum(1)
     part = crossed(shares)
     directions = _of_directions(rows)
-    prefix_shares = []
+    prefix_shares: Rows = []
+
+    def add(order: str, n: int, share: float, low: float | None = None, high: float | None = None) -> None:
+        prefix_shares.append({"order": order, "k": n, "value": share, "low": low, "high": high})
+
     for n in sorted({*(n for n in NUMBERS if n < d_model), k}):
         for name, (first, second) in orders.items():
             if len(first) >= n:
-                prefix_shares.append(
-                    PrefixShare(name, n, float(shares[1, first[:n]].sum() + shares[0, second[:n]].sum()) / 2)
-                )
-        prefix_shares.append(PrefixShare("part", n, float(part[n - 1])))
+                add(name, n, float(shares[1, first[:n]].sum() + shares[0, second[:n]].sum()) / 2)
+        add("part", n, float(part[n - 1]))
         for name, drawn in (("random", random), ("rotated", rotated)):
             of_draws = drawn[:, min(n, drawn.shape[1]) - 1]
-            prefix_shares.append(
-                PrefixShare(name, n, float(np.median(of_draws)), float(of_draws.min()), float(of_draws.max()))
-            )
-        prefix_shares.append(PrefixShare("directions", n, float(directions[min(n, k) - 1])))
+            add(name, n, float(np.median(of_draws)), float(of_draws.min()), float(of_draws.max()))
+        add("directions", n, float(directions[min(n, k) - 1]))
     return Concentration(shares.mean(0), prefix_shares, int(_half(part)), _half(rotated), int(live.sum()), k)
 
 
@@ -210,7 +205,7 @@ def read_positions(
     )  # fmt: skip
 
 
-Rows = list[dict[str, Any]]
+SpecialTokens = Literal["exclude", "include"]
 
 # Components whose curves are written, and most directions in which positions are read.
 COMPONENTS, READ = 3, 20
@@ -220,9 +215,14 @@ DRAWS = 200
 ZERO = 1e-24
 
 
+def _measured(tokens: Tokens, special_tokens: SpecialTokens) -> NDArray[np.bool_]:
+    """Return the mask of the tokens that are split, shape (n_tokens,)."""
+    return tokens.included if special_tokens == "include" else ~tokens.special
+
+
 def check_position(tokens: Tokens, special_tokens: SpecialTokens) -> None:
     """Raise a `UserError` for a corpus with too few sentences, positions or tokens to split, or too many positions."""
-    counts = Sampled(tokens, special_tokens, 0).counts
+    counts = _measured(tokens, special_tokens)
     n_tokens, n_sentences = int(counts.sum()), len(np.unique(tokens.sentences[counts]))
     n = len(np.unique(tokens.positions[counts]))
     if n > MOST_POSITIONS:
@@ -238,10 +238,10 @@ def check_position(tokens: Tokens, special_tokens: SpecialTokens) -> None:
 
 
 class PositionSample:
-    """The tokens that are split, selected by the mask `counts`, shape (n_tokens,), and their design for all layers."""
+    """The tokens that are split, in the mask `counts`, shape (n_tokens,), and their design for all layers."""
 
-    def __init__(self, store: HiddenStateSource, counts: NDArray[np.bool_], seed: int) -> None:
-        tokens = store.tokens
+    def __init__(self, store: HiddenStateSource, special_tokens: SpecialTokens, seed: int) -> None:
+        tokens, counts = store.tokens, _measured(store.tokens, special_tokens)
         self.store, self.counts, self.seed = store, counts, seed
         self.design = Design(tokens.sentences[counts], tokens.positions[counts], seed)
         self.folds = Folds(self.design)
@@ -273,41 +273,34 @@ class PositionSample:
             first += len(counted)
 
 
-@dataclass(frozen=True)
-class Layer:
-    """Rows of a layer's tables, and the directions of its position part for the next layer, empty without a part."""
-
-    rows: Mapping[str, Rows]
-    directions: Array
-
-
-TABLES = ("position_split", "position_spectrum", "position_curves", "position_shape", "position_basis",
-          "position_held", "position_by_neuron")  # fmt: skip
-
-
 def survey_position(
     sample: PositionSample, layers: Sequence[int], ranked: Mapping[int, Sequence[int]]
 ) -> dict[str, Rows]:
     """Return the rows of all tables, for ascending layers; `ranked` has neurons in the order of a run of `fit`."""
-    tables: dict[str, Rows] = {name: [] for name in TABLES}
+    tables: dict[str, Rows] = {schema.name: [] for schema in SCHEMAS}
     below: tuple[int, Array] | None = None
     with stage(f"position in {layers_named(layers)}", len(layers)) as advance:
         for layer in layers:
-            layer_result = _of_layer(
+            of_layer, directions = _of_layer(
                 sample, layer, ranked.get(layer, ()), below[1] if below and below[0] == layer - 1 else None
             )
-            for name, rows in layer_result.rows.items():
+            for name, rows in of_layer.items():
                 tables[name] += rows
-            below = layer, layer_result.directions
+            below = layer, directions
             advance(1)
     return tables
 
 
-def _of_layer(sample: PositionSample, layer: int, ranked: Sequence[int], below: Array | None) -> Layer:
-    """Survey one layer; `below` are the directions of the position part in the layer below, None if not surveyed."""
+def _of_layer(
+    sample: PositionSample, layer: int, ranked: Sequence[int], below: Array | None
+) -> tuple[dict[str, Rows], Array]:
+    """Return the rows of a layer's tables, and the directions of its position part, (d_model, k), k = 0 without a part.
+
+    `below` are the directions in the layer below, None if that was not surveyed.
+    """
     sums, short = _summed(sample, layer)
     by_neuron, variance = sums.shares(by_neuron=True)[0], sums.variance
-    split = [row for scale in SCALES for row in _split_rows(layer, scale, sums)]
+    split = [row for scale in SCALES for row in _split_rows(scale, sums)]
     scales = {RAW: np.ones_like(variance), STANDARDISED: np.sqrt(np.where(variance > 0, variance, 1.0))}
     spectra = {scale: spectrum(sums, sample.folds, divided_by) for scale, divided_by in scales.items()}
     # A part is there where the interval of its share does not hold 0, or there is no interval.
@@ -322,7 +315,7 @@ def _of_layer(sample: PositionSample, layer: int, ranked: Sequence[int], below: 
         if (of_scale := _spread(sample, layer, sums, counted[scale], divided_by, ranked))
     }
     directions = spectra[RAW].directions[:, : counted[RAW]]
-    shape = _Shape(layer, len(sample.design.index))
+    shape = _Shape(len(sample.design.index))
     for scale, scale_result in spectra.items():
         shape.add(f"directions{SUFFIX[scale]}", counted[scale])
         shape.add(f"directions_in_sample{SUFFIX[scale]}", scale_result.n_directions_in_sample)
@@ -333,20 +326,16 @@ def _of_layer(sample: PositionSample, layer: int, ranked: Sequence[int], below: 
         _add_readings(shape, sample, layer, sums, short, counted[RAW])
     part = sums.position_part(sample.design.whole)
     n_nonzero = int((sample.design.whole.n @ np.square(part) > ZERO * len(sample.design.index) * variance).sum())
-    rows = {
+    tables = {
         "position_split": split,
-        "position_spectrum": [
-            row for scale, scale_result in spectra.items() for row in _spectrum_rows(layer, scale, scale_result)
-        ],
-        "position_curves": _curve_rows(layer, sample, sums, spectra[RAW]),
+        "position_spectrum": [row for scale, of in spectra.items() for row in _spectrum_rows(scale, of)],
+        "position_curves": _curve_rows(sample, sums, spectra[RAW]),
         "position_shape": shape.rows,
-        "position_basis": [_basis_row(layer, scale, scale_result, n_nonzero) for scale, scale_result in spread.items()],
-        "position_held": [
-            row for scale, concentrated in spread.items() for row in _prefix_share_rows(layer, scale, concentrated)
-        ],
-        "position_by_neuron": _neuron_rows(layer, variance, by_neuron, spread),
+        "position_basis": [_basis_row(scale, of, n_nonzero) for scale, of in spread.items()],
+        "position_held": [{"scale": scale, **row} for scale, of in spread.items() for row in of.prefix_shares],
+        "position_by_neuron": _neuron_rows(variance, by_neuron, spread),
     }
-    return Layer(rows, directions)
+    return {name: [{"layer": layer, **row} for row in rows] for name, rows in tables.items()}, directions
 
 
 def _summed(sample: PositionSample, layer: int) -> tuple[TwoWaySums, TwoWaySums | None]:
@@ -361,7 +350,7 @@ def _summed(sample: PositionSample, layer: int) -> tuple[TwoWaySums, TwoWaySums 
     return sums, short
 
 
-def _split_rows(layer: int, scale: str, sums: TwoWaySums) -> Rows:
+def _split_rows(scale: str, sums: TwoWaySums) -> Rows:
     design, shares = sums.design, sums.shares(standardised=scale == STANDARDISED)
     rows = []
     for part in (*PARTS, *ALONE):
@@ -369,7 +358,7 @@ def _split_rows(layer: int, scale: str, sums: TwoWaySums) -> Rows:
             np.array([float(jackknife_share.excess[part]) for jackknife_share in shares]), design.n_sentences
         )
         rows.append(without_nan({
-            "layer": layer, "scale": scale, "part": part, "value": float(shares[0].excess[part]), "low": low,
+            "scale": scale, "part": part, "value": float(shares[0].excess[part]), "low": low,
             "high": high, "share": float(shares[0].observed[part]), "chance": float(shares[0].chance[part]),
             "n_sentences": design.n_sentences, "n_tokens": len(design.index),
         }))  # fmt: skip
@@ -379,8 +368,8 @@ def _split_rows(layer: int, scale: str, sums: TwoWaySums) -> Rows:
 class _Shape:
     """Collector of the rows of `position_shape.csv` of a layer."""
 
-    def __init__(self, layer: int, n_tokens: int) -> None:
-        self.layer, self.n_tokens = layer, n_tokens
+    def __init__(self, n_tokens: int) -> None:
+        self.n_tokens = n_tokens
         self.rows: Rows = []
 
     def add(
@@ -391,7 +380,7 @@ class _Shape:
             return
         low, high = ends if ends is not None else (None, None)
         self.rows.append({
-            "layer": self.layer, "measure": measure, "value": float(value), "low": low, "high": high,
+            "measure": measure, "value": float(value), "low": low, "high": high,
             "chance": chance, "p_value": p_value, "k": k, "n_tokens": n_tokens or self.n_tokens,
         })  # fmt: skip
 
@@ -463,19 +452,19 @@ def _add_read(shape: _Shape, name: str, read: PositionAccuracies, k: int) -> Non
     shape.add(f"{name}_error", read.error, read.error_by_chance, k=k, n_tokens=read.n_tokens)
 
 
-def _spectrum_rows(layer: int, scale: str, of_scale: PartSpectrum) -> Rows:
+def _spectrum_rows(scale: str, of_scale: PartSpectrum) -> Rows:
     if not of_scale.total > 0:
         return []
     return [
         {
-            "layer": layer, "scale": scale, "component": i + 1, "share": float(of_scale.squares[i] / of_scale.total),
+            "scale": scale, "component": i + 1, "share": float(of_scale.squares[i] / of_scale.total),
             "held_out": float(of_scale.gain_shares[i]),
         }
         for i in range(len(of_scale.squares))
     ]  # fmt: skip
 
 
-def _curve_rows(layer: int, sample: PositionSample, sums: TwoWaySums, raw_spectrum: PartSpectrum) -> Rows:
+def _curve_rows(sample: PositionSample, sums: TwoWaySums, raw_spectrum: PartSpectrum) -> Rows:
     """Return the first components as curves over the positions, with the jackknife's interval at each position."""
     design = sample.design
     n = min(COMPONENTS, raw_spectrum.part.shape[1])
@@ -493,7 +482,7 @@ def _curve_rows(layer: int, sample: PositionSample, sums: TwoWaySums, raw_spectr
             is_estimable = all(solution.n[t] > 0 for solution in design.without)
             low, high = jackknife_interval(curves[:, t, i], design.n_sentences) if is_estimable else (np.nan, np.nan)
             rows.append(without_nan({
-                "layer": layer, "position": position, "component": i + 1, "value": float(curves[0, t, i]), "low": low,
+                "position": position, "component": i + 1, "value": float(curves[0, t, i]), "low": low,
                 "high": high, "n_tokens": int(design.whole.n[t]),
             }))  # fmt: skip
     return rows
@@ -513,30 +502,20 @@ def _spread(
     return concentration(rows, sums.variance > 0, orders, sample.seed, layer)
 
 
-def _basis_row(layer: int, scale: str, spread: Concentration, n_nonzero: int) -> dict[str, Any]:
+def _basis_row(scale: str, spread: Concentration, n_nonzero: int) -> dict[str, Any]:
     return {
-        "layer": layer, "scale": scale, "half": spread.half, "half_directions": float(np.median(spread.half_rotated)),
+        "scale": scale, "half": spread.half, "half_directions": float(np.median(spread.half_rotated)),
         "half_lowest": int(spread.half_rotated.min()), "half_highest": int(spread.half_rotated.max()),
         "half_p": spread.p_value, "n_directions": spread.k, "n_nonzero": n_nonzero, "n_live": spread.n_live,
         "n_neurons": len(spread.by_neuron), "n_rotations": len(spread.half_rotated),
     }  # fmt: skip
 
 
-def _prefix_share_rows(layer: int, scale: str, of_scale: Concentration) -> Rows:
-    return [
-        {
-            "layer": layer, "scale": scale, "order": prefix_share.order, "k": prefix_share.k,
-            "value": prefix_share.share, "low": prefix_share.low, "high": prefix_share.high,
-        }
-        for prefix_share in of_scale.prefix_shares
-    ]  # fmt: skip
-
-
-def _neuron_rows(layer: int, variance: Array, shares: Any, spread: Mapping[str, Concentration]) -> Rows:
+def _neuron_rows(variance: Array, shares: VarianceShares, spread: Mapping[str, Concentration]) -> Rows:
     rows = []
     for k in range(len(variance)):
         row = {
-            "layer": layer, "neuron": k, "variance": float(variance[k]),
+            "neuron": k, "variance": float(variance[k]),
             "eta_squared": float(shares.observed["position_alone"][k]), "share": float(shares.observed["position"][k]),
             "chance": float(shares.chance["position"][k]), "value": float(shares.excess["position"][k]),
         }  # fmt: skip

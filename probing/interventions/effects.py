@@ -1,0 +1,64 @@
+"""Effects of changes of a model: differences from the intact model, paired by item, and compared with drawn sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.statistics import difference_interval, difference_p_value, mean_interval, mean_p_value, widened
+from probing.statistics.chance import holm, percentile_of, rank_p
+
+Rows = list[dict[str, Any]]
+
+# Sums of a measure over the examples of each item, such as a sentence, shape (n_items,): for a share, the number of
+# correct examples.
+Sums = NDArray[np.float64]
+
+
+def tested(sums: Sums, intact: Sums, n: NDArray[Any], is_share: bool) -> dict[str, Any]:
+    """Return a difference with its 95% confidence interval and its p-value, paired by item; n is that of examples."""
+    difference = sums - intact
+    interval, p_value = (difference_interval, difference_p_value) if is_share else (mean_interval, mean_p_value)
+    low, high = interval(difference, n)
+    return {
+        "effect": float(difference.sum() / n.sum()), "low": low, "high": high, "p_value": p_value(difference, n),
+        "n": int((n > 0).sum()),
+    }  # fmt: skip
+
+
+def valued(sums: Sums, intact: Sums, n: NDArray[Any], is_share: bool) -> dict[str, Any]:
+    """Return the measure itself, followed by what `tested` returns."""
+    return {"value": float(sums.sum() / n.sum()), **tested(sums, intact, n, is_share)}
+
+
+def correct(rows: Sequence[dict[str, Any]], column: str = "p_value", to: str = "p_value") -> None:
+    """Correct the p-values of some rows for their number (Holm), in place."""
+    for row, p_value in zip(rows, holm([row[column] for row in rows]), strict=True):
+        row[to] = float(p_value)
+
+
+def with_draws(row: Callable[[int, Sums], dict[str, Any]], drawn: Sequence[Sums]) -> tuple[dict[str, Any], Rows]:
+    """Return the row of the mean of some draws, as draw 0, with an interval over items and draws, and of each draw.
+
+    `row` returns the columns of a draw, by its number from 1, with those of `tested`.
+    """
+    rows = [row(draw, sums) for draw, sums in enumerate(drawn, start=1)]
+    mean = row(0, np.mean(drawn, axis=0))
+    mean["low"], mean["high"] = widened(mean["effect"], (mean["low"], mean["high"]), [of["effect"] for of in rows])
+    return mean, rows
+
+
+def among(effect: float, drawn: Sequence[float] | Sums, harm: int, prefix: str = "") -> dict[str, float]:
+    """Return the percentile and the p-value of an effect among those of drawn sets; empty without any.
+
+    The percentile is the percentage of sets that harm less; the p-value is the share of sets, the changed one included,
+    that harm at least as much. `harm` is 1 if a larger effect is a greater harm, -1 if a smaller one is.
+    """
+    if not len(drawn):
+        return {}
+    value, others = harm * effect, harm * np.asarray(drawn)
+    p_value = f"{prefix}p" if prefix else "p_value"
+    return {f"{prefix}percentile": percentile_of(value, others), p_value: rank_p(value, others)}
