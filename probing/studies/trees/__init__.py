@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
-from probing.cli.commandline import configured
-from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Layers, Model, Source, Tokenizer, Wandb, chosen
-from probing.cli.options import WandbOptions
-from probing.errors import out_of_range
+from probing.cli.commandline import command
+from probing.cli.option_types import GroupBy, Source
+from probing.cli.options import BatchOptions, CorpusOptions, OneProcessOptions, OutputOptions, StatesOptions, option
+from probing.errors import flag
 from probing.results import (
     Schema,
     View,
@@ -87,49 +88,54 @@ def _where(what: str) -> dict[int, str]:
     return {sign: phrase.format(what=what) for sign, phrase in _ABOVE.items()}
 
 
-@configured
-def trees(
-    config: dict[str, Any],
-    corpus: Source = "", test_corpus: Source | None = None, model: Model = "minilm", layer: Layers = "all",
-    revision: str | None = None, random_weights: bool = False, dtype: Dtype = "float32", group_by: str = "auto",
-    train_sentences: int = 2000, penalty: float | None = None, controls: str | list[str] = "all", rotations: int = 20,
-    max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
-    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
-    wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
-) -> Result:  # fmt: skip
-    """Decode dependency trees from each layer by a linear metric of its hidden states.
+@dataclass(frozen=True)
+class TreesOptions(OutputOptions, OneProcessOptions, BatchOptions, CorpusOptions, StatesOptions):
+    """Options of `trees`."""
 
-    Args:
-        corpus: Treebank: a .conllu file.
-        train_sentences: Maximum number of training sentences, which are sampled; validation sentences are at most a
-            quarter of them.
-        penalty: Penalty of the metric's trace; by default chosen on validation sentences, one for all layers.
-        controls: Controls: all, none, or some of untrained (a randomly initialised model), permuted_positions (the
-            model reads each sentence with permuted tokens) and permuted_trees (trees of sentences of equal length).
-        rotations: Number of random rotations of the neurons, whose directions are compared with the neurons; 0 for none.
-        name: Name of this run; default: MODEL-trees-YYYYMMDD-HHMMSS.
+    corpus: Source = ""
+    """Treebank: a .conllu file."""
+    train_sentences: int = option(2000, at_least=20)
+    """Maximum number of training sentences, which are sampled; validation sentences are at most a quarter of them."""
+    controls: str | list[str] = option("all", choices=CONTROLS, nothing="none")
+    """Controls: all, none, or some of untrained (a randomly initialised model), permuted_positions (the model reads
+    each sentence with permuted tokens) and permuted_trees (trees of other sentences of equal length)."""
+    rotations: int = option(20, at_least=0)
+    """Number of random rotations of the neurons, whose directions are compared with the neurons; 0 for none."""
+    penalty: float | None = None
+    """Penalty of the metric's trace; by default chosen on validation sentences, one for all layers."""
+    group_by: GroupBy = "auto"
+    _: KW_ONLY
+    name: str | None = None
+    """Name of this run; default: MODEL-trees-YYYYMMDD-HHMMSS."""
+
+    def problems(self) -> list[str]:
+        """Return the problems with a missing treebank and a penalty that is not positive."""
+        missing = [] if self.corpus else [f"{flag('corpus')} is missing: give a treebank, a .conllu file"]
+        if self.penalty is not None and not 0 < self.penalty < float("inf"):
+            missing.append(f"{flag('penalty', self.penalty)} is out of range: expected a number above 0")
+        return missing
+
+
+@command(TreesOptions)
+def trees(options: TreesOptions) -> Result | None:
+    """Decode dependency trees from each layer by a linear metric of its hidden states.
 
     Returns:
         The results.
     """
-    problems = out_of_range("train_sentences", train_sentences, 20) + out_of_range("rotations", rotations, 0)
-    if penalty is not None and not 0 < penalty < float("inf"):
-        problems.append(f"`--penalty {penalty}` is out of range: expected a number above 0")
-    if not corpus:
-        problems.append("`--corpus` is missing: give a treebank, a .conllu file")
-    call = Call.of(study_of("trees"), config, name, wandb, problems)
-    selected = chosen("--controls", controls, list(CONTROLS), "none")
+    call = Call.of(study_of("trees"), options)
     with quiet_libraries():
-        from probing.studies.trees.survey import TreeConfig, Treebank, survey
+        from probing.studies.trees.survey import Treebank, TreeConfig, survey
         from probing.text import intervals_by_document, read_corpora
 
-        corpora, splits = read_corpora(corpus, test_corpus, seed, call.say, group_by)  # type: ignore[arg-type]
-        settings = TreeConfig(selected, train_sentences, penalty, rotations, seed)
-        by_document = intervals_by_document(group_by, corpora)  # type: ignore[arg-type]
-        treebank = Treebank.of(corpora, splits, by_document, settings)
-        source = call.source(tokenizer=tokenizer)
+        corpora, splits = read_corpora(options.corpus, options.test_corpus, options.seed, call.say, options.group_by)
+        settings = TreeConfig(
+            options.selected("controls"), options.train_sentences, options.penalty, options.rotations, options.seed
+        )
+        treebank = Treebank.of(corpora, splits, intervals_by_document(options.group_by, corpora), settings)
+        source = call.source(tokenizer=options.tokenizer)
         tables, results = survey(source, treebank, settings, call.say)
-        return call.write(source.model, lambda folder: Measured(tables, results, _curves(tables["trees"])))
+        return call.write(source.model, lambda _: Measured(tables, results, _curves(tables["trees"])))
 
 
 def _curves(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
