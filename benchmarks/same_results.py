@@ -64,6 +64,8 @@ named geometry {_BERT} {_TEXT} --interventions --neurons 3,5 --layer 1 --draws 3
 --transforms none --retrain 0 --readouts position,mlm
 exchanged geometry --interventions --from_run runs/upos --layer 1 --draws 2 --top 2 --kind interchange \
 --pairs data/pairs.tsv --transforms none
+inside geometry {_BERT} {_TEXT} --interventions --norms --path --extremes --definition argmin_share --draws 2 \
+--transforms none
 first geometry --model data/gpt2 {_TEXT} --first_token exclude
 survey attention {_BERT} --corpus data/train.conllu --test_corpus data/test.conllu --run runs/position --parts \
 classes,profile,tokens,words,rollout,similarity,relations,trees,position_heads,position_neurons
@@ -97,9 +99,9 @@ LAST = """
 position.html report runs/position runs/again runs/compared
 upos.html report runs/upos
 number.html report runs/number
-others.html report runs/geometry runs/split runs/massive runs/neurons runs/named runs/survey runs/roles runs/fused \
-runs/against runs/disabled runs/rounded runs/rules runs/masks runs/reordered runs/trained runs/checkpoints runs/tuned \
-runs/recipes runs/changed runs/senses runs/similarity runs/documents alone/claims
+others.html report runs/geometry runs/split runs/massive runs/inside runs/neurons runs/named runs/survey runs/roles \
+runs/fused runs/against runs/disabled runs/rounded runs/rules runs/masks runs/reordered runs/trained \
+runs/checkpoints runs/tuned runs/recipes runs/changed runs/senses runs/similarity runs/documents alone/claims
 heads.html report runs/heads runs/features runs/survey
 exports python
 """
@@ -312,6 +314,7 @@ def run(work: Path, label: str, checkout: Path, renames: Mapping[str, Mapping[st
 def _without_times(text: str) -> str:
     """Return text without what differs from run to run."""
     text = re.sub(r"(offline-run-)?\d{8}_\d{6}-\w+", "RUN", text)
+    text = re.sub(r"-\d{8}-\d{6}\b", "-DATE", text)
     text = re.sub(r"\d+(\.\d+)? (s|ms|min)\b", "TIME", text)
     return re.sub(r'(probing )\d+\.\d+\.\d+[^<"]*', r"\1VERSION", text)
 
@@ -357,9 +360,9 @@ def results_of(place: Path) -> dict[str, str]:
     results: dict[str, str] = {}
     folders = [path for name in ("runs", "alone", "exports") for path in (place / name).rglob("*")]
     for path in sorted([*place.glob("*.txt"), *place.glob("*.html"), *folders]):
-        name = str(path.relative_to(place))
+        name = _without_times(str(path.relative_to(place)))
         if path.is_file() and not {"wandb", "checkpoints", "data"} & set(path.relative_to(place).parts[:-1]):
-            results[name] = content(path)
+            results[name] = content(path).replace(str(place), "PLACE")
         elif path.name == "wandb" and path.is_dir():
             results[f"{name} (names)"] = keys_of(path.parent)
     return results

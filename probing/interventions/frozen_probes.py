@@ -159,11 +159,13 @@ class ProbeReadout(OfSentences):
 
     @cached_property
     def _on_device(self) -> FrozenProbes:
-        weight = {layer: layer_weight.to(self.device) for layer, layer_weight in self.probes.weight.items()}
-        stands = self.probes.stands
-        return FrozenProbes(
-            weight, self.probes.labels.to(self.device), None if stands is None else stands.to(self.device)
-        )
+        # Passes read them first, in inference mode, whose tensors have no gradients: those of heads need them later.
+        with torch.inference_mode(False):
+            weight = {layer: layer_weight.to(self.device) for layer, layer_weight in self.probes.weight.items()}
+            stands = self.probes.stands
+            return FrozenProbes(
+                weight, self.probes.labels.to(self.device), None if stands is None else stands.to(self.device)
+            )
 
     def loss(self, batch: Padded, occurrences: NDArray[np.int64]) -> Loss:
         """Return the mean cross-entropy of the last layer's probe over each sentence's examples, which are tokens.

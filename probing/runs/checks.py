@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from probing.cli.options import LARGEST
 from probing.models import is_site_of_run
 from probing.results import Row, Schema, Table, check_columns, without_nan
 from probing.runs.folder import reading
@@ -55,7 +56,7 @@ def _text(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= _LARGEST
+    return type(value) in (int, float) and abs(value) <= max(_LARGEST, LARGEST)
 
 
 def _yes_or_no(value: Any) -> bool:

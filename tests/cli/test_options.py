@@ -132,6 +132,9 @@ def test_an_option_takes_over_what_a_class_that_it_inherits_declares_of_it() -> 
 
 
 def test_a_command_gets_its_options_and_their_configuration_has_no_name() -> None:
+    pytest.importorskip(
+        "pytorch_lightning", reason="a command that trains restores the algorithms that a Trainer changes"
+    )
     given: dict[str, Any] = {"model": "bert", "seed": "5", "name": "mine", "wandb": {"mode": "disabled"}}
     config, options = run(**given, corpus=Path("a") / "b")
     assert (options.model, options.seed, options.name, options.corpus) == ("bert", 5, "mine", str(Path("a") / "b"))

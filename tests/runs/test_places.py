@@ -331,7 +331,7 @@ def test_a_study_of_another_package_is_a_command_like_the_others(
         "<h2>Norms of hidden states: a</h2>",
         "Hidden states are longest",
         "<svg",
-        "Mean Euclidean norm of the hidden",
+        "Mean norm of the hidden states.",
     ):
         assert part in text
 

@@ -28,11 +28,12 @@ from conftest import BARE
 from damaged_runs import Kinds, damaged_copy, ended, make_all, make_few, readers
 from probing import Rankings, Result, Run, fit, probe, rank, sweep
 from probing.activations import ActivationStore
+from probing.cli.options import LARGEST, SMALLEST
 from probing.data.module import ActivationDataModule
 from probing.errors import UserError
 from probing.page.charts import folder_block
 from probing.results import Table
-from probing.runs.checks import check_parts
+from probing.runs.checks import check_documents, check_parts
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.loading import load_run
 from probing.runtime.files import RUNNING, Owner, take_over
@@ -198,6 +199,11 @@ def test_a_run_is_opened_as_fit_returned_it(run: Run) -> None:
     for made in (opened, run):  # a table that not every run has is read when it is asked for
         assert sum(bool(getattr(made, name)) for name in made.by_name) >= 5
     assert as_text(opened) == as_text(run)
+
+
+@pytest.mark.parametrize("l2", [SMALLEST, 7e28, LARGEST])
+def test_any_penalty_that_fit_takes_is_one_of_a_whole_run(run: Run, l2: float) -> None:
+    check_documents({**run.config, "probe": {**run.config["probe"], "l2": l2}}, run.results)
 
 
 def test_rankings_are_opened_with_all_that_rank_has_added(run: Run) -> None:

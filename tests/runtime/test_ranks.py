@@ -54,7 +54,7 @@ from probing.activations import store
 from probing.heads import accumulation
 store.SHARD_BYTES, store.MIN_SHARD_TOKENS, accumulation.SHARD_TOKENS = 0, 600, 600
 write, read = store.ActivationStore.write, store.ActivationStore.read
-write_tensors = store.ActivationStore.write_tensors
+write_tensors = store.CacheEntry.write_tensors
 rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", "0")))
 def write_slowly(self, *args):
     time.sleep(0.2 if sys.argv[1] == "extract" else 0)
@@ -71,7 +71,7 @@ def write_and_note(self, layer, shard, tensors):
         file.write(self.folder.name + " " + str(layer) + " " + str(shard) + " " + rank + "\\n")
     write_tensors(self, layer, shard, tensors)
 store.ActivationStore.write, store.ActivationStore.read = write_slowly, read_and_note
-store.ActivationStore.write_tensors = write_and_note
+store.CacheEntry.write_tensors = write_and_note
 gc.enable()
 if __name__ == "__main__":
     sys.exit(main())

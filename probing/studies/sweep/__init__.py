@@ -273,10 +273,10 @@ def sweep(options: SweepOptions) -> Result:
 
 def _command_line(file: str, options: SweepOptions) -> str:
     """Return the typed command, with every option that is not at its default."""
-    given, usual = configuration(options) | {"name": options.name, "fit": _flat(options.fit or {})}, defaults(sweep)
-    words = [
-        word for name, value in given.items() if name != "file" for word in option_words(name, value, usual.get(name))
-    ]
+    default_values = defaults(sweep)
+    values = configuration(options) | {"name": options.name, "fit": _flat(options.fit or {})}
+    del values["file"]
+    words = [word for name, value in values.items() for word in option_words(name, value, default_values.get(name))]
     return shlex.join([*started_as().split(), "sweep", file, *words])
 
 
