@@ -74,7 +74,7 @@ FLOORS = (
     {"page", "interventions"},
     {"exports"},
     {"studies.attention", "studies.cloze", "studies.ablate", "studies.position_bias", "studies.fit", "studies.geometry",
-     "studies.hierarchy", "studies.finetune", "studies.pretrain", "studies.similarity"},
+     "studies.hierarchy", "studies.finetune", "studies.pretrain", "studies.similarity", "studies.trees"},
     # Studies of the runs of others, the commands that are no studies, and what measures inside a training.
     {"studies.claims", "studies.compare", "studies.checkpoints", "studies.sweep", "commands", "callbacks"},
     # A study that measures the checkpoints of a run as `checkpoints` does those of a training.

@@ -175,7 +175,7 @@ NO_WANDB: Any = {"mode": "disabled"}
 
 WRITERS = (
     "`fit`, `probe`, `rank`, `compare`, `sweep`, `geometry`, `attention`, `ablate`, `hierarchy`, `cloze`, `pretrain`, "
-    "`finetune`, `tuning-effect`, `checkpoints`, `wic`, `sts`, `position-bias` or `reproduce`"
+    "`finetune`, `tuning-effect`, `checkpoints`, `wic`, `sts`, `position-bias`, `trees` or `reproduce`"
 )
 
 

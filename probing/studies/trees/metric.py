@@ -6,14 +6,15 @@ Hewitt & Manning (2019) look for a matrix B such that |B (h_i - h_j)|^2 is the d
     min  mean over sentences of the mean squared error  +  l trace(M)
 
 is convex. It is solved in the factor B by L-BFGS, which is cheap since the trace keeps the rank low. A point of the
-dual problem bounds how far the objective is above the optimum; where the bound is not small enough, the direction in
-which the objective falls fastest joins the factor (Burer & Monteiro 2003), until it is.
+dual problem bounds how far the objective is above the optimum; while the bound is too large, the directions in which
+the objective falls fastest join the factor (Burer & Monteiro 2003).
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,22 +25,27 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 Target = Literal["distance", "depth"]
+TARGETS: tuple[Target, ...] = ("distance", "depth")
 
 # The gap of a solution is at most this share of its objective, and at most so many times the factor is extended.
-TOLERANCE, MOST_ROUNDS = 1e-3, 60
+TOLERANCE, MOST_ROUNDS = 1e-3, 200
 # Directions that join the factor at a time, and iterations of L-BFGS between two certificates.
-NEW_DIRECTIONS, ITERATIONS = 16, 60
+NEW_DIRECTIONS, ITERATIONS = 16, 30
 # Directions of the factor with a smaller share of the trace are dropped.
 NEGLIGIBLE = 1e-7
+# Share of the mean variance that is added to all variances where L-BFGS works in whitened coordinates.
+DAMPING = 1.0
 
 
 @dataclass(frozen=True)
 class Group:
     """Sentences of one length: vectors (n_sentences, n_words, d) and gold (n_sentences, n_words[, n_words]).
 
-    `weight` is what each squared error counts: the mean is over words or pairs, then over sentences.
+    `indices` are their places among all sentences. `weight` is what each squared error counts: the mean is over words
+    or pairs, then over sentences.
     """
 
+    indices: Sequence[int]
     vectors: Tensor
     gold: Tensor
     weight: float
@@ -69,6 +75,7 @@ def grouped(vectors: Sequence[Tensor], gold: Sequence[NDArray[np.floating]]) -> 
     n_sentences = len(vectors)
     return [
         Group(
+            chosen,
             torch.stack([vectors[i] for i in chosen]),
             torch.from_numpy(np.stack([gold[i] for i in chosen])).to(vectors[0].dtype),
             1.0 / (n_sentences * length ** gold[chosen[0]].ndim),
@@ -103,38 +110,32 @@ def mean_error(groups: Sequence[Group], factor: Tensor) -> float:
     )
 
 
-def largest_penalty(groups: Sequence[Group]) -> float:
-    """Return the smallest penalty at which M = 0 is optimal."""
-    d = groups[0].vectors.shape[2]
-    adjoint, _, _ = _dual(groups, torch.zeros(0, d, dtype=groups[0].vectors.dtype))
-    return float(torch.linalg.eigvalsh(adjoint)[-1])
-
-
 def solve(groups: Sequence[Group], penalty: float, start: Tensor | None = None, tolerance: float = TOLERANCE) -> Metric:
     """Return the metric with the least objective at a penalty, up to a gap of `tolerance` times the objective.
 
+    The gap is larger, and says so, if it is not reached within `MOST_ROUNDS` rounds.
+
     Args:
         start: Factor of a similar problem, shape (k, d).
-
-    Raises:
-        RuntimeError: If the gap is still larger after `MOST_ROUNDS` rounds.
     """
     d = groups[0].vectors.shape[2]
     factor = torch.zeros(0, d, dtype=groups[0].vectors.dtype) if start is None else start
-    for _ in range(MOST_ROUNDS):
+    whitening = _whitening(groups)
+    for rounds_left in reversed(range(MOST_ROUNDS)):
         if len(factor):
-            factor = _compressed(_descended(groups, factor, penalty))
+            factor = _compressed(_descended(groups, factor, penalty, whitening))
         adjoint, linear, square = _dual(groups, factor)
         objective = mean_error(groups, factor) + penalty * float(factor.double().square().sum())
         values, vectors = torch.linalg.eigh(adjoint)
-        # The residuals are feasible once scaled, so that no direction gains more than the penalty.
-        scale = min(penalty / max(float(values[-1]), 1e-300), linear / (2 * square) if square else 1.0)
+        # Scaled by a number from 0, the residuals are feasible: no direction gains more than the penalty.
+        feasible = penalty / float(values[-1]) if values[-1] > 0 else math.inf
+        scale = max(min(feasible, linear / (2 * square) if square else 1.0), 0.0)
         gap = objective - (scale * linear - scale**2 * square)
-        if gap <= tolerance * objective:
-            return Metric(factor, objective, max(gap, 0.0), penalty)
+        if gap <= tolerance * objective or not rounds_left:
+            break
         n_new = min(NEW_DIRECTIONS, max(int((values > penalty).sum()), 1))
         factor = torch.cat([factor, _extension(groups, factor, vectors[:, -n_new:].T.to(factor), penalty)])
-    raise RuntimeError(f"the structural probe is {gap:.3g} above its optimum of {objective:.3g} after all rounds")
+    return Metric(factor, objective, max(gap, 0.0), penalty)
 
 
 def _dual(groups: Sequence[Group], factor: Tensor) -> tuple[Tensor, float, float]:
@@ -143,37 +144,55 @@ def _dual(groups: Sequence[Group], factor: Tensor) -> tuple[Tensor, float, float
     The dual point is theta = 2 w (gold - predicted). Of the dual objective along it, c linear - c^2 square, these are
     the sums over theta gold and theta^2 / 4w.
     """
-    d = groups[0].vectors.shape[2]
-    adjoint = torch.zeros(d, d, dtype=torch.float64)
+    duals = []
     linear = square = 0.0
     for group in groups:
         residual = group.gold - group.predicted(factor)[1]
-        dual = 2 * group.weight * residual
-        pulled = group.pull(dual, group.vectors)
-        adjoint += (group.vectors.flatten(0, 1).T @ pulled.flatten(0, 1)).double()
-        linear += float((dual * group.gold).sum(dtype=torch.float64))
+        duals.append(2 * group.weight * residual)
+        linear += float((duals[-1] * group.gold).sum(dtype=torch.float64))
         square += group.weight * float(residual.square().sum(dtype=torch.float64))
-    return (adjoint + adjoint.T) / 2, linear, square
+    return _adjoint(groups, duals), linear, square
 
 
-def _descended(groups: Sequence[Group], factor: Tensor, penalty: float) -> Tensor:
-    """Return the factor after some iterations of L-BFGS."""
+def _adjoint(groups: Sequence[Group], duals: Iterable[Tensor]) -> Tensor:
+    """Return the sum over words h, or over differences D of words, of dual times h h' or D D', (d, d), float64."""
+    d = groups[0].vectors.shape[2]
+    total = torch.zeros(d, d, dtype=torch.float64)
+    for group, dual in zip(groups, duals, strict=True):
+        pulled = group.pull(dual, group.vectors)
+        total += (group.vectors.flatten(0, 1).T @ pulled.flatten(0, 1)).double()
+    return (total + total.T) / 2
+
+
+def _whitening(groups: Sequence[Group]) -> tuple[Tensor, Tensor]:
+    """Return the damped square root (d, d) of the second moments of words, or of their differences, and its inverse."""
+    moments = _adjoint(groups, (torch.full_like(group.gold, group.weight) for group in groups))
+    variances, axes = torch.linalg.eigh(moments)
+    mean = float(variances.mean())
+    root = (variances.clamp(min=0) + DAMPING * mean).sqrt() if mean > 0 else torch.ones_like(variances)
+    return (axes * root) @ axes.T, (axes / root) @ axes.T
+
+
+def _descended(groups: Sequence[Group], factor: Tensor, penalty: float, whitening: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the factor after some iterations of L-BFGS, which sees it in whitened coordinates."""
+    root, inverse = whitening
 
     def objective(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        at = torch.from_numpy(flat.reshape(factor.shape)).to(factor.dtype)
-        value, gradient = penalty * float(at.double().square().sum()), 2 * penalty * at.double()
+        exact = torch.from_numpy(flat.reshape(factor.shape)) @ inverse
+        at = exact.to(factor.dtype)
+        value, gradient = penalty * float(exact.square().sum()), 2 * penalty * exact
         for group in groups:
             mapped, predicted = group.predicted(at)
             residual = predicted - group.gold
             value += group.weight * float(residual.square().sum(dtype=torch.float64))
             pulled = group.pull(4 * group.weight * residual, mapped)
             gradient += (pulled.flatten(0, 1).T @ group.vectors.flatten(0, 1)).double()
-        return value, gradient.numpy().ravel()
+        return value, (gradient @ inverse).numpy().ravel()
 
-    start = factor.double().numpy().ravel()
-    options = {"maxiter": ITERATIONS, "maxcor": 20, "ftol": 1e-9, "gtol": 0.0}
-    found = minimize(objective, start, jac=True, method="L-BFGS-B", options=options)
-    return torch.from_numpy(found.x.reshape(factor.shape)).to(factor.dtype)
+    start = (factor.double() @ root).numpy().ravel()
+    options = {"maxiter": ITERATIONS, "maxcor": 20, "ftol": 1e-12, "gtol": 0.0}
+    solution = minimize(objective, start, jac=True, method="L-BFGS-B", options=options)
+    return (torch.from_numpy(solution.x.reshape(factor.shape)) @ inverse).to(factor.dtype)
 
 
 def _compressed(factor: Tensor) -> Tensor:
@@ -196,35 +215,24 @@ def _extension(groups: Sequence[Group], factor: Tensor, directions: Tensor, pena
     return directions * step**0.5
 
 
-def spanning_edges(distances: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Return the edges of the minimum spanning tree of distances (n, n), shape (n - 1, 2)."""
-    from scipy.sparse.csgraph import minimum_spanning_tree
+def contributions(groups: Sequence[Group], factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each neuron's part of the predicted distances, or depths: mean size and mean, shape (d,), float64.
 
-    # The sparse tree takes an entry of 0 for no edge.
-    return np.argwhere(minimum_spanning_tree(distances - distances.min() + 1.0).toarray())
-
-
-def contributions(groups: Sequence[Group], factor: Tensor) -> Tensor:
-    """Return each neuron's contribution: the mean over pairs, or words, of |D_k (M D)_k|, shape (d,), float64.
-
-    D is the difference of two words' vectors, or a word's vector, and sum_k D_k (M D)_k its squared length.
+    The part of neuron k is D_k (M D)_k, where D is the difference of two words' vectors, or a word's vector. The parts
+    of all neurons add up to the prediction. Means are over all pairs, or words.
     """
-    d = groups[0].vectors.shape[2]
-    total, n = torch.zeros(d, dtype=torch.float64), 0
+    size, mean = torch.zeros(2, groups[0].vectors.shape[2], dtype=torch.float64)
+    n = 0
     for group in groups:
         for vectors in group.vectors:
             differences = vectors if group.gold.ndim == 2 else _differences(vectors)
-            total += (differences * (differences @ factor.T @ factor)).abs().sum(0, dtype=torch.float64)
+            parts = differences * (differences @ factor.T @ factor)
+            size += parts.abs().sum(0, dtype=torch.float64)
+            mean += parts.sum(0, dtype=torch.float64)
             n += len(differences)
-    return total / max(n, 1)
+    return size / max(n, 1), mean / max(n, 1)
 
 
 def _differences(vectors: Tensor) -> Tensor:
     first, second = torch.triu_indices(len(vectors), len(vectors), offset=1)
     return vectors[first] - vectors[second]
-
-
-def sentences_of(groups: Sequence[Group]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the vectors and gold of each sentence."""
-    for group in groups:
-        yield from zip(group.vectors, group.gold, strict=True)
