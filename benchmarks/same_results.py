@@ -88,6 +88,7 @@ changed tuning-effect --run runs/tuned --sentences 60 --measures maps,states,pos
 senses wic data/wic {_BERT}
 similarity sts data/sts {_BERT} --pooling all
 documents position-bias {_BERT} {_TEXT} --sentences 4 --documents 20 --top 3 --draws 3 --edits all
+decoded trees {_BERT} --corpus data/train.conllu --test_corpus data/test.conllu --controls all --layer 0,2 --seed 1
 claims reproduce luo2021 --models data/bert {_TEXT} --claims 1-6 --runs alone
 trials sweep data/sweep.yaml
 - extract {_BERT} {_TEXT} --layer 1
@@ -102,7 +103,7 @@ number.html report runs/number
 others.html report runs/geometry runs/split runs/massive runs/inside runs/fixed runs/neurons runs/named runs/zeroed \
 runs/survey runs/roles runs/fused runs/against runs/disabled runs/rounded runs/rules runs/masks runs/reordered \
 runs/trained runs/checkpoints runs/tuned runs/recipes runs/changed runs/senses runs/similarity runs/documents \
-alone/claims
+runs/decoded alone/claims
 heads.html report runs/heads runs/features runs/survey
 exports python
 """

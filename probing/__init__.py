@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from probing.studies.similarity import sts as sts
     from probing.studies.similarity import wic as wic
     from probing.studies.sweep import sweep as sweep
+    from probing.studies.trees import trees as trees
     from probing.studies.tuning_effect import tuning_effect as tuning_effect
     from probing.tables.figures import Chart as Chart
     from probing.tables.figures import Line as Line
@@ -124,6 +125,7 @@ STUDIES.update({
     "wic": "probing.studies.similarity:WIC_STUDY",
     "sts": "probing.studies.similarity:STS_STUDY",
     "position-bias": "probing.studies.position_bias:STUDY",
+    "trees": "probing.studies.trees:STUDY",
     "reproduce": "probing.studies.claims:STUDY",
 })  # fmt: skip
 # Functions that the methods of results call.

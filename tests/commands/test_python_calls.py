@@ -331,7 +331,7 @@ DRAWING = {
     "fit": [], "rank": ["no-run"], "compare": ["a", "b"], "sweep": [str(ROOT / "conf" / "sweeps" / "layers.yaml")],
     "attention": [], "ablate": [], "pretrain": [], "finetune": [], "tuning-effect": [], "checkpoints": [],
     "hierarchy": [], "cloze": [], "geometry": [], "position": [], "extremes": [], "wic": [], "sts": [],
-    "position-bias": [],
+    "position-bias": [], "trees": ["--corpus=builtin"],
 }  # fmt: skip
 
 
