@@ -100,7 +100,7 @@ class TreesOptions(OutputOptions, OneProcessOptions, BatchOptions, CorpusOptions
 
     corpus: Source = ""
     """Treebank: a .conllu file."""
-    train_sentences: int = option(500, at_least=20, at_most=1_000_000)
+    train_sentences: int = option(300, at_least=20, at_most=1_000_000)
     """Maximum number of training sentences, which are sampled; at most a quarter as many are validation sentences."""
     controls: str | list[str] = option("untrained,permuted_trees", choices=CONTROLS, nothing="none")
     """Controls: all, none, or some of untrained (a randomly initialised model), permuted_positions (the model reads
@@ -195,7 +195,8 @@ def _conclusions(all_rows: Table) -> Iterator[str]:
         ("the linear chain", rows, "above_chain"),
         ("layer 0", rows.where(lambda row: "above_embeddings" in row), "above_embeddings"),
     ]
-    baselines += [(words, all_rows.where(condition=name), "difference") for name, words in CONTROLS.items()]
+    named = {**CONTROLS, "untrained": OF_FIT["untrained"].called}
+    baselines += [(words, all_rows.where(condition=name), "difference") for name, words in named.items()]
     for baseline, compared, column in baselines:
         if compared:
             yield SENTENCES["compared"].format(baseline=baseline, where=layers_by(compared, column, _ABOVE))

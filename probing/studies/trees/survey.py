@@ -318,7 +318,7 @@ def spearman(predicted: Sequence[Scores], gold: Sequence[Scores]) -> Scores:
     correlations = np.zeros(len(gold))
     for n in np.unique(lengths):
         chosen = np.flatnonzero(lengths == n)
-        ranks = [rankdata(np.stack([values[i] for i in chosen]), axis=-1) for values in (predicted, gold)]
+        ranks = [rankdata(np.stack([values[i] for i in chosen.tolist()]), axis=-1) for values in (predicted, gold)]
         a, b = (of_rows - of_rows.mean(-1, keepdims=True) for of_rows in ranks)
         scale = np.sqrt((a**2).sum(-1) * (b**2).sum(-1))
         of_rows = np.divide((a * b).sum(-1), scale, out=np.zeros_like(scale), where=scale > 0)
@@ -531,7 +531,7 @@ def tree_rows(probes: Mapping[str, Mapping[int, LayerProbes]], tests: Mapping[st
 
 def _sums(test: Treebank, *values: NDArray[Any]) -> list[Scores]:
     """Return the sums of values over the sentences of each cluster."""
-    return [np.bincount(test.clusters, weights=of_sentence) for of_sentence in values]
+    return [np.bincount(test.clusters, weights=of_sentence).astype(np.float64) for of_sentence in values]
 
 
 def _accuracy(name: str, right: Counts, n: Counts, test: Treebank) -> Row:
