@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from probing.cli.options import ProbeOptions as ProbeOptions
     from probing.cli.options import WandbOptions as WandbOptions
     from probing.cli.options import option as option
+    from probing.commands import columns as columns
     from probing.commands import report as report
     from probing.data.module import ActivationDataModule as ActivationDataModule
     from probing.errors import UserError as UserError
     from probing.exports import pull as pull
+    from probing.exports.formats import export as export
     from probing.probes.estimators import ProbeClassifier as ProbeClassifier
     from probing.probes.estimators import ProbeRegressor as ProbeRegressor
     from probing.probes.linear import LinearProbe as LinearProbe
@@ -91,7 +93,9 @@ _HOMES = {
     "Task": "probing.text.tasks",
     "UserError": "probing.errors",
     "WandbOptions": "probing.cli.options",
+    "columns": "probing.commands",
     "command": "probing.cli.commandline",
+    "export": "probing.exports.formats",
     "extract": "probing.studies.fit",
     "load_run": "probing.runs.loading",
     "option": "probing.cli.options",
@@ -125,7 +129,7 @@ STUDIES.update({
 # Functions that the methods of results call.
 ACTIONS.update({
     "report": "probing.commands:report",
-    "export": "probing.exports.formats:export",
+    "export": "probing.exports.formats:export_result",
     "card": "probing.exports:card",
     "push": "probing.exports:push",
     "chart_html": "probing.page.charts:chart_html",

@@ -1,4 +1,4 @@
-"""Commands that are no studies: `report` and `cache`."""
+"""Commands that are no studies: `columns`, `report` and `cache`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,77 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from textwrap import fill
+from typing import Any, cast
 
 from probing.activations.store import WorkPlan, cache_folder, entries, leftovers, remove_unused
 from probing.cli.commandline import command
-from probing.cli.options import Folders, Options, option
-from probing.errors import RunError, UserError, as_clause
+from probing.cli.options import FORMATS, FigureFormat, Folders, Options, figure_formats, option
+from probing.errors import RunError, UserError, as_clause, did_you_mean, refuse
 from probing.runs.folder import PARTIAL, remove_abandoned
 from probing.runtime import quiet_libraries
 from probing.runtime.files import open_file
+from probing.text.tasks import label_name_problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class NameOptions(Options):
+    """Options for names on pages and in figures."""
+
+    model_name: str | list[str] | None = None
+    """Name of the model of each run, in the order of the folders, such as "BERT,tuned BERT"; default: the last part of
+    its path. The runs of a comparison are named by `compare --model_name`."""
+    label_name: str | None = None
+    """Name of what the probes predict, such as "part of speech"; default: that of the run."""
 
 
 @dataclass(frozen=True)
-class ReportOptions(Options):
+class ColumnsOptions(Options):
+    """Options of `columns`."""
+
+    table: str | None = None
+    """Name of a table, such as neurons, or of a command, such as fit, whose tables and other files are listed; may be
+    given without `--table`. Default: list the tables of all commands."""
+
+
+@command(ColumnsOptions)
+def columns(options: ColumnsOptions) -> None:
+    """Describe the columns of a table that a command writes, or list the tables of all commands."""
+    from probing.runs import study_names, study_of
+    from probing.runtime.terminal import columns as width
+
+    studies = [study_of(name) for name in study_names()]
+    tables = [(study, schema) for study in studies for schema in (*study.schemas, *study.variants)]
+    name = (options.table or "").removesuffix(".csv")
+    blocks = [
+        (
+            f"{study.name}: {study.title.lower()}",
+            [*((schema.name, schema.row) for owner, schema in tables if owner is study),
+             *(study.files.items() if name else ())],
+        )
+        for study in studies if name in ("", study.name)
+    ] + [
+        (
+            f"{schema.name}, of `{study.name}`: {schema.row}",
+            [(", ".join(column.names), column.meaning) for column in schema.columns],
+        )
+        for study, schema in tables if schema.name == name
+    ]  # fmt: skip
+    if not blocks:
+        known = {*(study.name for study in studies), *(schema.name for _, schema in tables)}
+        raise UserError(
+            f"`columns {options.table}`: there is no such table or command{did_you_mean(name, sorted(known))}; "
+            "`columns` alone lists them."
+        )
+    for heading, rows in blocks:
+        print(fill(heading, width()))
+        for entry, meaning in rows:
+            print(fill(f"{entry:<22} {meaning}", width(), initial_indent="  ", subsequent_indent=" " * 25))
+        print()
+
+
+@dataclass(frozen=True)
+class ReportOptions(NameOptions):
     """Options of `report`."""
 
     folders: Folders | None = None
@@ -30,6 +88,8 @@ class ReportOptions(Options):
     output: str | None = None
     """File to write. Default: RUN/report.html; for several runs, report-A-B.html next to the first run; for a
     comparison, report.html in its folder. An existing report is replaced."""
+    title: str | None = None
+    """Title of the page; default: what was measured, and in which models."""
 
 
 @command(ReportOptions)
@@ -44,7 +104,8 @@ def report(options: ReportOptions) -> Path:
         raise UserError("`report` takes the folders of finished runs, such as runs/A runs/B.")
     from probing.page.charts import read_sources
 
-    sources = read_sources(named)
+    refuse(label_name_problems(options.label_name))
+    sources = read_sources(named, options.model_name, options.label_name)
     path = (
         Path(options.output)
         if options.output is not None
@@ -57,7 +118,7 @@ def report(options: ReportOptions) -> Path:
         from probing.page.build import build
         from probing.studies.fit import fit
 
-        content = build(sources, defaults(fit))
+        content = build(sources, defaults(fit), options.title)
     _write(path, content)
     print(f"Report: {path} ({len(content) / 1e6:.1f} MB)")
     return path
@@ -114,6 +175,99 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
+
+
+# What is typed for figures without a title.
+NO_TITLE = "none"
+
+
+@dataclass(frozen=True)
+class ExportOptions(Options):
+    """Options of `export csv` and `export parquet`."""
+
+    folders: Folders | None = None
+    """Folders of finished runs; may be given without `--folders`."""
+    output: str | None = None
+    """Folder to write. Default: exports/FORMAT in the folder of the run; for several runs, export-FORMAT-A-B beside the
+    first run, with a folder for each. An earlier export is replaced."""
+
+
+@dataclass(frozen=True)
+class LatexOptions(ExportOptions):
+    """Options of `export latex`."""
+
+    model_name: str | list[str] | None = None
+    """Name of the model of each run, in the order of the folders, such as "BERT,tuned BERT", for the table of the
+    accuracies of several runs; default: the last part of its path."""
+
+
+@dataclass(frozen=True)
+class FigureOptions(NameOptions, ExportOptions):
+    """Options of `export figures`."""
+
+    only: str | None = None
+    """Name of the figure to write, such as accuracy; default: all that the tables can draw."""
+    title: str | None = None
+    """Title of the figure, with --only; none leaves out the titles of all figures, for papers that have captions."""
+    figure_format: FigureFormat = option("pdf", choices=FORMATS)
+    """Formats of the figures: some of png, pdf and svg; pdf and svg are 3.3 or 6.8 inches wide."""
+
+
+def _export(options: ExportOptions, format: str, **how: Any) -> Path:
+    from probing.exports.formats import export
+
+    named = cast("list[str] | None", options.folders)
+    if not named:
+        raise UserError(f"`export {format}` takes the folders of finished runs, such as runs/A runs/B.")
+    with quiet_libraries():
+        folder = export(named, format, options.output, **how)
+    print(f"Export: {folder}")
+    return folder
+
+
+@command(LatexOptions)
+def export_latex(options: LatexOptions) -> Path:
+    """Write the tables of finished runs as LaTeX, with the accuracies of several runs side by side.
+
+    Returns:
+        The folder.
+    """
+    return _export(options, "latex", model_name=options.model_name)
+
+
+@command(FigureOptions)
+def export_figures(options: FigureOptions) -> Path:
+    """Draw the figures of finished runs again, with other names and titles, in the widths of a paper.
+
+    Returns:
+        The folder.
+    """
+    how = {
+        "only": options.only,
+        "title": "" if options.title == NO_TITLE else options.title,
+        "formats": figure_formats(options.figure_format),
+    }
+    return _export(options, "figures", model_name=options.model_name, label_name=options.label_name, **how)
+
+
+@command(ExportOptions)
+def export_csv(options: ExportOptions) -> Path:
+    """Write the tables of finished runs as CSV, in full precision.
+
+    Returns:
+        The folder.
+    """
+    return _export(options, "csv")
+
+
+@command(ExportOptions)
+def export_parquet(options: ExportOptions) -> Path:
+    """Write the tables of finished runs as Parquet, each column by its type.
+
+    Returns:
+        The folder.
+    """
+    return _export(options, "parquet")
 
 
 DAY_S = 86_400

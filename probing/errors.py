@@ -18,6 +18,10 @@ MOST_EDITS = 2
 class UserError(Exception):
     """Error of an impossible request; the message is a sentence with advice (exit status 2)."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows: the sentence in the words of Python, without frames."""
+        return [f"{type(self).__name__}: {single_line(python_words(str(self)))}"]
+
 
 class NotTheModels(UserError):
     """Error of extracted activations that differ from the model's, so that none may be stored."""
@@ -60,6 +64,29 @@ def in_python(option: str, *value: Any) -> str:
     """Return an option, with its value if one is given, as an argument of a call in Python."""
     words = [f'"{part}"' if isinstance(part, str) else str(part) for part in value]
     return f"`{'='.join([option, *words])}`"
+
+
+# Options in a message: with their value in backticks, and alone.
+_WITH_VALUE = re.compile(r"`--([a-z]\w*)((?:\.\w+)*)(?: ([^`]+))?`")
+_ALONE = re.compile(r"(?<![\w`-])--([a-z]\w*(?:\.\w+)*)")
+
+
+def python_words(message: str) -> str:
+    """Return a message about options of the command line as one about arguments: `--layer 6` becomes `layer=6`."""
+
+    def argument(match: re.Match[str]) -> str:
+        name, inner, value = match[1], match[2].split(".")[1:], match[3]
+        if value is None:
+            return f"`{name}{''.join(f'[{key!r}]' for key in inner)}`"
+        written = value.capitalize() if value in ("true", "false") else value
+        text = written if re.fullmatch(r"True|False|-?[\d.]+(e-?\d+)?|\[.*\]", written) else repr(value)
+        for key in reversed(inner):
+            text = f"{{{key!r}: {text}}}"
+        return f"`{name}={text}`"
+
+    parts = _WITH_VALUE.sub(argument, message).split("`")
+    # Every other part is code, such as a whole command, which stays.
+    return "`".join(part if i % 2 else _ALONE.sub(r"`\1`", part) for i, part in enumerate(parts))
 
 
 # How messages spell an option and its value; None before a command is called.

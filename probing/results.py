@@ -579,13 +579,14 @@ def element(name: str, *children: Child, **attributes: str | float | bool | None
     attribute, None and False are omitted.
     """
     written = "".join(_attribute(key, value) for key, value in attributes.items())
-    if name in ("br", "input", "meta"):
+    if name in ("br", "img", "input", "meta"):
         return Html(f"<{name}{written}>")
-    inner = joined(*map(_with_code, children)) if name in ("p", "li", "dd") else joined(*children)
+    inner = joined(*map(with_code, children)) if name in ("p", "li", "dd") else joined(*children)
     return Html(f"<{name}{written}>{inner}</{name}>")
 
 
-def _with_code(child: Child) -> Child:
+def with_code(child: Child) -> Child:
+    """Return a text in which code and options are marked as code; anything else unchanged."""
     if isinstance(child, Html) or not isinstance(child, str):
         return child
     parts: list[Child] = []

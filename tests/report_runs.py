@@ -14,6 +14,7 @@ from probing.downstream import SPACES
 from probing.results import Row
 from probing.statistics import SIZE_COLUMNS
 from probing.studies.ablate.neuron_tables import INTERVENTIONS
+from probing.studies.compare import tables as of_compare
 from probing.studies.compare.tables import AGREEMENT
 from probing.studies.geometry.tables import (
     FIRST_TOKEN,
@@ -161,11 +162,15 @@ def _comparison(folder: Path, runs: list[Path]) -> Path:
         for statistic in ("spearman", "overlap", "correlation", "cka")
     ]
     everywhere = {"layer": 0, "neuron": 1, "rank": 1, "second layer": 0, "second neuron": 1, "second rank": 2}
+    matched = {name: "first" if kind is str else 0 for name, kind in of_compare.NEURONS.types.items()}
     tables: dict[str, tuple[list[Any], Any]] = {
         "agreement": (rows, tuple(AGREEMENT.types)),
+        "neurons": ([{**matched, "model_b": "second"}], tuple(of_compare.NEURONS.types)),
+        "accuracies": ([{"model": "first", "layer": 0, "accuracy": 0.5}], ("model", "layer", "accuracy")),
         "top_everywhere": ([everywhere], [*everywhere]),
     }
-    return _write(folder, "comparison", tables, runs={run.name: str(run) for run in runs}, verdicts={})
+    of_runs, shown = {run.name: str(run) for run in runs}, {"first, second": 0}
+    return _write(folder, "comparison", tables, runs=of_runs, verdicts={}, shown_layers=shown)
 
 
 def _geometry(folder: Path) -> Path:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from probing.models.sites import Site
 
-__all__ = ["ActivationStore", "Request", "activations"]
+__all__ = ["ActivationStore", "Request", "activations", "is_cached"]
 
 # Padded tokens in one forward pass. A processor is fastest while a block's activations stay in its cache (8192 tokens
 # took 1.7 times as long as 2048 on two cores), and small batches of sorted sentences have less padding (a tenth at
@@ -138,6 +138,11 @@ def activations(
 def entry_folder(request: Request, cache: Path) -> Path:
     """Return the folder of a request's entry in a cache, existing or not."""
     return cache / f"{request.source.short_name}-{fingerprint(request.key())[:16]}"
+
+
+def is_cached(request: Request, cache: Path) -> bool:
+    """Return whether the requested activations are in the cache, complete and undamaged."""
+    return _whole(entry_folder(request, cache), request) is not None
 
 
 def _whole(folder: Path, request: Request) -> ActivationStore | None:

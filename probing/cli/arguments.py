@@ -204,7 +204,7 @@ def suggest(name: str, options: Iterable[str], owner: str, before: str = "") -> 
 PRINT_CONFIG = "--print_config"
 
 # Options that take the words without hyphens: the first two take many words, the others take a single one.
-WORDS, WORD = ("folders", "checkpoints"), ("folder", "file", "paper")
+WORDS, WORD = ("folders", "checkpoints"), ("folder", "file", "paper", "table")
 
 
 class Parser(ArgumentParser):

@@ -558,6 +558,8 @@ class RunOptions(Options):
     """Folder of cached activations; default: $PROBING_CACHE or RUNS/cache."""
     quiet: bool = False
     """Print result lines, summary sentences and warnings, but no tables or progress."""
+    verbose: bool = False
+    """Print all tables and sentences, not only the answer with the first two tables."""
     trainer: dict[str, Any] | None = None
     """Arguments of Lightning's Trainer that apply to a forward pass, such as --trainer.devices 2."""
 
@@ -666,7 +668,7 @@ _MEASURED = "what is measured"
 # Groups of options in the help of a command, in their order; an option that no group names says what is measured.
 HELP_GROUPS = {
     "the options that matter most": (
-        "folder", "folders", "run", "file", "paper", "checkpoints", "model", "layer", "corpus", "task",
+        "folder", "folders", "run", "file", "paper", "table", "checkpoints", "model", "layer", "corpus", "task",
         "evidence", "name",
     ),
     "what is read": (
@@ -678,7 +680,7 @@ HELP_GROUPS = {
         "controls", "replicates", "rotations", "mdl", "draws", "null_draws", "seeds", "orders", "retrain",
     ),
     "how it is computed": ("seed", "trainer", "cache"),
-    "where results go": ("runs", "output", "figure_format", "verbose", "quiet"),
+    "where results go": ("runs", "output", "title", "model_name", "only", "figure_format", "verbose", "quiet"),
     "help, and files of options": ("help", "config", "print_config"),
 }  # fmt: skip
 

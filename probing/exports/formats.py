@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,13 +18,17 @@ from probing.data.examples import Examples
 from probing.errors import UserError, as_clause
 from probing.heads.examples import Example, read_examples
 from probing.models import site_of
-from probing.results import Column, Row, Schema, Table, ends, listed, write_csv
-from probing.runs import Result
+from probing.page.charts import labels
+from probing.results import Column, Row, Schema, Table, booktabs, ends, listed, write_csv
+from probing.runs import Result, with_names
 from probing.runs.folder import reading
+from probing.runs.loading import load_run
 from probing.runs.predictions import sides_and_text
 from probing.runs.run import Run, of_text
 from probing.runtime import package_version, quiet_libraries
 from probing.runtime.files import replacing_folder
+from probing.tables.figures import with_title, write_drawings
+from probing.tables.probes import accuracies_table
 from probing.text import Corpus
 from probing.text.tasks import label_name
 
@@ -247,7 +252,7 @@ MOST_RANKS, MOST_ROWS = 10, 100
 class _Format(NamedTuple):
     """Format with its writer and the commands it suits (all if empty)."""
 
-    write: Callable[[Any, Path], Mapping[str, Any]]
+    write: Callable[..., Mapping[str, Any]]
     commands: tuple[str, ...] = ()
 
 
@@ -272,42 +277,114 @@ def tables_of(result: Result) -> list[_ResultTable]:
     return tables
 
 
-def export(result: Result, format: str, path: str | Path | None = None) -> Path:
+def export_result(result: Result, format: str, path: str | Path | None = None, **how: Any) -> Path:
     """Write results as files of another program, and return their folder.
 
     Args:
         result: The results.
-        format: `parquet`, `latex` or `csv` for any results; `neuronpedia` for a run of `fit`; `headvis` for
+        format: `parquet`, `latex`, `csv` or `figures` for any results; `neuronpedia` for a run of `fit`; `headvis` for
             `attention`.
         path: The folder; by default `exports/FORMAT` in the folder of the results. An earlier export is replaced.
+        how: Arguments of the format.
 
     Raises:
         UserError: If the format is unknown or does not suit the results, or the folder cannot be written.
     """
-    if format not in FORMATS:
-        raise UserError(f"`export`: there is no format `{format}`; use {listed(list(FORMATS), 'or')}.")
-    how, folder = FORMATS[format], result.folder / "exports" / format if path is None else Path(path)
-    if how.commands and result.study.name not in how.commands:
+    writer = _format_of(format)
+    if writer.commands and result.study.name not in writer.commands:
         raise UserError(
-            f"`export`: `{format}` is of a run of {listed([f'`{name}`' for name in how.commands], 'or')}, and "
+            f"`export`: `{format}` is of a run of {listed([f'`{name}`' for name in writer.commands], 'or')}, and "
             f"`{result.folder}` is one of `{result.study.name}`; use parquet, latex or csv."
         )
+    with _new_folder(result.folder / "exports" / format if path is None else Path(path)) as (partial, folder):
+        _write_about(partial, format, result.folder.name, writer.write(result, partial, **how))
+    return folder
+
+
+def export(
+    results: Sequence[Result | str | Path], format: str, path: str | Path | None = None,
+    model_name: str | Sequence[str] | None = None, label_name: str | None = None, **how: Any,
+) -> Path:  # fmt: skip
+    """Write one or several results as files of another program, and return the folder.
+
+    Args:
+        results: The results, or their folders.
+        format: `latex`, `figures`, `csv`, `parquet`, `neuronpedia` or `headvis`. LaTeX of several runs of `fit` has
+            `accuracies.tex`, too: their accuracies side by side.
+        path: The folder. By default, `exports/FORMAT` in the folder of single results; of several,
+            `export-FORMAT-A-B` beside the first, with a folder for each. An earlier export is replaced.
+        model_name: Name of the model of each run, for figures and `accuracies.tex`.
+        label_name: Name of what the probes predict, for figures.
+        how: Of figures `only` (the name of one), `title` and `formats`.
+
+    Raises:
+        UserError: If a folder has no results, the format does not suit them, a name would be used nowhere, or the
+            folder cannot be written.
+    """
+    opened = [result if isinstance(result, Result) else load_run(result) for result in results]
+    names = [result.folder.resolve().name for result in opened]
+    if len({*names}) < len(names):
+        raise UserError(
+            f"`export`: {listed(names)} are given, and results of one name would be one folder; rename one."
+        )
+    _format_of(format)
+    runs = [result for result in opened if isinstance(result, Run)]
+    if format == "latex" and model_name and len(runs) < 2:
+        raise UserError(
+            "`--model_name` names the columns of accuracies.tex, of two runs of `fit` or more; leave it out."
+        )
+    if not opened:
+        raise UserError("`export`: no results are given.")
+    opened = with_names(opened, model_name, label_name)
+    if len(opened) == 1:
+        return export_result(opened[0], format, path, **how)
+    default = opened[0].folder.resolve().parent / f"export-{format}-{'-'.join(names)[:100]}"
+    with _new_folder(default if path is None else Path(path)) as (partial, folder):
+        for name, result in zip(names, opened, strict=True):
+            export_result(result, format, partial / name, **how)
+        runs = [result for result in opened if isinstance(result, Run)]
+        if format == "latex" and len(runs) > 1:
+            labelled = zip(labels(runs), (run.accuracy for run in runs), strict=True)
+            _write_tables(partial / "accuracies.tex", [accuracies_table(dict(labelled))])
+        _write_about(partial, format, names, {})
+    return folder
+
+
+def _format_of(format: str) -> _Format:
+    if format not in FORMATS:
+        raise UserError(f"`export`: there is no format `{format}`; use {listed(list(FORMATS), 'or')}.")
+    return FORMATS[format]
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield a temporary folder that then replaces an earlier export, and the folder; refuse what is no export."""
     if folder.exists() and not (folder / ABOUT).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"`export`: `{folder}` holds something else; name a new folder with `path`.")
     try:
         with replacing_folder(folder) as partial:
-            about = {
-                "format": format,
-                "run": result.folder.name,
-                "probing": package_version(),
-                **how.write(result, partial),
-            }
-            (partial / ABOUT).write_text(json.dumps(about, indent=2), encoding="utf-8")
+            yield partial, folder
     except OSError as error:
         raise UserError(
             f"`export`: `{folder}` cannot be written ({as_clause(error)}); name a writable folder."
         ) from None
-    return folder
+
+
+def _write_about(folder: Path, format: str, run: str | list[str], about: Mapping[str, Any]) -> None:
+    content = {"format": format, "run": run, "probing": package_version(), **about}
+    (folder / ABOUT).write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+def _write_figures(
+    result: Result, folder: Path, only: str | None = None, title: str | None = None, formats: Sequence[str] = ("pdf",)
+) -> dict[str, Any]:
+    drawings = result.drawings(only or "")
+    if title and len(drawings) > 1:
+        raise UserError(
+            f"`--title`: there are {len(drawings)} figures ({listed(list(drawings))}); name one with `--only`."
+        )
+    titled = drawings if title is None else {name: with_title(draw, title) for name, draw in drawings.items()}
+    return {"figures": [path.name for path in write_drawings(folder, titled, formats)]}
 
 
 def _write_csv(result: Result, folder: Path) -> dict[str, Any]:
@@ -329,7 +406,13 @@ def _write_parquet(result: Result, folder: Path) -> dict[str, Any]:
 
 def _write_latex(result: Result, folder: Path) -> dict[str, Any]:
     written = {}
+    with reading(result.folder):
+        printed = result.study.printed(result)
     for table in tables_of(result):
+        if shown := printed.get(table.name):
+            written[table.name] = sum(part.row_count for part in shown)
+            _write_tables(folder / f"{table.name}.tex", shown)
+            continue
         rows = _cut(table.rows)
         names = [
             column.name + "*" * (column.interval is not None and any(map(_has_ends(column), rows)))
@@ -342,6 +425,10 @@ def _write_latex(result: Result, folder: Path) -> dict[str, Any]:
         (folder / f"{table.name}.tex").write_text(text, encoding="utf-8")
         written[table.name] = len(rows)
     return {"tables": written, "needs": "\\usepackage{booktabs}"}
+
+
+def _write_tables(path: Path, tables: Sequence[Any]) -> None:
+    path.write_text("\n".join(f"% {table.title}\n{booktabs(table)}" for table in tables), encoding="utf-8")
 
 
 def _cut(rows: Table) -> Table:
@@ -360,6 +447,7 @@ FORMATS = {
     "parquet": _Format(_write_parquet),
     "latex": _Format(_write_latex),
     "csv": _Format(_write_csv),
+    "figures": _Format(_write_figures),
     "neuronpedia": _Format(write_neuronpedia, ("fit",)),
     "headvis": _Format(write_headvis, ("attention",)),
 }

@@ -39,11 +39,11 @@ ROOM_OF_EXAMPLES = 1_100_000
 SCRIPT = ("packed_numbers", "elements", "neuron_table", "neurons", "heads", "page")
 
 
-def build(sources: Sources, defaults: Mapping[str, Any]) -> bytes:
+def build(sources: Sources, defaults: Mapping[str, Any], title: str | None = None) -> bytes:
     """Return the page in UTF-8; `defaults` are the option defaults of `fit`, which commands on the page omit."""
     script, style = page_script(), _file("style.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    title = run.title(sources)
+    title = title or run.title(sources)
     page = Template(_file("page.html")).substitute(
         mark=MARK,
         title=element("title", title[:1].upper() + title[1:]),
@@ -137,15 +137,14 @@ def _scores(views: Sequence[RunView]) -> str:
 
 
 def _answers(sources: Sources) -> Html:
-    parts = []
+    parts: list[Html | None] = [element("p", run.question(sources.views), class_="question")]
     for view in sources.views:
         parts.append(element("h3", view.label) if len(sources.views) > 1 else None)
-        parts.append(element("p", run.question(view), class_="question"))
-        parts.append(element("p", run.answer(view), class_="answer"))
+        parts.append(run.answer_section(view))
     sentences = sources.agreement.answer() if sources.agreement else []
     if sentences:
         parts.append(element("h3", "Between them"))
-        parts += [element("p", sentence, class_="answer") for sentence in sentences]
+        parts += [element("p", run.with_bold_numbers(sentence), class_="answer") for sentence in sentences]
     return element("section", element("h2", "Question and answer"), *parts, id="answer")
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from probing.errors import UserError
 from probing.results import Child, Html, Row, element, in_brackets, interval, joined, pairs, two_decimals
-from probing.runs import Result, model_name
+from probing.runs import MODEL_NAME, Result, model_name, with_names
 from probing.runs.folder import read_tensor, reading
 from probing.runs.loading import load_run
 from probing.runs.run import Run, load_fit
@@ -96,8 +96,10 @@ class Sources:
     shown: Sequence[Result] = ()
 
 
-def read_sources(folders: Sequence[str | Path]) -> Sources:
-    """Read the folders of a page, and the runs of a comparison among them.
+def read_sources(
+    folders: Sequence[str | Path], model_name: str | Sequence[str] | None = None, label_name: str | None = None
+) -> Sources:
+    """Read the folders of a page, and the runs of a comparison among them; names are as in `with_names`.
 
     Raises:
         UserError: If a folder has no finished run, is damaged or given twice, or there are several comparisons.
@@ -106,7 +108,7 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
     for path in paths:
         if sum(path.resolve() == other.resolve() for other in paths) > 1:
             raise UserError(f"`{path}` is given twice; each run is shown once.")
-    results = [load_run(path) for path in paths]
+    results = with_names([load_run(path) for path in paths], model_name, label_name)
     runs = [result for result in results if isinstance(result, Run)]
     # What compares runs of `finetune` has no agreement of rankings.
     agreements = [result for result in results if result.study.name == "compare" and "compared" not in result.results]
@@ -174,7 +176,7 @@ def _view_of(label: str, run: Run) -> RunView:
 
 
 # Options on where results are written and how they are shown; they do not change the results.
-BESIDE_THE_POINT = ("runs", "cache", "quiet", "verbose", "wandb")
+BESIDE_THE_POINT = ("runs", "cache", "quiet", "verbose", "wandb", MODEL_NAME)
 
 
 def command_line(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:

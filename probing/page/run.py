@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -26,6 +27,7 @@ from probing.page.terms import (
     shaded_map,
 )
 from probing.results import (
+    Child,
     Html,
     Row,
     as_in_terminal,
@@ -37,28 +39,31 @@ from probing.results import (
     listed,
     shortened,
     shown_table,
+    with_code,
 )
+from probing.runs import model_name
 from probing.runs.folder import reading
 from probing.runs.predictions import NeuronPage, pages_of_first
 from probing.tables import FAR, NEGLIGIBLE, R2, UNRESOLVED, controls_of, has_intercept, score_of
 from probing.tables.conclusions import (
+    Sentences,
     bases_lines,
     bases_table,
-    basis,
     beside_directions,
-    compare_layers_with_controls,
     conclusion,
     covariate_words,
     dependent_unit,
-    held_fixed,
     overlaps,
-    scope,
-    why_leading,
 )
-from probing.tables.evidence_sentences import say
 from probing.tables.figures import Chart, Line, Panel
 from probing.tables.probe_figures import accuracy_chart
-from probing.tables.probes import accuracies, classes_table, confusion_shares, heads_table, transform_sizes
+from probing.tables.probes import (
+    accuracies_table,
+    classes_table,
+    confusion_shares,
+    heads_table,
+    run_sentences,
+)
 from probing.tables.schema import ACCURACY, CONTEXTS, NUMBERS
 from probing.text.tasks import task_in_words
 
@@ -75,41 +80,53 @@ def title(sources: Sources) -> str:
     return f"{listed(tasks)} in {listed([view.label for view in sources.views])}"
 
 
-def question(view: RunView) -> str:
-    """Return the question of a run."""
-    config, results, first = view.run.config, view.run.results, view.run.accuracy[0]
-    if view.run.is_of_arrays:
-        return _question_of_arrays(view)
-    model = str(config["model"]) + (", randomly initialised" if config.get("random_weights") else "")
+def question(views: Sequence[RunView]) -> str:
+    """Return the question of all runs, which names their models once, and how their probes were trained."""
+    of_tasks: dict[str, dict[str, list[str]]] = {}
+    for view in views:
+        of_tasks.setdefault(view.task, {}).setdefault(layers_named(view.layers), []).append(_model(view))
+    asked = [
+        f"{task} be decoded from {listed([f'{layers} of {listed(models)}' for layers, models in of_layers.items()])}"
+        for task, of_layers in of_tasks.items()
+    ]
+    trained: dict[str, list[str]] = {}
+    for view in views:
+        trained.setdefault(_training(view, len(views) == 1), []).append(view.label)
+    parts = [f"{f'{listed(labels)}: ' * (len(trained) > 1)}{text}" for text, labels in trained.items()]
+    return " ".join([f"Can {listed(asked)}, and which neurons carry it?", *parts])
+
+
+def _model(view: RunView) -> str:
+    """Return the name of a run's model, and what is read of it."""
+    config, name = view.run.config, model_name(view.run.config)
     if view.run.transform != "none":
-        model += f", whose hidden states are transformed by {view.run.transform}"
-    if (site := site_of(config)) != "residual":
-        model += f", where a neuron is a {neuron_of(site)}"
-    sentences = results["n_sentences"]
+        name += f", whose hidden states are transformed by {view.run.transform}"
+    if not view.run.is_of_arrays and (site := site_of(config)) != "residual":
+        name += f", where a neuron is a {neuron_of(site)}"
+    return name
+
+
+def _training(view: RunView, is_alone: bool) -> str:
+    """Return the training and test examples of a run in a sentence; of a page's only run also their numbers."""
+    config, results, first = view.run.config, view.run.results, view.run.accuracy[0]
+    probe = f"In each layer, a linear probe {_with_or_without(view)} an intercept was trained "
+    predicted = f"to predict {_predicted(first)} from " if is_alone else "on "
+    train, test = (results["n_sentences"][side] for side in ("train", "test"))
+    n_train, n_test = (first[f"n_{side}_tokens"] for side in ("train", "test"))
+    if view.run.is_of_arrays:
+        unit = results["intervals_over"]["unit"]
+        of_groups = f" of {count(train, unit)}" if unit != "row" else ""
+        others = f" of {count(test, f'other {unit}')}" if unit != "row" else " that it had not seen"
+        rows = f"{count(n_train, 'row')}{of_groups} of arrays, and tested on {count(n_test, 'row')}{others}"
+        return f"{probe}{predicted}{rows}."
     tested = f" of {config['test_corpus']}" if config.get("test_corpus") else ""
     # Where examples are sentences, results say how their tokens were pooled.
-    n_tokens = {side: f"{count(first[f'n_{side}_tokens'], 'token')} of " for side in ("train", "test")}
-    of = dict.fromkeys(n_tokens, "") if "pooling" in results else n_tokens
-    return (
-        f"Can {view.task} be decoded from {layers_named(view.layers)} of {model}, and which neurons carry it? "
-        f"In each layer, a linear probe {_with_or_without(view)} an intercept was trained to predict "
-        f"{_predicted(first)} from {of['train']}"
-        f"{count(sentences['train'], 'sentence')} of the corpus {config['corpus']}, and tested on "
-        f"{of['test']}{count(sentences['test'], 'other sentence')}{tested}."
+    of_train, of_test = (
+        f"{count(n, 'token')} of " if is_alone and "pooling" not in results else "" for n in (n_train, n_test)
     )
-
-
-def _question_of_arrays(view: RunView) -> str:
-    results, first = view.run.results, view.run.accuracy[0]
-    unit = results["intervals_over"]["unit"]
-    train, test = (results["n_sentences"][side] for side in ("train", "test"))
-    of_groups = f" of {count(train, unit)}" if unit != "row" else ""
-    others = f" of {count(test, f'other {unit}')}" if unit != "row" else " that it had not seen"
     return (
-        f"Can {view.task} be decoded from {layers_named(view.layers)} of {view.run.config['model']}, and which "
-        f"neurons carry it? In each layer, a linear probe {_with_or_without(view)} an intercept was trained to "
-        f"predict {_predicted(first)} from {count(first['n_train_tokens'], 'row')}{of_groups} of "
-        f"arrays, and tested on {count(first['n_test_tokens'], 'row')}{others}."
+        f"{probe}{predicted}{of_train}{count(train, 'sentence')} of the corpus {config['corpus']}, and tested on "
+        f"{of_test}{count(test, 'other sentence')}{tested}."
     )
 
 
@@ -121,19 +138,43 @@ def _predicted(row: Row) -> str:
     return "a number" if score_of(row) is R2 else count(row["n_classes"], "class", "classes")
 
 
-def answer(view: RunView) -> str:
-    """Return the answer of a run, in a paragraph."""
-    over = scope(view.run.results, view.run.config.get("test_corpus"))
-    sentences = [accuracies(view.run.accuracy), compare_layers_with_controls(view.run.accuracy, view.task), over]
-    sentences += [why_leading(view.run.accuracy), _on_neurons(view, view.leading)]
-    short = [row["layer"] for row in view.run.results["layers"] if not row.get("converged", True)]
-    if short:
-        sentences.append(say("stopped_short_report", layers=layers_named(short)))
-    sentences += basis(view.run.accuracy, view.run.basis, view.task, view.run.config, in_short=True)
-    sentences.append(held_fixed(view.run.results, view.run.config))
-    return " ".join(
-        sentence for sentence in [*sentences, *transform_sizes(view.run.transform, view.run.accuracy)] if sentence
+def answer(view: RunView) -> Sentences:
+    """Return the answer of a run in short sentences, what to distrust, and details."""
+    run = view.run
+    return run_sentences(
+        run.accuracy, run.neurons, run.class_scores, view.task, run.results, run.config, run.basis, run.transform
     )
+
+
+# Measured numbers in a sentence, which are printed bold: those with a point or a percent sign.
+_MEASURED = re.compile(r"(?<![\w.-])[-+]?\d[\d,]*(?:\.\d+%?|%)(?![\w.]*\w)")
+
+
+def with_bold_numbers(sentence: str) -> Html:
+    """Return a sentence with its measured numbers in bold."""
+    parts: list[Child] = []
+    end = 0
+    for number in _MEASURED.finditer(sentence):
+        parts += [with_code(sentence[end : number.start()]), element("strong", number[0])]
+        end = number.end()
+    return joined(*parts, with_code(sentence[end:]))
+
+
+def answer_section(view: RunView) -> Html:
+    """Return the answer, and below it what to distrust, and, folded, details."""
+    answer_sentences, doubts, details = answer(view)
+    shown = [element("p", *_spaced(map(with_bold_numbers, answer_sentences)), class_="answer")]
+    if doubts:
+        shown += [element("h4", "What to distrust"), element("ul", *(element("li", line) for line in doubts))]
+    if details:
+        lines = element("ul", *(element("li", line) for line in details))
+        shown.append(element("details", element("summary", "Details"), lines))
+    return joined(*shown)
+
+
+def _spaced(sentences: Iterable[Html]) -> Iterator[Html]:
+    for i, sentence in enumerate(sentences):
+        yield joined(" " if i else "", sentence)
 
 
 def conclusions(view: RunView) -> list[str]:
@@ -376,6 +417,8 @@ def accuracy_figure(view: RunView, beside_others: bool) -> Html:
     numbers = element("details", element("summary", f"The numbers of {view.label}"), accuracy_table(view, title))
     if beside_others and {*controls_of(view.run.accuracy)} <= {"majority"}:
         return numbers
+    if len(view.layers) == 1:
+        return element("figure", element("figcaption", title), accuracy_table(view, title))
     chart = accuracy_chart(view.run.accuracy, view.task)
     return element("figure", element("figcaption", title), *panels_html(chart, [title]), numbers)
 
@@ -547,4 +590,6 @@ def accuracies_figure(views: Sequence[RunView]) -> Html:
     title = f"Test {scores} of linear probes of {tasks} by layer"
     title += ", with 95% intervals" * any(any(line.ranges) for line in lines)
     chart = Chart("accuracies", title, [Panel(lines)], limits=(0, 1))
-    return element("figure", element("figcaption", title), *panels_html(chart, [title]))
+    numbers = accuracies_table({view.label: view.run.accuracy for view in views})
+    drawn = panels_html(chart, [title]) if any(len(view.layers) > 1 for view in views) else []
+    return element("figure", element("figcaption", title), *drawn, as_in_terminal(numbers, numbers.caption))

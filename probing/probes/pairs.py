@@ -27,7 +27,7 @@ from probing.probes.agreement import (
 )
 from probing.probes.rankings import sentence_contributions
 from probing.runtime import check_memory
-from probing.statistics import MIN_SENTENCES
+from probing.statistics import MIN_SENTENCES, neuron_ranks
 from probing.statistics.chance import holm, percentiles, resampled_means
 from probing.statistics.moments import ROWS, RunningMean, hardly_vary
 from probing.text.tokens import Tokens
@@ -85,14 +85,14 @@ class MatchQuality:
     n_matched: int
 
 
-def holds(partner: NDArray[np.int64], fit: Array, test: Array) -> float:
-    """Return the mean correlation of matched neurons on held-out sentences, times its sign on the matching sentences.
+def match_correlations(partner: NDArray[np.int64], fit: Array, test: Array) -> Array:
+    """Return the held-out correlation of each matched neuron with its partner, times its sign where they were matched.
 
-    `partner` is the result of `match`, with at least one match; correlations have shape (d_a, d_b).
+    `partner` is the result of `match`; correlations have shape (d_a, d_b). The result has shape (n_matched,).
     """
     rows = np.flatnonzero(partner >= 0)
     columns = partner[rows]
-    return float((np.sign(fit[rows, columns]) * test[rows, columns]).mean())
+    return np.sign(fit[rows, columns]) * test[rows, columns]
 
 
 def judge(
@@ -103,7 +103,7 @@ def judge(
     permutations: int = PERMUTATIONS,
     seed: int = 0,
 ) -> MatchQuality:
-    """Return the quality of a match on held-out sentences; `rotated` has values of `holds` in random bases."""
+    """Return the quality of a match on held-out sentences; `rotated` has its value in random bases."""
     rows = np.flatnonzero(partner >= 0)
     columns = partner[rows]
     if not len(rows):
@@ -113,7 +113,7 @@ def judge(
     generator = np.random.default_rng(seed)
     null = np.array([signed[rows, generator.permutation(columns)].mean() for _ in range(permutations)])
     (low, high), moved = percentiles(null), excess(rotated, float(null.mean()))
-    true = holds(partner, fit, test)
+    true = float(match_correlations(partner, fit, test).mean())
     p_value = float((1 + (null + moved >= true - ROUNDING).sum()) / (1 + permutations))
     return MatchQuality(
         float(np.abs(fit[rows, columns]).mean()), true, float(null.mean()) + moved, low, high + moved, p_value,
@@ -365,11 +365,13 @@ class RunPair:
     Args:
         partners: Partner of each neuron, by pair of layers, shape (n_layers_a, n_layers_b, d_a), -1 for none.
         related: Whether neurons of the same index correlate more than by chance in some layer; None if widths differ.
+        neurons: Rows of `neurons.csv`: in layers of the same relative depth, the neurons of the first run by rank.
     """
 
     rows: list[dict[str, Any]]
     partners: NDArray[np.int64]
     related: bool | None
+    neurons: Sequence[dict[str, Any]] = ()
 
 
 def compare_pair(
@@ -391,13 +393,14 @@ def compare_pair(
     shape = (len(a.layers), len(b.layers))
     partners = np.full((*shape, a.d_model), -1, dtype=np.int64)
     rows: list[dict[str, Any]] = []
+    neurons: list[dict[str, Any]] = []
     n_permutations = permutations_for(shape[0] * shape[1])
     nulls: dict[str, list[Array]] = {}
     partner_of_layer = a.aligned(b)
     for i, j in np.ndindex(shape):
         correlations = fit.correlation(i, j), test.correlation(i, j)
         partners[i, j] = np.arange(a.d_model) if matching == "index" else match(correlations[0], assignment)
-        unrelated, unrelated_match = _by_chance(a.scores[i], moments, (i, j), assignment, rotation_null)
+        unrelated, in_bases = _by_chance(a.scores[i], moments, (i, j), assignment, rotation_null)
         names = {
             "model_a": a.label, "layer_a": a.layers[i], "model_b": b.label, "layer_b": b.layers[j],
             "matching": matching, "same_depth": "yes" if partner_of_layer.get(i) == j else "no",
@@ -408,7 +411,10 @@ def compare_pair(
             rows.append({**names, **_row(statistic), "null": null, **_no_signal(a, b, (i, j), partners[i, j])})
             if statistic.null is not None:
                 nulls.setdefault(statistic.statistic, []).append(statistic.null)
-        quality = judge(partners[i, j], *correlations, unrelated_match, seed=seed)
+        rotated = [float(of[np.isfinite(of)].mean()) for of in in_bases]
+        quality = judge(partners[i, j], *correlations, rotated, seed=seed)
+        if names["same_depth"] == "yes":
+            neurons += _neurons(a, b, (i, j), partners[i, j], correlations, in_bases)
         rows.append(
             {
                 **names, "statistic": "correlation", "value": quality.test,
@@ -418,7 +424,8 @@ def compare_pair(
         )  # fmt: skip
         rows.append({**names, "statistic": "cka", "value": test.cka(i, j), "chance": test.cka_chance(i, j)})
     _correct(rows, {name: np.stack(null, axis=-1) for name, null in nulls.items()})
-    return RunPair(rows, partners, _related(a, b, moments, seed) if a.d_model == b.d_model else None)
+    related = _related(a, b, moments, seed) if a.d_model == b.d_model else None
+    return RunPair(rows, partners, related, neurons)
 
 
 def _by_chance(
@@ -427,19 +434,59 @@ def _by_chance(
     layer_indices: tuple[int, int],
     assignment: Method,
     rotation_null: RotationNull | None,
-) -> tuple[list[tuple[Array, Array]], list[float]]:
-    """Match a layer's neurons with each random basis; return the pairs of scorings and the match qualities."""
+) -> tuple[list[tuple[Array, Array]], list[Array]]:
+    """Match a layer's neurons with each random basis.
+
+    Returns:
+        The scorings of the matched neurons in both, and the correlation of each neuron with its match, shape (d_a,),
+        NaN for a neuron without one.
+    """
     scorings: list[tuple[Array, Array]] = []
-    qualities: list[float] = []
+    in_bases: list[Array] = []
     if rotation_null is None:
-        return scorings, qualities
+        return scorings, in_bases
     for basis, theirs in zip(rotation_null.bases, rotation_null.scores[:, layer_indices[1]], strict=True):
         fit, test = (half.correlation(*layer_indices, basis) for half in moments)
         partner = match(fit, assignment)
         matched = np.flatnonzero(partner >= 0)
         scorings.append((scores[matched], theirs[partner[matched]]))
-        qualities.append(holds(partner, fit, test))
-    return scorings, qualities
+        in_bases.append(np.full(len(partner), np.nan))
+        in_bases[-1][matched] = match_correlations(partner, fit, test)
+    return scorings, in_bases
+
+
+def _neurons(
+    a: Ranked,
+    b: Ranked,
+    layer_indices: tuple[int, int],
+    partner: NDArray[np.int64],
+    correlations: tuple[Array, Array],
+    in_bases: Sequence[Array],
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of `neurons.csv` for a pair of layers, by rank in the first run.
+
+    By chance, a neuron correlates with its match as with a match that is drawn at random, or as with its matches in
+    random bases if these correlate more.
+    """
+    i, j = layer_indices
+    fit, test = correlations
+    ranks = neuron_ranks(a.scores[i]), neuron_ranks(b.scores[j])
+    matched = np.flatnonzero(partner >= 0)
+    held = dict(zip(matched.tolist(), match_correlations(partner, fit, test).tolist(), strict=True))
+    for neuron in np.argsort(ranks[0], kind="stable").tolist():
+        row = {
+            "model_a": a.label, "layer_a": a.layers[i], "rank_a": int(ranks[0][neuron]), "neuron_a": neuron,
+            "contribution_a": float(a.scores[i, neuron]), "model_b": b.label, "layer_b": b.layers[j],
+        }  # fmt: skip
+        if neuron in held:
+            other = int(partner[neuron])
+            at_random = float((np.sign(fit[neuron, partner[matched]]) * test[neuron, partner[matched]]).mean())
+            bases = [of[neuron] for of in in_bases if np.isfinite(of[neuron])]
+            row |= {
+                "rank_b": int(ranks[1][other]), "neuron_b": other, "contribution_b": float(b.scores[j, other]),
+                "correlation": held[neuron], "chance": at_random + excess(bases, at_random),
+            }  # fmt: skip
+        yield row
 
 
 def _statistics(

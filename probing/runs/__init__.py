@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import entry_points
@@ -25,7 +26,7 @@ from probing.results import (
 )
 from probing.runs.folder import read_json, read_yaml, reading
 from probing.runtime.processes import launched
-from probing.tables.figures import Chart
+from probing.tables.figures import Chart, Drawings, Figures, chart_drawings
 
 
 class Result:
@@ -40,6 +41,9 @@ class Result:
         results: The content of `results.json`.
         by_name: The tables by their names.
     """
+
+    # What a prompt lists besides the tables.
+    METHODS: ClassVar[Sequence[str]] = ("answer", "conclusions", "plot", "report", "export", "card", "push")
 
     def __init__(
         self, study: Study, folder: Path, config: dict[str, Any], results: dict[str, Any], by_name: Mapping[str, Table]
@@ -81,12 +85,35 @@ class Result:
         page: Path = write(output=None if output is None else str(output))
         return page
 
+    def plot(self, name: str = "") -> Figures:
+        """Return the figures of the results, drawn with matplotlib, which a notebook shows.
+
+        Args:
+            name: Name of a figure, as its file is called; all of them by default.
+
+        Raises:
+            UserError: If the results have no such figure.
+        """
+        return Figures(self.drawings(name))
+
+    def drawings(self, name: str = "") -> Drawings:
+        """Return what draws each figure, or the figure of a name, by name; errors as `plot`."""
+        with reading(self.folder):
+            charts = chart_drawings(Chart.with_values(self.study.charts(self)), self.study.figure_prefix(self))
+            drawings = {**charts, **self.study.drawings(self)}
+        if not name:
+            return drawings
+        if name not in drawings:
+            known = f"expected one of {', '.join(drawings)}" if drawings else "its tables can draw none"
+            raise UserError(f"`plot`: `{self.folder}` has no figure `{name}`; {known}.")
+        return {name: drawings[name]}
+
     def export(self, format: str, path: str | Path | None = None) -> Path:
         """Write the results in the format of another program, all files or none, and return their folder.
 
         Args:
-            format: `parquet`, `latex` or `csv`: a file for each table; also `neuronpedia` for a run of `fit`, and
-                `headvis` for a run of `attention`.
+            format: `parquet`, `latex` or `csv`: a file for each table; `figures`: the figures as PDF; also
+                `neuronpedia` for a run of `fit`, and `headvis` for a run of `attention`.
             path: The folder; `exports/FORMAT` in the folder of the results by default. An earlier export is replaced.
 
         Raises:
@@ -122,7 +149,12 @@ class Result:
     def __repr__(self) -> str:
         from probing.runtime.terminal import render
 
-        return render(*self.tables()) + str(self.folder)
+        return f"{render(*self.tables())}{self._offers()}\n{self.folder}"
+
+    def _offers(self) -> str:
+        """Return the tables that have rows, and what can be called, for prompts and notebooks."""
+        tables = (f".{name}" for name, rows in self.by_name.items() if rows or (self.folder / f"{name}.csv").exists())
+        return f"Tables: {', '.join(tables)}\nMethods: {', '.join(f'.{name}()' for name in self.METHODS)}"
 
 
 Terms = Mapping[str, str]
@@ -146,10 +178,11 @@ class Study:
         title: Subject of the results, as the beginning of a heading.
         function: The command as `module:function`, which `command` imports.
         schemas: Its tables.
+        variants: Schemas that only the documentation lists, such as those of the same files for another kind of task.
         views: The tables that the terminal and the page show; all of its tables by default.
         in_several_processes: Whether the command can run in several processes.
         files: The other files of its folder, with descriptions for the documentation.
-        page: The page of the documentation that explains its measures.
+        page: The page of the documentation that explains its measures, with the anchor of its section.
         artifact: Type of the W&B artifact; the name by default.
     """
 
@@ -158,6 +191,7 @@ class Study:
     title: ClassVar[str] = ""
     function: ClassVar[str] = ""
     schemas: ClassVar[Sequence[Schema]] = ()
+    variants: ClassVar[Sequence[Schema]] = ()
     views: ClassVar[Sequence[View]] = ()
     in_several_processes: ClassVar[bool] = False
     files: ClassVar[Mapping[str, str]] = {}
@@ -179,6 +213,10 @@ class Study:
         """Return the line charts, which are written as figures and shown on the page; none by default."""
         return []
 
+    def drawings(self, result: Result) -> Drawings:
+        """Return what draws the figures of the tables that are no line charts, by name; none by default."""
+        return {}
+
     def maps(self, result: Result) -> Iterable[Html]:
         """Return the maps of the page, which are no line charts; none by default."""
         return []
@@ -186,6 +224,10 @@ class Study:
     def more_tables(self, result: Result) -> list[Any]:
         """Return the tables that the page folds, and the terminal shows with `--verbose`; none by default."""
         return []
+
+    def printed(self, result: Result) -> Mapping[str, Sequence[Any]]:
+        """Return rich tables that `export latex` writes in place of the rows of the tables of these names."""
+        return {}
 
     def answer(self, result: Result) -> list[str]:
         """Return the short answer, which precedes the tables; none by default."""
@@ -209,9 +251,13 @@ class Study:
         return f"{self.title}: {result.folder.name}"
 
     def section(self, result: Result, place: SectionPlace) -> Html:
-        """Return the section of a page: by default sentences, maps, charts, tables and, folded, more."""
+        """Return the section of a page: by default sentences, maps, charts, tables and, folded, more.
+
+        One layer alone has no chart by layer.
+        """
         draw = load(ACTIONS["chart_html"])
-        charts = [figure for chart in Chart.with_values(self.charts(result)) for figure in draw(chart)]
+        of_layers = (chart for chart in Chart.with_values(self.charts(result)) if not chart.is_of_one_layer)
+        charts = [figure for chart in of_layers for figure in draw(chart)]
         return section_of(
             result, place.anchor, *self.maps(result), *charts, *framed(result.tables()),
             *folded(self.more_tables(result)),
@@ -240,8 +286,41 @@ class Study:
         return Result(self, folder, read_yaml(folder / "config.yaml"), read_json(folder / "results.json"), tables)
 
 
+# Key of a configuration for the name of the model that replaces its own in figures and pages.
+MODEL_NAME = "model_name"
+
+
+def split_names(names: str | Sequence[str] | None) -> list[str]:
+    """Return names that are given as a list, or as text with commas between them."""
+    return [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names or ())
+
+
+def with_names(
+    results: Sequence[Result], model_name: str | Sequence[str] | None, label_name: str | None
+) -> list[Result]:
+    """Return results whose figures and pages have other names, of the model of each and of what probes predict.
+
+    Raises:
+        UserError: If there are not as many names as results, or some of these have no model, or no probes.
+    """
+    names = split_names(model_name)
+    if names and len(names) != len(results):
+        raise UserError(f"`--model_name`: {len(names)} names are given for {len(results)} folders; give one for each.")
+    if names and (unnamed := [result.folder for result in results if not result.config.get("model")]):
+        raise UserError(f"`--model_name`: `{unnamed[0]}` is of no single model; leave it out.")
+    if label_name and (unlabelled := [result.folder for result in results if result.study.name != "fit"]):
+        raise UserError(f"`--label_name`: `{unlabelled[0]}` is no run of `fit`, whose figures name what is predicted.")
+    named = [copy(result) for result in results]
+    for i, result in enumerate(named):
+        changed = {MODEL_NAME: names[i]} if names else {}
+        result.config = {**result.config, **changed, **({"label_name": label_name} if label_name else {})}
+    return named
+
+
 def model_name(config: Mapping[str, Any]) -> str:
     """Return the model of a run, with the site of its neurons if that is not the residual stream."""
+    if given := config.get(MODEL_NAME):
+        return str(given)
     model = str(config["model"])
     name = (Path(model).name or model) + site_in_names(site_of(config))
     return f"{name} (randomly initialised)" if config.get("random_weights") else name

@@ -20,7 +20,7 @@ from probing.runs.folder import ResumableFolder, RunFolder, check_name
 from probing.runtime import Stopwatch, logger_problems, terminal, versions
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import BRIEF, expect, messages, stage
-from probing.tables.figures import Chart, write_charts
+from probing.tables.figures import Chart, write_charts, write_drawings
 from probing.tracking import Tracker, resolve_mode
 
 if TYPE_CHECKING:
@@ -108,14 +108,25 @@ def print_output_location(folder: Path, where: str | None, has_more: bool = Fals
         print(f"{'On' if where.startswith('http') else 'To upload to'} Weights & Biases: {where}")
 
 
-def say_results(result: Result, where: str | None, quiet: bool) -> None:
-    """Print the answer, tables unless `quiet`, further conclusions, and the location on disk and on W&B (`where`)."""
-    answer, more = result.answer(), result.study.more_tables(result)
-    terminal.tell(*answer)
-    if not quiet:
-        terminal.show(*result.tables(), *(more if result.config.get("verbose") else ()))
-    terminal.tell(*result.conclusions()[len(answer) :])
-    print_output_location(result.folder, where, bool(more) and not quiet and not result.config.get("verbose"))
+def say_results(result: Result, where: str | None, quiet: bool, verbose: bool = False) -> None:
+    """Print the answer, the first tables unless `quiet`, and the location on disk and on W&B (`where`).
+
+    With `verbose`, or if that is an option of the results, all sentences and tables are printed.
+    """
+    answer, conclusions, more = result.answer(), result.conclusions(), result.study.more_tables(result)
+    if quiet:
+        terminal.tell(*conclusions)
+        left_out = False
+    elif verbose or result.config.get("verbose"):
+        terminal.tell(*answer)
+        terminal.show(*result.tables(), *more)
+        terminal.tell(*conclusions[len(answer) :])
+        left_out = False
+    else:
+        # The last lines say where the results are.
+        reserved = 2 + 2 * bool(where)
+        left_out = terminal.brief(conclusions, result.tables(), reserved) or bool(more)
+    print_output_location(result.folder, where, left_out)
 
 
 def writable_folder(path: str | Path, flag_text: str, way_out: str) -> Path:
@@ -318,4 +329,5 @@ class Call:
         figures = write_charts(
             folder / "figures", Chart.with_values(self.study.charts(result)), self.study.figure_prefix(result), formats
         )
+        figures += write_drawings(folder / "figures", self.study.drawings(result), formats)
         return files, figures + (output.draw(folder / "figures", formats) if output.draw else [])

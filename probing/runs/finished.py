@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.activations import ActivationStore
+from probing.activations import ActivationStore, is_cached
 from probing.activations.source import ActivationSource, report_dropped_text
 from probing.cli.options import ProbeOptions, as_options
 from probing.data.examples import Examples, Sides
@@ -97,10 +97,13 @@ class Finished:
     splits: Sequence[Sequence[Split]]
 
 
-def open_runs(runs: Sequence[Run], matching: str, given: Sequence[Any] = ()) -> list[Finished]:
+def open_runs(
+    runs: Sequence[Run], matching: str, given: Sequence[Any] = (), names: Sequence[str] | None = None
+) -> list[Finished]:
     """Reopen finished runs, whose texts and models may have moved, to match their neurons by `matching`.
 
-    Each of `given`, texts that have moved, is used for every text of a run with the same content.
+    Each of `given`, texts that have moved, is used for every text of a run with the same content. `names` are those of
+    the runs, in their order.
 
     Raises:
         UserError: If a model or a corpus is gone or has changed, a given text belongs to no run, two runs have no
@@ -121,7 +124,7 @@ def open_runs(runs: Sequence[Run], matching: str, given: Sequence[Any] = ()) -> 
             "correlation."
         )
     _check_depths(runs, sources)
-    labels, texts = _labels(runs, sources), texts_of_runs(runs, given)
+    labels, texts = list(names or _labels(runs, sources)), texts_of_runs(runs, given)
     # The runs themselves have reported the repeated sentences of their corpora.
     return [
         Finished(run, label, source, [replace(corpus, n_repeated=0) for corpus in text.corpora], text.splits)
@@ -156,8 +159,8 @@ def _labels(runs: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
 class RunExtraction:
     """Reader of corpora with the models of runs, each corpus with each model only once."""
 
-    def __init__(self, cache: Path, trainer: Mapping[str, Any], say: Say) -> None:
-        self.cache, self.trainer, self.say = cache, trainer, say
+    def __init__(self, cache: Path, trainer: Mapping[str, Any], say: Say, only_cached: bool = False) -> None:
+        self.cache, self.trainer, self.say, self.only_cached = cache, trainer, say, only_cached
         self._readings: dict[tuple[Path, str], Readings] = {}
         self._stores: dict[tuple[Path, str], ActivationStore] = {}
 
@@ -182,6 +185,11 @@ class RunExtraction:
             config["seed"] if config["random_weights"] else None, None, self.trainer, self.say,
             without_first=leaves_out_first(config), **site_read(finished.run),
         )  # fmt: skip
+        if self.only_cached and not is_cached(reads.request(corpus), self.cache):
+            raise UserError(
+                f"`{finished.run.folder}`: its hidden states are no longer in the cache {self.cache}; `extract` with "
+                "the options of the run, or the run once more, puts them there."
+            )
         (store,) = reads.read([corpus])
         report_dropped_text([corpus], [store.tokens], self.say)
         return store

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -45,7 +46,7 @@ from probing.runtime import quiet_libraries, terminal
 from probing.runtime.terminal import plain_table, render
 from probing.statistics import ranked
 from probing.tables.schema import CONTEXTS, EXPLANATIONS, NEURON_CLASSES, PREDICTIONS, PROFILES
-from probing.text import Corpus
+from probing.text import Corpus, Split
 from probing.text.columns import check_text
 from probing.text.tasks import Labels, SentenceTask, TokenTask
 from probing.text.tokens import Tokens
@@ -155,10 +156,45 @@ def page_of(run: Run, layer: int, neuron: int, n: int) -> NeuronPage:
     return NeuronPage(run, layer, neuron, contexts, profile, _Weights(run).of(layer, neuron))
 
 
-def sides_and_text(run: Run) -> tuple[Sides, Corpus]:
-    """Return the examples of a run of text, from the cache or extracted again, and the corpus of its test part."""
+def sides_and_text(run: Run, only_cached: bool = False) -> tuple[Sides, Corpus]:
+    """Return the examples of a run of text, from the cache or extracted again, and the corpus of its test part.
+
+    With `only_cached`, raise UserError if they would have to be extracted.
+    """
     (finished,) = open_runs([run], "index", run.moved)
-    return sides_of(finished, RunExtraction(cache_of(run), {}, terminal.silence)), finished.corpora[-1]
+    extract = RunExtraction(cache_of(run), {}, terminal.silence, only_cached)
+    return sides_of(finished, extract), finished.corpora[-1]
+
+
+class HiddenStates(NamedTuple):
+    """Examples of a layer: hidden states, labels, and groups of examples that are not independent."""
+
+    states: NDArray[np.float32]
+    labels: NDArray[Any]
+    groups: NDArray[np.int64]
+
+
+def hidden_states_of(run: Run, layer: int | str, split: Split | None) -> HiddenStates:
+    """Return a run's examples in a layer from the cache, of one split or of all."""
+    if layer not in run.layers:
+        raise UserError(f"`layer={layer}`: {run.folder} has {layers_named(run.layers)}.")
+    if split is not None and split not in get_args(Split):
+        raise UserError(f"`split={split!r}`: expected train, validation or test, or none for all of them.")
+    with quiet_libraries():
+        sides, _ = sides_and_text(run, only_cached=True)
+        parts = [_arrays(getattr(sides, name), int(layer), sides) for name in ([split] if split else get_args(Split))]
+    if run.config.get("test_corpus") and not split:  # its sentences are counted from 0, too
+        *others, (states, labels, groups) = parts
+        parts = [*others, (states, labels, groups + 1 + max(int(of.max()) for _, _, of in others))]
+    return HiddenStates(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def _arrays(examples: Examples, layer: int, sides: Sides) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    batches = list(read(examples, [layer]))
+    states = torch.cat([batch.hidden_states[0] for batch in batches]).numpy()
+    labels = examples.targets if examples.values is not None else sides.classes[examples.labels[examples.labels >= 0]]
+    groups = examples.cluster_of_sentence()[torch.cat([batch.sentences for batch in batches]).numpy()]
+    return states, labels, groups
 
 
 def pages_of_first(run: Run) -> Iterator[NeuronPage]:

@@ -43,8 +43,8 @@ from probing.tables.schema import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from probing.runs.predictions import Explanation, NeuronPage, Probes
-    from probing.text import GroupBy
+    from probing.runs.predictions import Explanation, HiddenStates, NeuronPage, Probes
+    from probing.text import GroupBy, Split
 
 
 class Run(Result):
@@ -58,6 +58,8 @@ class Run(Result):
         neurons: A dict per layer and neuron in ranked order, as in `neurons.csv`.
         others: Other tables by name; those that are missing are read from the folder when they are asked for.
     """
+
+    METHODS = (*Result.METHODS, "top", "neuron", "predict", "explain", "hidden_states")
 
     def __init__(
         self, folder: Path, config: dict[str, Any], results: dict[str, Any], accuracy: Table, neurons: Table,
@@ -141,6 +143,26 @@ class Run(Result):
         from probing.runs.predictions import page_of
 
         return page_of(of_text(self), layer, neuron, n)
+
+    def hidden_states(self, layer: int | str, split: Split | None = None) -> HiddenStates:
+        """Return the examples of the run from its cache, as its probes read them: for other tools, or for `probe`.
+
+        Args:
+            layer: Number of the layer.
+            split: `train`, `validation` or `test`; by default all of them, in this order.
+
+        Returns:
+            A tuple `states, labels, groups` of arrays: float32 of shape (n_examples, d_model); the label of each
+            example; and the number of its sentence, or document where documents are kept together, which no two splits
+            share.
+
+        Raises:
+            UserError: If the cache of the run is gone, the run is of arrays, there is no such layer or split, or the
+                model or the corpus has changed.
+        """
+        from probing.runs.predictions import hidden_states_of
+
+        return hidden_states_of(of_text(self), self._numbered(layer), split)
 
     def _further(self, schema: Schema) -> Table:
         """Return a table that not every run has, which is read once."""
@@ -281,7 +303,8 @@ class Run(Result):
     def _repr_html_(self) -> str:
         from probing.tables.conclusions import leading, why_leading
 
-        texts = (what_is_a_neuron(site_of(self.config)), why_leading(self.accuracy), str(self.folder))
+        offers = self._offers().split("\n")
+        texts = (what_is_a_neuron(site_of(self.config)), why_leading(self.accuracy), *offers, str(self.folder))
         paragraphs = (element("p", text) for text in texts if text)
         layer = leading(self.accuracy)["layer"]
         return joined(Html(self.accuracy._repr_html_()), Html(self.top(layer)._repr_html_()), *paragraphs)

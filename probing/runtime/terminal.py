@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import product
 from shutil import get_terminal_size
-from textwrap import fill
+from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from probing.errors import RunError, as_clause
@@ -209,6 +209,67 @@ def show(*tables: Any, whole_lines: bool = False) -> None:
         print(_captured(console, tables), end="")
 
 
+# Lines that a command prints of its results, and the sentences and tables among them; `--verbose` prints all.
+MOST_PRINTED, MOST_SENTENCES, MOST_TABLES = 35, 6, 2
+# Lines of the sentences before one table, and before two; the fewest lines of a table that is still worth showing; and
+# the rows that the first of two tables keeps, if the other one can then have so many lines.
+MOST_BEFORE_ONE, MOST_BEFORE_TWO, LEAST_SHOWN, ROWS_OF_FIRST, OF_SECOND = 16, 8, 8, 3, 12
+
+
+def brief(sentences: Sequence[str], tables: Sequence[Any], reserved: int) -> bool:
+    """Print the first sentences and tables that have room in `MOST_PRINTED` lines; return whether anything is left out.
+
+    Args:
+        sentences: Sentences, the answer first.
+        tables: Tables, the most important first; the rows that have no room are left out.
+        reserved: Lines that are printed elsewhere.
+    """
+    room, shown = MOST_PRINTED - reserved, 0
+    tables_shown = tables[:MOST_TABLES]
+    most = (room, MOST_BEFORE_ONE, MOST_BEFORE_TWO)[len(tables_shown)]
+    for sentence in sentences[:MOST_SENTENCES]:
+        n_lines = len(_wrapped(sentence, sys.stdout).split("\n"))
+        if shown and n_lines > most:
+            break
+        tell(sentence)
+        shown, room, most = shown + 1, room - n_lines, most - n_lines
+    left_out = shown < len(sentences) or len(tables) > MOST_TABLES
+    for i, table in enumerate(tables_shown):
+        kept_free = sum(min(OF_SECOND, _height(other)) for other in tables_shown[i + 1 :])
+        fitted = _with_first_rows(table, room - kept_free)
+        if kept_free and (fitted is None or fitted.row_count < min(ROWS_OF_FIRST, table.row_count)):
+            fitted = _with_first_rows(table, room)
+        if fitted is None or room < LEAST_SHOWN:
+            return True
+        show(fitted)
+        left_out, room = left_out or fitted is not table, room - _height(fitted)
+    return left_out
+
+
+def _height(table: Any) -> int:
+    """Return the number of lines that `show` prints of a table."""
+    console = _console(color_system=None) if sys.stdout.isatty() else _plain_console([table])
+    return len(_captured(console, [table]).splitlines())
+
+
+def _with_first_rows(table: Any, n_lines: int) -> Any | None:
+    """Return a table with as many of its first rows as fit into some lines, and how many these are; None for none."""
+    from copy import copy
+
+    n_rows, fitted = table.row_count, table
+    while (excess := _height(fitted) - n_lines) > 0:
+        n_rows -= excess
+        if n_rows < 1:
+            return None
+        fitted = copy(table)
+        fitted.rows = table.rows[:n_rows]
+        fitted.columns = [replace(column, _cells=[*column.cells][:n_rows]) for column in table.columns]
+        note = f"the first {n_rows} of {table.row_count} rows"
+        fitted.caption = "\n".join(filter(None, [str(table.caption or ""), note]))
+        fitted.caption_justify = "left"
+    return fitted
+
+
 def _plain_console(tables: Sequence[Any], whole_lines: bool = False, **options: Any) -> Any:
     widths = [table.width_of_all(_console(color_system=None), whole_lines) for table in tables]
     return _console(width=max([PLAIN_WIDTH, *widths]), color_system=None, **options)
@@ -343,9 +404,23 @@ def _with(table: Any, columns: Sequence[Column], broken: bool) -> Any:
     copied.columns = [
         replace(column, header=header, min_width=_least(header, column), no_wrap=_is_of_numbers(column), _index=i)
         for i, column in enumerate(columns)
-        for header in [str(column.header).replace(" ", "\n") if broken else str(column.header)]
+        for header in [_broken(str(column.header), column) if broken else str(column.header)]
     ]
     return copied
+
+
+# Most lines of a heading, if its words are short enough for so few.
+MOST_LINES = 4
+
+
+def _broken(header: str, column: Column) -> str:
+    """Return a heading wrapped between words, no wider than the column's numbers need unless it has many lines."""
+    words = header.split()
+    cells = max((len(str(cell)) for cell in column.cells), default=0) if _is_of_numbers(column) else 0
+    width = max([1, cells, *map(len, words)])
+    while len(lines := wrap(header, width, break_long_words=False, break_on_hyphens=False)) > MOST_LINES:
+        width += 1
+    return "\n".join(lines)
 
 
 def _is_of_numbers(column: Column) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from probing.data import ADDED_CONTROLS, CONTROLS
 from probing.results import Row, ends, in_brackets, interval, layers_named, listed, shown
@@ -327,11 +328,27 @@ SURE = 1e-3
 MOST_NAMED = 8
 
 
+class Sentences(NamedTuple):
+    """Sentences on a run, or on the first neuron of a layer: the answer, what speaks against it, and further ones."""
+
+    answer: list[str]
+    doubts: list[str]
+    details: list[str]
+
+
 def conclusion(
     rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, Any] | None = None, covariate: str = "",
     bias: bool = False, dependent: str = "",
 ) -> str:  # fmt: skip
-    """Return the evidence on the top neuron of the ranked table of one layer, in a few sentences.
+    """Return the evidence on the top neuron of the ranked table of one layer, in a few sentences; see `on_neuron`."""
+    return " ".join(chain(*on_neuron(rows, task, layer, covariate, bias, dependent)))
+
+
+def on_neuron(
+    rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, Any] | None = None, covariate: str = "",
+    bias: bool = False, dependent: str = "",
+) -> Sentences:  # fmt: skip
+    """Return the evidence on the top neuron of the ranked table of one layer.
 
     `layer` is the layer's row of `accuracy.csv`, for the controls that see only the token, or the covariate.
     `covariate` and `dependent` are from `covariate_words` and `dependent_unit`; with a dependent unit, no p-value is a
@@ -339,20 +356,20 @@ def conclusion(
     """
     top = rows[0]
     if not top["contribution"]:
-        return say("no_weights", layer=top["layer"])
+        return Sentences([say("no_weights", layer=top["layer"])], [], [])
     if top["flag"] == UNINFORMATIVE:
-        return _unread(rows, task, layer or {}, bias, dependent)
+        return Sentences([_unread(rows, task, layer or {}, bias, dependent)], [], [])
     first = [row["neuron"] for row in rows if row["rank"] == top["rank"]]
     values = {"layer": top["layer"], "ratio": top["ratio"], "share": top["share"], "range": _range(top)}
     who = say("most", neuron=top["neuron"], **values) if len(first) == 1 else say(
         "most_equal", neurons=_named(first), neuron=top["neuron"], **values
     )  # fmt: skip
-    sentences = [
-        who, _correlated(rows), _of_itself(top, task, layer, dependent), _without_it(rows),
-        _within_covariate(top, task, covariate, dependent), *_confounds(layer, task, covariate), as_a_direction(top),
-        _first_unflagged(rows), _in_control_tasks(top), _missing_evidence(top),
-    ]  # fmt: skip
-    return " ".join(sentence for sentence in sentences if sentence)
+    parts = Sentences(
+        [who, _of_itself(top, task, layer, dependent), _without_it(rows)],
+        [*_confounds(layer, task, covariate), as_a_direction(top), _first_unflagged(rows), _missing_evidence(top)],
+        [_correlated(rows), _within_covariate(top, task, covariate, dependent), _in_control_tasks(top)],
+    )
+    return Sentences(*([sentence for sentence in part if sentence] for part in parts))
 
 
 def _unread(rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, Any], bias: bool, dependent: str) -> str:

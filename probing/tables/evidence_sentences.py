@@ -1,7 +1,6 @@
 """All sentences of evidence that `fit`, `probe` and `compare` print or show in a report, with their rules.
 
-Code takes sentences from here by name, so that no unlisted sentence appears; `python docs/evidence.py` writes
-docs/evidence.md from this table.
+Code takes sentences from here by name, so that no unlisted sentence appears; the site has a page of this table.
 """
 
 from __future__ import annotations
@@ -106,6 +105,10 @@ COMPARE: Sentences = {
         "{other} has no partner for {layers} of {label}: only layers of the same relative depth are paired.",
         "Two layers are paired if each is the other's nearest in relative depth, its number over the number of blocks, "
         "and they differ by less than half a block of the model with fewer blocks.",
+    ),
+    "accuracy_of_runs": (
+        "Test accuracy is highest {accuracies}.",
+        "Always; of equal accuracies, the last layer.",
     ),
     "basis_compared": (
         "Rankings are of the bases of these runs. Where neurons are matched by correlation, chance is that of {n} "

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from io import StringIO
+from io import BytesIO, StringIO
 from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
@@ -18,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.cli.options import FIGURE_FORMAT, figure_formats
-from probing.results import NamedLayer, Row, ends
+from probing.results import NamedLayer, Row, element, ends
+from probing.results import joined as joined_html
 from probing.runtime.files import replacing
 
 if TYPE_CHECKING:
@@ -477,6 +479,12 @@ class Chart:
     caption: str = ""
 
     @property
+    def is_of_one_layer(self) -> bool:
+        """Whether the chart is by layer, and all of it is at one."""
+        layers = {at for panel in self.panels for line in panel.lines for at in line.at}
+        return self.x.unit == BY_LAYER.unit and len(layers) == 1
+
+    @property
     def is_split(self) -> bool:
         """Whether there are more labels than looks: each panel then has looks and a legend for its own labels."""
         return len(self.panels) > 1 and len(self.looks) > N_LOOKS
@@ -544,8 +552,65 @@ def write_charts(folder: Path, charts: Sequence[Chart], prefix: str, formats: Se
     """
     if charts:
         folder.mkdir(exist_ok=True)
-    drawings = {chart.name: partial(_draw_chart, chart=chart, prefix=prefix) for chart in charts}
-    return write_drawings(folder, drawings, formats)
+    return write_drawings(folder, chart_drawings(charts, prefix), formats)
+
+
+Drawings = Mapping[str, Callable[["Figure"], None]]
+
+
+def chart_drawings(charts: Sequence[Chart], prefix: str) -> Drawings:
+    """Return what draws each chart, by its name; `prefix` is as in `write_charts`."""
+    return {chart.name: partial(_draw_chart, chart=chart, prefix=prefix) for chart in charts}
+
+
+def with_title(draw: Callable[[Figure], None], title: str) -> Callable[[Figure], None]:
+    """Return what draws a figure with another title; an empty one leaves it out."""
+
+    def titled(figure: Figure) -> None:
+        draw(figure)
+        panels = [axes for axes in figure.axes if axes.get_title(loc="left")]
+        if len(panels) == 1 and not figure.get_suptitle():
+            panels[0].set_title(title)
+        else:
+            figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+
+    return titled
+
+
+class Figures(list["Figure"]):
+    """Figures of matplotlib, which a notebook shows one below the other.
+
+    Args:
+        drawings: What draws each, by its name.
+    """
+
+    def __init__(self, drawings: Drawings) -> None:
+        import matplotlib
+        from matplotlib.figure import Figure
+
+        super().__init__()
+        self.names = list(drawings)
+        for draw in drawings.values():
+            with matplotlib.rc_context(STYLE):
+                figure = Figure(layout="constrained")
+                draw(figure)
+                _show_as_written(figure)
+            self.append(figure)
+
+    def __repr__(self) -> str:
+        return f"figures of matplotlib: {', '.join(self.names)}"
+
+    def _repr_html_(self) -> str:
+        import matplotlib
+
+        shown = []
+        for name, figure in zip(self.names, self, strict=True):
+            buffer = BytesIO()
+            with matplotlib.rc_context(STYLE):
+                figure.savefig(buffer, format="svg", metadata=_METADATA["svg"])
+            data = b64encode(buffer.getvalue()).decode()
+            shown.append(element("img", src=f"data:image/svg+xml;base64,{data}", alt=name, style="max-width:100%"))
+        return joined_html(*(element("p", image) for image in shown))
 
 
 def _draw_chart(figure: Figure, chart: Chart, prefix: str) -> None:

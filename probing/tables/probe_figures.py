@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from probing.tables.figures import (
     SIDE_BY_SIDE,
     USUAL,
     Chart,
+    Drawings,
     Line,
     Panel,
     by_count,
@@ -30,6 +32,7 @@ from probing.tables.figures import (
     panels,
     with_lines,
     write_charts,
+    write_drawings,
 )
 from probing.tables.probes import confusion_shares
 
@@ -86,28 +89,41 @@ def write_figures(
     formats: Sequence[str] = USUAL,
 ) -> list[Path]:
     """Draw a run's figures in each format and return the paths of the files; `tables` has the run's tables by name."""
-    accuracy, neurons = tables["accuracy"], tables["neurons"]
-    by_layer = {row["layer"]: [n for n in neurons if n["layer"] == row["layer"]] for row in accuracy}
-    charts = [accuracy_chart(accuracy, task)]
+    written = write_charts(folder, run_charts(tables, task), model, formats)
+    return written + write_drawings(folder, run_drawings(tables, task, model), formats)
+
+
+def run_charts(tables: Mapping[str, Sequence[Row]], task: str) -> list[Chart]:
+    """Return the charts of a run from its tables by name."""
+    charts = [accuracy_chart(tables["accuracy"], task)]
     if bases := tables.get("bases"):
         charts.append(bases_chart(bases, task))
     if basis := tables.get("basis"):
-        charts += directions_charts(by_layer, basis[0]["n_rotations"])
-    written = write_charts(folder, charts, model, formats)
-    paths = [folder / name for name in ("top_neurons", "neuron_map")]
-    with drawing(paths[0], formats) as figure:
-        top_neurons(figure, by_layer, model)
-    with drawing(paths[1], formats) as figure:
-        neuron_map(figure, by_layer, model)
+        charts += directions_charts(_neurons_by_layer(tables), basis[0]["n_rotations"])
+    return charts
+
+
+def run_drawings(tables: Mapping[str, Sequence[Row]], task: str, model: str) -> Drawings:
+    """Return what draws the other figures of a run, by name."""
+    by_layer = _neurons_by_layer(tables)
+    drawings: dict[str, Callable[[Figure], None]] = {
+        "top_neurons": partial(top_neurons, by_layer=by_layer, model=model),
+        "neuron_map": partial(neuron_map, by_layer=by_layer, model=model),
+    }
     if positions := tables.get("positions"):
-        paths.append(folder / "positions")
-        with drawing(paths[-1], formats) as figure:
-            accuracy_by_position(figure, positions, task, model)
+        drawings["positions"] = partial(accuracy_by_position, positions=positions, task=task, model=model)
     if scores := tables.get("class_scores"):
-        paths.append(folder / "confusions")
-        with drawing(paths[-1], formats) as figure:
-            confusion_matrices(figure, scores, tables["confusions"], task, model)
-    return written + forms_of(paths, formats)
+        drawings["confusions"] = partial(
+            confusion_matrices, scores=scores, confusions=tables["confusions"], task=task, model=model
+        )
+    return drawings
+
+
+def _neurons_by_layer(tables: Mapping[str, Sequence[Row]]) -> dict[int, list[Row]]:
+    by_layer: dict[int, list[Row]] = {row["layer"]: [] for row in tables["accuracy"]}
+    for row in tables["neurons"]:
+        by_layer[row["layer"]].append(row)
+    return by_layer
 
 
 def accuracy_chart(rows: Sequence[Row], task: str) -> Chart:
@@ -226,23 +242,11 @@ def _marks(flag: str) -> str:
     return ("*" if "offset" in flag else "") + ("°" if "no-signal" in flag else "")
 
 
-def write_comparison_figures(
-    folder: Path,
-    agreement: Sequence[Row],
-    accuracy: Mapping[str, Sequence[Row]],
-    task: str,
-    formats: Sequence[str] = USUAL,
-) -> list[Path]:
-    """Draw a heat map for each pair of runs, and accuracy curves, in each format; return the paths of the files."""
-    pairs = list(dict.fromkeys((row["model_a"], row["model_b"]) for row in agreement))
+def agreement_drawings(agreement: Table) -> Drawings:
+    """Return what draws a heat map for each pair of runs, by name."""
+    pairs = list(agreement.by("model_a", "model_b").values())
     names = [f"agreement_{number}" for number in range(1, len(pairs) + 1)] if len(pairs) > 1 else ["agreement"]
-    paths = [folder / name for name in names]
-    for path, pair in zip(paths, pairs, strict=True):
-        with drawing(path, formats) as figure:
-            layers_by_layers(figure, [row for row in agreement if (row["model_a"], row["model_b"]) == pair])
-    lines = [Line.of(rows, "accuracy", label) for label, rows in accuracy.items()]
-    chart = Chart("accuracy", f"linear probes of {task}", [Panel(lines)], "test accuracy", (0, 1))
-    return forms_of(paths, formats) + write_charts(folder, [chart], "", formats)
+    return {name: partial(layers_by_layers, rows=rows) for name, rows in zip(names, pairs, strict=True)}
 
 
 def layers_by_layers(figure: Figure, rows: Sequence[Row]) -> None:

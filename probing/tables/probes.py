@@ -7,7 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.models import what_is_a_neuron
-from probing.results import RANGE, Row, ends, in_brackets, interval, layers_named, shown, shown_table
+from probing.results import (
+    RANGE,
+    Row,
+    capitalised,
+    cells_table,
+    ends,
+    in_brackets,
+    interval,
+    layers_named,
+    shown,
+    shown_table,
+)
 from probing.runtime.terminal import plain_table
 from probing.statistics import MIN_SENTENCES, label, size_lines
 from probing.tables import (
@@ -27,14 +38,15 @@ from probing.tables import (
     with_intercept,
 )
 from probing.tables.conclusions import (
+    Sentences,
     basis,
     compare_layers_with_controls,
-    conclusion,
     covariate_words,
     dependent_unit,
     first_unflagged,
     held_fixed,
     leading,
+    on_neuron,
     overlaps,
     scope,
     why_leading,
@@ -386,6 +398,31 @@ def accuracies(rows: Rows) -> str:
     return f"{name} is {', '.join(parts)} and {_share(last)} in layer {last['layer']}{where}."
 
 
+def accuracies_table(accuracy_of_run: Mapping[str, Rows]) -> Any:
+    """Return the accuracy of several runs by layer, side by side, as a rich table; R² where numbers are predicted."""
+    by_layer = {label: {row["layer"]: row for row in rows} for label, rows in accuracy_of_run.items()}
+    scores = {label: score_of(rows[0]) for label, rows in accuracy_of_run.items()}
+    headings = ["layer", *(heading for label in by_layer for heading in (label, RANGE))]
+    body = []
+    for layer in sorted({layer for rows in by_layer.values() for layer in rows}):
+        rows = [(rows.get(layer, {}), scores[label].name) for label, rows in by_layer.items()]
+        cells = [(f"{row[name]:.3f}" if row else "", interval(row, name)) for row, name in rows]
+        body.append([str(layer), *(cell for pair in cells for cell in pair)])
+    words = " and ".join(dict.fromkeys(score.words for score in scores.values()))
+    table = cells_table(f"{capitalised(words)} of the probes of each run by layer", headings, body)
+    constant = {
+        label: f"{rows[0]['majority_accuracy']:.3f}"
+        for label, rows in accuracy_of_run.items()
+        if "majority_accuracy" in rows[0]
+    }
+    if constant:
+        named = (
+            [*constant.values()][:1] if len({*constant.values()}) == 1 else [" ".join(of) for of in constant.items()]
+        )
+        table.caption, table.caption_justify = f"always predicting the most frequent class: {', '.join(named)}", "left"
+    return table
+
+
 def _highest(best: Row, first: Row, last: Row) -> str:
     if best is last:
         return ", the highest"
@@ -397,44 +434,46 @@ def _share(row: Row) -> str:
     return f"{row[name]:.3f}{in_brackets(interval(row, name, ' to '))}"
 
 
-def answer(
-    accuracy: Rows, neurons: Rows, task: str, results: Mapping[str, Any], config: Mapping[str, Any]
-) -> list[str]:
-    """Return the accuracy of the task, its controls, and the top neuron of the leading layer."""
-    row = leading(accuracy)
-    layer_neurons = [neuron_row for neuron_row in neurons if neuron_row["layer"] == row["layer"]]
-    of_neuron = conclusion(
-        layer_neurons, task, row, covariate_words(config), has_intercept(config), dependent_unit(results)
-    )
-    sentences = [accuracies(accuracy), why_leading(accuracy), of_neuron, compare_layers_with_controls(accuracy, task)]
-    return [sentence for sentence in sentences if sentence]
-
-
 def _led_by_means(neurons: Rows) -> str:
     led = sorted({row["layer"] for row in neurons if row["rank"] == 1 and "offset" in row["flag"]})
     return say("led_by_means", layers=layers_named(led)) if led else ""
 
 
 def caveats(
-    accuracy: Rows, neurons: Rows, scores: Rows, task: str, results: Mapping[str, Any], config: Mapping[str, Any],
-    beside: Rows = (),
+    accuracy: Rows, neurons: Rows, task: str, results: Mapping[str, Any], config: Mapping[str, Any], beside: Rows = (),
+    of_neuron: Sequence[str] = (),
 ) -> list[str]:  # fmt: skip
-    """Return evidence against a ranking and limits of its meaning, for the end of the output.
+    """Return evidence against a ranking and limits of its meaning; `beside` has rows of `basis.csv`.
+
+    `of_neuron` is what speaks against the first neuron.
+    """
+    poor = [row["layer"] for row in accuracy if row.get("flag") == UNINFORMATIVE] if len(accuracy) > 1 else []
+    # With `--sort centred`, the neurons shown first are others.
+    led = _led_by_means(neurons) if len(accuracy) > 1 and config.get("sort") != "centred" else ""
+    short = [row["layer"] for row in results["layers"] if not row.get("converged", True)]
+    sentences = [
+        say("unread_layers", layers=layers_named(poor)) if poor else "",
+        say("stopped_short_report", layers=layers_named(short)) if short else "",
+        *of_neuron, led, *basis(accuracy, beside, task, config, in_short=True), scope(results, config["test_corpus"]),
+    ]  # fmt: skip
+    return [sentence for sentence in sentences if sentence]
+
+
+def run_sentences(
+    accuracy: Rows, neurons: Rows, scores: Rows, task: str, results: Mapping[str, Any], config: Mapping[str, Any],
+    beside: Rows = (), transform: str = "none",
+) -> Sentences:  # fmt: skip
+    """Return the answer of a run (its accuracy, its controls, and the top neuron of the leading layer), and more.
 
     `scores` has rows of `class_scores.csv`, `beside` rows of `basis.csv`.
     """
-    sentences: list[str | None] = []
-    if len(accuracy) == 1:
-        sentences += [worst_class(accuracy[0], scores), overlaps(accuracy[0], len(neurons))]
-    elif poor := [row["layer"] for row in accuracy if row.get("flag") == UNINFORMATIVE]:
-        sentences.append(say("unread_layers", layers=layers_named(poor)))
-    if len(accuracy) > 1 and config.get("sort") != "centred":  # there, the neurons shown first are others
-        sentences.append(_led_by_means(neurons))
-    if short := [row["layer"] for row in results["layers"] if not row.get("converged", True)]:
-        sentences.append(say("stopped_short_report", layers=layers_named(short)))
-    sentences += [
-        *basis(accuracy, beside, task, config, in_short=True),
-        held_fixed(results, config),
-        scope(results, config["test_corpus"]),
-    ]
-    return [sentence for sentence in sentences if sentence]
+    row = leading(accuracy)
+    ranked = [neuron for neuron in neurons if neuron["layer"] == row["layer"]]
+    first = on_neuron(ranked, task, row, covariate_words(config), has_intercept(config), dependent_unit(results))
+    answer = [accuracies(accuracy), *first.answer, compare_layers_with_controls(accuracy, task)]
+    details = [
+        why_leading(accuracy), *first.details, worst_class(row, scores) if len(accuracy) == 1 else "",
+        overlaps(row, len(ranked)), held_fixed(results, config), *transform_sizes(transform, accuracy),
+    ]  # fmt: skip
+    doubts = caveats(accuracy, neurons, task, results, config, beside, first.doubts)
+    return Sentences(*([sentence for sentence in part if sentence] for part in (answer, doubts, details)))

@@ -342,9 +342,23 @@ def test_type_checkers_find_every_public_name_where_it_is() -> None:
 
 
 def test_the_page_of_the_api_has_every_study() -> None:
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference.py").read_text(encoding="utf-8")
     described = set(re.findall(r"^::: probing\.(?:\S+\.)?(\w+)$", page, re.MULTILINE))
     assert set(map(python_name, STUDIES)) - described == set()
+
+
+def test_a_notebook_shows_a_mistake_in_a_line_and_in_the_words_of_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    shells = pytest.importorskip("IPython.core.interactiveshell")
+    shell = shells.InteractiveShell(colors="nocolor")
+    shell.history_manager.enabled = False
+    shell.run_cell("from probing import UserError")
+    shell.run_cell("raise UserError('`--layer 13`: it has 12; `--probe.l2 auto`, `--quiet` or --test_corpus do.')")
+    assert capsys.readouterr().out.strip() == (
+        "UserError: `layer=13`: it has 12; `probe={'l2': 'auto'}`, `quiet` or `test_corpus` do."
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if " " not in name])

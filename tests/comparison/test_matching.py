@@ -29,9 +29,9 @@ from probing.probes.pairs import (
     Ranked,
     compare_pair,
     cross_moments,
-    holds,
     judge,
     match,
+    match_correlations,
 )
 from probing.probes.rankings import neuron_contributions
 from synthetic import CORPUS, make_splits, make_store, make_tokens
@@ -395,7 +395,7 @@ def test_models_that_share_their_words_alone_agree_no_more_than_random_rotations
             turned = [moments.correlation(0, 0, basis) for moments in (fit, held_out)]
             other = match(turned[0], "one_to_one")
             unrelated.append((np.abs(a).mean(0), np.abs(b @ basis.numpy()).mean(0)[other]))
-            qualities.append(holds(other, *turned))
+            qualities.append(float(match_correlations(other, *turned).mean()))
         scores = np.abs(a).mean(0), np.abs(b).mean(0)[partner]
         correlations = fit.correlation(0, 0), held_out.correlation(0, 0)
         for fixed, p_values in (((), by_permutation), (unrelated, by_rotation)):

@@ -18,12 +18,15 @@ import probing
 from conftest import BARE
 from loopback_hub import LoopbackHub, loopback_hub
 from probing import Result, Run, WandbOptions, attention, fit, geometry, probe
+from probing.__main__ import COMMANDS
+from probing.cli import commandline as command_line
 from probing.errors import UserError
 from probing.exports import portable, portable_results
 from probing.exports.formats import MOST_ROWS, tables_of
 from probing.heads.examples import read_examples
 from probing.runs.loading import load_run
 from probing.runs.predictions import sides_and_text
+from rendering import rendered
 from report_runs import fit_on_two_texts
 from written import read_csv
 
@@ -94,6 +97,46 @@ def test_latex_has_intervals_and_says_what_it_leaves_out(made: Run, tmp_path: Pa
     assert ranked.count(r"\\") == MOST_ROWS + 1  # and the headings
 
 
+def test_latex_of_several_runs_has_their_accuracies_side_by_side_under_the_names_given(
+    made: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = shutil.copytree(made.folder, tmp_path / "other")
+    args = ["export", "latex", str(made.folder), str(other), "--output", str(tmp_path / "tex")]
+    assert command_line.run(COMMANDS, [*args, "--model_name", "BERT, tuned & BERT"]) == 0
+    assert f"Export: {tmp_path / 'tex'}" in capsys.readouterr().out
+    text = (tmp_path / "tex" / "accuracies.tex").read_text(encoding="utf-8")
+    assert r"layer & BERT & 95\% range & tuned \& BERT & 95\% range" in text
+    assert text.count(f"{made.accuracy[0]['accuracy']:.3f}") >= 2
+    assert (tmp_path / "tex" / "other" / "accuracy.tex").is_file()
+    assert probing.export([made, other], "latex").name == f"export-latex-{made.folder.name}-other"
+    for names, more in (("BERT", ()), ("a,b,c", (other,))):
+        with pytest.raises(UserError, match="--model_name"):
+            probing.export([made, *more], "latex", tmp_path / "no", names)
+
+
+def test_figures_are_drawn_again_with_other_names_and_shown(made: Run, tmp_path: Path) -> None:
+    named: dict[str, Any] = {"model_name": "BERT", "label_name": "place"}
+    of_accuracy: dict[str, Any] = {"only": "accuracy", "formats": ["svg"]}
+    with rendered():
+        folder = probing.export([made], "figures", tmp_path / "figures", **named, **of_accuracy)
+        renamed = (folder / "accuracy.svg").read_text(encoding="utf-8")
+        probing.export([made], "figures", folder, title="Where it lives", **of_accuracy)
+        titled = (folder / "accuracy.svg").read_text(encoding="utf-8")
+    assert ">BERT: linear probe of place<" in renamed
+    assert ">Where it lives<" in titled
+    assert "linear probe" not in titled
+    with pytest.raises(UserError, match="`--title`: there are 5 figures"):
+        probing.export([made], "figures", tmp_path / "all", title="Where it lives")
+    plots = made.plot()
+    assert {*plots.names} == {path.stem for path in (made.folder / "figures").glob("*.png")}
+    with rendered():
+        assert plots._repr_html_().count("<img ") == len(plots)
+    (accuracy,) = made.plot("accuracy")
+    assert accuracy.get_suptitle() == "tiny-bert: linear probe of position"
+    with pytest.raises(UserError, match="has no figure `curve`; expected one of accuracy, "):
+        made.plot("curve")
+
+
 def test_neuronpedia_has_the_activations_of_all_tokens_of_the_sentences(made: Run, tmp_path: Path) -> None:
     folder = made.export("neuronpedia", tmp_path / "neuronpedia")
     sides, corpus = sides_and_text(made)
@@ -161,7 +204,7 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(
     for one, format, words in (
         (made, "headvis", "`headvis` is of a run of `attention`, and .* is one of `fit`; use parquet, latex or csv"),
         (heads, "neuronpedia", "`neuronpedia` is of a run of `fit`"),
-        (made, "xlsx", "there is no format `xlsx`; use parquet, latex, csv, neuronpedia or headvis"),
+        (made, "xlsx", "there is no format `xlsx`; use parquet, latex, csv, figures, neuronpedia or headvis"),
     ):
         with pytest.raises(UserError, match=words):
             one.export(format, tmp_path / "none")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ from probing.data import ADDED_CONTROLS, CONTROLS
 from probing.page.charts import chart_html
 from probing.results import Table
 from probing.runs import Result, SectionPlace, study_of
+from probing.studies.compare.tables import charts
 from probing.studies.geometry import figures as geometry_figures
 from probing.studies.geometry import tables as geometry_tables
 from probing.studies.hierarchy.tables import LINEAR
@@ -28,7 +29,17 @@ from probing.studies.similarity import STS, WIC, sts_charts, wic_charts
 from probing.studies.sweep.search import write_sweep_figure
 from probing.tables import figures as style
 from probing.tables import probe_figures as figures
-from probing.tables.figures import COLUMN, LETTERS, PAGE, coordinates, labels, name, short
+from probing.tables.figures import (
+    COLUMN,
+    LETTERS,
+    PAGE,
+    chart_drawings,
+    coordinates,
+    labels,
+    name,
+    short,
+    write_drawings,
+)
 from rendering import FIT_TO_PAPER
 
 Row = dict[str, Any]
@@ -146,7 +157,7 @@ def test_a_run_of_one_layer_is_a_mark_at_its_layer_in_a_comparison(drawn: Drawn,
         for k in range(7)
         for statistic in ("spearman", "overlap", "cka")
     ]
-    figures.write_comparison_figures(tmp_path, agreement, runs, "position")
+    of_compare_figures(tmp_path, agreement, runs, "position")
     axes = drawn[1].axes[0]
     found = {str(line.get_label()): line for line in axes.lines}
     assert places_of(found["one"]) == [6]
@@ -212,6 +223,13 @@ def of_fit(path: Path) -> None:
     figures.write_figures(path, tables, "position", "tiny")
 
 
+def of_compare_figures(
+    path: Path, agreement: Sequence[Mapping[str, Any]], of_run: Mapping[str, Sequence[Mapping[str, Any]]], task: str
+) -> None:
+    rows = Table({"model": label, **row} for label, of in of_run.items() for row in of)
+    write_drawings(path, {**figures.agreement_drawings(Table(agreement)), **chart_drawings(charts(rows, task), "")})
+
+
 def of_compare(path: Path) -> None:
     statistics = ("spearman", "overlap", "cka")
     for layers in (range(13), [6]):
@@ -219,7 +237,7 @@ def of_compare(path: Path) -> None:
             {"model_a": "first", "model_b": "second", "layer_a": i, "layer_b": j, "statistic": name, "value": 0.5}
             for i in range(13) for j in layers for name in statistics
         ]  # fmt: skip
-        figures.write_comparison_figures(path, rows, {"first": accuracy(range(13)), "second": accuracy(layers)}, "x")
+        of_compare_figures(path, rows, {"first": accuracy(range(13)), "second": accuracy(layers)}, "x")
 
 
 def of_geometry(path: Path) -> None:

@@ -126,7 +126,12 @@ def test_the_page_says_what_the_run_found_without_a_script(runs: Path, tmp_path:
         assert f"{row['shuffled_accuracy']:.3f}" in text
     for row in found.top(subject(runs / "whole").leading, FIRST):
         assert f"{row['contribution']:.4f}" in text
-    assert page_run.answer(subject(runs / "whole")) in text
+    sentences, doubts, details = page_run.answer(subject(runs / "whole"))
+    assert " ".join(sentences) in text
+    parts = sentences[-1], "What to distrust", doubts[0], "Details", details[0]
+    places = [text.index(part[:20]) for part in parts]
+    assert places == sorted(places)
+    assert all(f"<strong>{row['accuracy']:.3f}</strong>" in page for row in (found.accuracy[0], found.accuracy[-1]))
     assert "python -m probing fit --model" in text
     assert (runs / "whole" / "config.yaml").read_text(encoding="utf-8") in text
     assert found.results["cache"]["test"]["key"]["model"] in text
@@ -283,7 +288,7 @@ def test_a_comparison_brings_its_runs_and_their_agreement(runs: Path, tmp_path: 
     assert f"layers 2 and 2: {values['cka']:.3f}" in page
     assert page.count('class="chart heat"') == 3
     (verdict,) = load_run(runs / "both").answer()
-    assert f'<p class="answer">{element("p", verdict)[3:]}' in page
+    assert f'<p class="answer">{page_run.with_bold_numbers(verdict)}</p>' in page
 
 
 def test_the_runs_of_a_comparison_that_moved_are_asked_for(
@@ -567,14 +572,14 @@ def test_an_accuracy_is_above_below_or_not_told_apart_from_each_control(runs: Pa
         "below the randomly initialised model (0.900), which is an upper bound, not a baseline: untrained "
         "layers preserve position."
     )
-    assert "0.500 (0.450 to 0.550) in layer 2" in page_run.answer(found)
+    assert "0.500 (0.450 to 0.550) in layer 2" in page_run.answer(found).answer[0]
     first = {**row, "layer": 1, "above_shuffled_low": 0.1}
     assert not_above([first, row]) == [
         'In layer 2 the accuracy is not distinguished from the control "shuffled labels".',
         'In layers 1 and 2 the accuracy is below the control "randomly initialised".',
     ]
     found.run.results["layers"][1]["converged"] = False
-    assert "In layer 2 the probe stopped short of its optimum" in page_run.answer(found)
+    assert "In layer 2 the probe stopped short of its optimum" in " ".join(page_run.answer(found).doubts)
 
 
 @pytest.mark.parametrize(

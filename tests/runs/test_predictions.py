@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -447,6 +448,26 @@ def test_a_run_has_the_first_neurons_of_each_layer_and_any_neuron_can_be_asked_f
         assert type(row["class"]) is int
     last = again.neuron(0, context_made.top(0, 16)[-1]["neuron"], 1)  # no first one
     assert [row["end"] for row in last] == ["highest", "lowest"]
+
+
+def test_hidden_states_are_those_that_the_probe_was_tested_on(context_made: Run, tmp_path: Path) -> None:
+    layer, classes = context_made.layers[0], np.array(context_made.results["classes"])
+    states, labels, groups = context_made.hidden_states(layer, "test")
+    predicted = classes[(states @ context_made.weight[0].numpy().T).argmax(1)]
+    assert (predicted == labels).mean() == pytest.approx(context_made.accuracy[0]["accuracy"])
+    assert len({*groups}) == context_made.results["n_sentences"]["test"]
+    everything = context_made.hidden_states(layer)
+    assert len({*everything.groups}) == sum(context_made.results["n_sentences"].values())
+    assert np.array_equal(everything.states[-len(states) :], states)
+    wrong: list[dict[str, Any]] = [{"layer": 99}, {"layer": layer, "split": "all"}]
+    for arguments in wrong:
+        with pytest.raises(UserError, match=f"`{[*arguments][-1]}="):
+            context_made.hidden_states(**arguments)
+    (tmp_path / "cache").mkdir()
+    elsewhere = copy(context_made)
+    elsewhere.config = {**context_made.config, "cache": str(tmp_path / "cache")}
+    with pytest.raises(UserError, match="its hidden states are no longer in the cache"):
+        elsewhere.hidden_states(layer)
 
 
 def test_what_fit_has_written_of_a_neuron_is_what_is_found_when_it_is_asked_for(context_made: Run) -> None:

@@ -22,8 +22,10 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.commands import ls
 from probing.errors import UserError
+from probing.results import cells_table
 from probing.runtime import quiet_libraries
 from probing.runtime.terminal import (
+    brief,
     complain,
     escaped_output,
     plain_table,
@@ -297,6 +299,31 @@ def test_what_cannot_fit_at_all_goes_over_the_width_with_all_its_columns() -> No
     text = " ".join(shown(table, 10))
     assert "left out" not in text
     assert {"1.23456789012345", "5.64", "offset"} <= set(text.split())
+
+
+def test_a_heading_is_no_wider_than_its_numbers_and_has_few_lines() -> None:
+    table = plain_table(None)
+    table.add_column("share of the total of a layer that it has")
+    table.add_row("0.12345678")
+    headings = [line.split() for line in shown(table, 20) if any(word in line for word in ("share", "total", "has"))]
+    assert 1 < len([line for line in shown(table, 20) if line.strip() and "─" not in line]) - 1 <= 4
+    assert headings[0][:2] == ["share", "of"]
+
+
+@pytest.mark.parametrize("n_tables", [0, 1, 2, 5])
+def test_a_brief_answer_has_six_sentences_and_two_tables_in_35_lines(
+    n_tables: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    tables = [cells_table(f"table {i}", ["a", "b"], [[str(k), "x"] for k in range(40)]) for i in range(n_tables)]
+    sentences = [f"Sentence {i}." for i in range(9)]
+    assert brief(sentences, tables, 2)
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) <= 33
+    assert printed.count("Sentence ") == 6
+    assert printed.count("table ") == min(n_tables, 2)
+    assert printed.count("of 40 rows") == min(n_tables, 2)
+    assert not brief(sentences[:2], [cells_table("t", ["a"], [["1"]])], 2)
 
 
 def test_text_is_broken_between_words_alone() -> None:

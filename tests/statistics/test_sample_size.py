@@ -219,5 +219,5 @@ def test_fit_says_on_how_many_tokens_it_whitened_in_the_report_too(
     assert row["n_fitted_sentences"] == run.results["n_sentences"]["train"]
     assert run.results["layers"][0]["vectors_per_dimension"] == row["n_train_tokens"] / 16
     (subject,) = read_sources([run.folder]).views
-    assert line in answer(subject)
+    assert line in answer(subject).details
     assert "Whitening of 16 dimensions is fitted on" in (run.folder / "report.html").read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from html import unescape
 from pathlib import Path
@@ -21,6 +22,11 @@ from families import masked_lm
 from probing.errors import UserError
 from probing.results import Table
 from probing.runs import Result, study_names, study_of
+from probing.runs.call import say_results
+from probing.runs.run import Run, load_fit
+from probing.studies.fit import _report as report_fit
+from probing.studies.fit.rank import Rankings
+from probing.studies.fit.rank import _report as report_rank
 from small_data import word_pairs, write_sts, write_wic
 from wandb_stand_in import read_offline_runs
 
@@ -161,6 +167,32 @@ def test_results_are_opened_shown_and_reported_alike(name: str, made: Made) -> N
             assert all(line[:40] in shown for line in opened.conclusions())
     for term in ("Terms", "To reproduce"):
         assert term in text
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_a_command_answers_in_35_lines_and_says_that_there_is_more(
+    name: str, made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At a terminal of 80 columns; two lines more say where a tracked run is."""
+    results = made(name)
+    capsys.readouterr()
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    if name == "fit":
+        assert isinstance(results, Run)
+        report_fit(results, None, quiet=False, verbose=False)
+    elif name == "rank":
+        assert isinstance(results, Rankings)
+        report_rank(results, load_fit(results.folder.parent), None, quiet=False, verbose=False)
+    else:
+        say_results(results, None, quiet=False)
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    assert len(lines) <= 35, printed
+    assert lines[-1].startswith("Results: ")
+    is_all = all(" ".join(line.split()) in " ".join(printed.split()) for line in results.conclusions())
+    assert ("--verbose prints all" in lines[-1]) or (is_all and len(results.tables()) <= 2)
 
 
 @pytest.mark.parametrize("name", study_names())

@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from probing.studies.compare.tables import everywhere_sentence, unpaired_lines, 
 from probing.studies.fit import _report
 from probing.studies.fit.rank import evaluation_table, rankings_tables
 from probing.tables import UNINFORMATIVE, probes
-from probing.tables import probes as tables_probes
 from probing.tables.conclusions import (
     basis,
     carries_it,
@@ -285,7 +285,7 @@ def test_a_probe_that_was_stopped_is_said_to_fall_short(capsys: pytest.CaptureFi
         _report(made, None, quiet=False, verbose=True)
         printed = capsys.readouterr().out
         assert said("stopped_short", printed) is is_short
-        assert said("stopped_short_report", answer(source_of(made).views[0])) is is_short
+        assert said("stopped_short_report", on_page(made)) is is_short
 
 
 @pytest.mark.parametrize(("kind", "n"), [("planted", 34), ("offset_signal", 35), ("noise", 33)])
@@ -447,13 +447,17 @@ def test_rows_that_are_not_independent_support_no_claim_on_a_neuron(kind: str) -
     made = probing.probe(
         X.astype(np.float32), y, groups, control_for=np.arange(6000) % 3, quiet=True, probe={"l2": 1e-3}, replicates=0
     )  # fmt: skip
-    page = answer(source_of(made).views[0]) + " ".join(conclusions(source_of(made).views[0]))
-    printed = " ".join(tables_probes.answer(made.accuracy, made.neurons, "label", made.results, made.config))
-    for text in (" ".join(made.conclusions()), page, printed):
+    page = on_page(made) + " ".join(conclusions(source_of(made).views[0]))
+    for text in (" ".join(made.conclusions()), page):
         claims = [name for name in ("carries", "varies", "covariate_too") if said(name, text)]
         assert said("unjudged", text) is (kind == "in time")
         assert said("give_groups", text) is (kind == "in time")
         assert claims == ([] if kind == "in time" else ["carries", "covariate_too"])
+
+
+def on_page(run: Run) -> str:
+    """Return the sentences of a run's answer on its page, which the terminal prints, too."""
+    return " ".join(chain(*answer(source_of(run).views[0])))
 
 
 def test_sentences_that_are_not_independent_and_a_mean_support_no_claim_either() -> None:
@@ -684,6 +688,7 @@ SPEAKERS = {
         "heads_table",
         "penalty_lines",
         "_uninformative",
+        "caveats",
         "transform_lines",
         "_transform_line",
         "worst_class",

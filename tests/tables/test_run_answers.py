@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,12 @@ from probing.tables import UNINFORMATIVE, accuracy_flag, r2_flag
 from probing.tables.conclusions import compare_layers_with_controls, compare_with_controls, leading, why_leading
 from probing.tables.probes import (
     accuracies,
-    answer,
     are_unequal,
     caveats,
     classes_table,
     confusion_shares,
     layers_table,
+    run_sentences,
     worst_class,
 )
 
@@ -52,8 +53,8 @@ def neurons(number: int, flags: list[str]) -> list[dict[str, Any]]:
 def test_the_answer_begins_with_how_well_the_task_is_read(scores: list[float], said: str) -> None:
     rows = [layer(i, score) for i, score in enumerate(scores)]
     assert said in accuracies(rows)
-    ranked = [{"layer": i, "contribution": 0.0} for i in range(len(rows))]
-    assert answer(rows, ranked, "position", {}, {"probe": {}})[0] == accuracies(rows)
+    ranked = [{"layer": i, "contribution": 0.0, "rank": 1, "flag": ""} for i in range(len(rows))]
+    assert answer_of(rows, ranked)[0] == accuracies(rows)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +85,8 @@ def test_the_layer_that_is_furthest_above_its_strongest_floor_leads(
     assert leading(rows)["layer"] == first
     assert f"Neurons are those of layer {first}, " in why_leading(rows)
     assert why in why_leading(rows)
-    ranked = [{"layer": i, "contribution": 0.0} for i in range(len(rows))]
-    assert f"Layer {first}: no neuron contributes" in " ".join(answer(rows, ranked, "position", {}, {"probe": {}}))
+    ranked = [{"layer": i, "contribution": 0.0, "rank": 1, "flag": ""} for i in range(len(rows))]
+    assert f"Layer {first}: no neuron contributes" in " ".join(answer_of(rows, ranked))
 
 
 def test_without_controls_numbers_are_held_against_a_constant_answer_and_one_layer_leads_silently() -> None:
@@ -123,11 +124,17 @@ def test_each_layer_has_one_line_with_its_first_neurons_and_the_first_one_withou
     assert ["2", "0.500", "0.450-0.550", "0.100", "10", "11", "12"] in lines
 
 
+def answer_of(accuracy: Sequence[dict[str, Any]], ranked: Sequence[dict[str, Any]]) -> list[str]:
+    over = {"intervals_over": {"unit": "sentence", "n": 100}, "n_sentences": {"test": 100}, "layers": []}
+    config: dict[str, Any] = {"probe": {}, "test_corpus": None}
+    return run_sentences(accuracy, ranked, [], "position", over, config).answer
+
+
 def test_layers_whose_rankings_are_not_to_be_read_are_named_once() -> None:
     accuracy = [layer(0, 0.9), layer(1, 0.1, flag=UNINFORMATIVE), layer(2, 0.1, flag=UNINFORMATIVE)]
     over = {"intervals_over": {"unit": "sentence", "n": 100}, "n_sentences": {"test": 100}}
     results = {"layers": [{"layer": i, "converged": i != 2} for i in range(3)], **over}
-    said = caveats(accuracy, [], [], "position", results, {"test_corpus": None})
+    said = caveats(accuracy, [], "position", results, {"test_corpus": None})
     assert said[0].startswith("Do not read the rankings of layers 1 and 2:") or "layers 1-2" in said[0]
     assert "layer 2" in said[1]
 
@@ -159,12 +166,12 @@ def test_layers_that_are_led_by_a_mean_are_named_with_what_ranks_otherwise() -> 
     accuracy = [layer(i, 0.9) for i in range(3)]
     over = {"intervals_over": {"unit": "sentence", "n": 100}, "n_sentences": {"test": 100}, "layers": []}
     ranked = [*neurons(0, ["offset", ""]), *neurons(1, ["", "offset"]), *neurons(2, ["offset no-signal", ""])]
-    said = " ".join(caveats(accuracy, ranked, [], "position", over, {"test_corpus": None}))
+    said = " ".join(caveats(accuracy, ranked, "position", over, {"test_corpus": None}))
     assert "In layers 0 and 2 the first neuron contributes mostly by its mean" in said
     by_centred = {"test_corpus": None, "sort": "centred"}  # shows other neurons first, and is what would be advised
-    assert "by its mean" not in " ".join(caveats(accuracy, ranked, [], "position", over, by_centred))
+    assert "by its mean" not in " ".join(caveats(accuracy, ranked, "position", over, by_centred))
     others = [*neurons(0, ["", "offset"]), *neurons(1, [""]), *neurons(2, [""])]
-    assert "by its mean" not in " ".join(caveats(accuracy, others, [], "position", over, {"test_corpus": None}))
+    assert "by its mean" not in " ".join(caveats(accuracy, others, "position", over, {"test_corpus": None}))
 
 
 def scores(label: str, n: int, right: int, n_predicted: int, other: str = "", n_other: int = 0) -> dict[str, Any]:

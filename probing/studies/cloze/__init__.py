@@ -50,6 +50,7 @@ class ClozeOptions(BatchOptions):
     name: str | None = None
     """Name of this run; default: MODEL-cloze-YYYYMMDD-HHMMSS."""
     quiet: bool = False
+    verbose: bool = False
     trainer: dict[str, Any] | None = None
     """Arguments of Lightning's Trainer; only --trainer.accelerator and --trainer.logger are accepted."""
     wandb: Wandb = WandbOptions()
@@ -89,7 +90,7 @@ class Cloze(Study):
     function = "probing.studies.cloze:cloze"
     schemas = tables.CLOZE, tables.GROUPS, tables.CHANGES
     views = tables.VIEWS
-    page = "cloze.md"
+    page = "small-studies.md#at-the-mask"
     files: ClassVar[Mapping[str, str]] = {
         "figures/": "Shares by group, and losses.",
     }

@@ -22,7 +22,7 @@ from probing.cli.options import (
 from probing.errors import RunError, UserError, refuse
 from probing.models import site_of
 from probing.results import Html, Row, listed, read_rows
-from probing.runs import Result, SectionPlace, Study, Terms, study_of
+from probing.runs import Result, SectionPlace, Study, Terms, split_names, study_of
 from probing.runs.call import Call, Measured
 from probing.runs.folder import RunFolder, read_json, read_yaml
 from probing.runs.loading import is_of_tunings, load_fit_of_classes, load_run
@@ -31,21 +31,28 @@ from probing.runtime import quiet_libraries
 from probing.runtime.progress import stage
 from probing.studies.compare import tables as compare_tables
 from probing.studies.compare.tables import (
+    ACCURACIES,
     AGREEMENT,
+    NEURONS,
     OPTIONS,
     RECIPES,
     TERMS,
     TOP_EVERYWHERE,
     TUNINGS,
+    accuracy_sentence,
+    accuracy_tables,
     agreement_section,
     agreement_tables,
     everywhere_sentence,
     everywhere_tables,
+    neurons_tables,
     sites_lines,
     unpaired_lines,
     unread_lines,
     verdicts,
 )
+from probing.tables.conclusions import leading
+from probing.tables.figures import Chart, Drawings
 from probing.text.tasks import label_name
 
 # More draws than this would take long to train and hardly sharpen the p-values.
@@ -70,6 +77,9 @@ class CompareOptions(OutputOptions, OneProcessOptions):
     is index if both runs use the same model."""
     assignment: Literal["one_to_one", "many_to_one"] = "one_to_one"
     """With matching by correlation, whether several neurons may be paired with the same neuron (many_to_one)."""
+    model_name: str | list[str] | None = None
+    """Names of the runs in tables, figures and sentences, separated by commas, in the order of --folders, then of
+    --models; default: those of their models, with their tasks or folders if these are equal."""
     top: int = option(10, at_least=1)
     """Number of first neurons whose overlap is measured."""
     null_draws: int = option(19, at_least=1, at_most=MOST_NULL_DRAWS)
@@ -105,8 +115,12 @@ def compare(options: CompareOptions) -> Result:
     """
     call = Call.of(study_of("compare"), options)
     run_folders: list[str] = call.config["folders"] or []
-    if len(run_folders) + len(options.models or ()) < 2:
+    n_runs = len(run_folders) + len(options.models or ())
+    if n_runs < 2:
         raise UserError("`compare` takes two or more finished runs, such as runs/A runs/B, or `--models`.")
+    names = split_names(options.model_name)
+    if names and {len(names), len({*names})} != {n_runs}:
+        raise UserError(f"`--model_name`: {listed(names)}; expected {n_runs} names, of which no two are equal.")
     if any(map(is_of_tunings, run_folders)):
         return _compare_recipes(call, run_folders, options.name)
     if options.corpus is not None and not run_folders:
@@ -128,7 +142,7 @@ def compare(options: CompareOptions) -> Result:
         from probing.studies.compare.recipes import top_everywhere
 
         check_trainer_options(options.trainer or {}, "lbfgs")
-        opened = open_runs(fit_runs, options.matching, given_texts(options.corpus))
+        opened = open_runs(fit_runs, options.matching, given_texts(options.corpus), names)
         extract = RunExtraction(call.cached, options.trainer or {}, call.say)
         with stage(f"rankings of {len(opened)} runs"):
             ranked = [ranked_of(finished, extract, options.seed) for finished in opened]
@@ -176,9 +190,11 @@ def _summary_lines(opened: Sequence[Any], rows: Sequence[Row], common: Any, top:
     from probing.statistics import few_sentences
     from probing.tables.evidence_sentences import say
 
-    unread = unread_lines({finished.label: finished.run.accuracy for finished in opened})
+    accuracy_of_run = {finished.label: finished.run.accuracy for finished in opened}
+    unread = unread_lines(accuracy_of_run)
     few = few_sentences(min(finished.run.results["n_sentences"]["test"] for finished in opened))
     return [
+        accuracy_sentence(accuracy_of_run),
         *sites_lines({finished.label: site_of(finished.run.config) for finished in opened}),
         everywhere_sentence(common.rows, common.summary(), top, is_evidence=not unread),
         *unpaired_lines(rows),
@@ -213,30 +229,40 @@ def _fitted(model: str, options: Mapping[str, Any]) -> Run:
 def _study_output(opened: Sequence[Any], pairs: Mapping[tuple[int, int], Any], common: Any, top: int) -> Measured:
     """Return the output of a comparison of `probing.runs.finished.Finished` runs; `pairs` are by their indices."""
     rows = [row for pair in pairs.values() for row in pair.rows]
+    neurons = [row for pair in pairs.values() for row in pair.neurons]
+    accuracies = [
+        {"model": finished.label, **{name: row[name] for name in ACCURACIES.types if name in row}}
+        for finished in opened
+        for row in finished.run.accuracy
+    ]
     results = {
         "runs": {finished.label: str(finished.run.folder) for finished in opened},
         "related": {f"{opened[i].label}, {opened[j].label}": pair.related for (i, j), pair in pairs.items()},
         "top_everywhere": common.summary(),
+        "shown_layers": {
+            f"{opened[i].label}, {opened[j].label}": _shown_layer(opened[i].run, pair.neurons)
+            for (i, j), pair in pairs.items()
+        },
         "verdicts": verdicts(rows, {finished.label: finished.run.accuracy for finished in opened}, top),
         "said": _summary_lines(opened, rows, common, top),
     }
-    runs = {finished.label: finished.run for finished in opened}
-    tables = {"agreement": rows, "top_everywhere": common.rows}
-    return Measured(tables, results, draw=lambda folder, formats: _draw(folder, rows, runs, formats))
+    results["task"] = " and ".join(dict.fromkeys(label_name(finished.run.config) for finished in opened))
+    tables = {"agreement": rows, "neurons": neurons, "accuracies": accuracies, "top_everywhere": common.rows}
+    return Measured(tables, results)
 
 
-def _draw(
-    folder: Path, rows: Sequence[Mapping[str, Any]], runs: Mapping[str, Run], formats: Sequence[str]
-) -> list[Path]:
-    from probing.tables.probe_figures import write_comparison_figures
-
-    tasks = dict.fromkeys(label_name(run.config) for run in runs.values())
-    accuracy = {label: run.accuracy for label, run in runs.items()}
-    return write_comparison_figures(folder, rows, accuracy, " and ".join(tasks), formats)
+def _shown_layer(run: Run, neurons: Sequence[Row]) -> int:
+    """Return the layer of the first run whose neurons are shown: of those with a partner, the one of `leading`."""
+    paired = {row["layer_a"] for row in neurons}
+    return int(leading([row for row in run.accuracy if row["layer"] in paired])["layer"])
 
 
 # What a comparison of runs of `finetune` is about.
 _RECIPES = "Recipes of tuning"
+
+
+OF_RANKINGS = AGREEMENT, NEURONS, ACCURACIES, TOP_EVERYWHERE
+OF_RECIPES = RECIPES, OPTIONS
 
 
 class Compare(Study):
@@ -244,8 +270,8 @@ class Compare(Study):
 
     name, kind, title = "compare", "comparison", "Agreement"
     function = "probing.studies.compare:compare"
-    schemas = AGREEMENT, TOP_EVERYWHERE, RECIPES, OPTIONS
-    page = "comparing.md"
+    schemas = *OF_RANKINGS, *OF_RECIPES
+    page = "rankings.md#comparing-runs"
     artifact = "comparison"
     files: ClassVar[Mapping[str, str]] = {
         "figures/": "Heat maps of layers by layers, and accuracies; of runs of `finetune`, `recipes`, the differences.",
@@ -254,7 +280,7 @@ class Compare(Study):
     def read(self, folder: Path) -> Result:
         """Read a comparison, whose tables are of rankings or of recipes."""
         results = read_json(folder / "results.json")
-        schemas = (RECIPES, OPTIONS) if results.get("compared") == TUNINGS else (AGREEMENT, TOP_EVERYWHERE)
+        schemas = OF_RECIPES if results.get("compared") == TUNINGS else OF_RANKINGS
         tables = {schema.name: read_rows(folder / f"{schema.name}.csv", schema) for schema in schemas}
         return Result(self, folder, read_yaml(folder / "config.yaml"), results, tables)
 
@@ -263,14 +289,50 @@ class Compare(Study):
         return bool(result.results.get("compared") == TUNINGS)
 
     def tables(self, result: Result) -> list[Any]:
-        """Return the agreement; for recipes, their scores and options."""
+        """Return the agreement of two runs, or the accuracy of more, and the first neurons of the first two.
+
+        For recipes, return their scores and options.
+        """
         if self.is_of_recipes(result):
             return compare_tables.recipe_tables(result.recipes, result.options)
-        return agreement_tables(result.agreement, result.config["top"])
+        first, _ = self._tables(result)
+        return first
+
+    def charts(self, result: Result) -> list[Chart]:
+        """Return the accuracies of the compared runs by layer."""
+        return compare_tables.charts(result.accuracies, result.results.get("task", ""))
+
+    def drawings(self, result: Result) -> Drawings:
+        """Return the heat maps of layers by layers."""
+        from probing.tables.probe_figures import agreement_drawings
+
+        return agreement_drawings(result.agreement)
 
     def more_tables(self, result: Result) -> list[Any]:
-        """Return the neurons at the top of all runs."""
-        return everywhere_tables(result.top_everywhere)
+        """Return the other tables of rankings: agreement or accuracy, and the neurons of all pairs and of all runs."""
+        if self.is_of_recipes(result):
+            return []
+        _, more = self._tables(result)
+        return more
+
+    def _tables(self, result: Result) -> tuple[list[Any], list[Any]]:
+        """Return the tables of rankings that are shown, and those that are shown with `--verbose`."""
+        agreement = agreement_tables(result.agreement, result.config["top"])
+        neurons = neurons_tables(result.neurons, result.results["shown_layers"])
+        accuracies = accuracy_tables(result.accuracies)
+        if len(agreement) > 1:
+            agreement, accuracies = accuracies, agreement
+        return [*agreement, *neurons[:1]], [*accuracies, *neurons[1:], *everywhere_tables(result.top_everywhere)]
+
+    def printed(self, result: Result) -> Mapping[str, Sequence[Any]]:
+        """Return the tables of rankings that the terminal shows, of all pairs of runs."""
+        if self.is_of_recipes(result):
+            return {}
+        return {
+            "agreement": agreement_tables(result.agreement, result.config["top"]),
+            "accuracies": accuracy_tables(result.accuracies),
+            "neurons": neurons_tables(result.neurons, result.results["shown_layers"]),
+        }
 
     def answer(self, result: Result) -> list[str]:
         """Return the verdict on each pair of runs."""

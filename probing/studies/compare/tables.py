@@ -19,6 +19,7 @@ from probing.results import (
     count,
     element,
     ends,
+    estimated,
     interval,
     layer_number,
     layers_named,
@@ -33,12 +34,14 @@ from probing.results import (
     two_decimals,
     whole,
 )
-from probing.runs import Result, Terms
+from probing.runs import Result, Terms, framed
 from probing.statistics import LEVEL, MIN_SENTENCES, few_sentences
 from probing.studies.finetune.tables import PRETRAINED, RANDOM, SHORT, SHUFFLED, score_words
 from probing.tables import ALPHA, SAME, UNINFORMATIVE
 from probing.tables.evidence_sentences import say
-from probing.tables.schema import layer_column, value
+from probing.tables.figures import Chart, Line, Panel
+from probing.tables.probes import accuracies_table
+from probing.tables.schema import ACCURACY, layer_column, value
 
 # What the column `null` of `agreement.csv` holds, in words.
 NULLS = {
@@ -56,6 +59,44 @@ def agreement_tables(rows: Table, top: int) -> list[Any]:
         legend = [say("note_of_overlap", top=top), say("note_of_chance", null=" or ".join(nulls)), say("note_of_match")]
         tables[-1].caption, tables[-1].caption_justify = "\n".join(legend), "left"
     return tables
+
+
+def accuracy_tables(rows: Table) -> list[Any]:
+    """Return the accuracy of all runs by layer in one table."""
+    return [accuracies_table(rows.by("model"))] if rows else []
+
+
+def charts(rows: Table, task: str) -> list[Chart]:
+    """Return the chart of the accuracies of all runs by layer."""
+    lines = [Line.of(of_run, "accuracy", label) for label, of_run in rows.by("model").items()]
+    return [Chart("accuracy", f"linear probes of {task}", [Panel(lines)], "test accuracy", (0, 1))] if lines else []
+
+
+# Neurons of a ranking that are shown.
+FIRST_NEURONS = 10
+
+
+def neurons_tables(rows: Table, shown_layers: Mapping[str, int]) -> list[Any]:
+    """Return a table per pair of runs: the first neurons of a layer of the first run, with their matches.
+
+    `shown_layers` has that layer by pair, as in `results.json`.
+    """
+    tables = []
+    for (a, b), of_pair in rows.by("model_a", "model_b").items():
+        of_layer = of_pair.where(layer_a=shown_layers[f"{a}, {b}"])[:FIRST_NEURONS]
+        names = (f"{name} ({side}), layer {of_layer[0][f'layer_{side}']}" for name, side in ((a, "a"), (b, "b")))
+        title = f"First neurons of {', and their matches in '.join(names)}"
+        tables.append(
+            shown_table(NEURONS, of_layer, title, _NEURONS_SHOWN, leave_out=["contribution_b", "contribution_a"])
+        )
+    return tables
+
+
+def accuracy_sentence(accuracy_of_run: Mapping[str, Sequence[Row]]) -> str:
+    """Return the highest accuracy of each run, and its layer."""
+    best = {label: max(reversed(rows), key=lambda row: row["accuracy"]) for label, rows in accuracy_of_run.items()}
+    accuracies = [f"for {label} in layer {row['layer']}, {estimated(row, 'accuracy')}" for label, row in best.items()]
+    return say("accuracy_of_runs", accuracies=listed(accuracies))
 
 
 def same_depth(rows: Sequence[Row]) -> list[tuple[int, int]]:
@@ -217,6 +258,32 @@ AGREEMENT = Schema("agreement", "a row per pair of runs, pair of layers and stat
     whole("n_no_signal", "Number of neurons with the flag no-signal in either run."),
 ))  # fmt: skip
 
+ACCURACIES = Schema("accuracies", "a row per run and layer", (
+    text("model", "The run."), layer_column(), ACCURACY["accuracy"],
+    number("majority_accuracy", "Accuracy of always predicting the most frequent class of training.", "majority"),
+    ACCURACY["flag"],
+))  # fmt: skip
+
+NEURONS = Schema(
+    "neurons",
+    "a row per pair of runs, pair of layers of the same relative depth, and neuron of the first run, by rank", (
+    text("model_a", "The first run."), whole("layer_a", "Its layer."),
+    whole("rank_a", "Rank of the neuron in the first run.", "rank in a"),
+    whole("neuron_a", "Index of the neuron in the first run.", "neuron of a"),
+    number("contribution_a", "Its contribution in the first run.", "contribution in a", ".4f"),
+    text("model_b", "The second run."), whole("layer_b", "Its layer."),
+    whole("neuron_b", "Index of its match in the second run; none for a neuron without a match.", "match in b"),
+    whole("rank_b", "Rank of the match in the second run.", "rank in b"),
+    number("contribution_b", "Contribution of the match in the second run.", "contribution in b", ".4f"),
+    number("correlation", "Correlation of the neuron and its match on sentences that were not used for the matching, "
+           "times its sign in the matching.", form=".2f"),
+    number("chance", "The same by chance: of a match that is drawn at random, or, where it is higher, of the matches "
+           "in random bases of the second run.", "by chance", ".2f"),
+))  # fmt: skip
+_NEURONS_SHOWN = (
+    "rank_a", "neuron_a", "contribution_a", "neuron_b", "rank_b", "contribution_b", "correlation", "chance",
+)  # fmt: skip
+
 _OF_A_RUN: dict[str, Type] = {"neuron": int, "rank": int, "layer": layer_number}
 
 
@@ -251,6 +318,7 @@ TERMS: Terms = {
     "match": "Correlation of matched neurons on sentences that were not used for the matching.",
     "CKA": "Linear centred kernel alignment: how alike the two layers are as a whole, whatever their neurons; 1 where "
     "one is a rotation of the other.",
+    **NEURONS.terms(_NEURONS_SHOWN),
     "layer, neuron, rank": "Layer, neuron and rank in the first run of a neuron that is at the top of every run; "
     "with the name of a run, those of its match in that run.",
 }
@@ -328,13 +396,13 @@ def agreement_section(result: Result, anchor: str) -> Html:
         "section",
         element("h2", "Agreement of the rankings"),
         element("p", SENTENCES["map"]),
-        *map(_pair, result.agreement.by("model_a", "model_b").values()),
+        *(_pair(result, rows) for rows in result.agreement.by("model_a", "model_b").values()),
         _everywhere(result),
         id=anchor,
     )
 
 
-def _pair(rows: Table) -> Html:
+def _pair(result: Result, rows: Table) -> Html:
     names = rows[0]["model_a"], rows[0]["model_b"]
     by_statistic, drawn = rows.by("statistic"), []
     for statistic, title in MAPS.items():
@@ -343,11 +411,13 @@ def _pair(rows: Table) -> Html:
             titles = {layers: _cell_title(row) for layers, row in row_of.items()}
             drawn.append(heat_map({layers: row["value"] for layers, row in row_of.items()}, titles, names, title))
     aligned = as_in_terminal(_agreement_table(rows))
+    first = neurons_tables(result.neurons.where(model_a=names[0], model_b=names[1]), result.results["shown_layers"])
     return element(
         "section",
         element("h3", f"{names[0]} and {names[1]}, neurons matched by {rows[0]['matching']}"),
         element("div", *drawn, class_="heat-maps"),
         element("details", element("summary", "Layers of the same relative depth, as numbers"), aligned),
+        *framed(first),
     )
 
 

@@ -93,7 +93,7 @@ class Extremes(Study):
     function = "probing.studies.extremes:extremes"
     in_several_processes = True
     schemas = tables.SCHEMAS
-    page = "extremes.md"
+    page = "geometry.md#massive-activations-and-sinks"
     files: ClassVar[Mapping[str, str]] = {
         "figures/": "Largest values by layer and kind of token, and attention to kinds of tokens by block.",
     }

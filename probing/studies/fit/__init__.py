@@ -36,8 +36,8 @@ from probing.cli.options import (
 from probing.data import CONTROLS as OF_FIT
 from probing.errors import UserError, flag, in_python, refuse, spelled
 from probing.models import ModelSource, SiteName, layer_numbers, site_of
-from probing.results import layers_named, listed, read_csv
-from probing.runs import Result, Study
+from probing.results import Table, layers_named, listed, read_csv
+from probing.runs import Result, Study, model_name
 from probing.runs.call import places, print_output_location, runs_folder, save_input_text, tracking
 from probing.runs.checks import check_documents, check_tables, check_tensors
 from probing.runs.folder import RunFolder, check_name
@@ -46,13 +46,15 @@ from probing.runtime import Stopwatch, logger_names, quiet_libraries, terminal
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import Cost, expect, messages, overview, stage
 from probing.tables import Order, controls_of
-from probing.tables.schema import ACCURACY, NEURONS, NUMBER_NEURONS, NUMBERS, TABLES
+from probing.tables.figures import Chart, Drawings
+from probing.tables.schema import ACCURACY, NEURONS, NUMBER_NEURONS, NUMBERS, PREDICTIONS, TABLES
 from probing.text import GroupBy, load_corpus, read_corpora
 from probing.text.tasks import (
     Covariate,
     SentenceTask,
     TokenTask,
     described,
+    label_name,
     label_name_problems,
     load_task,
     predicts_numbers,
@@ -297,45 +299,51 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
     from probing.tables import probes
     from probing.tables.conclusions import bases_lines, leading
 
-    rows, neurons, task = run.accuracy, run.neurons, task_in_words(run.config)
+    rows, task = run.accuracy, task_in_words(run.config)
     verbose = verbose and not quiet
-    sentences = probes.answer(rows, neurons, task, run.results, run.config)
+    answer, doubts, details = probes.run_sentences(
+        rows, run.neurons, run.class_scores, task, run.results, run.config, run.basis
+    )
     layer = leading(rows)["layer"]
     if quiet:
         for row in rows:
             print(probes.result_line(row, run.top(row["layer"], 5, sort)))
-    terminal.tell(*sentences)
-    if not quiet:
-        _show(run, layer, verbose, sort)
-    if verbose:
-        terminal.tell(*(sentence for sentence in run.conclusions() if sentence not in sentences))
+    effects = probes.transform_lines(run.transform, rows)
+    doubts = [*bases_lines([row for row in run.bases if row["layer"] == layer], task), *doubts]
+    left_out = False
+    if quiet:
+        terminal.tell(*answer, *doubts, *effects)
+    elif verbose:
+        terminal.tell(*answer)
+        terminal.show(*_tables(run, layer, verbose, sort))
+        printed = {*answer, *doubts, *details}
+        terminal.tell(*doubts, *details, *(line for line in run.conclusions() if line not in printed), *effects)
     else:
-        terminal.tell(*bases_lines([row for row in run.bases if row["layer"] == layer], task))
-        terminal.tell(*probes.caveats(rows, neurons, run.class_scores, task, run.results, run.config, run.basis))
-    terminal.tell(*probes.transform_lines(run.transform, rows))
-    print_output_location(run.folder, where, has_more=not quiet and not verbose)
+        terminal.brief([*answer, *effects, *doubts], _tables(run, layer, verbose, sort), 2 + 2 * bool(where))
+        left_out = True  # the tables of the controls
+    print_output_location(run.folder, where, left_out)
 
 
-def _show(run: Run, layer: int, verbose: bool, sort: Order) -> None:
+def _tables(run: Run, layer: int, verbose: bool, sort: Order) -> list[Any]:
+    """Return the tables of the terminal: the first neurons of a layer, the accuracies, and what else the run has."""
     from probing.tables import probes
     from probing.tables.conclusions import bases_table
     from probing.tables.probes import classes_table
 
     rows, neurons, scores = run.accuracy, run.neurons, run.scores_of(layer)
     removed = sum(bool(row.get("removed")) for row in run.top(layer, len(neurons)))
-    ranked = probes.neurons_table(run.top(layer, by=sort), site_of(run.config), removed, sort, verbose)
+    tables = [probes.neurons_table(run.top(layer, by=sort), site_of(run.config), removed, sort, verbose)]
     if verbose:
-        terminal.show(ranked, probes.accuracy_table(run.results["layers"]))
-        if scores:
-            terminal.show(classes_table(scores))
-        if {*controls_of(rows)} - {"majority"}:
-            terminal.show(probes.controls_table(rows))
-    else:
-        terminal.show(ranked, *[probes.layers_table(rows, neurons, sort)] * (len(rows) > 1))
+        tables.append(probes.accuracy_table(run.results["layers"]))
+        tables += [classes_table(scores)] if scores else []
+        tables += [probes.controls_table(rows)] if {*controls_of(rows)} - {"majority"} else []
+    elif len(rows) > 1:
+        tables.append(probes.layers_table(rows, neurons, sort))
     if heads := [row for row in run.heads if row["layer"] == layer]:
-        terminal.show(probes.heads_table(heads))
+        tables.append(probes.heads_table(heads))
     if bases := [row for row in run.bases if row["layer"] == layer]:
-        terminal.show(bases_table(bases))
+        tables.append(bases_table(bases))
+    return tables
 
 
 @dataclass(frozen=True)
@@ -606,6 +614,11 @@ def _write_arrays(
     return written, write_summary(folder, results, written, cached_of, watch.timings())
 
 
+def _drawn_tables(result: Result) -> dict[str, Table]:
+    names = "accuracy", "neurons", "bases", "basis", "positions", "class_scores", "confusions"
+    return {name: getattr(result, name) for name in names}
+
+
 class Fit(Study):
     """Probes of each layer, and the neurons that they read."""
 
@@ -613,6 +626,7 @@ class Fit(Study):
     function = "probing.studies.fit:fit"
     in_several_processes = True
     schemas = TABLES
+    variants = (NUMBERS, NUMBER_NEURONS, PREDICTIONS)
     page = "concepts.md"
     files: ClassVar[Mapping[str, str]] = {
         "probe.safetensors": "`weight` (n_layers, n_classes, d_model), to be used on raw hidden states: `logits = "
@@ -640,6 +654,18 @@ class Fit(Study):
         tables = [accuracy_table(result.accuracy), neurons_table(ranked[:10], site_of(result.config))]
         assert isinstance(result, Run)
         return tables + [classes_table(scores) for scores in [result.scores_of(layer)] if scores]
+
+    def charts(self, result: Result) -> list[Chart]:
+        """Return accuracy by layer, and what else the run has: other bases, and random directions."""
+        from probing.tables.probe_figures import run_charts
+
+        return run_charts(_drawn_tables(result), label_name(result.config))
+
+    def drawings(self, result: Result) -> Drawings:
+        """Return the first neurons, the map of all neurons, accuracy by position and what classes are taken for."""
+        from probing.tables.probe_figures import run_drawings
+
+        return run_drawings(_drawn_tables(result), label_name(result.config), model_name(result.config))
 
     def conclusions(self, result: Result) -> list[str]:
         """Return the penalty, the evidence of the accuracies, and then the rankings, layer by layer."""

@@ -100,6 +100,7 @@ class RankOptions(Options):
     """Folder of cached activations; default: the cache of the run."""
     quiet: bool = False
     """Print only result lines and warnings, without tables and progress."""
+    verbose: bool = False
     wandb: Wandb = WandbOptions()
     """Where and how to track the rankings in Weights & Biases; with the mode auto, they are not sent if the run was
     not."""
@@ -163,7 +164,7 @@ def rank(options: RankOptions) -> Rankings:
         result = Rankings(run, place, ranked, {name: Table(rows, TABLES[name]) for name, rows in tables.items()})
         figures = _write(result, run, layers, label, figure_formats(options.figure_format))
     where = _track(result, tracked_like(run, wandb), f"{run.folder.name}-rankings", config, figures)
-    _report(result, run, where, options.quiet)
+    _report(result, run, where, options.quiet, options.verbose)
     return result
 
 
@@ -228,20 +229,25 @@ def _draw_curves(
     ]
 
 
-def _report(rankings: Rankings, run: Run, where: str | None, quiet: bool) -> None:
+def _report(rankings: Rankings, run: Run, where: str | None, quiet: bool, verbose: bool) -> None:
     from probing.runtime import terminal
     from probing.tables.conclusions import few_clusters
 
+    measured = rankings.evaluation or rankings.erasure or rankings.curves
+    few = few_clusters(run.results) if measured else None
+    sentences = [*curves_lines(rankings.curves), *filter(None, [few])]
+    left_out = False
     if quiet:
         for line in rankings_lines(rankings.rankings):
             print(line)
-    else:
+        terminal.tell(*sentences)
+    elif verbose:
         terminal.show(*rankings.tables())
-        terminal.tell(what_is_a_neuron(site_of(run.config)))
-    terminal.tell(*curves_lines(rankings.curves))
-    if (rankings.evaluation or rankings.erasure or rankings.curves) and (few := few_clusters(run.results)):
-        terminal.tell(few)
-    print_output_location(rankings.folder, where)
+        terminal.tell(what_is_a_neuron(site_of(run.config)), *sentences)
+    else:
+        about = what_is_a_neuron(site_of(run.config))
+        left_out = terminal.brief([*sentences, about], rankings.tables(), 2 + 2 * bool(where))
+    print_output_location(rankings.folder, where, left_out)
 
 
 def _sizes(k: int | Sequence[int] | str | None) -> list[int] | None:

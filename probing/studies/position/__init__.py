@@ -109,7 +109,7 @@ class Position(Study):
     function = "probing.studies.position:position"
     in_several_processes = True
     schemas = tables.SCHEMAS
-    page = "position-part.md"
+    page = "geometry.md#where-position-lives"
     files: ClassVar[Mapping[str, str]] = {
         "figures/": "Shares of the variance, the position part along its directions, and shares in few neurons.",
     }

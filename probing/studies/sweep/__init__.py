@@ -230,6 +230,7 @@ class SweepOptions(Options):
     """Name of the sweep; default: the name of the file. An unfinished sweep of this name is continued."""
     cache: str | None = None
     quiet: bool = False
+    verbose: bool = False
     wandb: Wandb = WandbOptions()
     """Where and how to track the trials, as one group, in Weights & Biases."""
     figure_format: FigureFormat = FIGURE_FORMAT
@@ -278,7 +279,7 @@ def sweep(options: SweepOptions) -> Result:
                 ) from error
             raise
     finished = study_of("sweep").read(folder.finish())
-    say_results(finished, None, quiet)
+    say_results(finished, None, quiet, options.verbose)
     return finished
 
 
@@ -490,7 +491,7 @@ class SweepStudy(Study):
     name, kind, title = "sweep", "sweep", "Sweep"
     function = "probing.studies.sweep:sweep"
     schemas = (SWEEP,)
-    page = "sweeps.md"
+    page = "cluster.md#sweeps"
     files: ClassVar[Mapping[str, str]] = {
         "trials/": "A run of `fit` for each trial.",
         "definition.json, sweep.yaml": "What decides which trials there are.",

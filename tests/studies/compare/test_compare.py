@@ -85,6 +85,12 @@ def test_permuted_neurons_are_matched_exactly_and_rank_the_same(runs: Path) -> N
     for row in made.top_everywhere:
         assert PERMUTATION[row["permuted-bert neuron"]] == row["neuron"]
         assert row["permuted-bert layer"] == row["layer"]
+    assert len(made.neurons) == 4 * D_MODEL
+    for row in made.neurons:
+        assert (PERMUTATION[row["neuron_b"]], row["rank_b"]) == (row["neuron_a"], row["rank_a"])
+        assert row["contribution_b"] == pytest.approx(row["contribution_a"], rel=0.01)
+        assert row["correlation"] > 0.99
+        assert row["chance"] < row["correlation"]
 
 
 @pytest.mark.slow
@@ -141,6 +147,20 @@ def test_a_run_and_its_copy_have_the_same_neurons_and_the_table_of_them_is_shown
 
 
 @pytest.mark.slow
+def test_the_first_ten_neurons_are_those_of_the_terminal_and_of_latex(strangers: Result) -> None:
+    held = rows(strangers.folder, "correlation")
+    for layer, of_layer in strangers.neurons.by("layer_a").items():
+        assert of_layer.column("rank_a") == sorted(of_layer.column("rank_a"))
+        assert sum(of_layer.column("correlation")) / len(of_layer) == pytest.approx(held[layer, layer]["value"])
+    shown = strangers.neurons.where(layer_a=next(iter(strangers.results["shown_layers"].values())))[:10]
+    (table,) = [table for table in strangers.tables() if "and their matches in" in table.title]
+    text = (strangers.export("latex") / "neurons.tex").read_text(encoding="utf-8")
+    for row in shown:
+        assert f"{row['rank_a']} & {row['neuron_a']} & {row['contribution_a']:.4f} & {row['neuron_b']} & " in text
+    assert table.row_count == text.count("\\\\") - 1 == len(shown) == 10
+
+
+@pytest.mark.slow
 def test_a_randomly_initialised_model_ranks_no_more_alike_than_chance(strangers: Result) -> None:
     assert {row["matching"] for row in strangers.agreement} == {"correlation"}
     for statistic in ("overlap", "rbo", "spearman", "kendall"):
@@ -161,7 +181,12 @@ def test_many_runs_of_other_families_are_compared_pair_by_pair_and_tracked(runs:
     (tracked,) = read_offline_runs(made.folder)
     assert len(tracked.table("agreement")) == len(made.agreement)
     assert [kind for _, kind, _ in tracked.artifacts if kind == "comparison"]
-    assert "matched by correlation" in repr(made)
+    assert repr(made).startswith(
+        "Accuracy of the probes of each run by layer\n\n layer   tiny-bert     95% range   tiny-"
+    )
+    assert "First neurons of tiny-bert (a), layer 0, and their matches in tiny-roberta (b), layer 0" in repr(made)
+    text = (made.export("latex") / "accuracies.tex").read_text(encoding="utf-8")
+    assert "layer & tiny-bert & 95\\% range & tiny-roberta & 95\\% range & permuted-bert & 95\\% range" in text
 
 
 @pytest.mark.slow
@@ -311,7 +336,7 @@ def test_the_experiment_fits_its_models_and_compares_them(
     ]
     args += ["--fit.corpus", str(corpus_file), "--runs", str(tmp_path / "runs"), "--name", "all", "--null_draws", "2"]
     assert run(COMMANDS, args) == 0
-    assert "tiny-bert (a) and wide-roberta (b), matched by correlation" in capsys.readouterr().out
+    assert "First neurons of tiny-bert (a), layer " in capsys.readouterr().out
     assert len(rows(tmp_path / "runs" / "all", "spearman")) > 0
     assert len(list((tmp_path / "runs").glob("*-position-*/neurons.csv"))) == 3
 

@@ -341,8 +341,8 @@ def test_quiet_leaves_out_tables_and_progress_but_no_sentence_and_no_warning(
     sentences = [line for line in said[True][0] if not line.startswith(beginnings)]
     assert len(said[True][0]) == len(sentences) + len(beginnings)
     about = "position", made.results, made.config
-    limits = probes.caveats(made.accuracy, made.neurons, made.class_scores, *about)
-    assert sentences == [*probes.answer(made.accuracy, made.neurons, *about), *limits]
+    answer, doubts, _ = probes.run_sentences(made.accuracy, made.neurons, made.class_scores, *about)
+    assert sentences == [*answer, *doubts]
     assert set(sentences) < set(said[False][0])  # what else is printed is tables
     assert any("do not read its ranking" in sentence for sentence in sentences)
     assert said[True][1] == said[False][1]
