@@ -192,8 +192,8 @@ class AblateOptions(OutputOptions, RunOptions, OutlierOptions, BatchOptions, Cor
         for name, kinds in APPLIES_TO.items():
             value = getattr(self, name)
             if self.ablated not in kinds and value != declared(AblateOptions)[name].default:
-                typed = flag(name, *([] if value is True else [_flag_value(value)]))
-                problems.append(f"{typed} is for {listed(kinds)}, and {selected}; leave it out")
+                flag_text = flag(name, *([] if value is True else [_flag_value(value)]))
+                problems.append(f"{flag_text} is for {listed(kinds)}, and {selected}; leave it out")
         is_ranked = self.neurons is not None and _flag_value(self.neurons) == "ranked"
         if is_ranked and self.run is None:
             problems.append(f"{flag('neurons', 'ranked')} takes the first neurons of a ranking; give {flag('run')} too")
