@@ -60,6 +60,8 @@ From their docstrings; `help(probing.fit)` shows the same.
 ::: probing.ablate
 ::: probing.pretrain
 ::: probing.finetune
+::: probing.trees
+
 ::: probing.tuning_effect
 ::: probing.checkpoints
 ::: probing.hierarchy

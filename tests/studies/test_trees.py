@@ -271,7 +271,7 @@ def options(tmp_path: Path, checkpoints: dict[str, Path]) -> list[str]:
 def test_random_trees_are_decoded_at_chance_by_the_command(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = ["--layer=0,2", "--name=a", "--rotations=19", "--train_sentences=60", "--controls=all"]
+    args = ["--layer=0,2", "--name=a", "--rotations=19", "--train_sentences=60", "--controls=all", "--verbose"]
     assert run(COMMANDS, ["trees", *options, *args, "--wandb.mode=offline"]) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "Edges of dependency trees (UUAS) by layer" in output

@@ -98,7 +98,7 @@ _ABOVE = {
 class TreesOptions(OutputOptions, OneProcessOptions, BatchOptions, CorpusOptions, StatesOptions):
     """Options of `trees`."""
 
-    corpus: Source = ""
+    corpus: Source | None = None
     """Treebank: a .conllu file."""
     train_sentences: int = option(300, at_least=20, at_most=1_000_000)
     """Maximum number of training sentences, which are sampled; at most a quarter as many are validation sentences."""
