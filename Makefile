@@ -55,11 +55,8 @@ bench: $(INSTALLED)
 models: $(INSTALLED)
 	$(PY) -m benchmarks.models $(ARGS)
 
-# Write the page of options from the help, and build the site; a dead link is an error.
+# Build the site, with pages of all options, columns and sentences of evidence; a dead link is an error.
 docs: $(DOCS)
-	$(PY) docs/options.py
-	$(PY) docs/evidence.py
-	$(PY) docs/files.py
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
 
 # Draw pictures of the pages again: `make figures ARGS=DATA`, or ARGS='DATA NAME...' for some of them.

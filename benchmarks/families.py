@@ -36,9 +36,8 @@ from probing.models import SiteName, load_encoder, resolve_model
 from probing.models.anatomy import Anatomy, examine
 from probing.models.attention_heads import find_heads, read_heads
 from probing.models.examination import examination_inputs
-from probing.models.residual_stream import UnknownParts, find_norms, find_path, word_table
+from probing.models.residual_stream import UnknownParts, find_norms, find_parameters, find_path, word_table
 from probing.studies.fit import extract
-from probing.studies.geometry.inside.changed_norms import find_parameters
 
 SENTENCES = (
     "the old man saw a small boat on the sea",

@@ -1,4 +1,4 @@
-"""How often `geometry --interventions` finds that a set of neurons matters where the set is random: false alarms.
+"""How often `ablate --neurons` finds that a set of neurons matters where the set is random: false alarms.
 
     python benchmarks/null_neurons.py --run runs/A --layer 5 --runs 100
 
@@ -37,7 +37,7 @@ from probing.interventions.probed_task import frozen_of_run
 from probing.interventions.subject import InterventionSetup
 from probing.runs.run import load_fit
 from probing.runtime import quiet_libraries
-from probing.studies.geometry.neurons.sets import EffectRow, effect_rows
+from probing.studies.ablate.neurons import EffectRow, effect_rows
 from probing.text import read_corpora
 
 ALARM = 0.05

@@ -16,7 +16,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from probing import WandbOptions, ablate, attention, fit, geometry, load_run
+from probing import WandbOptions, ablate, attention, fit, load_run
 from probing.tables.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, name_layers
 
 # Layers from which the linear position is taken, and units that are ablated.
@@ -39,10 +39,9 @@ def main() -> None:
     run = made("A", fit, evidence="none")
     named = str(given.runs / "A")
     heads = made("heads", attention, run=named)
-    first = made("first", geometry, interventions=True, from_run=named, layer="1,5", transforms="none")
+    first = made("first", ablate, neurons="ranked", run=named, layer="1,5")
     erased = made(
-        "erased", geometry, interventions=True, neurons="all", kind="direction,shuffled",
-        layer=",".join(map(str, ERASED)), transforms="none",
+        "erased", ablate, neurons="all", kinds="direction,shuffled", layer=",".join(map(str, ERASED)),
     )  # fmt: skip
     ablated = made("ablated", ablate, kinds="uniform,skip")
     for one in (heads, first, erased, ablated):

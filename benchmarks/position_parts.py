@@ -3,7 +3,7 @@
     python -m benchmarks.position_parts --reactions reactions.txt     # after `make models`; half an hour of two cores
     python -m benchmarks.position_parts --models minilm
 
-For each model, `fit` of all layers without further evidence, and `geometry --position --from_run` beside its ranking;
+For each model, `fit` of all layers without further evidence, and `position --run` beside its ranking;
 of the decoder also without the first token of each sentence. Runs that are finished in the folder are read, so that the
 same command goes on after a kill. Writes `position_parts.csv`, a row per model and layer, and a figure.
 
@@ -33,7 +33,7 @@ from benchmarks.models import MODELS
 from benchmarks.real_models_page import LOOKS
 from probing import extract, load_run
 from probing.activations.store import ActivationStore
-from probing.studies.geometry.position import SUFFIX
+from probing.studies.position.tables import SUFFIX
 from probing.tables.figures import PURPLE, error_bars, write_drawings
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ READ = (
 
 
 def make(folder: Path, models: Sequence[Read], reactions: Path | None, threads: int) -> dict[str, Any]:
-    """Make the runs that are not there, and return those of `geometry` by the names of their models.
+    """Make the runs that are not there, and return those of `position` by the names of their models.
 
     Raises:
         BenchmarkError: If a run fails; those that are finished stay.
@@ -110,13 +110,13 @@ def make(folder: Path, models: Sequence[Read], reactions: Path | None, threads: 
         about = ["--model", read.model, "--corpus", str(folder / f"{read.text}.txt"), "--layer"]
         fit = folder / "runs" / f"fit-{read.name}"
         _measure(folder, fit, "fit", [*about, read.ranked, *RANKED], threads)
-        how = ["--position", "--transforms", "none", "--draws", "0", "--figure_format", "png"]
+        how = ["--figure_format", "png"]
         run = folder / "runs" / f"position-{read.name}"
-        _measure(folder, run, "geometry", [*how, "--from_run", str(fit), "--layer", read.layers], threads)
+        _measure(folder, run, "position", [*how, "--run", str(fit), "--layer", read.layers], threads)
         found[read.name] = load_run(run)
         if read.without_first:
             later = folder / "runs" / f"position-{read.name}-later"
-            _measure(folder, later, "geometry", [*how, *about, read.layers, "--first_token", "exclude"], threads)
+            _measure(folder, later, "position", [*how, *about, read.layers, "--first_token", "exclude"], threads)
             found[f"{read.name}-later"] = load_run(later)
     return found
 
@@ -186,7 +186,7 @@ def repeated(run: Any, store: ActivationStore, layer: int) -> list[tuple[str, fl
     """Return ten numbers of a layer, each as the run has it and as plain loops have it.
 
     Args:
-        run: The run of `geometry --position`.
+        run: The run of `position`.
         store: The states that it read.
         layer: The layer.
     """

@@ -1,4 +1,4 @@
-"""Time and peak anonymous memory of `geometry --position` on one layer as the text grows, on planted states.
+"""Time and peak anonymous memory of `position` on one layer as the text grows, on planted states.
 
     python -m benchmarks.position_scaling                  # 250,000 to a million tokens of 384 neurons, 3 GB of disk
 
@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.corpora import sentences
 from probing.activations.store import ActivationStore, StorePlan, divide, shard_tokens
-from probing.studies.geometry.position.survey import PositionSample, survey_position
+from probing.studies.position.survey import PositionSample, survey_position
 from probing.text.tokens import Tokens
 
 D_MODEL, MOST_TOKENS = 384, 200

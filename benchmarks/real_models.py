@@ -152,11 +152,10 @@ def wanted(part: str, read: Read, asked: Asked) -> dict[str, tuple[str, list[str
     if part == "neurons" and read.neurons:
         how = ["--layer", CHANGED_LAYERS, "--readouts", "mlm", "--tokens", str(TOKENS)]
         one_by_one = {
-            f"{name}-{neuron}": ("geometry", [*about, "--interventions", *how, "--neurons", str(neuron)])
+            f"{name}-{neuron}": ("ablate", [*about, *how, "--neurons", str(neuron)])
             for neuron in first_neurons(load_run(Path(fit)))
         }
-        outliers = ["--interventions", "--transforms", "none", "--draws", "10"]
-        return {**one_by_one, f"interventions-{read.name}": ("geometry", [*about, *outliers])}
+        return {**one_by_one, f"interventions-{read.name}": ("ablate", [*about, "--neurons", "outliers"])}
     if part == "first_token" and read.is_decoder:
         without = [*about, "--first_token", "exclude"]
         return {

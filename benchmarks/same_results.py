@@ -54,18 +54,18 @@ words fit {_BERT} --corpus data/words.tsv --task label --layer 1 {_PROBE} --repl
 - rank runs/upos --k 2
 compared compare runs/position runs/again --null_draws 3
 matched compare runs/position runs/gpt --matching correlation --null_draws 3
-geometry geometry {_BERT} {_TEXT} --smoothing_bound --norms --path --interventions --draws 3 --estimators all
+geometry geometry {_BERT} {_TEXT} --smoothing_bound --norms --path --draws 3 --estimators all
 elsewhere geometry {_BERT} {_TEXT} --fit_corpus data/other.txt --transforms whiten,clip --layer 2 --draws 2
-split geometry {_BERT} {_TEXT} --position --from_run runs/position --transforms none --draws 2
-massive geometry {_BERT} {_TEXT} --extremes --transforms none --draws 2
-neurons geometry {_BERT} {_TEXT} --interventions --from_run runs/position --layer 0 --draws 3 --top 2 \
---kind mean,direction,shuffled --transforms none --retrain 1
-named geometry {_BERT} {_TEXT} --interventions --neurons 3,5 --layer 1 --draws 3 --kind zero,resample,translate \
---transforms none --retrain 0 --readouts position,mlm
-exchanged geometry --interventions --from_run runs/upos --layer 1 --draws 2 --top 2 --kind interchange \
---pairs data/pairs.tsv --transforms none
-inside geometry {_BERT} {_TEXT} --interventions --norms --path --extremes --definition argmin_share --draws 2 \
---transforms none
+inside geometry {_BERT} {_TEXT} --norms --path --definition argmin_share --draws 2 --transforms none
+split position {_BERT} {_TEXT} --run runs/position
+massive extremes {_BERT} {_TEXT}
+fixed extremes {_BERT} {_TEXT} --definition argmin_share
+neurons ablate {_BERT} {_TEXT} --neurons ranked --run runs/position --layer 0 --draws 3 --top 2 \
+--kinds mean,direction,shuffled --retrain 1
+named ablate {_BERT} {_TEXT} --neurons 3,5 --layer 1 --draws 3 --kinds zero,resample,translate --retrain 0 \
+--readouts position,mlm
+exchanged ablate --neurons ranked --run runs/upos --layer 1 --draws 2 --top 2 --kinds interchange --pairs data/pairs.tsv
+zeroed ablate {_BERT} {_TEXT} --neurons outliers --definition argmin_share --draws 2
 first geometry --model data/gpt2 {_TEXT} --first_token exclude
 survey attention {_BERT} --corpus data/train.conllu --test_corpus data/test.conllu --run runs/position --parts \
 classes,profile,tokens,words,rollout,similarity,relations,trees,position_heads,position_neurons
@@ -82,7 +82,7 @@ trained pretrain {_TEXT} --arms learned,none --sentences 30 --training.steps 8 -
 checkpoints checkpoints --checkpoints runs/trained/checkpoints/learned-seed0/step* {_TEXT} {_PROBE}
 tuned finetune {_BERT} --corpus data/labelled.csv --seeds 1 --orders 2 --starts all --tuning.epochs 1 --verbose
 recipe finetune {_BERT} --corpus data/labelled.csv --seeds 1 --orders 2 --starts pretrained --tuning.epochs 2
-head ablate --readouts task=runs/tuned --units layers --kinds zero --retrain 0
+head ablate --readouts tuned=runs/tuned --units layers --kinds zero --retrain 0
 recipes compare runs/tuned runs/recipe
 changed tuning-effect --run runs/tuned --sentences 60 --measures maps,states,position,outliers,special
 senses wic data/wic {_BERT}
@@ -99,9 +99,10 @@ LAST = """
 position.html report runs/position runs/again runs/compared
 upos.html report runs/upos
 number.html report runs/number
-others.html report runs/geometry runs/split runs/massive runs/inside runs/neurons runs/named runs/survey runs/roles \
-runs/fused runs/against runs/disabled runs/rounded runs/rules runs/masks runs/reordered runs/trained \
-runs/checkpoints runs/tuned runs/recipes runs/changed runs/senses runs/similarity runs/documents alone/claims
+others.html report runs/geometry runs/split runs/massive runs/inside runs/fixed runs/neurons runs/named runs/zeroed \
+runs/survey runs/roles runs/fused runs/against runs/disabled runs/rounded runs/rules runs/masks runs/reordered \
+runs/trained runs/checkpoints runs/tuned runs/recipes runs/changed runs/senses runs/similarity runs/documents \
+alone/claims
 heads.html report runs/heads runs/features runs/survey
 exports python
 """

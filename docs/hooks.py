@@ -1,4 +1,4 @@
-"""What the site has beside `docs/*.md`: pages that lie elsewhere in the repository, and the notebook as a page.
+"""What the site has beside `docs/*.md`: generated pages, pages elsewhere in the repository, and the notebook as a page.
 
 mkdocs runs these functions (`hooks` in mkdocs.yml). Links between files stay those that a code host follows.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ _NO_PAGE = re.compile(r"\[([^\]]+)\]\((?:CONTRIBUTING|SECURITY)\.md[^)]*\)")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
+    for name, page in runpy.run_path(str(ROOT / "docs" / "reference.py"))["PAGES"].items():
+        files.append(File.generated(config, name, content=page()))
     for source, name in ELSEWHERE.items():
         path = ROOT / "docs" / source
         if source != NOTEBOOK:

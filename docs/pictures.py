@@ -34,7 +34,7 @@ DRAWN: Mapping[str, Mapping[str, str]] = {
     },
     f"sweep {SWEEP} --name layers": _figures("layers", "sweep"),
     "geometry --name inside": _figures("inside", "outliers", "geometry_"),
-    "geometry --name layer-1 --interventions --from_run runs/all --layer 1": _figures("layer-1", "neurons_layer_1"),
+    "ablate --name layer-1 --neurons ranked --run runs/all --layer 1": _figures("layer-1", "neurons_layer_1"),
     f"attention --name heads --corpus {DEV}": _figures("heads", "classes", "attention_"),
     "hierarchy --name hierarchy": _figures("hierarchy", "hierarchy"),
     "wic DATA/wic --name wic": _figures("wic", "wic"),

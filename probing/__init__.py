@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from probing.cli.options import ProbeOptions as ProbeOptions
     from probing.cli.options import WandbOptions as WandbOptions
     from probing.cli.options import option as option
+    from probing.commands import columns as columns
     from probing.commands import report as report
     from probing.data.module import ActivationDataModule as ActivationDataModule
     from probing.errors import UserError as UserError
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from probing.studies.claims import reproduce as reproduce
     from probing.studies.cloze import cloze as cloze
     from probing.studies.compare import compare as compare
+    from probing.studies.extremes import extremes as extremes
     from probing.studies.finetune import finetune as finetune
     from probing.studies.fit import extract as extract
     from probing.studies.fit import fit as fit
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from probing.studies.fit.rank import rank as rank
     from probing.studies.geometry import geometry as geometry
     from probing.studies.hierarchy import hierarchy as hierarchy
+    from probing.studies.position import position as position
     from probing.studies.position_bias import position_bias as position_bias
     from probing.studies.pretrain import pretrain as pretrain
     from probing.studies.similarity import sts as sts
@@ -90,6 +93,7 @@ _HOMES = {
     "Task": "probing.text.tasks",
     "UserError": "probing.errors",
     "WandbOptions": "probing.cli.options",
+    "columns": "probing.commands",
     "command": "probing.cli.commandline",
     "export": "probing.exports.formats",
     "extract": "probing.studies.fit",
@@ -107,6 +111,8 @@ STUDIES.update({
     "compare": "probing.studies.compare:STUDY",
     "sweep": "probing.studies.sweep:STUDY",
     "geometry": "probing.studies.geometry:STUDY",
+    "position": "probing.studies.position:STUDY",
+    "extremes": "probing.studies.extremes:STUDY",
     "attention": "probing.studies.attention:STUDY",
     "ablate": "probing.studies.ablate:STUDY",
     "hierarchy": "probing.studies.hierarchy:STUDY",

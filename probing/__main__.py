@@ -12,6 +12,7 @@ COMMANDS = {
     "extract": "probing.studies.fit:extract",
     "report": "probing.commands:report",
     **{f"export {name}": f"probing.commands:export_{name}" for name in ("latex", "figures", "csv", "parquet")},
+    "columns": "probing.commands:columns",
     **{f"cache {name}": f"probing.commands:{name}" for name in ("ls", "verify", "prune")},
 }
 

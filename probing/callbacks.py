@@ -31,6 +31,7 @@ from probing.models import SiteName, layer_numbers
 from probing.models.loading import ModelObject
 from probing.probes.closed_forms import NumberFit
 from probing.probes.evidence import basis_table, directions_of
+from probing.probes.outliers import check_tokens
 from probing.probes.training import LayerFit
 from probing.probes.transforms import centred, of_neurons
 from probing.runs.results import EvidenceConfig, measure
@@ -42,7 +43,6 @@ from probing.statistics.chance import weights
 from probing.statistics.moments import ProfileAccumulator, by_mean_profile
 from probing.studies.fit import FitOptions, controls_of_call, fit
 from probing.studies.geometry.layers import MeanCosineAccumulator, normalise, sum_by_sentence
-from probing.studies.geometry.survey import check_tokens
 from probing.tables import FIRST, PLAIN
 from probing.text import Corpus, GroupBy, Split, read_corpora
 from probing.text.tasks import TokenTask, load_task, reader_of

@@ -1,4 +1,4 @@
-"""Commands that are no studies: `report` and `cache`."""
+"""Commands that are no studies: `columns`, `report` and `cache`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any, cast
 
 from probing.activations.store import WorkPlan, cache_folder, entries, leftovers, remove_unused
 from probing.cli.commandline import command
 from probing.cli.options import FORMATS, FigureFormat, Folders, Options, figure_formats, option
-from probing.errors import RunError, UserError, as_clause, refuse
+from probing.errors import RunError, UserError, as_clause, did_you_mean, refuse
 from probing.runs.folder import PARTIAL, remove_abandoned
 from probing.runtime import quiet_libraries
 from probing.runtime.files import open_file
@@ -30,6 +31,51 @@ class NameOptions(Options):
     its path. The runs of a comparison are named by `compare --model_name`."""
     label_name: str | None = None
     """Name of what the probes predict, such as "part of speech"; default: that of the run."""
+
+
+@dataclass(frozen=True)
+class ColumnsOptions(Options):
+    """Options of `columns`."""
+
+    table: str | None = None
+    """Name of a table, such as neurons, or of a command, such as fit, whose tables and other files are listed; may be
+    given without `--table`. Default: list the tables of all commands."""
+
+
+@command(ColumnsOptions)
+def columns(options: ColumnsOptions) -> None:
+    """Describe the columns of a table that a command writes, or list the tables of all commands."""
+    from probing.runs import study_names, study_of
+    from probing.runtime.terminal import columns as width
+
+    studies = [study_of(name) for name in study_names()]
+    tables = [(study, schema) for study in studies for schema in (*study.schemas, *study.variants)]
+    name = (options.table or "").removesuffix(".csv")
+    blocks = [
+        (
+            f"{study.name}: {study.title.lower()}",
+            [*((schema.name, schema.row) for owner, schema in tables if owner is study),
+             *(study.files.items() if name else ())],
+        )
+        for study in studies if name in ("", study.name)
+    ] + [
+        (
+            f"{schema.name}, of `{study.name}`: {schema.row}",
+            [(", ".join(column.names), column.meaning) for column in schema.columns],
+        )
+        for study, schema in tables if schema.name == name
+    ]  # fmt: skip
+    if not blocks:
+        known = {*(study.name for study in studies), *(schema.name for _, schema in tables)}
+        raise UserError(
+            f"`columns {options.table}`: there is no such table or command{did_you_mean(name, sorted(known))}; "
+            "`columns` alone lists them."
+        )
+    for heading, rows in blocks:
+        print(fill(heading, width()))
+        for entry, meaning in rows:
+            print(fill(f"{entry:<22} {meaning}", width(), initial_indent="  ", subsequent_indent=" " * 25))
+        print()
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,10 @@ def make_all(model: Path, corpus: Path, sentences: list[str], place: Path) -> Ki
     }
     for name, more in fits.items():
         probing.fit(**{**on, **QUICKLY, **more, "name": name})
-    probing.geometry(**on, name="geometry", estimators="all", interventions=True, trainer=SHORT)
+    probing.geometry(**on, name="geometry", estimators="all", norms=True, trainer=SHORT)
+    probing.position(**on, name="position")
+    probing.extremes(**on, name="extremes")
+    probing.ablate(**on, name="neurons", neurons=3, kinds="zero", retrain=0, tokens=60, draws=2, trainer=SHORT)
     probing.attention(**{**on, "corpus": bank}, name="attention")
     probing.ablate(**on, name="ablate", retrain=0, kinds="mean", prune="all", trainer=SHORT)
     sizes: dict[str, Any] = {"train_sentences": 60, "test_sentences": 25, "generalisation_sentences": 30}
@@ -296,13 +299,13 @@ def readers(kind: str, folder: Path, model: Path, cache: Path) -> dict[str, Call
         found["report"] = lambda: probing.report([*fits, str(folder)], output=str(place / "page.html"))
     if kind in ("fit", "labels", "clipped", "outputs", "numbers"):
         run, more = str(folder), {**own, "runs": str(place)}
-        short: dict[str, Any] = {"kind": "zero", "readouts": "position", "top": 1, "retrain": 0, "tokens": 60}
+        short: dict[str, Any] = {"kinds": "zero", "readouts": "position", "top": 1, "retrain": 0, "tokens": 60}
         found |= {
             "rank": lambda: probing.rank(run, method="contribution", layer=2, **own),
             "erase": lambda: probing.rank(run, method="contribution", layer=2, erase=True, top=2, **own),
             "compare": lambda: probing.compare([run, str(place / "twin")], **more, null_draws=1, top=3),
             "ablate": lambda: probing.ablate(run=run, kinds="mean", units="heads", layer=2, retrain=0, **more),
-            "geometry": lambda: probing.geometry(from_run=run, interventions=True, transforms="none", **short, **more),
+            "neurons": lambda: probing.ablate(run=run, neurons="ranked", **short, **more),
             "attention": lambda: probing.attention(model=str(model), run=run, parts="position_neurons", **more),
         }
     return found

@@ -13,13 +13,13 @@ from probing import WandbOptions, attention, fit, report
 from probing.downstream import SPACES
 from probing.results import Row
 from probing.statistics import SIZE_COLUMNS
+from probing.studies.ablate.neuron_tables import INTERVENTIONS
 from probing.studies.compare import tables as of_compare
 from probing.studies.compare.tables import AGREEMENT
-from probing.studies.geometry.section import MEASURES
 from probing.studies.geometry.tables import (
     FIRST_TOKEN,
     GEOMETRY,
-    INTERVENTIONS,
+    MEASURES,
     NORM_CHANGES,
     NORMS,
     OUTLIERS,
@@ -128,7 +128,12 @@ def make_page(model: Path, corpus: Path, place: Path) -> Path:
     ]  # fmt: skip
     write_csv(first / "bases.csv", bases)
     second = Path(shutil.copytree(first, place / "second"))
-    folders = [_comparison(place / "both", [first, second]), _geometry(place / "shape"), *_evaluations(place)]
+    folders = [
+        _comparison(place / "both", [first, second]),
+        _geometry(place / "shape"),
+        _ablation(place / "ablated"),
+        *_evaluations(place),
+    ]
     return report([str(folder) for folder in folders], output=str(place / "page.html"))
 
 
@@ -180,12 +185,6 @@ def _geometry(folder: Path) -> Path:
         "share_within_bound", "share_within_bound_per_matrix", "share_distance_falls",
     )  # fmt: skip
     smoothing = [{"layer": 1, "measure": name, "value": 1.0, "n_sentences": 9} for name in of_blocks]
-    effects: list[Row] = [{"measure": "mlm_loss", "where": "", "kind": "intact", "value": 0.5}]
-    for where in ("inside", "after"):
-        common = {"measure": "mlm_loss", "where": where, "neurons": "7", "effect": 0.1, "value": 0.6}
-        ends = {"effect_low": 0.05, "effect_high": 0.15}
-        effects += [{**common, **ends, "kind": "outliers", "percentile": 100.0, "p_value": 0.01}]
-        effects += [{**common, **ends, "kind": "largest_gain"}, {**common, "kind": "random", "draw": 1}]
     terms = {
         **_numbers_of(tuple(NORMS.types)),
         "layer": 1,
@@ -213,11 +212,21 @@ def _geometry(folder: Path) -> Path:
     }
     tables: dict[str, tuple[list[Any], Any]] = {
         "geometry": (measured, tuple(GEOMETRY.types)), "outliers": (outliers, tuple(OUTLIERS.types)),
-        "smoothing": (smoothing, tuple(SMOOTHING.types)), "interventions": (effects, tuple(INTERVENTIONS.types)),
+        "smoothing": (smoothing, tuple(SMOOTHING.types)), 
         "norms": ([terms], tuple(NORMS.types)), "norm_changes": (changes, tuple(NORM_CHANGES.types)),
         "path": ([stream], tuple(PATH.types)), "first_token": (first, tuple(FIRST_TOKEN.types)),
     }  # fmt: skip
     return _write(folder, "geometry", tables)
+
+
+def _ablation(folder: Path) -> Path:
+    effects: list[Row] = [{"measure": "mlm_loss", "where": "", "kind": "intact", "value": 0.5}]
+    for where in ("inside", "after"):
+        common = {"measure": "mlm_loss", "where": where, "neurons": "7", "effect": 0.1, "value": 0.6}
+        ends = {"effect_low": 0.05, "effect_high": 0.15}
+        effects += [{**common, **ends, "kind": "outliers", "percentile": 100.0, "p_value": 0.01}]
+        effects += [{**common, **ends, "kind": "largest_gain"}, {**common, "kind": "random", "draw": 1}]
+    return _write(folder, "ablation", {"interventions": (effects, tuple(INTERVENTIONS.types))})
 
 
 def _evaluations(place: Path) -> list[Path]:

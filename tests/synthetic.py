@@ -17,7 +17,7 @@ from probing.data.examples import Examples, Sides
 from probing.data.labelling import choose_classes, label
 from probing.probes.solvers import Penalty
 from probing.probes.training import Adam, LayerFit, Lbfgs, Training, train_probes
-from probing.studies.geometry.position.survey import PositionSample, survey_position
+from probing.studies.position.survey import PositionSample, survey_position
 from probing.text import Corpus, Split
 from probing.text.tokens import Tokens
 

@@ -38,7 +38,7 @@ from probing.probes import solvers as midway_curvature
 from probing.probes.solvers import ClassCurvature, OptimumValue, Penalty, Problem
 from probing.probes.training import LayerFit, Lbfgs, Training, train_problems
 from probing.studies.geometry import geometry
-from probing.studies.geometry.inside.smoothing_bound import constants, measure
+from probing.studies.geometry.smoothing_bound import constants, measure
 from probing.text import from_sentences
 from synthetic import LIGHTNING_WARNINGS, make_tokens
 

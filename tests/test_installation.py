@@ -142,7 +142,7 @@ def test_the_script_of_a_page_is_typed_where_the_package_is_installed(tmp_path: 
     copy = tmp_path / "source"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(copy)], check=True)
     subprocess.run([sys.executable, "-m", *install, str(copy)], check=True)
-    script = [code for language, code in code_blocks(ROOT / "docs" / "arrays.md") if language == "python"]
+    script = [code for language, code in code_blocks(ROOT / "docs" / "activations.md") if language == "python"]
     asked = ["reveal_type(run)", "reveal_type(run.accuracy)", "reveal_type(module)", "reveal_type(data.classes)"]
     (tmp_path / "script.py").write_text("\n".join([*script, *asked]), encoding="utf-8")
     readme = [code for language, code in code_blocks(ROOT / "README.md") if language == "python"]

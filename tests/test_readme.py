@@ -162,7 +162,14 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
         args += BARE_ARGS
     if "--revision" in args:  # of the hub; a folder has none
         del args[(at := args.index("--revision")) : at + 2]
-    reads = ("fit", "extract", "geometry", "attention", *(() if "--run" in args else ("ablate",)))  # a run has its own
+    reads = (
+        "fit",
+        "extract",
+        "geometry",
+        "extremes",
+        "attention",
+        *(() if "--run" in args else ("ablate", "position")),
+    )  # a run has its own
     if args[0] in reads:
         corpus = "train.conllu" if "runs/upos" in args else "sentences.txt"
         args += ["--model", str(toy)] + ([] if {"--corpus", "--pairs"} & {*args} else ["--corpus", corpus])
@@ -170,10 +177,9 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
         args += TOY_ENCODER
     if args[0] == "finetune":
         args += ["--model", str(toy), "--seeds=1", "--orders=1", "--tuning.epochs=1", "--task_args.min_count=5"]
-    changes_neurons = bool({"--neurons", "--from_run"} & {*args}) and "--position" not in args
-    if args[0] == "ablate" or changes_neurons:  # for each of many passes
+    if args[0] == "ablate" and "outliers" not in args:  # for each of many passes
         args += ["--tokens", "300", "--retrain", "0"]
-    if changes_neurons:
+    if "--neurons" in args:
         args += ["--draws", "2"]
     if args[0] == "sweep":
         args += [f"--fit.{name}={value}" for name, value in (("model", toy), ("corpus", "sentences.txt"), ("layer", 0))]
@@ -226,7 +232,7 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, id=label(page), marks=pytest.mark.slow if page.name in ("python.md", "callback.md") else ())
+        pytest.param(page, id=label(page), marks=pytest.mark.slow if page.name == "python.md" else ())
         for page in WITH_PYTHON
     ],
 )
@@ -243,7 +249,7 @@ def test_the_python_of_the_readme_and_the_pages_runs(page: Path, toy: Path, monk
 
     monkeypatch.setattr(probing, "fit", small, raising=False)
     monkeypatch.setattr(probing, "attention", small_attention, raising=False)
-    if page.name == "callback.md":
+    if page.name == "python.md":
         monkeypatch.setattr("probing.models.resolve_model", lambda name: find_model(str(toy)))
     names: dict[str, Any] = {"__name__": "page"}
     for language, code in code_blocks(page):
@@ -252,12 +258,12 @@ def test_the_python_of_the_readme_and_the_pages_runs(page: Path, toy: Path, monk
                 compile(re.sub(r"(top\(|neuron\(|layer_0?)6", r"\g<1>2", code), page.name, "exec", dont_inherit=True),
                 names,
             )
-    if page.name == "arrays.md":
+    if page.name == "activations.md":
         assert names["run"].top(0, 1)[0]["neuron"] == int(names["size"].argmax()) == 42
         assert 0.8 < names["metrics"]["test/accuracy"] <= 1
-    elif page.name == "activations.md":
-        assert names["run"].top(3, 1)[0]["neuron"] == 5
-    elif page.name == "scikit-learn.md":
+        assert names["by_position"].top(3, 1)[0]["neuron"] == 5
+    elif page.name == "python.md":
+        assert names["run"].accuracy[0]["layer"] == 2
         assert names["probe"].neurons_[0]["neuron"] == 42
         assert names["scores"].min() > 0.8
         assert names["search"].best_params_["l2"] == names["probe"].l2_
@@ -269,12 +275,8 @@ def test_the_pages_with_python_are_found() -> None:
     assert {label(page) for page in WITH_PYTHON} == {
         "README.md",
         "docs/activations.md",
-        "docs/arrays.md",
-        "docs/callback.md",
-        "docs/export.md",
-        "docs/files.md",
         "docs/python.md",
-        "docs/scikit-learn.md",
+        "docs/results.md",
         "docs/studies.md",
         "docs/tasks.md",
     }

@@ -148,14 +148,21 @@ ELSEWHERE = {
     "batch_size": "batch_tokens", "per_device_train_batch_size": "batch_size,batch_tokens",
     "max_seq_length": "max_length", "truncation": "max_length", "fp16": "dtype,precision", "bf16": "dtype,precision",
     "precision": "dtype", "output_dir": "runs", "output": "runs", "out": "runs", "run_name": "name",
-    "cache_dir": "cache", "run": "from_run,folder,folders", "head": "units,site,n_heads", "heads": "units,site,n_heads",
+    "cache_dir": "cache", "run": "folder,folders", "head": "units,site,n_heads", "heads": "units,site,n_heads",
     "model_name_or_path": "model", "model_name": "model", "pretrained": "model", "checkpoint": "model,checkpoints",
     "dataset": "corpus", "data": "corpus", "text": "corpus", "train_file": "corpus", "input": "corpus",
     "test_file": "test_corpus", "validation_file": "test_corpus", "labels": "task", "random_seed": "seed",
     "n_bootstrap": "replicates", "verbosity": "verbose", "silent": "quiet", "report_to": "wandb.mode",
 }  # fmt: skip
 # Former names of options, for the sentence that a person gets who types one.
-OPTIONS_RENAMED = {"given": "control_for"}
+OPTIONS_RENAMED = {"given": "control_for", "from_run": "run", "kind": "kinds"}
+# Options of a command that are another command now, or an option of one.
+OPTIONS_MOVED = {
+    ("geometry", "position"): "position", ("geometry", "extremes"): "extremes",
+    ("geometry", "interventions"): "ablate --neurons outliers",
+    ("geometry", "from_run"): "ablate --neurons ranked --run", ("geometry", "kind"): "ablate --kinds",
+    **{("geometry", name): f"ablate --{name}" for name in ("neurons", "pairs", "at", "readouts", "tokens", "retrain")},
+}  # fmt: skip
 # What these are for one command.
 ELSEWHERE_OF = {"attention": {"head": "layer", "heads": "layer"}}
 # What other tools call a command.
@@ -170,7 +177,10 @@ _PROCESSES = ("accelerator", "devices", "num_nodes", "strategy")
 _TRAINING = (*_PROCESSES, "precision", "accumulate_grad_batches", "gradient_clip_val")
 _OF_TRAINER: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("fit", "hierarchy"), (*_PROCESSES, "max_epochs")),
-    **dict.fromkeys(("geometry", "attention", "ablate", "wic", "sts", "position-bias", "extract"), _PROCESSES),
+    **dict.fromkeys(
+        ("geometry", "position", "extremes", "attention", "ablate", "wic", "sts", "position-bias", "extract"),
+        _PROCESSES,
+    ),
     **dict.fromkeys(("pretrain", "finetune"), _TRAINING),
 }
 
@@ -180,6 +190,8 @@ def suggest(name: str, options: Iterable[str], owner: str, before: str = "") -> 
 
     It names only options of the command; the last word of a group's option, such as `wandb.project`, matches too.
     """
+    if moved := OPTIONS_MOVED.get((owner, name)):
+        return f" (now the command `{moved}`)"
     known = [*options]
     of_trainer = _OF_TRAINER.get(owner.replace("_", "-"), _PROCESSES[:1])  # from Python, the owner is a function
     known += [f"trainer.{trainer_option}" for trainer_option in of_trainer] if "trainer" in known else []
@@ -192,7 +204,7 @@ def suggest(name: str, options: Iterable[str], owner: str, before: str = "") -> 
 PRINT_CONFIG = "--print_config"
 
 # Options that take the words without hyphens: the first two take many words, the others take a single one.
-WORDS, WORD = ("folders", "checkpoints"), ("folder", "file", "paper")
+WORDS, WORD = ("folders", "checkpoints"), ("folder", "file", "paper", "table")
 
 
 class Parser(ArgumentParser):
@@ -473,6 +485,9 @@ class OptionCollector:
     def _is_known(self, name: str, source: OptionSource) -> bool:
         if name in self._types:
             return True
+        if moved := OPTIONS_MOVED.get((self._owner, name)):
+            self._problems.append(f"{source.name(name)} is now the command `{moved}`")
+            return False
         if (new := OPTIONS_RENAMED.get(name, "")) in self._types:
             self._problems.append(f"{source.name(name)} is now {source.name(new)}")
             return False

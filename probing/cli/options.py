@@ -596,6 +596,29 @@ class OutputOptions(Options):
     wide)."""
 
 
+SpecialTokens = Literal["exclude", "include"]
+
+Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutlierOptions(Options):
+    """Options of the outliers of layers."""
+
+    fit_corpus: Source | None = None
+    """Corpus, given like --corpus, on which outliers are identified; default: --corpus."""
+    special_tokens: SpecialTokens = "exclude"
+    """Whether special tokens are included in the measurements."""
+    definition: Definition = "mean_profile"
+    """Definition of the outliers."""
+
+    def problems(self) -> list[str]:
+        """Return the problem with standard input, which is read once."""
+        is_read_twice = self.fit_corpus == getattr(self, "corpus", None) == "-"
+        why = "standard input can be read only once; give one of the two as a file"
+        return [f"{flag('fit_corpus', '-')}: {why}"] if is_read_twice else []
+
+
 @dataclass(frozen=True, kw_only=True)
 class FewOptions(Options):
     """Options that some commands declare by their names and defaults alone."""
@@ -614,10 +637,19 @@ class FewOptions(Options):
 SHARED.update(
     {
         name: declaration
-        for group in (StatesOptions, CorpusOptions, BatchOptions, RunOptions, ProbedOptions, OutputOptions, FewOptions)
+        for group in (
+            StatesOptions,
+            CorpusOptions,
+            BatchOptions,
+            RunOptions,
+            ProbedOptions,
+            OutputOptions,
+            OutlierOptions,
+            FewOptions,
+        )
         for name, declaration in _declarations(group).items()
     }
-)
+)  # fmt: skip
 
 # With so many, the first of all has the p-value .05.
 LEAST_ROTATIONS = 19
@@ -636,7 +668,7 @@ _MEASURED = "what is measured"
 # Groups of options in the help of a command, in their order; an option that no group names says what is measured.
 HELP_GROUPS = {
     "the options that matter most": (
-        "folder", "folders", "run", "file", "paper", "checkpoints", "model", "layer", "corpus", "task",
+        "folder", "folders", "run", "file", "paper", "table", "checkpoints", "model", "layer", "corpus", "task",
         "evidence", "name",
     ),
     "what is read": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 POSITION, RETRAINED, MLM, STS, WIC = "position", "position_retrained", "mlm", "sts", "wic"
 
@@ -33,9 +34,16 @@ NOTHING, OUTLIERS, RANDOM = "none", "outliers", "random"
 # What the user may name, with how the data is called that it needs.
 READOUTS: dict[str, str | None] = {POSITION: None, MLM: None, STS: "DIR", WIC: "DIR"}
 
-READOUTS_OF_RUN: dict[str, str | None] = {TASK: None, **READOUTS}
+READOUTS_OF_NEURONS: dict[str, str | None] = {TASK: None, **READOUTS}
 
-READOUTS_OF_TUNED: dict[str, str | None] = {**READOUTS, TASK: "RUN"}
+READOUTS_OF_UNITS: dict[str, str | None] = {**READOUTS, TUNED: "RUN"}
+
+# Replacements of neurons; the last one reads pairs of sentences in place of the corpus.
+NeuronReplacement = Literal["mean", "zero", "resample", "direction", "shuffled", "translate", "interchange"]
+
+NEURON_KINDS: tuple[NeuronReplacement, ...] = ("mean", "zero", "resample", "direction", "shuffled", "translate")
+
+INTERCHANGE: NeuronReplacement = "interchange"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from probing.data.module import shuffled_labels
 from probing.heads.position_controls import matched_sets, random_sets
+from probing.interventions import NeuronReplacement
 from probing.interventions.forward import (
     Change,
     Forward,
@@ -29,10 +30,8 @@ from probing.probes.transforms import Eraser, ErasureAccumulator
 from probing.statistics.label_scores import LabelCodes
 from probing.text.tokens import Tokens
 
-NeuronReplacement = Literal["mean", "zero", "resample", "direction", "shuffled", "translate", "interchange"]
 Source = Literal["chosen", "random", "matched"]
 
-KINDS: tuple[NeuronReplacement, ...] = ("mean", "zero", "resample", "direction", "shuffled", "translate")
 # Numbers of neurons of a dose curve; the number of all neurons that were asked for is its last point.
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 

@@ -90,13 +90,13 @@ def task_of_run(run: Run, flag_text: str, wants_readout: bool, kinds: Sequence[s
         UserError: If the task is unavailable, or lacks the classes or vectors that the readout or the kinds need.
     """
     task, name = task_of(run), short_name(run.config)
-    needed = [f"`--kind {kind}`" for kind in kinds if kind in OF_CLASSES]
+    needed = [f"`--kinds {kind}`" for kind in kinds if kind in OF_CLASSES]
     if not (requests := [*needed, *(["the readout task"] if wants_readout else [])]):
         return task
     if predicts_numbers(task):
         raise UserError(
             f"`{flag_text}`: its task {name} predicts numbers, and {requests[0]} needs classes; give `--readouts "
-            "position` or others, and `--kind mean`, zero or resample."
+            "position` or others, and `--kinds mean`, zero or resample."
         )
     if isinstance(task, SentenceTask) and task.pooling == "max":
         raise UserError(
@@ -106,7 +106,7 @@ def task_of_run(run: Run, flag_text: str, wants_readout: bool, kinds: Sequence[s
     if isinstance(task, SentenceTask) and task.pooling == "cls" and needed:
         raise UserError(
             f"`{flag_text}`: its probes read the first token of a sentence, and {needed[0]} changes words by what "
-            "tells the class in them; give a run with `--task_args.pooling mean`, or `--kind mean`, zero or resample."
+            "tells the class in them; give a run with `--task_args.pooling mean`, or `--kinds mean`, zero or resample."
         )
     return task
 

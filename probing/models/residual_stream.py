@@ -26,6 +26,7 @@ from probing.models.examination import (
     examination_inputs,
     hooks,
     run,
+    vectors_in,
     vectors_of_tokens,
     vectors_received,
 )
@@ -516,3 +517,137 @@ def _pre_norm(calls: Sequence[_ModuleCall], entered: Tensor, end: _ModuleCall) -
 def _close(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors are equal except for rounding."""
     return a.shape == b.shape and bool((a - b).abs().max() <= _ROUNDING * b.square().mean().sqrt())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The parameters of a model that have one value per neuron: its position, segment and token embeddings, and its norms.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Length of the token sequence that the model is run on.
+_N_TOKENS = 7
+
+
+@dataclass(frozen=True)
+class NormModule:
+    """A LayerNorm, or an RMS norm, over the model's width, with gain and bias of shape (d_model,).
+
+    `layer` is the number of the layer whose hidden state the norm produces or, if no norm produces this state, is the
+    first to read; None for all other norms.
+    """
+
+    module: str
+    gain: Tensor
+    bias: Tensor | None
+    layer: int | None
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of a model that have one value per neuron, with norms in the order of their first call.
+
+    Args:
+        position_table: Position embeddings, shape (n_rows, d_model); None where positions are relative or rotary, or
+            the table has another width and is projected.
+        first_row: Row of position 0: 2 for RoBERTa, whose first two rows are never used.
+        mean_token: Mean row of the input embedding, shape (d_model,); None if the embedding has another width.
+        segment_table: Segment embeddings (token types), shape (n_types, d_model); None without any of this width.
+    """
+
+    position_table: Tensor | None
+    first_row: int
+    mean_token: Tensor | None
+    norms: tuple[NormModule, ...]
+    segment_table: Tensor | None = None
+
+    @property
+    def output_norms(self) -> list[NormModule]:
+        """The norms that belong to layers from 1 on, at most one per layer; the norm of the embeddings is left out."""
+        return [norm for norm in self.norms if norm.layer]
+
+
+@torch.inference_mode()
+def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
+    """Return the parameters of an encoder in evaluation mode that have one value per neuron.
+
+    A norm belongs to layer k if it produces that hidden state (BERT: the norm after a block). If no norm produces it,
+    the first norm that reads it belongs to layer k (GPT-2: the first norm of the next block). A norm that blocks share
+    is listed once, with the first layer it serves.
+    """
+    config: Any = encoder.config
+    d_model, device = int(config.hidden_size), next(encoder.parameters()).device
+    first = (getattr(config, "pad_token_id", None) or 0) + 5
+    input_ids = (first + torch.arange(_N_TOKENS, device=device)[None]) % config.vocab_size
+    norms = {name: module for name, module in encoder.named_modules() if is_norm(module, d_model)}
+    calls: list[tuple[str, Tensor, Tensor]] = []
+    rows: list[Any] = []
+    handles = [module.register_forward_hook(_noting(name, calls), with_kwargs=True) for name, module in norms.items()]
+    table, words, segments = anatomy.position_table, word_table(encoder), list[tuple[nn.Module, Any]]()
+    if table is not None:
+        handles.append(table.register_forward_hook(lambda _, args, out: rows.append(vectors_in(out))))
+    others = [
+        module for module in encoder.modules() if isinstance(module, nn.Embedding) and module not in (table, words)
+    ]
+    handles += [
+        module.register_forward_hook(lambda embedder, _, out: segments.append((embedder, vectors_in(out))))
+        for module in others
+    ]
+    try:
+        inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+        output = run(encoder, inputs, output_hidden_states=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    of_layer = _layers_of(calls, output.states)
+    embedding: Any = words.weight
+    block_norms = [
+        NormModule(name, _values(norms[name], "weight"), _values(norms[name], "bias"), of_layer.get(name))
+        for name in dict.fromkeys(name for name, _, _ in calls)
+    ]
+    weight = _values(table, "weight") if table is not None and rows else None
+    if weight is not None and weight.shape[1] != d_model:
+        weight = None
+    return Parameters(
+        weight,
+        0 if weight is None else _first_row(weight, rows[0].float().cpu()),
+        embedding.detach().float().mean(0).cpu() if embedding.shape[1] == d_model else None,
+        tuple(block_norms),
+        next((_values(module, "weight") for module, out in segments if _tells_segments(out, d_model)), None),
+    )
+
+
+def _tells_segments(out: Tensor, d_model: int) -> bool:
+    """Check whether an embedding gives all tokens of a sentence the same vector of the model's width."""
+    same = out.reshape(-1, out.shape[-1])
+    return out.shape[-1] == d_model and len(same) >= _N_TOKENS and bool((same == same[0]).all())
+
+
+def _noting(name: str, calls: list[tuple[str, Tensor, Tensor]]) -> Callable[..., None]:
+    def note(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        # What a model pads by itself (Longformer) is not handed out.
+        inputs, outputs = (vectors_of_tokens(values, _N_TOKENS) for values in (vectors_received(args, kwargs), out))
+        if inputs is not None and outputs is not None:
+            calls.append((name, inputs, outputs))
+
+    return note
+
+
+def _values(module: nn.Module, name: str) -> Any:
+    """Return a parameter in float32; None if the module has none of that name."""
+    values = getattr(module, name, None)
+    return values.detach().float().cpu() if isinstance(values, Tensor) else None
+
+
+def _layers_of(calls: Sequence[tuple[str, Tensor, Tensor]], states: Sequence[Tensor]) -> dict[str, int]:
+    """Return, for each norm that produces or reads a layer's hidden state, the first such layer's number."""
+    norm_layers: dict[str, int] = {}
+    for layer, state in enumerate(states):
+        makers = [name for name, _, out in calls if out.shape == state.shape and torch.equal(out, state)]
+        readers = [name for name, inputs, _ in calls if inputs.shape == state.shape and torch.equal(inputs, state)]
+        for name in (makers or readers)[:1]:
+            norm_layers.setdefault(name, layer)
+    return norm_layers
+
+
+def _first_row(table: Tensor, rows: Tensor) -> int:
+    first = rows.reshape(-1, rows.shape[-1])[0]
+    return int((table == first).all(1).nonzero()[0])

@@ -178,10 +178,11 @@ class Study:
         title: Subject of the results, as the beginning of a heading.
         function: The command as `module:function`, which `command` imports.
         schemas: Its tables.
+        variants: Schemas that only the documentation lists, such as those of the same files for another kind of task.
         views: The tables that the terminal and the page show; all of its tables by default.
         in_several_processes: Whether the command can run in several processes.
         files: The other files of its folder, with descriptions for the documentation.
-        page: The page of the documentation that explains its measures.
+        page: The page of the documentation that explains its measures, with the anchor of its section.
         artifact: Type of the W&B artifact; the name by default.
     """
 
@@ -190,6 +191,7 @@ class Study:
     title: ClassVar[str] = ""
     function: ClassVar[str] = ""
     schemas: ClassVar[Sequence[Schema]] = ()
+    variants: ClassVar[Sequence[Schema]] = ()
     views: ClassVar[Sequence[View]] = ()
     in_several_processes: ClassVar[bool] = False
     files: ClassVar[Mapping[str, str]] = {}

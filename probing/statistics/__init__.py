@@ -29,6 +29,9 @@ Array = NDArray[np.float64]
 
 Ranks = NDArray[np.int64]
 
+# In standard deviations; Luo, Kulmizev & Mao choose from the profile by eye.
+MEAN_DEVIATIONS = 5.0
+
 # Size of the top whose overlap is measured, between bootstraps and between penalties.
 TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES = 20, 10
 

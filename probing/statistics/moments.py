@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probing.statistics import MEAN_DEVIATIONS
+
 # Number of vectors to multiply at a time: intermediate results then stay in the processor's cache, and no sum of
 # float32 products is longer.
 ROWS = 2048
@@ -349,8 +351,6 @@ DEFINITIONS: tuple[Definition, ...] = ("argmin_share", "argmax_share", "mean_pro
 
 # Luo, Kulmizev & Mao choose by eye, at shares of .88 and more. Below .5, other neurons are extreme in most tokens.
 SHARE = 0.5
-# In standard deviations; Luo, Kulmizev & Mao choose from the profile by eye.
-MEAN_DEVIATIONS = 5.0
 # In standard deviations of a token's own neurons.
 TOKEN_DEVIATIONS = 3.0
 # In mean variances (Rudman, Chen & Eickhoff 2023).

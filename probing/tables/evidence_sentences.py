@@ -1,7 +1,6 @@
 """All sentences of evidence that `fit`, `probe` and `compare` print or show in a report, with their rules.
 
-Code takes sentences from here by name, so that no unlisted sentence appears; `python docs/evidence.py` writes
-docs/evidence.md from this table.
+Code takes sentences from here by name, so that no unlisted sentence appears; the site has a page of this table.
 """
 
 from __future__ import annotations

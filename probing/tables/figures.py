@@ -440,12 +440,14 @@ class Panel:
         title: Title of the panel.
         y: Label of a y axis of this panel alone, where the panels show different quantities.
         from_zero: Whether this y axis begins at 0.
+        is_logarithmic: Whether this y axis is logarithmic.
     """
 
     lines: Sequence[Line]
     title: str = ""
     y: str = ""
     from_zero: bool = False
+    is_logarithmic: bool = False
 
 
 @dataclass(frozen=True)
@@ -748,6 +750,8 @@ def _set_y_ends(chart: Chart, all_axes: Sequence[Axes]) -> None:
             axes.set_ylim(low, high)
         return
     for axes, panel in panels:
+        if panel.is_logarithmic:
+            axes.set_yscale("log")
         if panel.from_zero:
             from_zero(axes)
     if chart.from_zero and (shared := [axes for axes, panel in panels if not panel.y]):
@@ -781,7 +785,8 @@ def panels_as_svg(chart: Chart) -> list[tuple[str, list[Part]]]:
         drawn = [_draw_lines(axes, chart, panel, 8) for axes, panel in zip(all_axes, chart.panels, strict=True)]
         _set_y_ends(chart, all_axes)
         for figure, axes, panel, parts in zip(figures, all_axes, chart.panels, drawn, strict=True):
-            axes.locator_params(axis="y", nbins=6)
+            if not panel.is_logarithmic:
+                axes.locator_params(axis="y", nbins=6)
             _label_x_on_page(axes, chart.x, chart.places(panel))
             for i, part in enumerate(parts):
                 part.artist.set_gid(f"part-{i}")
@@ -887,7 +892,9 @@ def joined(look: dict[str, Any], layers: Sequence[int]) -> dict[str, Any]:
     return look if len(set(layers)) > 1 else {**look, "ls": ""}
 
 
-def error_bars(rows: Sequence[Row], values: NDArray[np.float64], of: str = "", times: float = 1) -> NDArray[Any] | None:
+def error_bars(
+    rows: Sequence[Row], values: Sequence[float] | NDArray[np.float64], of: str = "", times: float = 1
+) -> NDArray[Any] | None:
     """Return the reach of intervals below and above the values, shape (2, n); None if no row has an interval.
 
     Values, shape (n,), are already multiplied by `times`; `of` is as in `probing.results.ends`. A row without an
@@ -897,4 +904,4 @@ def error_bars(rows: Sequence[Row], values: NDArray[np.float64], of: str = "", t
     if not any(intervals):
         return None
     low, high = (np.array([times * pair[i] if pair else np.nan for pair in intervals]) for i in (0, 1))
-    return np.nan_to_num(np.clip([values - low, high - values], 0, None))
+    return np.nan_to_num(np.clip([np.subtract(values, low), np.subtract(high, values)], 0, None))

@@ -86,7 +86,7 @@ def test_each_model_is_read_as_its_kind_asks_for(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(real_models, "load_run", lambda folder: fitted([7, 7, 3]))
     neurons = runs("neurons", "rxn-bert")
     assert set(neurons) == {"neurons-rxn-bert-7", "neurons-rxn-bert-3", "interventions-rxn-bert"}
-    assert "--neurons" not in neurons["interventions-rxn-bert"][1]
+    assert neurons["interventions-rxn-bert"][1][-2:] == ["--neurons", "outliers"]
     readouts = {name: runs("ablate", name)[f"ablate-{name}"][1] for name in ("rxn-bert", "minilm")}
     assert "position,mlm" in readouts["rxn-bert"]
     assert "position,mlm" not in readouts["minilm"]

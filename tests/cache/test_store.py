@@ -469,7 +469,8 @@ READERS = {
     ],
     "compare": [f"fit --name={name} --layer=2 --seed={seed} {BARE}" for seed, name in enumerate("ab")]
     + ["compare runs/a runs/b --name=made"],
-    "geometry": ["geometry --name=made --transforms=all --estimators=all --position"],
+    "geometry": ["geometry --name=made --transforms=all --estimators=all"],
+    "position": ["position --name=made"],
 }
 
 
@@ -508,7 +509,7 @@ def test_tables_are_those_of_the_same_numbers_in_float32(
         read = [f"--model={checkpoints['bert']}", f"--corpus={caches / 'text.txt'}", f"--dtype={dtype}", "--layer=1-2"]
         for command in READERS[reader]:
             name, *args = command.split()
-            assert run(COMMANDS, [name, *(read if name in ("fit", "geometry") else []), *args, *cache]) == 0
+            assert run(COMMANDS, [name, *(read if name in ("fit", "geometry", "position") else []), *args, *cache]) == 0
         tables[dtype] = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.csv")}
         assert [entry.folder.name for entry in entries(caches / dtype)] == [store_of(caches / dtype).folder.name]
     half, whole = tables.values()

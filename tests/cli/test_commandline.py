@@ -343,7 +343,7 @@ def test_type_checkers_find_every_public_name_where_it_is() -> None:
 
 
 def test_the_page_of_the_api_has_every_study() -> None:
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference.py").read_text(encoding="utf-8")
     described = set(re.findall(r"^::: probing\.(?:\S+\.)?(\w+)$", page, re.MULTILINE))
     assert set(map(python_name, STUDIES)) - described == set()
 
@@ -424,7 +424,9 @@ def test_a_hint_names_only_what_the_command_takes(name: str) -> None:
         (["pretrain", "--batch_size", "3"], "(did you mean `--training.batch_size`?)"),
         (["fit", "--epochs", "3"], "(did you mean `--trainer.max_epochs`?)"),
         (["checkpoints", "--gpus", "2"], "(did you mean `--trainer.accelerator`?)"),
-        (["geometry", "--run", "runs/A"], "(did you mean `--from_run`?)"),
+        (["geometry", "--position"], "`--position` is now the command `position`"),
+        (["geometry", "--interventions"], "`--interventions` is now the command `ablate --neurons outliers`"),
+        (["ablate", "--from_run", "runs/A"], "`--from_run` is now `--run`"),
         (["rank", "--run", "runs/A"], "(did you mean `--folder`?)"),
         (["ablate", "--head", "3"], "(did you mean `--units`?)"),
         (["attention", "--heads", "3"], "(did you mean `--layer`?)"),

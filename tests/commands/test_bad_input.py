@@ -217,6 +217,7 @@ CASES: list[tuple[str, ...]] = [
     ("'cache lss'", "`cache lss`", "did you mean `cache ls`?"),
     ("cache", "`cache`", "cache verify"),
     ("--layer 3", "`--layer 3`", "commands are fit"),
+    ("columns acuracy", "`columns acuracy`", "did you mean `accuracy`?"),
     # options
     ("fit --layr 6", "`--layr` is not an option of fit", "did you mean `--layer`?"),
     ("fit --layr 6 --sed=3 --probe.l3 1", "`--layr`", "`--sed`", "`--seed`", "`--probe.l3`", "`--probe.l2`"),

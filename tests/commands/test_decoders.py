@@ -253,7 +253,11 @@ def test_only_of_a_causal_model_it_is_said_that_the_first_token_counts_as_specia
 @pytest.mark.parametrize(
     ("command", "args", "message"),
     [
-        ("geometry", ["--interventions", "--neurons", "3"], "`--first_token exclude` and `--neurons 3`"),
+        (
+            "ablate",
+            ["--neurons", "3"],
+            "`--first_token exclude` is for outliers, and `--neurons 3` is given; leave it out",
+        ),
         ("attention", ["--parts", "roles"], "`--parts roles` needs `--first_token include`"),
         ("geometry", ["--first_token", "leave"], "`--first_token leave`: expected"),
         ("fit", ["--task", "sentence_label", "--task_args.pooling", "cls"], "`--first_token exclude` leaves out"),

@@ -330,7 +330,8 @@ FIGURE_FORMAT_NO_WANDB = {"mode": "disabled"}
 DRAWING = {
     "fit": [], "rank": ["no-run"], "compare": ["a", "b"], "sweep": [str(ROOT / "conf" / "sweeps" / "layers.yaml")],
     "attention": [], "ablate": [], "pretrain": [], "finetune": [], "tuning-effect": [], "checkpoints": [],
-    "hierarchy": [], "cloze": [], "geometry": [], "wic": [], "sts": [], "position-bias": [],
+    "hierarchy": [], "cloze": [], "geometry": [], "position": [], "extremes": [], "wic": [], "sts": [],
+    "position-bias": [],
 }  # fmt: skip
 
 

@@ -324,7 +324,7 @@ def test_labels_keep_their_text_in_pandas_and_parquet(
     assert run.classes.to_pandas()["class"].tolist() == expected
     run.classes.to_parquet(tmp_path / "classes.parquet")
     assert parquet.read_table(tmp_path / "classes.parquet")["class"].to_pylist() == expected
-    # As docs/files.md says.
+    # As docs/results.md says.
     read = pandas.read_csv(run.folder / "classes.csv", dtype={"class": str}, keep_default_na=False)
     assert read["class"].tolist() == expected
 

@@ -48,9 +48,8 @@ from probing.page.terms import (
     unpack,
 )
 from probing.results import Table, element
+from probing.studies.ablate.neuron_tables import INTERVENTIONS, outlier_conclusions, outlier_tables
 from probing.studies.compare.tables import heat_map
-from probing.studies.geometry.inside import interventions_conclusion, interventions_tables
-from probing.studies.geometry.tables import GEOMETRY, INTERVENTIONS
 from probing.studies.similarity import STS, STS_CHOSEN, WIC, WIC_CHOSEN, sts_lines, sts_tables, wic_lines, wic_tables
 from probing.tables.conclusions import compare_with_controls, not_above
 from probing.tables.figures import Chart, Line, Panel
@@ -417,13 +416,10 @@ def test_what_was_taken_out_of_the_model_is_shown_as_the_terminal_shows_it(runs:
         common = {"measure": "position_accuracy", "where": where, "value": 0.21}
         rows += [{**common, **effect, "kind": "outliers", "neurons": "7", "percentile": 100.0, "p_value": 0.0909}]
         rows += [{**common, "kind": "random", "draw": 1, "neurons": "3", "effect": -0.0123}]
-    kinds = {
-        "geometry": ([{"layer": 0, "transform": "none", "measure": "iso_score", "value": 0.1}], tuple(GEOMETRY.types))
-    }
-    folder = measured(tmp_path / "shape", "geometry", **kinds, interventions=(rows, tuple(INTERVENTIONS.types)))
+    folder = measured(tmp_path / "shape", "ablation", interventions=(rows, tuple(INTERVENTIONS.types)))
     page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
-    assert columns_of(page, "geometry-0")[-7:] == cells(interventions_tables(Table(rows)))
-    assert interventions_conclusion(Table(rows)) in Words(page).text
+    assert columns_of(page, "ablate-0") == cells(outlier_tables(Table(rows)))
+    assert all(line in Words(page).text for line in outlier_conclusions(Table(rows)))
 
 
 @pytest.mark.parametrize("column", ["accuracy", "transform", "constant_true_accuracy"])

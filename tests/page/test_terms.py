@@ -17,11 +17,11 @@ from probing.page.build import SCRIPT, page_script
 from probing.page.terms import ACCURACY, COLUMNS, FLAGS, Glossary, names_in
 from probing.page.terms import NEURON_TERMS as NEURON_TERMS
 from probing.results import Table, element, table
+from probing.studies.ablate import neuron_tables
 from probing.studies.ablate.tables import ABLATED, EFFECTS, REPLACEMENTS, VIEWS, effect_tables
 from probing.studies.attention import tables as attention_tables
 from probing.studies.attention.section import ATTENTION, CHANGE, FUSION, POSITION_HEADS, ROLLOUT, terms_of_survey
-from probing.studies.geometry import neurons as neuron_interventions
-from probing.studies.geometry.section import CHANGED_NEURONS, MEASURES
+from probing.studies.geometry.tables import MEASURES
 from probing.tables.heads import TOKENS
 from probing.tables.schema import NEURONS
 from report_runs import QUICKLY, SETS, make_page
@@ -35,6 +35,7 @@ PARTS = {
     "heads-0": "Heads",
     "bases-0": "Bases",
     "geometry-0": "Geometry",
+    "ablate-0": "Ablation of outliers",
     "wic-0": "Word senses",
     "sts-0": "Similar sentences",
 }
@@ -253,14 +254,14 @@ def test_every_heading_of_pruned_and_rounded_weights_is_explained_and_nothing_el
 def of_changed_neurons() -> set[str]:
     row = {**ENDS, "changed_layer": 1, "kind": "mean", "k": 2, "readout": "position", "layer": 2, "effect": 0.2, "n": 9}
     drawn = {f"{of}_{end}": 0.1 for of in ("random", "matched") for end in ("lowest", "highest", "p")}
-    return head_headings(neuron_interventions.tables([{**row, **drawn, "random": 0.1, "matched": 0.1}]))
+    return head_headings(neuron_tables.tables([{**row, **drawn, "random": 0.1, "matched": 0.1}]))
 
 
 @pytest.mark.parametrize(
     ("shown", "terms"),
     [
         (of_rollout, ROLLOUT), (of_change, CHANGE), (of_fusion, FUSION), (of_position_heads, POSITION_HEADS),
-        (of_ablated, EFFECTS), (of_changed_neurons, CHANGED_NEURONS),
+        (of_ablated, EFFECTS), (of_changed_neurons, neuron_tables.TERMS),
     ],
 )  # fmt: skip
 def test_every_heading_is_explained_and_nothing_else(shown: Any, terms: Mapping[str, str]) -> None:

@@ -348,7 +348,7 @@ def test_callbacks_of_the_other_package_work_under_a_trainer(lightning: Any, tmp
     trainer.fit(module, datamodule=data)
     assert LinearProbe.load_from_checkpoint(best.best_model_path).weight.shape == module.weight.shape
     with pytest.raises(TypeError, match=r"must be a `LightningModule`.* got `LinearProbe`"):
-        lightning.Trainer(**options).fit(module, datamodule=data)  # as docs/arrays.md says
+        lightning.Trainer(**options).fit(module, datamodule=data)  # as docs/activations.md says
 
 
 @pytest.mark.filterwarnings(

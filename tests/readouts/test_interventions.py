@@ -22,6 +22,7 @@ from probing.errors import UserError
 from probing.interventions.forward import Change, Forward, LaterBlocks, Readers, ReadText, padded
 from probing.interventions.heads import replace_head_outputs, uniform_outputs
 from probing.interventions.model_output import SentenceSums
+from probing.interventions.outliers import conditions, intervene
 from probing.interventions.pair_cosines import (
     READ,
     TRAIN,
@@ -43,8 +44,8 @@ from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
 from probing.models.examination import with_the_same_weights
 from probing.models.loading import HeadOf, load_tuned, load_with_head
+from probing.models.residual_stream import find_parameters
 from probing.studies.ablate.weights import importance
-from probing.studies.geometry.inside.changed_norms import conditions, find_parameters, intervene
 from probing.text import Corpus
 from small_data import sentence_pairs, word_pairs, write_semeval, write_wic
 

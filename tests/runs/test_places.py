@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from conftest import BARE
-from probing import Run, WandbOptions, ablate, compare, fit, geometry, rank
+from probing import Run, WandbOptions, ablate, compare, fit, rank
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run as run_command
 from probing.errors import UserError
@@ -195,13 +195,13 @@ def test_commands_that_read_a_run_find_its_text_and_model(moved: Path, tmp_path:
     assert made is not None
     assert made.config["corpus"] == str(moved / "data" / "text.txt")
     assert made.config["model"] == str(moved / "models" / "own")
-    changing: dict[str, Any] = {"interventions": True, "from_run": run, "layer": 0, "top": 1, "draws": 1, **how}
-    before = geometry(name="before", transforms="none", **changing)
+    changing: dict[str, Any] = {"run": run, "neurons": "ranked", "layer": 0, "top": 1, "draws": 1, **how}
+    before = ablate(name="before", **changing)
     text, test = moved / "data" / "text.txt", moved / "data" / "test.txt"
     text.rename(given := tmp_path / "given.txt")
     test.rename(moved / "runs" / "test.txt")
     (moved / "models" / "own").rename(model := tmp_path / "model")
-    again = geometry(name="again", transforms="none", corpus=str(given), model=str(model), **changing)
+    again = ablate(name="again", corpus=str(given), model=str(model), **changing)
     assert before is not None
     assert again is not None
     assert again.config["corpus"] == str(given)

@@ -175,8 +175,9 @@ def test_tables_keep_full_precision_and_leave_out_what_was_not_measured(tmp_path
 NO_WANDB: Any = {"mode": "disabled"}
 
 WRITERS = (
-    "`fit`, `probe`, `rank`, `compare`, `sweep`, `geometry`, `attention`, `ablate`, `hierarchy`, `cloze`, `pretrain`, "
-    "`finetune`, `tuning-effect`, `checkpoints`, `wic`, `sts`, `position-bias` or `reproduce`"
+    "`fit`, `probe`, `rank`, `compare`, `sweep`, `geometry`, `position`, `extremes`, `attention`, `ablate`, "
+    "`hierarchy`, `cloze`, `pretrain`, `finetune`, `tuning-effect`, `checkpoints`, `wic`, `sts`, `position-bias` or "
+    "`reproduce`"
 )
 
 
@@ -265,7 +266,7 @@ def test_a_table_that_is_gone_is_named_and_one_that_is_made_on_request_is_empty(
         (tmp_path / f"{name}.csv").write_text("layer,neuron,low\n3,1,\n", encoding="utf-8")
     opened = load_run(tmp_path)
     assert [row["layer"] for row in opened.geometry] == [3]
-    assert opened.smoothing == opened.smoothing_sentences == opened.interventions == Table()
+    assert opened.smoothing == opened.smoothing_sentences == opened.norms == Table()
     (tmp_path / "outliers.csv").unlink()
     with pytest.raises(UserError, match=r"is damaged \(outliers.csv: No such file"):
         load_run(tmp_path)

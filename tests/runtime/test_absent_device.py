@@ -119,12 +119,18 @@ class Runs:
                     "trainer": {"max_epochs": 15},
                 }  # fmt: skip
             case "inside":
-                inside = dict.fromkeys(("smoothing_bound", "norms", "path", "position", "extremes"), True)
-                return "geometry", {**read, **inside, "interventions": True, "transforms": "none"}
+                inside = dict.fromkeys(("smoothing_bound", "norms", "path"), True)
+                return "geometry", {**read, **inside, "transforms": "none"}
+            case "position":
+                return "position", read
+            case "extremes":
+                return "extremes", read
+            case "outliers":
+                return "ablate", {**read, "neurons": "outliers"}
             case "changed neurons":
-                return "geometry", {
-                    "from_run": run("layers"), "batch_tokens": 500, "layer": 1, "interventions": True, "draws": 1,
-                    "retrain": 0, "kind": "mean,direction", "tokens": 200, "readouts": ["task", "position"],
+                return "ablate", {
+                    "run": run("layers"), "neurons": "ranked", "batch_tokens": 500, "layer": 1, "draws": 1,
+                    "retrain": 0, "kinds": "mean,direction", "tokens": 200, "readouts": ["task", "position"],
                 }  # fmt: skip
             case "pretrained":
                 training = {"steps": 4, "warm_up": 1, "batch_size": 4}

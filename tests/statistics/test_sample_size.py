@@ -17,7 +17,6 @@ from probing.runs import SectionPlace
 from probing.statistics import ENOUGH, SampleSize, label, size_columns, size_lines, size_of
 from probing.statistics.moments import CovarianceAccumulator
 from probing.studies.geometry import geometry
-from probing.studies.geometry.section import geometry_section
 from probing.studies.geometry.tables import conclusions
 from probing.studies.similarity import STS_STUDY
 from probing.tables.probes import transform_lines
@@ -198,7 +197,7 @@ def test_geometry_says_on_how_many_tokens_it_whitened_in_the_report_too(
     )  # fmt: skip
     assert fewer is not None
     assert "Warning" not in capsys.readouterr().out
-    section = geometry_section(found, "geometry-0")
+    section = found.study.section(found, SectionPlace("geometry-0", 0, 0))
     assert f"Whitening of 16 dimensions is fitted on {size}, fewer than 10" in section
     assert "Measures of each layer, whitened (from" in section
 

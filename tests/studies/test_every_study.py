@@ -98,6 +98,8 @@ class Made:
                 {**usual, "fit": {"model": model, "corpus": corpus, "layer": 1, "replicates": 0}},
             ),
             "geometry": lambda: ([], {**read, "layer": 1, "transforms": "none", "draws": 0}),
+            "position": lambda: ([], {**read, "layer": 1}),
+            "extremes": lambda: ([], {**read, "layer": 1}),
             "attention": lambda: ([], {**read, "parts": "profile"}),
             "ablate": lambda: ([], {**read, "units": "layers", "kinds": "zero", "retrain": 0}),
             "hierarchy": lambda: ([], {**usual, **few, "model": model, "layer": 1, "probe": {"l2": 1e-2}}),

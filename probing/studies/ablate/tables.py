@@ -64,7 +64,7 @@ _N = whole("n", "Number of sentences, or of pairs.")
 
 _ORDER = text("order", "Order in which units are ablated: importance, reverse or random.")
 
-ABLATED = Schema("ablated", "a row per unit, kind of replacement and evaluated layer", (
+ABLATED = Schema("ablated", "without `--neurons`, a row per unit, kind of replacement and evaluated layer", (
     _UNIT, _KIND, _READOUT, _READ,
     number("intact", "The measure of the intact model."),
     number("value", "The measure with the unit ablated."),
@@ -72,16 +72,16 @@ ABLATED = Schema("ablated", "a row per unit, kind of replacement and evaluated l
     number("percentile", "Percentage of the units of this kind whose ablation does less harm.", form=".0f"),
     number("p_value", "p-value of the effect, corrected for the units."),
     _N,
-))  # fmt: skip
+), optional=True)  # fmt: skip
 
-BETTER_WITHOUT = Schema("better_without", "a row per kind of unit, replacement, readout and layer", (
+BETTER_WITHOUT = Schema("better_without", "without `--neurons`, a row per type of unit, kind, readout and layer", (
     _UNITS, _KIND, _READOUT, _READ,
     text("unit", "The unit without which the model is best, selected on one half of the sentences."),
     number("effect_chosen_on", "Effect on this half.", form="+.3f"),
     effect("Effect on the other half"),
     number("p_value", "p-value, corrected for the number of rows."),
     whole("n", "Number of sentences, or of pairs, of the other half."),
-))  # fmt: skip
+), optional=True)  # fmt: skip
 
 RAISING = Schema("raising", "a row per kind of unit, replacement and readout", (
     _UNITS, _KIND, _READOUT, _READ,

@@ -147,7 +147,7 @@ class Checkpoints(Study):
     name, kind, title = "checkpoints", "checkpoints of a training", "Checkpoints"
     function = "probing.studies.checkpoints:checkpoints"
     schemas = tables.CHECKPOINTS, tables.CHECKPOINT_OUTLIERS, tables.EMERGENCE
-    page = "checkpoints.md"
+    page = "training.md#checkpoints"
     files: ClassVar[Mapping[str, str]] = {
         "figures/checkpoints": "Each measure over the steps.",
     }

@@ -34,6 +34,7 @@ from probing.heads.survey import HeadSurvey
 from probing.models import find_model, load_config, load_encoder, load_tokenizer
 from probing.models.examination import add_tensor, tokenizer_behaviour
 from probing.models.loading import NOT_OF_THE_MODEL
+from probing.probes.outliers import check_tokens
 from probing.probes.transforms import Fitting
 from probing.results import Table, count
 from probing.runs.call import Measured
@@ -44,7 +45,7 @@ from probing.runtime.progress import remark, stage
 from probing.runtime.terminal import silence
 from probing.statistics.moments import deviations_of
 from probing.studies.checkpoints.tables import CHECKPOINTS, LOST, UNIGRAM, Thresholds, by_step, emergence, words_of
-from probing.studies.geometry.survey import GeometryPlan, check_tokens
+from probing.studies.geometry.survey import GeometryPlan
 from probing.studies.geometry.survey import survey as survey_geometry
 from probing.tables.heads import SPECIAL, of_measure
 from probing.text import Corpus, Split

@@ -468,7 +468,7 @@ class Reproduce(Study):
     name, kind, title = "reproduce", "reproduction of a paper", "Claims of a paper"
     function = "probing.studies.claims:reproduce"
     schemas = (CLAIMS,)
-    page = "reproduce.md"
+    page = "papers.md"
     artifact = "reproduction"
     files: ClassVar[Mapping[str, str]] = {
         "claims.md": "The table as text.",

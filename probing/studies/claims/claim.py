@@ -128,7 +128,7 @@ def judge(estimate: ClaimEstimate | None, criterion: NumberRange, control: Numbe
     return "confirmed" if passed and criterion.holds(estimate.low, estimate.high) else "unclear"
 
 
-# At the beginning of a value or behind the name of a readout, as in task=@tuned; a folder in that folder may follow.
+# At the beginning of a value or behind the name of a readout, as in tuned=@tuned; a folder in that folder may follow.
 _OTHER_RUN = re.compile(r"(?:(?<=^)|(?<==))@(?P<name>\w+)")
 
 

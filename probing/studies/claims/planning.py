@@ -42,7 +42,7 @@ _DATUM = re.compile(r"\$(?P<name>\w+)(?P<optional>\??)")
 MODEL = "model"
 # What the options of a run are where data of others are not given.
 WITHOUT = "without"
-# The option that may name a finished run, whose model and text are then read: task=FOLDER.
+# The option that may name a finished run, whose model and text are then read: tuned=FOLDER.
 _OF_RUN = "readouts"
 # Options that are those of that run.
 _AS_THAT_RUN = ("model", "corpus", "test_corpus", "max_length")
@@ -251,7 +251,7 @@ def _over(defaults: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, 
 
 
 def _in_full(readout: str) -> str:
-    """Return the name of a run, as in task=FOLDER, with the whole path of its folder."""
+    """Return the name of a run, as in tuned=FOLDER, with the whole path of its folder."""
     name, sign, folder = readout.partition("=")
     return f"{name}{sign}{os.path.realpath(folder)}"
 

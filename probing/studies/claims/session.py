@@ -93,7 +93,7 @@ def _passes(options: Mapping[str, Any], n_blocks: int, n_heads: int) -> float:
     """
     pruned = "" if options["prune"] is False else str(options["prune"])
     of_units, of_weights = (pruned in ("True", "all") or name in pruned for name in ("units", "weights"))
-    kinds = {"all": 4}.get(str(options["kinds"]), len(str(options["kinds"]).split(",")))
+    kinds = 4 if options["kinds"] in (None, "all") else len(str(options["kinds"]).split(","))
     n_units = {"heads": n_heads, "layers": 1}.get(str(options["units"]), n_heads + 1)
     passes = kinds * n_blocks * n_units / 2
     passes += len(UNITS) * (N_RANDOM + 2) / options["prune_share"] / 2 if of_units else 0

@@ -90,7 +90,7 @@ class Cloze(Study):
     function = "probing.studies.cloze:cloze"
     schemas = tables.CLOZE, tables.GROUPS, tables.CHANGES
     views = tables.VIEWS
-    page = "cloze.md"
+    page = "small-studies.md#at-the-mask"
     files: ClassVar[Mapping[str, str]] = {
         "figures/": "Shares by group, and losses.",
     }

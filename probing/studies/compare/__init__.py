@@ -271,7 +271,7 @@ class Compare(Study):
     name, kind, title = "compare", "comparison", "Agreement"
     function = "probing.studies.compare:compare"
     schemas = *OF_RANKINGS, *OF_RECIPES
-    page = "comparing.md"
+    page = "rankings.md#comparing-runs"
     artifact = "comparison"
     files: ClassVar[Mapping[str, str]] = {
         "figures/": "Heat maps of layers by layers, and accuracies; of runs of `finetune`, `recipes`, the differences.",

@@ -165,7 +165,7 @@ class Finetune(Study):
     function = "probing.studies.finetune:finetune"
     in_several_processes = True
     schemas = SCORES, TUNINGS, DIFFERENCES, CURVES
-    page = "finetune.md"
+    page = "training.md#fine-tuning"
     files: ClassVar[Mapping[str, str]] = {
         "checkpoints/START-seedN-orderM/": "Each tuned model with its head, an ordinary model folder.",
         "answers.safetensors": "What each tuned model has right of each test sentence, for `compare`. Every tensor has "

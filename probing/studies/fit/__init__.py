@@ -47,7 +47,7 @@ from probing.runtime.processes import is_main_process
 from probing.runtime.progress import Cost, expect, messages, overview, stage
 from probing.tables import Order, controls_of
 from probing.tables.figures import Chart, Drawings
-from probing.tables.schema import ACCURACY, NEURONS, NUMBER_NEURONS, NUMBERS, TABLES
+from probing.tables.schema import ACCURACY, NEURONS, NUMBER_NEURONS, NUMBERS, PREDICTIONS, TABLES
 from probing.text import GroupBy, load_corpus, read_corpora
 from probing.text.tasks import (
     Covariate,
@@ -626,6 +626,7 @@ class Fit(Study):
     function = "probing.studies.fit:fit"
     in_several_processes = True
     schemas = TABLES
+    variants = (NUMBERS, NUMBER_NEURONS, PREDICTIONS)
     page = "concepts.md"
     files: ClassVar[Mapping[str, str]] = {
         "probe.safetensors": "`weight` (n_layers, n_classes, d_model), to be used on raw hidden states: `logits = "

@@ -1,56 +1,59 @@
-"""Figures of `geometry`: readable in greyscale, whole layer numbers, units on every axis."""
+"""Figures of `geometry` that are no line charts: layers, and what was measured inside the model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from probing.activations import ActivationStore
-from probing.data.labelling import origin
-from probing.interventions import measure_of
-from probing.probes import transforms
 from probing.results import Row, Table
-from probing.runs.call import Measured
-from probing.studies.geometry.extremes import NAMES as EXTREMES
-from probing.studies.geometry.extremes import write_extremes_figures
-from probing.studies.geometry.inside import write_inside_figures
-from probing.studies.geometry.neurons import groups_of, has, name_of, readouts_of
-from probing.studies.geometry.position import SCHEMAS as POSITION
-from probing.studies.geometry.position.spectrum import write_position_figures
-from probing.studies.geometry.survey import SOURCES, LayerSurvey, Rows
-from probing.studies.geometry.tables import layers_of, most_named, of_first_choice
+from probing.statistics import MEAN_DEVIATIONS
+from probing.studies.geometry.inside import (
+    DRAWN,
+    PLACES,
+    TERMS,
+    TOKENS,
+    followed,
+    outlier_pairs,
+    output_measures,
+    short_site,
+)
 from probing.tables.figures import (
     BLUE,
+    GREEN,
     GREY,
+    ORANGE,
+    PURPLE,
     USUAL,
-    Chart,
-    Line,
-    Panel,
-    by_count,
-    with_lines,
-    write_charts,
     write_drawings,
 )
+from probing.tables.outlier_effects import draw_effects
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), ("black", "v"))
 
 
 def write_figures(
     folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
 ) -> list[Path]:
-    """Draw a run's figures that are no line charts, each in some formats, and return the paths of the files."""
-    dimensions, outliers, explained = (Table(tables[name]) for name in ("dimensions", "outliers", "explained"))
-    drawings = {"outliers": partial(mean_profile, dimensions=dimensions, outliers=outliers, model=model)}
-    charts = [explained_chart(explained, outliers)] if explained.where(kind="outlier") else []
-    by_layer = Table(tables.get("neuron_interventions", ())).by("changed_layer")
-    charts += [dose_chart(layer, rows) for layer, rows in by_layer.items()]
-    return write_drawings(folder, drawings, formats) + write_charts(folder, charts, model, formats)
+    """Draw the figures of the tables that have rows, each in some formats, and return the paths of the files."""
+    dimensions, outliers, norms, changes, path = (
+        Table(tables.get(name, ())) for name in ("dimensions", "outliers", "norms", "norm_changes", "path")
+    )
+    drawings = {
+        "outliers": (partial(mean_profile, dimensions=dimensions, outliers=outliers, model=model), dimensions),
+        "norms": (partial(draw_terms, norms=norms, model=model), norms),
+        "norm_changes": (partial(draw_changes, changes=changes, model=model), changes),
+        "path": (partial(draw_path, path=path, model=model), path),
+    }  # fmt: skip
+    return write_drawings(folder, {name: draw for name, (draw, rows) in drawings.items() if rows}, formats)
 
 
 def mean_profile(figure: Figure, dimensions: Table, outliers: Table, model: str) -> None:
@@ -88,112 +91,104 @@ def mean_profile(figure: Figure, dimensions: Table, outliers: Table, model: str)
     )
 
 
-def explained_chart(explained: Table, outliers: Table) -> Chart:
-    """Return the partial R² of each source, for the most frequent outliers, in the layers that have them."""
-    shown_rows = of_first_choice(explained)
-    neurons = most_named(outliers.where(neuron=tuple(explained.values("neuron"))), 4)
-    rows_of = {f"neuron {neuron}": shown_rows.where(neuron=neuron, kind="outlier") for neuron in neurons}
-    rows_of["mean of other neurons"] = shown_rows.where(kind="random")
-    panels = []
-    for title, rows in rows_of.items():
-        layers = layers_of(rows)
-        shares = {
-            source: [_mean(rows.where(layer=layer, source=source).column("partial")) for layer in layers]
-            for source in SOURCES
-        }
-        panels.append(Panel([Line(source, layers, values, kind="bars") for source, values in shares.items()], title))
-    return Chart("explained", "what each source explains of an outlier beyond the others", panels, "partial R²")
+def draw_path(figure: Figure, path: Table, model: str) -> None:
+    """Draw the distance of outliers along the residual stream, on the first token and on words."""
+    neurons = followed(path)
+    figure.set_size_inches(9.6, 5.2)
+    for axes, (tokens, words) in zip(figure.subplots(2, 1, sharex=True, sharey=True), TOKENS.items(), strict=True):
+        group_rows = path.where(tokens=tokens)
+        stream = sorted(group_rows.where(term="no").values("step"))
+        random = [group_rows.where(step=step, kind="random").column("deviations") for step in stream]
+        if all(random) and stream:
+            reach = [max(map(abs, values)) for values in random]
+            axes.fill_between(stream, [-r for r in reach], reach, color="#d9d9d9", lw=0, label="random neurons")
+        for (colour, mark), neuron in zip(_LOOKS, neurons, strict=False):
+            rows = group_rows.where(neuron=neuron)
+            for term, look in (("no", {"ls": "-", "mfc": colour}), ("yes", {"ls": "", "mfc": "white"})):
+                line_rows = rows.where(term=term)
+                axes.plot(
+                    line_rows.column("step"), line_rows.column("deviations"), marker=mark, ms=4, c=colour, lw=1,
+                    label=f"neuron {neuron}" if term == "no" else None, **look,
+                )  # fmt: skip
+        for limit in (-MEAN_DEVIATIONS, MEAN_DEVIATIONS):
+            axes.axhline(limit, color="black", lw=0.7, ls="--")
+        axes.axhline(0, color=GREY, lw=0.5)
+        axes.set_ylabel("sd of all neurons")
+        axes.set_title(words, fontsize=9)
+        _name_sites(axes, path)
+    figure.axes[0].tick_params(labelbottom=False)
+    figure.suptitle(
+        f"{model}: outliers along the residual stream (open: a term that is added)", x=0.01, ha="left", fontsize=10
+    )
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
 
 
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if values else 0.0
+def _name_sites(axes: Axes, path: Table) -> None:
+    """Label each site below the axis, and separate blocks by lines."""
+    sites = [rows[0] for _, rows in sorted(path.by("step").items())]
+    crowded = len(sites) > 60
+    shown = [i for i in range(len(sites)) if not crowded or i == 0 or sites[i]["layer"] != sites[i - 1]["layer"]]
+    axes.set_xticks([sites[i]["step"] for i in shown], [short_site(sites[i]) for i in shown], rotation=90, fontsize=6)
+    for before, row in pairwise(sites):
+        if before["layer"] != row["layer"]:
+            axes.axvline(row["step"] - 0.5, color=GREY, lw=0.4)
 
 
-BY_SIZE = by_count("neurons", "neurons")
+def draw_terms(figure: Figure, norms: Table, model: str) -> None:
+    """Draw the terms of the farthest outliers in each norm."""
+    outliers = norms.where(kind="outlier").by("neuron")
+    reach = {neuron: max(map(abs, rows.column("deviations"))) for neuron, rows in outliers.items()}
+    neurons = sorted(reach, key=lambda neuron: (-reach[neuron], neuron))[:DRAWN]
+    figure.set_size_inches(9.2, 0.9 + 1.7 * -(-len(neurons) // 2))
+    grid = figure.subplots(-(-len(neurons) // 2), min(2, len(neurons)), squeeze=False, sharex=True).ravel()
+    for axes, neuron in zip(grid, neurons, strict=False):
+        _draw_neuron(axes, norms.where(neuron=neuron))
+        axes.set_title(f"neuron {neuron}", fontsize=9)
+    for axes in grid[len(neurons) :]:
+        axes.set_visible(False)
+    figure.supxlabel("norm: block.number", fontsize=9)
+    figure.supylabel("mean output", fontsize=9)
+    figure.suptitle(f"{model}: terms of outliers in the norms of each block", x=0.01, ha="left", fontsize=10)
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside right center")
 
 
-def dose_chart(layer: int, rows: Sequence[Row]) -> Chart:
-    """Return the effects at one changed layer by number of neurons, a panel for each kind and readout."""
-    panels = []
-    for curve in (curve for group in groups_of(rows) for curve in readouts_of(group)):
-        measure, first = measure_of(curve[0]["readout"]), curve[0]
-        lines = [Line.of(curve, "effect", "these neurons", "", x="k", scale=measure.times)]
-        for source, words in (("random", "random sets"), ("matched", "sets matched in sd")):
-            drawn = [row for row in curve if has(row, source)]
-            lines.append(Line.band(drawn, f"{source}_lowest", f"{source}_highest", words, "k", measure.times))
-        title = f"{name_of(first)}, kind {first['kind']} (intact: {first['intact']:.3f})"
-        panels.append(Panel(lines, title, f"effect ({measure.unit})"))
-    title = f"neurons of layer {layer} changed inside the model, 95% intervals; range of drawn sets"
-    return with_lines([Chart(f"neurons_layer_{layer}", title, panels, x=BY_SIZE, reference=0)])[0]
+def _draw_neuron(axes: Axes, rows: Table) -> None:
+    x = np.arange(len(rows))
+    above, below = np.zeros(len(rows)), np.zeros(len(rows))
+    for name, (words, colour) in TERMS.items():
+        values = np.array(rows.column(name))
+        axes.bar(x, values, 0.7, np.where(values > 0, above, below), color=colour, ec="black", lw=0.4, label=words)
+        above, below = above + np.maximum(values, 0), below + np.minimum(values, 0)
+    axes.plot(x, rows.column("mean"), "D", c="white", mec="black", ms=4, label="mean output")
+    axes.axhline(0, color="black", lw=0.6)
+    labels = [f"{row['layer']}.{row['norm']}" for row in rows]
+    step = -(-len(rows) // 14)
+    axes.set_xticks(x, [label if i % step == 0 else "" for i, label in enumerate(labels)], fontsize=7)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Write everything that a survey found into a run's folder.
-# --------------------------------------------------------------------------------------------------------------------
-
-# Tables that are made only on request.
-_OPTIONAL = (
-    "first_token", "smoothing", "interventions", "norms", "norm_changes", "path", "first_row", "neuron_interventions",
-    *(schema.name for schema in POSITION),
-    *EXTREMES,
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class GeometryTables:
-    """A survey, the optional tables by name, empty if not applicable, and the settings of changed neurons, if any."""
-
-    survey: LayerSurvey
-    inside: dict[str, Rows]
-    neurons: Mapping[str, Any] | None = None
-
-
-def tables_of(geometry_tables: GeometryTables) -> dict[str, Rows]:
-    """Return the tables by name; optional ones are left out if they are empty."""
-    tables = {**geometry_tables.survey.tables, **geometry_tables.inside}
-    return {name: rows for name, rows in tables.items() if rows or name not in _OPTIONAL}
-
-
-def study_output(geometry_tables: GeometryTables, stores: Sequence[ActivationStore], model_name: str) -> Measured:
-    """Return tables, also empty ones, figures, transforms and results; `stores` are measured first, fitted on last."""
-    tables = tables_of(geometry_tables)
-
-    def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
-        figures = write_figures(folder, tables, model_name, formats)
-        figures += write_position_figures(folder, tables, model_name, formats)
-        figures += write_extremes_figures(folder, tables, model_name, formats)
-        return figures + write_inside_figures(folder, tables, model_name, formats)
-
-    def write(folder: Path) -> list[Path]:
-        paths = []
-        (folder / "transforms").mkdir()
-        for kind, by_layer in geometry_tables.survey.transforms.items():
-            paths.append(folder / "transforms" / f"{kind}.safetensors")
-            transforms.save(paths[-1], by_layer)
-        return paths
-
-    results = {
-        "cache": {"measured": origin(stores[0]), "fitted": origin(stores[-1])},
-        "clipped": {str(layer): neurons for layer, neurons in geometry_tables.survey.clipped.items()},
-        "not_applicable": geometry_tables.survey.not_applicable,
-        **({"neurons": dict(geometry_tables.neurons)} if geometry_tables.neurons is not None else {}),
+def draw_changes(figure: Figure, changes: Table, model: str) -> None:
+    """Draw the remaining distances of outliers and the effects on the model's output, with random neurons."""
+    measures, pairs = output_measures(changes), outlier_pairs(changes)
+    figure.set_size_inches(1.8 + 2.9 * (1 + len(measures)), 3.3)
+    distance_axes, *panels = figure.subplots(1, 1 + len(measures), squeeze=False)[0]
+    kinds = {
+        "random": ("random neurons (mean of draws)", {"c": GREY, "ls": ":", "lw": 0.8}),
+        "outliers": ("outliers", {"c": BLUE, "marker": "o", "ms": 3}),
     }
-    return Measured(tables, results, _curves(tables), draw=draw, write=write)
-
-
-def _curves(tables: Mapping[str, Rows]) -> list[dict[str, Any]]:
-    """Return a row per layer for W&B's curves; of the many transforms and of position, one measure each."""
-    by_layer: dict[int, dict[str, Any]] = {}
-    for row in tables["geometry"]:
-        transform, measure = row["transform"], row["measure"]
-        point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
-        if transform == "none":
-            ends = {f"{measure}_{end}": row[end] for end in ("low", "high") if row.get(end) is not None}
-            point |= {measure: row["value"], **ends}
-        elif measure == "mean_cosine":
-            point[f"{transform}_{measure}"] = row["value"]
-    for row in tables.get("position_split", ()):
-        if (row["scale"], row["part"]) == ("raw", "position"):
-            ends = {f"position_share_{end}": row[end] for end in ("low", "high") if row[end] is not None}
-            by_layer[row["layer"]] |= {"position_share": row["value"], **ends}
-    return list(by_layer.values())
+    for i, rows in enumerate(pairs.values()):
+        by_kind = rows.by("kind")
+        for kind, (words, look) in kinds.items():
+            if kind in by_kind:
+                lines = [by_kind["intact"], *(by_kind[kind].where(where=where) for where in PLACES)]
+                values = [np.mean(np.abs(of_place.column("value"))) for of_place in lines]
+                distance_axes.plot(range(len(lines)), values, **look, label=words if i == 0 else None)
+    distance_axes.axhline(MEAN_DEVIATIONS, color=PURPLE, lw=0.8, ls="--", label="5 sd")
+    distance_axes.set_xticks(range(1 + len(PLACES)), ["intact", *PLACES])
+    distance_axes.set_ylim(0, None)
+    distance_axes.set_ylabel("sd from the other neurons")
+    distance_axes.set_title("distance of each outlier", fontsize=9)
+    for axes, rows in zip(panels, measures, strict=True):
+        draw_effects(axes, rows, {where: where for where in PLACES})
+        axes.set_ylabel("effect (95% interval)")
+    figure.suptitle(f"{model}: average gains and biases of outliers", x=0.01, ha="left", fontsize=10)
+    figure.legend(*distance_axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)

@@ -9,7 +9,7 @@ sentence.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.data.examples import HiddenStateSource, pool_words
+from probing.probes.outliers import SpecialTokens, TokenGroup, measured_tokens, shards_of
 from probing.probes.transforms import Transform
 from probing.statistics.chance import (
     N_DRAWS,
@@ -32,15 +33,7 @@ from probing.statistics.chance import (
     shares_of,
     weights,
 )
-from probing.statistics.moments import (
-    Covariance,
-    CovarianceAccumulator,
-    Profile,
-    ProfileAccumulator,
-    deviations_of,
-    outliers_of,
-    pooled,
-)
+from probing.statistics.moments import Covariance, deviations_of, outliers_of
 from probing.text.tokens import Tokens
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -359,21 +352,7 @@ def smoothness(vectors: Tensor, units: Tensor, unit_sums: Tensor, lengths: Tenso
 NORM, ENERGY, COSINE, FARTHEST = "rms_norm", "mean_energy_share", "mean_cosine", "farthest_mean"
 
 
-@dataclass(frozen=True)
-class Group:
-    """A group of a layer's tokens: its profile, and the sum of its unit vectors, shape (d_model,), float64."""
-
-    profile: Profile
-    units: NDArray[np.float64]
-
-    @property
-    def mean_cosine(self) -> float:
-        """The mean cosine over all pairs of two different tokens; NaN for fewer than two."""
-        n = self.profile.n_tokens
-        return float((np.square(self.units).sum() - n) / (n * (n - 1))) if n > 1 else float("nan")
-
-
-def first_token_rows(layer: int, groups: Mapping[str, Group]) -> list[dict[str, Any]]:
+def first_token_rows(layer: int, groups: Mapping[str, TokenGroup]) -> list[dict[str, Any]]:
     """Return the rows of a layer in `first_token.csv`: norms, mean cosine, the farthest neuron, and every outlier.
 
     `groups` are the tokens without first ones (`exclude`), with them (`include`), and the first ones alone (`only`).
@@ -385,7 +364,7 @@ def first_token_rows(layer: int, groups: Mapping[str, Group]) -> list[dict[str, 
     ]
 
 
-def _group_rows(group: Group) -> list[dict[str, Any]]:
+def _group_rows(group: TokenGroup) -> list[dict[str, Any]]:
     profile, cosine = group.profile, group.mean_cosine
     of_mean = float(np.square(profile.mean).sum())
     energy = of_mean + float(profile.variance.sum())
@@ -403,7 +382,6 @@ def _group_rows(group: Group) -> list[dict[str, Any]]:
     ]
 
 
-SpecialTokens = Literal["exclude", "include"]
 Estimator = Literal["e19", "lkm", "tvs"]
 ESTIMATORS: tuple[Estimator, ...] = ("e19", "lkm", "tvs")
 
@@ -425,7 +403,7 @@ class Sampled:
     @cached_property
     def counts(self) -> NDArray[np.bool_]:
         """Mask of the tokens that are measured, shape (n_tokens,)."""
-        return self.tokens.included if self.special_tokens == "include" else ~self.tokens.special
+        return measured_tokens(self.tokens, self.special_tokens)
 
     @cached_property
     def is_sentence_token(self) -> NDArray[np.bool_]:
@@ -458,57 +436,6 @@ class Sampled:
         marked = np.zeros(self.tokens.n_tokens, dtype=bool)
         marked[rows] = True
         return marked
-
-
-@dataclass(frozen=True)
-class Look:
-    """Results of the first pass over a layer.
-
-    `profiles` are without special tokens (`exclude`), unless all are special, and with them (`include`). `of_first` has
-    the measured tokens without the first one of each sentence (`exclude`), with it (`include`), and the first ones
-    alone (`only`); it is empty unless first tokens are excluded.
-    """
-
-    layer: int
-    moments: Covariance
-    profiles: Mapping[SpecialTokens, Profile]
-    of_first: Mapping[str, Group]
-
-
-def look(store: HiddenStateSource, layer: int, sampled: Sampled) -> Look:
-    """Return the moments and profiles of a layer, in one pass."""
-    d_model, tokens = store.plan.d_model, sampled.tokens
-    words, first = ~tokens.special, ~tokens.included
-    disjoint = {
-        "words": words, "special": ~words & ~first, "first words": first & ~tokens.added,
-        "first special": first & tokens.added,
-    }  # fmt: skip
-    accumulators = {name: ProfileAccumulator(d_model) for name, of in disjoint.items() if of.any()}
-    units = {name: np.zeros(d_model) for name in accumulators} if first.any() else {}
-    moments = CovarianceAccumulator(d_model)
-    for shard_rows, states in _shards(store, layer):
-        moments.update(states[torch.from_numpy(sampled.counts[shard_rows])])
-        for name, accumulator in accumulators.items():
-            some = states[torch.from_numpy(disjoint[name][shard_rows])]
-            accumulator.update(some)
-            if units:
-                units[name] += normalise(some).double().sum(0).numpy()
-    profile_of_group = {name: accumulator.result() for name, accumulator in accumulators.items()}
-
-    def of(*names: str) -> Profile:
-        return pooled([profile_of_group[name] for name in names if name in profile_of_group])
-
-    profiles: dict[SpecialTokens, Profile] = {"include": of("words", "special")}
-    if "words" in profile_of_group:
-        profiles["exclude"] = profile_of_group["words"]
-    kinds = ("words", "special") if sampled.special_tokens == "include" else ("words",)
-    alone = {kind: f"first {kind}" for kind in ("words", "special")}
-    groups = {"exclude": kinds, "include": (*kinds, *(alone[kind] for kind in kinds)), "only": tuple(alone.values())}
-    of_first = {
-        which: Group(of(*names), np.sum([units[name] for name in names if name in units], axis=0))
-        for which, names in (groups if units else {}).items()
-    }
-    return Look(layer, moments.result(), profiles, of_first)
 
 
 @dataclass(frozen=True)
@@ -552,7 +479,7 @@ def measure(
     random = ClippedCosines(torch.tensor(random_choices), store.plan.d_model) if random_choices else None
     pools: dict[str, list[Tensor]] = {"pool": [], "of_sentences": []}
     distances, ratio = np.full(sampled.tokens.n_sentences, np.nan), MeanOverSentences()
-    for shard, (shard_rows, states) in zip(store.plan.shards, _shards(store, layer), strict=True):
+    for shard, (shard_rows, states) in zip(store.plan.shards, shards_of(store, layer), strict=True):
         block = _Block.of(states, shard_rows, sampled, shard.first_sentence, shard.n_sentences)
         for each in measures.values():
             each.update(block)
@@ -577,13 +504,6 @@ def measure(
         rows += _rows(layer, "clip_random", {"mean_cosine": Estimate(float(of_choices.mean()), *ends, random.n)})
     rows += _rows(layer, "none", {"distance_ratio": replace(ratio.result(), n=int(sampled.counts.sum()))})
     return LayerMeasures(rows, measures["none"].cosine.result().shares, distances)
-
-
-def _shards(store: HiddenStateSource, layer: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yield for each shard its rows in the token table and its states, in float32 or wider."""
-    for shard in store.plan.shards:
-        states = store.read(layer, shard.index)
-        yield store.shard_tokens(shard), states.to(torch.promote_types(states.dtype, torch.float32))
 
 
 @dataclass(frozen=True)

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
+from probing.activations import ActivationStore
 from probing.data.examples import HiddenStateSource
-from probing.errors import UserError
+from probing.data.labelling import origin
 from probing.models.anatomy import examine
-from probing.probes.transforms import Fitting, Transform, TransformKind, fit_transform, identity, random_neurons
-from probing.results import ALL_LAYERS, layers_named
-from probing.runtime.progress import stage
-from probing.statistics import moments, size_columns
-from probing.statistics.moments import Definition, Outlier
-from probing.studies.geometry.inside.changed_norms import find_parameters, not_applicable, parameter_rows
-from probing.studies.geometry.layers import (
-    Estimator,
-    LayerMeasures,
-    Look,
-    Sampled,
+from probing.models.residual_stream import Parameters, find_parameters
+from probing.probes import transforms
+from probing.probes.outliers import (
+    LayerMoments,
+    OutlierSurvey,
     SpecialTokens,
-    first_token_rows,
-    look,
-    measure,
+    collect_layer_moments,
+    measured_tokens,
 )
+from probing.probes.transforms import Fitting, Transform, TransformKind, fit_transform, identity, random_neurons
+from probing.results import layers_named
+from probing.runs.call import Measured
+from probing.runtime.progress import stage
+from probing.statistics import size_columns
+from probing.statistics.moments import MEAN_DEVIATIONS, Definition
+from probing.studies.geometry.figures import write_figures
+from probing.studies.geometry.layers import Estimator, LayerMeasures, Sampled, first_token_rows, measure
+from probing.studies.geometry.tables import SCHEMAS
 from probing.text.tokens import Tokens
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -229,6 +233,81 @@ def explained_rows(
     ]  # fmt: skip
 
 
+# --------------------------------------------------------------------------------------------------------------------
+# Outliers in a model's parameters: its position table, its segment and token embeddings, and its LayerNorms.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def parameter_rows(parameters: Parameters, neurons: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the ranks of some neurons in each parameter, as in `parameters.csv`.
+
+    A row has the neuron's value, its rank by signed value (1 is the largest, d_model the smallest), its rank by
+    magnitude (1 is the farthest from 0), its distance from the mean of all neurons in standard deviations
+    (`deviations`), and the number of neurons beyond 5 of these (`n_outliers`). Luo, Kulmizev & Mao (2021) do not
+    specify which of the two ranks they report. In a tie the lower neuron comes first. Rows of the position table that
+    no position uses have no position.
+    """
+    return [row for vector, about in _vectors(parameters) for row in _ranks(vector, about, neurons)]
+
+
+def not_applicable(parameters: Parameters) -> list[str]:
+    """Return the kinds of parameters that the model does not have, or not in the width of its hidden states."""
+    kinds = {
+        "position table": parameters.position_table is not None,
+        "token embedding": parameters.mean_token is not None,
+        "LayerNorm": bool(parameters.norms),
+        "LayerNorm bias": any(norm.bias is not None for norm in parameters.norms),
+    }
+    return [name for name, exists in kinds.items() if not exists]
+
+
+def _vectors(parameters: Parameters) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    """Yield each vector over the neurons, with the columns that identify it."""
+    if (table := parameters.position_table) is not None:
+        for row, vector in enumerate(table):
+            position = row - parameters.first_row
+            yield vector, {"parameter": "position", "row": row} | ({"position": position} if position >= 0 else {})
+    if parameters.segment_table is not None:
+        for row, vector in enumerate(parameters.segment_table):
+            yield vector, {"parameter": "segment", "row": row}
+    if parameters.mean_token is not None:
+        yield parameters.mean_token, {"parameter": "mean_token"}
+    for norm in parameters.norms:
+        about: dict[str, Any] = {"module": norm.module} | ({} if norm.layer is None else {"layer": norm.layer})
+        yield norm.gain, {"parameter": "gain", **about}
+        if norm.bias is not None:
+            yield norm.bias, {"parameter": "bias", **about}
+
+
+def _ranks(vector: Tensor, about: dict[str, Any], neurons: Sequence[int]) -> Iterator[dict[str, Any]]:
+    values = vector.double().numpy()
+    signed, absolute = (_ranks_of(key) for key in (values, np.abs(values)))
+    sd = values.std()
+    n_outliers = int((np.abs(values - values.mean()) > MEAN_DEVIATIONS * sd).sum())
+    for neuron in neurons:
+        deviations = float((values[neuron] - values.mean()) / sd) if sd > 0 else 0.0
+        yield {
+            **about,
+            "neuron": neuron,
+            "value": float(values[neuron]),
+            "rank": int(signed[neuron]),
+            "absolute_rank": int(absolute[neuron]),
+            "deviations": deviations,
+            "n_outliers": n_outliers,
+        }
+
+
+def _ranks_of(values: Any) -> Any:
+    """Return the rank of each value, 1 for the largest; in a tie the first value has the lower rank."""
+    ranks = np.empty(len(values), dtype=np.int64)
+    ranks[np.argsort(-values, kind="stable")] = np.arange(1, len(values) + 1)
+    return ranks
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The survey of all layers.
+# --------------------------------------------------------------------------------------------------------------------
+
 Rows = list[dict[str, Any]]
 
 TABLES = "geometry", "outliers", "dimensions", "parameters", "explained", "first_token"
@@ -264,126 +343,83 @@ class LayerSurvey:
     not_applicable: list[str]
 
 
-@dataclass(frozen=True)
-class _Corpora:
-    """Activations that are measured, activations for fitting, selected tokens of both, and regressors of the former."""
-
-    store: HiddenStateSource
-    fitted_on: HiddenStateSource
-    sampled: Sampled
-    fitted: Sampled
-    regressors: Regressors
-
-
-@dataclass(frozen=True)
-class _LayerSurvey:
-    """Results of one layer; `look` describes the fitted tokens, and `distances` serve the next layer."""
-
-    tables: dict[str, Rows]
-    look: Look
-    clipped: list[int]
-    transforms: Mapping[str, Transform]
-    distances: NDArray[np.float64]
-
-
-def check_tokens(tokens: Tokens, special_tokens: SpecialTokens) -> None:
-    """Raise a `UserError` for a corpus with fewer than two tokens to compare."""
-    n = int((tokens.included if special_tokens == "include" else ~tokens.special).sum())
-    if n < 2:
-        first = "" if tokens.included.all() else " and the first ones"
-        raise UserError(f"`--corpus`: {n} tokens are left without special tokens{first}, and cosines need two.")
-
-
 def survey(
-    store: HiddenStateSource,
-    fitted_on: HiddenStateSource,
-    layers: Sequence[int],
-    encoder: nn.Module,
-    tokenizer: Any,
+    store: HiddenStateSource, fitted_on: HiddenStateSource, layers: Sequence[int], encoder: nn.Module, tokenizer: Any,
     plan: GeometryPlan,
-) -> LayerSurvey:
+) -> LayerSurvey:  # fmt: skip
     """Survey a model, in ascending layers, one at a time.
 
     `store` has the activations that are measured; outliers are detected and transforms fitted on `fitted_on`, which may
     be the same. The encoder is read for its parameters, and the tokenizer identifies punctuation.
     """
     parameters = find_parameters(encoder, examine(encoder, tokenizer.pad_token_id or 0))
-    norms = parameters.output_norms
-    by_norm = moments.by_layer_norm(
-        [norm.gain for norm in norms], [norm.bias for norm in norms if norm.bias is not None]
-    )
+    outliers = OutlierSurvey.of(parameters, plan.definition, plan.special_tokens)
     sampled = Sampled(store.tokens, plan.special_tokens, plan.seed)
-    fitted = sampled if fitted_on is store else Sampled(fitted_on.tokens, plan.special_tokens, plan.seed)
     ids, of_token = np.unique(store.tokens.input_ids, return_inverse=True)
     punctuation = is_punctuation(tokenizer.convert_ids_to_tokens(ids.tolist()))[of_token.reshape(-1)]
-    corpora = _Corpora(store, fitted_on, sampled, fitted, Regressors(store.tokens, punctuation))
-    surveys: dict[int, _LayerSurvey] = {}
+    work = _Survey(store, fitted_on, sampled, Regressors(store.tokens, punctuation), plan, outliers)
     tables: dict[str, Rows] = {name: [] for name in TABLES}
+    transforms: dict[str, dict[int, Transform]] = {}
     with stage(f"geometry of {layers_named(layers)}", len(layers)) as advance:
         for layer in layers:
-            below = surveys.get(layer - 1)
-            surveys[layer] = _of_layer(layer, corpora, by_norm, plan, below.distances if below else None)
-            for name, rows in surveys[layer].tables.items():
+            for name, rows in work.tables(layer, transforms).items():
                 tables[name] += rows
             advance(1)
-    looks = [layer_survey.look for layer_survey in surveys.values()]
-    for which in ("exclude", "include"):
-        tables["outliers"] += _outlier_rows(_pooled(looks, which), ALL_LAYERS, which)
-    tables["outliers"] += _outlier_rows(by_norm, ALL_LAYERS, "")
+    tables["outliers"] = outliers.rows
     tables["parameters"] = parameter_rows(parameters, sorted({row["neuron"] for row in tables["outliers"]}))
-    transforms: dict[str, dict[int, Transform]] = {}
-    for layer, layer_survey in surveys.items():
-        for kind, transform in layer_survey.transforms.items():
+    return LayerSurvey(tables, transforms, outliers.chosen, not_applicable(parameters))
+
+
+@dataclass
+class _Survey:
+    """Activations that are measured, activations for fitting, and what was found in the layers so far.
+
+    `distances` has the distances of sentences to equal rows, by layer.
+    """
+
+    store: HiddenStateSource
+    fitted_on: HiddenStateSource
+    sampled: Sampled
+    regressors: Regressors
+    plan: GeometryPlan
+    outliers: OutlierSurvey
+    distances: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+
+    def tables(self, layer: int, transforms: dict[str, dict[int, Transform]]) -> dict[str, Rows]:
+        """Return the rows of a layer by table, and add its transforms by kind and layer."""
+        plan, store, special_tokens = self.plan, self.store, self.plan.special_tokens
+        fitted = collect_layer_moments(self.fitted_on, layer, special_tokens)
+        measured = fitted if store is self.fitted_on else collect_layer_moments(store, layer, special_tokens)
+        self.outliers.add(fitted)
+        clipped, named = self.outliers.chosen[layer], self.outliers.named(layer)
+        of_layer, d_model = _transforms(plan, fitted, clipped), len(measured.moments.mean)
+        result = measure(
+            store, layer, self.sampled, measured.moments, {"none": identity(d_model), **of_layer},
+            _random_choices(plan, layer, d_model, clipped, named), plan.estimators, self.distances.get(layer - 1),
+        )  # fmt: skip
+        self.distances[layer] = result.distances
+        tokens = self.fitted_on.tokens
+        n_sentences = len(np.unique(tokens.sentences[measured_tokens(tokens, special_tokens)]))
+        size = fitted.moments.n_tokens, n_sentences, d_model, plan.fitting.n_components
+        sizes = {kind: size_columns(kind, *size) for kind in of_layer}
+        for kind, transform in of_layer.items():
             transforms.setdefault(kind, {})[layer] = transform
-    clipped = {layer: layer_survey.clipped for layer, layer_survey in surveys.items()}
-    return LayerSurvey(tables, transforms, clipped, not_applicable(parameters))
+        dead = measured.moments.dead.nonzero().flatten().tolist()
+        return {
+            "geometry": [row | sizes.get(row["transform"], {}) for row in result.rows],
+            "dimensions": _dimension_rows(measured, special_tokens, result),
+            "explained": _explained(store, layer, self.regressors, named, dead, plan.seed),
+            "first_token": first_token_rows(layer, fitted.of_first),
+        }
 
 
-def _of_layer(
-    layer: int, corpora: _Corpora, by_norm: Sequence[Outlier], plan: GeometryPlan, below: NDArray[np.float64] | None
-) -> _LayerSurvey:
-    """Survey one layer; `by_norm` has outliers of all layers, `below` the distances of the layer below if surveyed."""
-    store, sampled, fitted = corpora.store, corpora.sampled, corpora.fitted
-    seen = look(corpora.fitted_on, layer, fitted)
-    layer_look = look(store, layer, sampled) if fitted is not sampled else seen
-    named = {which: moments.outliers_of(profile) for which, profile in seen.profiles.items()}
-    clipped = _clipped(plan, named, by_norm)
-    all_named = sorted({o.neuron for outliers in named.values() for o in outliers} | {o.neuron for o in by_norm})
-    transforms, d_model = _transforms(plan, seen, clipped), len(layer_look.moments.mean)
-    result = measure(
-        store, layer, sampled, layer_look.moments, {"none": identity(d_model), **transforms},
-        _random_choices(plan, layer, d_model, clipped, all_named), plan.estimators, below,
-    )  # fmt: skip
-    n_sentences = len(np.unique(fitted.tokens.sentences[fitted.counts]))
-    sizes = {
-        kind: size_columns(kind, seen.moments.n_tokens, n_sentences, d_model, plan.fitting.n_components)
-        for kind in transforms
-    }
-    dead = layer_look.moments.dead.nonzero().flatten().tolist()
-    tables = {
-        "geometry": [row | sizes.get(row["transform"], {}) for row in result.rows],
-        "outliers": [row for which, outliers in named.items() for row in _outlier_rows(outliers, layer, which)],
-        "dimensions": _dimension_rows(layer_look, plan.special_tokens, result),
-        "explained": _explained(store, layer, corpora.regressors, all_named, dead, plan.seed),
-        "first_token": first_token_rows(layer, seen.of_first),
-    }
-    return _LayerSurvey(tables, seen, clipped, transforms, result.distances)
-
-
-def _clipped(
-    plan: GeometryPlan, named: Mapping[SpecialTokens, Sequence[Outlier]], by_norm: Sequence[Outlier]
-) -> list[int]:
-    outliers = by_norm if plan.definition == "layer_norm" else named.get(plan.special_tokens, ())
-    return sorted(outlier.neuron for outlier in outliers if outlier.definition == plan.definition)
-
-
-def _transforms(plan: GeometryPlan, seen: Look, clipped: Sequence[int]) -> dict[str, Transform]:
+def _transforms(plan: GeometryPlan, fitted_on: LayerMoments, clipped: Sequence[int]) -> dict[str, Transform]:
     """Fit the transforms of a layer; clipping needs outliers, and the other transforms need neurons that vary."""
     fitted: dict[str, Transform] = {}
     for kind in plan.kinds:
-        applies = bool(clipped) if kind == "clip" else seen.moments.varies
+        applies = bool(clipped) if kind == "clip" else fitted_on.moments.varies
         if applies:
-            fitted[kind] = fit_transform(kind, seen.moments, clipped, plan.fitting)
+            fitted[kind] = fit_transform(kind, fitted_on.moments, clipped, plan.fitting)
     return fitted
 
 
@@ -397,29 +433,15 @@ def _random_choices(
     return [random_neurons(d_model, len(clipped), excluded, generator) for _ in range(plan.n_draws)]
 
 
-def _outlier_rows(outliers: Sequence[Outlier], layer: int | str, special_tokens: str) -> list[dict[str, Any]]:
-    about = {"layer": layer, "special_tokens": special_tokens}
-    return [{"definition": o.definition, "neuron": o.neuron, "value": o.value, **about} for o in outliers]
-
-
-def _pooled(looks: Sequence[Look], which: SpecialTokens) -> list[Outlier]:
-    """Return the outliers by share over all layers but the embeddings, as in Luo, Kulmizev & Mao (2021)."""
-    profiles = [seen.profiles[which] for seen in looks if seen.layer and which in seen.profiles]
-    if not profiles:
-        return []
-    together = moments.pooled(profiles)
-    return moments.by_share("argmin_share", together) + moments.by_share("argmax_share", together)
-
-
-def _dimension_rows(seen: Look, special_tokens: SpecialTokens, result: LayerMeasures) -> list[dict[str, Any]]:
-    profile = seen.profiles[special_tokens]
+def _dimension_rows(of_layer: LayerMoments, special_tokens: SpecialTokens, result: LayerMeasures) -> Rows:
+    profile = of_layer.profiles[special_tokens]
     columns = {
         "mean": profile.mean, "sd": np.sqrt(profile.variance), "cosine_share": result.cosine_shares.numpy(),
         "argmin_share": profile.argmin_share, "argmax_share": profile.argmax_share,
         "beyond_share": profile.beyond_share,
     }  # fmt: skip
     return [
-        {"layer": seen.layer, "neuron": k} | {name: float(values[k]) for name, values in columns.items()}
+        {"layer": of_layer.layer, "neuron": k} | {name: float(values[k]) for name, values in columns.items()}
         for k in range(len(profile.mean))
     ]
 
@@ -454,3 +476,45 @@ def _explained(
         if accumulator.n_tokens
         for row in explained_rows(layer, neurons, kinds, which, accumulator.result(), accumulator.n_tokens)
     ]
+
+
+def study_output(
+    surveyed: LayerSurvey, inside: Mapping[str, Rows], stores: Sequence[ActivationStore], model_name: str
+) -> Measured:
+    """Return tables, figures, transforms and results; `stores` are measured first, fitted on last."""
+    optional = {schema.name for schema in SCHEMAS if schema.optional}
+    tables = {
+        name: rows for name, rows in {**surveyed.tables, **inside}.items() if rows or name not in optional
+    }  # fmt: skip
+
+    def write(folder: Path) -> list[Path]:
+        paths = []
+        (folder / "transforms").mkdir()
+        for kind, by_layer in surveyed.transforms.items():
+            paths.append(folder / "transforms" / f"{kind}.safetensors")
+            transforms.save(paths[-1], by_layer)
+        return paths
+
+    results = {
+        "cache": {"measured": origin(stores[0]), "fitted": origin(stores[-1])},
+        "clipped": {str(layer): neurons for layer, neurons in surveyed.clipped.items()},
+        "not_applicable": surveyed.not_applicable,
+    }
+    return Measured(
+        tables, results, _curves(tables["geometry"]),
+        draw=lambda folder, formats: write_figures(folder, tables, model_name, formats), write=write,
+    )  # fmt: skip
+
+
+def _curves(rows: Rows) -> Rows:
+    """Return a row per layer for W&B's curves; of the many transforms, one measure each."""
+    by_layer: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        transform, measure = row["transform"], row["measure"]
+        point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
+        if transform == "none":
+            ends = {f"{measure}_{end}": row[end] for end in ("low", "high") if row.get(end) is not None}
+            point |= {measure: row["value"], **ends}
+        elif measure == "mean_cosine":
+            point[f"{transform}_{measure}"] = row["value"]
+    return list(by_layer.values())

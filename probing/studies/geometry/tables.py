@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -12,10 +13,12 @@ from probing.results import (
     Row,
     Schema,
     Table,
+    View,
     by_layer_table,
     cells_table,
-    estimate,
+    count,
     estimated,
+    in_brackets,
     interval,
     layer_number,
     listed,
@@ -24,25 +27,14 @@ from probing.results import (
     text,
     whole,
 )
-from probing.runs import Result
+from probing.runs import Result, Terms
 from probing.statistics import few_sentences, label, size_lines
-from probing.studies.geometry import position
-from probing.studies.geometry.extremes import EXTREMES
 from probing.tables.figures import Chart, Line, Panel, with_lines
-from probing.tables.schema import SIZES, block, effect, layer_column, value
+from probing.tables.outlier_effects import N_TOKENS, RANKED, SPECIAL_TOKENS, changed
+from probing.tables.schema import SIZES, block, layer_column, value
 
 _NEURON = whole("neuron", "Index of the neuron.")
 
-_N_TOKENS = whole("n_tokens", "Number of tokens that were measured.")
-
-_P = (
-    number("percentile", "Percentage of the draws of random neurons that do less harm.", form=".0f"),
-    number("p_value", "Share of these draws, and of what is tested, that do at least as much harm."),
-)
-
-_SPECIAL = text("special_tokens", "Whether special tokens are included: exclude or include.", may_be_empty=True)
-
-_WHERE = "Where neurons are changed"
 
 GEOMETRY = Schema("geometry", "a row per layer, transform and measure", (
     layer_column(),
@@ -50,7 +42,7 @@ GEOMETRY = Schema("geometry", "a row per layer, transform and measure", (
          "standardise, center or all_but_the_top."),
     text("measure", "What is measured."),
     value("Its value"),
-    _N_TOKENS, *SIZES,
+    N_TOKENS, *SIZES,
 ))  # fmt: skip
 
 OUTLIERS = Schema("outliers", "a row per definition, layer and outlier", (
@@ -58,7 +50,7 @@ OUTLIERS = Schema("outliers", "a row per definition, layer and outlier", (
     layer_column("Number of the layer; all stands for all layers but the embeddings."),
     _NEURON,
     number("value", "How strong an outlier it is, in the unit of the definition.", form=".3g"),
-    _SPECIAL,
+    SPECIAL_TOKENS,
 ))  # fmt: skip
 
 DIMENSIONS = Schema("dimensions", "a row per layer and neuron", (
@@ -88,11 +80,11 @@ PARAMETERS = Schema("parameters", "a row per outlier and parameter", (
 EXPLAINED = Schema("explained", "a row per layer, neuron and source of variance", (
     layer_column(), _NEURON,
     text("kind", "outlier, or random for ten other neurons."),
-    _SPECIAL,
+    SPECIAL_TOKENS,
     text("source", "What explains: position, token, sentence, ..."),
     number("alone", "Share of the neuron's variance that the source explains alone."),
     number("partial", "Share that it explains of what the other sources leave."),
-    _N_TOKENS,
+    N_TOKENS,
 ))  # fmt: skip
 
 FIRST_TOKEN = Schema("first_token", "with `--first_token exclude`, a row per layer, choice of tokens and measure", (
@@ -101,7 +93,7 @@ FIRST_TOKEN = Schema("first_token", "with `--first_token exclude`, a row per lay
     text("measure", "rms_norm, mean_energy_share, mean_cosine, farthest_mean, or the definition of an outlier."),
     whole("neuron", "Neuron that the measure is of."),
     number("value", "Its value."),
-    _N_TOKENS,
+    N_TOKENS,
 ), optional=True)  # fmt: skip
 
 _OF_BOUND = text("measure", "Term of the bound of Shi et al. (2022).")
@@ -125,16 +117,6 @@ _OF_SENTENCE = {
     "attention_reach": "Share of the attention's factor that is reached.",
 }
 
-INTERVENTIONS = Schema("interventions", "with `--interventions`, a row per measure and set of neurons", (
-    text("measure", "What is measured while neurons are 0."),
-    text("where", f"{_WHERE}: inside the model, or after it.", may_be_empty=True),
-    text("kind", "intact, outliers, largest_gain or random."),
-    whole("draw", "Number of the random draw."),
-    text("neurons", "The neurons."),
-    value("The measure"),
-    estimate("effect", "Its difference from the intact model.", form="+.3f"),
-    *_P, _N_TOKENS,
-), optional=True)  # fmt: skip
 
 NORMS = Schema("norms", "with `--norms`, a row per norm of a block and neuron", (
     Column("layer", layer_number, "Number of the block; its output is the layer of the same number.", "block"),
@@ -160,20 +142,15 @@ NORMS = Schema("norms", "with `--norms`, a row per norm of a block and neuron", 
            "+.2f"),
     number("by_others_bias", "Mean bias of the neurons that are no outliers.", "others' bias", "+.2f"),
     text("largest", "The term of input, own gain and own bias that is largest in magnitude."),
-    _N_TOKENS,
+    N_TOKENS,
 ), optional=True)  # fmt: skip
 
 NORM_CHANGES = Schema("norm_changes", "with `--norms`, a row per measure and change of gains and biases", (
     text("measure", "deviations, mlm_loss, position_accuracy or position_accuracy_retrained."),
     layer_column(), _NEURON,
-    text("where", f"{_WHERE}: in the first norm of every block, the second, or both.", may_be_empty=True),
-    text("kind", "intact, outliers or random."),
-    whole("draw", "Number of the random draw."),
-    text("neurons", "The neurons."),
-    value("The measure"),
-    estimate("effect", "Its difference from the intact model.", form="+.3f"),
+    *changed("in the first norm of every block, the second, or both", "intact, outliers or random"),
     text("outlier", "Whether the neuron is an outlier: yes or no."),
-    *_P, _N_TOKENS,
+    *RANKED, N_TOKENS,
 ), optional=True)  # fmt: skip
 
 PATH = Schema("path", "with `--path`, a row per place of the residual stream and neuron", (
@@ -186,7 +163,7 @@ PATH = Schema("path", "with `--path`, a row per place of the residual stream and
     text("kind", "Where the neuron is an outlier: first_row, layers, both, or random for ten others."),
     number("value", "Mean value."),
     number("deviations", "Its distance from other neurons, in standard deviations."),
-    _N_TOKENS,
+    N_TOKENS,
 ), optional=True)  # fmt: skip
 
 FIRST_ROW = Schema("first_row", "with `--path`, a row per outlier and change of the first position's embedding", (
@@ -197,61 +174,17 @@ FIRST_ROW = Schema("first_row", "with `--path`, a row per outlier and change of 
     number("value", "Distance of the neuron from others, in standard deviations."),
     number("effect", "Its difference from the intact model.", form="+.3f"),
     text("outlier", "Whether it is an outlier: yes or no."),
-    *_P, _N_TOKENS,
+    *RANKED, N_TOKENS,
 ), optional=True)  # fmt: skip
 
 SMOOTHING_SENTENCES = Schema("smoothing_sentences", "with `--smoothing_bound`, a row per block and sentence", (
-    whole("sentence", "Index of the sentence."), layer_column("The block's output."), _N_TOKENS,
+    whole("sentence", "Index of the sentence."), layer_column("The block's output."), N_TOKENS,
     *(number(name, meaning) for name, meaning in _OF_SENTENCE.items()),
 ), optional=True)  # fmt: skip
 
-
-def _beside(kind: str) -> tuple[Column, ...]:
-    """Return the columns of the effects of drawn sets of neurons."""
-    return (
-        number(kind, f"Mean effect of the {kind} sets.", form="+.3f"),
-        number(f"{kind}_lowest", "The lowest of these effects.", form="+.3f"),
-        number(f"{kind}_highest", "The highest of these effects.", form="+.3f"),
-        number(f"{kind}_percentile", "Percentage of these sets that do less harm.", form=".0f"),
-        number(f"{kind}_p", "(1 + number of these sets that do at least as much harm) / (1 + number of sets)."),
-    )
-
-
-_OF_CHANGE = (
-    whole("changed_layer", "Layer whose neurons are changed."),
-    text("kind", "What replaces the neurons."),
-    whole("k", "Number of neurons that are changed."),
-    text("task", "Task of the run whose classes are erased and read; absent for position."),
-    text("readout", "What is read."),
-    layer_column("Layer that is read."),
-    whole("head", "Position head that is read."),
-    whole("offset", "Its offset."),
-)
-
-NEURON_INTERVENTIONS = Schema("neuron_interventions", "with `--neurons` or `--from_run`, a row per set and readout", (
-    *_OF_CHANGE,
-    text("neurons", "The neurons."),
-    number("intact", "The readout of the intact model."),
-    number("value", "The readout with these neurons changed."),
-    effect("The second minus the first, paired by sentence"),
-    *_beside("random"), *_beside("matched"),
-    number("all_neurons", "With kind interchange, the readout with all neurons of the layer exchanged."),
-    number("difference", "Of readout words, by how many nats the intact log odds differ in a pair, on average."),
-    whole("n_as_given", "Of readout words, the number of pairs in which this difference is as the file has it."),
-    whole("n", "Number of sentences, or of pairs."),
-), optional=True)  # fmt: skip
-
-NEURON_DRAWS = Schema("neuron_draws", "with `--neurons` or `--from_run`, a row per set, drawn ones too, and readout", (
-    *_OF_CHANGE,
-    text("set", "chosen, random or matched."),
-    whole("draw", "Number of the draw."),
-    number("effect", "Difference from the intact model on the sentences that drawn sets are read on.", form="+.3f"),
-), optional=True)  # fmt: skip
-
 SCHEMAS = (
-    GEOMETRY, OUTLIERS, DIMENSIONS, PARAMETERS, EXPLAINED, FIRST_TOKEN, SMOOTHING, SMOOTHING_SENTENCES, INTERVENTIONS,
-    NORMS, NORM_CHANGES, PATH, FIRST_ROW, NEURON_INTERVENTIONS, NEURON_DRAWS, *position.SCHEMAS,
-    *EXTREMES,
+    GEOMETRY, OUTLIERS, DIMENSIONS, PARAMETERS, EXPLAINED, FIRST_TOKEN, SMOOTHING, SMOOTHING_SENTENCES, NORMS,
+    NORM_CHANGES, PATH, FIRST_ROW,
 )  # fmt: skip
 
 # Headings of the columns, by transform and by definition of outliers.
@@ -277,6 +210,8 @@ SOURCES = ("position", "frequency", "token", "punctuation", "special", "all")
 
 # Advice where a covariance was fitted on too few vectors.
 MORE_TEXT = "Fit it on more text with `--fit_corpus`, or keep fewer directions of whitening with `--components`."
+
+EXCLUDED = "The measures above are the measures of all tokens but the first token of each sentence."
 
 # Number of neurons that a table in the terminal shows; the files have all.
 SHOWN, N_EXPLAINED = 8, 3
@@ -529,6 +464,21 @@ def _shares(rows: Table) -> Iterator[str]:
         yield alone if source == "all" else f"{partial} ({alone})"
 
 
+def more_tables(geometry: Result) -> list[Any]:
+    """Return all measures of each layer by transform, and the outliers."""
+    tables = []
+    for transform, rows in geometry.geometry.by("transform").items():
+        cells = {measure.replace("_", " "): partial(_value, measure) for measure in rows.values("measure")}
+        tables.append(by_layer_table(f"Measures of each layer, {label(TRANSFORMS[transform], rows)}", rows, cells))
+    outliers = f"Outlier dimensions: {count(len(geometry.outliers), 'row')}"
+    return [*tables, *View(OUTLIERS, title=outliers).tables(geometry.outliers)]
+
+
+def _value(measure: str, rows: Table) -> str:
+    found = rows.where(measure=measure)
+    return "".join(f"{row['value']:.3g}{in_brackets(interval(row, between=' to ', form='.3g'))}" for row in found)
+
+
 # --- charts ---
 
 
@@ -566,3 +516,68 @@ def _by_transform(geometry: Table, measure: str, only: Sequence[str] = tuple(TRA
     return [
         Line.of(rows, "value", label(TRANSFORMS[name], rows), "") for name in only if (rows := by_transform.get(name))
     ]
+
+
+def explained_chart(explained: Table, outliers: Table) -> Chart:
+    """Return the partial R² of each source, for the most frequent outliers, in the layers that have them."""
+    shown_rows = of_first_choice(explained)
+    neurons = most_named(outliers.where(neuron=tuple(explained.values("neuron"))), 4)
+    rows_of = {f"neuron {neuron}": shown_rows.where(neuron=neuron, kind="outlier") for neuron in neurons}
+    rows_of["mean of other neurons"] = shown_rows.where(kind="random")
+    panels = []
+    for title, rows in rows_of.items():
+        layers = layers_of(rows)
+        shares = {
+            source: [fmean(rows.where(layer=layer, source=source).column("partial") or [0.0]) for layer in layers]
+            for source in SOURCES[:-1]
+        }
+        panels.append(Panel([Line(source, layers, values, kind="bars") for source, values in shares.items()], title))
+    return Chart("explained", "what each source explains of an outlier beyond the others", panels, "partial R²")
+
+
+# --- meanings of the headings on a page ---
+
+MEASURES: Terms = {
+    "mean_cosine": "Mean cosine of the hidden states of two tokens, over all pairs of different tokens.",
+    "mean_cosine_one_per_sentence": "The same over tokens of different sentences, one drawn from each.",
+    "mean_cosine_centred": "The same after the mean vector is subtracted.",
+    "mean_energy_share": "Share of the squared length of the hidden states that lies in their mean vector.",
+    "isoscore": "IsoScore: 1 if all directions have the same variance, 0 if only one varies (Rudman et al. 2022).",
+    "partition_isotropy": "Smallest value of a partition function divided by its largest, over directions: 1 where "
+    "vectors are spread evenly (Mu & Viswanath 2018).",
+    "top_cosine_share": "Share of the mean cosine that the neuron with the largest share contributes.",
+    "self_similarity": "Mean cosine of the vectors of one word in different sentences.",
+    "self_similarity_adjusted": "Self-similarity minus the mean cosine of tokens of different sentences.",
+    "intra_sentence_similarity": "Mean cosine of the tokens of a sentence with the mean vector of that sentence.",
+    "intra_sentence_similarity_adjusted": "The same minus the mean cosine of tokens of different sentences.",
+    "token_similarity": "Mean cosine of two tokens of one sentence.",
+    "distance_to_equal_rows": "Distance of a sentence's hidden states to the nearest matrix whose rows, the tokens, "
+    "are all equal.",
+    "relative_distance": "That distance divided by the norm of the hidden states: 0 if all tokens of a sentence are "
+    "equal.",
+    "distance_ratio": "That distance divided by the distance in the layer before.",
+    "rank": "Number of dimensions that the transform leaves.",
+    "mean_cosine_e19": "Mean cosine as Ethayarajh (2019) estimates it, from drawn pairs.",
+    "mean_cosine_lkm": "Mean cosine as Luo, Kulmizev & Mao (2021) estimate it, from drawn pairs.",
+    "mean_cosine_tvs": "Mean cosine as Timkey & van Schijndel (2021) estimate it, from drawn pairs.",
+}
+
+TERMS: Terms = {
+    "layer": GEOMETRY["layer"].meaning
+    + " In the table of outliers, all stands for all layers but the embeddings together.",
+    **{name.replace("_", " "): text for name, text in MEASURES.items()},
+    "definition": "Why a neuron is an outlier. argmin_share and argmax_share: it is the smallest or the largest of "
+    "most tokens' vectors. mean_profile: its mean is far from the mean neuron's. variance: it varies at least five "
+    "times as much as the mean neuron. layer_norm: its LayerNorm parameters deviate in more than three layers.",
+    "neuron": "Coordinate of the hidden state.",
+    "value": "How strong an outlier the neuron is. Depending on the definition: a share of tokens, standard deviations "
+    "with their sign, multiples of the mean variance, or a number of layers.",
+    "special tokens": "Whether special tokens such as [CLS] are included.",
+    "without the first token": "Neurons with a far mean over the tokens that are measured, and how far it is, in sd.",
+    "with it": "The same over these tokens and the first one of each sentence.",
+    "first tokens alone": "The same over the first tokens.",
+    "norm, without the first token": "Root mean square of the norms of the tokens that are measured.",
+    "norm, first tokens": "The same of the first tokens.",
+    "mean cosine, without the first token": "Mean cosine of two of the tokens that are measured.",
+    "mean cosine, with it": "The same with the first token of each sentence.",
+}

@@ -82,7 +82,7 @@ class Hierarchy(Study):
     function = "probing.studies.hierarchy:hierarchy"
     in_several_processes = True
     schemas = tables.HIERARCHY, tables.DISTRACTORS
-    page = "hierarchy.md"
+    page = "small-studies.md#linear-order-or-hierarchy"
     files: ClassVar[Mapping[str, str]] = {
         "figures/hierarchy": "The shares by layer, a panel for each task.",
     }

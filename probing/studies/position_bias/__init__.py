@@ -247,7 +247,7 @@ class PositionBias(Study):
     in_several_processes = True
     schemas = tables.BIAS, tables.PLACES, tables.SIMILARITY
     views = tables.VIEWS
-    page = "position-bias.md"
+    page = "small-studies.md#position-bias-of-embeddings"
     files: ClassVar[Mapping[str, str]] = {
         "figures/position_bias": "Effect of an edit, and weight of a sentence, by its place in the document.",
     }

@@ -135,7 +135,7 @@ class Pretrain(Study):
     function = "probing.studies.pretrain:pretrain"
     in_several_processes = True
     schemas = ARMS, LOSSES, LENGTHS
-    page = "pretraining.md"
+    page = "training.md#pretraining"
     files: ClassVar[Mapping[str, str]] = {
         "checkpoints/ARM-seedN/stepNNNN/": "Each checkpoint, an ordinary model folder.",
         "figures/": "Losses, farthest means and positions; with `--lengths`, losses by length.",

@@ -553,7 +553,7 @@ class _Cosines(Study):
     """A study of cosines, without training."""
 
     in_several_processes = True
-    page = "similarity.md"
+    page = "small-studies.md#word-senses-and-similarity"
 
     def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings and of what the rows are called."""

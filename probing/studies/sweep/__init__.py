@@ -491,7 +491,7 @@ class SweepStudy(Study):
     name, kind, title = "sweep", "sweep", "Sweep"
     function = "probing.studies.sweep:sweep"
     schemas = (SWEEP,)
-    page = "sweeps.md"
+    page = "cluster.md#sweeps"
     files: ClassVar[Mapping[str, str]] = {
         "trials/": "A run of `fit` for each trial.",
         "definition.json, sweep.yaml": "What decides which trials there are.",

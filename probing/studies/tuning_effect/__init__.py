@@ -128,7 +128,7 @@ class TuningEffect(Study):
     function = "probing.studies.tuning_effect:tuning_effect"
     schemas = tables.LAYERS, tables.CHECKPOINTS
     views = tuple(tables.VIEWS.values())
-    page = "tuning-effect.md"
+    page = "training.md#what-tuning-changed"
     files: ClassVar[Mapping[str, str]] = {
         "figures/tuning_effect": "Each measure by layer, a point for each checkpoint."
     }

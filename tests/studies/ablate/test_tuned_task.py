@@ -1,4 +1,4 @@
-"""`ablate --readouts task=RUN`: what the task of a tuned model loses, of sentences and of pairs."""
+"""`ablate --readouts tuned=RUN`: what the task of a tuned model loses, of sentences and of pairs."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def planted(place: Path, checkpoints: dict[str, Path]) -> Path:
 
 
 def ablated(place: Path, task: Path, **options: Any) -> Result:
-    made = ablate(readouts=f"task={task}", runs=str(place), **OPTIONS, **options)
+    made = ablate(readouts=f"tuned={task}", runs=str(place), **OPTIONS, **options)
     assert made is not None
     return made
 
@@ -239,13 +239,13 @@ def test_what_does_not_fit_is_refused(
     fit_like = tmp_path / "empty"
     fit_like.mkdir()
     other = written(tmp_path / "other.csv", [("a text", "yes"), ("another text", "no")])
-    task = f"--readouts=task={planted}"
+    task = f"--readouts=tuned={planted}"
     refused = {
-        "is no finished run: expected a folder that": [f"--readouts=task={fit_like}"],
-        "`--readouts task` needs its data; give task=RUN": ["--readouts=task"],
+        "is no finished run: expected a folder that": [f"--readouts=tuned={fit_like}"],
+        "`--readouts tuned` needs its data; give tuned=RUN": ["--readouts=tuned"],
         "both say which text is read; leave one of the two out": [task, "--run=runs/A"],
         "the run has no checkpoint nothing; it has pretrained-seed0-order0 and pretrained-seed0-order1":
-            [f"--readouts=task={planted / 'checkpoints' / 'nothing'}"],
+            [f"--readouts=tuned={planted / 'checkpoints' / 'nothing'}"],
         "`--model minilm2`: with": [task, "--model=minilm2"],
         "is no text that": [task, f"--corpus={other}"],
         "`--readouts mlm` needs a model with a trained masked-language-model head": [f"{task},mlm"],
@@ -300,7 +300,7 @@ def tuned(checkpoints: dict[str, Path], sick: Path, room: Path) -> Result:
 
 @pytest.fixture(scope="module")
 def pair_found(tuned: Result, room: Path) -> Result:
-    made = ablate(readouts=f"task={tuned.folder}", kinds="zero", runs=str(room), name="found", **PAIR_OPTIONS)
+    made = ablate(readouts=f"tuned={tuned.folder}", kinds="zero", runs=str(room), name="found", **PAIR_OPTIONS)
     assert made is not None
     return made
 
@@ -359,7 +359,9 @@ def test_models_without_token_types_are_read_too(
         model=str(checkpoints[family]), pairs=str(sick), task_args={"column": "entailment"}, runs=str(room / family),
         tuning={**PAIR_TUNING, "epochs": 1}, **TUNED,
     )  # fmt: skip
-    lost = ablate(readouts=f"task={made.folder}", units="layers", kinds="zero", layer=2, runs=str(room), **PAIR_OPTIONS)
+    lost = ablate(
+        readouts=f"tuned={made.folder}", units="layers", kinds="zero", layer=2, runs=str(room), **PAIR_OPTIONS
+    )
     assert {row["intact"] for row in lost.ablated} == {made.tunings[0]["score"]}
 
 
@@ -374,7 +376,7 @@ def test_published_parts_and_numbers_are_read_as_the_run_read_them(
         runs=str(tmp_path), tuning={**PAIR_TUNING, "epochs": 2}, **TUNED,
     )  # fmt: skip
     lost = ablate(
-        readouts=f"task={made.folder}", units="layers", kinds="zero", layer=2, runs=str(tmp_path), **PAIR_OPTIONS
+        readouts=f"tuned={made.folder}", units="layers", kinds="zero", layer=2, runs=str(tmp_path), **PAIR_OPTIONS
     )
     assert {row["readout"] for row in lost.ablated} == {"tuned_r2"}
     assert lost.ablated[0]["intact"] == pytest.approx(made.tunings[0]["score"], abs=1e-6)
@@ -383,12 +385,12 @@ def test_published_parts_and_numbers_are_read_as_the_run_read_them(
 def test_moved_pairs_are_named_and_others_refused(tuned: Result, sick: Path, tmp_path: Path) -> None:
     usual: dict[str, Any] = {"units": "layers", "kinds": "zero", "layer": 2, "runs": str(tmp_path), **PAIR_OPTIONS}
     moved = shutil.copytree(sick, tmp_path / "moved")
-    lost = ablate(readouts=f"task={tuned.folder}", corpus=str(moved), **usual)
+    lost = ablate(readouts=f"tuned={tuned.folder}", corpus=str(moved), **usual)
     assert {row["intact"] for row in lost.ablated} == {tuned.tunings[0]["score"]}
     write_sick(tmp_path / "others", "train", pairs := marked_pairs(80), entailment_of(pairs))
     with pytest.raises(UserError, match="are others than those that the run read; give their folder or file with"):
-        ablate(readouts=f"task={tuned.folder}", corpus=str(tmp_path / "others"), **usual)
+        ablate(readouts=f"tuned={tuned.folder}", corpus=str(tmp_path / "others"), **usual)
     single = tmp_path / "single.txt"
     single.write_text("\n".join(make_sentences(30)), encoding="utf-8")
     with pytest.raises(UserError, match="`--corpus "):
-        ablate(readouts=f"task={tuned.folder}", corpus=str(single), **usual)
+        ablate(readouts=f"tuned={tuned.folder}", corpus=str(single), **usual)

@@ -449,7 +449,7 @@ def test_each_line_names_the_folder_that_the_line_before_it_writes(model: Path, 
     for run, checkpoint in {"tuned_change": "pretrained", "shuffled_change": "shuffled"}.items():
         words = f"python -m probing attention --model {folder}/{checkpoint}-seed0-order0 {of_change}"
         assert lines[run] == words
-    options = f"--readouts task={folder}/pretrained-seed0-order0 --kinds uniform --retrain 0"
+    options = f"--readouts tuned={folder}/pretrained-seed0-order0 --kinds uniform --retrain 0"
     assert lines["ablated_task"] == f"python -m probing ablate {options}"
     for one in runs.values():
         words_of = shlex.split(one.need.line)
@@ -504,16 +504,16 @@ def test_a_finished_tuning_of_the_same_model_and_text_is_taken_and_read_by_other
     runs = tuned_planned(model, tmp_path)
     assert runs["tuned"].folder == made
     assert " --name mine " in runs["tuned"].need.line
-    assert f"task={made}/checkpoints/pretrained-seed0-order0" in runs["ablated_task"].need.line
+    assert f"tuned={made}/checkpoints/pretrained-seed0-order0" in runs["ablated_task"].need.line
     assert runs["ablated_task"].folder is None
     of_task = tmp_path / "task"
     of_task.mkdir()
     checkpoint = made / "checkpoints" / "pretrained-seed0-order0"
-    results = {"kind": "ablation of heads and layers", "cache": {"key": {
+    results = {"kind": "ablation", "cache": {"key": {
         "model": resolve_model(str(checkpoint)).fingerprint(), "corpus": "that of the tuning"}}}  # fmt: skip
     (of_task / "results.json").write_text(json.dumps(results), encoding="utf-8")
     config = {"kinds": "uniform", "retrain": 0, "model": str(checkpoint), "corpus": "a copy.txt"}
-    for readouts, is_taken in (("position", False), (f"task={tmp_path}/./mine/checkpoints/{checkpoint.name}", True)):
+    for readouts, is_taken in (("position", False), (f"tuned={tmp_path}/./mine/checkpoints/{checkpoint.name}", True)):
         (of_task / "config.yaml").write_text(yaml.safe_dump({**config, "readouts": readouts}), encoding="utf-8")
         assert (tuned_planned(model, tmp_path)["ablated_task"].folder == of_task) is is_taken
 
@@ -574,12 +574,12 @@ def test_a_tuning_takes_longer_with_more_of_anything(model: Path, tmp_path: Path
     assert takes("finetune", tuning={"layer": 1}) == pytest.approx(plain / 3)
     assert takes("finetune", tuning={"layer": -3}) == pytest.approx(plain / 3)
     assert takes("finetune", tuning={"epochs": 6}) > 1.7 * plain
-    of_task = takes("ablate", ("tuned",), kinds="zero", readouts="task=x")
+    of_task = takes("ablate", ("tuned",), kinds="zero", readouts="tuned=x")
     assert 0 < of_task < takes("ablate", kinds="zero")  # on the test part alone
-    assert of_task < takes("ablate", ("tuned",), kinds="zero,mean", readouts="task=x")
-    heads = takes("ablate", ("tuned",), kinds="zero", readouts="task=x", units="heads")
+    assert of_task < takes("ablate", ("tuned",), kinds="zero,mean", readouts="tuned=x")
+    heads = takes("ablate", ("tuned",), kinds="zero", readouts="tuned=x", units="heads")
     assert heads < of_task
     of_weights, of_all = (
-        takes("ablate", ("tuned",), kinds="zero", readouts="task=x", prune=one) for one in ("weights", "all")
+        takes("ablate", ("tuned",), kinds="zero", readouts="tuned=x", prune=one) for one in ("weights", "all")
     )
     assert of_task < of_weights < of_all

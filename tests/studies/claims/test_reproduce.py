@@ -395,7 +395,7 @@ def test_claims_on_tuned_models_are_measured_on_labels_and_their_runs_are_taken_
     (layer,) = (row for row in without.ablated if row["unit"] == "1" and row["layer"] == 3)
     assert rows[10]["measured"] == layer["effect"]
     assert rows[9]["command"].startswith("python -m probing finetune ")
-    assert f" && python -m probing ablate --readouts task={folders['tuned']}/checkpoints/" in rows[9]["command"]
+    assert f" && python -m probing ablate --readouts tuned={folders['tuned']}/checkpoints/" in rows[9]["command"]
     _, again = tuned_made("kovaleva2019", claims="4,5,9,10", labels=str(labels), **options)
     assert capsys.readouterr().err.count(": read from ") == 4
     assert again == rows

@@ -404,7 +404,7 @@ def test_commands_that_read_probes_without_an_intercept_refuse_it(made: dict[boo
     with pytest.raises(UserError, match="have an intercept"):
         probing.rank(run)
     with pytest.raises(UserError, match=r"no `--probe\.bias true`"):
-        probing.geometry(from_run=run, interventions=True)
+        probing.ablate(run=run, neurons="ranked")
     with pytest.raises(UserError, match=r"no `--probe\.bias true`"):
         probing.ablate(run=run)
     with pytest.raises(UserError, match="have no intercept"):

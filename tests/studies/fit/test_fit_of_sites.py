@@ -567,7 +567,7 @@ def test_a_dictionary_of_another_width_is_refused(
 def test_the_commands_of_the_page_run(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "sae.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "sites.md").read_text(encoding="utf-8")
     block = next(block for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "train_dictionary" in block)
     lines = [shlex.split(line, comments=True) for line in block.splitlines() if line.strip()]
     assert len(lines) <= 15

@@ -22,11 +22,9 @@ from probing.runs import Result
 from probing.runs.loading import load_run
 from probing.runs.run import load_fit
 from probing.statistics import moments
-from probing.studies.geometry import figures as geometry_figures
-from probing.studies.geometry import geometry
-from probing.studies.geometry.section import GEOMETRY, MEASURES
+from probing.studies.geometry import geometry, survey
 from probing.studies.geometry.survey import Regressors, _explained
-from probing.studies.geometry.tables import TRANSFORMS
+from probing.studies.geometry.tables import MEASURES, TRANSFORMS
 from probing.tables.probes import transform_lines
 from probing.text import load_corpus
 from synthetic import make_store, make_tokens
@@ -74,9 +72,14 @@ def measured() -> dict[str, list[dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def made(place: Path, bent: Path, corpus_file: Path, measured: dict[str, list[dict[str, Any]]]) -> Result:
-    tables_of = geometry_figures.tables_of
+    write_figures = survey.write_figures
+
+    def keep(folder: Path, tables: Any, *others: Any) -> list[Path]:
+        measured.update(tables)
+        return write_figures(folder, tables, *others)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(geometry_figures, "tables_of", lambda found: measured.update(tables_of(found)) or measured)
+        patch.setattr(survey, "write_figures", keep)
         found = geometry(
             model=str(bent), corpus=str(corpus_file), runs=str(place / "runs"), name="g", estimators="all", quiet=True,
             wandb=WandbOptions("offline"),
@@ -157,7 +160,7 @@ def test_every_measure_and_transform_is_explained_in_a_report(made: Result) -> N
     measures, kinds = ({row[column] for row in made.geometry} for column in ("measure", "transform"))
     assert len(measures) > 15
     assert measures == set(MEASURES)
-    assert {TRANSFORMS[kind] for kind in kinds} <= set(GEOMETRY)
+    assert {TRANSFORMS[kind] for kind in kinds} <= set(made.study.terms(made)["Geometry"])
 
 
 def test_stored_transforms_are_those_that_were_measured(made: Result) -> None:

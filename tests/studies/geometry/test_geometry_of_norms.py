@@ -1,4 +1,4 @@
-"""`geometry --smoothing_bound --interventions --norms --path` from end to end on tiny models."""
+"""`geometry --smoothing_bound --norms --path` from end to end on tiny models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from families import masked_lm
 from probing import WandbOptions
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.errors import UserError
 from probing.interventions import model_output as readouts
 from probing.runs import Result
 from probing.studies.geometry import geometry
@@ -75,7 +74,7 @@ def bent(place: Path, sentences: list[str]) -> Path:
 def made(place: Path, bent: Path, corpus_file: Path) -> Result:
     found = geometry(
         str(bent), "1,2", corpus=str(corpus_file), runs=str(place / "runs"), name="g", smoothing_bound=True,
-        interventions=True, wandb=WandbOptions("offline"), **LEAN,
+        wandb=WandbOptions("offline"), **LEAN,
     )  # fmt: skip
     assert found is not None
     return found
@@ -99,23 +98,8 @@ def test_the_bound_holds_on_every_sentence_and_the_folder_holds_each_of_them(mad
 
 
 @pytest.mark.slow
-def test_the_outlier_is_zeroed_inside_and_clipped_after_beside_random_neurons(made: Result) -> None:
-    found = {(row["measure"], row["where"], row["kind"], row.get("draw", 0)): row for row in made.interventions}
-    assert {key[0] for key in found} == {"position_accuracy", "position_accuracy_retrained"}
-    for measure in ("position_accuracy", "position_accuracy_retrained"):
-        for where in ("inside", "after"):
-            assert found[measure, where, "outliers", 0]["neurons"] == str(PLANTED)
-            assert found[measure, where, "random", 1]["neurons"] != str(PLANTED)
-        assert found[measure, "inside", "largest_gain", 0]["neurons"] != str(PLANTED)
-        assert found[measure, "inside", "outliers", 0]["effect"] != found[measure, "after", "outliers", 0]["effect"]
-    intact = found["position_accuracy", "", "intact", 0]
-    assert intact["value"] == found["position_accuracy_retrained", "", "intact", 0]["value"]
-    assert 0.1 < intact["value"] <= 1
-
-
-@pytest.mark.slow
 def test_tables_figures_and_sentences_are_where_the_others_are(made: Result, capsys: Any) -> None:
-    for name in ("smoothing", "interventions"):
+    for name in ("smoothing",):
         rows, stored = getattr(made, name), read_csv(made.folder / f"{name}.csv")
         assert len(stored) == len(rows) > 0
         for row, again in zip(rows, stored, strict=True):
@@ -123,32 +107,12 @@ def test_tables_figures_and_sentences_are_where_the_others_are(made: Result, cap
             given, read = ({k: str(v) for k, v in one.items() if str(v) not in ("", "nan")} for one in (row, again))
             assert read == given
     figures = {path.name for path in (made.folder / "figures").iterdir()}
-    assert {"smoothing_bound.png", "interventions.png", "smoothing_bound.pdf", "interventions.pdf"} <= figures
-    assert "zeroed inside the model" in repr(made)
+    assert {"smoothing_bound.png", "smoothing_bound.pdf"} <= figures
     assert "Theorem 2" in repr(made)
-    bound, effect = inside_conclusions({"smoothing": made.smoothing, "interventions": made.interventions})
+    (bound,) = inside_conclusions({"smoothing": made.smoothing})
     assert "Theorem 2 holds on all of them" in bound
-    assert f"zeroing neuron {PLANTED} inside the model changes it by" in effect
-    assert "clipping the last hidden states changes it by" in effect
     (tracked,) = read_offline_runs(made.folder)
-    assert all(tracked.rows(key) for key in ("smoothing", "interventions", "figures/interventions"))
-
-
-@pytest.mark.slow
-def test_a_model_with_its_head_is_read_by_the_loss_of_masked_words(
-    place: Path, sentences: list[str], corpus_file: Path
-) -> None:
-    folder = bend(masked_lm(place / "headed", "bert", sentences))
-    found = geometry(
-        str(folder), 2, corpus=str(corpus_file), runs=str(place / "runs"), interventions=True,
-        wandb=WandbOptions("disabled"), **LEAN,
-    )  # fmt: skip
-    assert found is not None
-    assert {row["measure"] for row in found.interventions} == {"mlm_loss"}
-    effects = [row for row in found.interventions if row["kind"] == "outliers"]
-    assert [row["where"] for row in effects] == ["inside", "after"]
-    assert found.smoothing == []
-    assert not (found.folder / "smoothing.csv").exists()
+    assert all(tracked.rows(key) for key in ("smoothing", "figures/smoothing_bound"))
 
 
 def ask(*args: str) -> list[str]:
@@ -160,47 +124,11 @@ def test_what_does_not_apply_is_said_and_leaves_no_table(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = [f"--model={checkpoints['gpt2']}", f"--corpus={corpus_file}", f"--runs={tmp_path}", "--name=g"]
-    assert run(COMMANDS, ask("--smoothing_bound", "--interventions", "--layer=1", *args)) == 0
+    assert run(COMMANDS, ask("--smoothing_bound", "--layer=1", *args)) == 0
     said = capsys.readouterr().err
     assert "--smoothing_bound does not apply" in said
     assert "post-LN" in said
-    # A model of 16 neurons has no outlier by the default definition.
-    assert "no outlier dimension was found" in said
-    assert not {"smoothing.csv", "smoothing_sentences.csv", "interventions.csv"} & {
-        path.name for path in (tmp_path / "g").iterdir()
-    }
-
-
-@pytest.mark.slow
-def test_too_few_sentences_for_a_probe_are_refused_and_nothing_is_left(bent: Path, tmp_path: Path) -> None:
-    (tmp_path / "two.txt").write_text("The probe reads a sentence.\nEvery neuron hides.\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"--interventions.*2 sentences are too few"):
-        geometry(
-            str(bent), 1, corpus=str(tmp_path / "two.txt"), runs=str(tmp_path / "runs"), interventions=True,
-            wandb=WandbOptions("disabled"), **LEAN,
-        )  # fmt: skip
-    assert list((tmp_path / "runs").glob("[!c]*")) == []
-
-
-@pytest.mark.slow
-def test_a_randomly_initialised_model_is_never_read_by_a_head_that_means_nothing(
-    place: Path, sentences: list[str]
-) -> None:
-    from probing.activations import Request, activations
-    from probing.models import load_encoder, load_tokenizer, resolve_model
-    from probing.studies.geometry.inside.changed_norms import interventions
-    from probing.text import from_sentences
-
-    source = resolve_model(str(masked_lm(place / "twin", "bert", sentences)))
-    corpus = from_sentences("made up", sentences)
-    store = activations(Request(source, corpus, [1]), place / "cache", {"accelerator": "cpu"})
-    rows = interventions(
-        source, load_encoder(source, 0), load_tokenizer(source), store, corpus, {0: [9], 1: [2, 5]},
-        trained=False, n_draws=0, seed=0, say=print,
-    )  # fmt: skip
-    assert {row["measure"] for row in rows} == {"position_accuracy", "position_accuracy_retrained"}
-    # What the embeddings alone have is left alone.
-    assert {row["neurons"] for row in rows if row["kind"] == "outliers"} == {"2 5"}
+    assert not {"smoothing.csv", "smoothing_sentences.csv"} & {path.name for path in (tmp_path / "g").iterdir()}
 
 
 TABLES = ("norms", "norm_changes", "path", "first_row")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from probing.activations.store import ActivationStore
 from probing.probes import transforms
+from probing.probes.outliers import LayerMoments, collect_layer_moments
 from probing.statistics import chance as redraws
 from probing.statistics import moments
 from probing.statistics.chance import normalise
@@ -22,7 +23,6 @@ from probing.studies.geometry.layers import (
     FARTHEST,
     NORM,
     ClippedCosines,
-    Look,
     MeanCosine,
     MeanCosineAccumulator,
     Occurrences,
@@ -30,7 +30,6 @@ from probing.studies.geometry.layers import (
     SelfSimilarityAccumulator,
     choose_words,
     first_token_rows,
-    look,
     measure,
     sum_by_sentence,
 )
@@ -73,7 +72,7 @@ def mean_cosine(x: np.ndarray[Any, Any]) -> float:
 
 def measured(store: ActivationStore, which: Any = "exclude", **how: Any) -> layers.LayerMeasures:
     sampled = Sampled(store.tokens, which, 0)
-    seen = look(store, 1, sampled)
+    seen = collect_layer_moments(store, 1, sampled.special_tokens)
     clip = transforms.fit_transform("clip", seen.moments, [4])
     fitted = {"none": transforms.identity(D), "clip": clip, "whiten": transforms.whiten(seen.moments)}
     return measure(store, 1, sampled, seen.moments, fitted, **how)
@@ -148,7 +147,13 @@ def test_the_ratio_of_distances_is_taken_sentence_by_sentence(
     store: ActivationStore, states: np.ndarray[Any, Any]
 ) -> None:
     sampled = Sampled(store.tokens, "exclude", 0)
-    before = measure(store, 0, sampled, look(store, 0, sampled).moments, {"none": transforms.identity(D)})
+    before = measure(
+        store,
+        0,
+        sampled,
+        collect_layer_moments(store, 0, sampled.special_tokens).moments,
+        {"none": transforms.identity(D)},
+    )
     found = values(measured(store, distances_before=before.distances))["none", "distance_ratio"]
     tokens = store.tokens
     ratios: list[float] = []
@@ -186,7 +191,7 @@ def test_published_estimators_are_near_the_exact_ones_and_come_only_when_asked_f
 def test_a_look_sees_profiles_without_special_tokens_and_with_them(
     store: ActivationStore, states: np.ndarray[Any, Any]
 ) -> None:
-    seen, special = look(store, 1, Sampled(store.tokens, "exclude", 0)), store.tokens.special
+    seen, special = collect_layer_moments(store, 1, "exclude"), store.tokens.special
     x = states[1].astype(np.float32)
     for which, rows in (("exclude", ~special), ("include", np.ones_like(special))):
         profile: Any = seen.profiles[which]  # type: ignore[index]
@@ -498,13 +503,12 @@ def first_states(sink: float = 0.0, everywhere: float = 0.0) -> np.ndarray[Any, 
     return x
 
 
-def looked(folder: Path, x: np.ndarray[Any, Any], without_first: bool = True, special: bool = False) -> Look:
+def looked(folder: Path, x: np.ndarray[Any, Any], without_first: bool = True, special: bool = False) -> LayerMoments:
     store = make_store(folder / "store", [x], make_tokens(FIRST_LENGTHS, special=special), shard_tokens=40)
-    tokens = store.without_first().tokens if without_first else store.tokens
-    return look(store, 0, Sampled(tokens, "exclude", 0))
+    return collect_layer_moments(store.without_first() if without_first else store, 0, "exclude")
 
 
-def far(found: Look) -> dict[str, set[int]]:
+def far(found: LayerMoments) -> dict[str, set[int]]:
     rows = [row for row in first_token_rows(0, found.of_first) if row["measure"] == "mean_profile"]
     return {which: {row["neuron"] for row in rows if row["first_token"] == which} for which in found.of_first}
 

@@ -16,32 +16,32 @@ from probing.interventions.model_output import SentenceSums, sum_by_sentence
 from probing.interventions.parameters import ordinary_row
 from probing.models import load_encoder, resolve_model
 from probing.models.anatomy import examine
-from probing.models.residual_stream import StreamSite, find_norms, find_path
+from probing.models.residual_stream import NormModule, Parameters, StreamSite, find_norms, find_parameters, find_path
 from probing.results import Table, count
 from probing.statistics.moments import by_mean_profile
+from probing.studies.geometry.figures import draw_changes, draw_terms
 from probing.studies.geometry.inside import (
     changes_conclusions,
     changes_tables,
     course,
-    draw_changes,
-    draw_terms,
     first_row_conclusions,
     followed,
     norms_table,
     terms_conclusion,
 )
-from probing.studies.geometry.inside.changed_norms import (
-    NormModule,
-    Parameters,
+from probing.studies.geometry.norms import (
+    NormMeans,
     change_first_row,
     change_norms,
     chosen_conditions,
-    find_parameters,
-    not_applicable,
-    parameter_rows,
-    see_layers,
+    groups_of,
+    layer_deviations,
+    norm_means,
+    norm_rows,
+    path_means,
+    path_rows,
 )
-from probing.studies.geometry.inside.stream import NormMeans, groups_of, norm_means, norm_rows, path_means, path_rows
+from probing.studies.geometry.survey import not_applicable, parameter_rows
 from probing.text.tokens import Tokens
 from tiny_models import D_MODEL as TERMS_D_MODEL
 from tiny_models import N_LAYERS, each_alone, make_wide, make_wide_tokens
@@ -288,7 +288,7 @@ class Reader:
 
     def __call__(self) -> tuple[SentenceSums, NDArray[np.float64]]:
         self.gains.append([norm.weight.detach().clone() for norm in self.norms])
-        seen = see_layers(self.encoder, self.anatomy, self.tokens, ~self.tokens.special, 0)
+        seen = layer_deviations(self.encoder, self.anatomy, self.tokens, ~self.tokens.special, 0)
         sums = sum_by_sentence(self.tokens, seen.last.double().mean(1).numpy())
         return SentenceSums({"mlm_loss": sums}, {"mlm_loss": self.tokens.lengths.astype(np.int64)}), seen.deviations
 
@@ -311,7 +311,7 @@ def changed(encoder: Any, neuron: int = CHANGES_K) -> tuple[list[dict[str, Any]]
 
 def test_distances_of_layers_are_those_of_each_sentence_by_itself() -> None:
     encoder, tokens = planted("second"), make_wide_tokens()
-    seen = see_layers(encoder, examine(encoder), tokens, ~tokens.special, 0)
+    seen = layer_deviations(encoder, examine(encoder), tokens, ~tokens.special, 0)
     with torch.inference_mode():
         alone = [encoder(ids, output_hidden_states=True).hidden_states for _, ids in each_alone(tokens)]
     for layer in range(N_LAYERS + 1):
@@ -508,7 +508,13 @@ def first_changed(encoder: Any) -> list[dict[str, Any]]:
     named = {layer: [FIRST_K] for layer in range(1, N_LAYERS + 1)}
     table: Any = anatomy.position_table
     return change_first_row(
-        table, first, named, lambda: see_layers(encoder, anatomy, tokens, words, 0).deviations, FIRST_N_DRAWS, 0, 99
+        table,
+        first,
+        named,
+        lambda: layer_deviations(encoder, anatomy, tokens, words, 0).deviations,
+        FIRST_N_DRAWS,
+        0,
+        99,
     )
 
 

@@ -20,8 +20,9 @@ from probing.activations.store import StorePlan, divide
 from probing.models.anatomy import examine
 from probing.models.residual_stream import find_blocks, largest_slope
 from probing.statistics.chance import MeanOverSentences, normalise, weights
-from probing.studies.geometry.inside import smoothing_bound
-from probing.studies.geometry.inside.smoothing_bound import (
+from probing.studies.geometry import smoothing_bound
+from probing.studies.geometry.layers import smoothness, sum_by_sentence
+from probing.studies.geometry.smoothing_bound import (
     BY_SENTENCE,
     SentenceValues,
     Summary,
@@ -31,7 +32,6 @@ from probing.studies.geometry.inside.smoothing_bound import (
     distance_to_equal_rows,
     least_deviation,
 )
-from probing.studies.geometry.layers import smoothness, sum_by_sentence
 from probing.text.tokens import Tokens
 from synthetic import make_tokens
 
