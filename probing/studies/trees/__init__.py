@@ -98,7 +98,7 @@ _ABOVE = {
 class TreesOptions(OutputOptions, OneProcessOptions, BatchOptions, CorpusOptions, StatesOptions):
     """Options of `trees`."""
 
-    corpus: Source | None = None
+    corpus: Source = "builtin"
     """Treebank: a .conllu file."""
     train_sentences: int = option(300, at_least=20, at_most=1_000_000)
     """Maximum number of training sentences, which are sampled; at most a quarter as many are validation sentences."""
@@ -116,10 +116,8 @@ class TreesOptions(OutputOptions, OneProcessOptions, BatchOptions, CorpusOptions
     """Name of this run; default: MODEL-trees-YYYYMMDD-HHMMSS."""
 
     def problems(self) -> list[str]:
-        """Return the problems with a missing treebank, the number of rotations, and a penalty that is not positive."""
+        """Return the problems with the number of rotations, and with a penalty that is not positive."""
         problems = rotation_problems(self.rotations)
-        if not self.corpus:
-            problems.append(f"{flag('corpus')} is missing: expected a treebank, a .conllu file")
         if self.penalty is not None and not 0 < self.penalty < float("inf"):
             problems.append(f"{flag('penalty', self.penalty)} is out of range: expected a number above 0")
         return problems
