@@ -334,7 +334,7 @@ def test_what_is_no_treebank_is_refused_and_leaves_nothing(
 
 def test_a_treebank_is_required(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(COMMANDS, ["trees", f"--runs={tmp_path / 'runs'}", "--wandb.mode=disabled"]) == 2
-    assert "`--corpus` is missing: expected a treebank, a .conllu file" in capsys.readouterr().err
+    assert "`--corpus builtin` has no dependency relations" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
