@@ -116,17 +116,17 @@ def say_results(result: Result, where: str | None, quiet: bool, verbose: bool = 
     answer, conclusions, more = result.answer(), result.conclusions(), result.study.more_tables(result)
     if quiet:
         terminal.tell(*conclusions)
-        left_out = False
+        has_more = False
     elif verbose or result.config.get("verbose"):
         terminal.tell(*answer)
         terminal.show(*result.tables(), *more)
         terminal.tell(*conclusions[len(answer) :])
-        left_out = False
+        has_more = False
     else:
         # The last lines say where the results are.
         reserved = 2 + 2 * bool(where)
-        left_out = terminal.brief(conclusions, result.tables(), reserved) or bool(more)
-    print_output_location(result.folder, where, left_out)
+        has_more = terminal.brief(conclusions, result.tables(), reserved) or bool(more)
+    print_output_location(result.folder, where, has_more)
 
 
 def writable_folder(path: str | Path, flag_text: str, way_out: str) -> Path:

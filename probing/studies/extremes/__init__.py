@@ -60,12 +60,12 @@ def extremes(options: ExtremesOptions) -> Result | None:
         from probing.data.labelling import origin
         from probing.models.anatomy import examine
         from probing.models.residual_stream import find_parameters
-        from probing.probes.outliers import find_outliers, read_measured
+        from probing.probes.outliers import find_outliers, read_text_to_measure
         from probing.studies.extremes.survey import measure_extremes, read_attention
 
         source = call.source(tokenizer=options.tokenizer)
         call.expect(5)
-        text, stores = read_measured(source, config)
+        text, stores = read_text_to_measure(source, config)
         attention = read_attention(source, text, stores[0], seed)
         call.watch.end("extract")
         if not is_main_process():

@@ -99,7 +99,7 @@ def _run(call: Call, tokenizer: Any) -> Result | None:
     config = call.config
     with quiet_libraries():
         from probing.interventions.outliers import OutlierModel
-        from probing.probes.outliers import read_measured
+        from probing.probes.outliers import read_text_to_measure
         from probing.studies.geometry.norms import check, measure_inside
         from probing.studies.geometry.survey import study_output, survey
 
@@ -112,7 +112,7 @@ def _run(call: Call, tokenizer: Any) -> Result | None:
         selected = {"smoothing": config["smoothing_bound"], "norms": config["norms"], "path": config["path"]}
         check(source.model, selected["norms"], selected["path"])
         call.expect(2 + sum(selected.values()))
-        text, stores = read_measured(source, config)
+        text, stores = read_text_to_measure(source, config)
         call.watch.end("extract")
         if not is_main_process():
             return None

@@ -25,7 +25,7 @@ from probing.probes.outliers import (
     OutlierSurvey,
     SpecialTokens,
     collect_layer_moments,
-    measured_tokens,
+    is_included,
 )
 from probing.probes.transforms import Fitting, Transform, TransformKind, fit_transform, identity, random_neurons
 from probing.results import layers_named
@@ -399,7 +399,7 @@ class _Survey:
         )  # fmt: skip
         self.distances[layer] = result.distances
         tokens = self.fitted_on.tokens
-        n_sentences = len(np.unique(tokens.sentences[measured_tokens(tokens, special_tokens)]))
+        n_sentences = len(np.unique(tokens.sentences[is_included(tokens, special_tokens)]))
         size = fitted.moments.n_tokens, n_sentences, d_model, plan.fitting.n_components
         sizes = {kind: size_columns(kind, *size) for kind in of_layer}
         for kind, transform in of_layer.items():

@@ -70,13 +70,13 @@ def position(options: PositionOptions) -> Result | None:
         read_as_run(run, f"--run {config['run']}", config, defaults(position), OF_RUN)
     with quiet_libraries():
         from probing.data.labelling import origin
-        from probing.probes.outliers import read_measured
+        from probing.probes.outliers import read_text_to_measure
         from probing.studies.position.survey import PositionSample, check_position, survey_position
 
         source, special_tokens = call.source(tokenizer=options.tokenizer), config["special_tokens"]
         ranking = {} if run is None else _ranking(run, source.layers, source.config.hidden_size)
         call.expect(2)
-        _, (store,) = read_measured(source, config, partial(check_position, special_tokens=special_tokens))
+        _, (store,) = read_text_to_measure(source, config, partial(check_position, special_tokens=special_tokens))
         call.watch.end("extract")
         if not is_main_process():
             return None

@@ -121,7 +121,7 @@ def solve(groups: Sequence[Group], penalty: float, start: Tensor | None = None, 
     d = groups[0].vectors.shape[2]
     factor = torch.zeros(0, d, dtype=groups[0].vectors.dtype) if start is None else start
     whitening = _whitening(groups)
-    for rounds_left in reversed(range(MOST_ROUNDS)):
+    for remaining_rounds in reversed(range(MOST_ROUNDS)):
         if len(factor):
             factor = _compressed(_descended(groups, factor, penalty, whitening))
         adjoint, linear, square = _dual(groups, factor)
@@ -131,7 +131,7 @@ def solve(groups: Sequence[Group], penalty: float, start: Tensor | None = None, 
         feasible = penalty / float(values[-1]) if values[-1] > 0 else math.inf
         scale = max(min(feasible, linear / (2 * square) if square else 1.0), 0.0)
         gap = objective - (scale * linear - scale**2 * square)
-        if gap <= tolerance * objective or not rounds_left:
+        if gap <= tolerance * objective or not remaining_rounds:
             break
         n_new = min(NEW_DIRECTIONS, max(int((values > penalty).sum()), 1))
         factor = torch.cat([factor, _extension(groups, factor, vectors[:, -n_new:].T.to(factor), penalty)])

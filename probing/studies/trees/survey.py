@@ -392,8 +392,8 @@ def survey(
     stores = {name: of_condition.read(texts) for name, of_condition in _sources(source, config, log)}
     n_sentences = sum(map(len, treebanks.values()))
     treebanks = {split: complete(treebank, stores[ITSELF]) for split, treebank in treebanks.items()}
-    if n_left_out := n_sentences - sum(map(len, treebanks.values())):
-        log(f"{n_left_out} sentences were left out, of which the model does not read all words")
+    if n_omitted := n_sentences - sum(map(len, treebanks.values())):
+        log(f"{n_omitted} sentences were left out, of which the model does not read all words")
     _check(treebanks)
     penalties, starts = _choose_penalties(source.layers, stores[ITSELF], treebanks, config)
     conditions = {name: (treebanks, of_condition) for name, of_condition in stores.items()}
@@ -418,7 +418,7 @@ def survey(
     results = {
         "penalty": penalties,
         "n_sentences": {split: len(treebank) for split, treebank in treebanks.items()},
-        "n_left_out": n_left_out,
+        "n_left_out": n_omitted,
     }
     names = ("uuas", "distance_spearman", "root", "depth_spearman")
     curves = curve_points(
