@@ -100,7 +100,7 @@ From their docstrings; `help(probing.fit)` shows the same.
 ::: probing.Options
 ::: probing.option
 ::: probing.Call
-::: probing.Measured
+::: probing.Measurements
 
 ## Groups of options
 

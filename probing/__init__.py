@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from probing.runs import Result as Result
     from probing.runs import Study as Study
     from probing.runs.call import Call as Call
-    from probing.runs.call import Measured as Measured
+    from probing.runs.call import Measurements as Measurements
     from probing.runs.loading import load_run as load_run
     from probing.runs.run import Run as Run
     from probing.studies.ablate import ablate as ablate
@@ -78,7 +78,7 @@ _HOMES = {
     "Panel": "probing.tables.figures",
     "View": "probing.results",
     "LinearProbe": "probing.probes.linear",
-    "Measured": "probing.runs.call",
+    "Measurements": "probing.runs.call",
     "Options": "probing.cli.options",
     "ProbeClassifier": "probing.probes.estimators",
     "ProbeOptions": "probing.cli.options",

@@ -45,7 +45,7 @@ from probing.interventions import (
 from probing.models import layer_numbers, load_encoder, load_tokenizer
 from probing.results import Html, listed
 from probing.runs import Result, Study, Terms, study_of
-from probing.runs.call import Call, Measured
+from probing.runs.call import Call, Measurements
 from probing.runs.loading import Tuned, load_fit_of_classes, read_as_run, read_as_tuned, tuned_of
 from probing.runs.places import task_of
 from probing.runs.run import Run, load_fit, of_text
@@ -238,7 +238,7 @@ def _ablate_units(call: Call, tokenizer: Any) -> Result | None:
             return None
         files = setup.source.model
 
-        def measure(_: Path) -> Measured:
+        def measure(_: Path) -> Measurements:
             results = survey(setup, stores, ablation)
             return study_output(results, stores, files.short_name, tuned)
 
@@ -570,7 +570,7 @@ def _ablate_neurons(call: Call, tokenizer: Any) -> Result | None:
             ranked, selected.kinds, config["at"], config["tokens"], draws, config["retrain"], seed, selected.task_name
         )
 
-        def measure(_: Path) -> Measured:
+        def measure(_: Path) -> Measurements:
             with stage("what is lost without neurons"):
                 if WORDS in selected.readouts:
                     changed = survey_words(
@@ -603,7 +603,7 @@ def _ablate_outliers(call: Call, tokenizer: Any) -> Result | None:
             return None
         model, draws = source.model, DRAWS_OF_OUTLIERS if config["draws"] is None else config["draws"]
 
-        def measure(_: Path) -> Measured:
+        def measure(_: Path) -> Measurements:
             encoder, model_tokenizer = load_encoder(model, source.random_weights_seed), load_tokenizer(model)
             parameters = find_parameters(encoder, examine(encoder, model_tokenizer.pad_token_id or 0))
             outliers = find_outliers(stores[-1], source.layers, parameters, config).chosen
@@ -620,7 +620,7 @@ def _ablate_outliers(call: Call, tokenizer: Any) -> Result | None:
             def draw(folder: Path, formats: Any) -> list[Path]:
                 return neuron_tables.write_outlier_figure(folder, rows, model.short_name, formats)
 
-            return Measured({"interventions": rows}, results, draw=draw)
+            return Measurements({"interventions": rows}, results, draw=draw)
 
         return call.write(model, measure)
 

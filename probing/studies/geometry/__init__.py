@@ -25,7 +25,7 @@ from probing.models import load_encoder, load_tokenizer
 from probing.registry import ACTIONS, load
 from probing.results import Html, element
 from probing.runs import Result, SectionPlace, Study, Terms, folded, framed, study_of
-from probing.runs.call import Call, Measured
+from probing.runs.call import Call, Measurements
 from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.statistics import size_lines
@@ -117,7 +117,7 @@ def _run(call: Call, tokenizer: Any) -> Result | None:
         if not is_main_process():
             return None
 
-        def measure(folder: Path) -> Measured:
+        def measure(folder: Path) -> Measurements:
             model, store = source.model, stores[0]
             # The model, whose parameters are measured, and its tokenizer, which tells punctuation.
             encoder, model_tokenizer = load_encoder(model, source.random_weights_seed), load_tokenizer(model)

@@ -22,7 +22,7 @@ from probing.cli.options import (
 from probing.errors import UserError
 from probing.results import layers_named
 from probing.runs import Result, Study, Terms, study_of
-from probing.runs.call import Call, Measured
+from probing.runs.call import Call, Measurements
 from probing.runs.loading import read_as_run
 from probing.runs.run import Run, load_fit, of_text
 from probing.runtime import quiet_libraries
@@ -81,9 +81,9 @@ def position(options: PositionOptions) -> Result | None:
         if not is_main_process():
             return None
 
-        def measure(_: Path) -> Measured:
+        def measure(_: Path) -> Measurements:
             rows = survey_position(PositionSample(store, special_tokens, config["seed"]), source.layers, ranking)
-            return Measured(
+            return Measurements(
                 {name: of for name, of in rows.items() if of}, {"cache": {"measured": origin(store)}},
                 tables.curves(rows["position_split"]),
             )  # fmt: skip

@@ -22,7 +22,7 @@ from probing.data.examples import Examples, read
 from probing.errors import UserError
 from probing.heads.syntax import arcs_of, punctuation_of
 from probing.results import Table, curve_points, estimate_cells
-from probing.runs.call import Measured
+from probing.runs.call import Measurements
 from probing.runtime.progress import stage
 from probing.statistics import accuracy_interval, difference_interval, ratio_interval
 from probing.statistics.chance import random_rotation
@@ -387,7 +387,7 @@ def penalty_path(words: Words, treebanks: Treebanks, target: Target) -> list[tup
 def survey(
     source: ActivationSource, texts: Sequence[Corpus], treebanks: Treebanks, config: TreeConfig,
     log: Callable[[str], None],
-) -> Measured:  # fmt: skip
+) -> Measurements:  # fmt: skip
     """Train and test the probes of every layer, for the model and its controls."""
     stores = {name: of_condition.read(texts) for name, of_condition in _sources(source, config, log)}
     n_sentences = sum(map(len, treebanks.values()))
@@ -424,7 +424,7 @@ def survey(
     curves = curve_points(
         Table(rows).where(condition=ITSELF), lambda row: {name: row[name] for name in names if name in row}
     )
-    return Measured({"trees": rows, "tree_neurons": neurons}, results, curves)
+    return Measurements({"trees": rows, "tree_neurons": neurons}, results, curves)
 
 
 def _sources(
