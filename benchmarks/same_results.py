@@ -103,8 +103,8 @@ upos.html report runs/upos
 number.html report runs/number
 others.html report runs/geometry runs/split runs/massive runs/large runs/inside runs/fixed runs/neurons runs/named \
 runs/zeroed runs/survey runs/roles runs/fused runs/against runs/disabled runs/rounded runs/rules runs/masks \
-runs/reordered runs/trained runs/checkpoints runs/tuned runs/recipes runs/changed runs/senses runs/similarity runs/documents \
-runs/decoded alone/claims
+runs/reordered runs/trained runs/checkpoints runs/tuned runs/recipes runs/changed runs/senses runs/similarity \
+runs/documents runs/decoded alone/claims
 heads.html report runs/heads runs/features runs/survey
 exports python
 """
