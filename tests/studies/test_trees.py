@@ -298,7 +298,7 @@ def test_random_trees_are_decoded_at_chance_by_the_command(
         of_layer = [row for row in neurons if row["layer"] == layer]
         assert sorted(row["neuron"] for row in of_layer) == list(range(len(of_layer)))
         assert sum(row["share"] for row in of_layer) == pytest.approx(1)
-        assert sum(row["part"] for row in of_layer) > 0
+        assert sum(row["mean_part"] for row in of_layer) > 0
     (tracked,) = read_offline_runs(folder)
     assert len(tracked.table("trees")) == len(rows)
     assert load_run(folder).trees.where(condition="model").layers() == [0, 2]

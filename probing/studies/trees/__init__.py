@@ -74,7 +74,7 @@ TREE_NEURONS = Schema("tree_neurons", "a row per layer and neuron, by contributi
     number("contribution", "Mean size of the neuron's part of predicted squared distances, over pairs of words of 100 "
            "test sentences."),
     number("share", "The contribution as a share of the contributions of all neurons.", form=".1%"),
-    number("part", "Mean of the neuron's part; the parts of all neurons add up to the mean predicted distance.",
+    number("mean_part", "Mean of the neuron's part; the parts of all neurons add up to the mean predicted distance.",
            form="+.3f"),
 ))  # fmt: skip
 
@@ -161,7 +161,7 @@ class Trees(Study):
              "edges of dependency trees (UUAS) by layer", "", {"condition": ITSELF}, ("condition", "uuas", CONTROLS)),
         View(TREES, ("layer", "distance_spearman*", "root*", "depth_spearman*", "gap_depth"),
              "distances and depths by layer", "", {"condition": ITSELF}),
-        View(TREE_NEURONS, ("layer", "rank", "neuron", "share", "part"), "first neurons of the metric", "",
+        View(TREE_NEURONS, ("layer", "rank", "neuron", "share", "mean_part"), "first neurons of the metric", "",
              {"rank": (1, 2, 3)}),
     )  # fmt: skip
 

@@ -474,7 +474,7 @@ def neuron_rows(
     total = float(size.sum())
     rows = [
         {"layer": layer, "rank": rank, "neuron": neuron, "contribution": float(size[neuron]),
-         "share": float(size[neuron]) / total if total else 0.0, "part": float(mean[neuron])}
+         "share": float(size[neuron]) / total if total else 0.0, "mean_part": float(mean[neuron])}
         for rank, neuron in enumerate(size.argsort(descending=True, stable=True).tolist(), 1)
     ]  # fmt: skip
     row: Row = {"first_10_share": _first_share(size)}
