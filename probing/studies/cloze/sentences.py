@@ -18,7 +18,7 @@ from probing.activations import Request, batch_tokens_of
 from probing.errors import UserError
 from probing.models import check_ids
 from probing.results import Table, estimate_cells
-from probing.runs.call import Measured
+from probing.runs.call import Measurements
 from probing.runtime.progress import stage
 from probing.statistics import binomial_interval, difference_interval
 from probing.studies.cloze.predictor import (
@@ -212,7 +212,7 @@ def check_causal(predictor: Predictor) -> None:
 def sentence_survey(
     predictor: Predictor, pairs: Sequence[MinimalPair], flag_text: str, corpus: Corpus, batch_tokens: int | None,
     say: Callable[[str], None],
-) -> Measured:  # fmt: skip
+) -> Measurements:  # fmt: skip
     """Score the sentences of pairs by a model, by the frequency of their tokens in a corpus, and by their number.
 
     Raises:
@@ -237,4 +237,4 @@ def sentence_survey(
         "unigrams": {"corpus": corpus.name, "fingerprint": corpus.fingerprint},
         "left_out": {EQUAL: n_equal} if n_equal else {},
     }
-    return Measured({"sentence_pairs": rows, "phenomena": by_group(rows, "phenomenon", _counted)}, results)
+    return Measurements({"sentence_pairs": rows, "phenomena": by_group(rows, "phenomenon", _counted)}, results)

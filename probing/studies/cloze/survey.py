@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from probing.activations import Request, batch_tokens_of, tokens_of
 from probing.errors import UserError
 from probing.interventions.model_output import choose_masked, draw_sentences
-from probing.runs.call import Measured
+from probing.runs.call import Measurements
 from probing.runtime.progress import stage
 from probing.studies.cloze.facts import ask_facts
 from probing.studies.cloze.predictor import Masked, Predictor, Row, change_rows, fingerprint_of
@@ -56,7 +56,7 @@ def masked_sample(predictor: Predictor, config: ClozeConfig) -> tuple[Corpus, Ma
     return request.corpus.subset(sentences), Masked(drawn, choose_masked(drawn, config.seed))
 
 
-def survey(predictor: Predictor, config: ClozeConfig, say: Callable[[str], None]) -> Measured:
+def survey(predictor: Predictor, config: ClozeConfig, say: Callable[[str], None]) -> Measurements:
     """Test a model on pairs and facts, and measure its loss in changed text.
 
     Raises:
@@ -89,7 +89,7 @@ def survey(predictor: Predictor, config: ClozeConfig, say: Callable[[str], None]
         "left_out": dict(sum((Counter(prompts.dropped) for prompts in asked.values()), Counter())),
         "n_tokens": sample[1].tokens.n_tokens if sample else 0,
     }
-    return Measured(tables, results)
+    return Measurements(tables, results)
 
 
 def _request(predictor: Predictor, config: ClozeConfig) -> Request:
