@@ -1,7 +1,8 @@
-"""Tasks of spans: numerals and their value."""
+"""Tasks of spans: numerals and their value, and spans that a file labels."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +13,15 @@ import numpy as np
 import pytest
 import torch
 from probing.builtin_tasks.numeral import NumberDigits, NumberValue, numerals, value_of_words
+from probing.builtin_tasks.spans import Spans
 
 from conftest import BARE
-from probing import WandbOptions, fit, probe
+from probing import WandbOptions, finetune, fit, probe
 from probing.data.examples import Examples, SpanVectors, read
 from probing.data.labelling import label_sides
 from probing.errors import UserError
-from probing.text import Corpus, splits_of
+from probing.statistics.chance import permute_within_sentences
+from probing.text import Corpus, load_corpus, splits_of
 from probing.text.tasks import Span, SpanTask, labels_of, rows_of_spans
 from probing.text.tokens import Tokens
 from synthetic import make_store
@@ -213,3 +216,146 @@ def test_values_are_fitted_compared_with_the_token_alone_and_predicted(
     assert all(row["token"].strip() and "position" not in row for row in run.contexts)
     with pytest.raises(UserError, match="finds no span in the texts"):
         run.predict(["none"])
+
+
+def jiant(folder: Path, lines: Sequence[dict[str, Any]]) -> Path:
+    (folder / "spans.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    return folder / "spans.jsonl"
+
+
+def roles(n: int = 200) -> list[dict[str, Any]]:
+    """Return lines with overlapping spans, labelled by whether they hold the word `dog`."""
+    generator, lines = np.random.default_rng(3), []
+    for i in range(n):
+        words = [*generator.choice(["the", "dog", "sees", "many", "cats"], size=6), f"n{i}"]
+        ends = [sorted(generator.choice(7, size=2, replace=False)) for _ in range(3)]
+        targets: list[dict[str, Any]] = [
+            {"span1": [int(a), int(b)], "label": "DOG" if "dog" in words[a:b] else "NONE", "info": {}} for a, b in ends
+        ]
+        lines.append({"text": " ".join(words), "targets": targets, "info": {"source": "made"}})
+    return lines
+
+
+def test_spans_of_a_file_are_those_of_an_independent_reading(tmp_path: Path) -> None:
+    lines = [*roles(), {"text": "no  span  here"}, {"text": "none", "targets": []}]
+    corpus = load_corpus(str(jiant(tmp_path, lines)), column_of=None)
+    expected = [
+        (i, " ".join(line["text"].split()[slice(*target["span1"])]), target["label"])
+        for i, line in enumerate(lines)
+        for target in line.get("targets", [])
+    ]
+    spans = Spans().spans(corpus)
+    assert [(span.sentence, corpus.sentences[span.sentence][span.start : span.end], span.label) for span in spans] == (
+        expected
+    )
+    assert len(corpus.sentences) == 202
+
+
+def test_lines_of_equal_words_share_their_spans_and_empty_words_count(tmp_path: Path) -> None:
+    lines = [
+        {"tokens": ["a", "", "cat"], "targets": [{"span1": [0, 1], "label": "x"}]},
+        {"tokens": ["a", "", "cat"], "targets": [{"span1": [1, 3], "label": 7}]},
+    ]
+    corpus = load_corpus(str(jiant(tmp_path, lines)), column_of=None)
+    assert corpus.sentences == ("a cat",)
+    assert [*Spans().spans(corpus)] == [Span(0, 0, 1, "x"), Span(0, 2, 5, "7")]
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ({"span1": [0, 4], "label": "x"}, r"line 1 has the span \[0, 4\] in a sentence of 3 words; expected"),
+        ({"span1": [2, 1], "label": "x"}, r"line 1 has the span \[2, 1\]"),
+        ({"span1": [1, 1], "label": "x"}, r"line 1 has the span \[1, 1\]"),
+        ({"span1": [-1, 1], "label": "x"}, r"line 1 has the span \[-1, 1\]"),
+        ({"span1": [0, True], "label": "x"}, r"line 1 has the span \[0, True\]"),
+        ({"span1": "0-1", "label": "x"}, r"line 1 has the span '0-1'"),
+        ({"span1": [0, 1]}, r"line 1 has a target without a label"),
+        ({"span1": [0, 1], "label": ["x", "y"]}, r"line 1 has a target without a label"),
+        ({"span1": [0, 1], "span2": [1, 4], "label": "x"}, r"line 1 has the span \[1, 4\]"),
+        ({"span1": [0, 1], "span2": [1, 3], "label": "x"}, r"has pairs of spans \(span2\), and the task reads single"),
+        ({"label": "x"}, r"line 1 has the target"),
+        ([0, 1, "x"], r"line 1 has the target"),
+    ],
+)
+def test_a_bad_span_is_refused_in_one_sentence_with_its_line(
+    target: Any, message: str, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    path = jiant(tmp_path, [{"text": "the dog barks", "targets": [target]}])
+    with pytest.raises(UserError, match=message) as error:
+        fit(
+            model=str(checkpoints["bert"]), corpus=str(path), task="spans", cache=str(tmp_path / "cache"),
+            runs=str(tmp_path / "runs"), wandb=NO_WANDB,
+        )  # fmt: skip
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def planted_spans(folder: Path) -> Any:
+    """Return the sides of a store of noise in which neuron 3 is 2 on the tokens of spans `x` and -2 on those of `y`."""
+    generator = np.random.default_rng(4)
+    lines = [
+        {"text": f"the dog sees many cats n{i}", "targets": [
+            {"span1": [a, a + 2], "label": str(generator.choice(["x", "y"]))} for a in (0, 2, 4)
+        ]} for i in range(400)
+    ]  # fmt: skip
+    corpus = load_corpus(str(jiant(folder, lines)), column_of=None)
+    tokens = tokens_of(corpus.sentences)
+    states = generator.standard_normal((tokens.n_tokens, 8)).astype(np.float32)
+    spans = Spans().spans(corpus)
+    for (_, first, after), span in zip(rows_of_spans(spans, tokens), spans, strict=True):
+        states[first:after, 3] += 2 if span.label == "x" else -2
+    return label_sides([make_store(folder / "store", [states], tokens)], [corpus], [splits_of(corpus, 0)], Spans())
+
+
+def test_a_planted_label_is_found_with_its_neuron(tmp_path: Path) -> None:
+    sides = planted_spans(tmp_path)
+    parts = [getattr(sides, name) for name in ("train", "validation", "test")]
+    split = np.repeat(["train", "validation", "test"], [part.n_tokens for part in parts])
+    labels = np.concatenate([part.labels[part.labels >= 0] for part in parts])
+    groups = np.concatenate([part.store.tokens.sentences[part.labels >= 0] for part in parts])
+    states = np.concatenate([vectors(part) for part in parts])
+    run = probe(states, labels, groups, split, name="s", runs=tmp_path, **{**BARE, "controls": "shuffled"})
+    assert run.accuracy[0]["accuracy"] > 0.95
+    assert run.accuracy[0]["shuffled_accuracy"] < 0.65
+    assert run.top(0, 1)[0]["neuron"] == 3
+
+
+def test_labels_permuted_within_sentences_find_nothing(tmp_path: Path) -> None:
+    train = planted_spans(tmp_path).train
+    sentences, labels = train.store.tokens.sentences[train.labels >= 0], train.labels[train.labels >= 0]
+    neuron = vectors(train)[:, 3]
+    neuron = neuron - (np.bincount(sentences, neuron) / np.maximum(np.bincount(sentences), 1))[sentences]
+    draws = permute_within_sentences(labels, sentences, np.arange(len(labels), dtype=np.int32), 400, 0)
+    of_draws = np.abs((2 * draws - 1) @ neuron)
+    assert np.abs((2 * labels - 1) @ neuron) > 1.5 * of_draws.max()
+    # Each of 100 draws is compared with the 300 others at 5%; 11 or more of 100 have a probability of 1%.
+    assert (of_draws[:100] > np.quantile(of_draws[100:], 0.95)).sum() <= 10
+
+
+def test_controls_read_the_spans_of_other_states(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    path = jiant(tmp_path, roles())
+    run = fit(
+        model=str(checkpoints["bert"]), corpus=str(path), task="spans", layer=1, name="roles", wandb=NO_WANDB,
+        runs=str(tmp_path / "runs"), **{**BARE, "controls": "shuffled,token,untrained"},
+    )  # fmt: skip
+    (row,) = run.accuracy
+    assert row["token_accuracy"] > row["majority_accuracy"]
+    assert {"shuffled_accuracy", "untrained_accuracy"} <= set(row)
+    assert "label = column targets" in run.results["cache"]["train"]["read"]
+    with pytest.raises(UserError, match="has no targets, whose spans the task reads"):
+        run.predict(["the dog sees many cats"])
+    other: dict[str, Any] = {"model": str(checkpoints["bert"]), "corpus": str(path), "wandb": NO_WANDB}
+    for task, message in {"sentence_label": "the corpus has none", "upos": "the corpus has none; give"}.items():
+        with pytest.raises(UserError, match=message):
+            fit(task=task, **other)
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"control_for": "number_digits"}, "labels other spans than the task"),
+        ({"control_for": "token"}, "the task labels spans, which have many"),
+        ({"controls": "control_task"}, "this task labels spans"),
+    ]
+    for options, message in refused:
+        with pytest.raises(UserError, match=message):
+            fit(task="spans", layer=1, runs=str(tmp_path / "none"), **options, **other)
+    with pytest.raises(UserError, match="`--task spans`: its task labels spans"):
+        finetune(task="spans", runs=str(tmp_path / "none"), **other)
