@@ -29,6 +29,8 @@ _OTHERS = ["point", "half", "dozen", "billion", "trillion"]
 _DIGITS = r"(?<![\w.,:/+−–-])(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,15})(?:\.[0-9]+)?(?![\w/:−–-]|[.,][0-9])"
 _WORD = rf"(?:{'|'.join([*_UNITS, *_TENS, 'hundred', 'thousand', 'million', *_OTHERS])})"
 _WORDS = rf"(?<![\w-]){_WORD}(?:(?:[ -]|(?<=hundred|housand) and ){_WORD})*(?![\w]|-\w)"
+# What stands between the parts of a number, a date, a time or a range, also in a treebank, whose words are apart.
+_BETWEEN = re.compile(r" ?[-–/:]? ?")
 _NUMERAL = re.compile(f"({_DIGITS})|{_WORDS}", re.IGNORECASE)
 
 
@@ -62,12 +64,15 @@ def value_of_words(words: str) -> int | None:
 def numerals(sentence: str) -> Iterator[tuple[int, int, float]]:
     """Yield start, end and value of each numeral of a sentence.
 
-    Numerals with only a blank between them, such as `5 million` or `10 000`, may be one number and are left out, as is
-    the word `one` by itself, which is mostly a pronoun.
+    Numerals with only a blank, a hyphen, a slash or a colon between them, such as `5 million`, `10 000` or, in a
+    treebank, `twenty - five`, may be one number and are left out, as is the word `one` by itself, mostly a pronoun.
     """
     found = list(_NUMERAL.finditer(sentence))
     adjoining = {
-        match for pair in pairwise(found) if sentence[pair[0].end() : pair[1].start()] in (" ", "-") for match in pair
+        match
+        for pair in pairwise(found)
+        if _BETWEEN.fullmatch(sentence, pair[0].end(), pair[1].start())
+        for match in pair
     }
     for match in found:
         value = float(match[1].replace(",", "")) if match[1] else value_of_words(match[0])

@@ -179,6 +179,8 @@ def rows_of_spans(spans: Sequence[Span], tokens: Tokens) -> NDArray[np.int64]:
     rows = np.flatnonzero(~tokens.special & (tokens.spans[:, 1] > tokens.spans[:, 0]))
     begins, ends = (tokens.sentences[rows] * _APART + tokens.spans[rows, i] for i in (0, 1))
     places = np.array([span[:3] for span in spans], dtype=np.int64).reshape(-1, 3)
+    if (np.diff(places[:, 0]) < 0).any():
+        raise ValueError("spans have to be in the order of their sentences")
     start, end = (places[:, 0] * _APART + places[:, i] for i in (1, 2))
     first, after = np.searchsorted(ends, start, side="right"), np.searchsorted(begins, end)
     last = np.concatenate([[-1], ends])[np.searchsorted(begins, (places[:, 0] + 1) * _APART)]

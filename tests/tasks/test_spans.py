@@ -93,6 +93,8 @@ def test_words_up_to_a_million_have_their_value() -> None:
         ("a thousand and one nights", [("thousand and one", 1001)]),
         ("On 2001-02-03 at 10:30, v1.2.3, the 3rd, 3–5, -7, 1,2 and b2", []),
         ("5 million, 10 000, two billion, two-thirds, two point five", []),
+        ("twenty - five of 2001 - 02 - 03 at 10 : 30", []),
+        ("4 , 5 and 6", [("4", 4), ("5", 5), ("6", 6)]),
         ("one of the ones, nineteen eighty-four, someone", []),
     ],
 )
