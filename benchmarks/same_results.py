@@ -62,6 +62,7 @@ inside geometry {_BERT} {_TEXT} --norms --path --definition argmin_share --draws
 split position {_BERT} {_TEXT} --run runs/position
 massive extremes {_BERT} {_TEXT}
 fixed extremes {_BERT} {_TEXT} --definition argmin_share
+large extremes --model data/massive {_TEXT}
 neurons ablate {_BERT} {_TEXT} --neurons ranked --run runs/position --layer 0 --draws 3 --top 2 \
 --kinds mean,direction,shuffled --retrain 1
 named ablate {_BERT} {_TEXT} --neurons 3,5 --layer 1 --draws 3 --kinds zero,resample,translate --retrain 0 \
@@ -89,7 +90,8 @@ recipes compare runs/tuned runs/recipe
 changed tuning-effect --run runs/tuned --sentences 60 --measures maps,states,position,outliers,special
 senses wic data/wic {_BERT}
 similarity sts data/sts {_BERT} --pooling all
-documents position-bias {_BERT} {_TEXT} --sentences 4 --documents 20 --top 3 --draws 3 --edits all
+documents position-bias {_BERT} {_TEXT} --sentences 4 --documents 20 --top 3 --draws 3 --edits all --sts data/sts
+decoded trees {_BERT} --corpus data/train.conllu --test_corpus data/test.conllu --controls all --layer 0,2 --seed 1
 claims reproduce luo2021 --models data/bert {_TEXT} --claims 1-6 --runs alone
 trials sweep data/sweep.yaml
 - extract {_BERT} {_TEXT} --layer 1
@@ -101,10 +103,10 @@ LAST = """
 position.html report runs/position runs/again runs/compared
 upos.html report runs/upos
 number.html report runs/number
-others.html report runs/geometry runs/split runs/massive runs/inside runs/fixed runs/neurons runs/named runs/zeroed \
-runs/survey runs/roles runs/fused runs/against runs/disabled runs/rounded runs/rules runs/masks runs/reordered \
-runs/trained runs/checkpoints runs/tuned runs/recipes runs/changed runs/senses runs/similarity runs/documents \
-alone/claims
+others.html report runs/geometry runs/split runs/massive runs/large runs/inside runs/fixed runs/neurons runs/named \
+runs/zeroed runs/survey runs/roles runs/fused runs/against runs/disabled runs/rounded runs/rules runs/masks \
+runs/reordered runs/trained runs/checkpoints runs/tuned runs/recipes runs/changed runs/senses runs/similarity \
+runs/documents runs/decoded alone/claims
 heads.html report runs/heads runs/features runs/survey
 exports python
 """
@@ -200,6 +202,7 @@ def make(work: Path) -> None:
     sentences = make_sentences(200)
     _with_outlier(masked_lm(data / "bert", "bert", sentences), 3)
     _with_outlier(masked_lm(data / "other", "bert", sentences), 5)
+    _with_outlier(masked_lm(data / "massive", "bert", sentences), 3, -3000.0)
     make_checkpoint(data / "gpt2", "gpt2", sentences)
     _write_dictionary(data / "dictionary", 16, 24)
     text = make_sentences(190, seed=372, longest=24)
@@ -250,13 +253,13 @@ def _tree(sentence: str) -> str:
     return "".join(rows)
 
 
-def _with_outlier(model: Path, neuron: int) -> None:
+def _with_outlier(model: Path, neuron: int, bias: float = -30.0) -> None:
     """Give a neuron a bias in each LayerNorm that is far from the others', so that it is an outlier in all layers."""
     from safetensors.torch import load_file, save_file
 
     weights = load_file(model / "model.safetensors")
     for name in (name for name in weights if name.endswith("LayerNorm.bias") and ".predictions." not in name):
-        weights[name][neuron] = -30.0
+        weights[name][neuron] = bias
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
 
 

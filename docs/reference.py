@@ -60,6 +60,8 @@ From their docstrings; `help(probing.fit)` shows the same.
 ::: probing.ablate
 ::: probing.pretrain
 ::: probing.finetune
+::: probing.trees
+
 ::: probing.tuning_effect
 ::: probing.checkpoints
 ::: probing.hierarchy
@@ -98,7 +100,7 @@ From their docstrings; `help(probing.fit)` shows the same.
 ::: probing.Options
 ::: probing.option
 ::: probing.Call
-::: probing.Measured
+::: probing.Measurements
 
 ## Groups of options
 

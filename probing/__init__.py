@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from probing.runs import Result as Result
     from probing.runs import Study as Study
     from probing.runs.call import Call as Call
-    from probing.runs.call import Measured as Measured
+    from probing.runs.call import Measurements as Measurements
     from probing.runs.loading import load_run as load_run
     from probing.runs.run import Run as Run
     from probing.studies.ablate import ablate as ablate
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from probing.studies.similarity import sts as sts
     from probing.studies.similarity import wic as wic
     from probing.studies.sweep import sweep as sweep
+    from probing.studies.trees import trees as trees
     from probing.studies.tuning_effect import tuning_effect as tuning_effect
     from probing.tables.figures import Chart as Chart
     from probing.tables.figures import Line as Line
@@ -77,7 +78,7 @@ _HOMES = {
     "Panel": "probing.tables.figures",
     "View": "probing.results",
     "LinearProbe": "probing.probes.linear",
-    "Measured": "probing.runs.call",
+    "Measurements": "probing.runs.call",
     "Options": "probing.cli.options",
     "ProbeClassifier": "probing.probes.estimators",
     "ProbeOptions": "probing.cli.options",
@@ -124,6 +125,7 @@ STUDIES.update({
     "wic": "probing.studies.similarity:WIC_STUDY",
     "sts": "probing.studies.similarity:STS_STUDY",
     "position-bias": "probing.studies.position_bias:STUDY",
+    "trees": "probing.studies.trees:STUDY",
     "reproduce": "probing.studies.claims:STUDY",
 })  # fmt: skip
 # Functions that the methods of results call.

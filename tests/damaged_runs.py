@@ -92,6 +92,7 @@ def make_all(model: Path, corpus: Path, sentences: list[str], place: Path) -> Ki
     probing.sts([str(data)], **quietly, model=str(model), layer=[2], name="sts", transforms="none")
     shape: dict[str, Any] = {"sentences": 3, "documents": 20, "top": 2, "draws": 1}
     probing.position_bias(**quietly, **shape, model=str(model), corpus=str(corpus), name="position-bias", sts=str(data))
+    probing.trees(**{**on, "corpus": bank}, name="trees", layer=1, train_sentences=20, controls="none", rotations=0)
     points = {"probe.l2": {"values": [1e-5, 1e-2]}, "layer": {"value": 0}}
     (data / "sweep.yaml").write_text(yaml.safe_dump({"method": "grid", "parameters": points}), encoding="utf-8")
     probing.sweep(str(data / "sweep.yaml"), fit={"model": str(model), "corpus": str(corpus)}, **quietly, name="sweep")

@@ -191,8 +191,10 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
     if args[0] == "hierarchy":
         args += ["--train_sentences", "60", "--test_sentences", "20", "--generalisation_sentences", "20"]
         args += ["--probe.l2", "1e-2"]
-    if args[0] in ("wic", "sts", "hierarchy", "position-bias"):
+    if args[0] in ("wic", "sts", "hierarchy", "position-bias", "trees"):
         args += ["--model", str(toy)]
+    if args[0] == "trees":
+        args += ["--layer", "0,2", "--train_sentences", "40", "--rotations", "0"]
     if args[0] == "position-bias":
         args += ["--sentences", "3", "--documents", "8", *([] if "--corpus" in args else ["--corpus", "sentences.txt"])]
     if args[0] == "reproduce":

@@ -85,7 +85,7 @@ def question(views: Sequence[RunView]) -> str:
     of_tasks: dict[str, dict[str, list[str]]] = {}
     for view in views:
         of_tasks.setdefault(view.task, {}).setdefault(layers_named(view.layers), []).append(_model(view))
-    asked = [
+    questions = [
         f"{task} be decoded from {listed([f'{layers} of {listed(models)}' for layers, models in of_layers.items()])}"
         for task, of_layers in of_tasks.items()
     ]
@@ -93,7 +93,7 @@ def question(views: Sequence[RunView]) -> str:
     for view in views:
         trained.setdefault(_training(view, len(views) == 1), []).append(view.label)
     parts = [f"{f'{listed(labels)}: ' * (len(trained) > 1)}{text}" for text, labels in trained.items()]
-    return " ".join([f"Can {listed(asked)}, and which neurons carry it?", *parts])
+    return " ".join([f"Can {listed(questions)}, and which neurons carry it?", *parts])
 
 
 def _model(view: RunView) -> str:

@@ -37,20 +37,20 @@ from probing.text.tokens import Tokens
 SpecialTokens = Literal["exclude", "include"]
 
 
-def measured_tokens(tokens: Tokens, special_tokens: SpecialTokens) -> NDArray[np.bool_]:
+def is_included(tokens: Tokens, special_tokens: SpecialTokens) -> NDArray[np.bool_]:
     """Return the mask of the tokens that are measured, shape (n_tokens,)."""
     return tokens.included if special_tokens == "include" else ~tokens.special
 
 
 def check_tokens(tokens: Tokens, special_tokens: SpecialTokens) -> None:
     """Raise a `UserError` for a corpus with fewer than two tokens to compare."""
-    n = int(measured_tokens(tokens, special_tokens).sum())
+    n = int(is_included(tokens, special_tokens).sum())
     if n < 2:
         first = "" if tokens.included.all() else " and the first ones"
         raise UserError(f"`--corpus`: {n} tokens are left without special tokens{first}, and cosines need two.")
 
 
-def read_measured(
+def read_text_to_measure(
     source: ActivationSource, config: Mapping[str, Any], check: Callable[[Tokens], None] = lambda tokens: None
 ) -> tuple[Corpus, list[ActivationStore]]:
     """Return the corpus that is measured, and the activations of each corpus, that of `--fit_corpus` last, if given.
@@ -104,7 +104,7 @@ class LayerMoments:
 def collect_layer_moments(store: HiddenStateSource, layer: int, special_tokens: SpecialTokens) -> LayerMoments:
     """Return the moments of the measured tokens of a layer, and the profiles of its neurons, in one pass."""
     d_model, tokens = store.plan.d_model, store.tokens
-    is_measured = measured_tokens(tokens, special_tokens)
+    included = is_included(tokens, special_tokens)
     words, first = ~tokens.special, ~tokens.included
     disjoint = {
         "words": words, "special": ~words & ~first, "first words": first & ~tokens.added,
@@ -114,7 +114,7 @@ def collect_layer_moments(store: HiddenStateSource, layer: int, special_tokens: 
     units = {name: np.zeros(d_model) for name in accumulators} if first.any() else {}
     moments = CovarianceAccumulator(d_model)
     for shard_rows, states in shards_of(store, layer):
-        moments.update(states[torch.from_numpy(is_measured[shard_rows])])
+        moments.update(states[torch.from_numpy(included[shard_rows])])
         for name, accumulator in accumulators.items():
             some = states[torch.from_numpy(disjoint[name][shard_rows])]
             accumulator.update(some)

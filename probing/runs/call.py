@@ -116,17 +116,17 @@ def say_results(result: Result, where: str | None, quiet: bool, verbose: bool = 
     answer, conclusions, more = result.answer(), result.conclusions(), result.study.more_tables(result)
     if quiet:
         terminal.tell(*conclusions)
-        left_out = False
+        has_more = False
     elif verbose or result.config.get("verbose"):
         terminal.tell(*answer)
         terminal.show(*result.tables(), *more)
         terminal.tell(*conclusions[len(answer) :])
-        left_out = False
+        has_more = False
     else:
         # The last lines say where the results are.
         reserved = 2 + 2 * bool(where)
-        left_out = terminal.brief(conclusions, result.tables(), reserved) or bool(more)
-    print_output_location(result.folder, where, left_out)
+        has_more = terminal.brief(conclusions, result.tables(), reserved) or bool(more)
+    print_output_location(result.folder, where, has_more)
 
 
 def writable_folder(path: str | Path, flag_text: str, way_out: str) -> Path:
@@ -149,7 +149,7 @@ def only_accelerator(trainer: Mapping[str, Any], what: str) -> None:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurements:
     """Measurements of a study.
 
     Args:
@@ -171,7 +171,7 @@ class Measured:
     write: Callable[[Path], list[Path]] | None = None
     is_timed: bool = True
 
-    def with_python_values(self) -> Measured:
+    def with_python_values(self) -> Measurements:
         """Return the measurements with Python's numbers and lists in place of those of NumPy and torch."""
         tables = {name: [_python_values(row) for row in rows] for name, rows in self.tables.items()}
         curves = [_python_values(row) for row in self.curves]
@@ -270,7 +270,7 @@ class Call:
             random_weights_seed=weights_seed, say=self.say, **options, **more,
         )  # fmt: skip
 
-    def write(self, model: Any, measure: Callable[[Path], Measured]) -> Result:
+    def write(self, model: Any, measure: Callable[[Path], Measurements]) -> Result:
         """Measure in the folder of the run, write, log and show the results, and return them.
 
         A run that is refused or cannot be written leaves no folder; a run that fails otherwise leaves a partial folder.
@@ -283,14 +283,14 @@ class Call:
         save_input_text(self.config, model.name, folder)
         return self.write_into(folder, measure)
 
-    def write_into(self, folder: RunFolder | ResumableFolder, measure: Callable[[Path], Measured]) -> Result:
+    def write_into(self, folder: RunFolder | ResumableFolder, measure: Callable[[Path], Measurements]) -> Result:
         """Do the same in an existing folder."""
         result = self.carry_out(folder, lambda tracker: measure(folder.path))
         assert result is not None  # there is a folder
         return result
 
     def carry_out(
-        self, folder: RunFolder | ResumableFolder | None, measure: Callable[[Tracker | None], Measured | None]
+        self, folder: RunFolder | ResumableFolder | None, measure: Callable[[Tracker | None], Measurements | None]
     ) -> Result | None:
         """Do the same in several processes; `folder` is None and the result ignored except in the rank-zero process."""
         with tracking(folder, self.wandb, self.config) as tracker:
@@ -320,7 +320,7 @@ class Call:
         say_results(result, tracker.where(result.folder, self.config.get("verbose", False)), self.config["quiet"])
         return result
 
-    def _write(self, folder: Path, output: Measured, tables: Mapping[str, Table]) -> tuple[list[Path], list[Path]]:
+    def _write(self, folder: Path, output: Measurements, tables: Mapping[str, Table]) -> tuple[list[Path], list[Path]]:
         """Write tables, figures and other files into a folder; return the files, and the figures."""
         files = write_tables(folder, self.config, output.tables, self.study.schemas)
         files += output.write(folder) if output.write else []

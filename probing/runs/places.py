@@ -144,7 +144,7 @@ def _beside(run: RunRecord, path: str) -> str | None:
 
 
 @dataclass(eq=False)
-class GivenTexts:
+class OfferedTexts:
     """A text that the user gives for runs whose text has moved; `fits` if a run has read the same content."""
 
     source: Any
@@ -186,7 +186,7 @@ def texts_of_runs(runs: Sequence[OfText], given: Sequence[Any] = (), say: Say = 
     """
     if "-" in given:
         raise UserError("`--corpus -`: the text of a finished run is read more than once; give it as a file.")
-    offered, texts, absent = [GivenTexts(source, load_corpus(source, column_of=None)) for source in given], [], []
+    offered, texts, absent = [OfferedTexts(source, load_corpus(source, column_of=None)) for source in given], [], []
     for run in runs:
         try:
             texts.append(_texts(run, offered, say))
@@ -204,7 +204,7 @@ def texts_of_runs(runs: Sequence[OfText], given: Sequence[Any] = (), say: Say = 
     return texts
 
 
-def _texts(run: OfText, offered: Sequence[GivenTexts], say: Say) -> RunTexts:
+def _texts(run: OfText, offered: Sequence[OfferedTexts], say: Say) -> RunTexts:
     keys = _fingerprints(run)
     if run.config["test_corpus"] is None:
         source, main = _text(run, "corpus", offered, lambda text: text.fingerprint == keys["test"])
@@ -230,7 +230,7 @@ def _fingerprints(run: RunRecord) -> dict[str, str]:
 
 
 def _text(
-    run: RunRecord, option: str, offered: Sequence[GivenTexts], fits: Callable[[Corpus], bool]
+    run: RunRecord, option: str, offered: Sequence[OfferedTexts], fits: Callable[[Corpus], bool]
 ) -> tuple[Any, Corpus]:
     """Return the source of a text of a run, and its corpus; raise `_Absent` if no place has it."""
     recorded, what = run.config[option], TEXTS[option]

@@ -233,17 +233,17 @@ def brief(sentences: Sequence[str], tables: Sequence[Any], reserved: int) -> boo
             break
         tell(sentence)
         shown, room, most = shown + 1, room - n_lines, most - n_lines
-    left_out = shown < len(sentences) or len(tables) > MOST_TABLES
+    has_more = shown < len(sentences) or len(tables) > MOST_TABLES
     for i, table in enumerate(tables_shown):
-        kept_free = sum(min(OF_SECOND, _height(other)) for other in tables_shown[i + 1 :])
-        fitted = _with_first_rows(table, room - kept_free)
-        if kept_free and (fitted is None or fitted.row_count < min(ROWS_OF_FIRST, table.row_count)):
+        below = sum(min(OF_SECOND, _height(other)) for other in tables_shown[i + 1 :])
+        fitted = _with_first_rows(table, room - below)
+        if below and (fitted is None or fitted.row_count < min(ROWS_OF_FIRST, table.row_count)):
             fitted = _with_first_rows(table, room)
         if fitted is None or room < LEAST_SHOWN:
             return True
         show(fitted)
-        left_out, room = left_out or fitted is not table, room - _height(fitted)
-    return left_out
+        has_more, room = has_more or fitted is not table, room - _height(fitted)
+    return has_more
 
 
 def _height(table: Any) -> int:

@@ -391,10 +391,10 @@ def test_the_key_changes_with_the_labels_but_not_with_where_they_are_from() -> N
 def test_a_task_without_classes_serves_where_none_are_needed(tmp_path: Any) -> None:
     config = {"task": "sentence_label", "task_args": {"numbers": True}}
     run = cast(Run, type("R", (), {"config": config, "folder": tmp_path, "results": {}})())
-    assert task_of_run(run, "--from_run r", False, ["mean", "zero"]) is not None
+    assert task_of_run(run, "--run r", False, ["mean", "zero"]) is not None
     for reads, kinds in ((True, ["mean"]), (False, ["translate"]), (False, ["mean", "shuffled"])):
         with pytest.raises(UserError, match="its task sentence_label predicts numbers"):
-            task_of_run(run, "--from_run r", reads, kinds)
+            task_of_run(run, "--run r", reads, kinds)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import errno
 import importlib
 import inspect
@@ -352,10 +353,14 @@ def test_a_notebook_shows_a_mistake_in_a_line_and_in_the_words_of_python(
 ) -> None:
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     shells = pytest.importorskip("IPython.core.interactiveshell")
+    hooks = sys.displayhook, sys.excepthook
     shell = shells.InteractiveShell(colors="nocolor")
     shell.history_manager.enabled = False
     shell.run_cell("from probing import UserError")
     shell.run_cell("raise UserError('`--layer 13`: it has 12; `--probe.l2 auto`, `--quiet` or --test_corpus do.')")
+    shell.atexit_operations()
+    atexit.unregister(shell.atexit_operations)
+    sys.displayhook, sys.excepthook = hooks
     assert capsys.readouterr().out.strip() == (
         "UserError: `layer=13`: it has 12; `probe={'l2': 'auto'}`, `quiet` or `test_corpus` do."
     )

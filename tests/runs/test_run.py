@@ -33,7 +33,7 @@ from probing.data.module import ActivationDataModule
 from probing.errors import UserError
 from probing.page.charts import folder_block
 from probing.results import Table
-from probing.runs.call import Measured
+from probing.runs.call import Measurements
 from probing.runs.checks import check_documents, check_parts
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.loading import load_run
@@ -176,8 +176,8 @@ NO_WANDB: Any = {"mode": "disabled"}
 
 WRITERS = (
     "`fit`, `probe`, `rank`, `compare`, `sweep`, `geometry`, `position`, `extremes`, `attention`, `ablate`, "
-    "`hierarchy`, `cloze`, `pretrain`, `finetune`, `tuning-effect`, `checkpoints`, `wic`, `sts`, `position-bias` or "
-    "`reproduce`"
+    "`hierarchy`, `cloze`, `pretrain`, `finetune`, `tuning-effect`, `checkpoints`, `wic`, `sts`, `position-bias`, "
+    "`trees` or `reproduce`"
 )
 
 
@@ -526,7 +526,7 @@ def test_two_thousand_damaged_runs_of_every_kind_are_read_or_refused(
 
 def test_numbers_of_numpy_and_torch_in_measurements_become_those_of_python() -> None:
     row = {"layer": np.int64(3), "share": np.float32(0.5), "name": "a", "norm": torch.tensor(2.0)}
-    measured = Measured({"shares": [row]}, {"means": np.ones(2), "sizes": (np.int32(1),)}, curves=[row])
+    measured = Measurements({"shares": [row]}, {"means": np.ones(2), "sizes": (np.int32(1),)}, curves=[row])
     plain = measured.with_python_values()
     expected = {"layer": 3, "share": 0.5, "name": "a", "norm": 2.0}
     assert (plain.tables, plain.curves) == ({"shares": [expected]}, [expected])

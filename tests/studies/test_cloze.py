@@ -77,7 +77,7 @@ def treebank(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> 
 def test_pairs_and_changes_are_on_disk_and_repeat(
     model: Path, pairs: Path, treebank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = ["cloze", str(pairs), f"--model={model}", f"--corpus={treebank}", f"--runs={tmp_path}", "--tokens=3000"]
+    args = ["cloze", str(pairs), f"--model={model}", f"--corpus={treebank}", f"--runs={tmp_path}", "--tokens=3000", "--verbose"]
     assert run(COMMANDS, [*args, "--figure_format=png", "--wandb.mode=offline", "--name=a"]) == 0
     said = capsys.readouterr()
     assert "1 of 4 pairs are left out: a word is not a single piece of the vocabulary" in said.err

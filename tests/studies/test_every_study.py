@@ -27,6 +27,7 @@ from probing.runs.run import Run, load_fit
 from probing.studies.fit import _report as report_fit
 from probing.studies.fit.rank import Rankings
 from probing.studies.fit.rank import _report as report_rank
+from report_runs import treebank
 from small_data import word_pairs, write_sts, write_wic
 from wandb_stand_in import read_offline_runs
 
@@ -58,6 +59,7 @@ class Made:
         write_sts(place / "pairs", 20)
         rows = [f'"{text}",{"long" if len(text) > 100 else "short"}\n' for text in sentences]
         (place / "labelled.csv").write_text("".join(["text,label\n", *rows]), encoding="utf-8")
+        (place / "trees.conllu").write_text(treebank(sentences), encoding="utf-8")
         (place / "sweep.yaml").write_text(
             yaml.safe_dump({"method": "grid", "parameters": {"probe.l2": {"values": [1e-2, 1e-1]}}}), encoding="utf-8"
         )
@@ -122,6 +124,9 @@ class Made:
             "wic": lambda: ([str(place / "senses")], {**usual, "model": model, "layer": 1, "transforms": "none"}),
             "sts": lambda: ([[str(place / "pairs")]], {**usual, "model": model, "layer": "0,1", "pooling": "cls"}),
             "position-bias": lambda: ([], {**read, "sentences": 3, "documents": 20, "draws": 2, "top": 2}),
+            "trees": lambda: ([], {
+                **read, "corpus": str(place / "trees.conllu"), "layer": "0,1", "train_sentences": 40, "rotations": 0,
+            }),
             "reproduce": lambda: (["luo2021"], {**usual, "models": model, "corpus": corpus, "claims": [1]}),
         }  # fmt: skip
         assert {*study_names()} <= {*calls}

@@ -45,7 +45,7 @@ from probing.interventions import (
 from probing.models import layer_numbers, load_encoder, load_tokenizer
 from probing.results import Html, listed
 from probing.runs import Result, Study, Terms, study_of
-from probing.runs.call import Call, Measured
+from probing.runs.call import Call, Measurements
 from probing.runs.loading import Tuned, load_fit_of_classes, read_as_run, read_as_tuned, tuned_of
 from probing.runs.places import task_of
 from probing.runs.run import Run, load_fit, of_text
@@ -192,8 +192,8 @@ class AblateOptions(OutputOptions, RunOptions, OutlierOptions, BatchOptions, Cor
         for name, kinds in APPLIES_TO.items():
             value = getattr(self, name)
             if self.ablated not in kinds and value != declared(AblateOptions)[name].default:
-                typed = flag(name, *([] if value is True else [_flag_value(value)]))
-                problems.append(f"{typed} is for {listed(kinds)}, and {selected}; leave it out")
+                flag_text = flag(name, *([] if value is True else [_flag_value(value)]))
+                problems.append(f"{flag_text} is for {listed(kinds)}, and {selected}; leave it out")
         is_ranked = self.neurons is not None and _flag_value(self.neurons) == "ranked"
         if is_ranked and self.run is None:
             problems.append(f"{flag('neurons', 'ranked')} takes the first neurons of a ranking; give {flag('run')} too")
@@ -238,7 +238,7 @@ def _ablate_units(call: Call, tokenizer: Any) -> Result | None:
             return None
         files = setup.source.model
 
-        def measure(_: Path) -> Measured:
+        def measure(_: Path) -> Measurements:
             results = survey(setup, stores, ablation)
             return study_output(results, stores, files.short_name, tuned)
 
@@ -304,16 +304,16 @@ def _of_layers(ablation: Any, setup: Any, config: dict[str, Any]) -> Any:
     return replace(ablation, kinds=[kind for kind in ablation.kinds if kind != "skip"])
 
 
-def _pruned(flag_value: bool | str | list[str]) -> list[str]:
-    if isinstance(flag_value, bool):
-        return [UNITS_PRUNED] if flag_value else []
-    return chosen("--prune", flag_value, (UNITS_PRUNED, WEIGHTS_PRUNED))
+def _pruned(words: bool | str | list[str]) -> list[str]:
+    if isinstance(words, bool):
+        return [UNITS_PRUNED] if words else []
+    return chosen("--prune", words, (UNITS_PRUNED, WEIGHTS_PRUNED))
 
 
-def _bits(flag_value: int | list[int] | str | None) -> list[int]:
-    if flag_value is None:
+def _bits(words: int | list[int] | str | None) -> list[int]:
+    if words is None:
         return []
-    words = ",".join(map(str, flag_value)) if isinstance(flag_value, list) else str(flag_value)
+    words = ",".join(map(str, words)) if isinstance(words, list) else str(words)
     try:
         bit_counts = list(dict.fromkeys(int(word) for word in words.split(",")))
     except ValueError:
@@ -433,9 +433,9 @@ class SelectedNeurons:
         ])  # fmt: skip
         most = d_model // 2
         top = min(TOP, most) if self.top is None else self.top
-        n, typed = (top, f"--top {top}") if self.neurons is None else (len(self.neurons), self.flag_text)
+        n, words = (top, f"--top {top}") if self.neurons is None else (len(self.neurons), self.flag_text)
         if n > most:
-            raise UserError(f"`{typed}`: {n} neurons are more than half of the {d_model}; give at most {most}.")
+            raise UserError(f"`{words}`: {n} neurons are more than half of the {d_model}; give at most {most}.")
         if self.neurons is not None or self.run is None:
             return {layer: list(self.neurons or range(d_model)) for layer in changed_layers}
         return {layer: [row["neuron"] for row in self.run.top(layer, top)] for layer in changed_layers}
@@ -447,31 +447,31 @@ def _selected_neurons(config: dict[str, Any], run: Run | None) -> SelectedNeuron
     Raises:
         UserError: If options contradict each other.
     """
-    typed = _flag_value(config["neurons"])
+    words = _flag_value(config["neurons"])
     kinds = _kinds(config)
-    if typed == "all" and not _LEAVE_SOME.issuperset(kinds):
+    if words == "all" and not _LEAVE_SOME.issuperset(kinds):
         raise UserError(
             f"`--neurons all` with `--kinds {_flag_value(config['kinds'] or kinds)}` would leave nothing of the layer; "
             "give `--kinds direction`, which removes only the directions from which position, or the task of `--run`, "
             "is decoded, its control `shuffled`, or `translate`."
         )
     readouts = _readouts(config, kinds, run)
-    neurons = {"ranked": None, "all": ()}[typed] if typed in ("ranked", "all") else _numbers(typed)
-    return SelectedNeurons(f"--neurons {typed}", neurons, config["top"], run, kinds, readouts)
+    neurons = {"ranked": None, "all": ()}[words] if words in ("ranked", "all") else _numbers(words)
+    return SelectedNeurons(f"--neurons {words}", neurons, config["top"], run, kinds, readouts)
 
 
 def _kinds(config: Mapping[str, Any]) -> list[NeuronReplacement]:
     """Return the replacements of neurons; with `--pairs`, `interchange` alone."""
-    typed, pairs = _flag_value(config["kinds"] or "mean"), config["pairs"]
+    words, pairs = _flag_value(config["kinds"] or "mean"), config["pairs"]
     if pairs is None:
-        if INTERCHANGE in typed.split(","):
+        if INTERCHANGE in words.split(","):
             raise UserError(
-                f"`--kinds {typed}`: neurons are exchanged between the sentences of pairs; give them as --pairs FILE, "
+                f"`--kinds {words}`: neurons are exchanged between the sentences of pairs; give them as --pairs FILE, "
                 "with lines `sentence TAB counterfactual`."
             )
-        return chosen("--kinds", typed, NEURON_KINDS)
-    if typed != INTERCHANGE:
-        raise UserError(f"`--pairs {pairs}` is read by `--kinds interchange` alone, and `--kinds {typed}` is given.")
+        return chosen("--kinds", words, NEURON_KINDS)
+    if words != INTERCHANGE:
+        raise UserError(f"`--pairs {pairs}` is read by `--kinds interchange` alone, and `--kinds {words}` is given.")
     if pairs == "-":
         raise UserError("`--pairs -`: pairs are read more than once; give them as a file.")
     readout = _read_of_pairs(pairs)
@@ -518,16 +518,16 @@ def _readouts(config: dict[str, Any], kinds: Sequence[NeuronReplacement], run: R
     return {name: readouts[name] for name in READOUTS_OF_NEURONS if name in readouts}
 
 
-def _numbers(typed: str) -> list[int]:
+def _numbers(words: str) -> list[int]:
     """Parse `--neurons` into neuron numbers; refuse duplicates."""
     try:
-        numbers = [int(word) for word in typed.split(",")]
+        numbers = [int(word) for word in words.split(",")]
     except ValueError:
         raise UserError(
-            f"`--neurons {typed}`: expected numbers of neurons, such as 18,99, or ranked, all or outliers."
+            f"`--neurons {words}`: expected numbers of neurons, such as 18,99, or ranked, all or outliers."
         ) from None
     if twice := [n for n in numbers if numbers.count(n) > 1]:
-        raise UserError(f"`--neurons {typed}`: neuron {twice[0]} is there twice; name each once.")
+        raise UserError(f"`--neurons {words}`: neuron {twice[0]} is there twice; name each once.")
     return numbers
 
 
@@ -570,7 +570,7 @@ def _ablate_neurons(call: Call, tokenizer: Any) -> Result | None:
             ranked, selected.kinds, config["at"], config["tokens"], draws, config["retrain"], seed, selected.task_name
         )
 
-        def measure(_: Path) -> Measured:
+        def measure(_: Path) -> Measurements:
             with stage("what is lost without neurons"):
                 if WORDS in selected.readouts:
                     changed = survey_words(
@@ -593,17 +593,17 @@ def _ablate_outliers(call: Call, tokenizer: Any) -> Result | None:
         from probing.interventions.outliers import OutlierModel, ablate_outliers
         from probing.models.anatomy import examine
         from probing.models.residual_stream import find_parameters
-        from probing.probes.outliers import find_outliers, read_measured
+        from probing.probes.outliers import find_outliers, read_text_to_measure
 
         source = call.source(tokenizer=tokenizer)
         call.expect(3)
-        text, stores = read_measured(source, config)
+        text, stores = read_text_to_measure(source, config)
         call.watch.end("extract")
         if not is_main_process():
             return None
         model, draws = source.model, DRAWS_OF_OUTLIERS if config["draws"] is None else config["draws"]
 
-        def measure(_: Path) -> Measured:
+        def measure(_: Path) -> Measurements:
             encoder, model_tokenizer = load_encoder(model, source.random_weights_seed), load_tokenizer(model)
             parameters = find_parameters(encoder, examine(encoder, model_tokenizer.pad_token_id or 0))
             outliers = find_outliers(stores[-1], source.layers, parameters, config).chosen
@@ -620,7 +620,7 @@ def _ablate_outliers(call: Call, tokenizer: Any) -> Result | None:
             def draw(folder: Path, formats: Any) -> list[Path]:
                 return neuron_tables.write_outlier_figure(folder, rows, model.short_name, formats)
 
-            return Measured({"interventions": rows}, results, draw=draw)
+            return Measurements({"interventions": rows}, results, draw=draw)
 
         return call.write(model, measure)
 

@@ -42,7 +42,7 @@ from probing.interventions.passes import Rows, Sums, among, fingerprint_of, open
 from probing.interventions.probed_task import OF_CLASSES, Labelled, ProbedTask, retrained
 from probing.interventions.subject import InterventionSetup
 from probing.models.attention_heads import find_query_keys
-from probing.runs.call import Measured
+from probing.runs.call import Measurements
 from probing.text.tasks import Labels
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -551,8 +551,8 @@ class _Work:
             yield store
 
 
-def neuron_output(changed: NeuronTables, stores: Sequence[ActivationStore]) -> Measured:
+def neuron_output(changed: NeuronTables, stores: Sequence[ActivationStore]) -> Measurements:
     """Return the tables and results of a run; `stores` are of the training and of the test text."""
     tables = {"neuron_interventions": changed.interventions, "neuron_draws": changed.draws}
     cache = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
-    return Measured(tables, {"cache": cache, "neurons": changed.summary})
+    return Measurements(tables, {"cache": cache, "neurons": changed.summary})

@@ -35,7 +35,7 @@ from probing.interventions.probed_task import Labelled, ProbedTask, retrained
 from probing.interventions.subject import InterventionSetup
 from probing.page.charts import HeadMeasure, Place, head_map
 from probing.results import Html, Row, Table, capitalised, element, in_brackets
-from probing.runs.call import Measured
+from probing.runs.call import Measurements
 from probing.runs.loading import Tuned
 from probing.runtime.progress import stage
 from probing.statistics import ENDS
@@ -570,7 +570,7 @@ def draw_head_map(figure: Figure, rows: Sequence[Row], what: str) -> None:
 
 def study_output(
     ablation: AblationResults, stores: Sequence[ActivationStore], model_name: str, tuned: Tuned | None = None
-) -> Measured:
+) -> Measurements:
     """Return the tables, results and figures of a run; `tuned` is the tuned model whose head was read."""
     tokens = ablation.text.tokens
     results = {
@@ -586,7 +586,7 @@ def study_output(
             "run": str(tuned.folder), "checkpoint": tuned.checkpoint.name, "score": tuned.score, "n_tested": n_tested,
         }  # fmt: skip
     ablated = Table(ablation.tables["ablated"], tables.ABLATED)
-    return Measured(
+    return Measurements(
         ablation.tables,
         results,
         _logged_rows(ablated),

@@ -13,7 +13,7 @@ from probing.heads.examples import examples_of, write_examples
 from probing.heads.measures import Rows
 from probing.heads.survey import HeadSurvey
 from probing.results import NamedLayer, Table, two_decimals, without_nan
-from probing.runs.call import Measured
+from probing.runs.call import Measurements
 from probing.studies.attention.tables import FUSIONS, examined_heads, heads_of_changes, layers_of_changes
 from probing.tables.figures import (
     GREY,
@@ -208,7 +208,7 @@ def _map(
 def study_output(
     tables: Mapping[str, Rows], survey: HeadSurvey, stores: Mapping[str, Any], parts: Sequence[str],
     lacking: Mapping[str, str],
-) -> Measured:  # fmt: skip
+) -> Measurements:  # fmt: skip
     """Return the tables, results, figures and examples of a run; `lacking` has the requirements of other parts."""
     examples = examples_of(survey, stores)
     heads, tokens = survey.heads, survey.tokens
@@ -241,7 +241,7 @@ def study_output(
     }
     against = survey.against
     models = [request.source.short_name for request in (survey.request, *([against.request] if against else []))]
-    return Measured(
+    return Measurements(
         tables,
         results,
         _curves(tables),

@@ -37,7 +37,7 @@ from probing.models.loading import NOT_OF_THE_MODEL
 from probing.probes.outliers import check_tokens
 from probing.probes.transforms import Fitting
 from probing.results import Table, count
-from probing.runs.call import Measured
+from probing.runs.call import Measurements
 from probing.runs.results import ClassResults, EvidenceConfig, measure
 from probing.runtime import Stopwatch, drop_garbage
 from probing.runtime.files import most_text, open_file, parse_json, read_text
@@ -544,7 +544,7 @@ def tables_of(measurements: CheckpointMeasurements, thresholds: Thresholds) -> d
     }
 
 
-def study_output(measurements: CheckpointMeasurements, names: Sequence[str], thresholds: Thresholds) -> Measured:
+def study_output(measurements: CheckpointMeasurements, names: Sequence[str], thresholds: Thresholds) -> Measurements:
     """Return the tables with their summary."""
     tables = tables_of(measurements, thresholds)
     results = {
@@ -556,4 +556,4 @@ def study_output(measurements: CheckpointMeasurements, names: Sequence[str], thr
         "n_kept": measurements.n_cached,
         "thresholds": asdict(thresholds),
     }
-    return Measured(tables, results, by_step(Table(tables["checkpoints"], CHECKPOINTS)), "step")
+    return Measurements(tables, results, by_step(Table(tables["checkpoints"], CHECKPOINTS)), "step")

@@ -30,7 +30,7 @@ from probing.results import (
     whole,
 )
 from probing.runs import Result, SectionPlace, Study, study_of
-from probing.runs.call import Call, Measured
+from probing.runs.call import Call, Measurements
 from probing.runs.folder import RunFolder
 from probing.runs.loading import load_run
 from probing.runtime import quiet_libraries, terminal
@@ -315,7 +315,7 @@ def _missing(rows: Sequence[Row]) -> Html | None:
     return element("figure", element("figcaption", title), table(headings, body)) if body else None
 
 
-def claims_output(rows: Sequence[Mapping[str, Any]], paper: Paper, used: Mapping[str, Any]) -> Measured:
+def claims_output(rows: Sequence[Mapping[str, Any]], paper: Paper, used: Mapping[str, Any]) -> Measurements:
     """Return the output of the claims; `used` has the folders of the runs that were read, by model and name."""
 
     def write(folder: Path) -> list[Path]:
@@ -324,7 +324,7 @@ def claims_output(rows: Sequence[Mapping[str, Any]], paper: Paper, used: Mapping
         return [path]
 
     results = {"paper": paper.name, "title": paper.title, "runs": dict(used)}
-    return Measured({"claims": rows}, results, write=write)
+    return Measurements({"claims": rows}, results, write=write)
 
 
 # The options that name data which files of claims ask for.

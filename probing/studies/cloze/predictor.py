@@ -33,7 +33,7 @@ from probing.interventions.model_output import (
 from probing.models import ModelSource, check_ids, length_limits, load_tokenizer
 from probing.models.anatomy import Anatomy, examine
 from probing.results import Table, estimate_cells
-from probing.runs.call import Measured
+from probing.runs.call import Measurements
 from probing.runtime.progress import note, stage
 from probing.statistics import binomial_interval, mean_interval
 from probing.studies.cloze.tables import CHANGED, EVERY, INTACT, REPLACED
@@ -456,7 +456,7 @@ def loss_row(
     return {**row, "n_sentences": int(counted.sum()), "n": n_tokens}
 
 
-def survey(predictor: Predictor, config: ClozeConfig, say: Callable[[str], None]) -> Measured:
+def survey(predictor: Predictor, config: ClozeConfig, say: Callable[[str], None]) -> Measurements:
     """Test a model on pairs, and measure its loss in changed text.
 
     Raises:
@@ -487,7 +487,7 @@ def survey(predictor: Predictor, config: ClozeConfig, say: Callable[[str], None]
     def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
         return write_figures(folder, tables, source.short_name, formats)
 
-    return Measured(tables, results, draw=draw)
+    return Measurements(tables, results, draw=draw)
 
 
 def _request(predictor: Predictor, config: ClozeConfig) -> Request:

@@ -23,7 +23,7 @@ from probing.errors import RunError, UserError, refuse
 from probing.models import site_of
 from probing.results import Html, Row, listed, read_rows
 from probing.runs import Result, SectionPlace, Study, Terms, split_names, study_of
-from probing.runs.call import Call, Measured
+from probing.runs.call import Call, Measurements
 from probing.runs.folder import RunFolder, read_json, read_yaml
 from probing.runs.loading import is_of_tunings, load_fit_of_classes, load_run
 from probing.runs.run import Run
@@ -226,7 +226,7 @@ def _fitted(model: str, options: Mapping[str, Any]) -> Run:
     return run
 
 
-def _study_output(opened: Sequence[Any], pairs: Mapping[tuple[int, int], Any], common: Any, top: int) -> Measured:
+def _study_output(opened: Sequence[Any], pairs: Mapping[tuple[int, int], Any], common: Any, top: int) -> Measurements:
     """Return the output of a comparison of `probing.runs.finished.Finished` runs; `pairs` are by their indices."""
     rows = [row for pair in pairs.values() for row in pair.rows]
     neurons = [row for pair in pairs.values() for row in pair.neurons]
@@ -248,7 +248,7 @@ def _study_output(opened: Sequence[Any], pairs: Mapping[tuple[int, int], Any], c
     }
     results["task"] = " and ".join(dict.fromkeys(label_name(finished.run.config) for finished in opened))
     tables = {"agreement": rows, "neurons": neurons, "accuracies": accuracies, "top_everywhere": common.rows}
-    return Measured(tables, results)
+    return Measurements(tables, results)
 
 
 def _shown_layer(run: Run, neurons: Sequence[Row]) -> int:

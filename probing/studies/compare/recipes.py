@@ -17,7 +17,7 @@ from probing.probes.agreement import Chance, label_chance
 from probing.probes.pairs import Ranked, RunPair
 from probing.results import ends, listed, shortened
 from probing.runs import Result
-from probing.runs.call import Measured
+from probing.runs.call import Measurements
 from probing.runs.folder import NOT_OF_THE_RUN, reading
 from probing.runs.loading import checkpoint_name
 from probing.statistics import independent_difference, neuron_ranks, paired_difference
@@ -239,7 +239,7 @@ def _options(tunings: Sequence[Tunings]) -> dict[str, dict[str, str]]:
     return options
 
 
-def study_output(runs: Sequence[Result]) -> Measured:
+def study_output(runs: Sequence[Result]) -> Measurements:
     """Compare runs and return the output; raise UserError if they cannot be compared."""
     tunings = tunings_of(runs)
     rows = recipes_of(tunings)
@@ -251,7 +251,7 @@ def study_output(runs: Sequence[Result]) -> Measured:
     def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
         return write_recipe_figures(folder, rows, first.results["numbers"], formats)
 
-    return Measured({"recipes": rows, "options": options}, results, draw=draw)
+    return Measurements({"recipes": rows, "options": options}, results, draw=draw)
 
 
 def _results(tunings: Sequence[Tunings], first: Result) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from probing.cli.options import (
 )
 from probing.models import load_encoder, load_tokenizer
 from probing.runs import Result, Study, Terms, study_of
-from probing.runs.call import Call, Measured
+from probing.runs.call import Call, Measurements
 from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.extremes import tables
@@ -60,18 +60,18 @@ def extremes(options: ExtremesOptions) -> Result | None:
         from probing.data.labelling import origin
         from probing.models.anatomy import examine
         from probing.models.residual_stream import find_parameters
-        from probing.probes.outliers import find_outliers, read_measured
+        from probing.probes.outliers import find_outliers, read_text_to_measure
         from probing.studies.extremes.survey import measure_extremes, read_attention
 
         source = call.source(tokenizer=options.tokenizer)
         call.expect(5)
-        text, stores = read_measured(source, config)
+        text, stores = read_text_to_measure(source, config)
         attention = read_attention(source, text, stores[0], seed)
         call.watch.end("extract")
         if not is_main_process():
             return None
 
-        def measure(_: Path) -> Measured:
+        def measure(_: Path) -> Measurements:
             encoder, tokenizer = load_encoder(source.model, source.random_weights_seed), load_tokenizer(source.model)
             parameters = find_parameters(encoder, examine(encoder, tokenizer.pad_token_id or 0))
             outliers = find_outliers(stores[-1], source.layers, parameters, config)
@@ -81,7 +81,7 @@ def extremes(options: ExtremesOptions) -> Result | None:
                 "cache": {"measured": origin(stores[0]), "fitted": origin(stores[-1])},
                 "outliers": {str(layer): neurons for layer, neurons in outliers.chosen.items()},
             }
-            return Measured(rows, results)
+            return Measurements(rows, results)
 
         return call.write(source.model, measure)
 

@@ -13,7 +13,7 @@ from probing.cli.options import Folder, Model, OutputOptions, RunOptions, Source
 from probing.errors import UserError
 from probing.results import shown_table
 from probing.runs import Result, Study, Terms, study_of
-from probing.runs.call import Call, Measured
+from probing.runs.call import Call, Measurements
 from probing.runs.folder import check_several, continuable, folder_of_trainings, free_name
 from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
@@ -119,7 +119,7 @@ def finetune(options: FinetuneOptions) -> Result | None:
         places = Places(folder.path, first)
         with continuable(folder, first):
 
-            def measure(tracker: Tracker | None) -> Measured | None:
+            def measure(tracker: Tracker | None) -> Measurements | None:
                 with nullcontext() if options.pairs is None else about_pairs():
                     tables, examples = carry_out(
                         source, text, tuning_config, places, tracker and tracker.logger, call.say

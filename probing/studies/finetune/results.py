@@ -17,7 +17,7 @@ from probing.errors import UserError
 from probing.models import ModelSource
 from probing.results import estimate_cells, without_nan
 from probing.runs import Result
-from probing.runs.call import Measured
+from probing.runs.call import Measurements
 from probing.runs.folder import end_of_trainings
 from probing.runs.loading import checkpoint_name
 from probing.runtime.files import regular, write_tensors
@@ -318,7 +318,7 @@ def study_output(
     tables: Mapping[str, Sequence[Row]], task: TuningTask, corpora: Mapping[str, Corpus | None],
     config: Mapping[str, Any],
     model: ModelSource, n_sharing: int | None = None,
-) -> Measured:  # fmt: skip
+) -> Measurements:  # fmt: skip
     """Return the output of a run.
 
     `n_sharing` is the number of test pairs with a sentence that also occurs in training pairs.
@@ -349,7 +349,7 @@ def study_output(
     def write(folder: Path) -> list[Path]:
         return [folder / ANSWERS, *end_of_trainings(folder, config, corpora)]
 
-    return Measured(tables, results, write=write, is_timed=False)
+    return Measurements(tables, results, write=write, is_timed=False)
 
 
 def _unit(task: TuningTask, n_clusters: int) -> str:

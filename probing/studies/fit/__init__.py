@@ -310,7 +310,7 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
             print(probes.result_line(row, run.top(row["layer"], 5, sort)))
     effects = probes.transform_lines(run.transform, rows)
     doubts = [*bases_lines([row for row in run.bases if row["layer"] == layer], task), *doubts]
-    left_out = False
+    has_more = False
     if quiet:
         terminal.tell(*answer, *doubts, *effects)
     elif verbose:
@@ -320,8 +320,8 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
         terminal.tell(*doubts, *details, *(line for line in run.conclusions() if line not in printed), *effects)
     else:
         terminal.brief([*answer, *effects, *doubts], _tables(run, layer, verbose, sort), 2 + 2 * bool(where))
-        left_out = True  # the tables of the controls
-    print_output_location(run.folder, where, left_out)
+        has_more = True  # the tables of the controls
+    print_output_location(run.folder, where, has_more)
 
 
 def _tables(run: Run, layer: int, verbose: bool, sort: Order) -> list[Any]:

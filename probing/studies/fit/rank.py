@@ -236,7 +236,7 @@ def _report(rankings: Rankings, run: Run, where: str | None, quiet: bool, verbos
     measured = rankings.evaluation or rankings.erasure or rankings.curves
     few = few_clusters(run.results) if measured else None
     sentences = [*curves_lines(rankings.curves), *filter(None, [few])]
-    left_out = False
+    has_more = False
     if quiet:
         for line in rankings_lines(rankings.rankings):
             print(line)
@@ -246,8 +246,8 @@ def _report(rankings: Rankings, run: Run, where: str | None, quiet: bool, verbos
         terminal.tell(what_is_a_neuron(site_of(run.config)), *sentences)
     else:
         about = what_is_a_neuron(site_of(run.config))
-        left_out = terminal.brief([*sentences, about], rankings.tables(), 2 + 2 * bool(where))
-    print_output_location(rankings.folder, where, left_out)
+        has_more = terminal.brief([*sentences, about], rankings.tables(), 2 + 2 * bool(where))
+    print_output_location(rankings.folder, where, has_more)
 
 
 def _sizes(k: int | Sequence[int] | str | None) -> list[int] | None:

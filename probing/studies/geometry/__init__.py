@@ -25,7 +25,7 @@ from probing.models import load_encoder, load_tokenizer
 from probing.registry import ACTIONS, load
 from probing.results import Html, element
 from probing.runs import Result, SectionPlace, Study, Terms, folded, framed, study_of
-from probing.runs.call import Call, Measured
+from probing.runs.call import Call, Measurements
 from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.statistics import size_lines
@@ -99,7 +99,7 @@ def _run(call: Call, tokenizer: Any) -> Result | None:
     config = call.config
     with quiet_libraries():
         from probing.interventions.outliers import OutlierModel
-        from probing.probes.outliers import read_measured
+        from probing.probes.outliers import read_text_to_measure
         from probing.studies.geometry.norms import check, measure_inside
         from probing.studies.geometry.survey import study_output, survey
 
@@ -112,12 +112,12 @@ def _run(call: Call, tokenizer: Any) -> Result | None:
         selected = {"smoothing": config["smoothing_bound"], "norms": config["norms"], "path": config["path"]}
         check(source.model, selected["norms"], selected["path"])
         call.expect(2 + sum(selected.values()))
-        text, stores = read_measured(source, config)
+        text, stores = read_text_to_measure(source, config)
         call.watch.end("extract")
         if not is_main_process():
             return None
 
-        def measure(folder: Path) -> Measured:
+        def measure(folder: Path) -> Measurements:
             model, store = source.model, stores[0]
             # The model, whose parameters are measured, and its tokenizer, which tells punctuation.
             encoder, model_tokenizer = load_encoder(model, source.random_weights_seed), load_tokenizer(model)

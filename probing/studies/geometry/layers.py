@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.data.examples import HiddenStateSource, pool_words
-from probing.probes.outliers import SpecialTokens, TokenGroup, measured_tokens, shards_of
+from probing.probes.outliers import SpecialTokens, TokenGroup, is_included, shards_of
 from probing.probes.transforms import Transform
 from probing.statistics.chance import (
     N_DRAWS,
@@ -403,7 +403,7 @@ class Sampled:
     @cached_property
     def counts(self) -> NDArray[np.bool_]:
         """Mask of the tokens that are measured, shape (n_tokens,)."""
-        return measured_tokens(self.tokens, self.special_tokens)
+        return is_included(self.tokens, self.special_tokens)
 
     @cached_property
     def is_sentence_token(self) -> NDArray[np.bool_]:

@@ -40,7 +40,7 @@ from probing.models.residual_stream import (
     find_path,
     watching,
 )
-from probing.probes.outliers import measured_tokens
+from probing.probes.outliers import is_included
 from probing.probes.transforms import random_neurons
 from probing.runtime.progress import note, stage
 from probing.statistics.moments import MEAN_DEVIATIONS, deviations_of
@@ -426,7 +426,7 @@ def measure_norms(of: OutlierModel) -> tuple[Rows, Rows]:
         of.say(f"--norms does not apply: the {len(named)} outliers are more than half of the neurons")
         return [], []
     tokens, sentences = draw_sentences(of.store.tokens, PROBE_TOKENS, of.seed)
-    counts = measured_tokens(tokens, of.special_tokens)
+    counts = is_included(tokens, of.special_tokens)
     means = norm_means(encoder, anatomy, norms, tokens, counts, pad_token_id)
     terms = norm_rows(means, named, _others(d_model, named, of.seed))
     intact = layer_deviations(encoder, anatomy, tokens, counts, pad_token_id)
@@ -479,7 +479,7 @@ def measure_first_row(of: OutlierModel) -> Rows:
     if 2 * len(named) > parameters.position_table.shape[1]:
         return []
     tokens, _ = draw_sentences(of.store.tokens, ROW_TOKENS, of.seed)
-    counts = measured_tokens(tokens, of.special_tokens)
+    counts = is_included(tokens, of.special_tokens)
     return change_first_row(
         table, parameters.first_row, outliers,
         lambda: layer_deviations(encoder, anatomy, tokens, counts, pad_token_id).deviations,

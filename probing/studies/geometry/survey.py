@@ -25,11 +25,11 @@ from probing.probes.outliers import (
     OutlierSurvey,
     SpecialTokens,
     collect_layer_moments,
-    measured_tokens,
+    is_included,
 )
 from probing.probes.transforms import Fitting, Transform, TransformKind, fit_transform, identity, random_neurons
 from probing.results import layers_named
-from probing.runs.call import Measured
+from probing.runs.call import Measurements
 from probing.runtime.progress import stage
 from probing.statistics import size_columns
 from probing.statistics.moments import MEAN_DEVIATIONS, Definition
@@ -399,7 +399,7 @@ class _Survey:
         )  # fmt: skip
         self.distances[layer] = result.distances
         tokens = self.fitted_on.tokens
-        n_sentences = len(np.unique(tokens.sentences[measured_tokens(tokens, special_tokens)]))
+        n_sentences = len(np.unique(tokens.sentences[is_included(tokens, special_tokens)]))
         size = fitted.moments.n_tokens, n_sentences, d_model, plan.fitting.n_components
         sizes = {kind: size_columns(kind, *size) for kind in of_layer}
         for kind, transform in of_layer.items():
@@ -480,7 +480,7 @@ def _explained(
 
 def study_output(
     surveyed: LayerSurvey, inside: Mapping[str, Rows], stores: Sequence[ActivationStore], model_name: str
-) -> Measured:
+) -> Measurements:
     """Return tables, figures, transforms and results; `stores` are measured first, fitted on last."""
     optional = {schema.name for schema in SCHEMAS if schema.optional}
     tables = {
@@ -500,7 +500,7 @@ def study_output(
         "clipped": {str(layer): neurons for layer, neurons in surveyed.clipped.items()},
         "not_applicable": surveyed.not_applicable,
     }
-    return Measured(
+    return Measurements(
         tables, results, _curves(tables["geometry"]),
         draw=lambda folder, formats: write_figures(folder, tables, model_name, formats), write=write,
     )  # fmt: skip

@@ -22,7 +22,7 @@ from probing.data.module import layer_moments
 from probing.errors import UserError
 from probing.probes.training import LayerFit, penalised, train_probes
 from probing.results import Table, curve_points, estimate_cells, layers_named
-from probing.runs.call import Measured
+from probing.runs.call import Measurements
 from probing.runtime.progress import stage
 from probing.statistics import accuracy_interval, difference_interval
 from probing.studies.hierarchy.tables import ITSELF, LINEAR
@@ -335,7 +335,7 @@ class HierarchyConfig:
     seed: int
 
 
-def survey(source: ActivationSource, config: HierarchyConfig, say: Callable[[str], None]) -> Measured:
+def survey(source: ActivationSource, config: HierarchyConfig, say: Callable[[str], None]) -> Measurements:
     """Train and test the probes of every task, on the model itself and on the controls."""
     sources = {ITSELF: source, **dict(_controls(source, config, say))}
     tables: dict[str, list[Row]] = {"hierarchy": [], "distractors": []}
@@ -370,7 +370,7 @@ def survey(source: ActivationSource, config: HierarchyConfig, say: Callable[[str
         Table(tables["hierarchy"]).where(condition=ITSELF),
         lambda row: {f"{row['task']}_{name}": row[name] for name in ("test", "generalisation", LINEAR[row["task"]])},
     )
-    return Measured(tables, results, curves)
+    return Measurements(tables, results, curves)
 
 
 def _controls(

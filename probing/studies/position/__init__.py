@@ -22,7 +22,7 @@ from probing.cli.options import (
 from probing.errors import UserError
 from probing.results import layers_named
 from probing.runs import Result, Study, Terms, study_of
-from probing.runs.call import Call, Measured
+from probing.runs.call import Call, Measurements
 from probing.runs.loading import read_as_run
 from probing.runs.run import Run, load_fit, of_text
 from probing.runtime import quiet_libraries
@@ -70,20 +70,20 @@ def position(options: PositionOptions) -> Result | None:
         read_as_run(run, f"--run {config['run']}", config, defaults(position), OF_RUN)
     with quiet_libraries():
         from probing.data.labelling import origin
-        from probing.probes.outliers import read_measured
+        from probing.probes.outliers import read_text_to_measure
         from probing.studies.position.survey import PositionSample, check_position, survey_position
 
         source, special_tokens = call.source(tokenizer=options.tokenizer), config["special_tokens"]
         ranking = {} if run is None else _ranking(run, source.layers, source.config.hidden_size)
         call.expect(2)
-        _, (store,) = read_measured(source, config, partial(check_position, special_tokens=special_tokens))
+        _, (store,) = read_text_to_measure(source, config, partial(check_position, special_tokens=special_tokens))
         call.watch.end("extract")
         if not is_main_process():
             return None
 
-        def measure(_: Path) -> Measured:
+        def measure(_: Path) -> Measurements:
             rows = survey_position(PositionSample(store, special_tokens, config["seed"]), source.layers, ranking)
-            return Measured(
+            return Measurements(
                 {name: of for name, of in rows.items() if of}, {"cache": {"measured": origin(store)}},
                 tables.curves(rows["position_split"]),
             )  # fmt: skip

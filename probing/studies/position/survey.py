@@ -14,7 +14,7 @@ from torch import Tensor
 
 from probing.data.examples import HiddenStateSource
 from probing.errors import UserError
-from probing.probes.outliers import SpecialTokens, measured_tokens
+from probing.probes.outliers import SpecialTokens, is_included
 from probing.results import count, layers_named, without_nan
 from probing.runtime.progress import stage
 from probing.statistics import accuracy_interval
@@ -392,7 +392,7 @@ ZERO = 1e-24
 
 def check_position(tokens: Tokens, special_tokens: SpecialTokens) -> None:
     """Raise a `UserError` for a corpus with too few sentences, positions or tokens to split, or too many positions."""
-    counts = measured_tokens(tokens, special_tokens)
+    counts = is_included(tokens, special_tokens)
     n_tokens, n_sentences = int(counts.sum()), len(np.unique(tokens.sentences[counts]))
     n = len(np.unique(tokens.positions[counts]))
     if n > MOST_POSITIONS:
@@ -411,7 +411,7 @@ class PositionSample:
     """The tokens that are split, in the mask `counts`, shape (n_tokens,), and their design for all layers."""
 
     def __init__(self, store: HiddenStateSource, special_tokens: SpecialTokens, seed: int) -> None:
-        tokens, counts = store.tokens, measured_tokens(store.tokens, special_tokens)
+        tokens, counts = store.tokens, is_included(store.tokens, special_tokens)
         self.store, self.counts, self.seed = store, counts, seed
         self.design = Design(tokens.sentences[counts], tokens.positions[counts], seed)
         self.folds = Folds(self.design)

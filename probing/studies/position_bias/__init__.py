@@ -24,7 +24,7 @@ from probing.errors import UserError, out_of_range, refuse
 from probing.models import length_limits, load_tokenizer
 from probing.models.source import sentence_model
 from probing.runs import Result, Study, model_name, study_of
-from probing.runs.call import Call, Measured
+from probing.runs.call import Call, Measurements
 from probing.runs.loading import load_fit_of_classes, read_as_run
 from probing.runs.run import Run
 from probing.runtime import quiet_libraries
@@ -219,7 +219,7 @@ def _word_table(source: Any, text: Corpus) -> Any:
     return word_table(encoder)
 
 
-def _study_output(measured: tuple[Any, Any], read: Any, documents: Any, setting: _Setting) -> Measured:
+def _study_output(measured: tuple[Any, Any], read: Any, documents: Any, setting: _Setting) -> Measurements:
     from probing.data.labelling import origin
 
     model = setting.source.model
@@ -236,7 +236,7 @@ def _study_output(measured: tuple[Any, Any], read: Any, documents: Any, setting:
         "donor_distance": read.texts.donor_distance,
         **measured[1],
     }  # fmt: skip
-    return Measured(measured[0], results)
+    return Measurements(measured[0], results)
 
 
 class PositionBias(Study):

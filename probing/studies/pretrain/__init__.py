@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from probing.cli.commandline import command
 from probing.cli.options import OutputOptions, RunOptions, Source, option
 from probing.runs import Result, Study, Terms, study_of
-from probing.runs.call import Call, Measured
+from probing.runs.call import Call, Measurements
 from probing.runs.folder import check_several, continuable, folder_of_trainings, free_name
 from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
@@ -115,7 +115,7 @@ def pretrain(options: PretrainOptions) -> Result | None:
         with continuable(folder, first):
             rows = steps.packed_text(text, plan, written)
 
-            def measure(tracker: Tracker | None) -> Measured | None:
+            def measure(tracker: Tracker | None) -> Measurements | None:
                 logger = tracker.logger if tracker else None
                 losses = steps.train_all(rows, plan, written, logger)
                 layers = steps.measure_all(rows, plan, written, call.cached, losses, call.say)

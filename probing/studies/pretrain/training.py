@@ -27,7 +27,7 @@ from probing.models import load_encoder
 from probing.models.source import ModelSource
 from probing.probes.training import CONTROL_TOLERANCE, train_controls, train_probes, training_of
 from probing.results import Table, count
-from probing.runs.call import Measured
+from probing.runs.call import Measurements
 from probing.runs.folder import end_of_trainings
 from probing.runtime.files import replacing
 from probing.runtime.processes import is_main_process, sum_over_ranks
@@ -475,7 +475,7 @@ def _steps(last: int, now: float, slope: float | None) -> float | None:
     return last * 2.0**doublings if doublings < DOUBLINGS else None
 
 
-def study_output(tables: Mapping[str, Sequence[Row]], corpus: Corpus, name: str, text: PackedText) -> Measured:
+def study_output(tables: Mapping[str, Sequence[Row]], corpus: Corpus, name: str, text: PackedText) -> Measurements:
     """Return the output of a run on a corpus of this name."""
     arms = Table(tables["arms"], ARMS)
     judgement = judge(arms)
@@ -492,4 +492,4 @@ def study_output(tables: Mapping[str, Sequence[Row]], corpus: Corpus, name: str,
     def write(folder: Path) -> list[Path]:
         return end_of_trainings(folder, {"corpus": name}, {"corpus": corpus})
 
-    return Measured(tables, results, write=write, is_timed=False)
+    return Measurements(tables, results, write=write, is_timed=False)

@@ -31,7 +31,7 @@ from probing.results import (
     whole,
 )
 from probing.runs import Result, Study, Terms, study_of
-from probing.runs.call import Call, Measured
+from probing.runs.call import Call, Measurements
 from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import stage
@@ -375,7 +375,7 @@ def sts(options: StsOptions) -> Result | None:
         descriptions = _described(vectors, load_tokenizer(files), call.say)
         fitting = TransformFitting(spaces, options.definition, options.components, options.seed)
 
-        def measure(_: Path) -> Measured:
+        def measure(_: Path) -> Measurements:
             with stage(f"cosines of {layers_named(source.layers)}"):
                 tables = evaluate(vectors, source.layers, poolings, fitting, options.fit_on, options.seed)
             return _sts_output(*tables, vectors, descriptions, poolings)
@@ -386,7 +386,7 @@ def sts(options: StsOptions) -> Result | None:
 def _sts_output(
     rows: Sequence[Row], chosen: Sequence[Row], texts: Mapping[str, Any], vectors: Vectors,
     sets: Sequence[Mapping[str, Any]], poolings: Sequence[str],
-) -> Measured:  # fmt: skip
+) -> Measurements:  # fmt: skip
     """Return the tables with their summary and curves; the transforms were fitted on `texts`."""
     from probing.data.labelling import origin
     from probing.downstream.sentence_vectors import defined
@@ -400,7 +400,7 @@ def _sts_output(
         lambda row: {f"{row['set']}_{row['transform']}_spearman".replace(" ", "_"): row["spearman"]},
     )
     results = {"fitted_on": fitted_on, "cache": cached, "sets": list(sets)}
-    return Measured({"sts": defined(rows), "chosen": defined(chosen)}, results, curves)
+    return Measurements({"sts": defined(rows), "chosen": defined(chosen)}, results, curves)
 
 
 def _read_sets(folders: Sequence[str], say: Callable[[str], None]) -> Any:
@@ -508,7 +508,7 @@ def wic(options: WicOptions) -> Result | None:
         fitting = TransformFitting(spaces, options.definition, options.components, options.seed)
         results = {"n_unknown_pairs": n_unknown, "n_sentences_fitted_on": int(is_fitted_on.sum())}
 
-        def measure(_: Path) -> Measured:
+        def measure(_: Path) -> Measurements:
             with stage(f"cosines of {layers_named(source.layers)}"):
                 tables = evaluate(
                     pairs, stores, FittingText(stores[0], is_fitted_on), source.layers, fitting, options.seed
@@ -521,7 +521,7 @@ def wic(options: WicOptions) -> Result | None:
 def _wic_output(
     rows: Sequence[Row], chosen: Sequence[Row], read: Mapping[str, Any], pairs: Mapping[str, Any],
     stores: Sequence[ActivationStore], results: Mapping[str, Any],
-) -> Measured:  # fmt: skip
+) -> Measurements:  # fmt: skip
     """Return the tables with summary and curves; `read` are all pairs by part, `pairs` those read whole."""
     from probing.data.labelling import origin
     from probing.downstream.sentence_vectors import defined
@@ -535,7 +535,7 @@ def _wic_output(
     cached = {which: origin(store) for which, store in zip(read, stores, strict=True)}
     curves = curve_points(rows, lambda row: {f"{row['transform']}_{name}": row[name] for name in ("accuracy", "auc")})
     tables = {"wic": defined(rows), "chosen": defined(chosen)}
-    return Measured(tables, {**counts, **results, "cache": cached}, curves)
+    return Measurements(tables, {**counts, **results, "cache": cached}, curves)
 
 
 def _read_pairs(folder: str | None, part: str, say: Callable[[str], None]) -> dict[str, Any]:

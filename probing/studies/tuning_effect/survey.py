@@ -33,7 +33,7 @@ from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads
 from probing.heads.survey import HeadSurvey, SurveyedCheckpoint, check_comparable
 from probing.results import Row, Table, count, estimate_cells, without_nan
-from probing.runs.call import Measured
+from probing.runs.call import Measurements
 from probing.runs.loading import CHECKPOINTS, Tuned, checkpoint_name, load_run
 from probing.runs.places import texts_of
 from probing.runtime import drop_garbage
@@ -464,7 +464,7 @@ def text_of(corpus: Any, family: TuningFamily, most: int, seed: int, say: Callab
 def study_output(
     tables: Mapping[str, Sequence[Row]], family: TuningFamily, start: ActivationSource,
     sources: Mapping[str, ActivationSource], corpus: Corpus,
-) -> Measured:  # fmt: skip
+) -> Measurements:  # fmt: skip
     """Return the output of a run: its tables and summary."""
     results = {
         "start": {"name": start.model.name, "fingerprint": start.model.fingerprint()},
@@ -472,4 +472,4 @@ def study_output(
         "n_seeds": {group: len({member.seed for member in family.of(group)}) for group in (TRUE, SHUFFLED)},
         "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint, "n_sentences": len(corpus.sentences)},
     }
-    return Measured(tables, results)
+    return Measurements(tables, results)

@@ -268,7 +268,7 @@ def test_terminal_and_report_say_why_there_is_no_interval_and_say_it_once(shown_
     assert "nan" not in shown.casefold()
     visible = page.partition("<script")[0]
     assert "nan" not in visible.replace("nano", "").casefold()
-    assert f"{run.accuracy[-1]['accuracy']:.3f} in layer 2" in visible
+    assert f"<strong>{run.accuracy[-1]['accuracy']:.3f}</strong> in layer 2" in visible
     assert "compare it with the majority class" in visible
     assert "95% interval" not in visible.replace(REASON, "")
 
