@@ -45,6 +45,8 @@ heads fit {_BERT} {_TEXT} --site attention --layer 2 {_PROBE} --replicates 0
 units fit {_BERT} {_TEXT} --site mlp --layer 1 {_BARE} --test_corpus data/other.txt
 features fit {_BERT} {_TEXT} --site sae:data/dictionary {_PROBE} --replicates 0 --controls none
 number fit {_BERT} --corpus data/numbers.jsonl --task sentence_label --task_args.numbers true --layer 2
+value fit {_BERT} --corpus data/numerals.txt --task number_value --layer 1,2 --control_for number_digits --replicates 2
+spans fit {_BERT} --corpus data/spans.jsonl --task spans --layer 1,2 {_PROBE} --replicates 2
 adam fit {_BERT} {_TEXT} --layer 1 --probe.solver adam --probe.l2 1e-3 --replicates 0 --controls shuffled
 bias fit {_BERT} --corpus data/labelled.csv --task sentence_label --layer 2 --probe.bias true {_PROBE} --replicates 2
 sparse fit {_BERT} {_TEXT} --layer 1 --probe.l1 1e-3 {_PROBE} --replicates 0 --controls none --sort centred
@@ -213,6 +215,8 @@ def make(work: Path) -> None:
     for name, part in (("train", text[:120]), ("test", text[120:])):
         _write(data / f"{name}.conllu", [_tree(line) for line in part])
     _write(data / "numbers.jsonl", [json.dumps({"text": line, "label": len(line.split()) + 0.5}) for line in text])
+    _write(data / "spans.jsonl", [json.dumps({"text": line, "targets": _spans(line.split())}) for line in text])
+    _write(data / "numerals.txt", [f"{line} {7 * i**2 % 5003:,}" for i, line in enumerate(text)])
     _write(data / "labelled.csv", ["text,label", *(f'"{one}",{"long" if len(one) > 60 else "short"}' for one in text)])
     _write(data / "words.tsv", ["".join(f"{word}\t{len(word)}\n" for word in line.split()) for line in text])
     long = [line for line in text if len(line.split()) > 6]
@@ -240,6 +244,12 @@ def make(work: Path) -> None:
         },
     }  # fmt: skip
     (data / "sweep.yaml").write_text(json.dumps(sweep), encoding="utf-8")
+
+
+def _spans(words: list[str]) -> list[dict[str, object]]:
+    """Return spans of one or two words, labelled by the length of the first word."""
+    return [{"span1": [i, i + 1 + i % 2], "label": "long" if len(words[i]) > 5 else "short"}
+            for i in range(0, len(words) - 1, 2)]  # fmt: skip
 
 
 def _write(path: Path, lines: list[str]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from probing.errors import UserError, did_you_mean
 from probing.text import Corpus
-from probing.text.columns import label_of, number_of
+from probing.text.columns import TARGETS, label_of, number_of
 from probing.text.tables import COLUMNS
 from probing.text.tasks import Labels, SentenceTask, Task
 from probing.text.tokens import Tokens
@@ -91,10 +91,16 @@ class WordLabels(Task):
         return labels
 
 
+def _of_sentences(corpus: Corpus) -> dict[str, tuple[Any, ...]]:
+    """Return the columns of sentences without that of spans."""
+    return {name: values for name, values in corpus.sentence_columns.items() if name != TARGETS}
+
+
 def _available_columns(corpus: Corpus, requested: str) -> str:
     if not corpus.columns:
-        if of_sentences := [name for name in corpus.sentence_columns if name != "label"] or [*corpus.sentence_columns]:
-            name = requested if requested in corpus.sentence_columns else of_sentences[0]
+        columns = _of_sentences(corpus)
+        if of_sentences := [name for name in columns if name != "label"] or [*columns]:
+            name = requested if requested in columns else of_sentences[0]
             named = "" if name == "label" else f" --task_args.column {name}"
             return (
                 f"the corpus has none of words, but columns of sentences ({', '.join(of_sentences)}); "
@@ -191,7 +197,7 @@ class SentenceLabel(SentenceTask):
     def column_of(self, corpus: Corpus) -> str | None:
         """Return the name of the column, which may be `labels` for `label`; None without the column."""
         names = [self.column, *["labels"] * (self.column == "label")]
-        return next((name for name in names if name in corpus.sentence_columns), None)
+        return next((name for name in names if name in _of_sentences(corpus)), None)
 
     def labels(self, tokens: Tokens, corpus: Corpus) -> list[Any]:
         """Return each sentence's value, shape (n_sentences,); a missing value is an empty string, or None if `numbers`.
@@ -200,7 +206,7 @@ class SentenceLabel(SentenceTask):
             UserError: If the corpus lacks the column, a class is a number with a fraction, or a number is neither
                 finite nor null.
         """
-        columns, name = corpus.sentence_columns, self.column_of(corpus)
+        columns, name = _of_sentences(corpus), self.column_of(corpus)
         if name is None:
             raise UserError(
                 f"`--corpus {corpus.name}`: the task reads the column {self.column} of its sentences and the corpus "

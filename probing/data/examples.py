@@ -18,7 +18,21 @@ from probing.runtime.processes import rank_and_world_size
 from probing.statistics.chance import mix
 from probing.statistics.label_scores import LabelCodes, strata_with_several
 from probing.text import Corpus
-from probing.text.tasks import Covariate, Labels, Pooling, TokenTask, has_label, labels_of, labels_words, unit_of
+from probing.text.tasks import (
+    Covariate,
+    Labels,
+    Pooling,
+    SentenceTask,
+    Span,
+    SpanTask,
+    TokenTask,
+    has_label,
+    labels_of,
+    labels_words,
+    rows_of_spans,
+    sentences_of,
+    unit_of,
+)
 from probing.text.tokens import Tokens, first_pieces
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -127,11 +141,28 @@ class SentenceVectors:
 
     def __init__(self, base: HiddenStateSource, pooling: Pooling) -> None:
         self.base, self.pooling = base, pooling
-        self.tokens: Tokens = token_per_sentence(base.tokens)
-        shards = tuple(replace(shard, n_tokens=shard.n_sentences) for shard in base.plan.shards)
+        self.tokens: Tokens = self._table(base.tokens)
+        counts = [self.shard_tokens(shard) for shard in base.plan.shards]
+        shards = tuple(
+            replace(shard, n_tokens=rows.stop - rows.start)
+            for shard, rows in zip(base.plan.shards, counts, strict=True)
+        )
         self.plan: StorePlan = replace(base.plan, shards=shards)
         self._cached: dict[tuple[int, int], Tensor] = {}
         self._cached_bytes = 0
+
+    def over(self, base: HiddenStateSource, pooling: Pooling | None = None) -> SentenceVectors:
+        """Return the same examples pooled from other hidden states of the same tokens, perhaps in another way."""
+        return SentenceVectors(base, pooling or self.pooling)
+
+    def _table(self, tokens: Tokens) -> Tokens:
+        return token_per_sentence(tokens)
+
+    def _members(self, shard: Shard) -> tuple[Tensor, Tensor]:
+        """Return the rows of a shard's tokens that are pooled, and the ascending index in the shard of their vector."""
+        tokens, rows = self.base.tokens, self.base.shard_tokens(shard)
+        taken = torch.from_numpy(np.flatnonzero(~tokens.special[rows]))
+        return taken, torch.from_numpy(tokens.sentences[rows].astype(np.int64) - shard.first_sentence)[taken]
 
     def shard_tokens(self, shard: Shard) -> slice:
         """Return the shard's rows of the table of tokens."""
@@ -154,24 +185,71 @@ class SentenceVectors:
         if self.pooling == "cls":
             first = tokens.offsets[shard.first_sentence : shard.first_sentence + shard.n_sentences] - shard_rows.start
             return states[torch.from_numpy(first)].float()
-        taken = torch.from_numpy(~tokens.special[shard_rows])
-        sentence = torch.from_numpy(tokens.sentences[shard_rows].astype(np.int64) - shard.first_sentence)[taken]
-        pooled = torch.zeros(shard.n_sentences, states.shape[1])
+        taken, vector = self._members(shard)
+        pooled = torch.zeros(self.plan.shards[index].n_tokens, states.shape[1])
         if self.pooling == "mean":
-            pooled.index_add_(0, sentence, states[taken].float())
-            return pooled / sentence.bincount(minlength=shard.n_sentences).clamp(min=1)[:, None]
+            pooled.index_add_(0, vector, states[taken].float())
+            return pooled / vector.bincount(minlength=len(pooled)).clamp(min=1)[:, None]
         # Tokens are in the order of sentences; torch's own reductions by index are in beta.
-        sentence_numbers, first_of = np.unique(sentence.numpy(), return_index=True)
-        if len(sentence_numbers):
-            pooled[torch.from_numpy(sentence_numbers)] = torch.from_numpy(
+        vector_numbers, first_of = np.unique(vector.numpy(), return_index=True)
+        if len(vector_numbers):
+            pooled[torch.from_numpy(vector_numbers)] = torch.from_numpy(
                 np.maximum.reduceat(states[taken].float().numpy(), first_of, axis=0)
             )
         return pooled
 
 
+class SpanVectors(SentenceVectors):
+    """Store with one token for each span of text, whose hidden state is pooled over the span's tokens.
+
+    The table of tokens has the characters of each span, and as its id a hash of the tokens of the span.
+    """
+
+    def __init__(self, base: HiddenStateSource, pooling: Pooling, spans: Sequence[Span]) -> None:
+        self.spans = spans
+        self.rows = rows_of_spans(spans, base.tokens)
+        super().__init__(base, pooling)
+
+    def over(self, base: HiddenStateSource, pooling: Pooling | None = None) -> SpanVectors:
+        """Return the same spans pooled from other hidden states of the same tokens, perhaps in another way."""
+        return SpanVectors(base, pooling or self.pooling, self.spans)
+
+    def _table(self, tokens: Tokens) -> Tokens:
+        sentences, first, after = self.rows.T
+        member, span = _ranges(first, after)
+        keys = np.zeros(len(sentences), dtype=np.uint64)
+        places = (member - first[span]).astype(np.uint64) << np.uint64(32)
+        np.add.at(keys, span, mix(places + tokens.input_ids[member].astype(np.uint64)))
+        lengths = np.bincount(sentences, minlength=tokens.n_sentences).astype(np.int32)
+        words = np.arange(len(sentences)) - (np.cumsum(lengths) - lengths)[sentences]
+        return Tokens(
+            lengths, (mix(keys) >> np.uint64(33)).astype(np.int32), words.astype(np.int16), tokens.n_truncated,
+            np.array([span[1:3] for span in self.spans], dtype=np.int32).reshape(-1, 2),
+        )  # fmt: skip
+
+    def _members(self, shard: Shard) -> tuple[Tensor, Tensor]:
+        _, first, after = self.rows[self.shard_tokens(shard)].T
+        member, span = _ranges(first, after)
+        return torch.from_numpy(member - self.base.shard_tokens(shard).start), torch.from_numpy(span)
+
+
+def _ranges(first: NDArray[np.int64], after: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows of ranges, one range after another, and the range of each row."""
+    sizes = after - first
+    span = np.repeat(np.arange(len(sizes)), sizes)
+    return np.arange(len(span)) - np.repeat(np.cumsum(sizes) - sizes - first, sizes), span
+
+
+def pooled(store: HiddenStateSource, task: SentenceTask, corpus: Corpus) -> SentenceVectors:
+    """Return the vectors that a task of sentences or of spans labels."""
+    if isinstance(task, SpanTask):
+        return SpanVectors(store, task.pooling, task.spans(corpus))
+    return SentenceVectors(store, task.pooling)
+
+
 def exchanged(store: HiddenStateSource, change: Callable[[HiddenStateSource], HiddenStateSource]) -> HiddenStateSource:
     """Replace the activations of a store; if the store pools sentences, replace the activations that it pools."""
-    return SentenceVectors(change(store.base), store.pooling) if isinstance(store, SentenceVectors) else change(store)
+    return store.over(change(store.base)) if isinstance(store, SentenceVectors) else change(store)
 
 
 # Bytes of hidden states to copy at a time, all layers together. Copies of this size reuse the memory of the previous
@@ -265,8 +343,8 @@ class Examples:
         documents: Index of the document of each sentence of the corpus, ascending, shape (n_sentences,), if documents
             are independent; None if sentences are.
         unit: Name of a sentence: activations from arrays have groups or rows instead.
-        pooling: Pooling of a sentence's tokens where examples are sentences; the store then has one token for each
-            sentence. None where examples are tokens.
+        pooling: Pooling of tokens where examples are sentences or spans; the store then has one token for each of
+            them. None where examples are tokens.
         values: The number of each label, ascending, where numbers are predicted; None where labels are classes.
         n_unlabelled: Number of tokens of this side that have no label, without special tokens.
         n_special: Number of special tokens of this side that are no examples.
@@ -532,7 +610,7 @@ def _joined(first: Batch, second: Batch) -> Batch:
 
 
 def values_of(covariate: Covariate, tokens: Tokens, corpus: Corpus, task: TokenTask) -> NDArray[np.int64]:
-    """Return a number for each token's covariate, -1 if missing; shape (n_tokens,), or (n_sentences,).
+    """Return a number for each token's covariate, -1 if missing; shape (n_tokens,), (n_sentences,) or (n_spans,).
 
     Raises:
         UserError: If no token has a value, or the covariate does not apply to the task (see `Covariate.task_in`).
@@ -540,6 +618,10 @@ def values_of(covariate: Covariate, tokens: Tokens, corpus: Corpus, task: TokenT
     other = covariate.task_in(corpus, task)
     if other is None:
         return np.unique(type_keys(tokens, labels_words(task, tokens, corpus)), return_inverse=True)[1]
+    if isinstance(other, SpanTask) and isinstance(task, SpanTask):
+        mine, of_other = ([span[:3] for span in one.spans(corpus)] for one in (task, other))
+        if mine != of_other:
+            raise UserError(f"`--control_for {covariate.typed}`: it labels other spans than the task; give another.")
     labels = labels_of(other, tokens, corpus)
     if not has_label(labels).any():
         unit = unit_of(other)
@@ -549,7 +631,7 @@ def values_of(covariate: Covariate, tokens: Tokens, corpus: Corpus, task: TokenT
     values = numbered(labels)
     if unit_of(other) == "token":
         return _of_whole_words(values, tokens)
-    return values if unit_of(task) == "sentence" else values[tokens.sentences]
+    return values if unit_of(task) == unit_of(other) else values[sentences_of(task, tokens, corpus)]
 
 
 def _of_whole_words(values: NDArray[np.int64], tokens: Tokens) -> NDArray[np.int64]:

@@ -21,9 +21,9 @@ from probing.cli.options import LARGEST, SMALLEST, ProbeOptions
 from probing.data.examples import (
     Examples,
     HiddenStateSource,
-    SentenceVectors,
     Sides,
     check_covariate,
+    pooled,
     read,
     with_covariate,
 )
@@ -41,9 +41,9 @@ from probing.text.tasks import (
     has_label,
     labels_of,
     labels_words,
+    on_side,
     predicts_numbers,
     reader_of,
-    sentences_of,
     unit_of,
 )
 from probing.text.tokens import Tokens, count_words
@@ -163,10 +163,9 @@ def label(
     documents = np.array(corpus.documents) if by_document else None
     values = values_of(labels_of(task, store.tokens, corpus)) if predicts_numbers(task) else None
     if isinstance(task, SentenceTask):
-        vectors = SentenceVectors(store, task.pooling)
         return Examples(
-            vectors, labels, len(classified.dropped), False, documents, pooling=task.pooling, values=values,
-            n_unlabelled=classified.n_unlabelled,
+            pooled(store, task, corpus), labels, len(classified.dropped), False, documents, pooling=task.pooling,
+            values=values, n_unlabelled=classified.n_unlabelled,
         )  # fmt: skip
     return Examples(
         store, labels, len(classified.dropped), task.word_means, documents, values=values,
@@ -182,10 +181,10 @@ def class_of_tokens(
     labels = labels_of(task, tokens, corpus)
     if predicts_numbers(task):
         check_size(labels, f"`{corpus.name}`")
-    on_side = np.array([split == side for split in splits])[sentences_of(task, tokens)]
-    labelled = on_side & has_label(labels)
-    special = np.zeros(len(on_side), dtype=bool) if isinstance(task, SentenceTask) else tokens.special
-    n_without = int((on_side & ~labelled & ~special).sum()), int((on_side & ~labelled & special).sum())
+    of_side = on_side(task, labels, tokens, corpus, splits, side)
+    labelled = of_side & has_label(labels)
+    special = np.zeros(len(of_side), dtype=bool) if isinstance(task, SentenceTask) else tokens.special
+    n_without = int((of_side & ~labelled & ~special).sum()), int((of_side & ~labelled & special).sum())
     if predicts_numbers(task) and not len(classes := values_of(labels)):
         return Classified(np.full(len(labels), -1), labels[:0], *n_without)
     # Index of each label among the classes; checked below, since it also exists for labels that are not classes.
@@ -196,24 +195,23 @@ def class_of_tokens(
 
 def choose_classes(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequence[Split]) -> Labels:
     """Return the labels with enough training examples, ascending, at least two; none if numbers are predicted."""
-    in_train = np.array([split == "train" for split in splits])
-    labels = labels_of(task, tokens, corpus)
+    n_train, labels = splits.count("train"), labels_of(task, tokens, corpus)
     if tokens.special.all():
         raise UserError("`--corpus`: no sentence is longer than one token, and special tokens do not count.")
     if not has_label(labels).any():
         raise UserError(
             f"`--corpus {corpus.name}`: the task gives no {unit_of(task)} a label; give text that it has labels for."
         )
+    trained = labels[on_side(task, labels, tokens, corpus, splits, "train")]
     if predicts_numbers(task):
-        check_varies(values_of(labels[in_train[sentences_of(task, tokens)]]), f"`--corpus {corpus.name}`", corpus.unit)
+        check_varies(values_of(trained), f"`--corpus {corpus.name}`", corpus.unit)
         return np.zeros(0)
-    classes = classes_of(task, labels[in_train[sentences_of(task, tokens)]], int(in_train.sum()))
+    classes = classes_of(task, trained, n_train)
     if len(classes) < 2:
-        trained = labels[in_train[sentences_of(task, tokens)]]
         of_train = np.unique(trained[has_label(trained)])
         if len(of_train) == 1:
             raise UserError(
-                f"`--corpus`: all labels of the {int(in_train.sum())} training {corpus.unit} are {of_train[0]}, and a "
+                f"`--corpus`: all labels of the {n_train} training {corpus.unit} are {of_train[0]}, and a "
                 "probe needs two classes; give text with another label, too."
             )
         if (most := getattr(task, "max_position", None)) is not None and (of_train > most).any():
@@ -223,7 +221,7 @@ def choose_classes(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequ
             )
         lines = ", one a line in a text file," if corpus.seconds is None else ""
         raise UserError(
-            f"`--corpus`: {int(in_train.sum())} training {corpus.unit} leave {len(classes)} classes with enough "
+            f"`--corpus`: {n_train} training {corpus.unit} leave {len(classes)} classes with enough "
             f"examples, and a probe needs two; give more {corpus.unit}{lines} or lower the bar with "
             "`--task_args.min_count`."
         )
@@ -233,14 +231,14 @@ def choose_classes(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequ
 def labels_in_training(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequence[Split]) -> set[Any]:
     """Return the labels of the training tokens, also labels that are too rare to be classes."""
     labels = labels_of(task, tokens, corpus)
-    in_train = np.array([split == "train" for split in splits])[sentences_of(task, tokens)]
+    in_train = on_side(task, labels, tokens, corpus, splits, "train")
     return set(labels[in_train & has_label(labels)].tolist())
 
 
 def warn_missing_labels(tokens: Tokens, corpus: Corpus, task: TokenTask, say: Callable[[str], None]) -> None:
     """Report the numbers of words (all pieces) or sentences without a label, and of repeats with other labels."""
     labelled = has_label(labels_of(task, tokens, corpus))
-    unit = "sentences" if isinstance(task, SentenceTask) else "words"
+    unit = "words" if unit_of(task) == "token" else f"{unit_of(task)}s"
     if unit == "words":
         begins = tokens.first_pieces
         labelled = np.bincount((begins.cumsum() - 1)[~tokens.special], labelled[~tokens.special], begins.sum()) > 0
@@ -482,7 +480,7 @@ def _no_examples(
     task: TokenTask, n_sentences: int, unit: str, side: Split, classes: Labels, dropped: Labels, probe: ProbeOptions
 ) -> UserError:
     """Return the refusal of a side without examples; `dropped` are its labels that are no classes."""
-    has = "is" if unit_of(task) == "sentence" else "has a token"
+    has = "is" if unit_of(task) == "sentence" else f"has a {unit_of(task)}"
     none = f"none of the {n_sentences} {unit}" if n_sentences else f"no {unit[:-1]}"
     sets = f" (classes: {some_of(classes)}; its labels: {some_of(np.unique(dropped))})" if len(dropped) else ""
     way_out = " or another --test_corpus" if side == "test" else ""

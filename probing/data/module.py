@@ -269,7 +269,7 @@ def token_control(sides: Sides, encoder: nn.Module) -> Sides:
     def embedded(examples: Examples) -> Examples:
         store = exchanged(examples.store, rows)
         if isinstance(store, SentenceVectors) and store.pooling == "cls":
-            store = SentenceVectors(store.base, "mean")
+            store = store.over(store.base, "mean")
         return replace(examples, store=store)
 
     return sides.each(embedded)

@@ -31,7 +31,7 @@ from probing.text import (
 )
 from probing.text.columns import number_of, truth_of
 from probing.text.files import read_splits, sentence_of
-from probing.text.tasks import SentenceTask, TokenTask, load_task
+from probing.text.tasks import SentenceTask, TokenTask, load_task, refuse_spans
 
 # --------------------------------------------------------------------------------------------------------------------
 # The Word-in-Context data set: does a word mean the same in two sentences?
@@ -358,6 +358,7 @@ def task_of(
         if options["column"] in _NUMBERS:
             options.setdefault("numbers", True)
     loaded = load_task(task, options)
+    refuse_spans(loaded, f"--task {task}", "leave --task out")
     if not isinstance(loaded, SentenceTask):
         name = task if isinstance(task, str) else type(task).__name__
         raise UserError(

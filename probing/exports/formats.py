@@ -55,7 +55,7 @@ def write_neuronpedia(run: Run, folder: Path) -> Mapping[str, Any]:
     with quiet_libraries():
         sides, corpus = sides_and_text(run)
     if sides.test.pooling is not None:
-        raise UserError(f"`export`: examples of `{run.folder}` are whole sentences, and `neuronpedia` shows tokens.")
+        raise UserError(f"`export`: examples of `{run.folder}` are sentences or spans, and `neuronpedia` shows tokens.")
     model, name = _named(str(run.config["model"])), _named(f"{label_name(run.config)}-{site_of(run.config)}")
     for layer in run.layers:
         rows = [row for row in contexts if row["layer"] == layer]

@@ -28,7 +28,16 @@ from probing.probes.training import CONTROL_TOLERANCE, Training, train_probes, t
 from probing.runs.places import task_of
 from probing.runs.run import Run
 from probing.text import Corpus, Split
-from probing.text.tasks import Labels, SentenceTask, TokenTask, described, labels_of, predicts_numbers, short_name
+from probing.text.tasks import (
+    Labels,
+    SentenceTask,
+    TokenTask,
+    described,
+    labels_of,
+    predicts_numbers,
+    refuse_spans,
+    short_name,
+)
 from probing.text.tokens import Tokens
 
 # Index of the file of the probes; that of the i-th pass is one higher than i.
@@ -93,6 +102,7 @@ def task_of_run(run: Run, flag_text: str, wants_readout: bool, kinds: Sequence[s
     needed = [f"`--kinds {kind}`" for kind in kinds if kind in OF_CLASSES]
     if not (requests := [*needed, *(["the readout task"] if wants_readout else [])]):
         return task
+    refuse_spans(task, flag_text, "give a run of another task, or other `--readouts`")
     if predicts_numbers(task):
         raise UserError(
             f"`{flag_text}`: its task {name} predicts numbers, and {requests[0]} needs classes; give `--readouts "

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from probing.activations.source import ActivationSource, report_dropped_text
 from probing.data.arrays import activations_of_arrays
-from probing.data.examples import Examples, HiddenStateSource, SentenceVectors, Sides, read
+from probing.data.examples import Examples, HiddenStateSource, Sides, SpanVectors, pooled, read
 from probing.errors import UserError
 from probing.probes.neuron_profiles import Extremes, extremes, profile_rows
 from probing.probes.solvers import centre_over_classes
@@ -48,7 +48,7 @@ from probing.statistics import ranked
 from probing.tables.schema import CONTEXTS, EXPLANATIONS, NEURON_CLASSES, PREDICTIONS, PROFILES
 from probing.text import Corpus, Split
 from probing.text.columns import check_text
-from probing.text.tasks import Labels, SentenceTask, TokenTask
+from probing.text.tasks import Labels, SentenceTask, Span, SpanTask, TokenTask, rows_of_spans
 from probing.text.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -281,10 +281,16 @@ def of_texts(probes: Probes, texts: Any, reader: Reader | None = None) -> Table:
         )  # fmt: skip
         (store,) = source.read([corpus])
         report_dropped_text([corpus], [store.tokens], terminal.say)
-        if isinstance(task, SentenceTask):
-            return _table(probes, _examples(probes, store, task), lambda row: {"sentence": row}, reader)
-        described = _tokens(store.tokens, corpus, task.word_means)
-        return _table(probes, _examples(probes, store, task), lambda row: described[row], reader)
+        examples = _examples(probes, store, task, corpus)
+        if isinstance(task, SpanTask):
+            if not examples.n_tokens:
+                raise UserError("`predict`: the task finds no span in the texts; give texts that have one.")
+            described = _spans(task.spans(corpus), store.tokens, corpus)
+        elif isinstance(task, SentenceTask):
+            described = [{"sentence": i} for i in range(len(corpus.sentences))]
+        else:
+            described = _tokens(store.tokens, corpus, task.word_means)
+        return _table(probes, examples, lambda row: described[row], reader)
 
 
 def of_arrays(probes: Probes, activations: Any, reader: Reader | None = None) -> Table:
@@ -341,12 +347,14 @@ def _is_words(text: Any) -> bool:
     return isinstance(text, list | tuple) and all(isinstance(word, str) for word in text)
 
 
-def _examples(probes: Probes, store: HiddenStateSource, task: TokenTask) -> Examples:
-    """Return the tokens, words or sentences that the task may label, with activations as the run's probes read them."""
+def _examples(probes: Probes, store: HiddenStateSource, task: TokenTask, corpus: Corpus) -> Examples:
+    """Return the tokens, words, spans or sentences that the task may label, as the run's probes read them."""
     tokens = store.tokens
     has_words = np.bincount(tokens.sentences[~tokens.special], minlength=tokens.n_sentences) > 0
     if isinstance(task, SentenceTask):
-        store, taken = SentenceVectors(store, task.pooling), has_words
+        store, taken = pooled(store, task, corpus), has_words
+        if isinstance(store, SpanVectors):
+            taken = store.rows[:, 1] < store.rows[:, 2]
     else:
         taken = labelled_tokens(task, tokens)
     return Examples(probes.read(store), np.where(taken, 0, -1).astype(np.int32), word_means=task.word_means)
@@ -372,6 +380,18 @@ def _tokens(tokens: Tokens, corpus: Corpus, are_words: bool) -> list[dict[str, A
     }  # fmt: skip
     listed = zip(*(values.tolist() for values in columns.values()), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in listed]
+
+
+def _spans(spans: Sequence[Span], tokens: Tokens, corpus: Corpus) -> list[dict[str, Any]]:
+    """Return the columns that identify each span: its sentence, the position of its first token, its text."""
+    first = rows_of_spans(spans, tokens)[:, 1].tolist()
+    return [
+        {
+            "sentence": span.sentence, "position": int(row - tokens.offsets[span.sentence]),
+            "token": corpus.sentences[span.sentence][span.start : span.end],
+        }
+        for span, row in zip(spans, first, strict=True)
+    ]  # fmt: skip
 
 
 def _table(
@@ -552,13 +572,13 @@ def _label(examples: Examples, token: int, classes: Labels) -> dict[str, Any]:
 def in_context(examples: Examples, corpus: Corpus, token: int) -> Row:
     """Return the sentence of a token, its position, its characters and the characters around it.
 
-    Where examples are sentences, the whole sentence is the token. `token` is a row in the store, for a word the row of
-    its first piece.
+    Where examples are sentences or spans, the whole sentence or span is the token. `token` is a row in the store, for a
+    word the row of its first piece.
     """
     tokens = examples.store.tokens
     sentence = int(tokens.sentences[token])
     text = corpus.sentences[sentence]
-    if examples.pooling is not None:
+    if examples.pooling is not None and tokens.spans is None:
         return {"sentence": sentence, "before": "", "token": _shortened(text, WHOLE), "after": ""}
     position = token - int(tokens.offsets[sentence])
     if tokens.spans is None:  # rows of arrays
@@ -569,7 +589,7 @@ def in_context(examples: Examples, corpus: Corpus, token: int) -> Row:
         stop = int(tokens.spans[rows[tokens.words[rows] == tokens.words[token]][-1], 1])
     before, after = text[:start], text[stop:]
     return {
-        "sentence": sentence, "position": position,
+        "sentence": sentence, **({"position": position} if examples.pooling is None else {}),
         "before": "…" * (len(before) > AROUND) + before[-AROUND:], "token": text[start:stop],
         "after": _shortened(after, AROUND),
     }  # fmt: skip

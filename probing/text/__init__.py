@@ -20,6 +20,7 @@ from probing.statistics import MIN_SENTENCES
 from probing.text.columns import (
     BEGINS_DOCUMENT,
     LABEL,
+    TARGETS,
     ColumnSelection,
     Rows,
     check_text,
@@ -469,7 +470,11 @@ def _reading(corpus: Corpus, rows: Rows, column: str) -> str:
         counts.append(_count(sum(map(len, corpus.words)), "word"))
     units: Iterable[str] = corpus.sentences
     values: Iterable[Any] = corpus.sentence_columns.get(column, ())
-    if corpus.words is not None and column in corpus.columns:
+    if corpus.words is not None and column == TARGETS:
+        pairs = zip(corpus.words, values, strict=True)
+        named = [(" ".join(words[slice(*target.first)]), target.label) for words, of in pairs for target in of]
+        units, values = [text for text, _ in named], [label for _, label in named]
+    elif corpus.words is not None and column in corpus.columns:
         units, values = map(chain.from_iterable, (corpus.words, corpus.columns[column]))
     first: dict[str, str] = {}
     for unit, value in zip(units, values, strict=False):

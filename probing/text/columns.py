@@ -97,6 +97,18 @@ def check_text(text: str, where: str) -> None:
         ) from None
 
 
+# Name of the spans of a sentence in a .jsonl file, as jiant has them, and of the column of sentences that holds them.
+TARGETS = "targets"
+
+
+class Target(NamedTuple):
+    """A labelled span of words, the first and the one after the last; or a pair of spans, which has a second one."""
+
+    first: tuple[int, int]
+    second: tuple[int, int] | None
+    label: str
+
+
 # A word that begins a new document in files of CoNLL-2003.
 BEGINS_DOCUMENT = "-DOCSTART-"
 

@@ -18,25 +18,30 @@ from probing.runtime.files import parse_json
 from probing.text.columns import (
     BEGINS_DOCUMENT,
     LABEL,
+    TARGETS,
     TEXT,
     WORDS,
     ColumnSelection,
     ColumnSummary,
     Rows,
+    Target,
     by_name,
     choose_labels,
     choose_sentences,
     choose_words,
     is_header,
+    label_of,
     label_of_sentences,
     with_label,
 )
+
+_TARGETS = '[{"span1": [0, 2], "label": "ARG0"}]'
 
 _EXPECTED = '{"words": ["A", "word"], "labels": ["DET", "NOUN"]} or {"text": "A sentence.", "label": "short"}'
 
 
 def read_json_lines(lines: Iterable[str], selection: ColumnSelection) -> Rows:
-    """Return the sentences of a .jsonl file with their annotations.
+    """Return the sentences of a .jsonl file with their annotations; lines with `targets` have spans, as in jiant.
 
     The text is the list `words` (or `tokens`), or else `text` (or `sentence`); the first line decides. Without these
     names, it is chosen by `probing.text.columns`, as labels are. If sentences are lists of words, every other list has
@@ -66,14 +71,47 @@ def read_json_lines(lines: Iterable[str], selection: ColumnSelection) -> Rows:
             )
         texts.append(text)
     names.pop(key)
+    spans: dict[str, list[Any]] = {}
+    if TARGETS in names and any(isinstance(row.get(TARGETS), list) for _, row in numbered):
+        names.pop(TARGETS)
+        texts, are_words = [text if are_words else text.split() for text in texts], True
+        of_sentence: dict[tuple[str, ...], list[Target]] = {}  # lines of equal words share their targets
+        spans = {TARGETS: [of_sentence.setdefault(tuple(words), []) for words in texts]}
+        for (number, row), words, of in zip(numbered, texts, spans[TARGETS], strict=True):
+            of += _targets(row.get(TARGETS), words, f"`{flag_text}`: line {number}")
+        spans = {TARGETS: [tuple(of) for of in spans[TARGETS]]}
     lists = [name for name in names if any(isinstance(row.get(name), list) for _, row in numbered)]
     columns = {name: [_of_words(row, name, texts[i], number, flag_text) for i, (number, row) in enumerate(numbered)]
                for name in lists if are_words}  # fmt: skip
     scalars = [
         name for name in names if name not in lists and not any(_is_nested(row.get(name)) for _, row in numbered)
     ]
-    of_sentences = {name: [row.get(name) for _, row in numbered] for name in scalars}
+    of_sentences = {name: [row.get(name) for _, row in numbered] for name in scalars} | spans
     return labelled(key, texts, columns, of_sentences, selection)
+
+
+def _targets(cells: Any, words: Sequence[str], where: str) -> Iterator[Target]:
+    """Yield the targets of a line; anything but labelled spans of its words raises `UserError`."""
+    if not isinstance(cells, list | None) or words[:1] == [BEGINS_DOCUMENT]:
+        raise UserError(f"{where} has {cells!r:.60} as 'targets'; expected a list such as {_TARGETS}.")
+    for cell in cells or ():
+        if not isinstance(cell, dict) or "span1" not in cell:
+            raise UserError(f"{where} has the target {cell!r:.60}; expected one such as {_TARGETS}.")
+        if _is_nested(cell.get("label")) or not (label := label_of(cell.get("label"))):
+            raise UserError(f"{where} has a target without a label ({cell!r:.80}); expected text, as in {_TARGETS}.")
+        first, second = (_span(cell[name], words, where) if name in cell else None for name in ("span1", "span2"))
+        assert first is not None
+        yield Target(first, second, label)
+
+
+def _span(cell: Any, words: Sequence[str], where: str) -> tuple[int, int]:
+    are_whole = isinstance(cell, list) and [type(end) for end in cell] == [int, int]
+    if not are_whole or not 0 <= cell[0] < cell[1] <= len(words):
+        raise UserError(
+            f"{where} has the span {cell!r:.40} in a sentence of {len(words)} words; expected the first word, counted "
+            "from 0, and the word after the last."
+        )
+    return cell[0], cell[1]
 
 
 def _key(rows: Sequence[Mapping[str, Any]], names: Iterable[str], selection: ColumnSelection) -> str:

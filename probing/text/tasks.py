@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from probing.cli.arguments import OptionSource, checked
 from probing.errors import UserError, as_clause, did_you_mean, out_of_range, refuse
 from probing.runtime.files import DOCUMENT, open_file
-from probing.text import Corpus
+from probing.text import Corpus, Split
 from probing.text.columns import check_label, label_of, text_of
 from probing.text.tokens import Tokens
 
@@ -108,6 +108,10 @@ class Task:
         """Return the name of the corpus's column that labels are read from, for messages; None if from elsewhere."""
         return None
 
+    def may_be_on(self, side: Split, labels: Labels) -> NDArray[np.bool_]:
+        """Return whether each label may be an example of a side of the split; all may by default."""
+        return np.ones(len(labels), dtype=bool)
+
     def classes(self, labels: Labels, n_sentences: int) -> Labels | Sequence[Any]:
         """Return the labels with enough training examples, ascending; `labels` include tokens that are not examples."""
         labels_present, counts = np.unique(labels[has_label(labels)], return_counts=True)
@@ -133,6 +137,68 @@ class SentenceTask(Task):
     """
 
     pooling: Pooling = "mean"
+
+
+class Span(NamedTuple):
+    """Characters `start` to before `end` of a sentence, given by its index, with a label; None if it has none."""
+
+    sentence: int
+    start: int
+    end: int
+    label: Any = None
+
+
+@dataclass(frozen=True)
+class SpanTask(SentenceTask):
+    """A task of spans of text, each with one vector and one label. Derive a task from it and define `spans`.
+
+    Args:
+        min_count: Training spans a label needs to be a class; by default 50, fewer on a small corpus (a twentieth of
+            its training sentences), never under 5.
+        pooling: Vector of a span: the mean or the maximum over its tokens.
+    """
+
+    pooling: Literal["mean", "max"] = "mean"
+
+    def spans(self, corpus: Corpus) -> Sequence[Span]:
+        """Return the spans of a corpus, in the order of its sentences; a sentence may have none, or several."""
+        raise NotImplementedError(f"{type(self).__name__} does not define `spans`")
+
+    def labels(self, tokens: Tokens, corpus: Corpus) -> Labels | Sequence[Any]:
+        """Return the label of each span, shape (n_spans,)."""
+        return [span.label for span in self.spans(corpus)]
+
+
+def rows_of_spans(spans: Sequence[Span], tokens: Tokens) -> NDArray[np.int64]:
+    """Return the sentence, the first token and the token after the last of each span, shape (n_spans, 3).
+
+    A token is of a span if they share a character. A span has no tokens if it is cut, because its sentence is too long
+    for the model or the first token is set aside.
+    """
+    assert tokens.spans is not None
+    rows = np.flatnonzero(~tokens.special & (tokens.spans[:, 1] > tokens.spans[:, 0]))
+    begins, ends = (tokens.sentences[rows] * _APART + tokens.spans[rows, i] for i in (0, 1))
+    places = np.array([span[:3] for span in spans], dtype=np.int64).reshape(-1, 3)
+    if (np.diff(places[:, 0]) < 0).any():
+        raise ValueError("spans have to be in the order of their sentences")
+    start, end = (places[:, 0] * _APART + places[:, i] for i in (1, 2))
+    first, after = np.searchsorted(ends, start, side="right"), np.searchsorted(begins, end)
+    last = np.concatenate([[-1], ends])[np.searchsorted(begins, (places[:, 0] + 1) * _APART)]
+    first_start = np.append(begins, end.max(initial=0) + 1)[first]
+    is_whole = (first < after) & (first_start <= start) & (last >= end)
+    row = np.append(rows, 0)
+    bounds = row[np.where(is_whole, first, -1)], np.where(is_whole, row[after - 1] + 1, 0)
+    return np.stack([places[:, 0], *bounds], 1)
+
+
+# More than the characters of any sentence.
+_APART = np.int64(2**31)
+
+
+def refuse_spans(task: TokenTask, flag_text: str, way_out: str) -> None:
+    """Refuse a task of spans where words or whole sentences are labelled."""
+    if isinstance(task, SpanTask):
+        raise UserError(f"`{flag_text}`: its task labels spans, and words or sentences are expected; {way_out}.")
 
 
 def reader_of(task: TokenTask) -> Callable[[Corpus], str | None]:
@@ -312,7 +378,9 @@ def numbers_of(values: Any, wording: LabelWording) -> tuple[NDArray[np.float64],
 
 
 def unit_of(task: TokenTask) -> str:
-    """Return the unit that has a label: token or sentence."""
+    """Return the unit that has a label: token, sentence or span."""
+    if isinstance(task, SpanTask):
+        return "span"
     return "sentence" if isinstance(task, SentenceTask) else "token"
 
 
@@ -327,9 +395,19 @@ def labels_words(task: TokenTask, tokens: Tokens, corpus: Corpus) -> bool:
     return not labelled[tokens.special].any() and of_words.max(initial=0) == 1
 
 
-def sentences_of(task: TokenTask, tokens: Tokens) -> NDArray[np.integer[Any]]:
-    """Return the sentence of each label of a task, shape (n_tokens,), or (n_sentences,)."""
+def sentences_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> NDArray[np.integer[Any]]:
+    """Return the sentence of each label of a task, shape (n_tokens,), (n_sentences,) or (n_spans,)."""
+    if isinstance(task, SpanTask):
+        return np.array([span.sentence for span in task.spans(corpus)], dtype=np.int64)
     return np.arange(tokens.n_sentences) if isinstance(task, SentenceTask) else tokens.sentences
+
+
+def on_side(
+    task: TokenTask, labels: Labels, tokens: Tokens, corpus: Corpus, splits: Sequence[Split], side: Split
+) -> NDArray[np.bool_]:
+    """Return whether each of a task's labels belongs to a side; `splits` has the side of each sentence."""
+    mask = np.array([split == side for split in splits])[sentences_of(task, tokens, corpus)]
+    return mask & task.may_be_on(side, labels) if isinstance(task, Task) else mask
 
 
 def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
@@ -343,7 +421,7 @@ def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
         UserError: If the task does not return one label for each token or sentence, or sentences are to be pooled by a
             first token that is not special.
     """
-    n, wording = len(sentences_of(task, tokens)), _wording_of(task, "labels")
+    n, wording = len(sentences_of(task, tokens, corpus)), _wording_of(task, "labels")
     values = task.labels(tokens, corpus)
     token_labels: Labels
     token_labels, is_example = (numbers_of if predicts_numbers(task) else class_values)(values, wording)
@@ -355,7 +433,10 @@ def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
             f"{wording.subject} {len(token_labels)} labels for the {n} {wording.unit}s of `{corpus.name}`{special}; "
             f"{expected}."
         )
-    if isinstance(task, SentenceTask):
+    if isinstance(task, SpanTask):
+        _, first, after = rows_of_spans(task.spans(corpus), tokens).T
+        is_example = is_example & (first < after)
+    elif isinstance(task, SentenceTask):
         if task.pooling == "cls" and not tokens.included.all():
             raise UserError(
                 "`--task_args.pooling cls` takes the first token, which `--first_token exclude` leaves out; give mean "
@@ -679,10 +760,10 @@ class Covariate:
 
         Unknown tasks and columns, tasks of numbers, and tasks of tokens with `of` of sentences raise `UserError`.
         """
-        typed, of_sentences = f"`--control_for {self.typed}`", isinstance(of, SentenceTask)
+        typed, unit = f"`--control_for {self.typed}`", unit_of(of)
         if self.typed == TOKEN:
-            if of_sentences:
-                raise UserError(f"{typed}: the task labels sentences, which have many; give a label of sentences.")
+            if unit != "token":
+                raise UserError(f"{typed}: the task labels {unit}s, which have many; give a label of {unit}s.")
             return None
         task = self.task
         if task is None and self.typed in corpus.columns:
@@ -697,8 +778,10 @@ class Covariate:
             )
         if predicts_numbers(task):
             raise UserError(f"{typed}: of its numbers hardly two are equal; give a task of classes.")
-        if of_sentences and unit_of(task) == "token":
-            raise UserError(f"{typed}: it labels tokens, and the probed task sentences; give a label of sentences.")
+        if unit_of(task) not in {"sentence", unit}:
+            raise UserError(
+                f"{typed}: it labels {unit_of(task)}s, and the probed task {unit}s; give a label of {unit}s."
+            )
         return task
 
 
@@ -707,6 +790,8 @@ __all__ = [
     "Labels",
     "Pooling",
     "SentenceTask",
+    "Span",
+    "SpanTask",
     "Task",
     "TokenTask",
     "classes_of",
@@ -717,8 +802,11 @@ __all__ = [
     "labels_of",
     "labels_words",
     "load_task",
+    "on_side",
     "predicts_numbers",
     "reader_of",
+    "refuse_spans",
+    "rows_of_spans",
     "sentences_of",
     "short_name",
     "task_in_words",

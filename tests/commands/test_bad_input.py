@@ -390,7 +390,7 @@ CASES: list[tuple[str, ...]] = [
     ("fit --test_corpus sentences.txt", "`--test_corpus sentences.txt` holds every sentence"),
     ("fit --corpus - --test_corpus -", "`--test_corpus -`", "read only once"),
     # tasks
-    ("fit --task colour", "`--task colour` is not installed", "tasks are column, deprel, label, position"),
+    ("fit --task colour", "`--task colour` is not installed", "tasks are column, deprel, label, number_digits"),
     ("fit --task positoin", "`--task positoin`", "did you mean `position`?"),
     ("fit --task_args.special_tokens some", "`--task_args.special_tokens some`: expected exclude or include"),
     ("fit --task upos", "`--corpus sentences.txt`", "column upos", "has none", "give a .conllu file"),

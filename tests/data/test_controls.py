@@ -72,7 +72,7 @@ def test_the_control_task_is_refused_where_there_are_no_classes_of_words(of_sent
     why = "label, and this task labels sentences" if of_sentences else "class, and this task predicts numbers"
     said = f"`--controls control_task`: it gives each word type a random {why}; give {', '.join(others)} or {last}."
     with pytest.raises(UserError, match=re.escape(said)):
-        chosen_controls("control_task", False, of_sentences, not of_sentences)
+        chosen_controls("control_task", False, "sentence" if of_sentences else "token", not of_sentences)
 
 
 def test_an_unknown_control_is_refused() -> None:

@@ -124,7 +124,7 @@ def _probes(options: Mapping[str, Any], reading: PendingRequest) -> tuple[ProbeC
     splits = splits_of(corpus, options["seed"], options["group_by"])
     classes = choose_classes(tokens, corpus, task, splits)
     labels = class_of_tokens(tokens, corpus, task, splits, classes, "train").labels
-    controls = chosen_controls(options["controls"], task.ordinal, False, not len(classes))
+    controls = chosen_controls(options["controls"], task.ordinal, "token", not len(classes))
     probe = as_options(ProbeOptions, options["probe"], "probe")
     requested = ProbeCosts.of_options(
         reading.request.layers, controls, options["replicates"], options["evidence"] == "all", options["mdl"], probe

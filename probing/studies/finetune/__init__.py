@@ -31,7 +31,7 @@ from probing.studies.finetune.tables import (
 )
 from probing.tables.figures import Chart
 from probing.text import Corpus, GroupBy, Split, read_corpora
-from probing.text.tasks import TokenTask, described, load_task, reader_of
+from probing.text.tasks import TokenTask, described, load_task, reader_of, refuse_spans
 from probing.tracking import Tracker
 
 
@@ -138,6 +138,7 @@ def _read(
         if config["test_pairs"] is not None:
             raise UserError(f"`--test_pairs {config['test_pairs']}`: there are no --pairs to train on; give both.")
         loaded = load_task(task, task_args)
+        refuse_spans(loaded, f"--task {task}", "give a task of words or of sentences")
         text = read_corpora(corpus, test_corpus, config["seed"], say, config["group_by"], reader_of(loaded))
         return loaded, text, None
     from probing.downstream.labelled_pairs import pair_text, read_parts, task_of

@@ -51,7 +51,6 @@ from probing.tables.schema import ACCURACY, NEURONS, NUMBER_NEURONS, NUMBERS, PR
 from probing.text import GroupBy, load_corpus, read_corpora
 from probing.text.tasks import (
     Covariate,
-    SentenceTask,
     TokenTask,
     described,
     label_name,
@@ -60,6 +59,7 @@ from probing.text.tasks import (
     predicts_numbers,
     reader_of,
     task_in_words,
+    unit_of,
 )
 from probing.tracking import Tracker, resolve_mode
 
@@ -193,12 +193,12 @@ def controls_of_call(
     """Return the controls, after a check that all options suit the predictions of the task."""
     numbers = predicts_numbers(task)
     refuse(probe.problems_with_numbers(trainer or {}, mdl) if numbers else probe.problems_with_trainer(trainer or {}))
-    chosen = chosen_controls(controls, task.ordinal, isinstance(task, SentenceTask), numbers)
+    chosen = chosen_controls(controls, task.ordinal, unit_of(task), numbers)
     return chosen if control_for is None else [*chosen, "covariate"]
 
 
 def chosen_controls(
-    requested: str | Sequence[str], ordinal: bool, of_sentences: bool = False, numbers: bool = False
+    requested: str | Sequence[str], ordinal: bool, unit: str = "token", numbers: bool = False
 ) -> list[str]:
     """Return the requested controls, in the order of the tables; unknown or unsuitable controls raise `UserError`.
 
@@ -209,12 +209,12 @@ def chosen_controls(
         # `permuted_positions` is a floor only for tasks about positions; `control_task` measures memorised words, which
         # do not predict positions.
         names.remove("control_task" if ordinal else "permuted_positions")
-        without_types = of_sentences or numbers
+        without_types = unit != "token" or numbers
         return [name for name in names if not (without_types and name in ("control_task", "permuted_positions"))]
-    if "control_task" in names and (of_sentences or numbers):
+    if "control_task" in names and (unit != "token" or numbers):
         why = (
-            "a random label, and this task labels sentences"
-            if of_sentences
+            f"a random label, and this task labels {unit}s"
+            if unit != "token"
             else "a random class, and this task predicts numbers"
         )
         others = listed([name for name in OF_FIT if name != "control_task"], "or")

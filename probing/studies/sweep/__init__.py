@@ -59,7 +59,7 @@ from probing.studies.sweep.definition import (
     trial_name,
 )
 from probing.tables.schema import ACCURACY, NUMBERS
-from probing.text.tasks import SentenceTask, load_task, predicts_numbers
+from probing.text.tasks import load_task, predicts_numbers, unit_of
 from probing.tracking import Tracker, resolve_mode, shared_service
 
 BEST = 10
@@ -148,7 +148,7 @@ class TrialOptions:
                 f"`task {options['task']}`: it predicts numbers, "
                 "and a sweep compares accuracies of classes; use `fit`, whose ridge probe has no options to search."
             )
-        chosen_controls(options["controls"], task.ordinal, isinstance(task, SentenceTask))
+        chosen_controls(options["controls"], task.ordinal, unit_of(task))
         return options
 
     def varied_of(self, point: Mapping[str, Any]) -> dict[str, Any]:
