@@ -434,8 +434,8 @@ class Predictor:
 
     def ask(self, prompts: Prompts, batch_tokens: int) -> dict[str, list[Row]]:
         """Return the rows of `cloze.csv` and `groups.csv`."""
-        asked = prompts.tokens, prompts.masks, prompts.words
-        rows = pair_rows(prompts, log_probabilities(self.model, *asked, self.batching(batch_tokens)))
+        inputs = prompts.tokens, prompts.masks, prompts.words
+        rows = pair_rows(prompts, log_probabilities(self.model, *inputs, self.batching(batch_tokens)))
         return {"cloze": rows, "groups": group_rows(rows)}
 
     def losses(self, text: Masked, batch_tokens: int) -> NDArray[np.float64]:

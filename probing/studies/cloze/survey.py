@@ -25,7 +25,7 @@ class ClozeConfig:
     """Settings of a survey.
 
     Args:
-        items: What is asked at masks, by its noun: pairs of words, and facts; each may be empty.
+        items: What is predicted at masks, by its noun: pairs of words, and facts; each may be empty.
         flag_texts: The options that name them, as the user typed them.
         corpus: The text to change; None for none.
         tokens: Maximum number of its tokens.
@@ -63,30 +63,30 @@ def survey(predictor: Predictor, config: ClozeConfig, say: Callable[[str], None]
         UserError: If no pair, no fact, or no sentence, remains.
     """
     # What can be refused is refused before the model reads anything.
-    asked = {
+    by_noun = {
         noun: predictor.prompts(items, config.flag_texts[noun], noun) for noun, items in config.items.items() if items
     }
     sample = None if config.corpus is None else masked_sample(predictor, config)
     size = batch_tokens_of(_request(predictor, config))
     tables: dict[str, list[Row]] = {}
-    for noun, prompts in asked.items():
+    for noun, prompts in by_noun.items():
         for reason, n in prompts.dropped.items():
             say(f"{n} of {len(config.items[noun])} {noun}s are left out: {reason}")
-    if "pair" in asked:
+    if "pair" in by_noun:
         with stage("words at a mask"):
-            tables |= predictor.ask(asked["pair"], size)
-    if "fact" in asked:
+            tables |= predictor.ask(by_noun["pair"], size)
+    if "fact" in by_noun:
         with stage("facts at a mask"):
-            tables |= ask_facts(predictor, asked["fact"], config.items["fact"], size)
+            tables |= ask_facts(predictor, by_noun["fact"], config.items["fact"], size)
     if sample:
         with stage("loss in changed text"):
             tables["changes"] = change_rows(predictor, *sample, size, config.seed, say)
     source = predictor.source
     results = {
         "model": {"name": source.name, "fingerprint": source.fingerprint()},
-        **{f"{noun}s": {"fingerprint": fingerprint_of(config.items[noun])} for noun in asked},
+        **{f"{noun}s": {"fingerprint": fingerprint_of(config.items[noun])} for noun in by_noun},
         **({"corpus": {"fingerprint": config.corpus.fingerprint}} if config.corpus else {}),
-        "left_out": dict(sum((Counter(prompts.dropped) for prompts in asked.values()), Counter())),
+        "left_out": dict(sum((Counter(prompts.dropped) for prompts in by_noun.values()), Counter())),
         "n_tokens": sample[1].tokens.n_tokens if sample else 0,
     }
     return Measurements(tables, results)
