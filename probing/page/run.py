@@ -418,7 +418,7 @@ def accuracy_figure(view: RunView, beside_others: bool) -> Html:
     if beside_others and {*controls_of(view.run.accuracy)} <= {"majority"}:
         return numbers
     if len(view.layers) == 1:
-        return element("figure", element("figcaption", title), accuracy_table(view, title))
+        return element("figure", accuracy_table(view, title))
     chart = accuracy_chart(view.run.accuracy, view.task)
     return element("figure", element("figcaption", title), *panels_html(chart, [title]), numbers)
 

@@ -270,6 +270,11 @@ def _share(row: Row) -> str:
     return f"first_{FIRST}_share" if row["n_neurons"] >= 4 * FIRST else "first_share"
 
 
+def favours_neurons(beside: Sequence[Row], layer: int) -> bool:
+    """Return whether a layer favours neurons over directions, by rows of `basis.csv`."""
+    return any(_favours(row) for row in beside if row["kind"] == PLAIN and row["layer"] == layer)
+
+
 def _favours(row: Row) -> bool:
     return bool(row[f"{_share(row)}_p"] <= ALPHA)
 

@@ -43,6 +43,7 @@ from probing.tables.conclusions import (
     compare_layers_with_controls,
     covariate_words,
     dependent_unit,
+    favours_neurons,
     first_unflagged,
     held_fixed,
     leading,
@@ -445,8 +446,10 @@ def caveats(
 ) -> list[str]:  # fmt: skip
     """Return evidence against a ranking and limits of its meaning; `beside` has rows of `basis.csv`.
 
-    `of_neuron` is what speaks against the first neuron.
+    `of_neuron` is what speaks against the first neuron. A leading layer that favours neurons is none of it.
     """
+    is_in_neurons = favours_neurons(beside, leading(accuracy)["layer"])
+    on_basis = [] if is_in_neurons else basis(accuracy, beside, task, config, in_short=True)
     poor = [row["layer"] for row in accuracy if row.get("flag") == UNINFORMATIVE] if len(accuracy) > 1 else []
     # With `--sort centred`, the neurons shown first are others.
     led = _led_by_means(neurons) if len(accuracy) > 1 and config.get("sort") != "centred" else ""
@@ -454,7 +457,7 @@ def caveats(
     sentences = [
         say("unread_layers", layers=layers_named(poor)) if poor else "",
         say("stopped_short_report", layers=layers_named(short)) if short else "",
-        *of_neuron, led, *basis(accuracy, beside, task, config, in_short=True), scope(results, config["test_corpus"]),
+        *of_neuron, led, *on_basis, scope(results, config["test_corpus"]),
     ]  # fmt: skip
     return [sentence for sentence in sentences if sentence]
 
@@ -471,6 +474,8 @@ def run_sentences(
     ranked = [neuron for neuron in neurons if neuron["layer"] == row["layer"]]
     first = on_neuron(ranked, task, row, covariate_words(config), has_intercept(config), dependent_unit(results))
     answer = [accuracies(accuracy), *first.answer, compare_layers_with_controls(accuracy, task)]
+    if favours_neurons(beside, row["layer"]):
+        answer += basis(accuracy, beside, task, config, in_short=True)
     details = [
         why_leading(accuracy), *first.details, worst_class(row, scores) if len(accuracy) == 1 else "",
         overlaps(row, len(ranked)), held_fixed(results, config), *transform_sizes(transform, accuracy),

@@ -212,7 +212,7 @@ def test_ranks_are_those_of_a_loop_over_facts(folders: dict[str, Path], tmp_path
         others = objects[fact.text] - {answer}
         assert row["log_probability"] == pytest.approx(log_p[answer], abs=1e-9)
         assert row["rank"] == rank_of(log_p, answer, others)
-        assert row["predicted"] == tokenizer.convert_ids_to_tokens(int(log_p.argmax()))
+        assert row["predicted_piece"] == tokenizer.convert_ids_to_tokens(int(log_p.argmax()))
         if fact.subject == "absent":
             assert "rank_without_subject" not in row
         else:

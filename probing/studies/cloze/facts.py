@@ -130,7 +130,7 @@ def ask_facts(predictor: Predictor, prompts: Prompts, facts: Sequence[Fact], bat
         {
             "line": fact.line, "relation": fact.relation, "text": fact.text, "subject": fact.subject,
             "object": fact.object, "log_probability": log_p, "rank": rank,
-            "predicted": predictor.tokenizer.convert_ids_to_tokens(best),
+            "predicted_piece": predictor.tokenizer.convert_ids_to_tokens(best),
             "most_frequent": counts[fact.relation].most_common(1)[0][0],
         }
         for fact, (log_p, rank, best) in zip(used, ranks, strict=True)
