@@ -131,7 +131,7 @@ def ask_facts(predictor: Predictor, prompts: Prompts, facts: Sequence[Fact], bat
             "line": fact.line, "relation": fact.relation, "text": fact.text, "subject": fact.subject,
             "object": fact.object, "log_probability": log_p, "rank": rank,
             "predicted_piece": predictor.tokenizer.convert_ids_to_tokens(best),
-            "most_frequent": counts[fact.relation].most_common(1)[0][0],
+            "most_frequent_object": counts[fact.relation].most_common(1)[0][0],
         }
         for fact, (log_p, rank, best) in zip(used, ranks, strict=True)
     ]  # fmt: skip
@@ -154,7 +154,7 @@ def _counted(n_facts: Mapping[str, int], relation: str, rows: Table) -> Row:
         row |= estimate_cells(f"precision_at_{most}", n_right / n, binomial_interval(n_right, n))
     row |= estimate_cells("reciprocal_rank", float((1 / ranks).mean()), mean_interval(1 / ranks, each))
     alone = np.array([row.get("rank_without_subject", 0) for row in rows])
-    has_alone, frequent = alone > 0, np.array([row["object"] == row["most_frequent"] for row in rows])
+    has_alone, frequent = alone > 0, np.array([row["object"] == row["most_frequent_object"] for row in rows])
     row["n_without_subject"] = int(has_alone.sum())
     for name, baseline, counted in (("without_subject", alone == 1, has_alone), ("most_frequent", frequent, each > 0)):
         if counted.any():

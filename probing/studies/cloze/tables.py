@@ -92,7 +92,7 @@ FACTS = Schema("facts", "a row per fact whose object is a single piece of the vo
     whole("rank", "Rank of the object among the vocabulary, from 1, without other objects that the file has for the "
           "text."),
     text("predicted_piece", "The most probable piece of the vocabulary."),
-    text("most_frequent", "The most frequent object of the relation in the file."),
+    text("most_frequent_object", "The most frequent object of the relation in the file."),
     whole("rank_without_subject", "Rank where the subject is replaced by one mask token; empty if the text does not "
           "have the subject as it is written."),
 ), optional=True)  # fmt: skip
