@@ -40,7 +40,7 @@ Holds = Callable[[Any], bool]
 
 
 def _whole(least: int) -> Holds:
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value
 
 
 def _any_of(*values: Any) -> Holds:

@@ -245,7 +245,7 @@ def _marks(flag: str) -> str:
 def agreement_drawings(agreement: Table) -> Drawings:
     """Return what draws a heat map for each pair of runs, by name."""
     pairs = list(agreement.by("model_a", "model_b").values())
-    names = [f"agreement_{number}" for number in range(1, len(pairs) + 1)] if len(pairs) > 1 else ["agreement"]
+    names = ["agreement"] if len(pairs) == 1 else [f"agreement_{number}" for number in range(1, len(pairs) + 1)]
     return {name: partial(layers_by_layers, rows=rows) for name, rows in zip(names, pairs, strict=True)}
 
 

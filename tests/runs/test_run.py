@@ -203,9 +203,12 @@ def test_a_run_is_opened_as_fit_returned_it(run: Run) -> None:
     assert as_text(opened) == as_text(run)
 
 
-@pytest.mark.parametrize("l2", [SMALLEST, 7e28, LARGEST])
-def test_any_penalty_that_fit_takes_is_one_of_a_whole_run(run: Run, l2: float) -> None:
-    check_documents({**run.config, "probe": {**run.config["probe"], "l2": l2}}, run.results)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [*(("l2", l2) for l2 in (SMALLEST, 7e28, LARGEST)), ("patience", 10**20), ("batch_size", 10**20)],
+)
+def test_any_value_that_fit_takes_is_one_of_a_whole_run(run: Run, option: str, value: float) -> None:
+    check_documents({**run.config, "probe": {**run.config["probe"], option: value}}, run.results)
 
 
 def test_rankings_are_opened_with_all_that_rank_has_added(run: Run) -> None:

@@ -118,15 +118,6 @@ class Runs:
                     "retrain": 1, "prune": True, "prune_share": 0.5, "quantise": 8, "tokens": 300,
                     "trainer": {"max_epochs": 15},
                 }  # fmt: skip
-            case "inside":
-                inside = dict.fromkeys(("smoothing_bound", "norms", "path"), True)
-                return "geometry", {**read, **inside, "transforms": "none"}
-            case "position":
-                return "position", read
-            case "extremes":
-                return "extremes", read
-            case "outliers":
-                return "ablate", {**read, "neurons": "outliers"}
             case "changed neurons":
                 return "ablate", {
                     "run": run("layers"), "neurons": "ranked", "batch_tokens": 500, "layer": 1, "draws": 1,
@@ -167,7 +158,7 @@ class Runs:
 
 QUICK = ("all evidence", "adam", "sparse", "position heads", "heads", "pretrained", "tuned", "tuned heads")
 LONG = (
-    "units of the MLP", "ablated", "inside", "changed neurons", "tuned changes", "syntax",
+    "units of the MLP", "ablated", "changed neurons", "tuned changes", "syntax",
     "words in context", "similar sentences", "static vectors",
 )  # fmt: skip
 

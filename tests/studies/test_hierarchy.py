@@ -70,7 +70,7 @@ def test_both_tasks_with_their_controls_are_on_disk_and_repeat(
 ) -> None:
     probe = options.pop("probe")
     args = [f"--{name}={value}" for name, value in options.items()]
-    args += [f"--probe.l2={probe['l2']}", "--layer=0,2", "--figure_format=png"]
+    args += [f"--probe.l2={probe['l2']}", "--layer=0,2", "--figure_format=png", "--verbose"]
     assert run(COMMANDS, ["hierarchy", *args, "--wandb.mode=offline", "--name=a"]) == 0
     said = capsys.readouterr().out
     assert "Main auxiliary: accuracy, and share whose answer follows linear order" in said

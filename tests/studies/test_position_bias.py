@@ -134,7 +134,7 @@ def test_everything_is_on_disk_and_repeats(
     (tmp_path / "sts").mkdir()
     write_benchmark(tmp_path / "sts", "dev", sentence_pairs(30, 0))
     args = [f"--{name}={value}" for name, value in options.items() if name not in ("wandb", "quiet")]
-    args += ["--model", str(checkpoints["bert"]), "--sts", str(tmp_path / "sts"), "--figure_format=png"]
+    args += ["--model", str(checkpoints["bert"]), "--sts", str(tmp_path / "sts"), "--figure_format=png", "--verbose"]
     assert run(COMMANDS, ["position-bias", *args, "--name=a", "--wandb.mode=offline"]) == 0
     said = capsys.readouterr()
     assert "has no file that says how it pools: the mean over all tokens is taken (--pooling)" in said.err

@@ -72,7 +72,7 @@ def test_sentences_that_share_words_are_alike_and_all_of_it_is_on_disk(
     data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = [f"--{name}={value}" for name, value in options.items() if name != "wandb"]
-    args += ["--static", str(data.parent / "vectors.txt"), "--pooling", "mean,cls", "--name", "a"]
+    args += ["--static", str(data.parent / "vectors.txt"), "--pooling", "mean,cls", "--name", "a", "--verbose"]
     assert run(COMMANDS, ["sts", str(data), *args, "--wandb.mode", "offline"]) == 0
     said = capsys.readouterr()
     assert "Spearman x 100: mean, whitened" in said.out

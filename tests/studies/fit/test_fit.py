@@ -541,7 +541,7 @@ def test_neurons_are_also_compared_with_the_token_held_fixed(
 ) -> None:
     made = fit(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), layer=[0, 1], runs=str(tmp_path), control_for="token",
-        task_args={"min_count": 5}, wandb=NO_WANDB, **{**BARE, "controls": "token"},
+        task_args={"min_count": 5}, wandb=NO_WANDB, verbose=True, **{**BARE, "controls": "token"},
     )  # fmt: skip
     assert made is not None
     for row in made.accuracy:
