@@ -269,7 +269,8 @@ def test_sentences_and_facts_from_end_to_end(
         {"sentence_good": good, "sentence_bad": bad, "UID": "x", "linguistics_term": of} for good, bad, of in rows
     ]
     (tmp_path / "s.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in layout), encoding="utf-8")
-    (tmp_path / "headed.tsv").write_text("sentence_good\tsentence_bad\tUID\n" + pairs.read_text(encoding="utf-8"))
+    headed = "sentence_good\tsentence_bad\tUID\n" + pairs.read_text(encoding="utf-8")
+    (tmp_path / "headed.tsv").write_text(headed, encoding="utf-8")
     (tmp_path / "corpus.txt").write_text("\n".join(sentences[:40]), encoding="utf-8")
     shared: dict[str, Any] = {
         "score": "pll", "corpus": str(tmp_path / "corpus.txt"), "runs": str(tmp_path / "runs"), "wandb": NONE

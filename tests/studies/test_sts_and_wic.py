@@ -269,7 +269,10 @@ def test_a_planted_difference_is_found_and_all_of_it_is_on_disk(
     wic_data: Path, wic_options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = [f"--{name}={value}" for name, value in wic_options.items() if name != "wandb"]
-    assert run(COMMANDS, ["wic", str(wic_data), *args, "--wandb.mode=offline", "--name=a", "--layer=0,2"]) == 0
+    assert (
+        run(COMMANDS, ["wic", str(wic_data), *args, "--wandb.mode=offline", "--name=a", "--layer=0,2", "--verbose"])
+        == 0
+    )
     said = capsys.readouterr()
     assert "Layer and threshold selected on train, accuracy on dev" in said.out
     assert "always yes" in said.out
