@@ -452,3 +452,17 @@ def batch_of(folder: Path, sentences: list[str]) -> dict[str, Any]:
     pad = torch.nn.utils.rnn.pad_sequence
     mask = pad([torch.ones_like(row) for row in ids], batch_first=True)
     return {"input_ids": pad(ids, True, tokenizer.pad_token_id or 0), "attention_mask": mask}
+
+
+def bend(folder: Path, neuron: int) -> Path:
+    """Give a neuron a bias in the LayerNorm behind every block that makes it the smallest of every token."""
+    import torch
+    from transformers import AutoModel, AutoModelForMaskedLM
+
+    config = (folder / "config.json").read_text(encoding="utf-8")
+    model: Any = (AutoModelForMaskedLM if "MaskedLM" in config else AutoModel).from_pretrained(folder)
+    with torch.no_grad():
+        for layer in model.base_model.encoder.layer:
+            layer.output.LayerNorm.bias[neuron] = -6
+    model.save_pretrained(folder)
+    return folder

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from families import make_checkpoint, masked_lm
+from families import bend, make_checkpoint, masked_lm
 from probing import WandbOptions
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
@@ -43,19 +42,6 @@ def corpus_file(place: Path, sentences: list[str]) -> Path:
     return place / "some.txt"
 
 
-def bend(folder: Path) -> Path:
-    """Give one neuron a bias in the LayerNorm behind every block that makes it the smallest of every token."""
-    from transformers import AutoModel, AutoModelForMaskedLM
-
-    config = (folder / "config.json").read_text(encoding="utf-8")
-    model: Any = (AutoModelForMaskedLM if "MaskedLM" in config else AutoModel).from_pretrained(folder)
-    with torch.no_grad():
-        for layer in model.base_model.encoder.layer:
-            layer.output.LayerNorm.bias[PLANTED] = -6
-    model.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("outliers")
@@ -63,7 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bent(place: Path, sentences: list[str]) -> Path:
-    return bend(make_checkpoint(place / "bent", "bert", sentences))
+    return bend(make_checkpoint(place / "bent", "bert", sentences), PLANTED)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +100,7 @@ def test_tables_figures_and_sentences_are_where_the_others_are(made: Result) -> 
 def test_a_model_with_its_head_is_read_by_the_loss_of_masked_words(
     place: Path, sentences: list[str], corpus_file: Path
 ) -> None:
-    folder = bend(masked_lm(place / "headed", "bert", sentences))
+    folder = bend(masked_lm(place / "headed", "bert", sentences), PLANTED)
     found = ablate(
         str(folder), 2, corpus=str(corpus_file), runs=str(place / "runs"), wandb=WandbOptions("disabled"),
         **LEAN,

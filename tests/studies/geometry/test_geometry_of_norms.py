@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from families import masked_lm
+from families import bend, masked_lm
 from probing import WandbOptions
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
@@ -45,19 +45,6 @@ def corpus_file(place: Path, sentences: list[str]) -> Path:
     return place / "some.txt"
 
 
-def bend(folder: Path) -> Path:
-    """Give one neuron a bias in the LayerNorm behind every block that makes it the smallest of every token."""
-    from transformers import AutoModel, AutoModelForMaskedLM
-
-    config = (folder / "config.json").read_text(encoding="utf-8")
-    model: Any = (AutoModelForMaskedLM if "MaskedLM" in config else AutoModel).from_pretrained(folder)
-    with torch.no_grad():
-        for layer in model.base_model.encoder.layer:
-            layer.output.LayerNorm.bias[PLANTED] = -6
-    model.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("inside")
@@ -67,7 +54,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bent(place: Path, sentences: list[str]) -> Path:
     from families import make_checkpoint
 
-    return bend(make_checkpoint(place / "bent", "bert", sentences))
+    return bend(make_checkpoint(place / "bent", "bert", sentences), PLANTED)
 
 
 @pytest.fixture(scope="module")
