@@ -58,7 +58,7 @@ def make_all(model: Path, corpus: Path, sentences: list[str], place: Path) -> Ki
     on: dict[str, Any] = {**quietly, "model": str(model), "corpus": str(corpus)}
     (place / "data").mkdir()
     bank, data = str(place / "data" / "bank.conllu"), place / "data"
-    Path(bank).write_text(treebank(sentences[:60]), encoding="utf-8")
+    Path(bank).write_text(treebank(sentences[:100]), encoding="utf-8")
     fits: dict[str, dict[str, Any]] = {
         "labels": {"corpus": bank, "task": "deprel", "task_args": {"min_count": 1}},
         "clipped": {"transform": "clip", "first_token": "exclude"},

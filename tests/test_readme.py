@@ -86,6 +86,17 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
     (tmp_path / "reviews.jsonl").write_text("".join(f"{json.dumps(review)}\n" for review in reviews), encoding="utf-8")
     ratings = ({"text": text, "label": len(text) / 10} for text in sentences)
     (tmp_path / "ratings.jsonl").write_text("".join(f"{json.dumps(rating)}\n" for rating in ratings), encoding="utf-8")
+    roles = ({"text": text, "targets": [{"span1": [i, i + 1], "label": str(i)} for i in (0, 1)]} for text in sentences)
+    (tmp_path / "roles.jsonl").write_text("".join(f"{json.dumps(role)}\n" for role in roles), encoding="utf-8")
+    numbers = (f"{text} {10 ** (i % 4) + i}\n" for i, text in enumerate(sentences))
+    (tmp_path / "numbers.txt").write_text("".join(numbers), encoding="utf-8")
+    changed = ({"sentence_good": text, "sentence_bad": text[1:], "phenomenon": "agreement"} for text in sentences)
+    (tmp_path / "blimp.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in changed), encoding="utf-8")
+    facts = (
+        {"masked_sentences": [f"The {word} is a [MASK]."], "sub_label": word, "obj_label": "probe"}
+        for word in ("token", "layer")
+    )
+    (tmp_path / "lama.jsonl").write_text("".join(f"{json.dumps(fact)}\n" for fact in facts), encoding="utf-8")
     own_task = next(code for language, code in code_blocks(ROOT / "docs" / "tasks.md") if language == "python")
     (tmp_path / "half.py").write_text(own_task, encoding="utf-8")
     (tmp_path / "mine.yaml").write_text("layer: 2\n", encoding="utf-8")

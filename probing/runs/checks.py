@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.cli.options import LARGEST
+from probing.cli.options import LARGEST, LAST_SEED
 from probing.models import is_site_of_run
 from probing.results import Row, Schema, Table, check_columns, without_nan
 from probing.runs.folder import reading
@@ -24,7 +25,6 @@ def leaves_out_first(config: Mapping[str, Any]) -> bool:
     return bool(config.get("first_token") == "exclude")
 
 
-_LARGEST = 2**63 - 1
 _OF_TRAINING = ("converged", "n_passes", "objective")
 # What each layer has in the same order, and whether each only once.
 _PARTS = {
@@ -39,8 +39,8 @@ _PARTS = {
 Holds = Callable[[Any], bool]
 
 
-def _whole(least: int) -> Holds:
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value
+def _whole(least: int, largest: float = math.inf) -> Holds:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= largest
 
 
 def _any_of(*values: Any) -> Holds:
@@ -56,7 +56,7 @@ def _text(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= max(_LARGEST, LARGEST)
+    return type(value) in (int, float) and abs(value) <= LARGEST
 
 
 def _yes_or_no(value: Any) -> bool:
@@ -91,7 +91,7 @@ _PROBE: Mapping[str, Holds] = {
 }  # fmt: skip
 _CONFIG: Mapping[str, Holds] = {
     "model": _text, "task": _text, "task_args": _mapping, "corpus": _text, "test_corpus": _or_none(_text),
-    "seed": _whole(0), "trainer": _mapping, "probe": _mapping,
+    "seed": _whole(0, LAST_SEED), "trainer": _mapping, "probe": _mapping,
 }  # fmt: skip
 # Also of a run whose model reads text.
 _CONFIG_OF_TEXT: Mapping[str, Holds] = {
@@ -168,8 +168,8 @@ def check_ranking(file: str, rows: Sequence[Row], layers: Sequence[int]) -> None
         raise ValueError(f"{file} has {len(rows)} rows for {len(layers)} layers")
 
 
-def check_parts(rows: Table, schema: Schema, layers: Sequence[int]) -> None:
-    """Raise `ValueError` unless a table has its columns and the same parts in each layer."""
+def check_parts(rows: Table, schema: Schema, layers: Sequence[int], classes: Sequence[int | str]) -> None:
+    """Raise `ValueError` unless a table has its columns and the same parts in each layer, and scores of all classes."""
     check_columns(rows, schema, finite=False)
     name, file = schema.name, f"{schema.name}.csv"
     column, is_once = _PARTS.get(name, ("layer", False))
@@ -181,6 +181,8 @@ def check_parts(rows: Table, schema: Schema, layers: Sequence[int]) -> None:
         or (is_once and len({*parts[layers[0]]}) < len(parts[layers[0]]))
     ):
         raise ValueError(f"{file} does not have each {column} of each layer")
+    if name == "class_scores" and {*parts[layers[0]]} != {*classes}:
+        raise ValueError(f"{file} does not have each class of the run")
     if name == "contexts" and any(row["end"] not in ("highest", "lowest") for row in rows):
         raise ValueError(f"{file} has an end that is neither highest nor lowest")
 

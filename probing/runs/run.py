@@ -171,8 +171,8 @@ class Run(Result):
             if (path := self.folder / f"{schema.name}.csv").exists():
                 with reading(self.folder):
                     rows = read_csv(path, schema)
-                    check_parts(rows, schema, self.layers)
                     rows = with_labels(rows, schema, self.results["classes"])
+                    check_parts(rows, schema, self.layers, self.results["classes"])
             self._others[schema.name] = rows
         return self._others[schema.name]
 

@@ -282,9 +282,7 @@ HEADS = Schema("heads", "with `--site attention`, a row per layer and head", (
 
 BASIS = Schema(
     "basis", "a row per layer and kind of contribution", (*LAYER, *BASIS_COLUMNS), optional=True,
-    needed=(
-        "layer", "first_10_share", "first_10_share_lowest", "first_10_share_highest", "n_above", "n_rotations",
-    ),
+    needed=("layer", *(column.name for column in BASIS_COLUMNS)),
 )  # fmt: skip
 
 BASES = Schema("bases", "with `--site sae:FOLDER`, a row per layer, basis and number of units", (

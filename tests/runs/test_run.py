@@ -427,6 +427,13 @@ def test_tensors_of_another_shape_or_without_numbers_are_refused(own: Path, numb
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+def test_scores_without_a_class_are_refused(own: Path) -> None:
+    edited(own / "class_scores.csv", lines(lambda rows: [row for row in rows if not row.startswith(("0,3,", "2,3,"))]))
+    with pytest.raises(UserError, match=r"class_scores.csv does not have each class of the run"):
+        _ = load_run(own).class_scores
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("name", ["results.json", "config.yaml", "neurons.csv", "probe.safetensors"])
 @pytest.mark.parametrize("what", ["folder", "link to itself", "pipe"])
 def test_what_is_no_file_is_refused_and_not_waited_for(own: Path, name: str, what: str) -> None:
@@ -473,9 +480,9 @@ def test_no_pipe_is_waited_for(few: Kinds, checkpoints: dict[str, Path], tmp_pat
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_contexts_are_of_one_end_of_a_neuron_or_the_other() -> None:
     row: dict[str, Any] = dict.fromkeys(CONTEXTS.needed, 1)
-    check_parts(Table({**row, "end": end} for end in ("highest", "lowest")), CONTEXTS, [1])
+    check_parts(Table({**row, "end": end} for end in ("highest", "lowest")), CONTEXTS, [1], [])
     with pytest.raises(ValueError, match=r"contexts\.csv has an end that is neither highest nor lowest"):
-        check_parts(Table([{**row, "end": "1_0"}]), CONTEXTS, [1])
+        check_parts(Table([{**row, "end": "1_0"}]), CONTEXTS, [1], [])
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
