@@ -76,27 +76,25 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
         write_wic(tmp_path / "wic", part_of_wic, word_pairs(n, n))
     write_sts(tmp_path / "sts", 10)
     (tmp_path / "glove.txt").write_text("the 1 2\ntoken 3 4\nlayer 2 0\n", encoding="utf-8")
-    (tmp_path / "minimal.tsv").write_text("The [MASK] reads.\tprobe\ttoken\tagreement\n", encoding="utf-8")
     pairs = zip(sentences[::2], sentences[1::2], strict=True)
     (tmp_path / "pairs.tsv").write_text("".join(f"{first}\t{second}\n" for first, second in pairs), encoding="utf-8")
     (tmp_path / "minimal.tsv").write_text("The [MASK] reads a layer.\tprobe\ttoken\tsubject\n", encoding="utf-8")
-    reviews = ({"text": text, "label": "LONG" if len(text) > 150 else "SHORT"} for text in sentences)
     lines = (f'"{text}",{"LONG" if len(text) > 150 else "SHORT"}\n' for text in sentences)
     (tmp_path / "reviews.csv").write_text("".join(["text,label\n", *lines]), encoding="utf-8")
-    (tmp_path / "reviews.jsonl").write_text("".join(f"{json.dumps(review)}\n" for review in reviews), encoding="utf-8")
-    ratings = ({"text": text, "label": len(text) / 10} for text in sentences)
-    (tmp_path / "ratings.jsonl").write_text("".join(f"{json.dumps(rating)}\n" for rating in ratings), encoding="utf-8")
-    roles = ({"text": text, "targets": [{"span1": [i, i + 1], "label": str(i)} for i in (0, 1)]} for text in sentences)
-    (tmp_path / "roles.jsonl").write_text("".join(f"{json.dumps(role)}\n" for role in roles), encoding="utf-8")
     numbers = (f"{text} {10 ** (i % 4) + i}\n" for i, text in enumerate(sentences))
     (tmp_path / "numbers.txt").write_text("".join(numbers), encoding="utf-8")
-    changed = ({"sentence_good": text, "sentence_bad": text[1:], "phenomenon": "agreement"} for text in sentences)
-    (tmp_path / "blimp.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in changed), encoding="utf-8")
-    facts = (
-        {"masked_sentences": [f"The {word} is a [MASK]."], "sub_label": word, "obj_label": "probe"}
-        for word in ("token", "layer")
-    )
-    (tmp_path / "lama.jsonl").write_text("".join(f"{json.dumps(fact)}\n" for fact in facts), encoding="utf-8")
+    fact = {"masked_sentences": ["The token is a [MASK]."], "sub_label": "token", "obj_label": "probe"}
+    rows: dict[str, list[dict[str, Any]]] = {
+        "reviews": [{"text": text, "label": "LONG" if len(text) > 150 else "SHORT"} for text in sentences],
+        "ratings": [{"text": text, "label": len(text) / 10} for text in sentences],
+        "roles": [
+            {"text": text, "targets": [{"span1": [i, i + 1], "label": str(i)} for i in (0, 1)]} for text in sentences
+        ],
+        "blimp": [{"sentence_good": text, "sentence_bad": text[1:], "phenomenon": "order"} for text in sentences],
+        "lama": [fact, {**fact, "obj_label": "layer"}],
+    }
+    for name, of in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in of), encoding="utf-8")
     own_task = next(code for language, code in code_blocks(ROOT / "docs" / "tasks.md") if language == "python")
     (tmp_path / "half.py").write_text(own_task, encoding="utf-8")
     (tmp_path / "mine.yaml").write_text("layer: 2\n", encoding="utf-8")

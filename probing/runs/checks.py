@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -39,7 +38,7 @@ _PARTS = {
 Holds = Callable[[Any], bool]
 
 
-def _whole(least: int, largest: float = math.inf) -> Holds:
+def _whole(least: int, largest: float = float("inf")) -> Holds:
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= largest
 
 
@@ -145,8 +144,7 @@ def check_tables(results: Mapping[str, Any], accuracy: Table, neurons: Table) ->
     if layers != sorted({layer for layer in layers if _whole(0)(layer)}):
         raise ValueError("accuracy.csv has layers twice, or not in order")
     fitted = results["layers"]
-    same = len(fitted) <= len(accuracy) and all(map(_is_same, fitted, accuracy))
-    if not same:
+    if len(fitted) > len(accuracy) or not all(map(_is_same, fitted, accuracy)):
         raise ValueError("accuracy.csv and results.json are not of one run")
     check_columns(neurons, NEURONS)
     check_ranking("neurons.csv", neurons, layers)
@@ -205,9 +203,8 @@ def check_tensors(folder: Path, results: Mapping[str, Any], accuracy: Sequence[R
         shapes, metadata = shapes_of(folder / f"{name}.safetensors")
         same = shapes[tensor] == expected and metadata.get("layers", layers) == layers
         file_classes = metadata.get("classes", classes)
-        if not same or (
-            file_classes != classes and {*file_classes} == {*classes}
-        ):  # labels may be renamed, not exchanged
+        are_exchanged = file_classes != classes and {*file_classes} == {*classes}  # labels may be renamed
+        if not same or are_exchanged:
             raise ValueError(f"neurons.csv and {name}.safetensors are not of one run")
 
 
