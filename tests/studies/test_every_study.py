@@ -119,6 +119,10 @@ class Made:
             "tuning-effect": lambda: (
                 [], {**usual, "run": str(self("finetune").folder), "measures": "states,special", "sentences": 40}
             ),
+            "triggers": lambda: (
+                [], {**usual, "run": str(self("finetune").folder), "length": 2, "candidates": 2, "rounds": 1,
+                     "draws": 2}
+            ),
             "checkpoints": lambda: (
                 [str(self("pretrain").folder / "checkpoints" / "*" / "step*")],
                 {**usual, "measures": "geometry", "corpus": corpus, "layer": 1},
