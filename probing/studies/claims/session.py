@@ -281,7 +281,7 @@ class _Planning:
             self.lacking[need.name] = need.lacking or self.lacking[str(gone)]
             return Planned(replace(need, lacking=self.lacking[need.name]), None)
         need = need.in_folders(self.folders)
-        if need.command == TUNING and need.has_separate_corpus:  # which is known by its fingerprint
+        if need.command in (TUNING, "fit") and need.has_separate_corpus:  # which is known by its fingerprint
             text = load_corpus(need.options["corpus"])
             fingerprint, need = text.fingerprint, replace(need, has_separate_corpus=False)
         elif need.is_of_run:
@@ -296,7 +296,13 @@ class _Planning:
             need = replace(need, options={**need.options, "name": folder.name})
         self.folders[need.name] = folder or self.place / str(need.options.get("name", need.name))
         self.texts[need.name] = text
-        return Planned(need, folder, *(self.costs.of(need, text) if self.costs and not folder else ()))
+        if folder or not self.costs:
+            return Planned(need, folder)
+        try:
+            return Planned(need, None, *self.costs.of(need, text))
+        except UserError as error:  # of a text that lacks what the run predicts
+            self.lacking[need.name] = as_clause(error)
+            return Planned(replace(need, lacking=self.lacking[need.name]), None)
 
     def _named(self, need: Need, fingerprint: str) -> Need:
         """Return a tuning with a name, by which other runs read it and a killed one is continued."""
