@@ -304,7 +304,7 @@ def test_a_finished_training_of_the_same_text_and_recipe_is_taken(tmp_path: Path
 # The commands of the runs of `bertology`.
 OF_BERTOLOGY: dict[str, Any] = {
     name: study_of(name).command
-    for name in ("fit", "attention", "ablate", "hierarchy", "cloze", "sts", "finetune")
+    for name in ("fit", "attention", "ablate", "hierarchy", "cloze", "sts", "finetune", "trees", "triggers")
 }  # fmt: skip
 USUAL = {name: defaults(function) for name, function in OF_BERTOLOGY.items()}
 SENTENCES = load_corpus(["one two three", "four five six"])
@@ -323,7 +323,7 @@ def of_bertology(
     """Return the planned runs of a model by their names."""
     of = read_paper("bertology", MEASURES)
     data = {"cloze": None if cloze_file is None else str(cloze_file), "sts": None if folder is None else str(folder)}
-    data |= {"untuned": None, "labels": None}
+    data |= {"untuned": None, "labels": None, "facts": None, "spans": None}
     made = plan(of, of.claims, {"m": str(model)}, UserInputs("text.conllu", data), text, USUAL, place, cache)
     return {one.need.name: one for one in made.models["m"]}
 
@@ -556,7 +556,7 @@ def test_another_tuning_is_not_taken(changed: dict[str, Any], is_taken: bool, mo
 
 def test_a_tuning_from_more_starts_serves_one_from_fewer(model: Path, tmp_path: Path) -> None:
     paper = read_paper("bertology", MEASURES)
-    data = {"labels": None, "untuned": None, "sts": None, "cloze": None}
+    data = {"labels": None, "untuned": None, "sts": None, "cloze": None, "facts": None, "spans": None}
     made = tuned_finished(tmp_path / "mine", model)
     claims = [claim for claim in paper.claims if claim.id == 32]
     found = plan(paper, claims, {"m": str(model)}, UserInputs("text.txt", data), TEXT, TUNED_USUAL, tmp_path).models[
