@@ -213,6 +213,23 @@ def test_words_pairs_and_decoders_are_misled_too(
     assert right / n == pytest.approx(of.tunings[0]["score"])
 
 
+def test_no_document_is_both_searched_and_reported(one_block: Path, tmp_path: Path) -> None:
+    lines = []
+    for i, text in enumerate(make_sentences(300, longest=6)):
+        lines += ["# newdoc"] * (i % 3 == 0)
+        words = enumerate(text.split(), 1)
+        lines += [*(f"{at}\t{word}\t_\t{'ABC'[len(word) % 3]}" + "\t_" * 6 for at, word in words), ""]
+    (tmp_path / "bank.conllu").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    options: dict[str, Any] = {"corpus": str(tmp_path / "bank.conllu"), "task": "upos", "tuning": {"epochs": 0}}
+    of = finetune(model=str(one_block), runs=str(tmp_path), **TUNED, **options)
+    attack = attack_on(of.folder, tmp_path)
+    documents = attack.report.examples.cluster_of_sentence()
+    searched, reported = (set(documents[[*half]].tolist()) for half in (attack.halves.search, attack.halves.report))
+    assert searched
+    assert reported
+    assert not searched & reported
+
+
 def test_results_repeat_and_are_read_again(made: Result, place: Path, tuned: Path) -> None:
     again = triggers(run=tuned, runs=str(place), name="again", **FEW)
     for name in ("triggers.csv", "trigger_texts.csv"):
