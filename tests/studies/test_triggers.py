@@ -154,15 +154,15 @@ def test_the_gradient_is_that_of_finite_differences_in_float64(tuned: Path, plac
         assert float(gradient[position, coordinate]) == pytest.approx(slope, rel=1e-4, abs=1e-7)
 
 
-def test_a_search_over_the_whole_vocabulary_finds_the_token_with_the_highest_loss(tuned: Path, place: Path) -> None:
+def test_a_search_over_the_whole_vocabulary_finds_the_token_with_the_lowest_accuracy(tuned: Path, place: Path) -> None:
     attack = attack_on(tuned, place, length=1, sentences=6)
     ids = attack.vocabulary.ids
     (found,) = attack.best(attack.search, ids[:1], len(ids), 1)
     texts, labels = searched_texts(attack, place)
-    losses = [
-        float(losses_of(attack, [f"{attack.vocabulary.text([i])} {text}" for text in texts], labels).sum()) for i in ids
-    ]
-    assert ids[int(np.argmax(losses))] == found
+    losses = [losses_of(attack, [f"{attack.vocabulary.text([i])} {text}" for text in texts], labels) for i in ids]
+    # Of two classes, a prediction is right if its loss is below log 2; of equally right tokens the loss decides.
+    order = [(int((of < np.log(2)).sum()), -float(of.sum())) for of in losses]
+    assert ids[order.index(min(order))] == found
 
 
 def test_triggers_are_made_of_words_that_can_be_typed(tuned: Path, place: Path) -> None:

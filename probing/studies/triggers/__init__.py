@@ -342,14 +342,19 @@ class Attack:
                 n += batch.n
         return sum(gradients[1:], gradients[0]) / n
 
+    def accuracy(self, side: Side, trigger: Sequence[int]) -> tuple[float, float]:
+        """Return the number of right predictions, and minus the loss, which decides between equal numbers."""
+        answers = self.answers(side, trigger)
+        return float(answers.right.sum()), -float(answers.loss.sum())
+
     def best(self, side: Side, start: Sequence[int], candidates: int, rounds: int) -> list[int]:
-        """Return the trigger with the highest loss that a search by coordinates finds (HotFlip; Wallace et al. 2019).
+        """Return the trigger with the lowest accuracy that a search by coordinates finds (Wallace et al. 2019).
 
         At each position in turn, the tokens that raise the loss most to first order, by the gradient in the vector of
-        the present token, are tried by forward passes, and the best replaces it if the loss rises. The search ends when
-        no position changes.
+        the present token (HotFlip), are tried by forward passes, and the best replaces it if accuracy falls. The search
+        ends when no position changes.
         """
-        trigger, loss, unchanged = [*start], self.answers(side, start).loss.sum(), 0
+        trigger, least, unchanged = [*start], self.accuracy(side, start), 0
         ids, table = self.vocabulary.ids, _table(self.module).weight
         for position in [*range(len(start))] * rounds:
             if unchanged == len(start):
@@ -357,12 +362,11 @@ class Attack:
             scores = table[[*ids]] @ self.gradient(side, trigger)[position]
             ranked = (ids[i] for i in scores.argsort(descending=True, stable=True).tolist())
             others = ([*trigger[:position], i, *trigger[position + 1 :]] for i in ranked if i != trigger[position])
-            tried = [*islice(filter(self.vocabulary.is_text, others), candidates)]
-            losses = [self.answers(side, other).loss.sum() for other in tried]
+            tried = islice(filter(self.vocabulary.is_text, others), candidates)
+            accuracy, other = min(((self.accuracy(side, other), other) for other in tried), default=(least, trigger))
             unchanged += 1
-            if losses and max(losses) > loss:
-                loss, unchanged = max(losses), 0
-                trigger = tried[losses.index(loss)]
+            if accuracy < least:
+                trigger, least, unchanged = other, accuracy, 0
         return trigger
 
 
