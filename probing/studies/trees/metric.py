@@ -32,7 +32,7 @@ TARGETS: tuple[Target, ...] = ("distance", "depth")
 TOLERANCE, MOST_ROUNDS = 1e-3, 200
 # Directions that an empty factor begins with, those that join it at a time, and iterations of L-BFGS between two
 # certificates.
-FIRST_DIRECTIONS, NEW_DIRECTIONS, ITERATIONS = 48, 16, 20
+FIRST_DIRECTIONS, NEW_DIRECTIONS, ITERATIONS = 48, 16, 15
 # Directions of the factor with a smaller share of the trace are dropped.
 NEGLIGIBLE = 1e-7
 # Share of the mean variance that is added to all variances where L-BFGS works in whitened coordinates, and share of the
