@@ -9,6 +9,7 @@ from typing import Literal
 from probing.errors import UserError
 from probing.text import Corpus
 from probing.text.columns import TARGETS, Target
+from probing.text.tables import word_characters
 from probing.text.tasks import Span, SpanTask
 
 
@@ -34,32 +35,9 @@ def targets_of(corpus: Corpus, n_spans: int) -> Iterator[tuple[int, Target]]:
             yield sentence, target
 
 
-def characters(words: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the characters of each word in the sentence: the words with single spaces, without empty words."""
-    ends, end = [], 0
-    for word in words:
-        begin = end + (end > 0)
-        end = begin + len(word) if word else end
-        ends.append((begin, end))
-    return ends
-
-
-def spans_of(corpus: Corpus, labelled: Iterator[tuple[int, Target]]) -> Iterator[Span]:
-    """Yield the spans of targets, which are in the order of sentences, with their characters."""
-    words, at, of_words = corpus.words or (), -1, []
-    for sentence, (first, second, label) in labelled:
-        if sentence != at:
-            at, of_words = sentence, characters(words[sentence])
-        place, other = (
-            None if span is None else (of_words[span[0]][0], of_words[span[1] - 1][1]) for span in (first, second)
-        )
-        assert place is not None
-        yield Span(sentence, *place, label, other)
-
-
 @dataclass(frozen=True)
 class Spans(SpanTask):
-    """The label of each span of words of a .jsonl file: `span1` of its `targets`."""
+    """The label of each span of words of a .jsonl file (`span1` of its `targets`) or of a folder of Holmes."""
 
     def column_of(self, corpus: Corpus) -> str | None:
         """Return the name of the column of spans."""
@@ -67,19 +45,22 @@ class Spans(SpanTask):
 
     def spans(self, corpus: Corpus) -> Sequence[Span]:
         """Return the spans of a corpus, each with its label."""
-        return [*spans_of(corpus, targets_of(corpus, self.n_spans))]
+        return [
+            Span(sentence, *target.first, target.label, target.second)
+            for sentence, target in targets_of(corpus, self.n_spans)
+        ]
 
 
 @dataclass(frozen=True)
 class SpanPairs(Spans):
-    """The label of each ordered pair of spans: `span1` and `span2` of a .jsonl file, or a head and its dependent.
+    """The label of each ordered pair of spans of a .jsonl file or a folder of Holmes, or of a head and its dependent.
 
     Args:
         min_count: Training pairs a label needs to be a class; by default 50, fewer on a small corpus (a twentieth of
             its training sentences), never under 5.
         pooling: Vector of each span: the mean or the maximum over its tokens.
-        of: What has the pairs: the targets of a .jsonl file, or the column deprel of a .conllu file. There, the first
-            span of a pair is a word's head, the second the word, and the label its relation; roots have no pair.
+        of: What has the pairs: the targets of a file or a folder, or the column deprel of a .conllu file. There, the
+            first span of a pair is a word's head, the second the word, and the label its relation; roots have no pair.
     """
 
     of: Literal["targets", "deprel"] = "targets"
@@ -92,11 +73,11 @@ class SpanPairs(Spans):
 
     def spans(self, corpus: Corpus) -> Sequence[Span]:
         """Return the pairs of a corpus, each with its label."""
-        return super().spans(corpus) if self.of == TARGETS else [*spans_of(corpus, arcs(corpus))]
+        return super().spans(corpus) if self.of == TARGETS else [*arcs(corpus)]
 
 
-def arcs(corpus: Corpus) -> Iterator[tuple[int, Target]]:
-    """Yield the sentence and the words of each arc of a treebank, the head first; arcs to the root are left out."""
+def arcs(corpus: Corpus) -> Iterator[Span]:
+    """Yield the head and the dependent of each arc of a treebank, in this order; arcs to the root are left out."""
     from probing.heads.syntax import arcs_of  # it imports torch, which a refused call does not wait for
 
     found = arcs_of(corpus)
@@ -105,6 +86,8 @@ def arcs(corpus: Corpus) -> Iterator[tuple[int, Target]]:
             f"`--corpus {corpus.name}` has no arc between two words (its column head is empty); give a treebank with "
             "dependency trees."
         )
+    of_words = [word_characters(words) for words in corpus.words or ()]
     columns = (found.sentences, found.heads, found.dependents, found.relations)
     for sentence, head, word, relation in zip(*(values.tolist() for values in columns), strict=True):
-        yield sentence, Target((head, head + 1), (word, word + 1), relation)
+        start, end = of_words[sentence][head]
+        yield Span(sentence, start, end, relation, of_words[sentence][word])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -307,6 +309,47 @@ def test_pairs_of_a_file_and_of_a_treebank_are_those_of_an_independent_reading(t
     assert independent[0] == (0, "n't", "Dogs", "nsubj:x")
 
 
+def holmes(folder: Path, rows: Sequence[tuple[Any, Any, Any, str]]) -> Path:
+    """Write a folder as Holmes lays it out, of inputs, contexts, labels and sets."""
+    (folder / "holmes").mkdir(exist_ok=True)
+    with (folder / "holmes" / "samples.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["", "id", "inputs", "context", "label", "set-0"])
+        writer.writerows([i, i, repr(inputs), repr(context), *rest] for i, (inputs, context, *rest) in enumerate(rows))
+    (folder / "holmes" / "config-none.yaml").write_text("probe_task_type: SENTENCE_TOKENS\nnum_inputs: 2\n")
+    return folder / "holmes"
+
+
+@pytest.mark.parametrize("n_spans", [1, 2])
+def test_spans_of_a_folder_of_holmes_are_those_of_an_independent_reading(n_spans: int, tmp_path: Path) -> None:
+    rows = []
+    for i, line in enumerate(roles(60)):
+        text = line["text"].replace(" ", "  " if i % 2 else " ")
+        words = [(match[0], 0, *match.span()) for match in re.finditer(r"\S+", text)]
+        for k in range(3):
+            side = ("train", "dev", "test")[i % 3] if i != 3 or k else "test"
+            rows.append(((words[k], words[k + 2])[:n_spans], [text], k, side))
+    corpus = load_corpus(str(holmes(tmp_path, rows)), column_of=None)
+    # One of the three rows of the fourth text, of training, is tested on; then the others are left out.
+    independent = [
+        (text.split()[k], text.split()[k + 2] if n_spans == 2 else "", str(k), side)
+        for i, (_, (text,), k, side) in enumerate(rows)
+        if i not in (10, 11)
+    ]
+    task = (Spans(), SpanPairs())[n_spans - 1]
+    sides = ["dev" if side == "validation" else side for side in splits_of(corpus, 0)]
+    assert [(*found[1:], sides[found[0]]) for found in texts_of(task, corpus)] == independent
+    assert "2 rows are left out" in corpus.reading
+    labelled = label_sides(
+        [make_store(tmp_path / "store", [np.ones((len(tokens_of(corpus.sentences).input_ids), 4), np.float32)],
+                    tokens_of(corpus.sentences))], [corpus], [splits_of(corpus, 0)], replace(task, min_count=1),
+    )  # fmt: skip
+    counts = Counter(side for *_, side in independent)
+    assert [labelled.train.n_tokens, labelled.validation.n_tokens, labelled.test.n_tokens] == (
+        [counts["train"], counts["dev"], counts["test"]]
+    )
+
+
 def texts_of(task: SpanTask, corpus: Corpus) -> list[tuple[int, str, str, Any]]:
     """Return the sentence, the text of both spans and the label of each pair."""
     pairs = [(span, corpus.sentences[span.sentence], span.second or (0, 0)) for span in task.spans(corpus)]
@@ -499,6 +542,12 @@ def naive_contributions(run: Any) -> None:
         (BANK.replace("\t3\taux", "\t9\taux"), {"of": "deprel"}, "word 2 of the sentence .* has the head `9`"),
         (BANK, {}, "has no targets, whose spans the task reads; .* `--task_args.of deprel`"),
         (BANK, {"of": "heads"}, "task_args.of"),
+        ((["a whole text"], "", 1, "train"), {}, "line 2 of samples.csv: expected one or two spans"),
+        (([("a", 0, 0, 9)], ["a dog"], 1, "train"), {}, "line 2 of samples.csv: expected one or two spans"),
+        (([("a", 0, 0, 1, 0), ("dog", 0, 2, 5, 0)], ["a dog"], 1, "train"), {}, "one or two spans of one text"),
+        (([("a", 0, 0, 1), ("dog", 1, 2, 5)], ["a dog", "a dog"], 1, "dev"), {}, "one or two spans of one text"),
+        (([("a", 0, 0, 1)], ["a dog"], 1, "all"), {}, "expected a label, and train, dev or test as set-0"),
+        (([("a", 0, 0, 1)], ["a dog"], 1, "test"), {}, r"has a target without a second span \(span2\)"),
         (BANK, {"of": "deprel", "site": "attention"}, "`--site attention`: the task reads the vectors of two spans"),
     ],
 )  # fmt: skip
@@ -508,6 +557,8 @@ def test_bad_pairs_are_refused_in_one_sentence(
     path = tmp_path / "bank.conllu"
     if isinstance(content, str):
         path.write_text(content, encoding="utf-8")
+    elif isinstance(content, tuple):
+        path = holmes(tmp_path, [content])
     else:
         path = jiant(tmp_path, [{"text": "the dog barks", "targets": [content]}])
     task_args = {name: value for name, value in options.items() if name != "site"}
