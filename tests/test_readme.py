@@ -84,7 +84,7 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
     numbers = (f"{text} {10 ** (i % 4) + i}\n" for i, text in enumerate(sentences))
     (tmp_path / "numbers.txt").write_text("".join(numbers), encoding="utf-8")
     fact = {"masked_sentences": ["The token is a [MASK]."], "sub_label": "token", "obj_label": "probe"}
-    rows: dict[str, list[dict[str, Any]]] = {
+    of_files: dict[str, list[dict[str, Any]]] = {
         "reviews": [{"text": text, "label": "LONG" if len(text) > 150 else "SHORT"} for text in sentences],
         "ratings": [{"text": text, "label": len(text) / 10} for text in sentences],
         "roles": [
@@ -93,7 +93,7 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
         "blimp": [{"sentence_good": text, "sentence_bad": text[1:], "phenomenon": "order"} for text in sentences],
         "lama": [fact, {**fact, "obj_label": "layer"}],
     }
-    for name, of in rows.items():
+    for name, of in of_files.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in of), encoding="utf-8")
     own_task = next(code for language, code in code_blocks(ROOT / "docs" / "tasks.md") if language == "python")
     (tmp_path / "half.py").write_text(own_task, encoding="utf-8")

@@ -66,7 +66,7 @@ class Words(NamedTuple):
 
 
 def pool_words(hidden_states: Sequence[Tensor], words: NDArray[np.integer], sentences: NDArray[np.integer]) -> Words:
-    """Return the mean of each word's activations over its pieces.
+    """Return the mean over word pieces of each word's activations.
 
     Args:
         hidden_states: Hidden states of one or more layers, each of shape (n_tokens, d_model); they are not changed.

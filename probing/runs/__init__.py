@@ -99,8 +99,7 @@ class Result:
     def drawings(self, name: str = "") -> Drawings:
         """Return what draws each figure, or the figure of a name, by name; errors as `plot`."""
         with reading(self.folder):
-            charts = chart_drawings(Chart.with_values(self.study.charts(self)), self.study.figure_prefix(self))
-            drawings = {**charts, **self.study.drawings(self)}
+            drawings = self.study.all_drawings(self)
         if not name:
             return drawings
         if name not in drawings:
@@ -216,6 +215,11 @@ class Study:
     def drawings(self, result: Result) -> Drawings:
         """Return what draws the figures of the tables that are no line charts, by name; none by default."""
         return {}
+
+    def all_drawings(self, result: Result) -> Drawings:
+        """Return what draws each figure: the charts that have values, and what is no line chart."""
+        charts = chart_drawings(Chart.with_values(self.charts(result)), self.figure_prefix(result))
+        return {**charts, **self.drawings(result)}
 
     def maps(self, result: Result) -> Iterable[Html]:
         """Return the maps of the page, which are no line charts; none by default."""

@@ -35,12 +35,12 @@ from probing.tables.figures import (
     Line,
     Panel,
     by_count,
+    chart_drawings,
     drawing,
     error_bars,
     forms_of,
     panels,
     with_lines,
-    write_charts,
     write_drawings,
 )
 from probing.tables.probes import confusion_shares
@@ -98,8 +98,8 @@ def write_figures(
     formats: Sequence[str] = USUAL,
 ) -> list[Path]:
     """Draw a run's figures in each format and return the paths of the files; `tables` has the run's tables by name."""
-    written = write_charts(folder, run_charts(tables, task), model, formats)
-    return written + write_drawings(folder, run_drawings(tables, task, model), formats)
+    charts = chart_drawings(run_charts(tables, task), model)
+    return write_drawings(folder, {**charts, **run_drawings(tables, task, model)}, formats)
 
 
 def run_charts(tables: Mapping[str, Sequence[Row]], task: str) -> list[Chart]:

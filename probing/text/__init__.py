@@ -77,7 +77,7 @@ def _is_punctuation(letter: str) -> bool:
 
 
 def assign_splits(sentences: Sequence[str], seed: int, documents: Sequence[int] | None = None) -> list[Split]:
-    """Assign each sentence, or each document as a whole, to a side of the split by a hash salted with `seed`.
+    """Split by sentence, or by document if `documents` are given: assign each to a side by a hash salted with `seed`.
 
     Sentences that differ only in case, punctuation or signs are on the same side. A sentence keeps its side when the
     corpus grows or is reordered; so does a document, whose hash is the hash of its first sentence, unless that sentence

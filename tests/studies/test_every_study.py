@@ -156,6 +156,7 @@ def test_results_are_opened_shown_and_reported_alike(name: str, made: Made) -> N
         assert isinstance(table, Table)
         assert len(table.to_pandas()) == len(table)
         assert not isinstance(one.results.get(of), list) or name == "fit"  # tables are not repeated
+    assert {path.stem for path in (one.folder / "figures").glob("*.png")} == {*opened.drawings()}
     assert opened.tables()
     assert repr(opened).endswith(str(opened.folder))
     assert all(isinstance(line, str) and line for line in opened.conclusions())

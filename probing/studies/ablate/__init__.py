@@ -53,7 +53,7 @@ from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import stage
 from probing.studies.ablate import neuron_tables, tables
-from probing.tables.figures import Chart
+from probing.tables.figures import Chart, Drawings
 from probing.text import GroupBy, read_corpora, read_couples
 from probing.text.tasks import short_name
 
@@ -240,7 +240,7 @@ def _ablate_units(call: Call, tokenizer: Any) -> Result | None:
 
         def measure(_: Path) -> Measurements:
             results = survey(setup, stores, ablation)
-            return study_output(results, stores, files.short_name, tuned)
+            return study_output(results, stores, tuned)
 
         return call.write(files, measure)
 
@@ -616,11 +616,7 @@ def _ablate_outliers(call: Call, tokenizer: Any) -> Result | None:
                 "cache": {"measured": origin(stores[0]), "fitted": origin(stores[-1])},
                 "outliers": {str(layer): neurons for layer, neurons in outliers.items()},
             }
-
-            def draw(folder: Path, formats: Any) -> list[Path]:
-                return neuron_tables.write_outlier_figure(folder, rows, model.short_name, formats)
-
-            return Measurements({"interventions": rows}, results, draw=draw)
+            return Measurements({"interventions": rows}, results)
 
         return call.write(model, measure)
 
@@ -647,6 +643,13 @@ class Ablate(Study):
     def charts(self, result: Result) -> list[Chart]:
         """Return the effects of layers, the curves of pruning, and those of the number of neurons."""
         return [*tables.charts(result.by_name), *neuron_tables.charts(result.neuron_interventions)]
+
+    def drawings(self, result: Result) -> Drawings:
+        """Return the maps of heads, and the effects of outliers."""
+        from probing.studies.ablate.survey import head_maps
+
+        model = self.figure_prefix(result)
+        return {**head_maps(result.ablated, model), **neuron_tables.drawings(result.interventions, model)}
 
     def conclusions(self, result: Result) -> list[str]:
         """Return the conclusions, a sentence for each question."""
