@@ -221,6 +221,10 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
         args = ["2" if arg == "3" else arg for arg in args]
         wandb = probing.WandbOptions(mode="disabled")
         probing.fit(model=str(toy), corpus="train.conllu", task="upos", name="upos", quiet=True, wandb=wandb, **BARE)
+    elif "runs/tuned" in args:
+        few: Any = {"quiet": True, "wandb": probing.WandbOptions(mode="disabled"), "tuning": {"epochs": 1}}
+        probing.finetune(model=str(toy), corpus="reviews.csv", name="tuned", seeds=1, orders=1, **few)
+        args += ["--candidates", "2", "--shuffles", "1", "--draws", "2"]
     elif "runs/heads" in args:
         probing.attention(model=str(toy), corpus="sentences.txt", parts="classes", name="heads", quiet=True)
     elif args[0] == "compare":

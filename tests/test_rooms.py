@@ -82,7 +82,8 @@ FLOORS = (
     {"exports"},
     {"studies"},  # all studies but those below
     # Studies of the runs of others, the commands that are no studies, and what measures inside a training.
-    {"studies.claims", "studies.compare", "studies.checkpoints", "studies.sweep", "commands", "callbacks"},
+    {"studies.claims", "studies.compare", "studies.checkpoints", "studies.sweep", "studies.triggers", "commands",
+     "callbacks"},
     # A study that measures the checkpoints of a run as `checkpoints` does those of a training.
     {"studies.tuning_effect"},
 )  # fmt: skip

@@ -37,7 +37,8 @@ class Result:
     Args:
         study: The study, which defines the meaning of the tables.
         folder: Folder of the results.
-        config: The resolved configuration, without the name.
+        config: The resolved configuration, without the name; with the model that the results name, if a command takes
+            none.
         results: The content of `results.json`.
         by_name: The tables by their names.
     """
@@ -48,7 +49,9 @@ class Result:
     def __init__(
         self, study: Study, folder: Path, config: dict[str, Any], results: dict[str, Any], by_name: Mapping[str, Table]
     ) -> None:
-        self.study, self.folder, self.config, self.results = study, folder, config, results
+        named = results.get("model", results.get("start"))
+        read = {"model": named["name"]} if isinstance(named, Mapping) and "model" not in config else {}
+        self.study, self.folder, self.config, self.results = study, folder, {**config, **read}, results
         self.by_name: dict[str, Table] = {schema.name: Table((), schema) for schema in study.schemas} | dict(by_name)
 
     def __getattr__(self, name: str) -> Table:

@@ -75,12 +75,13 @@ def places(cache: str | None, runs: str, name: str | None) -> tuple[Path, Path]:
 
 
 def save_input_text(config: dict[str, Any], model: str, folder: RunFolder) -> list[Path]:
-    """Replace objects in the configuration by text: the model's name, and files for lists of sentences; return these.
+    """Replace objects in the configuration by text: an option's model, and files for lists of sentences; return these.
 
     If the files cannot be written, the run's folder is removed and `UserError` raised.
     """
     files = []
-    config["model"] = model
+    if "model" in config:
+        config["model"] = model
     for option in ("corpus", "test_corpus", "fit_corpus"):
         if isinstance(sentences := config.get(option), list):
             files.append(folder.path / f"{option}.txt")
