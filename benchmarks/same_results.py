@@ -90,6 +90,7 @@ tuned finetune {_BERT} --corpus data/labelled.csv --seeds 1 --orders 2 --starts 
 recipe finetune {_BERT} --corpus data/labelled.csv --seeds 1 --orders 2 --starts pretrained --tuning.epochs 2
 head ablate --readouts tuned=runs/tuned --units layers --kinds zero --retrain 0
 recipes compare runs/tuned runs/recipe
+misled triggers --run runs/tuned --length 2 --candidates 3 --rounds 1 --draws 3
 changed tuning-effect --run runs/tuned --sentences 60 --measures maps,states,position,outliers,special
 senses wic data/wic {_BERT}
 similarity sts data/sts {_BERT} --pooling all

@@ -63,6 +63,7 @@ From their docstrings; `help(probing.fit)` shows the same.
 ::: probing.trees
 
 ::: probing.tuning_effect
+::: probing.triggers
 ::: probing.checkpoints
 ::: probing.hierarchy
 ::: probing.cloze

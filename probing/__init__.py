@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from probing.studies.similarity import wic as wic
     from probing.studies.sweep import sweep as sweep
     from probing.studies.trees import trees as trees
+    from probing.studies.triggers import triggers as triggers
     from probing.studies.tuning_effect import tuning_effect as tuning_effect
     from probing.tables.figures import Chart as Chart
     from probing.tables.figures import Line as Line
@@ -121,6 +122,7 @@ STUDIES.update({
     "pretrain": "probing.studies.pretrain:STUDY",
     "finetune": "probing.studies.finetune:STUDY",
     "tuning-effect": "probing.studies.tuning_effect:STUDY",
+    "triggers": "probing.studies.triggers:STUDY",
     "checkpoints": "probing.studies.checkpoints:STUDY",
     "wic": "probing.studies.similarity:WIC_STUDY",
     "sts": "probing.studies.similarity:STS_STUDY",

@@ -566,6 +566,11 @@ def bertology_runs_of(true: bool) -> Mapping[str, Any]:
         "positions": _fit([1.0, 1.0, 0.99, 0.98] + [0.9 - 0.05 * k for k in range(9)] if true else [0.3] * 12 + [0.9]),
         "parts_of_speech": _fit(_curve(5, 0.7) if true else _curve(11, 0.7)),
         "relations": _fit(_curve(8, 0.5) if true else _curve(2, 0.5)),
+        "structural": results_of("trees", Path("trees"), {}, {}, Table(_structural(true)), Table()),
+        "spans": Run(Path("spans"), {}, {}, Table(_spans(true)), Table()),
+        "numerals": _fit_of_numbers(0.8 if true else 0.3),
+        "numerals_above": _fit_of_numbers(0.1 if true else 0.9),
+        "facts": results_of("cloze", Path("facts"), {}, {}, fact_relations=Table(_facts(true))),
         "attention": results_of("attention", 
             Path("attention"), {}, {}, heads=Table(_near_words(true)), attention_layers=Table(_attended_tokens(true)),
             relations=Table(_syntax(true)), trees=Table(_trees(true)), similarity=Table(_alike(true)),
@@ -576,8 +581,38 @@ def bertology_runs_of(true: bool) -> Mapping[str, Any]:
         "ablated": _ablated("position", true),
         "ablated_words": _ablated("mlm", true),
         "change": attention_runs_of(true)["change"],
+        "misled": results_of("triggers", Path("misled"), {}, {}, triggers=Table(_triggers(true))),
         **tuned_runs_of(true),
     }  # fmt: skip
+
+
+def _structural(true: bool) -> Iterator[Row]:
+    """Yield the edges that are recovered, most in a middle layer or in the last; without training all alike."""
+    for condition, shares in (("model", _curve(6 if true else 12, 0.5)), ("untrained", [0.3] * (N_LAYERS + 1))):
+        for layer, share in enumerate(shares):
+            yield {"condition": condition, "layer": layer, **_named("uuas", share, 0.005)}
+
+
+def _spans(true: bool) -> Iterator[Row]:
+    for layer in range(N_LAYERS + 1):
+        lead, untrained = (0.02 * layer, 0.5) if true else (-0.1, 0.7)
+        yield {"layer": layer, "accuracy": 0.6 + lead, "token_accuracy": 0.6, "untrained_accuracy": untrained,
+               "above_token_low": lead - 0.01, "above_token_high": lead + 0.01}  # fmt: skip
+
+
+def _fit_of_numbers(r2: float) -> Run:
+    return Run(Path("numerals"), {}, {}, Table([{"layer": layer, **_named("r2", r2)} for layer in range(3)]), Table())
+
+
+def _facts(true: bool) -> Iterator[Row]:
+    gain = 0.3 if true else -0.1
+    yield {"relation": "all", **_named("above_without_subject", gain), **_named("above_most_frequent", gain)}
+
+
+def _triggers(true: bool) -> Iterator[Row]:
+    for checkpoint, fall in (("pretrained-seed0-order0", 0.4 if true else -0.1), ("pretrained-seed1-order0", 0.01)):
+        yield {"checkpoint": checkpoint, "condition": "found", **_named("fall", fall)}
+        yield {"checkpoint": checkpoint, "condition": "random", "p_value": 0.048 if true else 0.5}
 
 
 def _named(column: str, value: float, half: float = 0.01) -> Row:

@@ -84,7 +84,7 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
     numbers = (f"{text} {10 ** (i % 4) + i}\n" for i, text in enumerate(sentences))
     (tmp_path / "numbers.txt").write_text("".join(numbers), encoding="utf-8")
     fact = {"masked_sentences": ["The token is a [MASK]."], "sub_label": "token", "obj_label": "probe"}
-    rows: dict[str, list[dict[str, Any]]] = {
+    of_files: dict[str, list[dict[str, Any]]] = {
         "reviews": [{"text": text, "label": "LONG" if len(text) > 150 else "SHORT"} for text in sentences],
         "ratings": [{"text": text, "label": len(text) / 10} for text in sentences],
         "roles": [
@@ -93,7 +93,7 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
         "blimp": [{"sentence_good": text, "sentence_bad": text[1:], "phenomenon": "order"} for text in sentences],
         "lama": [fact, {**fact, "obj_label": "layer"}],
     }
-    for name, of in rows.items():
+    for name, of in of_files.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in of), encoding="utf-8")
     own_task = next(code for language, code in code_blocks(ROOT / "docs" / "tasks.md") if language == "python")
     (tmp_path / "half.py").write_text(own_task, encoding="utf-8")
@@ -126,7 +126,7 @@ def _length(form: str) -> str:
 
 
 def _word(index: int, form: str) -> str:
-    tree = [str(index - 1), "dep" if index > 1 else "root"]
+    tree = [str(index - 1), ("dep", "nmod")[index % 2] if index > 1 else "root"]
     return "\t".join([str(index), form, form, _length(form), "_", "_", *tree, "_", "_"]) + "\n"
 
 
@@ -221,6 +221,10 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
         args = ["2" if arg == "3" else arg for arg in args]
         wandb = probing.WandbOptions(mode="disabled")
         probing.fit(model=str(toy), corpus="train.conllu", task="upos", name="upos", quiet=True, wandb=wandb, **BARE)
+    elif "runs/tuned" in args:
+        few: Any = {"quiet": True, "wandb": probing.WandbOptions(mode="disabled"), "tuning": {"epochs": 1}}
+        probing.finetune(model=str(toy), corpus="reviews.csv", name="tuned", seeds=1, orders=1, **few)
+        args += ["--candidates", "2", "--shuffles", "1", "--draws", "2"]
     elif "runs/heads" in args:
         probing.attention(model=str(toy), corpus="sentences.txt", parts="classes", name="heads", quiet=True)
     elif args[0] == "compare":

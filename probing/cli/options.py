@@ -677,7 +677,7 @@ HELP_GROUPS = {
     ),
     _MEASURED: (),
     "how much evidence": (
-        "controls", "replicates", "rotations", "mdl", "draws", "null_draws", "seeds", "orders", "retrain",
+        "controls", "replicates", "rotations", "mdl", "draws", "null_draws", "shuffles", "seeds", "orders", "retrain",
     ),
     "how it is computed": ("seed", "trainer", "cache"),
     "where results go": ("runs", "output", "title", "model_name", "only", "figure_format", "verbose", "quiet"),

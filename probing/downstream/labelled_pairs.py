@@ -17,6 +17,7 @@ from scipy.sparse.csgraph import connected_components
 from probing.downstream import READABLE as STS_READABLE
 from probing.downstream import SICK, PairFiles, SentencePairs, read_sts
 from probing.errors import UserError
+from probing.runs.loading import Tuned
 from probing.text import (
     Corpus,
     GroupBy,
@@ -25,6 +26,7 @@ from probing.text import (
     divided,
     from_pairs,
     from_words,
+    read_corpora,
     split_key,
     splits_by_document,
     splits_of,
@@ -416,6 +418,29 @@ def pair_text(
         n = len(set(corpora[0].documents or ()))
         say(f"{source}: pairs that share a sentence are on the same side of the split ({n:,} groups)")
     return PairText(corpora, splits, n_sharing)
+
+
+def text_of_tuned(
+    tuned: Tuned, config: Mapping[str, Any], say: Callable[[str], None]
+) -> tuple[Sequence[Corpus], Sequence[Sequence[Split]]]:
+    """Return the corpora of a tuned model, of sentences or pairs, and the split of each; see `read_as_tuned`.
+
+    Raises:
+        UserError: If the pairs at the places that `config` names are others than those of the run.
+    """
+    corpus, test_corpus, seed = config["corpus"], config["test_corpus"], tuned.config["seed"]
+    if not tuned.are_pairs:
+        return read_corpora(corpus, test_corpus, seed, say, tuned.split_by)
+    parts = read_parts(corpus, "--corpus", say)
+    other = None if test_corpus is None else (test_corpus, read_parts(test_corpus, "--test_corpus", say))
+    pairs = pair_text(corpus, parts, other, seed, tuned.split_by, say)
+    prints = [text["fingerprint"] for text in tuned.results["corpora"].values()]
+    if [text.fingerprint for text in pairs.corpora] != prints:
+        raise UserError(
+            f"`{tuned.flag_text}`: the pairs at `{corpus}` are others than those that the run read; give their folder "
+            "or file with --corpus, or repeat the run."
+        )
+    return pairs.corpora, pairs.splits
 
 
 def _test_part(

@@ -37,7 +37,8 @@ class Result:
     Args:
         study: The study, which defines the meaning of the tables.
         folder: Folder of the results.
-        config: The resolved configuration, without the name.
+        config: The resolved configuration, without the name; with the model that the results name, if a command takes
+            none.
         results: The content of `results.json`.
         by_name: The tables by their names.
     """
@@ -48,7 +49,9 @@ class Result:
     def __init__(
         self, study: Study, folder: Path, config: dict[str, Any], results: dict[str, Any], by_name: Mapping[str, Table]
     ) -> None:
-        self.study, self.folder, self.config, self.results = study, folder, config, results
+        named = results.get("model", results.get("start"))
+        read = {"model": named["name"]} if isinstance(named, Mapping) and "model" not in config else {}
+        self.study, self.folder, self.config, self.results = study, folder, {**config, **read}, results
         self.by_name: dict[str, Table] = {schema.name: Table((), schema) for schema in study.schemas} | dict(by_name)
 
     def __getattr__(self, name: str) -> Table:
@@ -99,8 +102,7 @@ class Result:
     def drawings(self, name: str = "") -> Drawings:
         """Return what draws each figure, or the figure of a name, by name; errors as `plot`."""
         with reading(self.folder):
-            charts = chart_drawings(Chart.with_values(self.study.charts(self)), self.study.figure_prefix(self))
-            drawings = {**charts, **self.study.drawings(self)}
+            drawings = self.study.all_drawings(self)
         if not name:
             return drawings
         if name not in drawings:
@@ -217,6 +219,11 @@ class Study:
         """Return what draws the figures of the tables that are no line charts, by name; none by default."""
         return {}
 
+    def all_drawings(self, result: Result) -> Drawings:
+        """Return what draws each figure: the charts that have values, and what is no line chart."""
+        charts = chart_drawings(Chart.with_values(self.charts(result)), self.figure_prefix(result))
+        return {**charts, **self.drawings(result)}
+
     def maps(self, result: Result) -> Iterable[Html]:
         """Return the maps of the page, which are no line charts; none by default."""
         return []
@@ -251,13 +258,9 @@ class Study:
         return f"{self.title}: {result.folder.name}"
 
     def section(self, result: Result, place: SectionPlace) -> Html:
-        """Return the section of a page: by default sentences, maps, charts, tables and, folded, more.
-
-        One layer alone has no chart by layer.
-        """
+        """Return the section of a page: by default sentences, maps, charts, tables and, folded, more."""
         draw = load(ACTIONS["chart_html"])
-        of_layers = (chart for chart in Chart.with_values(self.charts(result)) if not chart.is_of_one_layer)
-        charts = [figure for chart in of_layers for figure in draw(chart)]
+        charts = [figure for chart in Chart.with_values(self.charts(result)) for figure in draw(chart)]
         return section_of(
             result, place.anchor, *self.maps(result), *charts, *framed(result.tables()),
             *folded(self.more_tables(result)),

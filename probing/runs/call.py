@@ -20,7 +20,7 @@ from probing.runs.folder import ResumableFolder, RunFolder, check_name
 from probing.runtime import Stopwatch, logger_problems, terminal, versions
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import BRIEF, expect, messages, stage
-from probing.tables.figures import Chart, write_charts, write_drawings
+from probing.tables.figures import write_drawings
 from probing.tracking import Tracker, resolve_mode
 
 if TYPE_CHECKING:
@@ -75,12 +75,13 @@ def places(cache: str | None, runs: str, name: str | None) -> tuple[Path, Path]:
 
 
 def save_input_text(config: dict[str, Any], model: str, folder: RunFolder) -> list[Path]:
-    """Replace objects in the configuration by text: the model's name, and files for lists of sentences; return these.
+    """Replace objects in the configuration by text: an option's model, and files for lists of sentences; return these.
 
     If the files cannot be written, the run's folder is removed and `UserError` raised.
     """
     files = []
-    config["model"] = model
+    if "model" in config:
+        config["model"] = model
     for option in ("corpus", "test_corpus", "fit_corpus"):
         if isinstance(sentences := config.get(option), list):
             files.append(folder.path / f"{option}.txt")
@@ -157,7 +158,6 @@ class Measurements:
         results: Further entries of `results.json`: plain values.
         curves: Rows for the curves of W&B, for each layer or value of `axis`.
         axis: The column over which the curves are drawn.
-        draw: Draws the figures into a folder, in the formats given, and returns their paths.
         write: Writes other files into the folder of the results, and returns their paths.
         is_timed: Whether `results.json` has the times of the stages. It has none where a run that was killed and
             continued must end in the same bytes as an uninterrupted run.
@@ -167,7 +167,6 @@ class Measurements:
     results: Mapping[str, Any] = field(default_factory=dict)
     curves: Sequence[Row] = ()
     axis: str = "layer"
-    draw: Callable[[Path, Sequence[str]], list[Path]] | None = None
     write: Callable[[Path], list[Path]] | None = None
     is_timed: bool = True
 
@@ -326,8 +325,4 @@ class Call:
         files += output.write(folder) if output.write else []
         formats = figure_formats(self.config.get("figure_format", FIGURE_FORMAT))
         result = Result(self.study, folder, self.config, dict(output.results), tables)
-        figures = write_charts(
-            folder / "figures", Chart.with_values(self.study.charts(result)), self.study.figure_prefix(result), formats
-        )
-        figures += write_drawings(folder / "figures", self.study.drawings(result), formats)
-        return files, figures + (output.draw(folder / "figures", formats) if output.draw else [])
+        return files, write_drawings(folder / "figures", self.study.all_drawings(result), formats)

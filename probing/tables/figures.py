@@ -272,10 +272,13 @@ def _show_as_written(figure: Figure) -> None:
             text.set_parse_math(False)
 
 
-def write_drawings(
-    folder: Path, drawings: Mapping[str, Callable[[Figure], None]], formats: Sequence[str] = USUAL
-) -> list[Path]:
+Drawings = Mapping[str, Callable[["Figure"], None]]
+
+
+def write_drawings(folder: Path, drawings: Drawings, formats: Sequence[str] = USUAL) -> list[Path]:
     """Draw figures by name, each in some formats, and return the paths of the files."""
+    if drawings:
+        folder.mkdir(exist_ok=True)
     paths = [folder / name for name in drawings]
     for path, draw in zip(paths, drawings.values(), strict=True):
         with drawing(path.with_suffix(".png"), formats) as figure:
@@ -541,25 +544,8 @@ def with_lines(charts: Sequence[Chart]) -> list[Chart]:
     return [chart for chart in drawn if chart.panels]
 
 
-def write_charts(folder: Path, charts: Sequence[Chart], prefix: str, formats: Sequence[str] = USUAL) -> list[Path]:
-    """Draw charts, each in some formats, and return the paths of the files.
-
-    Args:
-        folder: Folder of the figures.
-        charts: The charts.
-        prefix: Beginning of the titles, such as the model's name; may be empty.
-        formats: Formats of the files.
-    """
-    if charts:
-        folder.mkdir(exist_ok=True)
-    return write_drawings(folder, chart_drawings(charts, prefix), formats)
-
-
-Drawings = Mapping[str, Callable[["Figure"], None]]
-
-
 def chart_drawings(charts: Sequence[Chart], prefix: str) -> Drawings:
-    """Return what draws each chart, by its name; `prefix` is as in `write_charts`."""
+    """Return what draws each chart, by its name; titles begin with `prefix`, such as the model's name, if any."""
     return {chart.name: partial(_draw_chart, chart=chart, prefix=prefix) for chart in charts}
 
 

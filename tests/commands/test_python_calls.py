@@ -329,9 +329,9 @@ FIGURE_FORMAT_NO_WANDB = {"mode": "disabled"}
 # What the commands that draw take beside the option, to be refused for nothing else.
 DRAWING = {
     "fit": [], "rank": ["no-run"], "compare": ["a", "b"], "sweep": [str(ROOT / "conf" / "sweeps" / "layers.yaml")],
-    "attention": [], "ablate": [], "pretrain": [], "finetune": [], "tuning-effect": [], "checkpoints": [],
-    "hierarchy": [], "cloze": [], "geometry": [], "position": [], "extremes": [], "wic": [], "sts": [],
-    "position-bias": [], "trees": ["--corpus=builtin"], "export figures": ["no-run"],
+    "attention": [], "ablate": [], "pretrain": [], "finetune": [], "tuning-effect": [], "triggers": [],
+    "checkpoints": [], "hierarchy": [], "cloze": [], "geometry": [], "position": [], "extremes": [], "wic": [],
+    "sts": [], "position-bias": [], "trees": ["--corpus=builtin"], "export figures": ["no-run"],
 }  # fmt: skip
 
 

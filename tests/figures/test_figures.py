@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,9 @@ from probing.runs import Result, SectionPlace, study_of
 from probing.studies.compare.tables import charts
 from probing.studies.geometry import figures as geometry_figures
 from probing.studies.geometry import tables as geometry_tables
-from probing.studies.hierarchy.tables import LINEAR
+from probing.studies.hierarchy import LINEAR
 from probing.studies.similarity import STS, WIC, sts_charts, wic_charts
-from probing.studies.sweep.search import write_sweep_figure
+from probing.studies.sweep.search import draw_sweep
 from probing.tables import figures as style
 from probing.tables import probe_figures as figures
 from probing.tables.figures import (
@@ -178,7 +179,7 @@ def test_geometry_has_a_line_for_each_transform(layers: list[int], drawn: Drawn,
     charts = geometry_charts(measured(layers, ("none", "whiten", "center")))
     assert [chart.name for chart in charts] == ["anisotropy", "transforms", "smoothing"]
     assert [line.label for line in charts[1].panels[0].lines] == ["untransformed", "centred", "whitened"]
-    style.write_charts(tmp_path, charts, "tiny", ["png"])
+    write_drawings(tmp_path, chart_drawings(charts, "tiny"), ["png"])
     (axes,) = drawn[1].axes
     assert ticks(axes) == layers
     marks = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
@@ -210,7 +211,8 @@ def of_sweep(path: Path, n_layers: int = 7) -> None:
         for l2 in (1e-5, 1e-4, 1e-2)
         for seed in (0, 1, 2)
     ]  # fmt: skip
-    write_sweep_figure(path / "sweep.png", rows, ["layer", "probe.l2", "seed", "task"])
+    varied = ["layer", "probe.l2", "seed", "task"]
+    write_drawings(path, {"sweep": partial(draw_sweep, rows=rows, varied=varied)})
 
 
 def of_deep_sweep(path: Path) -> None:
@@ -241,12 +243,10 @@ def of_compare(path: Path) -> None:
 
 
 def of_geometry(path: Path) -> None:
-    tables = {
-        "explained": [], "outliers": [],
-        "dimensions": [{"layer": k, "mean": 0.1, "neuron": i} for k in range(13) for i in range(4)],
-    }  # fmt: skip
-    geometry_figures.write_figures(path, tables, "tiny")
-    style.write_charts(path, geometry_charts(measured(range(13), list(geometry_tables.TRANSFORMS))), "tiny")
+    means = Table({"layer": k, "mean": 0.1, "neuron": i} for k in range(13) for i in range(4))
+    tables = {**dict.fromkeys(("outliers", "norms", "norm_changes", "path"), Table(())), "dimensions": means}
+    charts = geometry_charts(measured(range(13), list(geometry_tables.TRANSFORMS)))
+    write_drawings(path, {**geometry_figures.drawings(tables, "tiny"), **chart_drawings(charts, "tiny")})
 
 
 def of_wic(path: Path) -> None:
@@ -255,9 +255,8 @@ def of_wic(path: Path) -> None:
          "auc_low": 0.5, "auc_high": 0.7, "constant_true_accuracy": 0.5, "n_pairs": 400}
         for k in range(25) for space in ("none", "clip", "whiten")
     ]  # fmt: skip
-    style.write_charts(
-        path, wic_charts(Table(rows, WIC), Table([{"protocol": "held_out", "reported_on": "dev"}])), "tiny"
-    )
+    charts = wic_charts(Table(rows, WIC), Table([{"protocol": "held_out", "reported_on": "dev"}]))
+    write_drawings(path, chart_drawings(charts, "tiny"))
 
 
 def of_sts(path: Path) -> None:
@@ -266,7 +265,7 @@ def of_sts(path: Path) -> None:
          "spearman": 0.6, "low": 0.5, "high": 0.7}
         for name in ("STS12", "STS-B dev", "SICK-R trial") for k in range(25) for space in ("none", "clip", "whiten")
     ]  # fmt: skip
-    style.write_charts(path, sts_charts(Table(rows, STS)), "tiny")
+    write_drawings(path, chart_drawings(sts_charts(Table(rows, STS)), "tiny"))
 
 
 def of_curves(path: Path) -> None:
@@ -397,7 +396,7 @@ def test_bars_and_bands_of_a_chart_are_on_its_figure_and_on_its_page(drawn: Draw
         style.Chart("bars", "t", [style.Panel(bars)], x=x),
         style.Chart("areas", "t", [style.Panel(areas)], x=style.by_count("k", "k")),
     ]
-    style.write_charts(tmp_path, charts, "", ["png"])
+    write_drawings(tmp_path, chart_drawings(charts, ""), ["png"])
     (left, right), (axes, logarithmic) = drawn[0].axes[0].containers, (figure.axes[0] for figure in drawn)
     assert [patch.get_x() + patch.get_width() for patch in left] == pytest.approx([patch.get_x() for patch in right])
     assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b", "c"]
@@ -412,7 +411,7 @@ def test_every_control_has_a_line_that_looks_like_no_other(drawn: Drawn, tmp_pat
     every = {"majority": "majority"} | {name: one.words for name, one in {**CONTROLS, **ADDED_CONTROLS}.items()}
     assert len(style.LOOKS) == len(set(style.LOOKS)) == 1 + len(every)
     rows = [{"layer": 0, "accuracy": 0.5} | {f"{name}_accuracy": 0.1 for name in every}]
-    style.write_charts(tmp_path, [figures.accuracy_chart(rows, "position")], "bert", ["png"])
+    write_drawings(tmp_path, chart_drawings([figures.accuracy_chart(rows, "position")], "bert"), ["png"])
     axes = drawn[0].axes[0]
     assert len([line for line in axes.lines if line.get_label() in every.values()]) == len(every)
     assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == 1 + len(every)
@@ -467,7 +466,7 @@ def test_layers_between_which_none_was_measured_are_not_joined(
     layers: list[int], n_parts: int, drawn: Drawn, tmp_path: Path
 ) -> None:
     chart = charts_of(layers)
-    assert style.write_charts(tmp_path, [chart], "minilm", ["png"]) == [tmp_path / "chart.png"]
+    assert write_drawings(tmp_path, chart_drawings([chart], "minilm"), ["png"]) == [tmp_path / "chart.png"]
     (axes,) = drawn[0].axes
     parts = [line for line in axes.lines if line.get_color() == style.LOOKS[0][0] and line.get_marker() == "o"]
     assert sum(np.size(part.get_xdata()) for part in parts) == len(layers)

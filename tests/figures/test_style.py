@@ -12,7 +12,17 @@ from matplotlib.figure import Figure
 from pages import ROOT
 from probing.cli.options import FIGURE_FORMAT, FORMATS, figure_formats
 from probing.errors import UserError
-from probing.tables.figures import USUAL, Chart, Line, Panel, drawing, name_layers, spaced_layers, write_charts
+from probing.tables.figures import (
+    USUAL,
+    Chart,
+    Line,
+    Panel,
+    chart_drawings,
+    drawing,
+    name_layers,
+    spaced_layers,
+    write_drawings,
+)
 from rendering import rendered
 
 
@@ -77,7 +87,7 @@ def test_vector_forms_have_the_width_of_a_column_or_of_a_page(tmp_path: Path) ->
 
 def test_the_legend_of_a_small_chart_stands_below_it_with_long_labels_in_two_lines(tmp_path: Path) -> None:
     lines = [Line("a label that is longer than a line of a legend", [0, 1], [1.0, 2.0]), Line("short", [0, 1], [2, 3])]
-    write_charts(tmp_path, [Chart("drawn", "a chart", [Panel(lines)], "y")], "model", FORMATS)
+    write_drawings(tmp_path, chart_drawings([Chart("drawn", "a chart", [Panel(lines)], "y")], "model"), FORMATS)
     svg = (tmp_path / "drawn.svg").read_text(encoding="utf-8")
     assert all(f">{text}</text>" in svg for text in ("a label that is longer", "than a line of a legend", "short"))
 

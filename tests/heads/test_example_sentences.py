@@ -42,8 +42,9 @@ from probing.heads.measures import (
 from probing.heads.survey import HeadSurvey
 from probing.heads.syntax import WordBatch, most_attended
 from probing.models import load_tokenizer, resolve_model
-from probing.studies.attention.figures import class_examples, relation_map, write_figures
-from probing.tables.figures import GREY
+from probing.runs import Result, study_of
+from probing.studies.attention.figures import class_examples, drawings, relation_map
+from probing.tables.figures import GREY, write_drawings
 from probing.text import Corpus, from_pairs, from_sentences
 from rendering import rendered
 from small_data import batch_of, random_maps, tokens_of_words, treebank
@@ -400,7 +401,9 @@ def test_a_head_is_shaded_where_it_beats_the_offset() -> None:
 
 @rendered()
 def test_examples_come_in_the_formats_that_are_asked_for(tmp_path: Path) -> None:
-    paths = write_figures(tmp_path, {}, ["bert"], ["pdf", "svg"], examples(3))
+    write_examples(tmp_path, examples(3))
+    result = Result(study_of("attention"), tmp_path, {"model": "bert"}, {}, {})
+    paths = write_drawings(tmp_path, drawings(result, ["bert"]), ["pdf", "svg"])
     assert [path.name for path in paths] == ["examples.pdf", "examples.svg"]
     text = paths[1].read_text(encoding="utf-8")
     assert text.count(">$<") == 2 * 2 * 3  # a dollar sign stays one

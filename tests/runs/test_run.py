@@ -176,8 +176,8 @@ NO_WANDB: Any = {"mode": "disabled"}
 
 WRITERS = (
     "`fit`, `probe`, `rank`, `compare`, `sweep`, `geometry`, `position`, `extremes`, `attention`, `ablate`, "
-    "`hierarchy`, `cloze`, `pretrain`, `finetune`, `tuning-effect`, `checkpoints`, `wic`, `sts`, `position-bias`, "
-    "`trees` or `reproduce`"
+    "`hierarchy`, `cloze`, `pretrain`, `finetune`, `tuning-effect`, `triggers`, `checkpoints`, `wic`, `sts`, "
+    "`position-bias`, `trees` or `reproduce`"
 )
 
 

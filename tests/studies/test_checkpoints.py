@@ -38,7 +38,7 @@ from probing.studies.checkpoints.tables import (
     stays_from,
 )
 from probing.tables import figures
-from probing.tables.figures import Chart, write_charts
+from probing.tables.figures import Chart, chart_drawings, write_drawings
 from wandb_stand_in import read_offline_runs
 
 D_MODEL, HEAD, LONGEST, NEURON = 64, 32, 24, 40
@@ -580,7 +580,7 @@ def test_every_measure_has_a_panel_with_its_baseline_threshold_and_step_of_emerg
     assert list(loss) == ["the model", "threshold"]  # the loss of token frequencies is not known
     assert (loss["the model"].at, loss["the model"].values) == (steps, [5.0, 4.6, 1.0])
     assert list(position) == ["layer 0", "layer 1", "baseline"]
-    (path,) = write_charts(tmp_path / "figures", [chart], "tiny", ["png"])
+    (path,) = write_drawings(tmp_path / "figures", chart_drawings([chart], "tiny"), ["png"])
     assert path.name == "checkpoints.png"
 
 
@@ -602,7 +602,7 @@ def test_no_line_lies_on_the_border_of_its_panel(monkeypatch: pytest.MonkeyPatch
     outliers = [{"quantity": "outliers", "layer": 1, "measure": "deviation", "threshold": 5.0}]
     drawn: list[Any] = []
     monkeypatch.setattr(figures, "_save", lambda figure, *_, **__: drawn.append(figure))
-    write_charts(tmp_path / "figures", [chart_of(rows, outliers)], "tiny", ["png"])
+    write_drawings(tmp_path / "figures", chart_drawings([chart_of(rows, outliers)], "tiny"), ["png"])
     assert [axes.get_ylim() for axes in drawn[0].axes] == [
         pytest.approx((0, 1.05 * 5.0)), pytest.approx((0, 1.05 * 0.0707)),
     ]  # fmt: skip

@@ -19,6 +19,8 @@ from rich.console import Console
 import probing
 from conftest import BARE
 from families import masked_lm
+from probing.__main__ import COMMANDS
+from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.results import Table
 from probing.runs import Result, study_names, study_of
@@ -117,6 +119,10 @@ class Made:
             "tuning-effect": lambda: (
                 [], {**usual, "run": str(self("finetune").folder), "measures": "states,special", "sentences": 40}
             ),
+            "triggers": lambda: (
+                [], {**usual, "run": str(self("finetune").folder), "length": 2, "candidates": 2, "rounds": 1,
+                     "draws": 2}
+            ),
             "checkpoints": lambda: (
                 [str(self("pretrain").folder / "checkpoints" / "*" / "step*")],
                 {**usual, "measures": "geometry", "corpus": corpus, "layer": 1},
@@ -156,6 +162,7 @@ def test_results_are_opened_shown_and_reported_alike(name: str, made: Made) -> N
         assert isinstance(table, Table)
         assert len(table.to_pandas()) == len(table)
         assert not isinstance(one.results.get(of), list) or name == "fit"  # tables are not repeated
+    assert {path.stem for path in (one.folder / "figures").glob("*.png")} == {*opened.drawings()}
     assert opened.tables()
     assert repr(opened).endswith(str(opened.folder))
     assert all(isinstance(line, str) and line for line in opened.conclusions())
@@ -172,6 +179,13 @@ def test_results_are_opened_shown_and_reported_alike(name: str, made: Made) -> N
             assert all(line[:40] in shown for line in opened.conclusions())
     for term in ("Terms", "To reproduce"):
         assert term in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", study_names())
+def test_the_options_of_a_run_are_those_of_its_command(name: str, made: Made) -> None:
+    options = made(name).folder / "config.yaml"
+    assert not options.exists() or run(COMMANDS, [name, "--config", str(options), "--print_config"]) == 0
 
 
 @pytest.mark.parametrize("name", study_names())

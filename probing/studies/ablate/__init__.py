@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from errno import ENOENT
 from pathlib import Path
@@ -53,8 +53,8 @@ from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import stage
 from probing.studies.ablate import neuron_tables, tables
-from probing.tables.figures import Chart
-from probing.text import GroupBy, read_corpora, read_couples
+from probing.tables.figures import Chart, Drawings
+from probing.text import Corpus, GroupBy, Split, read_corpora, read_couples
 from probing.text.tasks import short_name
 
 # What is ablated, as messages name it.
@@ -240,7 +240,7 @@ def _ablate_units(call: Call, tokenizer: Any) -> Result | None:
 
         def measure(_: Path) -> Measurements:
             results = survey(setup, stores, ablation)
-            return study_output(results, stores, files.short_name, tuned)
+            return study_output(results, stores, tuned)
 
         return call.write(files, measure)
 
@@ -249,6 +249,7 @@ def _config_and_setup(
     call: Call, source_run: Run | Tuned | None, readout_sources: dict[str, Any], tokenizer: Any
 ) -> tuple[Any, Any]:
     """Return the configuration of the survey and the `InterventionSetup`."""
+    from probing.downstream.labelled_pairs import text_of_tuned
     from probing.interventions import heads
     from probing.interventions.subject import InterventionSetup, data_of
     from probing.studies.ablate.survey import AblationConfig, check
@@ -266,8 +267,10 @@ def _config_and_setup(
     blocks = source.blocks(layer_numbers(config["layer"]))
     source = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))
     split_by: GroupBy = "sentence" if source_run is None else source_run.split_by
-    if isinstance(source_run, Tuned) and source_run.are_pairs:
-        corpora, splits = _pairs_of(source_run, config, call.say)
+    corpora: Sequence[Corpus]
+    splits: Sequence[Sequence[Split]]
+    if isinstance(source_run, Tuned):
+        corpora, splits = text_of_tuned(source_run, config, call.say)
     else:
         corpora, splits = read_corpora(config["corpus"], config["test_corpus"], split_seed, call.say, split_by)
     ablation = AblationConfig(
@@ -343,23 +346,6 @@ def _tuned_of(folder: str | None, config: dict[str, Any]) -> Tuned | None:
     tuned = tuned_of(folder, option)
     read_as_tuned(tuned, config, defaults(ablate))
     return tuned
-
-
-def _pairs_of(tuned: Tuned, config: dict[str, Any], say: Callable[[str], None]) -> Any:
-    """Return the corpora of the pairs that a model was tuned on, and the split of each pair."""
-    from probing.downstream.labelled_pairs import pair_text, read_parts
-
-    parts, other = read_parts(config["corpus"], "--corpus", say), None
-    if config["test_corpus"] is not None:
-        other = config["test_corpus"], read_parts(config["test_corpus"], "--test_corpus", say)
-    pairs = pair_text(config["corpus"], parts, other, tuned.config["seed"], tuned.split_by, say)
-    prints = [text["fingerprint"] for text in tuned.results["corpora"].values()]
-    if [corpus.fingerprint for corpus in pairs.corpora] != prints:
-        raise UserError(
-            f"`{tuned.flag_text}`: the pairs at `{config['corpus']}` are others than those that the run read; give "
-            "their folder or file with --corpus, or repeat the run."
-        )
-    return pairs.corpora, pairs.splits
 
 
 def _task_of(tuned: Tuned) -> Any:
@@ -616,11 +602,7 @@ def _ablate_outliers(call: Call, tokenizer: Any) -> Result | None:
                 "cache": {"measured": origin(stores[0]), "fitted": origin(stores[-1])},
                 "outliers": {str(layer): neurons for layer, neurons in outliers.items()},
             }
-
-            def draw(folder: Path, formats: Any) -> list[Path]:
-                return neuron_tables.write_outlier_figure(folder, rows, model.short_name, formats)
-
-            return Measurements({"interventions": rows}, results, draw=draw)
+            return Measurements({"interventions": rows}, results)
 
         return call.write(model, measure)
 
@@ -647,6 +629,13 @@ class Ablate(Study):
     def charts(self, result: Result) -> list[Chart]:
         """Return the effects of layers, the curves of pruning, and those of the number of neurons."""
         return [*tables.charts(result.by_name), *neuron_tables.charts(result.neuron_interventions)]
+
+    def drawings(self, result: Result) -> Drawings:
+        """Return the maps of heads, and the effects of outliers."""
+        from probing.studies.ablate.survey import head_maps
+
+        model = self.figure_prefix(result)
+        return {**head_maps(result.ablated, model), **neuron_tables.drawings(result.interventions, model)}
 
     def conclusions(self, result: Result) -> list[str]:
         """Return the conclusions, a sentence for each question."""

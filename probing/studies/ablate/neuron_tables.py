@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probing.interventions import (
@@ -36,7 +35,7 @@ from probing.results import (
 )
 from probing.runs import Terms
 from probing.statistics import binomial_interval, few_sentences
-from probing.tables.figures import Chart, Line, Panel, by_count, with_lines, write_drawings
+from probing.tables.figures import Chart, Drawings, Line, Panel, by_count, with_lines
 from probing.tables.outlier_effects import (
     N_TOKENS,
     RANKED,
@@ -353,10 +352,9 @@ def _draw_outliers(figure: Figure, rows: Table, model: str) -> None:
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
 
 
-def write_outlier_figure(folder: Path, rows: Sequence[Row], model: str, formats: Sequence[str]) -> list[Path]:
-    """Draw the effects of outliers, in some formats, and return the paths; none without effects."""
-    draw = partial(_draw_outliers, rows=Table(rows), model=model)
-    return write_drawings(folder, {"interventions": draw} if rows else {}, formats)
+def drawings(rows: Table, model: str) -> Drawings:
+    """Return what draws the effects of outliers; nothing without effects."""
+    return {"interventions": partial(_draw_outliers, rows=rows, model=model)} if rows else {}
 
 
 # Meanings of the headings on a page.

@@ -50,7 +50,7 @@ from probing.studies.ablate.weights import (
     pruned_weights,
     rounded_numbers,
 )
-from probing.tables.figures import draw_cells, write_drawings
+from probing.tables.figures import Drawings, draw_cells
 from probing.text import Split
 from probing.text.tasks import Labels
 
@@ -551,8 +551,8 @@ def _measure(rows: Mapping[Place, Row]) -> HeadMeasure:
     return HeadMeasure("effect", "", rows, tables.amount, lambda row: harm(row) / most, value_text)
 
 
-def head_maps(ablated: Table, model: str) -> dict[str, Callable[[Figure], None]]:
-    """Return the drawings of the maps of heads, by the name of their file."""
+def head_maps(ablated: Table, model: str) -> Drawings:
+    """Return the drawings of the maps of heads."""
     return {
         f"heads_{kind}{tables.file_name(readout)}": partial(draw_head_map, rows=rows, what=f"{model}, {kind}")
         for readout, kind, rows in _by_kind(ablated)
@@ -569,9 +569,9 @@ def draw_head_map(figure: Figure, rows: Sequence[Row], what: str) -> None:
 
 
 def study_output(
-    ablation: AblationResults, stores: Sequence[ActivationStore], model_name: str, tuned: Tuned | None = None
+    ablation: AblationResults, stores: Sequence[ActivationStore], tuned: Tuned | None = None
 ) -> Measurements:
-    """Return the tables, results and figures of a run; `tuned` is the tuned model whose head was read."""
+    """Return the tables and results of a run; `tuned` is the tuned model whose head was read."""
     tokens = ablation.text.tokens
     results = {
         "cache": {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))},
@@ -586,12 +586,7 @@ def study_output(
             "run": str(tuned.folder), "checkpoint": tuned.checkpoint.name, "score": tuned.score, "n_tested": n_tested,
         }  # fmt: skip
     ablated = Table(ablation.tables["ablated"], tables.ABLATED)
-    return Measurements(
-        ablation.tables,
-        results,
-        _logged_rows(ablated),
-        draw=lambda folder, formats: write_drawings(folder, head_maps(ablated, model_name), formats),
-    )
+    return Measurements(ablation.tables, results, _logged_rows(ablated))
 
 
 def _logged_rows(ablated: Table) -> list[dict[str, Any]]:

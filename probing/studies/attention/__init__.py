@@ -34,7 +34,7 @@ from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.attention import tables
 from probing.studies.attention.conclusions import conclusions
-from probing.tables.figures import Chart
+from probing.tables.figures import Chart, Drawings
 
 _ALONE = ["`--as_published` needs another checkpoint, given as --against MODEL"]
 
@@ -234,8 +234,18 @@ class Attention(Study):
     }
 
     def charts(self, result: Result) -> list[Chart]:
-        """Return the attention to special tokens, and the change of maps."""
-        return tables.charts(result.by_name, Path(str(result.config.get("against"))).name)
+        """Return the attention to special tokens, the change of maps, the neurons of heads, and fused layers."""
+        return tables.charts(result.by_name, self._against(result))
+
+    def drawings(self, result: Result) -> Drawings:
+        """Return the maps of heads, and an attention map of each class."""
+        from probing.studies.attention.figures import drawings
+
+        return drawings(result, [self.figure_prefix(result), self._against(result)])
+
+    def _against(self, result: Result) -> str:
+        """Return the name of the other checkpoint."""
+        return Path(str(result.config.get("against"))).name
 
     def tables(self, result: Result) -> list[Any]:
         """Return the tables of the survey."""

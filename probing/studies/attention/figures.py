@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from probing.activations import Request
-from probing.heads.examples import examples_of, write_examples
+from probing.heads.examples import examples_of, read_examples, write_examples
 from probing.heads.measures import Rows
 from probing.heads.survey import HeadSurvey
-from probing.results import NamedLayer, Table, two_decimals, without_nan
+from probing.results import two_decimals, without_nan
+from probing.runs import Result
 from probing.runs.call import Measurements
-from probing.studies.attention.tables import FUSIONS, examined_heads, heads_of_changes, layers_of_changes
+from probing.studies.attention.tables import heads_of_changes, layers_of_changes
 from probing.tables.figures import (
     GREY,
-    USUAL,
-    Chart,
-    Line,
-    Panel,
-    by_name,
+    Drawings,
     draw_cells,
-    write_charts,
-    write_drawings,
 )
 from probing.tables.heads import CLASSES, LETTERS, finds_relation, name_of, of_all_maps, of_heads, of_measure
 from probing.text.tokens import count_words
@@ -36,60 +29,27 @@ if TYPE_CHECKING:
     from probing.heads.examples import ExampleMaps
 
 
-BY_NEURON, BY_FUSION = by_name("neuron", "neuron, by use"), by_name("layer or fusion", "layer, or fusion of layers")
-
-
-def fusions_chart(rows: Sequence[Mapping[str, Any]]) -> Chart:
-    """Return a panel for each task from rows of `fusion.csv`: the layers from the left, joined, then the fusions."""
-    panels = []
-    for task, task_rows in Table(rows).where(measure="accuracy").by("task").items():
-        single = task_rows.where(fusion="layer")
-        fused = [row for fusion in FUSIONS for row in task_rows.where(fusion=fusion)]
-        names = [str(row["layer"]) for row in single] + [FUSIONS[row["fusion"]] for row in fused]
-        rows_by_name = zip([*single, *fused], names, strict=True)
-        placed = [row | {"place": NamedLayer(i, name)} for i, (row, name) in enumerate(rows_by_name)]
-        panels.append(Panel([
-            Line.of(placed[: len(single)], "value", "layer", "", x="place"),
-            replace(Line.of(placed[len(single) :], "value", "fusion of layers", "", x="place"), kind="marks"),
-        ], task))  # fmt: skip
-    title = "linear probes of layers and of fused layers, 95% intervals"
-    return Chart("fusion", title, panels, "accuracy (test sentences)", (0, 1), x=BY_FUSION)
-
-
 Row = Mapping[str, Any]
-# Heads whose neurons are drawn, and neurons of each.
-CLEAREST, NEURONS = 3, 12
 
 
-def write_figures(
-    folder: Path,
-    tables: Mapping[str, Sequence[Row]],
-    models: Sequence[str],
-    formats: Sequence[str] = USUAL,
-    examples: ExampleMaps | None = None,
-) -> list[Path]:
-    """Draw a run's figures, each in some formats, and return the paths of the files.
+def drawings(result: Result, models: Sequence[str]) -> Drawings:
+    """Return what draws the maps of heads, of the tables that have rows, and the example of each class.
 
     `models` are the names of the model and, if there is one, of the model it is compared with, for the titles.
     """
-    changes, model = tables.get("change", ()), models[0]
-    drawings: dict[str, Callable[[Figure], None]] = {}
-    if classes := of_heads(tables):
-        drawings["classes"] = lambda figure: class_map(figure, classes, model)
-    if entropies := of_measure(tables.get("heads", ()), "entropy"):
-        drawings["entropy"] = lambda figure: entropy_map(figure, entropies, model)
-    if changes:
-        drawings["change"] = lambda figure: change_map(figure, changes, models)
+    tables, model, examples = result.by_name, models[0], read_examples(result.folder)
+    of_rows: dict[str, tuple[Callable[..., None], Sequence[Row]]] = {
+        "classes": (class_map, of_heads(tables)),
+        "entropy": (entropy_map, of_measure(tables["heads"], "entropy")),
+        "change": (partial(change_map, other=models[-1]), tables["change"]),
+        "relations": (relation_map, tables["head_relations"]),
+    }
+    drawn: dict[str, Callable[[Figure], None]] = {
+        name: partial(draw, rows=rows, model=model) for name, (draw, rows) in of_rows.items() if rows
+    }
     if examples and examples.classes:
-        drawings["examples"] = lambda figure: class_examples(figure, examples, model)
-    if relations := tables.get("head_relations"):
-        drawings["relations"] = lambda figure: relation_map(figure, relations, model)
-    charts = []
-    if clearest := examined_heads(tables)[:CLEAREST]:
-        charts.append(neuron_shares(clearest, tables["position_neurons"]))
-    if fused := tables.get("fusion", ()):
-        charts.append(fusions_chart(fused))
-    return write_drawings(folder, drawings, formats) + write_charts(folder, charts, model, formats)
+        drawn["examples"] = partial(class_examples, examples=examples, model=model)
+    return drawn
 
 
 def class_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
@@ -106,7 +66,7 @@ def entropy_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
     axes.set_title(f"{model}: entropy of attention (0: one token, 1: uniform)", fontsize=9)
 
 
-def change_map(figure: Figure, rows: Sequence[Row], models: Sequence[str]) -> None:
+def change_map(figure: Figure, rows: Sequence[Row], model: str, other: str) -> None:
     """Draw the cosine of each head's maps in two checkpoints; the shade is relative to two heads of the layer."""
     others = {row["layer"]: 1 - row["value"] for row in layers_of_changes(rows, "cosine", "other heads")}
 
@@ -118,7 +78,7 @@ def change_map(figure: Figure, rows: Sequence[Row], models: Sequence[str]) -> No
 
     axes = _map(figure, heads_of_changes(rows, "cosine"), shade, text)
     axes.set_title(
-        f"{' and '.join(models)}: cosine of each head's attention maps\n"
+        f"{model} and {other}: cosine of each head's attention maps\n"
         "(white: no change, black: as unlike as two heads of the layer)", fontsize=9,
     )  # fmt: skip
 
@@ -170,22 +130,6 @@ def relation_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
     )
 
 
-def neuron_shares(heads: Sequence[Row], neurons: Sequence[Row]) -> Chart:
-    """Return the neurons that heads use most, with their shares of the contrast between positions."""
-    panels = []
-    for head in heads:
-        head_neurons = [row for row in neurons if name_of(row) == name_of(head)][:NEURONS]
-        names = [NamedLayer(i, str(row["neuron"])) for i, row in enumerate(head_neurons)]
-        shares = {
-            label: [100 * row[name] / (row["position_part"] or math.inf) for row in head_neurons]
-            for name, label in (("by_query", "query"), ("by_key", "key"))
-        }
-        lines = [Line(label, names, values, kind="bars") for label, values in shares.items()]
-        panels.append(Panel(lines, f"head {name_of(head)}, offset {head['offset']:+d}"))
-    title = "shares of neurons in the contrast of heads"
-    return Chart("position_neurons", title, panels, "% of the contrast between positions", x=BY_NEURON, reference=0)
-
-
 def _letter(row: Row) -> str:
     return f"{LETTERS[row['class']][0]} {100 * row['share']:.0f}"
 
@@ -209,7 +153,7 @@ def study_output(
     tables: Mapping[str, Rows], survey: HeadSurvey, stores: Mapping[str, Any], parts: Sequence[str],
     lacking: Mapping[str, str],
 ) -> Measurements:  # fmt: skip
-    """Return the tables, results, figures and examples of a run; `lacking` has the requirements of other parts."""
+    """Return the tables, results and examples of a run; `lacking` has the requirements of other parts."""
     examples = examples_of(survey, stores)
     heads, tokens = survey.heads, survey.tokens
     origin = {name: survey.entry(stores).header[name] for name in ("model", "revision", "versions")}
@@ -239,13 +183,10 @@ def study_output(
         },
         "classes": {name: without_nan(row) for name, row in of_all_maps(tables).items()},
     }
-    against = survey.against
-    models = [request.source.short_name for request in (survey.request, *([against.request] if against else []))]
     return Measurements(
         tables,
         results,
         _curves(tables),
-        draw=lambda folder, formats: write_figures(folder, tables, models, formats, examples),
         write=lambda folder: [write_examples(folder, examples)] if examples else [],
     )
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from probing.results import (
     Column,
+    NamedLayer,
     Row,
     Schema,
     Table,
@@ -23,7 +26,7 @@ from probing.results import (
     text,
     whole,
 )
-from probing.tables.figures import Chart, Line, Panel, linear
+from probing.tables.figures import Chart, Line, Panel, by_name, linear
 from probing.tables.heads import CLASSES, SPECIAL, Tables, name_of, of_heads, of_measure, rows_of
 from probing.tables.schema import HEAD, block, value
 
@@ -469,6 +472,9 @@ def heads_of_changes(rows: Sequence[Row], measure: str) -> Table:
 # Charts of figures and page.
 # --------------------------------------------------------------------------------------------------------------------
 
+BY_NEURON, BY_FUSION = by_name("neuron", "neuron, by use"), by_name("layer or fusion", "layer, or fusion of layers")
+# Heads whose neurons are drawn, and neurons of each.
+CLEAREST, NEURONS = 3, 12
 _BY_BLOCK, _BY_LAYER = linear("layer", "layer"), "means over heads by layer, 95% intervals"
 # Lines of the chart of changes: measure, comparison and label.
 _LINES = (
@@ -479,7 +485,11 @@ _LINES = (
 
 
 def charts(by_name: Tables, against: str = "") -> list[Chart]:
-    """Return the attention to special tokens by layer, and the change of maps; `against` is the other checkpoint."""
+    """Return the charts of what was measured.
+
+    They show the attention to special tokens and the change of maps by layer, the neurons of the clearest heads, and
+    fused layers; `against` is the other checkpoint.
+    """
     layers, changes = rows_of(by_name, "attention_layers"), rows_of(by_name, "change")
     mass, lift = (of_measure(layers, measure, SPECIAL) for measure in ("mass", "lift"))
     drawn = []
@@ -500,4 +510,41 @@ def charts(by_name: Tables, against: str = "") -> list[Chart]:
             f"attention maps compared with {against}",
         )
         drawn.append(Chart("change_by_layer", _BY_LAYER, [panel], "cosine (mean of heads)", x=_BY_BLOCK))
+    if clearest := examined_heads(by_name)[:CLEAREST]:
+        drawn.append(_neuron_shares(clearest, by_name["position_neurons"]))
+    if fused := rows_of(by_name, "fusion"):
+        drawn.append(_fusions_chart(fused))
     return drawn
+
+
+def _fusions_chart(rows: Table) -> Chart:
+    """Return a panel for each task from rows of `fusion.csv`: the layers from the left, joined, then the fusions."""
+    panels = []
+    for task, task_rows in rows.where(measure="accuracy").by("task").items():
+        single = task_rows.where(fusion="layer")
+        fused = [row for fusion in FUSIONS for row in task_rows.where(fusion=fusion)]
+        names = [str(row["layer"]) for row in single] + [FUSIONS[row["fusion"]] for row in fused]
+        rows_by_name = zip([*single, *fused], names, strict=True)
+        placed = [row | {"place": NamedLayer(i, name)} for i, (row, name) in enumerate(rows_by_name)]
+        panels.append(Panel([
+            Line.of(placed[: len(single)], "value", "layer", "", x="place"),
+            replace(Line.of(placed[len(single) :], "value", "fusion of layers", "", x="place"), kind="marks"),
+        ], task))  # fmt: skip
+    title = "linear probes of layers and of fused layers, 95% intervals"
+    return Chart("fusion", title, panels, "accuracy (test sentences)", (0, 1), x=BY_FUSION)
+
+
+def _neuron_shares(heads: Sequence[Row], neurons: Sequence[Row]) -> Chart:
+    """Return the neurons that heads use most, with their shares of the contrast between positions."""
+    panels = []
+    for head in heads:
+        head_neurons = [row for row in neurons if name_of(row) == name_of(head)][:NEURONS]
+        names = [NamedLayer(i, str(row["neuron"])) for i, row in enumerate(head_neurons)]
+        shares = {
+            label: [100 * row[name] / (row["position_part"] or math.inf) for row in head_neurons]
+            for name, label in (("by_query", "query"), ("by_key", "key"))
+        }
+        lines = [Line(label, names, values, kind="bars") for label, values in shares.items()]
+        panels.append(Panel(lines, f"head {name_of(head)}, offset {head['offset']:+d}"))
+    title = "shares of neurons in the contrast of heads"
+    return Chart("position_neurons", title, panels, "% of the contrast between positions", x=BY_NEURON, reference=0)

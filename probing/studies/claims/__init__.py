@@ -328,7 +328,10 @@ def claims_output(rows: Sequence[Mapping[str, Any]], paper: Paper, used: Mapping
 
 
 # The options that name data which files of claims ask for.
-DATA = ("other_corpus", "third_corpus", "wic", "sts", "static", "labels", "pairs", "roles", "untuned", "cloze")
+DATA = (
+    "other_corpus", "third_corpus", "wic", "sts", "static", "labels", "pairs", "roles", "untuned", "cloze", "facts",
+    "spans",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -371,6 +374,10 @@ class ReproduceOptions(Options):
     cloze: str | None = None
     """File of word pairs at a mask, for claims about negation and agreement, as in `cloze`; default: the forty built-in
     pairs."""
+    facts: str | None = None
+    """File of facts in LAMA's layout, for claims about facts, as in `cloze`."""
+    spans: str | None = None
+    """File of labelled spans, such as semantic roles, for claims about spans, as in `fit --task spans`."""
     dry_run: bool = False
     """Only list the required runs and which of them exist, with an estimate of time and disk space."""
     _: KW_ONLY

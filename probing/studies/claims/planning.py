@@ -42,14 +42,14 @@ _DATUM = re.compile(r"\$(?P<name>\w+)(?P<optional>\??)")
 MODEL = "model"
 # What the options of a run are where data of others are not given.
 WITHOUT = "without"
-# The option that may name a finished run, whose model and text are then read: tuned=FOLDER.
-_OF_RUN = "readouts"
+# The options that may name a finished run, whose model and text are then read: tuned=FOLDER, or FOLDER.
+_OF_RUN = ("readouts", "run")
 # Options that are those of that run.
 _AS_THAT_RUN = ("model", "corpus", "test_corpus", "max_length")
 # Options that list what is measured: a finished run that measured more than is needed can be used, too.
 OF_WHICH_MORE_SERVES = ("controls", "transforms", "starts")
 # Options that name a text which a run reads in place of `--corpus`.
-OTHER_TEXTS = ("pairs", "file")
+OTHER_TEXTS = ("pairs", "file", "facts")
 # Options that commands take without their name.
 _WORDS = ("folder", "folders", "file")
 
@@ -90,12 +90,13 @@ class Need:
         """The folder of a checkpoint of another run, if it is the model that this run reads; otherwise empty."""
         if not self.reads:
             return ""
-        return str(self.options[_OF_RUN]).partition("=")[2] if self.is_of_run else str(self.options["model"])
+        option = next(name for name in (*_OF_RUN, MODEL) if name in self.options)
+        return _parts(option, str(self.options[option]))[1]
 
     @property
     def is_of_run(self) -> bool:
         """Whether the text, too, comes from another run."""
-        return bool(self.reads) and _OF_RUN in self.options
+        return bool(self.reads) and not set(_OF_RUN).isdisjoint(self.options)
 
     def in_folders(self, folders: Mapping[str, Path]) -> Need:
         """Replace the names of other runs by their folders."""
@@ -168,7 +169,7 @@ def _need(
     if needed and WITHOUT in described:
         settings, needed = settings | described[WITHOUT], []
     reads = runs_named(settings)
-    about = {} if reads and _OF_RUN in settings else {"model": model}
+    about = {} if reads and not set(_OF_RUN).isdisjoint(settings) else {"model": model}
     about |= {"corpus": inputs.corpus} if about and not set(OTHER_TEXTS) & set(described) else {}
     command_defaults = defaults[command]
     options: dict[str, Any] = {
@@ -218,7 +219,9 @@ def existing(
         if results.get("kind", study_of("fit").kind) != study_of(need.command).kind or "arrays" in written:
             continue
         config, keys = _over(plain_defaults, written), list(_keys(results.get("cache", {})))
-        corpora = {key["corpus"] for key in keys} | _named({**results, **results.get("corpora", {})}, "corpus", "pairs")
+        corpora = {key["corpus"] for key in keys} | _named(
+            {**results, **results.get("corpora", {})}, "corpus", "pairs", "facts"
+        )
         models = {key["model"] for key in keys} | _named(results, "model")
         # A run with a corpus of its own is compared by the name of the corpus, not by a fingerprint.
         is_of_text = "corpus" in defaults and not need.has_separate_corpus and not need.is_of_run
@@ -234,8 +237,9 @@ def existing(
 
 def _serves(option: str, available: Any, needed: Any) -> bool:
     """Check that a run with the value `available` of an option covers `needed`; more is allowed."""
-    if option == _OF_RUN and isinstance(available, str) and isinstance(needed, str):
-        return _in_full(available) == _in_full(needed)
+    if option in _OF_RUN and isinstance(available, str) and isinstance(needed, str):
+        parts = (_parts(option, value) for value in (available, needed))
+        return len({(name, os.path.realpath(folder)) for name, folder in parts}) == 1
     if option not in OF_WHICH_MORE_SERVES or available == needed:
         return bool(available == needed)
     available_names, needed_names = (
@@ -250,10 +254,10 @@ def _over(defaults: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, 
     return {**defaults, **options, **{name: {**defaults[name], **value} for name, value in groups.items()}}
 
 
-def _in_full(readout: str) -> str:
-    """Return the name of a run, as in tuned=FOLDER, with the whole path of its folder."""
-    name, sign, folder = readout.partition("=")
-    return f"{name}{sign}{os.path.realpath(folder)}"
+def _parts(option: str, value: str) -> tuple[str, str]:
+    """Return the name and the folder in the value of an option that names a run or a model: readouts tuned=FOLDER."""
+    name, _, folder = value.partition("=") if option == "readouts" else ("", "", value)
+    return name, folder
 
 
 def finished_runs(runs: Path) -> list[Path]:

@@ -34,6 +34,7 @@ from probing.studies.claims.planning import (
     runs_of,
 )
 from probing.studies.cloze import predictor as minimal_pairs
+from probing.studies.cloze.survey import read_facts
 from probing.studies.finetune.tables import STARTS, TuningOptions
 from probing.studies.fit import chosen_controls
 from probing.studies.fit.estimate import ProbeCosts
@@ -48,10 +49,11 @@ from probing.text.tasks import load_task
 # Floating-point operations per activation (tokens x layers x neurons) of each command, apart from reading the text, at
 # the rate of matrix products. They come from runs of the built-in model on its corpus on a core of 150 GFLOP/s, and are
 # accurate to a factor of two or three.
-_OPERATIONS = {"geometry": 27e3, "attention": 87e3, "wic": 15e3, "sts": 15e3, "hierarchy": 105e3, "cloze": 150e3}
+_OPERATIONS = {"geometry": 27e3, "attention": 87e3, "wic": 15e3, "sts": 15e3, "hierarchy": 105e3, "cloze": 150e3,
+               "trees": 500e3}  # fmt: skip
 # Number of tokens of the sentences that a command generates itself, whatever the corpus is; and the maximum number of
 # tokens of the corpus that a command reads by default.
-_OWN_TOKENS, _MOST_TOKENS = {"hierarchy": 120_000}, {"ablate": 20_000, "cloze": 20_000}
+_OWN_TOKENS, _MOST_TOKENS = {"hierarchy": 120_000}, {"ablate": 20_000, "cloze": 20_000, "trees": 20_000}
 # Operations per activation that these options add.
 _OF_OPTIONS = {"norms": 225e3, "path": 45e3}
 # Share of the sentences of a text that are its test part.
@@ -79,6 +81,8 @@ def seconds(need: Need, defaults: Mapping[str, Any], reading: PendingRequest, sp
         n_heads = int(getattr(load_config(reading.request.source), "num_attention_heads", 1))
         passes = _passes(options, speed.blocks.n_blocks, n_heads)
         return passes * (min(_TESTED, share) if need.is_of_run else share) * speed.forward_s(size)
+    if need.command == "triggers":
+        return _searches(options, len(reading.request.corpus.sentences)) * speed.forward_s(size)
     if need.command == "finetune":
         return _tunings(options, speed.blocks.n_blocks) * speed.forward_s(size)
     operations = _OPERATIONS[need.command] + sum(more for name, more in _OF_OPTIONS.items() if options.get(name))
@@ -98,6 +102,14 @@ def _passes(options: Mapping[str, Any], n_blocks: int, n_heads: int) -> float:
     passes = kinds * n_blocks * n_units / 2
     passes += len(UNITS) * (N_RANDOM + 2) / options["prune_share"] / 2 if of_units else 0
     return passes + (N_FILES if of_weights else 0)
+
+
+def _searches(options: Mapping[str, Any], n_sentences: int) -> float:
+    """Return the number of passes over the text that take as long as a run of `triggers` at most."""
+    half = _TESTED / 2
+    steps = options["length"] * options["rounds"] * (options["candidates"] + 3)  # of which the gradient is three
+    searched = min(half, options["sentences"] / n_sentences)
+    return (1 + options["shuffles"]) * steps * searched + 2 * options["draws"] * half
 
 
 def _tunings(options: Mapping[str, Any], n_blocks: int) -> float:
@@ -240,8 +252,8 @@ def _possible_runs(claims: Sequence[Claim], model: str, paper: Paper, kinds: Map
 
 def _with_columns(need: Need, corpus: Corpus) -> Need:
     """Mark a run as lacking a treebank if its task reads a column that the corpus does not have."""
-    task = need.options.get("task")
-    has_column = task not in OF_TREEBANKS or task in corpus.columns
+    column = "head" if need.command == "trees" else need.options.get("task")
+    has_column = column not in ("head", *OF_TREEBANKS) or column in corpus.columns
     return need if has_column else replace(need, lacking="a treebank as `--corpus`")
 
 
@@ -250,6 +262,9 @@ def _text_of(need: Need, corpus: Corpus) -> tuple[Corpus, str]:
     if "pairs" in need.options:
         pairs = read_pairs(need.options["pairs"])
         return pairs, pairs.fingerprint
+    if "facts" in need.options:
+        facts, _ = read_facts(need.options["facts"], f"--facts {need.options['facts']}")
+        return from_sentences("cloze", [fact.text for fact in facts]), minimal_pairs.fingerprint_of(facts)
     if need.command == "cloze" and "corpus" not in need.options:
         file = need.options.get("file", minimal_pairs.BUILTIN)
         word_pairs, _ = minimal_pairs.read_pairs(file, f"--cloze {file}")
@@ -281,7 +296,7 @@ class _Planning:
             self.lacking[need.name] = need.lacking or self.lacking[str(gone)]
             return Planned(replace(need, lacking=self.lacking[need.name]), None)
         need = need.in_folders(self.folders)
-        if need.command == TUNING and need.has_separate_corpus:  # which is known by its fingerprint
+        if need.command in (TUNING, "fit") and need.has_separate_corpus:  # which is known by its fingerprint
             text = load_corpus(need.options["corpus"])
             fingerprint, need = text.fingerprint, replace(need, has_separate_corpus=False)
         elif need.is_of_run:
@@ -296,7 +311,13 @@ class _Planning:
             need = replace(need, options={**need.options, "name": folder.name})
         self.folders[need.name] = folder or self.place / str(need.options.get("name", need.name))
         self.texts[need.name] = text
-        return Planned(need, folder, *(self.costs.of(need, text) if self.costs and not folder else ()))
+        if folder or not self.costs:
+            return Planned(need, folder)
+        try:
+            return Planned(need, None, *self.costs.of(need, text))
+        except UserError as error:  # of a text that lacks what the run predicts
+            self.lacking[need.name] = as_clause(error)
+            return Planned(replace(need, lacking=self.lacking[need.name]), None)
 
     def _named(self, need: Need, fingerprint: str) -> Need:
         """Return a tuning with a name, by which other runs read it and a killed one is continued."""
@@ -332,7 +353,7 @@ class _Costs:
         reading = self.readings.get(key) or PendingRequest.of(self.source.request(text), self.source.cache)
         self.speed = self.speed or Speed.measure(reading.request)
         run_seconds = seconds(need, self.defaults[need.command], reading, self.speed)
-        if key in self.readings or need.command in ("hierarchy", TUNING):  # which read into no cache
+        if key in self.readings or need.command in ("hierarchy", "triggers", TUNING):  # which read into no cache
             return run_seconds, 0
         self.readings[key] = reading
         return run_seconds + reading.seconds(self.speed), reading.missing_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -303,9 +304,12 @@ class Compare(Study):
         return compare_tables.charts(result.accuracies, result.results.get("task", ""))
 
     def drawings(self, result: Result) -> Drawings:
-        """Return the heat maps of layers by layers."""
+        """Return the heat maps of layers by layers, or for recipes their differences."""
+        from probing.studies.compare.recipes import differences
         from probing.tables.probe_figures import agreement_drawings
 
+        if self.is_of_recipes(result):
+            return {"recipes": partial(differences, rows=result.recipes, is_number=result.results["numbers"])}
         return agreement_drawings(result.agreement)
 
     def more_tables(self, result: Result) -> list[Any]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import combinations
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +22,7 @@ from probing.statistics import independent_difference, neuron_ranks, paired_diff
 from probing.studies.compare.tables import INDEPENDENT, PAIRED, TUNINGS, differing, level_of, options_of, verdict_of
 from probing.studies.finetune.results import TunedAnswers, read_answers_of
 from probing.studies.finetune.tables import SHORT, STARTS, examples_of, score_words
-from probing.tables.figures import BLUE, GREY, USUAL, write_drawings
+from probing.tables.figures import BLUE, GREY
 from probing.text.tasks import short_name
 
 if TYPE_CHECKING:
@@ -37,13 +35,6 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 # Characters of the name of a run.
 _NAME = 24
-
-
-def write_recipe_figures(
-    folder: Path, rows: Sequence[Row], is_number: bool, formats: Sequence[str] = USUAL
-) -> list[Path]:
-    """Draw the differences of `recipes.csv`, and return the paths of the files."""
-    return write_drawings(folder, {"recipes": partial(differences, rows=rows, is_number=is_number)}, formats)
 
 
 def differences(figure: Figure, rows: Sequence[Row], is_number: bool) -> None:
@@ -247,11 +238,7 @@ def study_output(runs: Sequence[Result]) -> Measurements:
     with reading(first.folder):
         results = _results(tunings, first)
     options = differing(_options(tunings))
-
-    def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
-        return write_recipe_figures(folder, rows, first.results["numbers"], formats)
-
-    return Measurements({"recipes": rows, "options": options}, results, draw=draw)
+    return Measurements({"recipes": rows, "options": options}, results)
 
 
 def _results(tunings: Sequence[Tunings], first: Result) -> dict[str, Any]:

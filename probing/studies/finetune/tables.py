@@ -31,6 +31,7 @@ from probing.results import (
 from probing.results import estimate as with_interval
 from probing.runs import Result
 from probing.statistics import few_sentences
+from probing.tables.conclusions import known
 from probing.tables.figures import BY_STEP, Chart, Line, Panel, XAxis
 
 # From where the model starts: its trained weights, or random ones; or its trained weights on labels that mean nothing.
@@ -232,12 +233,6 @@ def answer(scores: Table, differences: Table, model: str, results: Mapping[str, 
 def ends_known(row: Row) -> bool:
     """Check whether a row has its interval."""
     return ends(row) is not None
-
-
-def known(row: Row, column: str) -> bool:
-    """Check whether a row has a number in a column."""
-    value = row.get(column)
-    return isinstance(value, float) and value == value
 
 
 def conclusions(scores: Table, differences: Table, results: Mapping[str, Any]) -> list[str]:

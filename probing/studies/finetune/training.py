@@ -91,6 +91,22 @@ class TuningBatch:
         moved = {name: values.to(device, **options) for name, values in self.inputs.items()}
         return TuningBatch(moved, self.targets.to(device, **options), self.n, self.sentences)
 
+    def with_tokens(self, ids: Sequence[int], at: int) -> TuningBatch:
+        """Return the batch with the same tokens, without targets, before the token at one position of each sentence.
+
+        The other inputs of the new tokens are those of the token at this position.
+        """
+
+        def inserted(values: Tensor, new: Tensor) -> Tensor:
+            return torch.cat([values[:, :at], new.expand(len(values), len(ids)), values[:, at:]], 1)
+
+        new = {name: values[:, at : at + 1] for name, values in self.inputs.items()}
+        new["input_ids"] = torch.tensor([[*ids]], dtype=torch.int64)
+        inputs = {name: inserted(values, new[name]) for name, values in self.inputs.items()}
+        without = torch.full((1, 1), nothing(self.targets), dtype=self.targets.dtype)
+        targets = self.targets if self.targets.ndim == 1 else inserted(self.targets, without)
+        return replace(self, inputs=inputs, targets=targets)
+
 
 @dataclass(frozen=True)
 class Side:
@@ -108,9 +124,27 @@ class Side:
     pad_token_id: int
 
     @cached_property
+    def n_targets(self) -> NDArray[np.int64]:
+        """Number of targets of each sentence of the corpus, shape (n_sentences,)."""
+        rows = np.flatnonzero(is_target(self.targets).numpy())
+        sentences = rows if self.of == "sentences" else self.tokens.sentences[rows]
+        return np.bincount(sentences, minlength=self.tokens.n_sentences)
+
+    @cached_property
     def sentences(self) -> NDArray[np.int64]:
         """The sentences with at least one target, ascending."""
-        return self.examples.sentences().astype(np.int64)
+        return np.flatnonzero(self.n_targets)
+
+    def part(self, sentences: Sequence[int]) -> Side:
+        """Return the side with the targets of these sentences alone."""
+        rows = np.arange(len(self.targets)) if self.of == "sentences" else self.tokens.sentences
+        inside = torch.from_numpy(np.isin(rows, [*sentences]))
+        return replace(self, targets=self.targets.where(inside, nothing(self.targets)))
+
+    def batches(self, batch_tokens: int) -> Iterator[TuningBatch]:
+        """Yield the sentences with targets, the longest first, in batches of at most this number of tokens."""
+        for chosen in by_length(self.tokens.lengths[self.sentences], batch_tokens):
+            yield self.batch(self.sentences[chosen])
 
     def with_shuffled_targets(self, seed: int) -> Side:
         """Permute the targets at random among the tokens or sentences that have one."""
@@ -365,17 +399,19 @@ class TunedModel(ContinuedModule):
         return torch.optim.AdamW(self.groups, self.recipe.learning_rate)
 
     @torch.no_grad()
-    def answers(self, side: Side, n_classes: int) -> TestAnswers:
-        """Return the model's answers on a side by sentence, without dropout; `n_classes` is 0 for numbers."""
+    def answers(self, side: Side, n_classes: int, before: Sequence[int] = (), at: int = 0) -> TestAnswers:
+        """Return the model's answers on a side by sentence, without dropout; `n_classes` is 0 for numbers.
+
+        The tokens `before` are put before the token at position `at` of each sentence.
+        """
         was_training, n_sentences = self.model.training, side.tokens.n_sentences
         self.model.eval()
         right, loss, predicted = np.zeros(n_sentences), np.zeros(n_sentences), np.full(n_sentences, np.nan)
         confusion = np.zeros((n_classes, n_classes), dtype=np.int64)
-        for chosen in by_length(side.tokens.lengths[side.sentences], self.recipe.batch_tokens):  # longest first
-            batch = side.batch(side.sentences[chosen])
+        for batch in side.batches(self.recipe.batch_tokens):
+            if before:
+                batch = batch.with_tokens(before, at)
             has_target = is_target(batch.targets)
-            if not has_target.any():
-                continue
             outputs, targets = self.outputs(batch.to(self.device))
             of = batch.sentences.view(-1, *[1] * (has_target.ndim - 1)).expand(has_target.shape)[has_target].numpy()
             sizes, true = losses(outputs, targets).cpu().double().numpy(), targets.cpu().numpy()

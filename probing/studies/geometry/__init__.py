@@ -30,7 +30,7 @@ from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.statistics import size_lines
 from probing.studies.geometry import inside, tables
-from probing.tables.figures import Chart
+from probing.tables.figures import Chart, Drawings
 from probing.tables.heads import first_token_conclusions, first_token_tables
 
 
@@ -130,7 +130,7 @@ def _run(call: Call, tokenizer: Any) -> Result | None:
                 model, encoder, model_tokenizer, store, text, surveyed.clipped, plan.special_tokens,
                 source.random_weights_seed is None, plan.n_draws, plan.seed, source.say,
             )  # fmt: skip
-            return study_output(surveyed, measure_inside(folder, outlier_model, selected), stores, model.short_name)
+            return study_output(surveyed, measure_inside(folder, outlier_model, selected), stores)
 
         return call.write(source.model, measure)
 
@@ -171,6 +171,12 @@ class Geometry(Study):
         of_outliers = [tables.explained_chart(result.explained, result.outliers)] if explained else []
         bound = [inside.smoothing_chart(result.smoothing)] if result.smoothing else []
         return [*tables.charts(result.geometry), *of_outliers, *bound]
+
+    def drawings(self, result: Result) -> Drawings:
+        """Return the mean vectors of layers, and what was measured inside the model."""
+        from probing.studies.geometry.figures import drawings
+
+        return drawings(result.by_name, self.figure_prefix(result))
 
     def conclusions(self, result: Result) -> list[str]:
         """Return the conclusions, a sentence for each question."""

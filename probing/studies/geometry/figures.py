@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from probing.results import Row, Table
+from probing.results import Table
 from probing.statistics import MEAN_DEVIATIONS
 from probing.studies.geometry.inside import (
     DRAWN,
@@ -28,8 +27,7 @@ from probing.tables.figures import (
     GREY,
     ORANGE,
     PURPLE,
-    USUAL,
-    write_drawings,
+    Drawings,
 )
 from probing.tables.outlier_effects import draw_effects
 
@@ -40,25 +38,19 @@ if TYPE_CHECKING:
 _LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), ("black", "v"))
 
 
-def write_figures(
-    folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
-) -> list[Path]:
-    """Draw the figures of the tables that have rows, each in some formats, and return the paths of the files."""
-    dimensions, outliers, norms, changes, path = (
-        Table(tables.get(name, ())) for name in ("dimensions", "outliers", "norms", "norm_changes", "path")
-    )
-    drawings = {
-        "outliers": (partial(mean_profile, dimensions=dimensions, outliers=outliers, model=model), dimensions),
-        "norms": (partial(draw_terms, norms=norms, model=model), norms),
-        "norm_changes": (partial(draw_changes, changes=changes, model=model), changes),
-        "path": (partial(draw_path, path=path, model=model), path),
+def drawings(tables: Mapping[str, Table], model: str) -> Drawings:
+    """Return what draws the figures of the tables that have rows."""
+    profile = partial(mean_profile, outliers=tables["outliers"])
+    of_tables: dict[str, tuple[Callable[..., None], str]] = {
+        "outliers": (profile, "dimensions"), "norms": (draw_terms, "norms"),
+        "norm_changes": (draw_changes, "norm_changes"), "path": (draw_path, "path"),
     }  # fmt: skip
-    return write_drawings(folder, {name: draw for name, (draw, rows) in drawings.items() if rows}, formats)
+    return {name: partial(draw, rows=tables[of], model=model) for name, (draw, of) in of_tables.items() if tables[of]}
 
 
-def mean_profile(figure: Figure, dimensions: Table, outliers: Table, model: str) -> None:
+def mean_profile(figure: Figure, rows: Table, outliers: Table, model: str) -> None:
     """Draw each layer's mean vector over the neurons, with its outliers named."""
-    by_layer = dict(sorted(dimensions.by("layer").items()))
+    by_layer = dict(sorted(rows.by("layer").items()))
     layers = list(by_layer)
     columns = min(2, len(layers))
     n_rows = -(-len(layers) // columns)
@@ -91,21 +83,21 @@ def mean_profile(figure: Figure, dimensions: Table, outliers: Table, model: str)
     )
 
 
-def draw_path(figure: Figure, path: Table, model: str) -> None:
+def draw_path(figure: Figure, rows: Table, model: str) -> None:
     """Draw the distance of outliers along the residual stream, on the first token and on words."""
-    neurons = followed(path)
+    neurons = followed(rows)
     figure.set_size_inches(9.6, 5.2)
     for axes, (tokens, words) in zip(figure.subplots(2, 1, sharex=True, sharey=True), TOKENS.items(), strict=True):
-        group_rows = path.where(tokens=tokens)
+        group_rows = rows.where(tokens=tokens)
         stream = sorted(group_rows.where(term="no").values("step"))
         random = [group_rows.where(step=step, kind="random").column("deviations") for step in stream]
         if all(random) and stream:
             reach = [max(map(abs, values)) for values in random]
             axes.fill_between(stream, [-r for r in reach], reach, color="#d9d9d9", lw=0, label="random neurons")
         for (colour, mark), neuron in zip(_LOOKS, neurons, strict=False):
-            rows = group_rows.where(neuron=neuron)
+            neuron_rows = group_rows.where(neuron=neuron)
             for term, look in (("no", {"ls": "-", "mfc": colour}), ("yes", {"ls": "", "mfc": "white"})):
-                line_rows = rows.where(term=term)
+                line_rows = neuron_rows.where(term=term)
                 axes.plot(
                     line_rows.column("step"), line_rows.column("deviations"), marker=mark, ms=4, c=colour, lw=1,
                     label=f"neuron {neuron}" if term == "no" else None, **look,
@@ -115,7 +107,7 @@ def draw_path(figure: Figure, path: Table, model: str) -> None:
         axes.axhline(0, color=GREY, lw=0.5)
         axes.set_ylabel("sd of all neurons")
         axes.set_title(words, fontsize=9)
-        _name_sites(axes, path)
+        _name_sites(axes, rows)
     figure.axes[0].tick_params(labelbottom=False)
     figure.suptitle(
         f"{model}: outliers along the residual stream (open: a term that is added)", x=0.01, ha="left", fontsize=10
@@ -134,15 +126,15 @@ def _name_sites(axes: Axes, path: Table) -> None:
             axes.axvline(row["step"] - 0.5, color=GREY, lw=0.4)
 
 
-def draw_terms(figure: Figure, norms: Table, model: str) -> None:
+def draw_terms(figure: Figure, rows: Table, model: str) -> None:
     """Draw the terms of the farthest outliers in each norm."""
-    outliers = norms.where(kind="outlier").by("neuron")
-    reach = {neuron: max(map(abs, rows.column("deviations"))) for neuron, rows in outliers.items()}
+    outliers = rows.where(kind="outlier").by("neuron")
+    reach = {neuron: max(map(abs, of.column("deviations"))) for neuron, of in outliers.items()}
     neurons = sorted(reach, key=lambda neuron: (-reach[neuron], neuron))[:DRAWN]
     figure.set_size_inches(9.2, 0.9 + 1.7 * -(-len(neurons) // 2))
     grid = figure.subplots(-(-len(neurons) // 2), min(2, len(neurons)), squeeze=False, sharex=True).ravel()
     for axes, neuron in zip(grid, neurons, strict=False):
-        _draw_neuron(axes, norms.where(neuron=neuron))
+        _draw_neuron(axes, rows.where(neuron=neuron))
         axes.set_title(f"neuron {neuron}", fontsize=9)
     for axes in grid[len(neurons) :]:
         axes.set_visible(False)
@@ -166,17 +158,17 @@ def _draw_neuron(axes: Axes, rows: Table) -> None:
     axes.set_xticks(x, [label if i % step == 0 else "" for i, label in enumerate(labels)], fontsize=7)
 
 
-def draw_changes(figure: Figure, changes: Table, model: str) -> None:
+def draw_changes(figure: Figure, rows: Table, model: str) -> None:
     """Draw the remaining distances of outliers and the effects on the model's output, with random neurons."""
-    measures, pairs = output_measures(changes), outlier_pairs(changes)
+    measures, pairs = output_measures(rows), outlier_pairs(rows)
     figure.set_size_inches(1.8 + 2.9 * (1 + len(measures)), 3.3)
     distance_axes, *panels = figure.subplots(1, 1 + len(measures), squeeze=False)[0]
     kinds = {
         "random": ("random neurons (mean of draws)", {"c": GREY, "ls": ":", "lw": 0.8}),
         "outliers": ("outliers", {"c": BLUE, "marker": "o", "ms": 3}),
     }
-    for i, rows in enumerate(pairs.values()):
-        by_kind = rows.by("kind")
+    for i, pair in enumerate(pairs.values()):
+        by_kind = pair.by("kind")
         for kind, (words, look) in kinds.items():
             if kind in by_kind:
                 lines = [by_kind["intact"], *(by_kind[kind].where(where=where) for where in PLACES)]
@@ -187,8 +179,8 @@ def draw_changes(figure: Figure, changes: Table, model: str) -> None:
     distance_axes.set_ylim(0, None)
     distance_axes.set_ylabel("sd from the other neurons")
     distance_axes.set_title("distance of each outlier", fontsize=9)
-    for axes, rows in zip(panels, measures, strict=True):
-        draw_effects(axes, rows, {where: where for where in PLACES})
+    for axes, measure in zip(panels, measures, strict=True):
+        draw_effects(axes, measure, {where: where for where in PLACES})
         axes.set_ylabel("effect (95% interval)")
     figure.suptitle(f"{model}: average gains and biases of outliers", x=0.01, ha="left", fontsize=10)
     figure.legend(*distance_axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)

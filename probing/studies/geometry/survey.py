@@ -33,7 +33,6 @@ from probing.runs.call import Measurements
 from probing.runtime.progress import stage
 from probing.statistics import size_columns
 from probing.statistics.moments import MEAN_DEVIATIONS, Definition
-from probing.studies.geometry.figures import write_figures
 from probing.studies.geometry.layers import Estimator, LayerMeasures, Sampled, first_token_rows, measure
 from probing.studies.geometry.tables import SCHEMAS
 from probing.text.tokens import Tokens
@@ -478,10 +477,8 @@ def _explained(
     ]
 
 
-def study_output(
-    surveyed: LayerSurvey, inside: Mapping[str, Rows], stores: Sequence[ActivationStore], model_name: str
-) -> Measurements:
-    """Return tables, figures, transforms and results; `stores` are measured first, fitted on last."""
+def study_output(surveyed: LayerSurvey, inside: Mapping[str, Rows], stores: Sequence[ActivationStore]) -> Measurements:
+    """Return tables, transforms and results; `stores` are measured first, fitted on last."""
     optional = {schema.name for schema in SCHEMAS if schema.optional}
     tables = {
         name: rows for name, rows in {**surveyed.tables, **inside}.items() if rows or name not in optional
@@ -500,10 +497,7 @@ def study_output(
         "clipped": {str(layer): neurons for layer, neurons in surveyed.clipped.items()},
         "not_applicable": surveyed.not_applicable,
     }
-    return Measurements(
-        tables, results, _curves(tables["geometry"]),
-        draw=lambda folder, formats: write_figures(folder, tables, model_name, formats), write=write,
-    )  # fmt: skip
+    return Measurements(tables, results, _curves(tables["geometry"]), write=write)
 
 
 def _curves(rows: Rows) -> Rows:

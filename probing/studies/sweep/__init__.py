@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -58,6 +59,7 @@ from probing.studies.sweep.definition import (
     stacks,
     trial_name,
 )
+from probing.tables.figures import Drawings, write_drawings
 from probing.tables.schema import ACCURACY, NUMBERS
 from probing.text.tasks import load_task, predicts_numbers, unit_of
 from probing.tracking import Tracker, resolve_mode, shared_service
@@ -457,15 +459,14 @@ def _conclude(
     import yaml
 
     from probing.studies.sweep import search as table
-    from probing.studies.sweep.search import write_sweep_figure
 
     outcomes = [table.outcome(trial.name, trial.point, load_fit(folder / "trials" / trial.name)) for trial in trials]
     rows = table.rows(outcomes, options.varied)
     problem = table.missing_metric(outcomes, definition.metric)
     metric = None if problem else definition.metric
     best = table.best(outcomes, metric, definition.goal)
-    (folder / "figures").mkdir(exist_ok=True)
-    figures = write_sweep_figure(folder / "figures" / "sweep", rows, options.varied, formats)
+    drawings = {"sweep": partial(table.draw_sweep, rows=rows, varied=options.varied)}
+    figures = write_drawings(folder / "figures", drawings, formats)
     write_csv(folder / "sweep.csv", rows, SWEEP)
     settings = parse_json(read_text(folder / "definition.json", folder))
     (folder / "sweep.yaml").write_text(yaml.safe_dump(settings["sweep"], sort_keys=False), encoding="utf-8")
@@ -498,11 +499,19 @@ class SweepStudy(Study):
         "figures/sweep": "Accuracy by layer and option.",
     }
 
+    def drawings(self, result: Result) -> Drawings:
+        """Return what draws the accuracy by layer and option."""
+        from probing.studies.sweep.search import draw_sweep
+
+        return {"sweep": partial(draw_sweep, rows=result.sweep, varied=self._varied(result))}
+
+    def _varied(self, result: Result) -> list[str]:
+        return [name for name in result.results["best"] if name not in ("trial", "metric")]
+
     def tables(self, result: Result) -> list[Any]:
         """Return the best rows."""
         metric = result.config["sweep"].get("metric") or {}
-        varied = [name for name in result.results["best"] if name not in ("trial", "metric")]
-        return [best_table(result.sweep, varied, metric.get("name"), metric.get("goal", "minimize"))]
+        return [best_table(result.sweep, self._varied(result), metric.get("name"), metric.get("goal", "minimize"))]
 
     def conclusions(self, result: Result) -> list[str]:
         """Return the best trial, and the dependence of rankings on each option."""

@@ -7,7 +7,6 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,11 +19,13 @@ from probing.runs.run import Run
 from probing.statistics import neuron_ranks, spearman, top_overlap
 from probing.studies.sweep.definition import BEST_ACCURACY, Parameter, Sweep, rows_of, value_of
 from probing.tables import UNINFORMATIVE
-from probing.tables.figures import BLUE, GREY, USUAL, drawing, forms_of, name_layers, spaced_layers
+from probing.tables.conclusions import known
+from probing.tables.figures import BLUE, GREY, name_layers, spaced_layers
 from probing.tracking.client import summary_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Point = dict[str, Any]
 
@@ -324,30 +325,25 @@ LAYERS_NAMED, LIGHTEST = 12, 0.65
 PENALTIES = ("probe.l2", "probe.l1")
 
 
-def write_sweep_figure(
-    path: Path, rows: Sequence[Row], varied: Sequence[str], formats: Sequence[str] = USUAL
-) -> list[Path]:
-    """Draw a sweep, in some formats that replace the suffix of `path`, and return the paths of the files."""
+def draw_sweep(figure: Figure, rows: Sequence[Row], varied: Sequence[str]) -> None:
+    """Draw the accuracy of trials by layer and option, and the agreement of rankings by penalty."""
     axis_names = ["layer", *(name for name in varied if name != "layer")]
     accuracy = [name for name in axis_names if len({str(row[name]) for row in rows}) > 1] or ["layer"]
     penalties = [name for name in PENALTIES if name in varied]
     # For each penalty, the agreement of rankings between trials that differ only in one other option.
-    stability = [
-        (penalty, other) for penalty in penalties for other in varied if any(f"{other}_spearman" in row for row in rows)
-    ]
+    compared = [other for other in varied if any(known(row, f"{other}_spearman") for row in rows)]
+    stability = list(itertools.product(penalties, compared))
     n = len(accuracy) + len(stability)
     height = -(-n // COLUMNS)
-    with drawing(path, formats) as figure:
-        figure.set_size_inches(3.1 * min(n, COLUMNS) + 2.0, max(2.7 * height, 3.6))
-        panels = [figure.add_subplot(height, min(n, COLUMNS), i + 1) for i in range(n)]
-        for axes, name in zip(panels, accuracy, strict=False):
-            _accuracy(axes, rows, name)
-        for axes, (penalty, other) in zip(panels[len(accuracy) :], stability, strict=True):
-            _stability(axes, rows, penalty, other)
-        # One legend beside the panels serves them all: they draw the same trials and layers.
-        shown = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-        figure.legend(shown.values(), shown.keys(), loc="outside right center")
-    return forms_of([path], formats)
+    figure.set_size_inches(3.1 * min(n, COLUMNS) + 2.0, max(2.7 * height, 3.6))
+    panels = [figure.add_subplot(height, min(n, COLUMNS), i + 1) for i in range(n)]
+    for axes, name in zip(panels, accuracy, strict=False):
+        _accuracy(axes, rows, name)
+    for axes, (penalty, other) in zip(panels[len(accuracy) :], stability, strict=True):
+        _stability(axes, rows, penalty, other)
+    # One legend beside the panels serves them all: they draw the same trials and layers.
+    shown = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(shown.values(), shown.keys(), loc="outside right center")
 
 
 def _accuracy(axes: Axes, rows: Sequence[Row], name: str) -> None:
@@ -369,7 +365,7 @@ def _accuracy(axes: Axes, rows: Sequence[Row], name: str) -> None:
 def _stability(axes: Axes, rows: Sequence[Row], penalty: str, other: str) -> None:
     """Draw for each layer the agreement of rankings between trials that differ in one option, against the penalty."""
     column = f"{other}_spearman"
-    shown = [row for row in rows if column in row]
+    shown = [row for row in rows if known(row, column)]
     coordinates = _coordinates(axes, [row[penalty] for row in shown])
     layers = sorted({row["layer"] for row in shown})
     marks = sorted(set(coordinates))

@@ -23,6 +23,7 @@ from probing.models import load_config, resolve_model
 from probing.models.loading import Blocks
 from probing.runs import study_of
 from probing.studies.attention import attention
+from probing.studies.claims import DATA
 from probing.studies.claims.claim import read_paper
 from probing.studies.claims.measures import MEASURES
 from probing.studies.claims.planning import (
@@ -303,7 +304,7 @@ def test_a_finished_training_of_the_same_text_and_recipe_is_taken(tmp_path: Path
 # The commands of the runs of `bertology`.
 OF_BERTOLOGY: dict[str, Any] = {
     name: study_of(name).command
-    for name in ("fit", "attention", "ablate", "hierarchy", "cloze", "sts", "finetune")
+    for name in ("fit", "attention", "ablate", "hierarchy", "cloze", "sts", "finetune", "trees", "triggers")
 }  # fmt: skip
 USUAL = {name: defaults(function) for name, function in OF_BERTOLOGY.items()}
 SENTENCES = load_corpus(["one two three", "four five six"])
@@ -322,7 +323,7 @@ def of_bertology(
     """Return the planned runs of a model by their names."""
     of = read_paper("bertology", MEASURES)
     data = {"cloze": None if cloze_file is None else str(cloze_file), "sts": None if folder is None else str(folder)}
-    data |= {"untuned": None, "labels": None}
+    data |= {"untuned": None, "labels": None, "facts": None, "spans": None}
     made = plan(of, of.claims, {"m": str(model)}, UserInputs("text.conllu", data), text, USUAL, place, cache)
     return {one.need.name: one for one in made.models["m"]}
 
@@ -400,6 +401,24 @@ def test_labels_of_a_treebank_are_known_to_be_lacking_before_anything_is_run(toy
     file = tmp_path / "bank.conllu"
     file.write_text("\n".join("1\tGo\t_\tVERB\t_\t_\t0\troot\t_\t_\n" for _ in range(3)) + "\n", encoding="utf-8")
     assert of_bertology(toy, tmp_path, text=load_corpus(str(file)))["relations"].need.lacking == ""
+
+
+def test_labels_of_another_file_are_those_of_its_sentences_and_a_text_without_labels_is_lacking(
+    toy: Path, tmp_path: Path, sentences: list[str]
+) -> None:
+    rows = "".join(f'"{text}",{"long" if len(text) > 80 else "short"}\n' for text in sentences)
+    (tmp_path / "labels.csv").write_text(f"text,label\n{rows}", encoding="utf-8")
+    paper, text = read_paper("luo2021", MEASURES), from_sentences("text", sentences)
+    claims = [claim for claim in paper.claims if claim.id == 47]
+    for labels, lacking in (("labels.csv", ""), ("one.csv", "leave 0 classes")):
+        (tmp_path / "one.csv").write_text("text,label\na b,c\nd e,f\n", encoding="utf-8")
+        data = {**dict.fromkeys(DATA), "labels": str(tmp_path / labels)}
+        made = plan(
+            paper, claims, {"m": str(toy)}, UserInputs("text.txt", data), text, USUAL, tmp_path, tmp_path / "cache"
+        )
+        need = {one.need.name: one for one in made.models["m"]}["labels"]
+        assert (need.seconds > 0) is (lacking == "")
+        assert lacking in need.need.lacking
 
 
 PAPER = read_paper("kovaleva2019", MEASURES)
@@ -537,7 +556,7 @@ def test_another_tuning_is_not_taken(changed: dict[str, Any], is_taken: bool, mo
 
 def test_a_tuning_from_more_starts_serves_one_from_fewer(model: Path, tmp_path: Path) -> None:
     paper = read_paper("bertology", MEASURES)
-    data = {"labels": None, "untuned": None, "sts": None, "cloze": None}
+    data = {"labels": None, "untuned": None, "sts": None, "cloze": None, "facts": None, "spans": None}
     made = tuned_finished(tmp_path / "mine", model)
     claims = [claim for claim in paper.claims if claim.id == 32]
     found = plan(paper, claims, {"m": str(model)}, UserInputs("text.txt", data), TEXT, TUNED_USUAL, tmp_path).models[

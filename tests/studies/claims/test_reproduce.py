@@ -18,6 +18,7 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.runs.loading import load_run
 from probing.studies import geometry as geometry_module
+from report_runs import treebank
 from tiny_models import other_queries, tuned
 
 NO_WANDB: Any = {"mode": "disabled"}
@@ -318,7 +319,7 @@ def test_words_at_a_mask_are_measured_and_their_runs_are_taken_again(
     assert rows[6]["command"] == f"python -m probing cloze --model {model} --corpus {corpus_file}"
     assert rows[11]["lacking"] == "pairs of the group `agreement` in the file that `--cloze` names"
     assert rows[28]["lacking"].startswith("a treebank as `--corpus`")
-    assert "LAMA" in rows[35]["lacking"]
+    assert rows[35]["lacking"] == "`--facts`"
     capsys.readouterr()
     again = of(bertology_made(str(model), **options, cloze=str(pairs)), str(model))
     assert capsys.readouterr().err.count(": read from ") == 2
@@ -405,6 +406,45 @@ def test_claims_on_tuned_models_are_measured_on_labels_and_their_runs_are_taken_
     assert others[34]["measured"] == rows[4]["measured"]
     assert all(0 <= others[number]["measured"] <= 1 for number in (32, 33))
     assert capsys.readouterr().err.count("run 1 of 1") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_trees_facts_numerals_spans_and_triggers_are_measured_and_their_runs_are_taken_again(
+    model: Path, labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [f"{text} {7 ** (i % 5) + i}" for i, text in enumerate(make_sentences(300, longest=8))]
+    (tmp_path / "bank.conllu").write_text(treebank(texts), encoding="utf-8")
+    facts = [
+        {"masked_sentences": [f"The {subject} is a [MASK]."], "sub_label": subject, "obj_label": "probe"}
+        for subject in (f"token {i}" for i in range(24))
+    ]
+    labelled = [
+        {"text": text, "targets": [{"span1": [at, at + 1], "label": text.split()[at][:1]} for at in (0, 1)]}
+        for text in texts
+    ]
+    for name, lines in (("facts", facts), ("spans", labelled)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    files = {"facts": "facts.jsonl", "spans": "spans.jsonl", "corpus": "bank.conllu"}
+    options = {"labels": str(labels), **{name: str(tmp_path / file) for name, file in files.items()}}
+    found, rows = tuned_made("bertology", model, tmp_path / "runs", "10,35-38", **options)
+    assert {number: row.get("lacking", "") for number, row in rows.items()} == dict.fromkeys((10, 35, 36, 37, 38), "")
+    runs = {name: load_run(folder) for name, folder in found.results["runs"][str(model)].items()}
+    best = max(row["r2"] for row in runs["numerals_above"].accuracy)
+    assert (rows[36]["measured"], rows[36]["control"]) == (best, max(row["r2"] for row in runs["numerals"].accuracy))
+    best_layer = max(runs["spans"].accuracy[1:], key=lambda row: row["accuracy"])
+    assert rows[38]["measured"] == best_layer["accuracy"] - best_layer["token_accuracy"]
+    (row,) = runs["facts"].fact_relations.where(relation="all")
+    assert rows[35]["measured"] == row["above_without_subject"]
+    assert rows[37]["measured"] == runs["misled"].triggers.where(condition="found")[0]["fall"]
+    assert " && python -m probing triggers --run " in rows[37]["command"]
+    middle = runs["structural"].trees.where(condition="model", layer=2)[0]["uuas"]
+    others = runs["structural"].trees.where(lambda row: row["layer"] != 2, condition="model")
+    assert rows[10]["measured"] == pytest.approx(middle - max(others.column("uuas")))
+    capsys.readouterr()
+    _, again = tuned_made("bertology", model, tmp_path / "runs", "10,35-38", **options)
+    assert capsys.readouterr().err.count(": read from ") == 7
+    assert again == rows
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,7 +19,9 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.probes import transforms
+from probing.results import Row
 from probing.runs import Result
+from probing.runs.call import Measurements
 from probing.runs.loading import load_run
 from probing.runs.run import load_fit
 from probing.statistics import moments
@@ -65,21 +68,22 @@ def bent(place: Path, sentences: list[str]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured() -> dict[str, list[dict[str, Any]]]:
+def measured() -> dict[str, Sequence[Row]]:
     """The tables of `made` before they were written."""
     return {}
 
 
 @pytest.fixture(scope="module")
-def made(place: Path, bent: Path, corpus_file: Path, measured: dict[str, list[dict[str, Any]]]) -> Result:
-    write_figures = survey.write_figures
+def made(place: Path, bent: Path, corpus_file: Path, measured: dict[str, Sequence[Row]]) -> Result:
+    study_output = survey.study_output
 
-    def keep(folder: Path, tables: Any, *others: Any) -> list[Path]:
-        measured.update(tables)
-        return write_figures(folder, tables, *others)
+    def keep(*args: Any) -> Measurements:
+        output = study_output(*args)
+        measured.update(output.tables)
+        return output
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(survey, "write_figures", keep)
+        patch.setattr(survey, "study_output", keep)
         found = geometry(
             model=str(bent), corpus=str(corpus_file), runs=str(place / "runs"), name="g", estimators="all", quiet=True,
             wandb=WandbOptions("offline"),
@@ -129,7 +133,7 @@ def test_its_place_in_the_parameters_is_that_of_the_planted_bias(made: Result) -
 
 
 def test_what_is_returned_is_what_was_measured_and_what_the_folder_holds(
-    made: Result, measured: dict[str, list[dict[str, Any]]]
+    made: Result, measured: dict[str, Sequence[Row]]
 ) -> None:
     assert set(measured) == set(TABLES)
     for name in TABLES:

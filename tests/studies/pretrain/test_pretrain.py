@@ -33,7 +33,7 @@ from probing.studies.pretrain.tables import (
     last_rows,
     tables,
 )
-from probing.tables.figures import Chart, Panel, write_charts
+from probing.tables.figures import Chart, Panel, chart_drawings, write_drawings
 from typed import processes_of
 from wandb_stand_in import read_offline_runs
 
@@ -402,7 +402,7 @@ def test_arms_share_a_panel_where_their_looks_can_be_distinguished(
         for panel in chart.panels:
             looks = chart.looks_of(panel)
             assert len({looks[line.label] for line in panel.lines}) == len({line.label for line in panel.lines}) <= 7
-    assert all(path.is_file() for path in write_charts(tmp_path / "figures", drawn, "", ["png"]))
+    assert all(path.is_file() for path in write_drawings(tmp_path / "figures", chart_drawings(drawn, ""), ["png"]))
 
 
 def loss_of(rows: list[dict[str, Any]]) -> Chart:

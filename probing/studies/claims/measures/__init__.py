@@ -419,6 +419,28 @@ def lead_of_change_by_tuning(model_runs: ModelRuns, n_layers: int) -> ClaimEstim
     return tuned.beside(_share(shuffled.value, tuned.value))
 
 
+@measure("misled")
+def fall_by_trigger(model_runs: ModelRuns) -> ClaimEstimate:
+    """Return the fall of a tuned model's accuracy by a trigger, on sentences that were not searched.
+
+    The control is the p-value of its rank among random triggers.
+    """
+    rows: Table = model_runs.run("misled").triggers
+    attacked = rows.where(checkpoint=rows[0]["checkpoint"])
+    (found,), (random,) = (attacked.where(condition=name) for name in ("found", "random"))
+    return from_row(found, "fall", "fall", random["p_value"])
+
+
+@measure("numerals", "numerals_above")
+def best_r2_above_training(model_runs: ModelRuns) -> ClaimEstimate:
+    """Return R² of the value of numerals above all of training, in the best layer.
+
+    The control is R² in the best layer where the values that are tested are within those of training.
+    """
+    within, above = (model_runs.run(name).accuracy for name in ("numerals", "numerals_above"))
+    return largest(from_row(row, "r2", "r2") for row in above).beside(max(within.column("r2")))
+
+
 def _share(part: float, whole: float) -> float | None:
     """Return the part, at least 0, divided by the whole; None if the whole is not positive."""
     return max(part, 0.0) / whole if whole > 0 else None

@@ -31,6 +31,7 @@ from probing.studies.claims.measures.registry import (
     required,
     upper,
 )
+from probing.studies.hierarchy import ITSELF
 from probing.tables.heads import SPECIAL, name_of, of_all_maps, of_measure
 
 # A head attends to a neighbour, as in Clark et al. (2019, section 3.2), if it gives it more than this attention.
@@ -579,7 +580,7 @@ def layers_from_speech_to_syntax(model_runs: ModelRuns) -> ClaimEstimate:
     draws = np.random.default_rng(0)
     values, drawn = [], []
     for task in ("parts_of_speech", "relations"):
-        rows = _rows(model_runs, task)
+        rows = _rows(model_runs.run(task).accuracy)
         means = np.array([row["accuracy"] for row in rows])
         widths = np.array([row["accuracy_high"] - row["accuracy_low"] for row in rows])
         values.append(float(expected_layer(means)))
@@ -596,20 +597,43 @@ def lead_of_middle_layers(model_runs: ModelRuns, task: Task) -> ClaimEstimate:
     Middle layers are the second third of the blocks; the other layers include the embeddings. The control is the same
     difference for a randomly initialised model.
     """
-    rows = _rows(model_runs, task)
+    rows = _rows(model_runs.run(task).accuracy)
     if "untrained_accuracy" not in rows[0]:
         raise NotMeasurable("a run with the control `untrained`")
+    return _lead_of_middle_layers(rows, rows.column("untrained_accuracy"), "accuracy")
+
+
+@measure("spans")
+def lead_over_tokens_of_spans(model_runs: ModelRuns) -> ClaimEstimate:
+    """Return the lead in accuracy of the labels of spans over a probe of their tokens alone, in the best layer.
+
+    The control is the lead over a randomly initialised model in this layer.
+    """
+    rows = above_embeddings(model_runs.run("spans").accuracy)
+    best = max(required(rows, "a model with layers above the embeddings"), key=lambda row: row["accuracy"])
+    lead, untrained = (best["accuracy"] - best[f"{name}_accuracy"] for name in ("token", "untrained"))
+    return from_row({**best, "lead": lead}, "lead", "above_token", untrained)
+
+
+@measure("structural")
+def lead_of_middle_layers_in_trees(model_runs: ModelRuns) -> ClaimEstimate:
+    """Return the same lead in the share of the edges of dependency trees that a structural probe recovers."""
+    trained, untrained = (
+        _rows(model_runs.run("structural").trees.where(condition=name)) for name in (ITSELF, "untrained")
+    )
+    return _lead_of_middle_layers(trained, untrained.column("uuas"), "uuas")
+
+
+def _lead_of_middle_layers(rows: Table, untrained: Sequence[float], score: str) -> ClaimEstimate:
     depth = rows[-1]["layer"]
     middle, others = (
         Table([row for row in rows if (depth < 3 * row["layer"] <= 2 * depth) is is_middle])
         for is_middle in (True, False)
     )
     required(middle, "a model with a block in its second third")
-    best, other = (
-        from_row(max(part, key=lambda row: row["accuracy"]), "accuracy", "accuracy") for part in (middle, others)
-    )
-    untrained, untrained_other = (max(part.column("untrained_accuracy")) for part in (middle, others))
-    return (best - other).beside(untrained - untrained_other)
+    best, other = (from_row(max(part, key=lambda row: row[score]), score, score) for part in (middle, others))
+    of_middle, of_others = (max(untrained[row["layer"]] for row in part) for part in (middle, others))
+    return (best - other).beside(of_middle - of_others)
 
 
 def expected_layer(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -621,8 +645,8 @@ def expected_layer(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.divide(weighted, total, out=np.zeros_like(weighted), where=total > 0)
 
 
-def _rows(model_runs: ModelRuns, task: str) -> Table:
-    rows = Table(sorted(model_runs.run(task).accuracy, key=lambda row: row["layer"]))
+def _rows(of_layers: Table) -> Table:
+    rows = Table(sorted(of_layers, key=lambda row: row["layer"]))
     if rows.column("layer") != list(range(len(rows))) or len(rows) < 2:
         raise NotMeasurable("a run of all layers")
     return rows
