@@ -33,7 +33,7 @@ from benchmarks.models import MODELS
 from benchmarks.real_models_page import LOOKS
 from probing import extract, load_run
 from probing.activations.store import ActivationStore
-from probing.studies.position.tables import SUFFIX
+from probing.studies.position import SUFFIX
 from probing.tables.figures import PURPLE, error_bars, write_drawings
 
 if TYPE_CHECKING:

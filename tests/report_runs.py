@@ -112,7 +112,10 @@ def make_page(model: Path, corpus: Path, place: Path) -> Path:
         "correlated_group": 1,
     }
     units = read_csv(first / "neurons.csv")
-    neurons = [{**row, "head": row["neuron"] // 8, "feature": 2 * row["neuron"], **held_fixed} for row in units]
+    neurons = [
+        {**row, "head": row["neuron"] // 8, "feature": 2 * row["neuron"], **held_fixed,
+         "span": 1 + row["neuron"] // 8, "span_neuron": row["neuron"] % 8} for row in units
+    ]  # fmt: skip
     write_csv(first / "neurons.csv", neurons)
     assert set(read_csv(first / "neurons.csv")[0]) == set(columns_of(NEURONS))
     heads = [

@@ -42,9 +42,9 @@ from probing.models import load_config, load_encoder, load_tokenizer, resolve_mo
 from probing.models.source import sentence_model
 from probing.runs.loading import load_run
 from probing.runtime.files import MOST_LEVELS, YAML_DOCUMENT, check_yaml, files_of, open_file, parse_json, regular
-from probing.studies.cloze.facts import read_facts
 from probing.studies.cloze.predictor import read_pairs
 from probing.studies.cloze.sentences import read_sentence_pairs
+from probing.studies.cloze.survey import read_facts
 from probing.text import load_corpus
 from probing.text.files import read_lines
 from probing.text.tasks import load_task

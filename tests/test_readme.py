@@ -126,7 +126,7 @@ def _length(form: str) -> str:
 
 
 def _word(index: int, form: str) -> str:
-    tree = [str(index - 1), "dep" if index > 1 else "root"]
+    tree = [str(index - 1), ("dep", "nmod")[index % 2] if index > 1 else "root"]
     return "\t".join([str(index), form, form, _length(form), "_", "_", *tree, "_", "_"]) + "\n"
 
 

@@ -29,7 +29,12 @@ def _tree(file: Path) -> ast.Module:
 
 
 def _imports(file: Path, known: Mapping[str, Path], *, of_types: bool) -> Iterator[str]:
-    """Yield what a file imports, also in functions and by a string, and on request what only type checkers read."""
+    """Yield what a file imports, also in functions and by a string, and on request what only type checkers read.
+
+    What a package imports from its own folder in functions is left out: a study is declared above what it measures.
+    """
+    above = {id(node) for node in _tree(file).body}
+    own = f"{_name(file)}."
     only_types = {
         inside
         for node in ast.walk(_tree(file))
@@ -43,6 +48,8 @@ def _imports(file: Path, known: Mapping[str, Path], *, of_types: bool) -> Iterat
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
+            if id(node) not in above and node.module.startswith(own):
+                continue
             inside = [f"{node.module}.{alias.name}" for alias in node.names]
             yield from (name if name in known else node.module for name in inside)
         elif isinstance(node, ast.Constant) and (place := PLACE.fullmatch(str(node.value))) and place[1] in known:

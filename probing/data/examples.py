@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from probing.activations.store import Shard, StorePlan
 from probing.errors import UserError
+from probing.results import Row
 from probing.runtime.processes import rank_and_world_size
 from probing.statistics.chance import mix
 from probing.statistics.label_scores import LabelCodes, strata_with_several
@@ -65,7 +66,7 @@ class Words(NamedTuple):
 
 
 def pool_words(hidden_states: Sequence[Tensor], words: NDArray[np.integer], sentences: NDArray[np.integer]) -> Words:
-    """Return the mean of each word's activations over its pieces.
+    """Return the mean over word pieces of each word's activations.
 
     Args:
         hidden_states: Hidden states of one or more layers, each of shape (n_tokens, d_model); they are not changed.
@@ -158,11 +159,14 @@ class SentenceVectors:
     def _table(self, tokens: Tokens) -> Tokens:
         return token_per_sentence(tokens)
 
-    def _members(self, shard: Shard) -> tuple[Tensor, Tensor]:
-        """Return the rows of a shard's tokens that are pooled, and the ascending index in the shard of their vector."""
+    def _members(self, shard: Shard) -> list[tuple[Tensor, Tensor]]:
+        """Return the rows of a shard's tokens that are pooled, and the ascending index in the shard of their vector.
+
+        Vectors side by side have an entry each.
+        """
         tokens, rows = self.base.tokens, self.base.shard_tokens(shard)
         taken = torch.from_numpy(np.flatnonzero(~tokens.special[rows]))
-        return taken, torch.from_numpy(tokens.sentences[rows].astype(np.int64) - shard.first_sentence)[taken]
+        return [(taken, torch.from_numpy(tokens.sentences[rows].astype(np.int64) - shard.first_sentence)[taken])]
 
     def shard_tokens(self, shard: Shard) -> slice:
         """Return the shard's rows of the table of tokens."""
@@ -185,8 +189,12 @@ class SentenceVectors:
         if self.pooling == "cls":
             first = tokens.offsets[shard.first_sentence : shard.first_sentence + shard.n_sentences] - shard_rows.start
             return states[torch.from_numpy(first)].float()
-        taken, vector = self._members(shard)
-        pooled = torch.zeros(self.plan.shards[index].n_tokens, states.shape[1])
+        n_vectors = self.plan.shards[index].n_tokens
+        return torch.cat([self._over(states, *members, n_vectors) for members in self._members(shard)], 1)
+
+    def _over(self, states: Tensor, taken: Tensor, vector: Tensor, n_vectors: int) -> Tensor:
+        """Return the mean or the maximum over the tokens of each vector, shape (n_vectors, d_model)."""
+        pooled = torch.zeros(n_vectors, states.shape[1])
         if self.pooling == "mean":
             pooled.index_add_(0, vector, states[taken].float())
             return pooled / vector.bincount(minlength=len(pooled)).clamp(min=1)[:, None]
@@ -202,24 +210,37 @@ class SentenceVectors:
 class SpanVectors(SentenceVectors):
     """Store with one token for each span of text, whose hidden state is pooled over the span's tokens.
 
-    The table of tokens has the characters of each span, and as its id a hash of the tokens of the span.
+    The hidden state of a pair of spans is that of the first and that of the second side by side, (2 d_model). The table
+    of tokens has the characters of each (first) span, and as its id a hash of the tokens of the span or spans.
     """
 
-    def __init__(self, base: HiddenStateSource, pooling: Pooling, spans: Sequence[Span]) -> None:
-        self.spans = spans
-        self.rows = rows_of_spans(spans, base.tokens)
+    def __init__(self, base: HiddenStateSource, pooling: Pooling, spans: Sequence[Span], n_spans: int = 1) -> None:
+        self.spans, self.n_spans = spans, n_spans
+        self.rows = [rows_of_spans(spans, base.tokens, bool(i)) for i in range(n_spans)]
         super().__init__(base, pooling)
+        self.plan = replace(self.plan, d_model=n_spans * base.plan.d_model)
 
     def over(self, base: HiddenStateSource, pooling: Pooling | None = None) -> SpanVectors:
         """Return the same spans pooled from other hidden states of the same tokens, perhaps in another way."""
-        return SpanVectors(base, pooling or self.pooling, self.spans)
+        return SpanVectors(base, pooling or self.pooling, self.spans, self.n_spans)
+
+    @property
+    def has_tokens(self) -> NDArray[np.bool_]:
+        """Whether each span, or both of a pair, have tokens, shape (n_spans,)."""
+        return np.all([rows[:, 1] < rows[:, 2] for rows in self.rows], axis=0)
+
+    def characters(self, row: int, neuron: int) -> tuple[int, int]:
+        """Return the first character and the one after the last of the span that a neuron is of."""
+        span = self.spans[row]
+        return span[1:3] if span.second is None or neuron < self.base.plan.d_model else span.second
 
     def _table(self, tokens: Tokens) -> Tokens:
-        sentences, first, after = self.rows.T
-        member, span = _ranges(first, after)
+        sentences = self.rows[0][:, 0]
         keys = np.zeros(len(sentences), dtype=np.uint64)
-        places = (member - first[span]).astype(np.uint64) << np.uint64(32)
-        np.add.at(keys, span, mix(places + tokens.input_ids[member].astype(np.uint64)))
+        for i, (_, first, after) in enumerate(rows.T for rows in self.rows):
+            member, span = _ranges(first, after)
+            places = ((member - first[span]).astype(np.uint64) << np.uint64(32)) + np.uint64(i << 31)
+            np.add.at(keys, span, mix(places + tokens.input_ids[member].astype(np.uint64)))
         lengths = np.bincount(sentences, minlength=tokens.n_sentences).astype(np.int32)
         words = np.arange(len(sentences)) - (np.cumsum(lengths) - lengths)[sentences]
         return Tokens(
@@ -227,10 +248,10 @@ class SpanVectors(SentenceVectors):
             np.array([span[1:3] for span in self.spans], dtype=np.int32).reshape(-1, 2),
         )  # fmt: skip
 
-    def _members(self, shard: Shard) -> tuple[Tensor, Tensor]:
-        _, first, after = self.rows[self.shard_tokens(shard)].T
-        member, span = _ranges(first, after)
-        return torch.from_numpy(member - self.base.shard_tokens(shard).start), torch.from_numpy(span)
+    def _members(self, shard: Shard) -> list[tuple[Tensor, Tensor]]:
+        start = self.base.shard_tokens(shard).start
+        ranges = [_ranges(*rows[self.shard_tokens(shard), 1:].T) for rows in self.rows]
+        return [(torch.from_numpy(member - start), torch.from_numpy(span)) for member, span in ranges]
 
 
 def _ranges(first: NDArray[np.int64], after: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -243,13 +264,40 @@ def _ranges(first: NDArray[np.int64], after: NDArray[np.int64]) -> tuple[NDArray
 def pooled(store: HiddenStateSource, task: SentenceTask, corpus: Corpus) -> SentenceVectors:
     """Return the vectors that a task of sentences or of spans labels."""
     if isinstance(task, SpanTask):
-        return SpanVectors(store, task.pooling, task.spans(corpus))
+        return SpanVectors(store, task.pooling, task.spans(corpus), task.n_spans)
     return SentenceVectors(store, task.pooling)
+
+
+def span_vectors(store: HiddenStateSource) -> SpanVectors | None:
+    """Return the vectors of spans that a store reads, perhaps transformed; None if its examples are no spans."""
+    while (inner := getattr(store, "store", None)) is not None:
+        store = inner
+    return store if isinstance(store, SpanVectors) else None
+
+
+def n_spans(store: HiddenStateSource) -> int:
+    """Return the number of vectors side by side in an example: two of a pair of spans, otherwise one."""
+    return 1 if (vectors := span_vectors(store)) is None else vectors.n_spans
 
 
 def exchanged(store: HiddenStateSource, change: Callable[[HiddenStateSource], HiddenStateSource]) -> HiddenStateSource:
     """Replace the activations of a store; if the store pools sentences, replace the activations that it pools."""
     return store.over(change(store.base)) if isinstance(store, SentenceVectors) else change(store)
+
+
+def sum_over_spans(values: Tensor, store: HiddenStateSource) -> Tensor:
+    """Return values of each column, shape (..., n_spans d_model), added up by neuron, (..., d_model)."""
+    return values if (n := n_spans(store)) == 1 else values.unflatten(-1, (n, -1)).sum(-2)
+
+
+def with_spans(rows: Iterable[Row], sides: Sides) -> list[dict[str, Any]]:
+    """Return rows of neurons; of pairs of spans, with the span of each neuron and its index in the layer."""
+    n, width = n_spans(sides.train.store), sides.train.store.plan.d_model
+    named = [dict(row) for row in rows]
+    for row in named if n > 1 else ():
+        span, row["span_neuron"] = divmod(row["neuron"], width // n)
+        row["span"] = 1 + span
+    return named
 
 
 # Bytes of hidden states to copy at a time, all layers together. Copies of this size reuse the memory of the previous
@@ -619,7 +667,7 @@ def values_of(covariate: Covariate, tokens: Tokens, corpus: Corpus, task: TokenT
     if other is None:
         return np.unique(type_keys(tokens, labels_words(task, tokens, corpus)), return_inverse=True)[1]
     if isinstance(other, SpanTask) and isinstance(task, SpanTask):
-        mine, of_other = ([span[:3] for span in one.spans(corpus)] for one in (task, other))
+        mine, of_other = ([span._replace(label=None) for span in one.spans(corpus)] for one in (task, other))
         if mine != of_other:
             raise UserError(f"`--control_for {covariate.typed}`: it labels other spans than the task; give another.")
     labels = labels_of(other, tokens, corpus)

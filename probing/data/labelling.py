@@ -387,6 +387,11 @@ def read_sides(
         UserError: If a required side has no examples, or if documents are requested but the corpus has none.
     """
     intervals_by_document(group_by, corpora)  # refuses a corpus without documents before a model reads it
+    if getattr(task, "n_spans", 1) > 1 and source.site not in ("residual", "mlp"):
+        raise UserError(
+            f"`--site {source.site}`: the task reads the vectors of two spans side by side, which are not divided into "
+            "heads or features; give residual or mlp, or a task of single spans."
+        )
     checks = ExampleChecks(task, corpora, splits, probe, source.say, announce, covariate)
     stores = source.read(corpora, checks.by_corpus())
     report_dropped_text(corpora, [store.tokens for store in stores], source.say)

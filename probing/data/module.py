@@ -162,7 +162,7 @@ def _exchanged(
 def control_tasks(
     sides: Sides, corpora: Sequence[Corpus], fold: Callable[[str], str], seed: int, n_draws: int = CONTROL_DRAWS
 ) -> list[Sides]:
-    """Return draws of random labels for word types, with the label frequencies of training (Hewitt & Liang 2019).
+    """Draw control tasks: random labels for word types, with the label frequencies of training (Hewitt & Liang 2019).
 
     Test words that do not occur in training also have random labels, which no probe can predict. `fold` maps words that
     the model cannot distinguish to the same type. A type's label depends only on the seed, the draw and the type.

@@ -23,7 +23,7 @@ from probing.runs import Result, study_of
 from probing.runs.loading import load_run
 from probing.runs.run import Run
 from probing.runtime.files import above_most_text, most_text, regular, replacing_folder, write_tensors
-from probing.tables import R2, controls_of, score_of
+from probing.tables import R2, controls_of, neuron_name, score_of
 from probing.tables.schema import FALSE_DISCOVERIES
 from probing.text.tasks import task_in_words
 
@@ -174,7 +174,7 @@ def _neurons(run: Run) -> str:
     has_range = "rank_low" in ranked[0]
     rows = [
         [
-            row["rank"], *([f"{row.get('rank_low')}–{row.get('rank_high')}"] * has_range), row["neuron"],
+            row["rank"], *([f"{row.get('rank_low')}–{row.get('rank_high')}"] * has_range), neuron_name(row),
             f"{row['contribution']:.4f}", row["flag"],
         ]
         for row in ranked

@@ -100,7 +100,7 @@ def uniform_outputs(values: Tensor, mask: Tensor, is_causal: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class Replacements:
-    """Zero, mean, resample and uniform ablation of attention heads: replacements of outputs, all heads side by side.
+    """Mean ablation of attention heads, also zero, resample and uniform: replacements of outputs, heads side by side.
 
     Args:
         uniform: The outputs under uniform attention, shape (n_sentences, width), or (n_tokens, width) in causal models.

@@ -192,7 +192,7 @@ def sum_by_sentence(tokens: Tokens, values: NDArray[Any]) -> NDArray[np.float64]
 
 
 def clip(states: Tensor, neurons: Sequence[int]) -> Tensor:
-    """Return hidden states with some neurons set to 0, shape (n, d_model)."""
+    """Clip outlier dimensions of hidden states, shape (n, d_model): set them to 0."""
     clipped = states.clone()
     clipped[:, list(neurons)] = 0
     return clipped

@@ -262,7 +262,9 @@ def _fingerprints(cache: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Htm
 
 
 def chart_html(chart: Chart) -> list[Html]:
-    """Return a chart as figures of a page, one for each panel."""
+    """Return a chart as figures of a page, one for each panel; none if it is by layer and has a single layer."""
+    if chart.is_of_one_layer:
+        return []
     drawn = [line for panel in chart.panels for line in panel.lines]
     intervals = f", with {chart.bars}" if any(any(line.ranges) for line in drawn) else ""
     titles = []

@@ -44,7 +44,17 @@ from probing.results import (
 from probing.runs import model_name
 from probing.runs.folder import reading
 from probing.runs.predictions import NeuronPage, pages_of_first
-from probing.tables import FAR, NEGLIGIBLE, R2, UNRESOLVED, controls_of, has_intercept, score_of
+from probing.tables import (
+    FAR,
+    NEGLIGIBLE,
+    R2,
+    SPANS_IN_ORDER,
+    UNRESOLVED,
+    controls_of,
+    has_intercept,
+    neuron_name,
+    score_of,
+)
 from probing.tables.conclusions import (
     Sentences,
     bases_lines,
@@ -260,7 +270,7 @@ def neuron_pages(view: RunView, anchor: str, room: int) -> Html | None:
 def _layer(layer: int, pages: Sequence[NeuronPage], most: int, anchor: str) -> Html:
     blocks = [
         element(
-            "details", element("summary", f"Neuron {page.neuron}"),
+            "details", element("summary", f"Neuron {page.name}"),
             neuron_block(page) if at < most else _tokens(page),
             class_="neuron-page", id=f"{anchor}-{int(layer)}-{page.neuron}",
         )
@@ -489,7 +499,11 @@ def _map(view: RunView) -> Html:
     about = f"{view.label}: contribution of each neuron, layers downwards, neurons from left to right"
     return element(
         "figure",
-        element("figcaption", f"Contribution of each neuron, by layer; {what_is_a_neuron(site_of(view.run.config))}"),
+        element(
+            "figcaption",
+            f"Contribution of each neuron, by layer; {what_is_a_neuron(site_of(view.run.config))}",
+            SPANS_IN_ORDER * ("span" in view.ranked[view.leading][0]),
+        ),
         neuron_map(view, about),
         scale(),
         element("p", class_="readout", hidden=True),
@@ -534,7 +548,7 @@ def _detail(view: RunView, per_layer: int) -> Html:
     typical = by_class.mean(1).tolist()
     return element(
         "div",
-        element("h3", f"Layer {layer}, neuron {top['neuron']}", class_="picked", tabindex="-1"),
+        element("h3", f"Layer {layer}, neuron {neuron_name(top)}", class_="picked", tabindex="-1"),
         element("p", meaning_of_flag(top["flag"]), class_="flagged", hidden=not top["flag"]),
         element("dl", class_="facts", hidden=True),
         element(

@@ -18,10 +18,10 @@ from probing.data import ADDED_CONTROLS, CONTROLS
 from probing.page.charts import RunView
 from probing.results import Column, Html, Row, element, pairs, shortened
 from probing.runs import Terms
-from probing.tables import FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE, UNRESOLVED
+from probing.tables import FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE, UNRESOLVED, neuron_name
 from probing.tables.conclusions import beside_directions
 from probing.tables.probes import SHOWN
-from probing.tables.schema import CLASS_SCORES, NEURON_CLASSES, NEURONS, NUMBER_NEURONS
+from probing.tables.schema import CLASS_SCORES, NEURON_CLASSES, NEURONS, NUMBER_NEURONS, SPANS
 
 # Bytes of text for each byte of an array.
 BASE64 = 4 / 3
@@ -179,6 +179,8 @@ WITHOUT = ("cross_entropy_without", "r2_without")
 
 def cell(column: Column, row: Row) -> str:
     """Return a row's value in a column as text."""
+    if column.name == "neuron":
+        return neuron_name(row)
     if column.name == "rank_low":
         return f"{row['rank_low']}–{row['rank_high']}"
     if row.get(column.name) in (None, ""):
@@ -222,11 +224,14 @@ COLUMNS = tuple(
 )
 
 # Further columns that the script needs to show the picked neuron.
-BESIDE = ("rank_high", *(f"{name}_{end}" for name in WITHOUT for end in ("low", "high")), "mean", "sd")
+BESIDE = (
+    *(column.name for column in SPANS),
+    "rank_high", *(f"{name}_{end}" for name in WITHOUT for end in ("low", "high")), "mean", "sd",
+)  # fmt: skip
 
 TEXTS = ("flag", "removed")
 
-_INTEGERS = ("rank", "neuron", "feature", "head", "rank_low", "rank_high")
+_INTEGERS = ("rank", "neuron", "span", "span_neuron", "feature", "head", "rank_low", "rank_high")
 
 
 def shown_columns(view: RunView) -> list[Column]:

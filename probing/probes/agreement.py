@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from scipy.stats import hypergeom, ortho_group, rankdata
 from torch import Tensor
 
-from probing.data.examples import Examples, read
+from probing.data.examples import Examples, n_spans, read
 from probing.probes.solvers import centre_over_classes
 from probing.statistics import ENDS, Array, kendall, neuron_ranks, rank_biased_overlap, spearman, top_overlap
 from probing.statistics.chance import percentiles
@@ -227,17 +227,22 @@ def rotation_null(weight: Tensor, test: Examples, layers: Sequence[int], seed: i
 
     A rotated probe gives the same logits. It would be optimal in the new basis if all neurons had the same sd, because
     the penalty scales each neuron by its sd. The cost is 2 n_bases n_tokens d_model^2 FLOP per layer and one pass over
-    the test tokens. `weight` has shape (n_layers, n_classes, d_model).
+    the test tokens. `weight` has shape (n_layers, n_classes, d_model); of pairs of spans, the basis of both spans is
+    the same, and contributions are summed over them.
     """
-    bases = random_bases(weight.shape[2], n, seed)
-    turned = centre_over_classes(weight.float())[None] @ bases[:, None]
-    sums = torch.zeros(n, len(layers), weight.shape[2], dtype=torch.float64)
+    n_layers, n_classes, width = weight.shape
+    d_model = width // n_spans(test.store)
+    bases = random_bases(d_model, n, seed)
+    turned = centre_over_classes(weight.float()).reshape(n_layers, -1, d_model)[None] @ bases[:, None]
+    turned = turned.reshape(n, n_layers, n_classes, width)
+    sums = torch.zeros(n, len(layers), d_model, dtype=torch.float64)
     n_tokens = 0
     for batch in read(test, layers):
         n_tokens += len(batch.labels)
         for i, states in enumerate(batch.hidden_states):
             for basis, rows, total in zip(bases, turned[:, i], sums[:, i], strict=True):
-                total += (rows[batch.labels] * (states @ basis)).abs().sum(0)
+                images = states.reshape(-1, d_model) @ basis
+                total += (rows[batch.labels].reshape(-1, d_model) * images).abs().sum(0)
     return RotationNull(bases, (sums / n_tokens).numpy())
 
 

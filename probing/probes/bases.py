@@ -33,7 +33,7 @@ from probing.probes.training import LayerFit, Lbfgs, Training, train_problems
 from probing.probes.transforms import ChangedOnce, TransformedStore, centred, feature_store, with_constant
 from probing.runtime.progress import note
 from probing.statistics import accuracy_interval, difference_interval
-from probing.statistics.chance import random_rotation
+from probing.statistics.chance import rotation_of_parts
 
 # Numbers of units; those that exceed the width of the layer or the number of features are left out.
 COUNTS = (1, 4, 16, 64)
@@ -377,9 +377,12 @@ SCORES: dict[str, Callable[..., Tensor]] = {
 
 
 def rotated_scores(
-    data: LayerData, methods: Sequence[str], n_rotations: int, seed: int
+    data: LayerData, methods: Sequence[str], n_rotations: int, seed: int, n_parts: int = 1
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return scores of live neurons, shape (n_live,), and of rotations, (n_rotations, n_live), highest first."""
+    """Return scores of live neurons, shape (n_live,), and of rotations, (n_rotations, n_live), highest first.
+
+    Of pairs of spans (2 parts), the neurons of each span are rotated among themselves.
+    """
     scores = {name: SCORES[name] for name in methods if name in SCORES}
     if "gaussian" in scores:
         states, labels = data.validation
@@ -389,10 +392,11 @@ def rotated_scores(
         scores["gaussian"] = partial(_alone, shared=shared, tokens=LayerSample(states[few], labels[few]))
     live = data.live
     eye = torch.eye(len(live), dtype=torch.float64)
+    sizes = [int(part.sum()) for part in (~data.moments.dead).chunk(n_parts)]
     by_method: dict[str, list[Tensor]] = {name: [] for name in scores}
     for draw in range(-1, n_rotations if live else -1):
         basis = torch.zeros(len(data.moments.sd), len(live), dtype=torch.float64)
-        directions = eye if draw < 0 else random_rotation(len(live), seed, int(data.layer), draw)(eye)
+        directions = eye if draw < 0 else rotation_of_parts(sizes, seed, int(data.layer), draw)(eye)
         basis[live] = directions / data.moments.sd[live, None]
         for name, score in scores.items():
             by_method[name].append(score(data, basis))

@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from probing.data.examples import Examples, Sides, read_clusters, read_share
+from probing.data.examples import Examples, Sides, n_spans, read_clusters, read_share
 from probing.data.labelling import thin
 from probing.probes.closed_forms import Decomposed, NumberFit, errors_of
 from probing.probes.rankings import ClassMagnitudes, class_magnitudes, mean_contribution
@@ -33,7 +33,7 @@ from probing.probes.solvers import centre_over_classes
 from probing.probes.training import LayerFit
 from probing.runtime.processes import sum_over_ranks
 from probing.statistics import ranked, ratio_interval, ratio_p_value
-from probing.statistics.chance import discovery_rates, random_rotation
+from probing.statistics.chance import discovery_rates, rotation_of_parts
 from probing.statistics.label_scores import (
     ConditionalAccumulator,
     EtaSquared,
@@ -103,13 +103,16 @@ def rotation_comparison(
     """Read test tokens of a layer, divided among ranks; return a function that compares neurons with random rotations.
 
     `weight` is on raw hidden states, shape (n_classes, d_model). Neurons are divided by the scale of `space` before
-    they are rotated, as before their weights are penalised.
+    they are rotated, as before their weights are penalised. In pairs of spans, the neurons of each span are rotated
+    among themselves: directions across both would make neurons seem concentrated wherever one span matters more.
     """
     scaling, live = Scaling(moments, space), ~moments.dead
     weights = scaling.scaled_weight(centre_over_classes(weight.double()))[:, live]
     mean = scaling.features(moments.mean)[live]
     states, labels = _sample(thin(test, N_TOKENS, seed), layer, scaling, live, len(weight))
-    return partial(_compare_with_rotations, states, labels, mean, weights, live, int(layer), n_rotations, seed)
+    return partial(
+        _compare_with_rotations, states, labels, mean, weights, live, n_spans(test.store), int(layer), n_rotations, seed
+    )
 
 
 def measure_directions(
@@ -120,15 +123,16 @@ def measure_directions(
 
 
 def _compare_with_rotations(
-    states: Tensor, labels: Tensor, mean: Tensor, weights: Tensor, live: Tensor, layer: int, n_rotations: int, seed: int
-) -> Directions:
+    states: Tensor, labels: Tensor, mean: Tensor, weights: Tensor, live: Tensor, n_parts: int, layer: int,
+    n_rotations: int, seed: int,
+) -> Directions:  # fmt: skip
     n_live, width = states.shape[1], len(live)
     if not n_live:
         return Directions(torch.zeros(2, width), torch.zeros(2, n_rotations, 0), len(labels))
     sums = torch.zeros(2, 1 + n_rotations, n_live, dtype=torch.float64)
     sums[:, 0] = _sums(states, labels, mean, weights)
     for draw in range(n_rotations):
-        rotate = random_rotation(n_live, seed, layer, draw)
+        rotate = rotation_of_parts([int(part.sum()) for part in live.chunk(n_parts)], seed, layer, draw)
         turned_mean, turned_weights = rotate(mean[None])[0], rotate(weights)
         for part, part_labels in zip(_parts(states), _parts(labels, n_live), strict=True):
             sums[:, 1 + draw] += _sums(rotate(part), part_labels, turned_mean, turned_weights)

@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from probing.activations.store import ActivationStore
-from probing.data.examples import Examples, common_words, pool_words, read
+from probing.data.examples import Examples, common_words, pool_words, read, sum_over_spans
 from probing.errors import UserError
 from probing.models import layers_at_equal_depth
 from probing.probes.agreement import (
@@ -280,7 +280,8 @@ def rank_on_clusters(label: str, weight: Tensor, test: Examples, layers: Sequenc
     """Score the neurons of each layer by their mean contribution, on the test part and on resampled parts of it.
 
     Sentences are resampled, or documents if the run's confidence intervals are over documents; runs with equally many
-    and the same seed resample the same ones. `weight` has shape (n_layers, n_classes, d_model).
+    and the same seed resample the same ones. `weight` has shape (n_layers, n_classes, d_model); of pairs of spans, a
+    neuron's contribution is the sum over both spans.
     """
     cluster = test.cluster_of_sentence()
     clusters = np.unique(cluster[test.sentences()])
@@ -289,6 +290,7 @@ def rank_on_clusters(label: str, weight: Tensor, test: Examples, layers: Sequenc
         rows = torch.from_numpy(np.searchsorted(clusters, cluster[batch.sentences.numpy()]))
         for i, states in enumerate(batch.hidden_states):
             sentence_contributions(weight[i], states, batch.labels, rows, out=sums[i])
+    sums = sum_over_spans(sums, test.store)
     n_tokens = test.clusters(test.tokens_by_sentence())[clusters]
     draws = None
     if len(clusters) >= MIN_SENTENCES:

@@ -124,7 +124,7 @@ class AblationEffect:
 def ablation_effect(
     with_it: NDArray[np.float64], without_it: NDArray[np.float64], n_tokens: NDArray[np.int64], shift: float
 ) -> AblationEffect:
-    """Return the increase of the test cross-entropy without a neuron, paired by sentence or document.
+    """Return the increase of the test cross-entropy if a neuron is left out, paired by sentence or document.
 
     Args:
         with_it: Cross-entropy of each sentence under the probe with the neuron, summed over its tokens, in nats, shape
@@ -248,7 +248,9 @@ PENALTIES = {"more": 1, "less": -1}
 
 
 def bootstrap(train: Examples, n_replicates: int, seed: int) -> Tensor:
-    """Return how often each sentence of the corpus is drawn in each replicate, shape (n_replicates, n_sentences).
+    """Draw bootstrap samples, for the stability of a ranking: how often each replicate has each sentence of the corpus.
+
+    The shape is (n_replicates, n_sentences).
 
     As many training sentences are drawn as there are, with replacement (Efron 1979), or documents if confidence
     intervals are over documents, since the tokens of a unit are not independent.
@@ -296,7 +298,7 @@ class Stability:
 
 
 def stability_of(scores: NDArray[np.float64], replicates: NDArray[np.float64]) -> Stability:
-    """Return the stability of a ranking, (d_model,), over two or more bootstraps, (n_replicates, d_model).
+    """Return the stability of the ranking of neurons, (d_model,), over two or more bootstraps, (n_replicates, d_model).
 
     The range of ranks includes the ranking itself. A replicate is trained on about 63% of the sentences, some of them
     several times, so it does not scatter around the full probe: it fits noisier data, which moves some neurons up and

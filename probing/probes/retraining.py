@@ -137,7 +137,7 @@ def with_replicates(
 
 
 def with_removals(evidence: Sequence[Evidence], retraining: Retraining) -> list[Evidence]:
-    """Add losses without each neuron, estimated for all and measured for some, and stability under other penalties."""
+    """Add leave-one-neuron-out losses, estimated for all and measured for some, and stability under other penalties."""
     layers = (retraining.of_layer(i) for i in range(len(evidence)))
     return [
         _with_removals(layer_evidence, layer_retraining, local_curvature(layer_retraining))

@@ -105,7 +105,7 @@ def identity(d_model: int) -> Transform:
 
 
 def clip(moments: Covariance, neurons: Sequence[int], to: ClipTo = "zero") -> Transform:
-    """Set some neurons to 0 (Luo, Kulmizev & Mao 2021, section 5), or to their mean as a control.
+    """Clip outlier dimensions: set neurons to 0 (Luo, Kulmizev & Mao 2021, section 5), or to their mean as a control.
 
     Only the hidden states after the forward pass are changed. Zeroing the LayerNorm parameters of neurons (Kovaleva et
     al. 2021) is another experiment, with the opposite result. Clipping to the mean leaves the common direction of all

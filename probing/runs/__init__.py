@@ -258,13 +258,9 @@ class Study:
         return f"{self.title}: {result.folder.name}"
 
     def section(self, result: Result, place: SectionPlace) -> Html:
-        """Return the section of a page: by default sentences, maps, charts, tables and, folded, more.
-
-        One layer alone has no chart by layer.
-        """
+        """Return the section of a page: by default sentences, maps, charts, tables and, folded, more."""
         draw = load(ACTIONS["chart_html"])
-        of_layers = (chart for chart in Chart.with_values(self.charts(result)) if not chart.is_of_one_layer)
-        charts = [figure for chart in of_layers for figure in draw(chart)]
+        charts = [figure for chart in Chart.with_values(self.charts(result)) for figure in draw(chart)]
         return section_of(
             result, place.anchor, *self.maps(result), *charts, *framed(result.tables()),
             *folded(self.more_tables(result)),

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations import ActivationStore, is_cached
 from probing.activations.source import ActivationSource, report_dropped_text
 from probing.cli.options import ProbeOptions, as_options
-from probing.data.examples import Examples, Sides
+from probing.data.examples import Examples, Sides, sum_over_spans
 from probing.data.labelling import label as label_tokens
 from probing.errors import RunError, UserError
 from probing.models import (
@@ -252,7 +253,9 @@ def sides_of(finished: Finished, extract: RunExtraction) -> Sides:
 def check_contributions(run: Run, layer: int, contribution: Sequence[float] | NDArray[np.float64]) -> None:
     """Raise `RunError` unless a layer's recomputed contributions equal the run's."""
     stored = {row["neuron"]: row["contribution"] for row in run.neurons if row["layer"] == layer}
-    if not np.allclose([stored[n] for n in range(len(contribution))], contribution, rtol=1e-3, atol=1e-6):
+    # Of pairs of spans, contributions are of columns, or sums over the columns of a neuron.
+    of_columns = np.array([stored[n] for n in range(len(stored))]).reshape(-1, len(contribution))
+    if not np.allclose(of_columns.sum(0), contribution, rtol=1e-3, atol=1e-6):
         raise RunError(f"{run.folder}: the contributions of layer {layer} are not those of its probe; repeat the run")
 
 
@@ -266,10 +269,10 @@ def ranked_of(finished: Finished, extract: RunExtraction, seed: int) -> Ranked:
 
 
 def _no_signal(run: Run, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Return the run's flags `no-signal`, shape (n_layers, d_model)."""
-    flagged, layer_index = np.zeros(shape, dtype=bool), {layer: i for i, layer in enumerate(run.layers)}
+    """Return the run's flags `no-signal`, shape (n_layers, d_model); of pairs of spans, those of both spans."""
+    flagged, layer_index = np.ones(shape, dtype=bool), {layer: i for i, layer in enumerate(run.layers)}
     for row in run.neurons:
-        flagged[layer_index[row["layer"]], row["neuron"]] = "no-signal" in row["flag"]
+        flagged[layer_index[row["layer"]], row["neuron"] % shape[1]] &= "no-signal" in row["flag"]
     return flagged
 
 
@@ -283,7 +286,8 @@ def with_shuffled(finished: Finished, ranked: Ranked, extract: RunExtraction, n_
     d_model = sides.train.store.plan.d_model
     if has_intercept(run.config):
         sides, _ = with_constant(sides, {})
-    return replace(ranked, shuffled=null_rankings(sides, layers, training, n_draws, seed)[..., :d_model])
+    shuffled = null_rankings(sides, layers, training, n_draws, seed)[..., :d_model]
+    return replace(ranked, shuffled=sum_over_spans(torch.from_numpy(shuffled), sides.train.store).numpy())
 
 
 def pairs_of(

@@ -93,6 +93,7 @@ def read_as_run(
     wrong = {
         **(further or {}),
         "`--site residual`": site_of(run_config) == "residual",
+        "neurons of single vectors, not of pairs of spans": "span" not in run.neurons[0],
         "`--dtype float32`": run_config["dtype"] == "float32",
         "no `--transform`": run.transform == "none",
         "no `--probe.bias true`": not has_intercept(run_config),

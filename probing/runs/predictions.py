@@ -17,7 +17,7 @@ from torch import Tensor
 
 from probing.activations.source import ActivationSource, report_dropped_text
 from probing.data.arrays import activations_of_arrays
-from probing.data.examples import Examples, HiddenStateSource, Sides, SpanVectors, pooled, read
+from probing.data.examples import Examples, HiddenStateSource, Sides, SpanVectors, pooled, read, span_vectors
 from probing.errors import UserError
 from probing.probes.neuron_profiles import Extremes, extremes, profile_rows
 from probing.probes.solvers import centre_over_classes
@@ -45,6 +45,7 @@ from probing.runs.places import cache_of, model_of, task_of
 from probing.runtime import quiet_libraries, terminal
 from probing.runtime.terminal import plain_table, render
 from probing.statistics import ranked
+from probing.tables import neuron_name
 from probing.tables.schema import CONTEXTS, EXPLANATIONS, NEURON_CLASSES, PREDICTIONS, PROFILES
 from probing.text import Corpus, Split
 from probing.text.columns import check_text
@@ -65,6 +66,7 @@ class NeuronPage(Table):
     """A neuron's test tokens, as rows of `contexts.csv`, with its profile; a notebook shows all of it.
 
     Attributes:
+        name: Index of the neuron for readers; of pairs of spans, its index in the layer and its span.
         profile: Mean, means by position, strongest correlations and share of the mean cosine, as in `profiles.csv`.
         classes: Weight and mean contribution by class; for numbers a single row without a class.
         ranks: The rows of `neurons.csv` of the neuron of this index, layer by layer.
@@ -78,6 +80,8 @@ class NeuronPage(Table):
         self.profile = Table(profile, PROFILES)
         self.ranks = Table((row for row in run.neurons if row["neuron"] == neuron), run.neurons.schema)
         self._n_neurons = len(run.neurons) // len(self.ranks)
+        self._names = {row["neuron"]: neuron_name(row) for row in run.neurons if row["layer"] == layer}
+        self.name = self._names[neuron]
 
     @property
     def positions(self) -> Table:
@@ -103,14 +107,14 @@ class NeuronPage(Table):
             sentences.append(f"Its mean activation over {n} is {row['value']:.3g}{inside}.")
         if (share := self.cosine_share) is not None:
             sentences.append(f"It makes {share:.1%} of the mean cosine of two different test tokens.")
-        if others := [f"{row['index']} ({row['value']:+.2f})" for row in self.correlations]:
+        if others := [f"{self._names[row['index']]} ({row['value']:+.2f})" for row in self.correlations]:
             sentences.append(f"Its activations correlate most with those of the neurons {listed(others)}.")
         return sentences
 
     def _rank_sentence(self) -> str:
         """Return its rank in the layer, and the ranks of the neurons of the same index in the run's other layers."""
         (own,), others = self.ranks.where(layer=self.layer), self.ranks.where(lambda row: row["layer"] != self.layer)
-        sentence = f"Neuron {self.neuron} of layer {self.layer} has rank {own['rank']} of {self._n_neurons}"
+        sentence = f"Neuron {self.name} of layer {self.layer} has rank {own['rank']} of {self._n_neurons}"
         if not others:
             return f"{sentence}."
         first = self.ranks.layers(lambda row: row["rank"] == 1)
@@ -354,7 +358,7 @@ def _examples(probes: Probes, store: HiddenStateSource, task: TokenTask, corpus:
     if isinstance(task, SentenceTask):
         store, taken = pooled(store, task, corpus), has_words
         if isinstance(store, SpanVectors):
-            taken = store.rows[:, 1] < store.rows[:, 2]
+            taken = store.has_tokens
     else:
         taken = labelled_tokens(task, tokens)
     return Examples(probes.read(store), np.where(taken, 0, -1).astype(np.int32), word_means=task.word_means)
@@ -383,7 +387,7 @@ def _tokens(tokens: Tokens, corpus: Corpus, are_words: bool) -> list[dict[str, A
 
 
 def _spans(spans: Sequence[Span], tokens: Tokens, corpus: Corpus) -> list[dict[str, Any]]:
-    """Return the columns that identify each span: its sentence, the position of its first token, its text."""
+    """Return the columns that identify each (first) span: its sentence, the position of its first token, its text."""
     first = rows_of_spans(spans, tokens)[:, 1].tolist()
     return [
         {
@@ -557,7 +561,7 @@ def contexts_of(extremes: Extremes, examples: Examples, corpus: Corpus, classes:
             for place, (value, token) in enumerate(zip(neuron_values, neuron_tokens, strict=True), start=1):
                 label = _label(examples, token, classes)
                 about = {"layer": layer, "neuron": neuron, "end": end, "place": place, "activation": value, **label}
-                rows.append({**about, **in_context(examples, corpus, token)})
+                rows.append({**about, **in_context(examples, corpus, token, neuron)})
     order = {(layer, neuron): i for layer, numbers in extremes.neurons.items() for i, neuron in enumerate(numbers)}
     return sorted(rows, key=lambda row: (row["layer"], order[row["layer"], row["neuron"]], row["end"], row["place"]))
 
@@ -569,11 +573,11 @@ def _label(examples: Examples, token: int, classes: Labels) -> dict[str, Any]:
     return {"class": classes.tolist()[examples.labels[token]]}
 
 
-def in_context(examples: Examples, corpus: Corpus, token: int) -> Row:
+def in_context(examples: Examples, corpus: Corpus, token: int, neuron: int = 0) -> Row:
     """Return the sentence of a token, its position, its characters and the characters around it.
 
-    Where examples are sentences or spans, the whole sentence or span is the token. `token` is a row in the store, for a
-    word the row of its first piece.
+    Where examples are sentences or spans, the whole sentence or span is the token; of a pair, the span that the neuron
+    is of. `token` is a row in the store, for a word the row of its first piece.
     """
     tokens = examples.store.tokens
     sentence = int(tokens.sentences[token])
@@ -584,6 +588,8 @@ def in_context(examples: Examples, corpus: Corpus, token: int) -> Row:
     if tokens.spans is None:  # rows of arrays
         return {"sentence": sentence, "position": position, "before": "", "token": "", "after": ""}
     start, stop = (int(end) for end in tokens.spans[token])
+    if (vectors := span_vectors(examples.store)) is not None:
+        start, stop = vectors.characters(token, neuron)
     if examples.word_means:
         rows = np.arange(token, int(tokens.offsets[sentence + 1]))
         stop = int(tokens.spans[rows[tokens.words[rows] == tokens.words[token]][-1], 1])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cli.options import ProbeOptions
-from probing.data.examples import Examples, Sides
+from probing.data.examples import Examples, Sides, with_spans
 from probing.data.labelling import constant_cross_entropy_by_sentence
 from probing.data.module import layer_moments
 from probing.probes.bases import basis_rows
@@ -569,6 +569,7 @@ def write(
     `transforms` are by layer, if the activations were transformed or centred.
     """
     tables, sides = results.tables(), results.sides
+    tables["neurons"] = with_spans(tables["neurons"], sides)
     features = feature_store(sides.train.store)
     if features is not None and (feature_numbers := features.selected_features) is not None:
         tables["neurons"] = [{**row, "feature": feature_numbers[row["neuron"]]} for row in tables["neurons"]]

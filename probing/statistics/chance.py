@@ -295,6 +295,19 @@ MOST_DRAWN = 1024
 TRANSFORMS = 3
 
 
+def rotation_of_parts(sizes: Sequence[int], *seeds: int) -> Callable[[Tensor], Tensor]:
+    """Draw a rotation of each part of the columns; return a function that expresses rows in the directions of all."""
+    if len(sizes) == 1:
+        return random_rotation(sizes[0], *seeds)
+    rotations = [random_rotation(n, *seeds, part) for part, n in enumerate(sizes)]
+
+    def rotate(rows: Tensor) -> Tensor:
+        parts = zip(rotations, rows.split(list(sizes), 1), strict=True)
+        return torch.cat([rotation(part) for rotation, part in parts], 1)
+
+    return rotate
+
+
 def random_rotation(n: int, *seeds: int) -> Callable[[Tensor], Tensor]:
     """Draw a rotation or reflection; return a function that expresses rows, (n_rows, n), float64, in its directions.
 

@@ -101,6 +101,15 @@ def with_intercept(row: Row) -> float | None:
     return value if isinstance(value, float) else None
 
 
+# How a map of neurons orders those of pairs of spans.
+SPANS_IN_ORDER = "; those of span 1, then those of span 2"
+
+
+def neuron_name(row: Row) -> str:
+    """Return the index of a neuron for readers; of pairs of spans, its index in the layer and its span."""
+    return f"{row['span_neuron']} of span {row['span']}" if row.get("span") else str(row["neuron"])
+
+
 # Standard deviations between a neuron's mean and 0 beyond which its centred contribution is unreliable.
 FAR = 3.0
 

@@ -25,6 +25,7 @@ from probing.tables import (
     UNRESOLVED,
     controls_of,
     has_intercept,
+    neuron_name,
     score_of,
     score_of_neurons,
     with_intercept,
@@ -364,10 +365,10 @@ def on_neuron(
         return Sentences([say("no_weights", layer=top["layer"])], [], [])
     if top["flag"] == UNINFORMATIVE:
         return Sentences([_unread(rows, task, layer or {}, bias, dependent)], [], [])
-    first = [row["neuron"] for row in rows if row["rank"] == top["rank"]]
+    first = [neuron_name(row) for row in rows if row["rank"] == top["rank"]]
     values = {"layer": top["layer"], "ratio": top["ratio"], "share": top["share"], "range": _range(top)}
-    who = say("most", neuron=top["neuron"], **values) if len(first) == 1 else say(
-        "most_equal", neurons=_named(first), neuron=top["neuron"], **values
+    who = say("most", neuron=neuron_name(top), **values) if len(first) == 1 else say(
+        "most_equal", neurons=_named(first), neuron=neuron_name(top), **values
     )  # fmt: skip
     parts = Sentences(
         [who, _of_itself(top, task, layer, dependent), _without_it(rows)],
@@ -390,16 +391,19 @@ def _unread(rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, An
 
 def _far_mean(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     live = [row for row in rows if row["flag"] != "dead" and known(row, "sd") and row["sd"] > 0]
-    far, neuron = max(((abs(row["mean"]) / row["sd"], row["neuron"]) for row in live), default=(0.0, 0))
-    return [say("far_mean", neuron=neuron, far=far)] if far > FAR else []
+    far, _, name = max(
+        ((abs(row["mean"]) / row["sd"], row["neuron"], neuron_name(row)) for row in live), default=(0.0, 0, "")
+    )
+    return [say("far_mean", neuron=name, far=far)] if far > FAR else []
 
 
 def _varies_by_itself(
     rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, Any], is_number: bool
 ) -> list[str]:
     """Name the neuron that varies most surely with labels that a probe predicts worse than the majority class does."""
-    q, neuron = min(
-        ((row["eta_squared_q"], row["neuron"]) for row in rows if known(row, "eta_squared_q")), default=(1, 0)
+    q, _, neuron = min(
+        ((row["eta_squared_q"], row["neuron"], neuron_name(row)) for row in rows if known(row, "eta_squared_q")),
+        default=(1, 0, ""),
     )
     score, floor = (layer.get("r2"), 0) if is_number else (layer.get("accuracy"), layer.get("majority_accuracy"))
     if q >= SURE or score is None or floor is None or score >= floor:
@@ -409,13 +413,14 @@ def _varies_by_itself(
 
 def _correlated(rows: Sequence[Mapping[str, Any]]) -> str:
     group = rows[0].get("correlated_group")
-    others = [row["neuron"] for row in rows[1:] if isinstance(group, int) and row.get("correlated_group") == group]
-    return say("correlated", neurons=_named(sorted([rows[0]["neuron"], *others]))) if others else ""
+    alike = [row for row in rows[1:] if isinstance(group, int) and row.get("correlated_group") == group]
+    names = [neuron_name(row) for row in sorted([rows[0], *alike], key=lambda row: row["neuron"])]
+    return say("correlated", neurons=_named(names)) if alike else ""
 
 
-def _named(neurons: Sequence[int]) -> str:
+def _named(neurons: Sequence[str]) -> str:
     more = [f"{len(neurons) - MOST_NAMED} more"] if len(neurons) > MOST_NAMED else []
-    return listed([*map(str, neurons[:MOST_NAMED]), *more])
+    return listed([*neurons[:MOST_NAMED], *more])
 
 
 def first_unflagged(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -427,7 +432,7 @@ def _first_unflagged(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows[0]["flag"]:
         return ""
     row = first_unflagged(rows)
-    return say("first_unflagged", neuron=row["neuron"], rank=row["rank"]) if row else say("all_flagged")
+    return say("first_unflagged", neuron=neuron_name(row), rank=row["rank"]) if row else say("all_flagged")
 
 
 def _of_itself(top: Mapping[str, Any], task: str, layer: Mapping[str, Any] | None, dependent: str) -> str:

@@ -29,15 +29,15 @@ RANKING: Sentences = {
         "A ranking is said to be read in at least one layer, and there is no table `basis`.",
     ),
     "favours_neurons": (
-        "Layer {layer} favours neurons: its {first} {share:.1%}, {directions} at most {highest:.1%} "
-        "({n} rotations){centred}; {above}.",
+        "Layer {layer} favours neurons: its {first} {share:.1%} of all contributions, {directions} at most "
+        "{highest:.1%} ({n} rotations){centred}; {above}.",
         "Table `basis`, in layers without the flag `uninformative`: at most one of 20 rotations, the layer itself "
         "counted as one, gives its first ten directions as large a share (p ≤ .05). Of less than 40 neurons, the first "
         "one is taken.",
     ),
     "favours_no_neurons": (
-        "Layer {layer} does not favour neurons: its {first} {share:.1%}, {directions} {lowest:.1%} "
-        "to {highest:.1%} ({n} rotations){centred}; {above}.",
+        "Layer {layer} does not favour neurons: its {first} {share:.1%} of all contributions, {directions} "
+        "{lowest:.1%} to {highest:.1%} ({n} rotations){centred}; {above}.",
         "The same, where more rotations do.",
     ),
     "layers_favour_neurons": (
@@ -384,7 +384,7 @@ _PARTS: Sentences = {
     "raised": ("centring raises it to {left:.0%}", "More than 5% above the contribution."),
     "left": ("centring leaves {only}{left:.0%} of its contribution", "More than 5% below it."),
     "beside": (
-        ", and one without a matched random neuron {changes} (median)",
+        "; without a matched random neuron it {changes} (median)",
         "Matched neurons were removed; no rule, a number beside another.",
     ),
     "taken_for": (", {n} taken for {other}", "Some of its tokens are taken for another class."),

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probing.results import Table, ends, two_decimals
-from probing.tables import R2, controls_of, score_of, score_of_neurons, smallest, with_intercept
+from probing.tables import (
+    R2,
+    SPANS_IN_ORDER,
+    controls_of,
+    neuron_name,
+    score_of,
+    score_of_neurons,
+    smallest,
+    with_intercept,
+)
 from probing.tables.conclusions import beside_directions
 from probing.tables.figures import (
     BLUE,
@@ -177,7 +186,7 @@ def top_neurons(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: st
         diamonds = [(value, i) for i, n in enumerate(top) if (value := with_intercept(n)) is not None]
         if diamonds:
             axes.plot(*zip(*diamonds, strict=True), "D", ms=3.5, mfc="white", mec="black", label="with an intercept")
-        axes.set_yticks(y, [f"{n['neuron']}{_marks(n['flag'])}" for n in top], fontsize=7)
+        axes.set_yticks(y, [f"{neuron_name(n)}{_marks(n['flag'])}" for n in top], fontsize=7)
         axes.invert_yaxis()
         axes.set_title(f"layer {layer}")
         axes.set_xlabel(f"contribution ({score.axis})")
@@ -204,7 +213,7 @@ def neuron_map(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str
     )
     axes.set_yticks(range(len(by_layer)), [str(layer) for layer in by_layer])
     axes.set_ylabel("layer")
-    axes.set_xlabel("neuron")
+    axes.set_xlabel("neuron" + SPANS_IN_ORDER * any("span" in row for table in by_layer.values() for row in table[:1]))
     axes.set_title(f"{model}: contribution of each neuron")
     bar = figure.colorbar(image, ax=axes, extend="max")
     bar.set_label("x layer mean")

@@ -32,6 +32,7 @@ from probing.tables import (
     centred_of,
     controls_of,
     has_intercept,
+    neuron_name,
     ordered,
     score_of,
     score_of_neurons,
@@ -144,12 +145,12 @@ def result_line(row: Row, top: Sequence[Row]) -> str:
         return (
             f"layer {row['layer']}: R² {row['r2']:.3f}{in_brackets(interval(row, 'r2', ' to '))}, error "
             f"{row['mean_absolute_error']:.3g}, relative gradient {row['relative_gradient']:.1e}, "
-            f"top neurons {', '.join(str(n['neuron']) for n in top)}"
+            f"top neurons {', '.join(map(neuron_name, top))}"
         )
     within = in_brackets(interval(row, "accuracy", " to "))
     return (
         f"layer {row['layer']}: accuracy {row['accuracy']:.3f}{within}, majority {row['majority_accuracy']:.3f}, "
-        f"gap {row['optimality_gap']:.1e} nats, top neurons {', '.join(str(n['neuron']) for n in top)}"
+        f"gap {row['optimality_gap']:.1e} nats, top neurons {', '.join(map(neuron_name, top))}"
     )
 
 
@@ -250,7 +251,8 @@ def layers_table(accuracy: Sequence[Row], neurons: Sequence[Row], by: Order = "c
             *([f"{row['macro_f1']:.3f}"] if with_f1 else []),
             *(f"{row[f'{name}_{score.name}']:.3f}" for name in controls),
             *(["not to be read", ""] if row.get("flag") == UNINFORMATIVE else [
-                " ".join(str(neuron["neuron"]) for neuron in ranked[:3]), str(unflagged["neuron"]) if unflagged else "",
+                (", " if ranked[0].get("span") else " ").join(map(neuron_name, ranked[:3])),
+                neuron_name(unflagged) if unflagged else "",
             ]),
         )  # fmt: skip
     table.caption = "unflagged: the first neuron without a flag" + "; by centred contribution" * (by == "centred")
@@ -280,7 +282,10 @@ def neurons_table(
     names = [name for name in _OF_NEURONS if name in rows[0]] + ["cross_entropy_without"] * has_removals + ["flag"]
     table = shown_table(
         NEURONS, rows, f"Layer {rows[0]['layer']}: neurons by {order} to {score.contribution}", names,
-        cells={"rank_low": _rank_range, "contribution_centred": _centred, "cross_entropy_without": _without},
+        cells={
+            "rank_low": _rank_range, "neuron": neuron_name, "contribution_centred": _centred,
+            "cross_entropy_without": _without,
+        },
         leave_out=[name for name in _FIRST_LEFT_OUT if name in rows[0]],
     )  # fmt: skip
     notes = [what_is_a_neuron(site)] * (in_full or site != "residual")

@@ -137,6 +137,13 @@ NUMBERS = Schema("accuracy", "a row per layer, of numbers", (
 
 # False discovery rate of the neurons that are not flagged `no-signal`: the largest expected share without a signal.
 FALSE_DISCOVERIES = 0.01
+# Columns of the neurons of pairs of spans.
+SPANS = (
+    whole("span", "Of pairs of spans: the span whose vector the neuron is read in, 1 or 2. The row is of this span "
+          "alone; in every logit, what a neuron contributes is the sum over both spans."),
+    whole("span_neuron", "Of pairs of spans: index of the neuron in its layer. `neuron` counts the neurons of span 1, "
+          "then those of span 2."),
+)  # fmt: skip
 _RANKED = (
     layer_column("0 is the embedding output, and layer k the output of block k; units of an MLP and outputs of heads "
                  "of layer k are inside block k."),
@@ -144,6 +151,7 @@ _RANKED = (
     whole("rank", "Rank of the neuron in its layer, by contribution; 1 contributes most. Equal contributions "
           "(within a hundred-thousandth) share the best rank of theirs."),
     whole("neuron", "Index of the neuron in its layer, from 0."),
+    *SPANS,
     whole("head", "Attention head that the neuron belongs to, counted from 1; with `--site attention`."),
     whole("feature", "Number of the feature in its dictionary, where only some of a wide one are read, with `--site "
           "sae:FOLDER`; otherwise it is the index."),
@@ -347,7 +355,7 @@ NEURON_CLASSES = Schema("neuron_classes", "of `Run.neuron`: a row per class", (
 TABLES = ACCURACY, NEURONS, CLASS_SCORES, CONFUSIONS, POSITIONS, CLASSES, HEADS, BASES, BASIS, CONTEXTS, PROFILES
 NUMBER_TABLES = NUMBERS, NUMBER_NEURONS, HEADS, BASIS, CONTEXTS, PROFILES
 RANKING = Schema("METHOD", "a row per layer and neuron in ranked order, a file per method", (
-    layer_column(), whole("rank", "Rank in the layer."), whole("neuron", "Index of the neuron."),
+    layer_column(), whole("rank", "Rank in the layer."), whole("neuron", "Index of the neuron."), *SPANS,
     number("score", "What the method ranks by."),
 ))  # fmt: skip
 DIRECTIONS = Schema("directions", "a row per layer and ranking", (layer_column(), *ROTATED_COLUMNS), optional=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from os import PathLike, fspath
-from os.path import splitext
+from os.path import isfile, join, splitext
 from typing import Any, Literal, TypeVar
 
 from probing.cli.options import GroupBy as GroupBy
@@ -29,7 +29,7 @@ from probing.text.columns import (
     values_of_words,
 )
 from probing.text.files import path_and_columns, read_dataset, read_lines
-from probing.text.tables import builtin_sentences, read_json_lines, read_table, treebank
+from probing.text.tables import SAMPLES, builtin_sentences, read_json_lines, read_samples, read_table, treebank
 
 Split = Literal["train", "validation", "test"]
 
@@ -77,7 +77,7 @@ def _is_punctuation(letter: str) -> bool:
 
 
 def assign_splits(sentences: Sequence[str], seed: int, documents: Sequence[int] | None = None) -> list[Split]:
-    """Assign each sentence, or each document as a whole, to a side of the split by a hash salted with `seed`.
+    """Split by sentence, or by document if `documents` are given: assign each to a side by a hash salted with `seed`.
 
     Sentences that differ only in case, punctuation or signs are on the same side. A sentence keeps its side when the
     corpus grows or is reordered; so does a document, whose hash is the hash of its first sentence, unless that sentence
@@ -149,7 +149,9 @@ def intervals_by_document(group_by: GroupBy, corpora: Sequence[Corpus]) -> bool:
 
 
 def splits_of(corpus: Corpus, seed: int, group_by: GroupBy = "sentence") -> list[Split]:
-    """Return the side of the split of each sentence of a corpus."""
+    """Return the side of the split of each sentence of a corpus: that of its source, or a hash."""
+    if corpus.sides is not None:
+        return [*corpus.sides]
     return assign_splits(corpus.sentences, seed, corpus.documents if splits_by_document(group_by, corpus) else None)
 
 
@@ -336,6 +338,7 @@ class Corpus:
         sentence_columns: For each column of whole sentences, one value per sentence: text, a number, or None.
         seconds: For pairs, the character at which the second sentence begins in the text of both, after a space; no two
             pairs are equal. None for single sentences.
+        sides: Side of the split of each sentence; None if the source does not divide them.
         relabelled: For each column, number of repeated sentences with another value than the first occurrence, if any.
         n_without_text: Number of rows of a .jsonl file or data set that were dropped because their text is empty or
             missing.
@@ -350,6 +353,7 @@ class Corpus:
     documents: tuple[int, ...] | None = None
     sentence_columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     seconds: tuple[int, ...] | None = None
+    sides: tuple[Split, ...] | None = None
     relabelled: Mapping[str, int] = field(default_factory=dict)
     n_without_text: int = 0
     reading: str = field(default="", compare=False)
@@ -400,6 +404,7 @@ class Corpus:
             documents=None if self.documents is None else pick(self.documents),
             sentence_columns={column: pick(values) for column, values in self.sentence_columns.items()},
             seconds=None if self.seconds is None else pick(self.seconds),
+            sides=None if self.sides is None else pick(self.sides),
         )
 
 
@@ -437,6 +442,8 @@ def _rows(name: str, option: str) -> Rows:
     if name.startswith("hf:"):
         return read_dataset(name, option)
     path, selection = path_and_columns(name, option)
+    if isfile(samples := join(path, SAMPLES)):
+        return read_samples(read_lines(samples, option), selection.flag_text)
     lines = read_lines(path, option)
     kind = splitext(path.removesuffix(".gz"))[1]
     if kind in (".csv", ".tsv", ".conll"):
@@ -455,6 +462,8 @@ def _from_rows(name: str, rows: Rows, option: str) -> Corpus:
         corpus = from_words(name, rows.texts, rows.columns, option, rows.documents, rows.sentence_columns)
     else:
         corpus = from_sentences(name, rows.texts, option, rows.sentence_columns)
+    if rows.sides:
+        return replace(corpus, sides=tuple(rows.sides))  # type: ignore[arg-type]
     n_begin = sum(list(text) == [BEGINS_DOCUMENT] for text in rows.texts) if rows.are_words else 0
     if rows.documents is not None:
         return corpus
@@ -470,9 +479,9 @@ def _reading(corpus: Corpus, rows: Rows, column: str) -> str:
         counts.append(_count(sum(map(len, corpus.words)), "word"))
     units: Iterable[str] = corpus.sentences
     values: Iterable[Any] = corpus.sentence_columns.get(column, ())
-    if corpus.words is not None and column == TARGETS:
-        pairs = zip(corpus.words, values, strict=True)
-        named = [(" ".join(words[slice(*target.first)]), target.label) for words, of in pairs for target in of]
+    if column == TARGETS and TARGETS in corpus.sentence_columns:
+        pairs = zip(corpus.sentences, values, strict=True)
+        named = [(sentence[slice(*target.first)], target.label) for sentence, of in pairs for target in of]
         units, values = [text for text, _ in named], [label for _, label in named]
     elif corpus.words is not None and column in corpus.columns:
         units, values = map(chain.from_iterable, (corpus.words, corpus.columns[column]))

@@ -102,7 +102,7 @@ TARGETS = "targets"
 
 
 class Target(NamedTuple):
-    """A labelled span of words, the first and the one after the last; or a pair of spans, which has a second one."""
+    """A labelled span of a sentence, its first character and the one after the last; a pair has a second span."""
 
     first: tuple[int, int]
     second: tuple[int, int] | None
@@ -122,6 +122,7 @@ class Rows:
         sentence_columns: For each column, a value for each sentence, as in the source.
         documents: Number of documents begun up to each sentence; None if only words mark them.
         places: The source's name of the column of sentences or words (key ""), and of columns renamed here.
+        sides: The side of the split of each sentence, where the source divides them.
     """
 
     texts: Sequence[Any]
@@ -131,6 +132,7 @@ class Rows:
     documents: Sequence[int] | None = None
     places: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
+    sides: Sequence[str] = ()
 
     @property
     def are_words(self) -> bool:

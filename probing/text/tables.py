@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 import re
@@ -104,14 +105,88 @@ def _targets(cells: Any, words: Sequence[str], where: str) -> Iterator[Target]:
         yield Target(first, second, label)
 
 
+def word_characters(words: Iterable[str]) -> list[tuple[int, int]]:
+    """Return the characters of each word in the sentence: the words with single spaces, without empty words."""
+    characters, end = [], 0
+    for word in words:
+        begin = end + (end > 0)
+        end = begin + len(" ".join(word.split())) if word.strip() else end
+        characters.append((begin, end))
+    return characters
+
+
 def _span(cell: Any, words: Sequence[str], where: str) -> tuple[int, int]:
+    """Return the characters of a span of words."""
     are_whole = isinstance(cell, list) and [type(end) for end in cell] == [int, int]
     if not are_whole or not 0 <= cell[0] < cell[1] <= len(words):
         raise UserError(
             f"{where} has the span {cell!r:.40} in a sentence of {len(words)} words; expected the first word, counted "
             "from 0, and the word after the last."
         )
-    return cell[0], cell[1]
+    characters = word_characters(words[: cell[1]])
+    return characters[cell[0]][0], characters[-1][1]
+
+
+# The table of a probing data set in a folder of Holmes (Waldis et al. 2024, arXiv 2404.18923), and its columns.
+SAMPLES = "samples.csv"
+_SIDES: Mapping[str, str] = {"train": "train", "dev": "validation", "test": "test"}
+
+
+def read_samples(lines: Iterable[str], flag_text: str) -> Rows:
+    """Return the texts of a table of Holmes with their labelled spans, or pairs of spans, and their side of the split.
+
+    A row has `context`, a list of texts; `inputs`, one or two of (text, number of the context, first character, the one
+    after the last); `label`; and `set-0` (or `set`). A text of several sets is on the side of the last of train, dev
+    and test; its rows of other sets are left out.
+    """
+    reader = csv.DictReader(lines, strict=True)
+    of_text: dict[str, list[tuple[str, Target]]] = {}
+    try:
+        for row in reader:
+            text, side, target = _sample(row, f"`{flag_text}`: line {reader.line_num} of {SAMPLES}")
+            of_text.setdefault(text, []).append((side, target))
+    except csv.Error as error:
+        raise UserError(f"`{flag_text}`: {SAMPLES} is not a table in line {reader.line_num} ({error}).") from None
+    sides = [max((side for side, _ in of), key=[*_SIDES.values()].index) for of in of_text.values()]
+    targets = [
+        tuple(target for side, target in of if side == side_of_text)
+        for of, side_of_text in zip(of_text.values(), sides, strict=True)
+    ]
+    n_out = sum(map(len, of_text.values())) - sum(map(len, targets))
+    out = f" ({n_out:,} rows are left out, whose text is in a later set, too)" * bool(n_out)
+    return Rows(
+        [*of_text], sentence_columns={TARGETS: targets}, sides=sides, note=f"sides = its sets{out}",
+        places={"": "column context", TARGETS: "columns inputs and label"},
+    )  # fmt: skip
+
+
+def _sample(row: Mapping[str, str | None], where: str) -> tuple[str, str, Target]:
+    """Return the text of a row with single spaces, its side, and its spans."""
+    side = _SIDES.get(str(row.get("set-0") or row.get("set")))
+    if side is None or not (label := label_of(row.get("label"))):
+        raise UserError(f"{where}: expected a label, and train, dev or test as set-0; found {dict(row)!r:.80}.")
+    try:
+        contexts, inputs = (ast.literal_eval(row[name] or "") for name in ("context", "inputs"))
+        numbers, (context,) = {cell[1] for cell in inputs}, {contexts[cell[1]] for cell in inputs}
+        places = [_characters(context, *cell[2:4]) for cell in inputs]
+        # A fifth cell is the number of the input, of which several parts may be of one.
+        if len(numbers) > 1 or len(places) > 2 or any(cell[4:] not in ((), (i,)) for i, cell in enumerate(inputs)):
+            raise ValueError
+    except (ValueError, SyntaxError, TypeError, LookupError, AttributeError, MemoryError, RecursionError):
+        raise UserError(
+            f"{where}: expected one or two spans of one text, such as the inputs [('dog', 0, 4, 7)] of the context "
+            f"['The dog barks']; found the inputs {str(row.get('inputs'))!r:.60}."
+        ) from None
+    return " ".join(context.split()), side, Target(places[0], places[1] if len(places) == 2 else None, label)
+
+
+def _characters(text: str, first: int, after: int) -> tuple[int, int]:
+    """Return the characters of a span once the text has single spaces; raise ValueError if it is outside or blank."""
+    before, whole = (" ".join(part.split()) for part in (text[:first], text[:after]))
+    begin = len(before) + (before != "" and text[first - 1].isspace())
+    if not 0 <= first < after <= len(text) or begin >= len(whole):
+        raise ValueError
+    return begin, len(whole)
 
 
 def _key(rows: Sequence[Mapping[str, Any]], names: Iterable[str], selection: ColumnSelection) -> str:

@@ -140,17 +140,23 @@ class SentenceTask(Task):
 
 
 class Span(NamedTuple):
-    """Characters `start` to before `end` of a sentence, given by its index, with a label; None if it has none."""
+    """Characters `start` to before `end` of a sentence, given by its index, with a label; None if it has none.
+
+    In a pair, `second` has the same of the second span, which is in the same sentence.
+    """
 
     sentence: int
     start: int
     end: int
     label: Any = None
+    second: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class SpanTask(SentenceTask):
     """A task of spans of text, each with one vector and one label. Derive a task from it and define `spans`.
+
+    With `n_spans = 2`, each label is of a pair of spans (`Span.second`), whose vectors are put side by side.
 
     Args:
         min_count: Training spans a label needs to be a class; by default 50, fewer on a small corpus (a twentieth of
@@ -159,6 +165,8 @@ class SpanTask(SentenceTask):
     """
 
     pooling: Literal["mean", "max"] = "mean"
+
+    n_spans = 1
 
     def spans(self, corpus: Corpus) -> Sequence[Span]:
         """Return the spans of a corpus, in the order of its sentences; a sentence may have none, or several."""
@@ -169,16 +177,17 @@ class SpanTask(SentenceTask):
         return [span.label for span in self.spans(corpus)]
 
 
-def rows_of_spans(spans: Sequence[Span], tokens: Tokens) -> NDArray[np.int64]:
+def rows_of_spans(spans: Sequence[Span], tokens: Tokens, second: bool = False) -> NDArray[np.int64]:
     """Return the sentence, the first token and the token after the last of each span, shape (n_spans, 3).
 
     A token is of a span if they share a character. A span has no tokens if it is cut, because its sentence is too long
-    for the model or the first token is set aside.
+    for the model or the first token is set aside. With `second`, the rows are of the second spans of pairs.
     """
     assert tokens.spans is not None
     rows = np.flatnonzero(~tokens.special & (tokens.spans[:, 1] > tokens.spans[:, 0]))
     begins, ends = (tokens.sentences[rows] * _APART + tokens.spans[rows, i] for i in (0, 1))
-    places = np.array([span[:3] for span in spans], dtype=np.int64).reshape(-1, 3)
+    characters = [(span.sentence, *(span.second if second else span[1:3])) for span in spans]  # type: ignore[misc]
+    places = np.array(characters, dtype=np.int64).reshape(-1, 3)
     if (np.diff(places[:, 0]) < 0).any():
         raise ValueError("spans have to be in the order of their sentences")
     start, end = (places[:, 0] * _APART + places[:, i] for i in (1, 2))
@@ -434,8 +443,10 @@ def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
             f"{expected}."
         )
     if isinstance(task, SpanTask):
-        _, first, after = rows_of_spans(task.spans(corpus), tokens).T
-        is_example = is_example & (first < after)
+        spans = task.spans(corpus)
+        for i in range(task.n_spans):
+            _, first, after = rows_of_spans(spans, tokens, bool(i)).T
+            is_example = is_example & (first < after)
     elif isinstance(task, SentenceTask):
         if task.pooling == "cls" and not tokens.included.all():
             raise UserError(

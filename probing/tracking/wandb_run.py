@@ -252,7 +252,7 @@ class WandbRun:
         return None
 
     def _start(self) -> Exception | None:
-        """Start a run in the current mode or the next mode that works; return the first mode's error, if any."""
+        """Start a run; if that fails online fall back to offline, then to disabled. Return the first error, if any."""
         self._failure, first_error = None, None
         while self._mode != "disabled":
             before = set(self._logs())

@@ -25,7 +25,7 @@ from probing.runs import Result, SectionPlace, study_of
 from probing.studies.compare.tables import charts
 from probing.studies.geometry import figures as geometry_figures
 from probing.studies.geometry import tables as geometry_tables
-from probing.studies.hierarchy.tables import LINEAR
+from probing.studies.hierarchy import LINEAR
 from probing.studies.similarity import STS, WIC, sts_charts, wic_charts
 from probing.studies.sweep.search import draw_sweep
 from probing.tables import figures as style

@@ -755,13 +755,8 @@ def test_a_run_of_one_layer_is_a_mark_at_its_layer_among_runs_of_more() -> None:
     assert re.findall(r'text-anchor="middle"[^>]*>(\d+)<', svg) == ["0", "1", "2"]
 
 
-def test_marks_of_a_single_layer_stand_beside_each_other() -> None:
-    svg = drawn([Line(str(i), [6], [0.1]) for i in range(7)]).split("</svg>", 1)[0]
-    across = [place for ((place, _),) in points_of(svg)]
-    assert min(np.diff(across)) > 10  # none covers another, though all have the same height
-    assert 44 < across[0] < across[-1] < 550
-    assert re.findall(r'text-anchor="middle" x="([\d.]+)"[^>]*>(\d+)<', svg) == [(f"{np.mean(across):g}", "6")]
-    assert 'class="line"' not in svg
+def test_a_single_layer_has_no_chart_by_layer() -> None:
+    assert chart_html(Chart("accuracy", "title", [Panel([Line("probe", [6], [0.1])])], "accuracy")) == []
 
 
 def test_the_bars_of_classes_are_as_high_as_their_values() -> None:

@@ -20,11 +20,10 @@ from probing.heads.examples import Example, ExampleMaps, read_examples, write_ex
 from probing.results import Table
 from probing.runs import study_of
 from probing.runs.loading import load_run
+from probing.studies import cloze, hierarchy
 from probing.studies.attention.conclusions import conclusions
 from probing.studies.attention.section import ABOVE, BELOW, FULL, LEAST, TIP_WIDTH, Row, sentence_arcs
 from probing.studies.checkpoints.tables import Thresholds, emergence
-from probing.studies.cloze import tables as cloze
-from probing.studies.hierarchy import tables as hierarchy
 from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
 from probing.tables.heads import of_heads
 from report_runs import QUICKLY, make_survey, points_of

@@ -18,7 +18,7 @@ from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.models import resolve_model
 from probing.runs.loading import load_run
-from probing.studies.cloze.facts import ask_facts, read_facts
+from probing.studies.cloze import of_facts, of_sentences
 from probing.studies.cloze.predictor import Predictor
 from probing.studies.cloze.sentences import (
     log_likelihoods,
@@ -28,7 +28,7 @@ from probing.studies.cloze.sentences import (
     sentence_survey,
     tokens_of_pairs,
 )
-from probing.studies.cloze.tables import of_facts, of_sentences
+from probing.studies.cloze.survey import ask_facts, read_facts
 from probing.text import from_sentences
 from rendering import rendered
 from written import read_csv

@@ -26,6 +26,18 @@ from probing.errors import UserError
 from probing.models import load_tokenizer
 from probing.runs import Result
 from probing.runs.loading import load_run
+from probing.studies.position_bias import (
+    AGAINST,
+    AS_WRITTEN,
+    BAG,
+    DELETE,
+    EDITS,
+    INSERT,
+    MODEL,
+    REPLACE,
+    SHUFFLED,
+    WEIGHT,
+)
 from probing.studies.position_bias.survey import (
     Documents,
     DocumentTexts,
@@ -39,18 +51,6 @@ from probing.studies.position_bias.survey import (
     texts_of,
     values_of,
     weights,
-)
-from probing.studies.position_bias.tables import (
-    AGAINST,
-    AS_WRITTEN,
-    BAG,
-    DELETE,
-    EDITS,
-    INSERT,
-    MODEL,
-    REPLACE,
-    SHUFFLED,
-    WEIGHT,
 )
 from probing.text import from_sentences
 from probing.text.tokens import Tokens

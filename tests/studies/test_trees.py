@@ -25,6 +25,7 @@ from probing.studies.trees.survey import (
     TreeScores,
     Words,
     chain,
+    decoded_heads,
     predictions,
     spanning_edges,
     spearman,
@@ -174,6 +175,8 @@ def test_trees_have_the_distances_depths_and_edges_of_their_heads() -> None:
     # "The cat sat ." with the full stop attached to the verb.
     tree = Tree(np.array([1, 2, -1, 2]), np.array([True, True, True, False]))
     assert tree.root == 2
+    assert decoded_heads(tree, tree.distances, tree.depths).tolist() == [1, 2, -1, -1]
+    assert decoded_heads(tree, tree.distances, np.array([0, 1, 2, -1])).tolist() == [-1, 0, 1, -1]
     assert tree.distances.tolist() == [[0, 1, 2, 3], [1, 0, 1, 2], [2, 1, 0, 1], [3, 2, 1, 0]]
     assert tree.depths.tolist() == [2, 1, 0, 1]
     assert tree.edges == {(0, 1), (1, 2)}
@@ -293,6 +296,11 @@ def test_random_trees_are_decoded_at_chance_by_the_command(
         assert row["uuas_low"] - 0.05 < expected < row["uuas_high"] + 0.05
         assert max(row["gap_distance"], row["gap_depth"]) <= 1e-3
         assert (row["difference"] == "") is (row["condition"] == "model")
+    assert (folder / "figures" / "tree_example.png").exists()
+    words = read_csv(folder / "tree_example.csv")
+    for column in ("head", "decoded_head"):
+        assert [[row["layer"] for row in words if row[column] == 0]] == [[0, 2]]
+    assert {row["form"] for row in words} <= {word for sentence in SENTENCES for word in sentence.split()} - {"."}
     neurons = read_csv(folder / "tree_neurons.csv")
     for layer in (0, 2):
         of_layer = [row for row in neurons if row["layer"] == layer]

@@ -19,9 +19,9 @@ from probing.activations.store import ActivationStore
 from probing.errors import UserError
 from probing.results import Table
 from probing.runs.loading import load_run
+from probing.studies.tuning_effect import CHECKPOINTS, MEASURES, answer, charts, conclusions
+from probing.studies.tuning_effect import LAYERS as LAYER_CHANGES
 from probing.studies.tuning_effect.survey import START, TRUE, layer_rows, of_names, state_distances
-from probing.studies.tuning_effect.tables import CHECKPOINTS, MEASURES, answer, charts, conclusions
-from probing.studies.tuning_effect.tables import LAYERS as LAYER_CHANGES
 from synthetic import make_store, make_tokens
 from tiny_models import CHANGED
 

@@ -1,23 +1,26 @@
-"""Tasks of spans: numerals and their value, and spans that a file labels."""
+"""Tasks of spans: numerals and their value, spans that a file labels, and pairs of spans."""
 
 from __future__ import annotations
 
+import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import conllu
 import numpy as np
 import pytest
 import torch
 from probing.builtin_tasks.numeral import NumberDigits, NumberValue, numerals, value_of_words
-from probing.builtin_tasks.spans import Spans
+from probing.builtin_tasks.spans import SpanPairs, Spans
 
 from conftest import BARE
-from probing import WandbOptions, finetune, fit, probe
-from probing.data.examples import Examples, SpanVectors, read
+from probing import WandbOptions, compare, finetune, fit, position, probe, rank
+from probing.data.examples import Examples, SpanVectors, read, with_spans
 from probing.data.labelling import label_sides
 from probing.errors import UserError
 from probing.statistics.chance import permute_within_sentences
@@ -171,6 +174,13 @@ def test_a_span_has_the_mean_of_its_tokens_also_where_spans_overlap(tmp_path: Pa
     assert np.allclose(most.read(0, 0)[0], states[1:6].max(0))
     labels = labels_of(Given(given=spans), tokens, corpus)
     assert labels.tolist() == ["x", "y", "x", "y", ""]
+    a, b, c = spans[:3]
+    pairs = SpanVectors(store.base, "mean", [a._replace(second=b[1:3]), b._replace(second=c[1:3])], 2)
+    naive = np.array([[*states[list(rows[i])].mean(0), *states[list(rows[i + 1])].mean(0)] for i in (0, 1)], float)
+    assert pairs.plan.d_model == 8
+    assert np.allclose(pairs.read(0, 0), naive, atol=1e-6)
+    reverse = SpanVectors(store.base, "mean", [b._replace(second=a[1:3])], 2)
+    assert len({int(of.tokens.input_ids[0]) for of in (pairs, reverse, store)}) == 3
 
 
 def test_a_span_that_is_cut_has_no_label() -> None:
@@ -225,8 +235,11 @@ def jiant(folder: Path, lines: Sequence[dict[str, Any]]) -> Path:
     return folder / "spans.jsonl"
 
 
-def roles(n: int = 200) -> list[dict[str, Any]]:
-    """Return lines with overlapping spans, labelled by whether they hold the word `dog`."""
+def roles(n: int = 200, pairs: bool = False) -> list[dict[str, Any]]:
+    """Return lines with overlapping spans, labelled by whether they hold the word `dog`; of pairs, whether the second.
+
+    The first span of a pair is the last word.
+    """
     generator, lines = np.random.default_rng(3), []
     for i in range(n):
         words = [*generator.choice(["the", "dog", "sees", "many", "cats"], size=6), f"n{i}"]
@@ -234,6 +247,8 @@ def roles(n: int = 200) -> list[dict[str, Any]]:
         targets: list[dict[str, Any]] = [
             {"span1": [int(a), int(b)], "label": "DOG" if "dog" in words[a:b] else "NONE", "info": {}} for a, b in ends
         ]
+        for target in targets if pairs else ():
+            target |= {"span1": [6, 7], "span2": target["span1"]}
         lines.append({"text": " ".join(words), "targets": targets, "info": {"source": "made"}})
     return lines
 
@@ -251,6 +266,94 @@ def test_spans_of_a_file_are_those_of_an_independent_reading(tmp_path: Path) -> 
         expected
     )
     assert len(corpus.sentences) == 202
+
+
+BANK = """\
+# newdoc
+1\tDogs\t_\tNOUN\t_\t_\t3\tnsubj:x\t_\t_
+2-3\tcan't\t_\t_\t_\t_\t_\t_\t_\t_
+2\tca\t_\tAUX\t_\t_\t3\taux\t_\t_
+3\tn't\t_\tVERB\t_\t_\t0\troot\t_\t_
+3.1\tgone\t_\t_\t_\t_\t_\t_\t_\t_
+4\t.\t_\tPUNCT\t_\t_\t3\tpunct\t_\t_
+
+1\tYes\t_\tINTJ\t_\t_\t0\troot\t_\t_
+
+1\tThe\t_\tDET\t_\t_\t2\tdet\t_\t_
+2\tend\t_\tNOUN\t_\t_\t0\troot\t_\t_
+
+"""
+
+
+def test_pairs_of_a_file_and_of_a_treebank_are_those_of_an_independent_reading(tmp_path: Path) -> None:
+    lines = roles(pairs=True)
+    corpus = load_corpus(str(jiant(tmp_path, lines)), column_of=None)
+    expected = [
+        (i, "".join(words[slice(*target["span1"])]), " ".join(words[slice(*target["span2"])]), target["label"])
+        for i, line in enumerate(lines)
+        for words in [line["text"].split()]
+        for target in line["targets"]
+    ]
+    assert texts_of(SpanPairs(), corpus) == expected
+
+    (tmp_path / "bank.conllu").write_text(BANK, encoding="utf-8")
+    bank = load_corpus(str(tmp_path / "bank.conllu"), column_of=None)
+    independent = [
+        (i, word_of[token["head"]], token["form"], token["deprel"])
+        for i, sentence in enumerate(conllu.parse(BANK))
+        for word_of in [{token["id"]: token["form"] for token in sentence}]
+        for token in sentence
+        if isinstance(token["id"], int) and token["head"]
+    ]
+    assert texts_of(SpanPairs(of="deprel"), bank) == independent
+    assert independent[0] == (0, "n't", "Dogs", "nsubj:x")
+
+
+def holmes(folder: Path, rows: Sequence[tuple[Any, Any, Any, str]]) -> Path:
+    """Write a folder as Holmes lays it out, of inputs, contexts, labels and sets."""
+    (folder / "holmes").mkdir(exist_ok=True)
+    with (folder / "holmes" / "samples.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["", "id", "inputs", "context", "label", "set-0"])
+        writer.writerows([i, i, repr(inputs), repr(context), *rest] for i, (inputs, context, *rest) in enumerate(rows))
+    (folder / "holmes" / "config-none.yaml").write_text("probe_task_type: SENTENCE_TOKENS\nnum_inputs: 2\n")
+    return folder / "holmes"
+
+
+@pytest.mark.parametrize("n_spans", [1, 2])
+def test_spans_of_a_folder_of_holmes_are_those_of_an_independent_reading(n_spans: int, tmp_path: Path) -> None:
+    rows = []
+    for i, line in enumerate(roles(60)):
+        text = line["text"].replace(" ", "  " if i % 2 else " ")
+        words = [(match[0], 0, *match.span()) for match in re.finditer(r"\S+", text)]
+        for k in range(3):
+            side = ("train", "dev", "test")[i % 3] if i != 3 or k else "test"
+            rows.append(((words[k], words[k + 2])[:n_spans], [text], k, side))
+    corpus = load_corpus(str(holmes(tmp_path, rows)), column_of=None)
+    # One of the three rows of the fourth text, of training, is tested on; then the others are left out.
+    independent = [
+        (text.split()[k], text.split()[k + 2] if n_spans == 2 else "", str(k), side)
+        for i, (_, (text,), k, side) in enumerate(rows)
+        if i not in (10, 11)
+    ]
+    task = (Spans(), SpanPairs())[n_spans - 1]
+    sides = ["dev" if side == "validation" else side for side in splits_of(corpus, 0)]
+    assert [(*found[1:], sides[found[0]]) for found in texts_of(task, corpus)] == independent
+    assert "2 rows are left out" in corpus.reading
+    labelled = label_sides(
+        [make_store(tmp_path / "store", [np.ones((len(tokens_of(corpus.sentences).input_ids), 4), np.float32)],
+                    tokens_of(corpus.sentences))], [corpus], [splits_of(corpus, 0)], replace(task, min_count=1),
+    )  # fmt: skip
+    counts = Counter(side for *_, side in independent)
+    assert [labelled.train.n_tokens, labelled.validation.n_tokens, labelled.test.n_tokens] == (
+        [counts["train"], counts["dev"], counts["test"]]
+    )
+
+
+def texts_of(task: SpanTask, corpus: Corpus) -> list[tuple[int, str, str, Any]]:
+    """Return the sentence, the text of both spans and the label of each pair."""
+    pairs = [(span, corpus.sentences[span.sentence], span.second or (0, 0)) for span in task.spans(corpus)]
+    return [(pair.sentence, text[pair.start : pair.end], text[slice(*end)], pair.label) for pair, text, end in pairs]
 
 
 def test_lines_of_equal_words_share_their_spans_and_empty_words_count(tmp_path: Path) -> None:
@@ -293,25 +396,34 @@ def test_a_bad_span_is_refused_in_one_sentence_with_its_line(
     assert not (tmp_path / "runs").exists()
 
 
-def planted_spans(folder: Path) -> Any:
-    """Return the sides of a store of noise in which neuron 3 is 2 on the tokens of spans `x` and -2 on those of `y`."""
-    generator = np.random.default_rng(4)
+def planted_spans(folder: Path, task: SpanTask) -> Any:
+    """Return the sides of a store of noise in which neuron 3 is 2 on the tokens of spans `x` and -2 on those of `y`.
+
+    Of pairs, the label is of the second span; the first is another one.
+    """
+    generator, pairs = np.random.default_rng(4), task.n_spans == 2
     lines = [
         {"text": f"the dog sees many cats n{i}", "targets": [
-            {"span1": [a, a + 2], "label": str(generator.choice(["x", "y"]))} for a in (0, 2, 4)
+            {**({"span1": [b, b + 2], "span2": [a, a + 2]} if pairs else {"span1": [a, a + 2]}),
+             "label": str(generator.choice(["x", "y"]))} for a, b in ((0, 2), (2, 4), (4, 0))
         ]} for i in range(400)
     ]  # fmt: skip
     corpus = load_corpus(str(jiant(folder, lines)), column_of=None)
     tokens = tokens_of(corpus.sentences)
     states = generator.standard_normal((tokens.n_tokens, 8)).astype(np.float32)
-    spans = Spans().spans(corpus)
-    for (_, first, after), span in zip(rows_of_spans(spans, tokens), spans, strict=True):
+    spans = task.spans(corpus)
+    for (_, first, after), span in zip(rows_of_spans(spans, tokens, pairs), spans, strict=True):
         states[first:after, 3] += 2 if span.label == "x" else -2
-    return label_sides([make_store(folder / "store", [states], tokens)], [corpus], [splits_of(corpus, 0)], Spans())
+    return label_sides([make_store(folder / "store", [states], tokens)], [corpus], [splits_of(corpus, 0)], task)
 
 
-def test_a_planted_label_is_found_with_its_neuron(tmp_path: Path) -> None:
-    sides = planted_spans(tmp_path)
+# The tasks, and the column that neuron 3 of the labelled span is.
+PLANTED = pytest.mark.parametrize(("task", "column"), [(Spans(), 3), (SpanPairs(), 8 + 3)], ids=["spans", "pairs"])
+
+
+@PLANTED
+def test_a_planted_label_is_found_with_its_neuron(task: SpanTask, column: int, tmp_path: Path) -> None:
+    sides = planted_spans(tmp_path, task)
     parts = [getattr(sides, name) for name in ("train", "validation", "test")]
     split = np.repeat(["train", "validation", "test"], [part.n_tokens for part in parts])
     labels = np.concatenate([part.labels[part.labels >= 0] for part in parts])
@@ -320,13 +432,17 @@ def test_a_planted_label_is_found_with_its_neuron(tmp_path: Path) -> None:
     run = probe(states, labels, groups, split, name="s", runs=tmp_path, **{**BARE, "controls": "shuffled"})
     assert run.accuracy[0]["accuracy"] > 0.95
     assert run.accuracy[0]["shuffled_accuracy"] < 0.65
-    assert run.top(0, 1)[0]["neuron"] == 3
+    assert run.top(0, 1)[0]["neuron"] == column
+    assert {row["neuron"] for row in with_spans(run.neurons, sides) if row.get("span_neuron", -1) == 3} == (
+        {3, 11} if column > 8 else set()
+    )
 
 
-def test_labels_permuted_within_sentences_find_nothing(tmp_path: Path) -> None:
-    train = planted_spans(tmp_path).train
+@PLANTED
+def test_labels_permuted_within_sentences_find_nothing(task: SpanTask, column: int, tmp_path: Path) -> None:
+    train = planted_spans(tmp_path, task).train
     sentences, labels = train.store.tokens.sentences[train.labels >= 0], train.labels[train.labels >= 0]
-    neuron = vectors(train)[:, 3]
+    neuron = vectors(train)[:, column]
     neuron = neuron - (np.bincount(sentences, neuron) / np.maximum(np.bincount(sentences), 1))[sentences]
     draws = permute_within_sentences(labels, sentences, np.arange(len(labels), dtype=np.int32), 400, 0)
     of_draws = np.abs((2 * draws - 1) @ neuron)
@@ -361,3 +477,96 @@ def test_controls_read_the_spans_of_other_states(checkpoints: dict[str, Path], t
             fit(task="spans", layer=1, runs=str(tmp_path / "none"), **options, **other)
     with pytest.raises(UserError, match="`--task spans`: its task labels spans"):
         finetune(task="spans", runs=str(tmp_path / "none"), **other)
+
+
+def test_pairs_are_fitted_ranked_and_compared_and_their_neurons_named(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    path, runs = jiant(tmp_path, roles(300, pairs=True)), str(tmp_path / "runs")
+    one: dict[str, Any] = {"model": str(checkpoints["bert"]), "corpus": str(path), "wandb": NO_WANDB, "runs": runs}
+    how = {**BARE, "controls": "shuffled,token,untrained"}
+    run = fit(task="span_pairs", layer=1, name="pairs", rotations=19, **one, **how)
+    (row,), d_model = run.accuracy, len(run.neurons) // 2
+    assert row["token_accuracy"] > row["majority_accuracy"]
+    assert {"shuffled_accuracy", "untrained_accuracy"} <= set(row)
+    assert all(row["neuron"] == (row["span"] - 1) * d_model + row["span_neuron"] for row in run.neurons)
+    # The first span, the number of the line, says nothing; contexts show the span that a neuron is of.
+    of_span = {row["neuron"]: row["span"] for row in run.neurons}
+    assert all((row["token"][0] == "n") == (of_span[row["neuron"]] == 1) for row in run.contexts if row["token"] != "n")
+    top = run.top(1, 1)[0]
+    name = f"neuron {top['span_neuron']} of span {top['span']}"
+    assert name in " ".join(run.conclusions())
+    assert name in (run.folder / "report.html").read_text(encoding="utf-8")
+    naive_contributions(run)
+
+    (rows,) = rank(str(run.folder), method="probeless", wandb=NO_WANDB).rankings.values()
+    assert {row["span"] for row in rows} == {1, 2}
+    again = fit(task="span_pairs", layer=1, name="again", figure_format="png", **one, **BARE)
+    both = compare(
+        [str(run.folder), str(again.folder)], name="both", null_draws=2, matching="correlation", runs=runs,
+        wandb=NO_WANDB,
+    )  # fmt: skip
+    # Of a neuron of the layer, the contribution is the sum over both spans.
+    sums = np.zeros(d_model)
+    for row in run.neurons:
+        sums[row["span_neuron"]] += row["contribution"]
+    found = {row["neuron_a"]: row["contribution_a"] for row in both.neurons}
+    assert np.allclose([found[neuron] for neuron in range(d_model)], sums, rtol=1e-3)
+    with pytest.raises(UserError, match="neurons of single vectors, not of pairs of spans"):
+        position(run=str(run.folder), wandb=NO_WANDB)
+    with pytest.raises(UserError, match="has no targets, whose spans the task reads"):
+        run.predict(["the dog sees many cats"])
+
+
+def naive_contributions(run: Any) -> None:
+    """Compare the contributions of a run's only layer with a plain loop over its test examples."""
+    states, labels, _ = run.hidden_states(1, "test")
+    classes, weight = list(run.results["classes"]), run.weight[0].double().numpy()
+    sums = np.zeros(states.shape[1])
+    for state, label in zip(states.astype(np.float64), labels, strict=True):
+        for column, value in enumerate(state):
+            sums[column] += abs((weight[classes.index(label), column] - weight[:, column].mean()) * value)
+    found = {row["neuron"]: row["contribution"] for row in run.neurons}
+    assert np.allclose([found[column] for column in range(len(sums))], sums / len(labels), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ({"span1": [0, 1], "label": "x"}, {}, r"has a target without a second span \(span2\)"),
+        ({"span1": [0, 1], "span2": [2, 4], "label": "x"}, {}, r"line 1 has the span \[2, 4\]"),
+        ({"span1": [0, 1], "span2": None, "label": "x"}, {}, r"line 1 has the span None"),
+        ({"span1": [0, 1], "span2": [1, 2], "label": "x"}, {"of": "deprel"}, "has no dependency relations"),
+        (BANK.replace("\t0\t", "\t_\t").replace("\t3\t", "\t_\t").replace("\t2\tdet", "\t_\tdet"), {"of": "deprel"},
+         "has no arc between two words"),
+        (BANK.replace("\t3\taux", "\t9\taux"), {"of": "deprel"}, "word 2 of the sentence .* has the head `9`"),
+        (BANK, {}, "has no targets, whose spans the task reads; .* `--task_args.of deprel`"),
+        (BANK, {"of": "heads"}, "task_args.of"),
+        ((["a whole text"], "", 1, "train"), {}, "line 2 of samples.csv: expected one or two spans"),
+        (([("a", 0, 0, 9)], ["a dog"], 1, "train"), {}, "line 2 of samples.csv: expected one or two spans"),
+        (([("a", 0, 0, 1, 0), ("dog", 0, 2, 5, 0)], ["a dog"], 1, "train"), {}, "one or two spans of one text"),
+        (([("a", 0, 0, 1), ("dog", 1, 2, 5)], ["a dog", "a dog"], 1, "dev"), {}, "one or two spans of one text"),
+        (([("a", 0, 0, 1)], ["a dog"], 1, "all"), {}, "expected a label, and train, dev or test as set-0"),
+        (([("a", 0, 0, 1)], ["a dog"], 1, "test"), {}, r"has a target without a second span \(span2\)"),
+        (BANK, {"of": "deprel", "site": "attention"}, "`--site attention`: the task reads the vectors of two spans"),
+    ],
+)  # fmt: skip
+def test_bad_pairs_are_refused_in_one_sentence(
+    content: Any, options: dict[str, Any], message: str, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "bank.conllu"
+    if isinstance(content, str):
+        path.write_text(content, encoding="utf-8")
+    elif isinstance(content, tuple):
+        path = holmes(tmp_path, [content])
+    else:
+        path = jiant(tmp_path, [{"text": "the dog barks", "targets": [content]}])
+    task_args = {name: value for name, value in options.items() if name != "site"}
+    with pytest.raises(UserError, match=message) as error:
+        fit(
+            model=str(checkpoints["bert"]), corpus=str(path), task="span_pairs", task_args=task_args, layer=1,
+            site=options.get("site", "residual"), cache=str(tmp_path / "cache"), runs=str(tmp_path / "runs"),
+            wandb=NO_WANDB,
+        )  # fmt: skip
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "runs").exists()

@@ -29,12 +29,18 @@ class Table {
     return this.layerNames[this.layers.indexOf(this.get(row, "layer"))];
   }
 
+  // The index of a neuron; of pairs of spans, its index in the layer and its span.
+  neuronName(row) {
+    return this.values.span ? `${this.get(row, "span_neuron")} of span ${this.get(row, "span")}` : String(this.get(row, "neuron"));
+  }
+
   find(layer, neuron) {
     return this.at.get(layer + "," + neuron);
   }
 
   text(row, column) {
     if (column.key === "layer") return this.layerName(row);
+    if (column.key === "neuron") return this.neuronName(row);
     if (column.key === "rank_low") return `${this.get(row, "rank_low")}–${this.get(row, "rank_high")}`;
     if (LOSSES.includes(column.key) && this.get(row, "removed").includes(this.unresolved)) return this.unresolved;
     if (LOSSES.includes(column.key) && this.get(row, "removed").includes(this.negligible)) return this.negligible;
@@ -47,12 +53,12 @@ class Table {
   }
 
   matching(layer, flag, neuron) {
-    const rows = [];
+    const rows = [], neurons = this.values.span_neuron || this.values.neuron;
     for (let row = 0; row < this.length; row++) {
       const own = this.values.flag[row];
       if (layer !== "" && this.values.layer[row] !== Number(layer)) continue;
       if (flag !== "" && own !== (flag === "none" ? "" : flag)) continue;
-      if (neuron !== "" && this.values.neuron[row] !== Number(neuron)) continue;
+      if (neuron !== "" && neurons[row] !== Number(neuron)) continue;
       rows.push(row);
     }
     return rows;

@@ -170,7 +170,7 @@ class RunView {
     const columns = this.table.columns.filter((column) => wanted.includes(column.key));
     const parts = columns.map((column) => `${column.label} ${this.table.text(row, column)}`);
     const flag = this.table.get(row, "flag");
-    const head = `layer ${this.table.layerName(row)}, neuron ${this.table.get(row, "neuron")}, rank ${this.table.get(row, "rank")}`;
+    const head = `layer ${this.table.layerName(row)}, neuron ${this.table.neuronName(row)}, rank ${this.table.get(row, "rank")}`;
     return `${head}${flag ? ", " + flag : ""}\n${parts.join(", ")}`;
   }
 
@@ -194,7 +194,7 @@ class RunView {
     this.picked = row;
     this.cell = { i: Math.floor(row / this.data.width), neuron: this.table.get(row, "neuron") };
     const get = (key) => this.table.get(row, key), neuron = get("neuron"), flag = get("flag");
-    this.detail.querySelector(".picked").textContent = `Layer ${this.table.layerName(row)}, neuron ${neuron}`;
+    this.detail.querySelector(".picked").textContent = `Layer ${this.table.layerName(row)}, neuron ${this.table.neuronName(row)}`;
     const note = this.detail.querySelector(".flagged");
     note.hidden = !flag;
     note.textContent = flag ? `${flag}: ${this.data.flags[flag] || ""}` : "";
@@ -244,7 +244,7 @@ class RunView {
     for (const level of this.chart.querySelectorAll(".level")) level.textContent = String(Number((highest * level.dataset.share).toPrecision(2)));
     this.classReadout.textContent = "Point at a bar, or move to the chart with the Tab key and use the arrow keys.";
     const peak = this.bars.indexOf(Math.max(...this.bars));
-    const name = `contribution of layer ${this.table.layerName(row)}, neuron ${this.table.get(row, "neuron")}, by ${this.data.task}`;
+    const name = `contribution of layer ${this.table.layerName(row)}, neuron ${this.table.neuronName(row)}, by ${this.data.task}`;
     this.chart.setAttribute("aria-label", this.bars.length
       ? `${name}: largest at ${this.data.classes[peak]}, ${this.bars[peak].toPrecision(3)}`
       : `${name}: this page has only the layer's mean`);

@@ -138,8 +138,7 @@ def survey_section(result: Result, place: SectionPlace) -> Html:
         element("h2", result.study.heading(result)),
         element("p", _question(survey), class_="question"),
         *(element("p", sentence, class_="answer") for sentence in survey.result.conclusions()),
-        *(element("p", f"The part {part} was left out: it needs {lack}.")
-          for part, lack in survey.result.results["left_out"].items()),
+        _not_measured(survey.result.results["left_out"]),
         *([_map(survey, measures, heads, number), _numbers(measures, heads)] if heads else []),
         *(figure for chart in Chart.with_values(result.study.charts(result)) for figure in chart_html(chart)),
         *(_examples(survey, measures, heads, number, room) if heads and survey.examples else []),
@@ -148,6 +147,11 @@ def survey_section(result: Result, place: SectionPlace) -> Html:
         class_="heads-of",
         id=f"attention-{number}",
     )  # fmt: skip
+
+
+def _not_measured(lacking: Mapping[str, str]) -> Html | None:
+    parts = [f"{part} needs {lack}" for part, lack in lacking.items()]
+    return element("p", f"Not measured: {'; '.join(parts)}.") if parts else None
 
 
 def _question(survey: HeadSurveyView) -> str:

@@ -34,7 +34,7 @@ from probing.studies.claims.planning import (
     runs_of,
 )
 from probing.studies.cloze import predictor as minimal_pairs
-from probing.studies.cloze.facts import read_facts
+from probing.studies.cloze.survey import read_facts
 from probing.studies.finetune.tables import STARTS, TuningOptions
 from probing.studies.fit import chosen_controls
 from probing.studies.fit.estimate import ProbeCosts

@@ -33,7 +33,7 @@ from probing.results import Table, estimate_cells
 from probing.runtime.files import parse_json
 from probing.runtime.progress import note
 from probing.statistics import binomial_interval, mean_interval
-from probing.studies.cloze.tables import EVERY, INTACT, REPLACED
+from probing.studies.cloze import EVERY, INTACT, REPLACED
 from probing.text import MASK, Corpus
 from probing.text.files import decode_lines, read_bytes
 from probing.text.tokens import Tokens

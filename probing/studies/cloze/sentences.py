@@ -21,6 +21,7 @@ from probing.results import Table, estimate_cells
 from probing.runs.call import Measurements
 from probing.runtime.progress import stage
 from probing.statistics import binomial_interval, difference_interval
+from probing.studies.cloze import BASELINES
 from probing.studies.cloze.predictor import (
     Batching,
     MinimalPair,
@@ -34,7 +35,6 @@ from probing.studies.cloze.predictor import (
     log_probabilities,
     logits_of,
 )
-from probing.studies.cloze.tables import BASELINES
 from probing.text import Corpus
 from probing.text.tokens import ADDED, LONGEST, Tokens, tokenize
 

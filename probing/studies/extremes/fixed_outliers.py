@@ -29,7 +29,7 @@ from probing.models.attention_heads import QueryKey
 from probing.results import ALL_LAYERS
 from probing.statistics.chance import rank_p
 from probing.statistics.moments import ProfileAccumulator
-from probing.studies.extremes.tables import FIRST, OTHER
+from probing.studies.extremes import FIRST, OTHER
 from probing.text import Corpus
 from probing.text.tokens import Tokens
 

@@ -33,6 +33,8 @@ from probing.results import ALL_LAYERS, layers_named
 from probing.runtime.progress import counted, stage
 from probing.runtime.trainer import to_float64
 from probing.statistics.moments import ROWS
+from probing.studies.extremes import ABSOLUTE, ALL, DEFINITIONS, DEVIATIONS, OTHER, RELATIVE, ExtremeDefinition
+from probing.studies.extremes import MOST_TOKENS as MOST_MASSIVE_TOKENS
 from probing.studies.extremes.fixed_outliers import (
     TOKENS,
     AttentionSample,
@@ -45,8 +47,6 @@ from probing.studies.extremes.fixed_outliers import (
     compare,
     fixed_outlier_rows,
 )
-from probing.studies.extremes.tables import ABSOLUTE, ALL, DEFINITIONS, DEVIATIONS, OTHER, RELATIVE, Definition
-from probing.studies.extremes.tables import MOST_TOKENS as MOST_MASSIVE_TOKENS
 from probing.text import Corpus
 from probing.text.tokens import Tokens
 
@@ -78,8 +78,8 @@ class LargeValues:
     layer: int
     median: float
     largest: NDArray[np.float64]
-    counts: Mapping[Definition, NDArray[np.int64]]
-    tokens: Mapping[Definition, NDArray[np.int64]]
+    counts: Mapping[ExtremeDefinition, NDArray[np.int64]]
+    tokens: Mapping[ExtremeDefinition, NDArray[np.int64]]
 
 
 def large_values(store: HiddenStateSource, layer: int, kinds: TokenKinds) -> LargeValues:
@@ -109,7 +109,7 @@ def large_values(store: HiddenStateSource, layer: int, kinds: TokenKinds) -> Lar
     return LargeValues(layer, median, largest, counts, tokens)
 
 
-def _large(values: Tensor, median: float, mean: Tensor, sd: Tensor) -> dict[Definition, Tensor]:
+def _large(values: Tensor, median: float, mean: Tensor, sd: Tensor) -> dict[ExtremeDefinition, Tensor]:
     """Return the mask of large values by each definition, shape (n, d_model)."""
     magnitude = values.abs()
     of_token = (values - values.mean(1, keepdim=True)).abs()
@@ -170,7 +170,7 @@ def massive_rows(large: LargeValues, kinds: TokenKinds) -> Rows:
     ]
 
 
-def _rows_of(large: LargeValues, name: Definition, kinds: TokenKinds) -> Iterator[dict[str, Any]]:
+def _rows_of(large: LargeValues, name: ExtremeDefinition, kinds: TokenKinds) -> Iterator[dict[str, Any]]:
     counts, tokens, n_of = large.counts[name], large.tokens[name], kinds.counts
     yield _row(ALL, int(tokens.sum()), int(n_of.sum())) | _over_neurons(counts, large.largest, n_of)
     for kind in np.flatnonzero(tokens).tolist():
@@ -199,7 +199,7 @@ def _over_neurons(
 
 def course_rows(layers: Sequence[LargeValues], kinds: TokenKinds) -> Rows:
     """Return the rows of `massive_course.csv`: the ascending layers with a neuron large on most tokens of a kind."""
-    layers_of_neuron: dict[tuple[Definition, int, int], list[int]] = {}
+    layers_of_neuron: dict[tuple[ExtremeDefinition, int, int], list[int]] = {}
     for i, large in enumerate(layers):
         for name in DEFINITIONS:
             shares = large.counts[name] / kinds.counts[:, None]

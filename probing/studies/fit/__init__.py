@@ -241,7 +241,9 @@ def _read(
     reads = [Cost("reading", 1), *[Cost("reading", again)] * bool(again), *[None] * (is_transformed + probe.bias)]
     compared = [*applicable, *["untransformed"] * is_transformed]
     more = settings.n_replicates, settings.retraining, settings.codes
-    announce = estimate_callback(source, text[0], controls, settings.seed, *more, probe)
+    announce = estimate_callback(
+        source, text[0], controls, settings.seed, *more, probe, n_vectors=getattr(task, "n_spans", 1)
+    )
     expect([*reads, *stages_of_probes(compared, *more, probe, predicts_numbers(task))])
     warn_unused_columns(text[0], task, source.say)
     sides, stores = read_sides(source, *text, task, probe, group_by, announce, covariate)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from probing.activations.source import ActivationSource, PendingRequest, Speed
 from probing.cli.options import ProbeOptions
-from probing.data.examples import Sides
+from probing.data.examples import Sides, n_spans, with_spans
 from probing.data.module import CONTROL_DRAWS, source_of_control
 from probing.probes import evaluation
 from probing.probes.bases import rotated_scores
@@ -235,19 +235,20 @@ def stages_of_probes(
 
 
 def estimate_callback(
-    source: ActivationSource, corpora: Sequence[Corpus], controls: Sequence[str], seed: int, *options: Any
-) -> Callable[[Tokens, int, int], None]:
+    source: ActivationSource, corpora: Sequence[Corpus], controls: Sequence[str], seed: int, *options: Any,
+    n_vectors: int = 1,
+) -> Callable[[Tokens, int, int], None]:  # fmt: skip
     """Return a callback for a run of `fit` whose tokens and classes are known, before a model reads them.
 
     It refuses a run that does not fit into memory, and prints the cost if the cache is large. `options` are further
-    arguments of `ProbeCosts.of_options`.
+    arguments of `ProbeCosts.of_options`; `n_vectors` is the number of vectors side by side in an example.
     """
     probes = ProbeCosts.of_options(source.layers, controls, *options)
     sources = [source, *filter(None, (source_of_control(name, source, seed) for name in controls))]
 
     def announce(tokens: Tokens, n_classes: int, n_train: int) -> None:
         readings = [PendingRequest.of(one.request(corpus), source.cache) for one in sources for corpus in corpora]
-        width = source.n_features or readings[0].size.width
+        width = n_vectors * (source.n_features or readings[0].size.width)
         known = replace(probes, n_tokens=n_train, n_classes=max(n_classes, 1), d_model=width)
         estimate = CostEstimate(readings, known, source.cache)
         estimate.check_memory()
@@ -314,10 +315,13 @@ def rank_layers(
                 note(f"layer {layer}, {name}")
                 by_method[name] = ranking = METHODS[name](data)
                 score = ranking.score.tolist()
-                rankings[name] += [
-                    {"layer": layer, "rank": rank, "neuron": neuron, "score": score[neuron]}
-                    for rank, neuron in enumerate(ranking.order.tolist(), start=1)
-                ]
+                rankings[name] += with_spans(
+                    (
+                        {"layer": layer, "rank": rank, "neuron": neuron, "score": score[neuron]}
+                        for rank, neuron in enumerate(ranking.order.tolist(), start=1)
+                    ),
+                    sides,
+                )
             judged, grown = _judge(by_method, data, sides, judging)
             evaluated += judged
             curves += grown
@@ -337,7 +341,7 @@ def _direction_rows(data: LayerData, sides: Sides, methods: Sequence[str], n_rot
         )
         pairs = zip(on_test.neurons[:, data.live], on_test.directions, strict=True)
         directions = dict(zip(CONTRIBUTIONS, pairs, strict=True))
-    directions |= rotated_scores(data, methods, n_rotations, seed)
+    directions |= rotated_scores(data, methods, n_rotations, seed, n_spans(sides.test.store))
     return [
         {
             "layer": data.layer, "ranking": name,

@@ -35,7 +35,7 @@ from probing.runs.run import Run, read_run
 from probing.runtime import quiet_libraries
 from probing.runtime.files import replacing
 from probing.runtime.progress import BRIEF, expect, messages, stage
-from probing.tables import FIRST, has_intercept, is_top, smallest
+from probing.tables import FIRST, has_intercept, is_top, neuron_name, smallest
 from probing.tables.evidence_sentences import say
 from probing.tables.schema import CURVES, DIRECTIONS, ERASURE, EVALUATION, RANKING
 from probing.text.tasks import label_name
@@ -344,7 +344,7 @@ def _layers_of(rankings: Mapping[str, Table]) -> list[int]:
 
 
 def _first(rows: Table, layer: int) -> list[str]:
-    return [str(row["neuron"]) for row in rows if row["layer"] == layer][:_SHOWN]
+    return [neuron_name(row) for row in rows if row["layer"] == layer][:_SHOWN]
 
 
 def evaluation_table(rows: Table) -> Any:

@@ -25,7 +25,7 @@ from probing.results import Table, curve_points, estimate_cells, layers_named
 from probing.runs.call import Measurements
 from probing.runtime.progress import stage
 from probing.statistics import accuracy_interval, difference_interval
-from probing.studies.hierarchy.tables import ITSELF, LINEAR
+from probing.studies.hierarchy import ITSELF, LINEAR
 from probing.text import Corpus, from_words
 from probing.text.tokens import Tokens
 

@@ -29,7 +29,7 @@ from probing.statistics.two_way import (
     VarianceShares,
     jackknife_interval,
 )
-from probing.studies.position.tables import RAW, SCALES, SCHEMAS, STANDARDISED, SUFFIX
+from probing.studies.position import RAW, SCALES, SCHEMAS, STANDARDISED, SUFFIX
 from probing.text.tokens import Tokens
 
 Array = NDArray[np.float64]

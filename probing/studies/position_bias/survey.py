@@ -23,7 +23,7 @@ from probing.runtime.progress import stage
 from probing.statistics import mean_interval, mean_p_value, ratio_interval
 from probing.statistics.chance import N_DRAWS, percentile_interval
 from probing.statistics.two_way import MOST_POSITIONS, Design, TwoWaySums
-from probing.studies.position_bias.tables import (
+from probing.studies.position_bias import (
     AGAINST,
     AS_WRITTEN,
     BAG,

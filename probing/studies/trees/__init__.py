@@ -21,6 +21,8 @@ from probing.cli.options import (
 from probing.data import CONTROLS as OF_FIT
 from probing.errors import flag
 from probing.results import (
+    NamedLayer,
+    Row,
     Schema,
     Table,
     View,
@@ -36,7 +38,7 @@ from probing.results import (
 from probing.runs import Result, Study, study_of
 from probing.runs.call import Call
 from probing.runtime import quiet_libraries
-from probing.tables.figures import Chart, Line, Panel
+from probing.tables.figures import Chart, Line, Panel, by_name
 from probing.tables.schema import layer_column
 
 ITSELF = "model"
@@ -76,6 +78,13 @@ TREE_NEURONS = Schema("tree_neurons", "a row per layer and neuron, by contributi
     number("share", "The contribution as a share of the contributions of all neurons.", form=".1%"),
     number("mean_part", "Mean of the neuron's part; the parts of all neurons add up to the mean predicted distance.",
            form="+.3f"),
+))  # fmt: skip
+TREE_EXAMPLE = Schema("tree_example", "a row per layer and word of a test sentence of about ten words, drawn at "
+                      "random; no punctuation", (
+    layer_column(), whole("word", "Number of the word in its sentence, from 1."), text("form", "The word."),
+    whole("head", "Number of its head in the gold tree; 0 for the root."),
+    whole("decoded_head", "Number of its head in the minimum spanning tree of the predicted distances, whose root is "
+          "the word with the least predicted depth; 0 for this word."),
 ))  # fmt: skip
 
 SENTENCES = {
@@ -153,9 +162,12 @@ class Trees(Study):
 
     name, kind, title = "trees", "dependency trees", "Dependency trees"
     function = "probing.studies.trees:trees"
-    schemas = TREES, TREE_NEURONS
+    schemas = TREES, TREE_NEURONS, TREE_EXAMPLE
     page = "trees.md"
-    files: ClassVar[Mapping[str, str]] = {"figures/trees": "UUAS and rank correlation of distances by layer."}
+    files: ClassVar[Mapping[str, str]] = {
+        "figures/trees": "UUAS and rank correlation of distances by layer.",
+        "figures/tree_example": "The gold tree of a test sentence beside the tree decoded from the best layer.",
+    }
     views = (
         View(TREES, ("layer", "uuas*", "rank_distance", "gap_distance", "chain"),
              "edges of dependency trees (UUAS) by layer", "", {"condition": ITSELF}, ("condition", "uuas", CONTROLS)),
@@ -166,7 +178,7 @@ class Trees(Study):
     )  # fmt: skip
 
     def charts(self, result: Result) -> list[Chart]:
-        """Return the scores by layer."""
+        """Return the scores by layer, and the trees of a sentence."""
         by_condition = result.trees.by("condition")
         panels = []
         for column in ("uuas", "distance_spearman"):
@@ -178,16 +190,50 @@ class Trees(Study):
             if column == "uuas":
                 lines.append(Line.of(by_condition[ITSELF], "chain", "linear chain"))
             panels.append(Panel(lines, TREES[column].words))
-        return [Chart("trees", "dependency trees by layer (bars: 95% intervals)", panels, "score", limits=(0, 1))]
+        charts = [Chart("trees", "dependency trees by layer (bars: 95% intervals)", panels, "score", limits=(0, 1))]
+        best = _best(by_condition[ITSELF])["layer"]
+        if words := result.tree_example.where(layer=best):
+            names = {row["word"]: NamedLayer(row["word"], row["form"]) for row in words}
+            heads = {column: {row["word"]: row[column] for row in words} for column in ("head", "decoded_head")}
+            panels = [
+                Panel(_drawn_tree(names, of, other), title)
+                for of, other, title in zip(heads.values(), reversed(heads.values()), ("gold", "decoded"), strict=True)
+            ]
+            charts.append(
+                Chart("tree_example", f"tree of a test sentence, gold and decoded from layer {best}", panels,
+                      "height above the deepest word", from_zero=True, x=by_name("word", "words of the sentence"))
+            )  # fmt: skip
+        return charts
 
     def conclusions(self, result: Result) -> list[str]:
         """Return the best layer, what it is compared with, the gap, and whether the metric favours neurons."""
         return list(_conclusions(result.trees))
 
 
+def _best(rows: Table) -> Row:
+    return max(rows, key=lambda row: row["uuas"])
+
+
+def _drawn_tree(names: Mapping[int, NamedLayer], heads: Mapping[int, int], others: Mapping[int, int]) -> list[Line]:
+    """Return a line for each edge of a tree, by whether another tree has it; the root is highest."""
+    depths = dict.fromkeys(heads, 0)
+    for word in heads:
+        above = word
+        for _ in heads:  # a damaged file may have a cycle
+            above = heads.get(above, 0)
+            depths[word] += above > 0
+    lines = []
+    for word, head in heads.items():
+        if head in heads:
+            label = f"edge of {'both trees' if head == others[word] or word == others[head] else 'one tree'}"
+            heights = [max(depths.values()) - depths[end] for end in (word, head)]
+            lines.append(Line(label, [names[word], names[head]], heights))
+    return sorted(lines, key=lambda line: line.label)
+
+
 def _conclusions(all_rows: Table) -> Iterator[str]:
     rows = all_rows.where(condition=ITSELF)
-    best = max(rows, key=lambda row: row["uuas"])
+    best = _best(rows)
     yield SENTENCES["best"].format(layer=best["layer"], uuas=estimated(best, "uuas"), chain=best["chain"])
     baselines = [
         ("the linear chain", rows, "above_chain"),

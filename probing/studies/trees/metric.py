@@ -5,9 +5,10 @@ Hewitt & Manning (2019) look for a matrix B such that |B (h_i - h_j)|^2 is the d
 
     min  mean over sentences of the mean squared error  +  l trace(M)
 
-is convex. It is solved in the factor B by L-BFGS, which is cheap since the trace keeps the rank low. A point of the
-dual problem bounds how far the objective is above the optimum; while the bound is too large, the directions in which
-the objective falls fastest join the factor (Burer & Monteiro 2003).
+is convex. It is solved in the factor B by L-BFGS, which is cheap since the trace keeps the rank low. Short rows of the
+factor move little under its gradient, so that L-BFGS sees each row in units of its length (Tong, Ma & Chi 2021). A
+point of the dual problem bounds how far the objective is above the optimum; while the bound is too large, directions in
+which the objective falls fastest join the factor (Burer & Monteiro 2003).
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ TARGETS: tuple[Target, ...] = ("distance", "depth")
 
 # The gap of a solution is at most this share of its objective, and at most so many times the factor is extended.
 TOLERANCE, MOST_ROUNDS = 1e-3, 200
-# Directions that join the factor at a time, and iterations of L-BFGS between two certificates.
-NEW_DIRECTIONS, ITERATIONS = 16, 30
+# Directions that an empty factor begins with, those that join it at a time, and iterations of L-BFGS between two
+# certificates.
+FIRST_DIRECTIONS, NEW_DIRECTIONS, ITERATIONS = 48, 16, 15
 # Directions of the factor with a smaller share of the trace are dropped.
 NEGLIGIBLE = 1e-7
-# Share of the mean variance that is added to all variances where L-BFGS works in whitened coordinates.
-DAMPING = 1.0
+# Share of the mean variance that is added to all variances where L-BFGS works in whitened coordinates, and share of the
+# largest squared length of a row that is added to all where it works in units of the lengths.
+DAMPING, ROW_DAMPING = 1.0, 1e-2
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,8 @@ def solve(groups: Sequence[Group], penalty: float, start: Tensor | None = None, 
         gap = objective - (scale * linear - scale**2 * square)
         if gap <= tolerance * objective or not remaining_rounds:
             break
-        n_new = min(NEW_DIRECTIONS, max(int((values > penalty).sum()), 1))
+        most = NEW_DIRECTIONS if len(factor) else FIRST_DIRECTIONS
+        n_new = min(most, max(int((values > penalty).sum()), 1))
         factor = torch.cat([factor, _extension(groups, factor, vectors[:, -n_new:].T.to(factor), penalty)])
     return Metric(factor, objective, max(gap, 0.0), penalty)
 
@@ -174,11 +178,17 @@ def _whitening(groups: Sequence[Group]) -> tuple[Tensor, Tensor]:
 
 
 def _descended(groups: Sequence[Group], factor: Tensor, penalty: float, whitening: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the factor after some iterations of L-BFGS, which sees it in whitened coordinates."""
+    """Return a factor after some iterations of L-BFGS, which sees it in whitened coordinates and scaled rows."""
     root, inverse = whitening
+    _, lengths, directions = torch.linalg.svd(factor.double() @ root, full_matrices=False)
+    # The gradient of a row is proportional to its length; in these units, the curvatures of all rows are similar.
+    unit = ((lengths / lengths[0]).square() + ROW_DAMPING).rsqrt()[:, None]
+
+    def rows(flat: NDArray[np.float64]) -> Tensor:
+        return unit * torch.from_numpy(flat.reshape(directions.shape)) @ inverse
 
     def objective(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        exact = torch.from_numpy(flat.reshape(factor.shape)) @ inverse
+        exact = rows(flat)
         at = exact.to(factor.dtype)
         value, gradient = penalty * float(exact.square().sum()), 2 * penalty * exact
         for group in groups:
@@ -187,12 +197,11 @@ def _descended(groups: Sequence[Group], factor: Tensor, penalty: float, whitenin
             value += group.weight * float(residual.square().sum(dtype=torch.float64))
             pulled = group.pull(4 * group.weight * residual, mapped)
             gradient += (pulled.flatten(0, 1).T @ group.vectors.flatten(0, 1)).double()
-        return value, (gradient @ inverse).numpy().ravel()
+        return value, (unit * (gradient @ inverse)).numpy().ravel()
 
-    start = (factor.double() @ root).numpy().ravel()
+    start = (lengths[:, None] * directions / unit).numpy().ravel()
     options = {"maxiter": ITERATIONS, "maxcor": 20, "ftol": 1e-12, "gtol": 0.0}
-    solution = minimize(objective, start, jac=True, method="L-BFGS-B", options=options)
-    return (torch.from_numpy(solution.x.reshape(factor.shape)) @ inverse).to(factor.dtype)
+    return rows(minimize(objective, start, jac=True, method="L-BFGS-B", options=options).x).to(factor.dtype)
 
 
 def _compressed(factor: Tensor) -> Tensor:

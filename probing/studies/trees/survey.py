@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components, minimum_spanning_tree, shortest_path
+from scipy.sparse.csgraph import breadth_first_order, connected_components, minimum_spanning_tree, shortest_path
 from scipy.stats import rankdata
 from torch import Tensor
 
@@ -44,6 +44,8 @@ COARSE = 1e-2
 LEAST = 5
 # Lengths of the sentences over which rank correlations are averaged (Hewitt & Manning 2019).
 LENGTHS = range(5, 51)
+# Number of words of the sentence whose trees are shown, or the closest there is.
+EXAMPLE_LENGTH = 10
 # Number of neurons whose share is compared with directions, and of test sentences that contributions are measured in.
 FIRST, MOST_SENTENCES = 10, 100
 
@@ -272,7 +274,7 @@ class TreeScores:
     def of(cls, trees: Sequence[Tree], distances: Sequence[Scores], depths: Sequence[Scores]) -> TreeScores:
         """Return the scores of predicted distances (n_words, n_words) and depths (n_words,) of each sentence."""
         gold, predicted = [tree.edges for tree in trees], spanning_edges(trees, distances)
-        roots = [np.where(tree.is_word, of, np.inf).argmin() for tree, of in zip(trees, depths, strict=True)]
+        roots = [_decoded_root(tree, of) for tree, of in zip(trees, depths, strict=True)]
         return cls(
             np.array([len(edges & of) for edges, of in zip(gold, predicted, strict=True)]),
             np.array([len(edges) for edges in gold]),
@@ -307,6 +309,19 @@ def spanning_edges(trees: Sequence[Tree], distances: Sequence[Scores]) -> list[s
     for sentence, i, j in zip(sentences, (forest.row - offset).tolist(), (forest.col - offset).tolist(), strict=True):
         edges[sentence].add((i, j))
     return edges
+
+
+def decoded_heads(tree: Tree, distances: Scores, depths: Scores) -> NDArray[np.int64]:
+    """Return each word's head in the spanning tree, whose root has the least depth; -1 of it and of punctuation."""
+    (edges,) = spanning_edges([tree], [distances])
+    n = len(tree.heads)
+    graph = coo_array((np.ones(len(edges)), tuple(zip(*edges, strict=True))), shape=(n, n)).tocsr()
+    heads = breadth_first_order(graph, _decoded_root(tree, depths), directed=False)[1]
+    return np.asarray(np.maximum(heads, -1), dtype=np.int64)
+
+
+def _decoded_root(tree: Tree, depths: Scores) -> int:
+    return int(np.where(tree.is_word, depths, np.inf).argmin())
 
 
 def spearman(predicted: Sequence[Scores], gold: Sequence[Scores]) -> Scores:
@@ -402,6 +417,7 @@ def survey(
         conditions["permuted_trees"] = permuted, stores[ITSELF]
     probes: dict[str, dict[int, LayerProbes]] = defaultdict(dict)
     neurons: list[Row] = []
+    example: list[Row] = []
     shares: dict[int, Row] = {}
     for name, (of_condition, of_stores) in conditions.items():
         with stage(f"structural probes, {name.replace('_', ' ')}", len(source.layers)) as advance:
@@ -412,6 +428,7 @@ def survey(
                 if name == ITSELF:
                     rows, shares[layer] = neuron_rows(words, treebanks, layer, fitted.metrics["distance"], config)
                     neurons += rows
+                    example += example_rows(words, treebanks["test"], texts, layer, fitted.metrics, config.seed)
                 advance(1)
     tests = {name: of_condition["test"] for name, (of_condition, _) in conditions.items()}
     rows = [row | (shares[row["layer"]] if row["condition"] == ITSELF else {}) for row in tree_rows(probes, tests)]
@@ -424,7 +441,7 @@ def survey(
     curves = curve_points(
         Table(rows).where(condition=ITSELF), lambda row: {name: row[name] for name in names if name in row}
     )
-    return Measurements({"trees": rows, "tree_neurons": neurons}, results, curves)
+    return Measurements({"trees": rows, "tree_neurons": neurons, "tree_example": example}, results, curves)
 
 
 def _sources(
@@ -486,6 +503,25 @@ def neuron_rows(
             drawn.append(_first_share(contributions(turned, _rotated(metric.factor, rotate))[0]))
         row |= {"directions_low": min(drawn), "directions_high": max(drawn)}
     return rows, row
+
+
+def example_rows(
+    words: Words, test: Treebank, texts: Sequence[Corpus], layer: int, metrics: Mapping[Target, Metric], seed: int
+) -> Iterator[Row]:
+    """Yield the words of the example with their gold and decoded heads; none if all trees depend on punctuation."""
+    lengths = np.array([tree.is_word.sum() for tree in test.trees])
+    shuffled = np.random.default_rng([seed, 3]).permutation(len(test)).tolist()
+    joined = [i for i in shuffled if len(test.trees[i].edges) == lengths[i] - 1 > 0]
+    if not joined:
+        return
+    chosen = min(joined, key=lambda i: abs(lengths[i] - EXAMPLE_LENGTH))
+    sentence, tree = Words({"test": [words.vectors["test"][chosen]]}, words.mean), test.trees[chosen]
+    treebanks: Treebanks = {"test": test.pick(np.array([chosen]))}
+    distances, depths = (predictions(sentence.groups("test", treebanks, of), metrics[of])[0] for of in TARGETS)
+    decoded, forms = decoded_heads(tree, distances, depths), (texts[test.text].words or [])[test.places[chosen]]
+    for i in np.flatnonzero(tree.is_word).tolist():
+        yield {"layer": layer, "word": i + 1, "form": forms[i], "head": int(tree.heads[i]) + 1,
+               "decoded_head": int(decoded[i]) + 1}  # fmt: skip
 
 
 def _first_share(size: Tensor) -> float:

@@ -43,7 +43,7 @@ from probing.statistics import common_share, times, welch
 from probing.statistics.chance import holm
 from probing.studies.checkpoints.survey import MEASURES as CHECKPOINT_MEASURES
 from probing.studies.checkpoints.survey import CheckpointConfig, Document, blocks_of, cached_document
-from probing.studies.tuning_effect.tables import (
+from probing.studies.tuning_effect import (
     LEVEL,
     MAPS,
     MEASURES,

@@ -27,7 +27,7 @@ from probing.models.attention_heads import OutputProjection, QueryKey
 from probing.results import ALL_LAYERS
 from probing.runs import Result
 from probing.studies.attention import attention
-from probing.studies.extremes import extremes
+from probing.studies.extremes import ALL, DEFINITIONS, SCHEMAS, extremes
 from probing.studies.extremes.fixed_outliers import (
     DRAWS,
     FREQUENT,
@@ -52,7 +52,6 @@ from probing.studies.extremes.survey import (
     massive_rows,
     median_magnitude,
 )
-from probing.studies.extremes.tables import ALL, DEFINITIONS, SCHEMAS
 from probing.text import Corpus, from_sentences
 from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens
 from written import read_csv

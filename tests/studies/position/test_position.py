@@ -22,7 +22,7 @@ from probing.results import Table
 from probing.runs import Result
 from probing.runs.loading import load_run
 from probing.statistics.two_way import Design, TwoWaySums
-from probing.studies.position import position
+from probing.studies.position import SCALES, TERMS, PositionTables, position, position_conclusions, position_tables
 from probing.studies.position.survey import (
     ROTATIONS,
     Concentration,
@@ -36,7 +36,6 @@ from probing.studies.position.survey import (
     read_positions,
     spectrum,
 )
-from probing.studies.position.tables import SCALES, TERMS, PositionTables, position_conclusions, position_tables
 from synthetic import N_SENTENCES, NEURONS, D, Tables, helix, make_store, make_tokens, planted, rotation, surveyed
 from wandb_stand_in import read_offline_runs
 

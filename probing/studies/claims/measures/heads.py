@@ -31,7 +31,7 @@ from probing.studies.claims.measures.registry import (
     required,
     upper,
 )
-from probing.studies.hierarchy.tables import ITSELF
+from probing.studies.hierarchy import ITSELF
 from probing.tables.heads import SPECIAL, name_of, of_all_maps, of_measure
 
 # A head attends to a neighbour, as in Clark et al. (2019, section 3.2), if it gives it more than this attention.

@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar
 
 from probing.results import Table, ends
 from probing.studies.claims.claim import ClaimEstimate
-from probing.studies.cloze.tables import EVERY, INTACT
-from probing.studies.hierarchy.tables import ITSELF, LINEAR, of_model
+from probing.studies.cloze import EVERY, INTACT
+from probing.studies.hierarchy import ITSELF, LINEAR, of_model
 
 # Whether an outlier is the smallest neuron of most tokens or the largest: papers say which.
 Role = Literal["minimum", "maximum"]
