@@ -80,14 +80,14 @@ def arcs(corpus: Corpus) -> Iterator[Span]:
     """Yield the head and the dependent of each arc of a treebank, in this order; arcs to the root are left out."""
     from probing.heads.syntax import arcs_of  # it imports torch, which a refused call does not wait for
 
-    found = arcs_of(corpus)
-    if not len(found):
+    tree_arcs = arcs_of(corpus)
+    if not len(tree_arcs):
         raise UserError(
             f"`--corpus {corpus.name}` has no arc between two words (its column head is empty); give a treebank with "
             "dependency trees."
         )
     of_words = [word_characters(words) for words in corpus.words or ()]
-    columns = (found.sentences, found.heads, found.dependents, found.relations)
+    columns = (tree_arcs.sentences, tree_arcs.heads, tree_arcs.dependents, tree_arcs.relations)
     for sentence, head, word, relation in zip(*(values.tolist() for values in columns), strict=True):
         start, end = of_words[sentence][head]
         yield Span(sentence, start, end, relation, of_words[sentence][word])

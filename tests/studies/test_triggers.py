@@ -19,7 +19,7 @@ from probing.errors import UserError
 from probing.runs import study_of
 from probing.runs.call import Call
 from probing.runs.loading import load_run
-from probing.studies.triggers import FOUND, NONE, RANDOM, Attack, TriggersOptions, read_run
+from probing.studies.triggers import NONE, RANDOM, SEARCHED, Attack, TriggersOptions, read_run
 from small_data import entailment_of, marked_pairs, write_sick
 from written import read_csv
 
@@ -85,20 +85,20 @@ def searched_texts(attack: Attack, place: Path) -> tuple[list[str], list[int]]:
 
 def test_a_planted_word_is_found_and_misleads_the_other_half_and_other_seeds(made: Result) -> None:
     attacked = made.triggers.where(checkpoint="pretrained-seed0-order0")
-    assert attacked.column("condition") == ["none", "found", "shuffled", "random", "frequent"]
-    (none,), (found,), (random,) = (attacked.where(condition=name) for name in (NONE, FOUND, RANDOM))
+    assert attacked.column("condition") == ["none", "searched", "shuffled", "random", "frequent"]
+    (none,), (found,), (random,) = (attacked.where(condition=name) for name in (NONE, SEARCHED, RANDOM))
     assert none["accuracy"] > 0.9
     assert found["fall_low"] > 0.2
     assert random["lead_low"] > 0.1
     assert random["p_value"] == pytest.approx(1 / 21)
-    (text,) = made.trigger_texts.where(condition=FOUND, checkpoint="pretrained-seed0-order0")
+    (text,) = made.trigger_texts.where(condition=SEARCHED, checkpoint="pretrained-seed0-order0")
     assert set(text["trigger"].split()) & set(DECIDE)
     assert text["answer_share"] > 0.8
     assert text["accuracy"] == found["accuracy"]
     said = " ".join(made.conclusions())
     assert "it misleads the model" in said
     assert "Of 1 model with other seeds or orders, it misleads 1 more than random tokens do: pretrained-seed1" in said
-    (other,) = made.triggers.where(condition=FOUND, checkpoint="pretrained-seed1-order0")
+    (other,) = made.triggers.where(condition=SEARCHED, checkpoint="pretrained-seed1-order0")
     assert other["fall_low"] > 0
 
 
@@ -108,14 +108,14 @@ def test_where_labels_mean_nothing_nothing_is_claimed(tuned: Path, place: Path) 
     said = " ".join(made.conclusions())
     assert "it misleads the model" not in said
     assert "it misleads 0 more" in said
-    assert made.triggers.where(condition=FOUND)[0]["fall_low"] <= 0
+    assert made.triggers.where(condition=SEARCHED)[0]["fall_low"] <= 0
 
 
 def test_accuracy_is_that_of_texts_before_which_the_trigger_is_typed(made: Result, tuned: Path, place: Path) -> None:
     from probing.text import load_corpus
 
     attack, corpus = attack_on(tuned, place), load_corpus(str(place / "planted.csv"))
-    assert made.results["same_tokens_when_typed"] == 1.0
+    assert made.results["same_tokens_as_text"] == 1.0
     assert not set(attack.halves.search) & set(attack.halves.report)
     assert attack.search.sentences.tolist() == list(attack.halves.search)
     assert made.results["n_texts"] == {"search": len(attack.halves.search), "report": len(attack.halves.report)}
@@ -206,7 +206,7 @@ def test_words_pairs_and_decoders_are_misled_too(
     attack = attack_on(of.folder, tmp_path / "runs")
     assert attack.halves.at == (0 if kind == "decoder" else 1)
     if kind != "decoder":  # whose first words are other tokens within a text
-        assert made.results["same_tokens_when_typed"] == 1.0
+        assert made.results["same_tokens_as_text"] == 1.0
     # Without a trigger, both halves together have the score of the run.
     right = sum(float(attack.answers(side, ()).right.sum()) for side in (attack.search, attack.report))
     n = attack.search.n_targets.sum() + attack.report.n_targets.sum()

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from probing.studies.finetune.training import Side, TestAnswers, TunedModel, TuningTask
     from probing.text import Corpus
 
-NONE, FOUND, SHUFFLED, RANDOM, FREQUENT = "none", "found", "shuffled", "random", "frequent"
+NONE, SEARCHED, SHUFFLED, RANDOM, FREQUENT = "none", "searched", "shuffled", "random", "frequent"
 # The triggers that are compared, with their labels in tables and figures.
 CONDITIONS = {
     NONE: "no trigger",
-    FOUND: "found by gradients",
+    SEARCHED: "found by gradients",
     SHUFFLED: "found for shuffled labels",
     RANDOM: "random tokens",
     FREQUENT: "frequent tokens",
@@ -56,8 +56,8 @@ CONDITIONS = {
 
 _CHECKPOINT = text("checkpoint", "The tuned model, as its folder is called; the search reads the first.")
 _CONDITION = text(
-    "condition", "Which triggers are put before the texts: none; found, by gradients; shuffled, by the same search for "
-    "labels that are exchanged at random; random, of tokens that are equally probable; frequent, of tokens that are as "
+    "condition", "Which triggers are put before the texts: none; searched, by gradients; shuffled, by the same search "
+    "for labels that are exchanged at random; random, of tokens that are equally probable; frequent, of tokens that are as "
     "probable as in the training text.", labels=CONDITIONS,
 )  # fmt: skip
 TRIGGERS = Schema("triggers", "a row per tuned model and kind of trigger", (
@@ -80,13 +80,13 @@ TRIGGER_TEXTS = Schema("trigger_texts", "a row per tuned model and trigger", (
 ))  # fmt: skip
 
 SENTENCES = {
-    "found": 'With the trigger "{trigger}" before every text, accuracy is {accuracy}, without it {without:.3f}, a fall '
-    "of {fall}: {verdict}.",
+    "searched": 'With the trigger "{trigger}" before every text, accuracy is {accuracy}, without it {without:.3f}, a '
+    "fall of {fall}: {verdict}.",
     "answer": "With it, {share:.1%} of the predictions are {answer}, without it {before:.1%}.",
     "compared": "By {condition} accuracy falls by {fall:.3f} on average, and by the trigger that was found {lead} "
     "more: {verdict}{p}.",
     "carries": "Of {others} with other seeds or orders, it misleads {n} more than random tokens do{names}.",
-    "typed": "Typed before the texts, the trigger gives the same tokens in {share:.1%} of them.",
+    "as_text": "Typed before the texts, the trigger gives the same tokens in {share:.1%} of them.",
 }  # fmt: skip
 _CALLED = {**CONDITIONS, SHUFFLED: "triggers found for shuffled labels"}
 _MISLEADS = {True: "it misleads the model", False: "it is not shown to mislead the model more than random tokens do"}
@@ -394,7 +394,7 @@ def triggers_of(attack: Attack, options: TriggersOptions) -> dict[str, list[list
             searched.append(attack.best(side, start, options.candidates, options.rounds))
             advance(1)
     of_shuffled = {SHUFFLED: searched[1:]} if options.shuffles else {}
-    return {NONE: [[]], FOUND: searched[:1], **of_shuffled, **drawn}
+    return {NONE: [[]], SEARCHED: searched[:1], **of_shuffled, **drawn}
 
 
 def survey(attack: Attack, others: Sequence[Any], corpus: Corpus, options: TriggersOptions) -> Measurements:
@@ -402,7 +402,7 @@ def survey(attack: Attack, others: Sequence[Any], corpus: Corpus, options: Trigg
     by_condition = triggers_of(attack, options)
     tables: dict[str, list[Row]] = {"triggers": [], "trigger_texts": []}
     texts = {condition: [*map(attack.vocabulary.text, of)] for condition, of in by_condition.items()}
-    carried = {condition: by_condition[condition] for condition in (NONE, FOUND, RANDOM)}
+    carried = {condition: by_condition[condition] for condition in (NONE, SEARCHED, RANDOM)}
     for source in (None, *others):
         model = attack if source is None else attack.on_other(source)
         with stage(f"accuracy with triggers: {model.name}"):
@@ -421,7 +421,7 @@ def survey(attack: Attack, others: Sequence[Any], corpus: Corpus, options: Trigg
         "n_texts": {"search": len(attack.halves.search), "report": len(attack.halves.report)},
         "n_candidates": len(attack.vocabulary.ids),
         "n_passes": attack.n_passes,
-        "same_tokens_when_typed": _typed_share(attack, corpus, by_condition[FOUND][0]),
+        "same_tokens_as_text": _retokenised_share(attack, corpus, by_condition[SEARCHED][0]),
         "intervals_over": {"unit": unit, "n": n_clusters},
     }
     return Measurements({name: [without_nan(row) for row in rows] for name, rows in tables.items()}, results)
@@ -435,7 +435,7 @@ def _condition_rows(attack: Attack, answers: Mapping[str, Sequence[TestAnswers]]
     clusters = attack.report.examples.clusters
     n = clusters(attack.report.n_targets).astype("int64")
     right = {condition: [clusters(of.right) for of in draws] for condition, draws in answers.items()}
-    (without,), (found,) = right[NONE], right[FOUND]
+    (without,), (searched,) = right[NONE], right[SEARCHED]
 
     def cells(name: str, by_draw: Sequence[Any], interval: Any, least: float) -> Row:
         values = [float(sums.sum() / n.sum()) for sums in by_draw]
@@ -448,10 +448,10 @@ def _condition_rows(attack: Attack, answers: Mapping[str, Sequence[TestAnswers]]
         row |= cells("accuracy", draws, accuracy_interval, 0.0)
         if condition != NONE:
             row |= cells("fall", [without - sums for sums in draws], difference_interval, -1.0)
-        if condition not in (NONE, FOUND):
-            row |= cells("lead", [sums - found for sums in draws], difference_interval, -1.0)
+        if condition not in (NONE, SEARCHED):
+            row |= cells("lead", [sums - searched for sums in draws], difference_interval, -1.0)
         if condition in (RANDOM, FREQUENT):
-            row["p_value"] = rank_p(-float(found.sum()), [-float(sums.sum()) for sums in draws])
+            row["p_value"] = rank_p(-float(searched.sum()), [-float(sums.sum()) for sums in draws])
         yield row
 
 
@@ -473,7 +473,7 @@ def _text_rows(
             }  # fmt: skip
 
 
-def _typed_share(attack: Attack, corpus: Corpus, trigger: Sequence[int]) -> float:
+def _retokenised_share(attack: Attack, corpus: Corpus, trigger: Sequence[int]) -> float:
     """Return the share of the reported texts that give the same tokens if the trigger is typed before them."""
     from probing.text.tokens import tokenize, tokenize_pairs
 
@@ -482,13 +482,13 @@ def _typed_share(attack: Attack, corpus: Corpus, trigger: Sequence[int]) -> floa
     some = corpus.subset([*attack.halves.report])
     texts, longest = [f"{before}{sentence}" for sentence in some.sentences], int(tokens.lengths.max()) + len(trigger)
     if some.seconds is None:
-        typed = tokenize(tokenizer, texts, longest)
+        as_text = tokenize(tokenizer, texts, longest)
     else:
-        typed = tokenize_pairs(tokenizer, texts, [begin + len(before) for begin in some.seconds], longest)
+        as_text = tokenize_pairs(tokenizer, texts, [begin + len(before) for begin in some.seconds], longest)
     same = 0
     for j, i in enumerate(attack.halves.report):
         ids = tokens.input_ids[tokens.of_sentences(i, 1)].tolist()
-        same += [*ids[:at], *trigger, *ids[at:]] == typed.input_ids[typed.of_sentences(j, 1)].tolist()
+        same += [*ids[:at], *trigger, *ids[at:]] == as_text.input_ids[as_text.of_sentences(j, 1)].tolist()
     return same / len(attack.halves.report)
 
 
@@ -504,7 +504,7 @@ class Triggers(Study):
         View(TRIGGERS, ("condition", "n_triggers", "accuracy*", "fall*", "lead*", "p_value"),
              "{checkpoint}: accuracy with tokens before every text", "checkpoint"),
         View(TRIGGER_TEXTS, ("checkpoint", "condition", "trigger", "accuracy", "answer", "answer_share"),
-             "triggers that were searched for", "", {"condition": (NONE, FOUND, SHUFFLED)}),
+             "triggers that were searched for", "", {"condition": (NONE, SEARCHED, SHUFFLED)}),
     )  # fmt: skip
 
     def charts(self, result: Result) -> list[Chart]:
@@ -527,12 +527,12 @@ class Triggers(Study):
 def _conclusions(result: Result) -> Iterator[str]:
     models = result.triggers.by("checkpoint")
     (attacked, rows), *others = models.items()
-    (found,), (without,) = rows.where(condition=FOUND), rows.where(condition=NONE)
+    (searched,), (without,) = rows.where(condition=SEARCHED), rows.where(condition=NONE)
     texts = result.trigger_texts.where(checkpoint=attacked)
-    (trigger,) = texts.where(condition=FOUND)
-    yield SENTENCES["found"].format(
-        trigger=trigger["trigger"], accuracy=estimated(found, "accuracy"), without=without["accuracy"],
-        fall=estimated(found, "fall", "+.3f"), verdict=_MISLEADS[_is_misled(rows)],
+    (trigger,) = texts.where(condition=SEARCHED)
+    yield SENTENCES["searched"].format(
+        trigger=trigger["trigger"], accuracy=estimated(searched, "accuracy"), without=without["accuracy"],
+        fall=estimated(searched, "fall", "+.3f"), verdict=_MISLEADS[_is_misled(rows)],
     )  # fmt: skip
     yield SENTENCES["answer"].format(
         share=trigger["answer_share"], answer=trigger["answer"], before=trigger["answer_without"]
@@ -547,8 +547,8 @@ def _conclusions(result: Result) -> Iterator[str]:
         misled = [name for name, of in others if _is_misled(of)]
         names = f": {listed(misled)}" if misled else ""
         yield SENTENCES["carries"].format(n=len(misled), others=count(len(others), "model"), names=names)
-    if (share := result.results["same_tokens_when_typed"]) < 1:
-        yield SENTENCES["typed"].format(share=share)
+    if (share := result.results["same_tokens_as_text"]) < 1:
+        yield SENTENCES["as_text"].format(share=share)
     over = result.results["intervals_over"]
     if few := few_sentences(over["n"], f"reported {over['unit']}"):
         yield few
@@ -556,8 +556,8 @@ def _conclusions(result: Result) -> Iterator[str]:
 
 def _is_misled(rows: Table) -> bool:
     """Check that accuracy falls by the trigger that was found, and more than by random ones."""
-    (found,), (random,) = rows.where(condition=FOUND), rows.where(condition=RANDOM)
-    return sign_of_interval(found, "fall") > 0 and sign_of_interval(random, "lead") > 0
+    (searched,), (random,) = rows.where(condition=SEARCHED), rows.where(condition=RANDOM)
+    return sign_of_interval(searched, "fall") > 0 and sign_of_interval(random, "lead") > 0
 
 
 STUDY = Triggers()

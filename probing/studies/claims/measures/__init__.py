@@ -427,8 +427,8 @@ def fall_by_trigger(model_runs: ModelRuns) -> ClaimEstimate:
     """
     rows: Table = model_runs.run("misled").triggers
     attacked = rows.where(checkpoint=rows[0]["checkpoint"])
-    (found,), (random,) = (attacked.where(condition=name) for name in ("found", "random"))
-    return from_row(found, "fall", "fall", random["p_value"])
+    (searched,), (random,) = (attacked.where(condition=name) for name in ("searched", "random"))
+    return from_row(searched, "fall", "fall", random["p_value"])
 
 
 @measure("numerals", "numerals_above")
