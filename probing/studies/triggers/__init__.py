@@ -57,8 +57,8 @@ CONDITIONS = {
 _CHECKPOINT = text("checkpoint", "The tuned model, as its folder is called; the search reads the first.")
 _CONDITION = text(
     "condition", "Which triggers are put before the texts: none; searched, by gradients; shuffled, by the same search "
-    "for labels that are exchanged at random; random, of tokens that are equally probable; frequent, of tokens that are as "
-    "probable as in the training text.", labels=CONDITIONS,
+    "for labels that are exchanged at random; random, of tokens that are equally probable; frequent, of tokens that "
+    "are as probable as in the training text.", labels=CONDITIONS,
 )  # fmt: skip
 TRIGGERS = Schema("triggers", "a row per tuned model and kind of trigger", (
     _CHECKPOINT, _CONDITION,
