@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from probing.data import ADDED_CONTROLS, CONTROLS
-from probing.page.charts import chart_html
+from probing.page.charts import chart_html, panels_html
 from probing.results import Table
 from probing.runs import Result, SectionPlace, study_of
 from probing.studies.compare.tables import charts
@@ -472,9 +472,9 @@ def test_layers_between_which_none_was_measured_are_not_joined(
     assert sum(np.size(part.get_xdata()) for part in parts) == len(layers)
     assert len(parts) == n_parts
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["probe", "majority"]
-    (page,) = chart_html(chart)
+    (page,) = panels_html(chart, [""])
     assert "reference" not in page
-    assert 'class="reference"' in chart_html(replace(chart, reference=0.5))[0]
+    assert 'class="reference"' in panels_html(replace(chart, reference=0.5), [""])[0]
     shown = page.split("</svg>")[0]
     n_joined = sum(len(layers[part]) > 1 for part in chart.panels[0].lines[0].parts(True))
     assert shown.count('class="line"') == 2 * n_joined

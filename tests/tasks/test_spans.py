@@ -316,7 +316,7 @@ def holmes(folder: Path, rows: Sequence[tuple[Any, Any, Any, str]]) -> Path:
         writer = csv.writer(file)
         writer.writerow(["", "id", "inputs", "context", "label", "set-0"])
         writer.writerows([i, i, repr(inputs), repr(context), *rest] for i, (inputs, context, *rest) in enumerate(rows))
-    (folder / "holmes" / "config-none.yaml").write_text("probe_task_type: SENTENCE_TOKENS\nnum_inputs: 2\n")
+    (folder / "holmes" / "config-none.yaml").write_text("num_inputs: 2\n", encoding="utf-8")
     return folder / "holmes"
 
 

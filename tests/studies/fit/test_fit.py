@@ -118,7 +118,7 @@ def test_the_folder_holds_what_the_design_promises(run: Run) -> None:
         assert tuple(next(csv.reader(file))) == tuple(
             column
             for column in columns_of(NEURONS)
-            if column not in {*RETRAINED, "head", "feature", "correlated_group"}
+            if column not in {*RETRAINED, "head", "feature", "span", "span_neuron", "correlated_group"}
         )
     assert set(run.results["timings"]) == {"extract_s", "probe_s", "evidence_s", "rank_s", "total_s"}
     # The version of torch can name its build, as in 2.13.0+cu130, where that of its package does not.
