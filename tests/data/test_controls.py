@@ -396,15 +396,10 @@ def test_controls_stand_beside_the_accuracy_of_every_layer(made: Run) -> None:
 
 @pytest.mark.slow
 def test_all_evidence_is_in_the_tables_by_default(made: Run) -> None:
-    # The residual stream has neither heads nor features, nothing was held fixed, and positions have no control task.
-    others = {
-        "head",
-        "feature",
-        "correlated_group",
-        *[column.name for column in WITHIN_COVARIATE],
-        "control_task_share",
-        "selectivity",
-    }
+    # The residual stream has neither heads nor features, nothing was held fixed, a position is no pair of spans and has
+    # no control task.
+    absent = "head", "feature", "span", "span_neuron", "correlated_group", "control_task_share", "selectivity"
+    others = {*absent, *(column.name for column in WITHIN_COVARIATE)}
     assert set(columns_of(NEURONS)) - others == set(made.neurons[0])
     assert {"bootstrap_overlap", "more_penalty_overlap", "less_penalty_spearman"} <= set(made.accuracy[0])
     for row in made.accuracy:
