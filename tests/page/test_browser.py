@@ -237,6 +237,19 @@ def relative(values: list[float]) -> list[float]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "column", "text"),
+    [
+        (-0.0004, "{digits: 3}", "0.000"), (-0.0004, "{digits: 2, signed: true}", "0.00"), (-0.4, "{digits: 0}", "0"),
+        (0.5, "{digits: 1, signed: true}", "+0.5"), (-0.5, "{digits: 1, signed: true}", "-0.5"),
+        (0.25, "{digits: 0, percent: true, signed: true}", "+25%"),
+    ],
+)  # fmt: skip
+def test_what_rounds_to_0_has_no_sign(opened: Any, number: float, column: str, text: str) -> None:
+    assert opened.execute_script(f"return shown({number}, {column})") == text
+
+
+@pytest.mark.slow
 def test_the_theme_follows_the_system_until_it_is_switched(opened: Any, find: Callable[[str], Any]) -> None:
     def paper() -> str:
         return str(opened.execute_script("return getComputedStyle(document.documentElement).backgroundColor"))

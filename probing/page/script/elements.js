@@ -8,8 +8,11 @@ function make(name, properties, ...children) {
 
 function shown(value, column) {
   if (Number.isNaN(value)) return "";
-  const text = (column.percent ? 100 * value : value).toFixed(column.digits) + (column.percent ? "%" : "");
-  return column.signed && value >= 0 ? "+" + text : text;
+  let text = (column.percent ? 100 * value : value).toFixed(column.digits);
+  // What rounds to 0 has no sign.
+  if (Number(text) === 0) text = text.replace("-", "");
+  else if (column.signed && value > 0) text = "+" + text;
+  return column.percent ? text + "%" : text;
 }
 
 const tip = make("div", { className: "tip", hidden: true });
