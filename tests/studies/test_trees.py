@@ -298,9 +298,9 @@ def test_random_trees_are_decoded_at_chance_by_the_command(
         assert (row["difference"] == "") is (row["condition"] == "model")
     assert (folder / "figures" / "tree_example.png").exists()
     words = read_csv(folder / "tree_example.csv")
-    for column in ("head", "decoded_head"):
+    for column in ("gold_head", "decoded_head"):
         assert [[row["layer"] for row in words if row[column] == 0]] == [[0, 2]]
-    assert {row["form"] for row in words} <= {word for sentence in SENTENCES for word in sentence.split()} - {"."}
+    assert {row["word"] for row in words} <= {word for sentence in SENTENCES for word in sentence.split()} - {"."}
     neurons = read_csv(folder / "tree_neurons.csv")
     for layer in (0, 2):
         of_layer = [row for row in neurons if row["layer"] == layer]

@@ -81,8 +81,8 @@ TREE_NEURONS = Schema("tree_neurons", "a row per layer and neuron, by contributi
 ))  # fmt: skip
 TREE_EXAMPLE = Schema("tree_example", "a row per layer and word of a test sentence of about ten words, drawn at "
                       "random; no punctuation", (
-    layer_column(), whole("word", "Number of the word in its sentence, from 1."), text("form", "The word."),
-    whole("head", "Number of its head in the gold tree; 0 for the root."),
+    layer_column(), whole("word_index", "Number of the word in its sentence, from 1."), text("word", "The word."),
+    whole("gold_head", "Number of its head in the gold tree; 0 for the root."),
     whole("decoded_head", "Number of its head in the minimum spanning tree of the predicted distances, whose root is "
           "the word with the least predicted depth; 0 for this word."),
 ))  # fmt: skip
@@ -193,8 +193,9 @@ class Trees(Study):
         charts = [Chart("trees", "dependency trees by layer (bars: 95% intervals)", panels, "score", limits=(0, 1))]
         best = _best(by_condition[ITSELF])["layer"]
         if words := result.tree_example.where(layer=best):
-            names = {row["word"]: NamedLayer(row["word"], row["form"]) for row in words}
-            heads = {column: {row["word"]: row[column] for row in words} for column in ("head", "decoded_head")}
+            names = {row["word_index"]: NamedLayer(row["word_index"], row["word"]) for row in words}
+            columns = "gold_head", "decoded_head"
+            heads = {column: {row["word_index"]: row[column] for row in words} for column in columns}
             panels = [
                 Panel(_drawn_tree(names, of, other), title)
                 for of, other, title in zip(heads.values(), reversed(heads.values()), ("gold", "decoded"), strict=True)

@@ -520,7 +520,7 @@ def example_rows(
     distances, depths = (predictions(sentence.groups("test", treebanks, of), metrics[of])[0] for of in TARGETS)
     decoded, forms = decoded_heads(tree, distances, depths), (texts[test.text].words or [])[test.places[chosen]]
     for i in np.flatnonzero(tree.is_word).tolist():
-        yield {"layer": layer, "word": i + 1, "form": forms[i], "head": int(tree.heads[i]) + 1,
+        yield {"layer": layer, "word_index": i + 1, "word": forms[i], "gold_head": int(tree.heads[i]) + 1,
                "decoded_head": int(decoded[i]) + 1}  # fmt: skip
 
 
