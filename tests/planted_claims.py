@@ -611,7 +611,7 @@ def _facts(true: bool) -> Iterator[Row]:
 
 def _triggers(true: bool) -> Iterator[Row]:
     for checkpoint, fall in (("pretrained-seed0-order0", 0.4 if true else -0.1), ("pretrained-seed1-order0", 0.01)):
-        yield {"checkpoint": checkpoint, "condition": "found", **_named("fall", fall)}
+        yield {"checkpoint": checkpoint, "condition": "searched", **_named("fall", fall)}
         yield {"checkpoint": checkpoint, "condition": "random", "p_value": 0.048 if true else 0.5}
 
 

@@ -436,7 +436,7 @@ def test_trees_facts_numerals_spans_and_triggers_are_measured_and_their_runs_are
     assert rows[38]["measured"] == best_layer["accuracy"] - best_layer["token_accuracy"]
     (row,) = runs["facts"].fact_relations.where(relation="all")
     assert rows[35]["measured"] == row["above_without_subject"]
-    assert rows[37]["measured"] == runs["misled"].triggers.where(condition="found")[0]["fall"]
+    assert rows[37]["measured"] == runs["misled"].triggers.where(condition="searched")[0]["fall"]
     assert " && python -m probing triggers --run " in rows[37]["command"]
     middle = runs["structural"].trees.where(condition="model", layer=2)[0]["uuas"]
     others = runs["structural"].trees.where(lambda row: row["layer"] != 2, condition="model")
