@@ -94,8 +94,8 @@ def without_subject(tokenizer: Any, fact: Fact, prompt: Prompt) -> Prompt | None
     Occurrences are whole words, written as in `sub_label`.
     """
     place, shift = fact.text.index(MASK), len(fact.object) - len(MASK)
-    found = re.finditer(rf"(?<!\w){re.escape(fact.subject)}(?!\w)", fact.text)
-    spans = [tuple(end + shift * (match.start() > place) for end in match.span()) for match in found]
+    subjects = re.finditer(rf"(?<!\w){re.escape(fact.subject)}(?!\w)", fact.text)
+    spans = [tuple(end + shift * (match.start() > place) for end in match.span()) for match in subjects]
     offsets = tokenizer(fact.text.replace(MASK, fact.object)).encodings[0].offsets
     hidden = [any(first < end and start < last for start, end in spans) for first, last in offsets]
     if not any(hidden) or hidden[prompt.mask]:

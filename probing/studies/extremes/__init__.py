@@ -62,7 +62,7 @@ DEFINITIONS: dict[ExtremeDefinition, str] = {
 # Share of the tokens of a kind from which on a neuron is called large on that kind.
 MOST_TOKENS = 0.5
 
-# TokenKinds of tokens beside the texts of special and of frequent tokens.
+# Kinds of tokens, in addition to the texts of special and of frequent tokens.
 ALL, FIRST, OTHER = "all tokens", "first token", "other tokens"
 
 _DEFINITION = text(

@@ -248,7 +248,7 @@ def _compared(name: str, values: Array, ranked: Array, n: int) -> dict[str, floa
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# TokenKinds of tokens, each token being of exactly one: special ones by their text, first ones, frequent ones, others.
+# Kinds of tokens, each token being of exactly one: special ones by their text, first ones, frequent ones, others.
 # --------------------------------------------------------------------------------------------------------------------
 
 # Number of frequent texts that are kinds of their own.
