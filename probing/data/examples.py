@@ -667,9 +667,7 @@ def values_of(covariate: Covariate, tokens: Tokens, corpus: Corpus, task: TokenT
     if other is None:
         return np.unique(type_keys(tokens, labels_words(task, tokens, corpus)), return_inverse=True)[1]
     if isinstance(other, SpanTask) and isinstance(task, SpanTask):
-        mine, of_other = (
-            [span._replace(label=None) for span in spans_task.spans(corpus)] for spans_task in (task, other)
-        )
+        mine, of_other = ([span._replace(label=None) for span in each.spans(corpus)] for each in (task, other))
         if mine != of_other:
             raise UserError(f"`--control_for {covariate.typed}`: it labels other spans than the task; give another.")
     labels = labels_of(other, tokens, corpus)
