@@ -192,11 +192,12 @@ def _of_locale(path: str | Path) -> str:
 
 
 class FileLease:
-    """A lock on a file, which ends with this object or with its process; forked processes share it.
+    """A shared read lock on a file, such as the manifest of a cache entry while a store reads it.
 
-    Readers share a lock, which needs no right to write; a process that removes the file takes it alone
-    (`shared=False`). Where the file system has no locks nothing is locked, nor on Windows, where open files are not
-    removed. `BlockingIOError` is raised if other locks forbid it, `OSError` if the file is missing or cannot be opened.
+    It ends with this object or with its process; forked processes share it. It needs no right to write; a process that
+    removes the file takes it alone (`shared=False`). Where the file system has no locks nothing is locked, nor on
+    Windows, where open files are not removed. `BlockingIOError` is raised if other locks forbid it, `OSError` if the
+    file is missing or cannot be opened.
     """
 
     def __init__(self, path: Path, shared: bool = True) -> None:

@@ -571,7 +571,7 @@ def choose_penalty(
     moments: Sequence[Moments],
     training: Training,
 ) -> PenaltyPath:
-    """Return the penalty under which probes predict validation tokens best, on average over layers.
+    """Select the penalty under which probes predict validation tokens best, on average over layers.
 
     The l1 penalty of `training` is used along the path; its l2 penalty and the test side are not used.
 

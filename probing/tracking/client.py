@@ -45,12 +45,12 @@ _TRUE = {"1", "on", "t", "true", "y", "yes"}
 
 
 def resolve_mode(mode: str) -> Mode:
-    """Return where the run is logged, without network or prompt; raise UserError for an invalid mode.
+    """Return the mode of W&B; `auto` falls back to offline if not logged in (no API key). No network, no prompt.
 
-    The client's rules are not used: without a key it prompts forever in a terminal and fails elsewhere, and it rejects
-    an empty `WANDB_MODE`. If `wandb offline` or `wandb disabled` has switched it off for a folder, that takes
-    precedence over the environment. `auto` takes the least of `WANDB_MODE` (or else online with an API key and offline
-    without), of `WANDB_DISABLED`, and of the client's settings files.
+    `UserError` is raised for an invalid mode. The client's rules are not used: without a key it prompts forever in a
+    terminal and fails elsewhere, and it rejects an empty `WANDB_MODE`. If `wandb offline` or `wandb disabled` has
+    switched it off for a folder, that takes precedence over the environment. `auto` takes the least of `WANDB_MODE` (or
+    else online with an API key and offline without), of `WANDB_DISABLED`, and of the client's settings files.
     """
     if mode != "auto":
         return _checked_mode("--wandb.mode", mode)

@@ -64,7 +64,7 @@ class MeanCosine:
 
 
 class MeanCosineAccumulator:
-    """Accumulator of the mean cosine over all pairs of two different unit vectors, added by sentence.
+    """Accumulator of anisotropy: the mean cosine over all pairs of two different unit vectors, added by sentence.
 
     `CosineSums` has the closed form; no pairs are drawn (Ethayarajh 2019 and later papers draw a thousand, whose
     standard error is about .003).

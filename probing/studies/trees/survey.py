@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components, minimum_spanning_tree, shortest_path
 from scipy.stats import rankdata
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from probing.activations.source import ActivationSource
@@ -410,7 +411,6 @@ def survey(
     if n_omitted := n_sentences - sum(map(len, treebanks.values())):
         log(f"{n_omitted} sentences were left out, of which the model does not read all words")
     _check(treebanks)
-    penalties, starts = _choose_penalties(source.layers, stores[ITSELF], treebanks, config)
     conditions = {name: (treebanks, of_condition) for name, of_condition in stores.items()}
     if "permuted_trees" in config.controls:
         permuted = {split: treebank.with_permuted_trees(config.seed) for split, treebank in treebanks.items()}
@@ -419,17 +419,20 @@ def survey(
     neurons: list[Row] = []
     example: list[Row] = []
     shares: dict[int, Row] = {}
-    for name, (of_condition, of_stores) in conditions.items():
-        with stage(f"structural probes, {name.replace('_', ' ')}", len(source.layers)) as advance:
-            for layer in source.layers:
-                words = Words.read(of_condition, of_stores, layer)
-                fitted = LayerProbes.train(words, of_condition, penalties, starts[layer] if name == ITSELF else {})
-                probes[name][layer] = fitted
-                if name == ITSELF:
-                    rows, shares[layer] = neuron_rows(words, treebanks, layer, fitted.metrics["distance"], config)
-                    neurons += rows
-                    example += example_rows(words, treebanks["test"], texts, layer, fitted.metrics, config.seed)
-                advance(1)
+    # Torch and SciPy have threads of their own, which wait for each other: two take several times as long as one.
+    with threadpool_limits(limits=1):
+        penalties, starts = _choose_penalties(source.layers, stores[ITSELF], treebanks, config)
+        for name, (of_condition, of_stores) in conditions.items():
+            with stage(f"structural probes, {name.replace('_', ' ')}", len(source.layers)) as advance:
+                for layer in source.layers:
+                    words = Words.read(of_condition, of_stores, layer)
+                    fitted = LayerProbes.train(words, of_condition, penalties, starts[layer] if name == ITSELF else {})
+                    probes[name][layer] = fitted
+                    if name == ITSELF:
+                        rows, shares[layer] = neuron_rows(words, treebanks, layer, fitted.metrics["distance"], config)
+                        neurons += rows
+                        example += example_rows(words, treebanks["test"], texts, layer, fitted.metrics, config.seed)
+                    advance(1)
     tests = {name: of_condition["test"] for name, (of_condition, _) in conditions.items()}
     rows = [row | (shares[row["layer"]] if row["condition"] == ITSELF else {}) for row in tree_rows(probes, tests)]
     results = {
