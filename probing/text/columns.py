@@ -438,13 +438,13 @@ def _spelling(column: ColumnSummary) -> tuple[int, int, int]:
 
 
 def choose_labels(
-    columns: Sequence[ColumnSummary], words: ColumnSummary, selection: ColumnSelection
+    columns: Sequence[ColumnSummary], words: ColumnSummary, selection: ColumnSelection, are_in_order: bool = False
 ) -> ColumnSummary | None:
     """Return the column of labels of words; None where columns have names, of which the user can give one.
 
     It is the column with such a name, else the only column that looks like labels: neither missing nor constant, a
-    count, a number of a text or a sentence, lemmas, scores, features, or brackets around spans. If several columns
-    without names do, it is the last. Other cases raise `UserError`.
+    count, a number of a text or a sentence, lemmas, scores, features, or brackets around spans. If several do where
+    columns `are_in_order`, as in a file of cells, it is the last. Other cases raise `UserError`.
     """
     if (chosen := selection.named(columns, selection.label, "label")) or (chosen := by_name(columns, LABEL)):
         return chosen
@@ -453,8 +453,7 @@ def choose_labels(
     vary = [column for column in nonempty if column.n_types > 1 and not column.counts_up]
     candidates = [column for column in vary if not (column.is_beside_labels or _are_like(column, words))]
     last = next((column for column in reversed(columns) if column.n_types), words)
-    is_last = last in candidates and not last.is_named
-    if is_last or len(candidates or vary) == 1:
+    if (are_in_order and last in candidates) or len(candidates or vary) == 1:
         return (candidates or vary)[-1]
     if len(others) == 1 and not (others[0].counts_up and words.n_cells >= _FEW):
         return others[0]

@@ -15,6 +15,7 @@ from conllu.exceptions import ParseException
 from conllu.parser import DEFAULT_FIELDS, parse_id_value, parse_line
 
 from probing.errors import UserError
+from probing.results import count
 from probing.runtime.files import parse_json
 from probing.text.columns import (
     BEGINS_DOCUMENT,
@@ -498,7 +499,7 @@ def _sentences(filled: Sequence[_Line], selection: ColumnSelection) -> Rows:
     rows = [line for line in rest if len(line.cells) == n or not line.has_sign]
     if odd := next((line for line in rows if len(line.cells) != n), None):
         raise UserError(
-            f"`{selection.flag_text}`: line {odd.number} has {_count(len(odd.cells), 'cell')} and the header has {n}; "
+            f"`{selection.flag_text}`: line {odd.number} has {count(len(odd.cells), 'cell')} and the header has {n}; "
             "put a cell that has the delimiter in quotation marks."
         )
     table = [line.cells for line in rows]
@@ -553,13 +554,11 @@ def _columns(names: Sequence[str], table: Sequence[Sequence[str]]) -> list[Colum
     return [ColumnSummary(name or str(number), [column], bool(name)) for number, (name, column) in pairs]
 
 
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}{'s' * (n != 1)}"
-
-
 def _words(listed: Sequence[_Line], plain: Sequence[_Line], is_spaced: bool, selection: ColumnSelection) -> Rows:
     """Return the rows of a file of words, without comments and header; `plain` excludes blanks and likely comments."""
-    n = selection.n_columns or Counter(len(line.cells) for line in plain).most_common(1)[0][0]
+    widths = Counter(len(line.cells) for line in plain)
+    is_named = 0 < selection.n_columns <= max(widths)
+    n = selection.n_columns if is_named else widths.most_common(1)[0][0]
     header = plain[0] if is_header(plain[0].cells, [line.cells for line in plain[1:]]) else _Line(0, ())
     word_lines = [line for line in plain if line is not header and selection.fits(line.cells, n)]
     if odd := next(
@@ -569,9 +568,10 @@ def _words(listed: Sequence[_Line], plain: Sequence[_Line], is_spaced: bool, sel
     excluded = {line.number for line in listed if line.cells} - {line.number for line in word_lines}
     columns = _columns_of_words(_divided(listed, excluded, n)[0], header.cells)
     words = choose_words(columns, selection)
-    labels = choose_labels(columns, words, selection)
+    labels = choose_labels(columns, words, selection, are_in_order=True)
     at, of = columns.index(words), columns.index(labels or words)
-    comments = _comments(listed, word_lines, n, at, of, is_spaced)
+    beside = [of] if labels else [i for i in range(n) if i != at] or [at]
+    comments = _comments([line for line in listed if line is not header], word_lines, n, at, beside, is_spaced)
     excluded = {*comments, header.number}
     for line in listed:
         if line.cells and not (line.number in excluded or line.begins_document):
@@ -596,7 +596,8 @@ def _words(listed: Sequence[_Line], plain: Sequence[_Line], is_spaced: bool, sel
     places = {"": words.place, **({"label": labels.place} if labels else {})}
     return Rows(
         list(map(list, columns[at].rows)), named_columns | ({"label": columns[of].rows} if labels else {}),
-        documents=begun, places=places, note=f"{len(comments):,} comments are left out" if comments else "",
+        documents=begun, places=places,
+        note=f"{count(len(comments), 'comment is', 'comments are')} left out" if comments else "",
     )  # fmt: skip
 
 
@@ -630,17 +631,17 @@ def _divided(listed: Sequence[_Line], excluded: Set[int], n: int) -> tuple[list[
 
 
 def _comments(
-    listed: Sequence[_Line], word_lines: Sequence[_Line], n: int, at: int, of: int, is_spaced: bool
+    listed: Sequence[_Line], word_lines: Sequence[_Line], n: int, at: int, beside: Sequence[int], is_spaced: bool
 ) -> set[int]:
     """Return the numbers of the lines that are comments.
 
     A line that begins with a comment sign is a comment if it has another number of cells. So it is before the first
     word of a sentence if no word has its label, which is not the sign itself, or if it has a blank in a cell where no
     word has a blank. A sign in a separate cell is a word, unless there are many. `word_lines` are certainly words; `n`
-    is the number of cells of a word, `at` and `of` are the columns of words and labels, and `is_spaced` is whether
-    blanks divide cells.
+    is the number of cells of a word, `at` the column of words, `beside` that of labels or, where none is known, all
+    others, of which a word shares one with another word; `is_spaced` is whether blanks divide cells.
     """
-    labels = {line.cells[of] for line in word_lines}
+    labels = {(of, line.cells[of]) for line in word_lines for of in beside}
     has_blanks = any(" " in line.cells[at] for line in word_lines)
     words, comments, is_start = {line.number for line in word_lines}, set[int](), True
     unclear: list[_Line] = []
@@ -656,18 +657,19 @@ def _comments(
         elif is_start:
             unclear.append(line)
         else:
-            labels.add(line.cells[of])
-    unlabelled = [line for line in unclear if line.cells[of] not in labels]
+            labels |= {(of, line.cells[of]) for of in beside}
+    unlabelled = [line for line in unclear if not any((of, line.cells[of]) in labels for of in beside)]
     alone = [line for line in unlabelled if line.cells[0] in _SIGNS and not is_spaced]
-    certain = [line for line in unlabelled if of == 0 or not line.cells[0].startswith(line.cells[of])]
+    certain = [line for line in unlabelled if not any(of and line.cells[0].startswith(line.cells[of]) for of in beside)]
     begin = {line.cells[:2] for line in certain if line not in alone or len(alone) > _FEW}
     return comments | {line.number for line in unclear if line.cells[:2] in begin}
 
 
 def _irregular(line: _Line, n: int, selection: ColumnSelection) -> UserError:
     """Return the refusal of a line with another number of cells than there are columns."""
-    actual = f"{_count(len(line.cells), 'column')} (found {' '.join(line.cells)[:60]!r})"
-    expected = f"{n}, as in most lines," if n > 1 else "a word and its label"
+    actual = f"{count(len(line.cells), 'column')} (found {' '.join(line.cells)[:60]!r})"
+    as_expected = f"for column {n}" if n == selection.n_columns else "as in most lines"
+    expected = f"{n}, {as_expected}," if n > 1 else "a word and its label"
     way_out = f", or {selection.way_out('word=1&label=2')}" * (n > 2)  # where lines vary in further columns
     return UserError(
         f"`{selection.flag_text}`: line {line.number} has {actual}, where {expected} were expected; correct "

@@ -218,6 +218,7 @@ def test_the_user_names_columns_by_number_or_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "query", "message"),
     [
+        ("a.conll", "?word=1&label=4", "there is no column 4; give one of 1, 2 as label="),
         ("a.conll", "?word=9", "there is no column 9; give one of 1, 2 as word="),
         ("a.conll", "?words=1", "expected FILE?word=W&label=L or FILE?text=T&label=L in quotation marks"),
         ("a.conll", "?word=1&text=2", "expected FILE?word=W"),
@@ -245,7 +246,25 @@ def test_words_that_begin_with_a_sign_are_no_comments() -> None:
     assert corpus.words is not None
     assert corpus.words[0] == ("#tag0", "is", "@x")
     assert corpus.words[-2:] == (("%", "is"), ("up", "%"))
-    assert "comments" not in corpus.reading
+    assert "comment" not in corpus.reading
+
+
+FEATURES = lambda j, word, pos: BESIDE["features"](0, j, 0, word)  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("header", "column"),
+    [("", "3"), ("token\tpos\tner\n", "ner"), ("token\tupos\tner\n", "ner"), ("token\tpos\tner\tfeats\n", None)],
+)
+def test_neither_the_header_nor_a_word_that_begins_with_a_sign_is_a_comment(header: str, column: str | None) -> None:
+    columns = [WORD, POS, BIO] + ([] if column else [FEATURES])
+    line = "----==\tPUNCT\tO" + "\t_" * (column is None)
+    corpus = loaded("a.tsv", f"{header}{line}\n{with_columns(*columns)}# sent 40\n{line}\n")
+    assert corpus.words is not None
+    assert (corpus.words[0][0], corpus.words[-1]) == ("----==", ("----==",))
+    assert corpus.reading.endswith("1 comment is left out")
+    # The last column has the labels with names as without, if it looks like labels.
+    assert (f"label = column {column} (" in corpus.reading) == ("label" in corpus.columns) == (column is not None)
 
 
 @pytest.mark.parametrize("joined", [True, False])
