@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from probing.errors import UserError, did_you_mean
+from probing.results import shortened
 from probing.text import Corpus
-from probing.text.columns import TARGETS, label_of, number_of
+from probing.text.columns import TARGETS, features, label_of, number_of
 from probing.text.tables import COLUMNS
 from probing.text.tasks import Labels, SentenceTask, Task
 from probing.text.tokens import Tokens
@@ -68,11 +70,19 @@ class WordLabels(Task):
             UserError: If the corpus lacks the column, a sentence does not have a value per word, or a value is no
                 number although `numbers` is true.
         """
-        rows = corpus.columns.get(self.column)
+        rows = corpus.values_of(self.column)
         if rows is None:
             raise UserError(
                 f"`--corpus {corpus.name}`: the task reads the column {self.column} and "
                 f"{_available_columns(corpus, self.column)}."
+            )
+        several = (cell for row in rows for cell in row if self.column == "misc" and len(features(cell)) > 1)
+        if cell := next(several, ""):
+            keys = corpus.keys["misc"]
+            raise UserError(
+                f"`--corpus {corpus.name}`: the column misc has several values in a cell, such as `{cell:.60}`; give "
+                f"the key of one, such as `--task_args.column {next(key for key in keys if key != 'SpaceAfter')}`, of "
+                f"{shortened(', '.join(keys), 200)}."
             )
         n_words = [0] * len(rows) if corpus.words is None else [len(words) for words in corpus.words]
         for i in (i for i, row in enumerate(rows) if len(row) != n_words[i]):
@@ -109,13 +119,21 @@ def _available_columns(corpus: Corpus, requested: str) -> str:
         return (
             "the corpus has none; give a .conllu file, or for the task label a .tsv or .jsonl file of words and labels"
         )
-    annotated = [name for name in corpus.columns if name not in _OF_TREEBANKS]
-    name = next(iter(annotated or corpus.columns))
+    # Neither the words nor, under a second name, the labels.
+    all_rows = [*corpus.columns.values()]
+    columns = [
+        name for name, rows in corpus.columns.items()
+        if rows != corpus.words and not (name == "label" and all_rows.count(rows) > 1)
+    ] or [*corpus.columns]  # fmt: skip
+    keys = {name: f"{name} (with the keys {shortened(', '.join(of), 80)})" for name, of in corpus.keys.items() if of}
+    has = f"the corpus has {', '.join(keys.get(name, name) for name in columns)}"
+    known = [] if requested in _TASKS else [*columns, *chain.from_iterable(corpus.keys.values())]
+    annotated = [name for name in columns if name not in _OF_TREEBANKS]
+    name = next((name for name in _TASKS if name in columns), (annotated or columns)[-1])
     task = name if name in _TASKS else f"column --task_args.column {name}"
-    return (
-        f"the corpus has {', '.join(corpus.columns)}; "
-        f"{f'for the labels of {name}, ' * bool(annotated)}give `--task {task}`"
-    )
+    by_key = ", or a key by `--task column --task_args.column KEY`" * bool(keys)
+    has += did_you_mean(requested, known)
+    return f"{has}; {f'for the labels of {name}, ' * bool(annotated)}give `--task {task}`{by_key}"
 
 
 @dataclass(frozen=True)
@@ -123,8 +141,8 @@ class ColumnTask(WordLabels):
     """Label each word by any column of a CoNLL-U file, a .jsonl file or a data set; see `WordLabels`.
 
     Args:
-        column: Name of the column: lemma, upos, xpos, feats, head, deprel, deps or misc of CoNLL-U, or a column of a
-            data set or a .jsonl file, such as ner_tags.
+        column: Name of the column: lemma, upos, xpos, feats, head, deprel, deps or misc of CoNLL-U, a key in its feats
+            or misc, such as Number, or a column of a data set or a .jsonl file, such as ner_tags.
     """
 
     column: str = ""  # type: ignore[misc]

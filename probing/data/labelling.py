@@ -249,9 +249,10 @@ def warn_missing_labels(tokens: Tokens, corpus: Corpus, task: TokenTask, say: Ca
         shown = _missing_in(values[column], unit) if column in values and not predicts_numbers(task) else ""
         named = corpus.unit if unit == "sentences" else unit
         say(f"{corpus.name}: {n_without} of {len(labelled)} {named} have no {what}{shown} and are left out")
-    if n_other := corpus.relabelled.get(column):
+    place = corpus.column_with(column) or column
+    if n_other := corpus.relabelled.get(place):
         say(
-            f"{corpus.name}: {n_other} of the {corpus.n_repeated} repeated {corpus.unit} have other values of {column} "
+            f"{corpus.name}: {n_other} of the {corpus.n_repeated} repeated {corpus.unit} have other values of {place} "
             "than their first occurrence, whose values are used"
         )
 

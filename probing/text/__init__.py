@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate, chain
 from os import PathLike, fspath
 from os.path import isfile, join, splitext
@@ -14,16 +16,18 @@ from typing import Any, Literal, TypeVar
 
 from probing.cli.options import GroupBy as GroupBy
 from probing.errors import UserError
-from probing.results import shortened
+from probing.results import count, listed, shortened
 from probing.runtime.progress import say_once
 from probing.statistics import MIN_SENTENCES
 from probing.text.columns import (
     BEGINS_DOCUMENT,
+    KEYED,
     LABEL,
     TARGETS,
     ColumnSelection,
     Rows,
     check_text,
+    features,
     label_of,
     values_of_sentences,
     values_of_words,
@@ -390,6 +394,35 @@ class Corpus:
             digest.update(b"\n")
         return digest.hexdigest()
 
+    @cached_property
+    def keys(self) -> dict[str, list[str]]:
+        """The keys in the columns feats and misc (`NER` of `NER=ENT`), the most frequent first."""
+        keys = {name: Counter[str]() for name in KEYED if name in self.columns}
+        for name, counts in keys.items():
+            for cell, n in Counter(chain.from_iterable(self.columns[name])).items():
+                counts.update(dict.fromkeys(features(cell), n))
+        return {name: [key for key, _ in counts.most_common()] for name, counts in keys.items()}
+
+    def column_with(self, name: str) -> str | None:
+        """Return the column of words of a name, or the one of feats and misc that has this key; None without.
+
+        Raises:
+            UserError: If both have the key.
+        """
+        having = [column for column, keys in self.keys.items() if name in keys and name not in self.columns]
+        if len(having) > 1:
+            raise UserError(f"`--corpus {self.name}` has the key {name} in {listed(having)}; rename it in one of them.")
+        return next(iter(having), name if name in self.columns else None)
+
+    def values_of(self, name: str) -> tuple[tuple[str, ...], ...] | None:
+        """Return the value of each word in the column of a name, or by a key, `_` if missing; None without."""
+        if (column := self.column_with(name)) in (name, None):
+            return self.columns.get(name)
+        rows = self.columns[str(column)]
+        values = {cell: features(cell).get(name) for cell in set(chain.from_iterable(rows))}
+        by_word = [[values[cell] for cell in row] for row in rows]
+        return values_of_words({name: by_word}, f"`--corpus {self.name}`")[name]
+
     def subset(self, indices: Sequence[int]) -> Corpus:
         """Return the corpus with these sentences only, and their words, columns and documents."""
 
@@ -473,18 +506,19 @@ def _from_rows(name: str, rows: Rows, option: str) -> Corpus:
 
 def _reading(corpus: Corpus, rows: Rows, column: str) -> str:
     """Return the columns that were read, with two labels and examples, and counts."""
-    label = rows.places.get(column, f"column {column}")
-    counts = [_count(len(corpus.sentences), "sentence")]
+    place = corpus.column_with(column)
+    label = rows.places.get(column, f"column {column}" if place in (column, None) else f"{column} of column {place}")
+    counts = [count(len(corpus.sentences), "sentence")]
     if corpus.words is not None:
-        counts.append(_count(sum(map(len, corpus.words)), "word"))
+        counts.append(count(sum(map(len, corpus.words)), "word"))
     units: Iterable[str] = corpus.sentences
     values: Iterable[Any] = corpus.sentence_columns.get(column, ())
     if column == TARGETS and TARGETS in corpus.sentence_columns:
         pairs = zip(corpus.sentences, values, strict=True)
         named = [(sentence[slice(*target.first)], target.label) for sentence, of in pairs for target in of]
         units, values = [text for text, _ in named], [label for _, label in named]
-    elif corpus.words is not None and column in corpus.columns:
-        units, values = map(chain.from_iterable, (corpus.words, corpus.columns[column]))
+    elif corpus.words is not None and (of_words := corpus.values_of(column)):
+        units, values = map(chain.from_iterable, (corpus.words, of_words))
     first: dict[str, str] = {}
     for unit, value in zip(units, values, strict=False):
         first.setdefault(label_of(value), unit)
@@ -492,12 +526,8 @@ def _reading(corpus: Corpus, rows: Rows, column: str) -> str:
     if labels := [text for text in first if text]:
         shown = ", ".join(f'"{shortened(first[text], 30)}" {shortened(text, 30)}' for text in labels[:2])
         read += f", label = {label} ({shown})"
-        counts.append(_count(len(labels), "label"))
+        counts.append(count(len(labels), "label"))
     return ", ".join(filter(None, [read, *counts, rows.note]))
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 def _from_list(sentences: Any, option: str) -> Corpus:

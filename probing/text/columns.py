@@ -47,6 +47,16 @@ def label_of(value: Any) -> str:
     return "" if text is None or _BELOW_ZERO.fullmatch(text) else text
 
 
+# Columns of CoNLL-U whose cells have values by key, such as `Number=Sing|Person=3`.
+KEYED = ("feats", "misc")
+
+
+def features(cell: str) -> dict[str, str]:
+    """Return the values in a cell by their keys; parts without a key are left out."""
+    pairs = (part.partition("=") for part in cell.split("|"))
+    return {key: value for key, equals, value in pairs if key and equals}
+
+
 def number_of(value: Any) -> float | None:
     """Return the number in a cell; None where it is missing; `ValueError` for words, true and false."""
     if isinstance(value, bool):

@@ -777,7 +777,7 @@ class Covariate:
                 raise UserError(f"{typed}: the task labels {unit}s, which have many; give a label of {unit}s.")
             return None
         task = self.task
-        if task is None and self.typed in corpus.columns:
+        if task is None and corpus.column_with(self.typed):
             task = load_task("column", {"column": self.typed})
         elif task is None and self.typed in corpus.sentence_columns:
             task = load_task("sentence_label", {"column": self.typed})

@@ -32,7 +32,7 @@ from probing.data.examples import Examples, read
 from probing.data.labelling import choose_classes, label
 from probing.errors import UserError
 from probing.text import Corpus, from_words, load_corpus
-from probing.text.tasks import labels_of, load_task
+from probing.text.tasks import Covariate, labels_of, load_task
 from probing.text.tokens import Tokens
 from synthetic import CORPUS, make_store, make_tokens
 
@@ -46,7 +46,11 @@ TOKENS = Tokens(np.array([6, 3], np.int32), np.arange(9, dtype=np.int32), np.arr
 COLUMN_CORPUS = from_words(
     "bank.conllu",
     [("unlikely", "dogs"), ("he", "barks")],
-    {"upos": [("ADJ", "NOUN"), ("PRON", "VERB")], "feats": [("_", "Number=Plur"), ("_", "_")]},
+    {
+        "upos": [("ADJ", "NOUN"), ("PRON", "VERB")],
+        "feats": [("_", "Number=Plur|Gloss=a"), ("_", "_")],
+        "misc": [("SpaceAfter=No|NER=B", "NER=O"), ("Gloss=b|plain", "_")],
+    },
 )
 
 
@@ -64,12 +68,27 @@ def test_a_word_has_its_label_at_one_piece(pieces: Any, expected: list[str]) -> 
 
 
 def test_what_is_unspecified_is_no_label() -> None:
-    assert ColumnTask(column="feats").labels(TOKENS, COLUMN_CORPUS).tolist() == [""] * 4 + ["Number=Plur"] + [""] * 4
+    expected = [""] * 4 + ["Number=Plur|Gloss=a"] + [""] * 4
+    assert ColumnTask(column="feats").labels(TOKENS, COLUMN_CORPUS).tolist() == expected
+
+
+def test_a_key_of_feats_or_misc_is_read_as_a_column() -> None:
+    for key, expected in {"NER": ["", "B", "", "", "O"], "Number": ["", "", "", "", "Plur"]}.items():
+        assert ColumnTask(column=key).labels(TOKENS, COLUMN_CORPUS).tolist() == expected + [""] * 4
+    assert Covariate("NER").task_in(COLUMN_CORPUS, UniversalPartOfSpeech()) == ColumnTask(column="NER")
+    for column, message in {
+        "misc": r"the column misc has several values in a cell, such as `SpaceAfter=No\|NER=B`; .*_args.column NER`",
+        "Gloss": "has the key Gloss in feats and misc; rename it",
+        "ner": r"misc \(with the keys NER, SpaceAfter, Gloss\) \(did you mean `NER`\?\); give `--task upos`, or a key",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            ColumnTask(column=column).labels(TOKENS, COLUMN_CORPUS)
 
 
 def test_a_column_that_is_not_there_names_those_that_are() -> None:
     with pytest.raises(
-        UserError, match=r"`--corpus bank.conllu`: .* column xpos and the corpus has upos, feats; give `--task upos`"
+        UserError,
+        match=r"`--corpus bank.conllu`: .* column xpos and the corpus has upos, feats .*; give `--task upos`",
     ):
         FineGrainedTag().labels(TOKENS, COLUMN_CORPUS)
     for column, task in {"label": "label", "tone": "column --task_args.column tone"}.items():
