@@ -125,18 +125,18 @@ def out_of_range(
 def did_you_mean(word: str, known: Iterable[str], before: str = "", elsewhere: Mapping[str, str] = {}) -> str:
     """Return a suggestion in parentheses: the nearest known word, or an empty string without any.
 
-    A word is near within two edits, or if it is a known word after `no_`, which switches options off elsewhere.
+    A word is near within two edits, in another case, or if it is a known word after `no_`, which switches options off
+    elsewhere.
     `elsewhere` has words of other tools with the equivalent known words, separated by commas.
     """
     known = list(known)
     if meant_by := [name for name in elsewhere.get(word, "").split(",") if name in known]:
         return f" (did you mean {' or '.join(f'`{before}{name}`' for name in meant_by)}?)"
-    if (meant := word.removeprefix("no_")) not in known:
-        near = [
-            candidate
-            for candidate in get_close_matches(word, known, n=max(len(known), 1), cutoff=0.7)
-            if _edits(word, candidate) <= MOST_EDITS
-        ]
+    same = (name for name in known if name.casefold() == word.casefold())
+    if (meant := next(same, word.removeprefix("no_"))) not in known:
+        alike = get_close_matches(word, known, n=max(len(known), 1), cutoff=0.7)
+        swapped = [name for name in known if sorted(name) == sorted(word)]
+        near = [candidate for candidate in (*alike, *swapped) if _edits(word, candidate) <= MOST_EDITS]
         meant = min(near, key=lambda candidate: _edits(word, candidate), default="")
     return f" (did you mean `{before}{meant}`?)" if meant else ""
 

@@ -501,6 +501,8 @@ def test_options_that_messages_name_are_options() -> None:
         ("label", ["labels", "lapel"], "labels"),
         ("anova", ["anvoa", "novaa"], "anvoa"),
         ("no_quiet", ["quiet"], "quiet"),
+        ("ner", ["upos", "NER"], "NER"),  # another case
+        ("nre", ["pos", "ner"], "ner"),  # a short word with neighbours swapped
         ("x", ["y"], ""),  # all its letters would have to change
         ("", ["y"], ""),
     ],
