@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from probing.errors import UserError
+from probing.errors import UserError, did_you_mean
 from probing.runtime.files import (
     above_most_text,
     check_yaml,
@@ -63,24 +63,31 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 
 def path_and_columns(name: str, option: str) -> tuple[str, ColumnSelection]:
     """Return the path of a source, and the columns that the user names after it: `FILE?word=W&label=L`."""
-    path, mark, query = split_query(name)
-    pairs = [part.partition("=")[::2] for part in query.split("&")] if mark else []
-    settings, flag_text = dict(pairs), f"{option} {name}"
-    if len(settings) < len(pairs) or not set(settings) <= {"word", "text", "label"} or not all(settings.values()) or {
-        "word", "text"
-    } <= set(settings):  # fmt: skip
-        raise UserError(
-            f"`{flag_text}`: expected FILE?word=W&label=L or FILE?text=T&label=L in quotation marks, where W, T "
-            "and L are names or numbers of columns, and one of the two may be left out."
-        )
+    (path, _, query), flag_text = split_query(name), f"{option} {name}"
+    settings = _settings(
+        query, (*_COLUMN, "label"), flag_text,
+        "FILE?word=W&label=L or FILE?text=T&label=L in quotation marks, where W, T and L are names or numbers of "
+        "columns, and one of the two may be left out",
+    )  # fmt: skip
     text = settings.get("word", settings.get("text"))
     return path, ColumnSelection(flag_text, text, settings.get("label"), "word" in settings, f"{path}?")
+
+
+def _settings(query: str, known: Sequence[str], flag_text: str, expected: str) -> dict[str, str]:
+    """Return the settings of a query such as `word=2&label=4`; refuse unknown, empty and repeated ones."""
+    pairs = [part.partition("=")[::2] for part in query.split("&")] if query else []
+    different = {"column" if key in _COLUMN else key for key, _ in pairs}
+    unknown = next((f"`{key}` is not one of {', '.join(known)}{did_you_mean(key, known)}; "
+                    for key, _ in pairs if key not in known), "")  # fmt: skip
+    if unknown or len(different) < len(pairs) or not all(value for _, value in pairs):
+        raise UserError(f"`{flag_text}`: {unknown}expected {expected}.")
+    return dict(pairs)
 
 
 def split_query(name: str) -> tuple[str, str, str]:
     """Return the path of a source, a question mark, and the rest; both are empty for an existing file of that name."""
     path, mark, query = name.partition("?")
-    return (path, mark, query) if "=" in query and not Path(name).exists() else (name, "", "")
+    return (path, mark, query) if "=" in query and not os.path.exists(name) else (name, "", "")
 
 
 def read_lines(name: str, option: str, readable: str = READABLE) -> list[str]:
@@ -94,7 +101,7 @@ def read_lines(name: str, option: str, readable: str = READABLE) -> list[str]:
     path = Path(name)
     packed = name != "-" and path.suffix == ".gz"
     kind = Path(path.stem).suffix if packed else path.suffix
-    if name != "-" and kind not in _READ:
+    if name != "-" and kind not in _READ and os.path.exists(path):
         way_out = _way_out(path) or f"give {readable}"
         raise UserError(f"`{flag_text}`: a file of type {kind}{'.gz' * packed} cannot be read; {way_out}.")
     data = _read_standard_input(flag_text) if name == "-" else read_bytes(path, flag_text, readable)
@@ -312,15 +319,14 @@ def _check_library(flag_text: str) -> None:
 def _parse(source: str, flag_text: str) -> tuple[str, dict[str, str]]:
     """Parse the source by hand: in a URL, `+` and `%` of a split such as `train[:10%]+test` have another meaning."""
     name, _, query = source.removeprefix("hf:").partition("?")
-    pairs = [part.partition("=") for part in query.split("&")] if query else []
-    settings = {"column" if key in _COLUMN else key: value for key, _, value in pairs}
-    is_wrong = len(settings) < len(pairs) or not set(settings) <= set(SETTINGS) or not all(settings.values())
-    if not name or is_wrong or settings.get("stream", "yes") != "yes":
-        raise UserError(
-            f"`{flag_text}`: expected hf:NAME?config=C&split=S&column=T&label=L&stream=yes in quotation marks, where "
-            f"NAME is a hub id or a folder, and {', '.join(SETTINGS)} may each be given once or left out."
-        )
-    return name, settings
+    form = (
+        "hf:NAME?config=C&split=S&column=T&label=L&stream=yes in quotation marks, where NAME is a hub id or a folder, "
+        f"and {', '.join(SETTINGS)} may each be given once or left out"
+    )
+    settings = _settings(query, (*SETTINGS, *_COLUMN), flag_text, form)
+    if not name or settings.get("stream", "yes") != "yes":
+        raise UserError(f"`{flag_text}`: expected {form}.")
+    return name, {"column" if key in _COLUMN else key: value for key, value in settings.items()}
 
 
 def _load(name: str, settings: Mapping[str, str], flag_text: str) -> Any:

@@ -131,13 +131,17 @@ def test_an_empty_corpus_is_refused(tmp_path: Path, content: bytes) -> None:
 def test_missing_files_folders_and_unknown_types_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--test_corpus .*cannot be read"):
         load_corpus(str(tmp_path / "missing.txt"), "--test_corpus")
+    for name in ("words.tvs", f"{'long' * 100}.tvs?label=2"):
+        with pytest.raises(UserError, match=r"cannot be read \((no such file|file name too long)"):
+            load_corpus(name)
     with pytest.raises(UserError, match="cannot be read"):
         load_corpus(str(tmp_path))
     for name in ("paper.pdf", "paper.pdf.gz", "paper.tar.gz", "paper.txt.bz2"):
+        (path := tmp_path / name).touch()
         with pytest.raises(
             UserError, match=r"a file of type \.(pdf|pdf\.gz|tar\.gz|bz2) cannot be read; give `builtin`"
         ):
-            load_corpus(name)
+            load_corpus(str(path))
     with pytest.raises(UserError, match="cannot be read"):
         load_corpus("nul\0.txt")
 

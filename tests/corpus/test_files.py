@@ -220,6 +220,7 @@ def test_the_user_names_columns_by_number_or_by_name() -> None:
     [
         ("a.conll", "?word=1&label=4", "there is no column 4; give one of 1, 2 as label="),
         ("a.conll", "?word=9", "there is no column 9; give one of 1, 2 as word="),
+        ("a.conll", "?lable=2", "`lable` is not one of word, text, label (did you mean `label`?); expected FILE?"),
         ("a.conll", "?words=1", "expected FILE?word=W&label=L or FILE?text=T&label=L in quotation marks"),
         ("a.conll", "?word=1&text=2", "expected FILE?word=W"),
         ("a.txt", "?label=2", "a file of type .txt has no columns to name"),

@@ -158,7 +158,10 @@ def test_a_folder_that_changed_is_read_again(folder: Callable[..., str]) -> None
         ("?config=en", "there is no configuration en; give one of default as config="),
         ("?column=txet", "there is no column txet; of the columns text, n, tokens, other, .*: text, tokens, other"),
         ("?column=n", "column n holds no text; of the columns text, n, tokens, other, give one"),
-        ("?colunm=n", r"expected hf:NAME\?config=C&split=S&column=T&label=L&stream=yes in quotation marks"),
+        (
+            "?colunm=n",
+            r"`colunm` is not one of .* \(did you mean `column`\?\); expected hf:NAME\?config=C&split=S&column=T",
+        ),
         ("?split=train&split=test", "may each be given once"),
         ("?split", "expected hf:NAME"),
         ("?split=", "expected hf:NAME"),
