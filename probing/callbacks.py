@@ -27,7 +27,7 @@ from probing.data.examples import Sides
 from probing.data.labelling import read_sides
 from probing.data.module import control_sides
 from probing.errors import UserError, in_python, refuse, spelled
-from probing.models import SiteName, layer_numbers
+from probing.models import SiteName
 from probing.models.loading import ModelObject
 from probing.probes.closed_forms import NumberFit
 from probing.probes.evidence import basis_table, directions_of
@@ -216,7 +216,6 @@ class Measurement:
     def __init__(self, options: FitOptions) -> None:
         probe = options.probe_options
         refuse(list(problems_of(options)))
-        layer_numbers(options.layer)
         self.options, self.task = options, load_task(options.task, options.task_args)
         self.controls = controls_of_call(options.controls, self.task, probe, None, False, None)
         self.corpora: list[Corpus]

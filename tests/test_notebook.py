@@ -71,7 +71,7 @@ def test_a_notebook_sees_tables_and_can_repeat_a_run(
     assert top[1].startswith("Neurons: a row per layer and neuron, in ranked order")
     assert same[1] == "True"
     assert converged[1] == "False"
-    assert re.search(r"UserError: `--layer 9`: .* has layers 0 \(embeddings\) to 3, so not 9", refused[1])
+    assert re.search(r"UserError: `layer=9`: .* has layers 0 \(embeddings\) to 3, so not 9", refused[1])
     assert "`probe.l3` is not an option of fit (did you mean `probe.l2`?)" in misspelt[1]
     assert "Results: " in capsys.readouterr().out
 

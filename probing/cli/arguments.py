@@ -27,6 +27,7 @@ from probing.cli.options import (
     help_group,
     is_mapping,
     options_of,
+    problems_of,
     without_objects,
 )
 from probing.errors import UserError, as_clause, did_you_mean, refuse
@@ -386,10 +387,15 @@ class OptionCollector:
 
     def keywords(self) -> dict[str, Any]:
         """Return all arguments with their values; raise UserError if there were problems."""
-        refuse(self._problems)
         parsed = vars(self._parser.parse_args([], namespace=self._namespace))
         groups = {name: type(declared(self._kind)[name].default)(**vars(parsed[name])) for name in self._groups}
-        return {**parsed, **groups, **self._mappings}
+        keywords = {**parsed, **groups, **self._mappings}
+        if self._problems and issubclass(self._kind, Options):
+            # The others may be out of range. What does not go together may be due to one that is wrong.
+            others = self._kind(**{name: value for name, value in keywords.items() if name in declared(self._kind)})
+            self._problems += problems_of(others, together=False)
+        refuse(self._problems)
+        return keywords
 
     def take_arguments(self, option_pairs: Sequence[tuple[str, str | None]]) -> None:
         """Take options from the command line, such as `--seed` and `3`, in order."""

@@ -128,6 +128,7 @@ def _keywords(command: Callable[..., Any], args: Sequence[Any], keywords: Mappin
     try:
         known = {name: value for name, value in keywords.items() if name in public.parameters}
         values = converted(command, public.bind(*args, **known).arguments)
+        problems += problems_of(options_of(command)(**values), together=False) if problems else []
     except (TypeError, UserError) as error:
         if isinstance(error, UserError) and not problems:
             raise

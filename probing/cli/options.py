@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, Field, asdict, dataclass, field, fields, replace
@@ -75,6 +76,36 @@ def chosen_with_data(
             raise UserError(f"{typed} needs its data; give {name}={what}.")
         data_by_name[name] = data if equals else None
     return {name: data_by_name[name] for name in known if name in data_by_name}
+
+
+def layer_numbers(layer: int | str | Sequence[int]) -> list[int] | None:
+    """Return the requested layers, ascending, or None for all; -1 stays -1, because the model is not known here.
+
+    Raises:
+        UserError: If they are not written as layers.
+    """
+    parts = str(layer).split(",") if isinstance(layer, int | str) else [*map(str, layer)] or [""]
+    try:
+        return None if parts == ["all"] else sorted({number for part in parts for number in _numbers(part)})
+    except ValueError:
+        raise UserError(
+            f"{layer_flag(layer)} is not a layer: expected a number, a list such as 0,3,6, a range such as 3-6, "
+            "-1 for the last, or all."
+        ) from None
+
+
+def _numbers(part: str) -> Iterable[int]:
+    """Return the numbers of a range such as 3-6, both ends included, or a single number."""
+    if not (ends := re.fullmatch(r"(\d{1,4})-(\d{1,4})", part.strip())):
+        return [int(part)]
+    if not (numbers := range(int(ends[1]), int(ends[2]) + 1)):
+        raise ValueError(part)
+    return numbers
+
+
+def layer_flag(layer: int | str | Sequence[int]) -> str:
+    """Return the option `--layer` with its value, as the user has typed it."""
+    return flag("layer", layer if isinstance(layer, int | str) else ",".join(map(str, layer)) or "[]")
 
 
 def figure_formats(requested: str | Sequence[str]) -> list[str]:
@@ -302,22 +333,25 @@ def help_in(module: str) -> dict[tuple[str, str], str]:
     }  # fmt: skip
 
 
-def problems_of(options: Options, group: str = "") -> Iterator[str]:
-    """Yield all problems with options: values out of range, unknown names, and what does not go together."""
+def problems_of(options: Options, group: str = "", together: bool = True) -> Iterator[str]:
+    """Yield all problems with options: values out of range, unknown names and, if `together`, what does not fit."""
     for name, entry in declared(type(options)).items():
         value = getattr(options, name)
         if isinstance(value, Options):
-            yield from problems_of(value, f"{name}.")
-        elif entry.choices:
+            yield from problems_of(value, f"{name}.", together)
+        elif entry.choices or entry.hint == Layers:
             try:
-                chosen(f"{group}{name}", value, entry.choices, entry.nothing)
+                if entry.choices:
+                    chosen(f"{group}{name}", value, entry.choices, entry.nothing)
+                else:
+                    layer_numbers(value)
             except UserError as error:
                 yield str(error).rstrip(".")
         elif isinstance(value, int | float) and not isinstance(value, bool):
             low, high = entry.at_least, entry.at_most
             if low is not None or high is not None:
                 yield from out_of_range(f"{group}{name}", value, low, high, entry.expected)
-    yield from options.problems()
+    yield from options.problems() if together else []
 
 
 # Limits of penalties and learning rates: beyond, their squares and sums over tokens are 0 or infinite in float32.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
-from probing.errors import UserError
+from probing.cli.options import layer_flag, layer_numbers
+from probing.errors import UserError, flag
 from probing.models.examination import max_length_of
 from probing.models.loading import (
     check_ids,
@@ -336,47 +337,17 @@ def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str, si
         return list(range(int(is_inside_blocks(site)), n_layers + 1))
     if is_inside_blocks(site) and (out := [k for k in layers if not 1 <= k <= n_layers]):
         raise UserError(
-            f"`--layer {_layers_text(layer)}`: with `--site {site}`, layer k is inside block k, so {model} has "
+            f"{layer_flag(layer)}: with {flag('site', site)}, layer k is inside block k, so {model} has "
             f"layers 1 to {n_layers}, and not {out[0]}."
         )
     if out := [k for k in layers if not 0 <= k <= n_layers]:
-        layers_text = _layers_text(layer)
-        raise UserError(f"`--layer {layers_text}`: {model} has layers 0 (embeddings) to {n_layers}, so not {out[0]}.")
+        raise UserError(f"{layer_flag(layer)}: {model} has layers 0 (embeddings) to {n_layers}, so not {out[0]}.")
     return layers
-
-
-def layer_numbers(layer: int | str | Sequence[int]) -> list[int] | None:
-    """Return the requested layers, ascending, or None for all; -1 stays -1, because the model is not known here."""
-    layers_text = _layers_text(layer) or "[]"
-    try:
-        return (
-            None
-            if layers_text == "all"
-            else sorted({number for part in layers_text.split(",") for number in _numbers(part)})
-        )
-    except ValueError:
-        raise UserError(
-            f"`--layer {layers_text}` is not a layer: expected a number, a list such as 0,3,6, a range such as 3-6, "
-            "-1 for the last, or all."
-        ) from None
-
-
-def _numbers(part: str) -> Iterable[int]:
-    """Return the numbers of a range such as 3-6, both ends included, or a single number."""
-    if not (ends := re.fullmatch(r"(\d{1,4})-(\d{1,4})", part.strip())):
-        return [int(part)]
-    if not (numbers := range(int(ends[1]), int(ends[2]) + 1)):
-        raise ValueError(part)
-    return numbers
 
 
 def from_the_end(layers: Sequence[int], available: Sequence[int]) -> list[int]:
     """Return ascending layer numbers, with each negative number replaced by `available[number]`."""
     return sorted({available[k] if -len(available) <= k < 0 else k for k in layers})
-
-
-def _layers_text(layer: int | str | Sequence[int]) -> str:
-    return str(layer) if isinstance(layer, int | str) else ",".join(map(str, layer))
 
 
 def layers_at_equal_depth(a: Sequence[int], b: Sequence[int], n_blocks: tuple[int, int]) -> list[tuple[int, int]]:
@@ -405,7 +376,6 @@ __all__ = [
     "find_model",
     "from_the_end",
     "is_inside_blocks",
-    "layer_numbers",
     "length_limits",
     "load_causal_lm",
     "load_config",

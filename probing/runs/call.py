@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from probing.activations.store import cache_folder, folder
 from probing.cli.options import FIGURE_FORMAT, Options, WandbOptions, as_options, configuration, figure_formats
 from probing.errors import UserError, as_clause, lack_of_machine, refuse
-from probing.models import layer_numbers
 from probing.results import Row, Table, as_read, without_empty_cells, write_tables
 from probing.runs import Result, Study, refuse_several, several
 from probing.runs.folder import ResumableFolder, RunFolder, check_name
@@ -228,8 +227,6 @@ class Call:
         given = vars(options)
         tracked = as_options(WandbOptions, given["wandb"], "wandb")
         resolve_mode(tracked.mode)
-        if "layer" in config:
-            layer_numbers(config["layer"])
         name = None if is_continued else given["name"]
         cached, place = places(config.get("cache"), config["runs"], name)
         return cls(study, config, name, tracked, cached, place, Stopwatch())

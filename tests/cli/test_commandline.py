@@ -141,6 +141,15 @@ def test_layers_are_taken_as_sweeps_pass_them(typed: str) -> None:
         ),
         (["--seed", "x"], ["`--seed x`: expected a whole number."]),
         (["--dtype", "float8"], ["dtype", "float8", "bfloat16"]),
+        (
+            ["--evidence", "non", "--layer", "six", "--probe.l2", "-1", "--controls", "shufled"],
+            [
+                "`--evidence non`: expected",
+                "`--layer six` is not",
+                "`--probe.l2 -1.0` is out",
+                "`--controls shufled` is",
+            ],
+        ),
         (["--probe.solver", "sgd"], ["solver", "lbfgs"]),
         (["--config", "missing.yaml"], ["missing.yaml"]),
     ],

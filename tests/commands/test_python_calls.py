@@ -107,6 +107,8 @@ def test_paths_numbers_of_numpy_and_text_for_numbers_are_those_of_the_command_li
         ({"model": object()}, "`model` is of type object: expected a name, the path of a folder, or a PreTrained"),
         ({"tokenizer": object()}, "`tokenizer` belongs to a model that is an object"),
         ({"seed": "many", "replicates": 1.5}, 'expected a whole number; `seed="many"`: expected a whole'),
+        ({"seed": "many", "replicates": -1, "layer": "3-1"}, 'a whole number; `layer="3-1"` is not a layer'),
+        ({"seed": "many", "replicates": -1, "layer": "3-1"}, "`replicates=-1` is out of range"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",  # an object would show its address
 )
@@ -126,6 +128,10 @@ def test_an_argument_that_does_not_exist_is_a_mistake_of_the_program(quick: Fit)
         TypeError, match=r"^fit\(\) got an unexpected keyword argument 'sed' \(did you mean `seed`\?\)$"
     ):
         quick(sed=3)
+    with pytest.raises(
+        TypeError, match=r"'sed' .*; `layer=\"six\"` is not a layer: .*; `replicates=-1` is out of range"
+    ):
+        quick(sed=3, layer="six", replicates=-1)
     with pytest.raises(
         TypeError, match=r"'device' \(did you mean `trainer.accelerator`\?\); got an .*'x'; `seed=\"y\"`: exp"
     ):
@@ -311,7 +317,7 @@ def scaled(module: Any, inputs: Any, output: Any) -> Any:
         (lambda o: o["model"].encoder.register_forward_hook(scaled), r"a hook on `encoder` may change"),
         (lambda o: o["model"].resize_token_embeddings(9), r"the BertModel has embeddings for 9: give the model's own"),
         (lambda o: o.update(model=torch.nn.Linear(2, 2)), r"`model` is of type Linear: expected a name"),
-        (lambda o: o.update(layer=9), r"`--layer 9`: object:BertModel@\w+ has layers 0 \(embeddings\) to 3"),
+        (lambda o: o.update(layer=9), r"`layer=9`: object:BertModel@\w+ has layers 0 \(embeddings\) to 3"),
     ],
     ids=["no tokenizer", "a name", "revision", "meta", "hook", "another vocabulary", "no model", "layer"],
 )

@@ -26,6 +26,7 @@ from probing.cli.options import (
     chosen_with_data,
     declared,
     defaults,
+    layer_numbers,
     option,
 )
 from probing.errors import UserError, flag, out_of_range, refuse
@@ -42,7 +43,7 @@ from probing.interventions import (
     WORDS,
     NeuronReplacement,
 )
-from probing.models import layer_numbers, load_encoder, load_tokenizer
+from probing.models import load_encoder, load_tokenizer
 from probing.results import Html, listed
 from probing.runs import Result, Study, Terms, study_of
 from probing.runs.call import Call, Measurements

@@ -22,9 +22,10 @@ from probing.cli.options import (
     StatesOptions,
     chosen,
     defaults,
+    layer_numbers,
 )
 from probing.errors import UserError, about_option, refuse
-from probing.models import find_model, layer_numbers, load_tokenizer
+from probing.models import find_model, load_tokenizer
 from probing.results import Html
 from probing.runs import Result, SectionPlace, Study, Terms, study_of
 from probing.runs.call import Call

@@ -35,7 +35,7 @@ from probing.cli.options import (
 )
 from probing.data import CONTROLS as OF_FIT
 from probing.errors import UserError, flag, in_python, refuse, spelled
-from probing.models import ModelSource, SiteName, layer_numbers, site_of
+from probing.models import ModelSource, SiteName, site_of
 from probing.results import Table, layers_named, listed, read_csv
 from probing.runs import Result, Study, model_name
 from probing.runs.call import places, print_output_location, runs_folder, save_input_text, tracking
@@ -141,7 +141,6 @@ def fit(options: FitOptions) -> Run | None:
     config = configuration(options) | described(options.task, options.task_args)
     probe, wandb, say = options.probe_options, as_options(WandbOptions, options.wandb, "wandb"), messages(options.quiet)
     resolve_mode(wandb.mode)
-    layer_numbers(options.layer)
     cached, place = places(options.cache, options.runs, options.name)
     token_task, fixed = load_task(options.task, options.task_args), Covariate.of(options.control_for)
     selected = controls_of_call(options.controls, token_task, probe, options.trainer, options.mdl, options.control_for)
@@ -383,7 +382,6 @@ def extract(options: ExtractOptions) -> Path:
     """
     from probing.activations.source import ActivationSource, report_dropped_text
 
-    layer_numbers(options.layer)
     cached = cache_folder(options.cache, options.runs)
     say = messages(options.quiet)
     with quiet_libraries():

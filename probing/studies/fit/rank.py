@@ -20,11 +20,12 @@ from probing.cli.options import (
     as_options,
     configuration,
     figure_formats,
+    layer_numbers,
     option,
     rotation_problems,
 )
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
-from probing.models import from_the_end, layer_numbers, site_of, what_is_a_neuron
+from probing.models import from_the_end, site_of, what_is_a_neuron
 from probing.results import Row, Table, cells_table, layers_named, read_csv, read_rows, shown_table, write_csv
 from probing.runs import Result, Study, refuse_several, study_of
 from probing.runs.call import print_output_location, writable_folder
@@ -128,7 +129,6 @@ def rank(options: RankOptions) -> Rankings:
     sizes = _sizes(options.k)
     config, wandb = configuration(options), as_options(WandbOptions, options.wandb, "wandb")
     resolve_mode(wandb.mode)
-    layer_numbers(options.layer)
     if not options.folder:
         raise UserError("`rank` takes the folder of one finished run, such as runs/A.")
     run = load_fit_of_classes(config["folder"])

@@ -32,7 +32,7 @@ from probing.cli.options import (
     problems_of,
 )
 from probing.errors import UserError, as_clause, refuse
-from probing.models import layer_numbers, load_config, parse_layers, resolve_model
+from probing.models import load_config, parse_layers, resolve_model
 from probing.page.charts import option_words
 from probing.results import Schema, Type, cells_table, count, interval, read_trials, text, write_csv
 from probing.runs import Result, Study, refuse_several, study_of
@@ -143,7 +143,6 @@ class TrialOptions:
             given = self._checked(name, value)[top]
             options[top] = _put(options[top], inner, given) if inner else given
         refuse(list(problems_of(FitOptions(**options))))
-        layer_numbers(options["layer"])
         task = load_task(options["task"], options["task_args"] or {})
         if predicts_numbers(task):
             raise UserError(
