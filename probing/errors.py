@@ -66,8 +66,9 @@ def in_python(option: str, *value: Any) -> str:
     return f"`{'='.join([option, *words])}`"
 
 
-# Options in a message: with their value in backticks, and alone.
-_WITH_VALUE = re.compile(r"`--([a-z]\w*)((?:\.\w+)*)(?: ([^`]+))?`")
+# Options in a message: in backticks, of these each with its value, and alone.
+_TYPED = re.compile(r"(?<=`)--[a-z][^`]*(?=`)")
+_WITH_VALUE = re.compile(r"--([a-z]\w*)((?:\.\w+)*)(?: (?!--)(.+?))?(?: (?=--)|$)")
 _ALONE = re.compile(r"(?<![\w`-])--([a-z]\w*(?:\.\w+)*)")
 
 
@@ -76,15 +77,16 @@ def python_words(message: str) -> str:
 
     def argument(match: re.Match[str]) -> str:
         name, inner, value = match[1], match[2].split(".")[1:], match[3]
+        between = ", " if match.end() < len(match.string) else ""
         if value is None:
-            return f"`{name}{''.join(f'[{key!r}]' for key in inner)}`"
+            return f"{name}{''.join(f'[{key!r}]' for key in inner)}{between}"
         written = value.capitalize() if value in ("true", "false") else value
         text = written if re.fullmatch(r"True|False|-?[\d.]+(e-?\d+)?|\[.*\]", written) else repr(value)
         for key in reversed(inner):
             text = f"{{{key!r}: {text}}}"
-        return f"`{name}={text}`"
+        return f"{name}={text}{between}"
 
-    parts = _WITH_VALUE.sub(argument, message).split("`")
+    parts = _TYPED.sub(lambda typed: _WITH_VALUE.sub(argument, typed[0]), message).split("`")
     # Every other part is code, such as a whole command, which stays.
     return "`".join(part if i % 2 else _ALONE.sub(r"`\1`", part) for i, part in enumerate(parts))
 

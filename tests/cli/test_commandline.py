@@ -367,11 +367,13 @@ def test_a_notebook_shows_a_mistake_in_a_line_and_in_the_words_of_python(
     shell.history_manager.enabled = False
     shell.run_cell("from probing import UserError")
     shell.run_cell("raise UserError('`--layer 13`: it has 12; `--probe.l2 auto`, `--quiet` or --test_corpus do.')")
+    shell.run_cell("raise UserError('give `--task column --task_args.column ner`, or `probing fit --layer 3`.')")
     shell.atexit_operations()
     atexit.unregister(shell.atexit_operations)
     sys.displayhook, sys.excepthook = hooks
     assert capsys.readouterr().out.strip() == (
-        "UserError: `layer=13`: it has 12; `probe={'l2': 'auto'}`, `quiet` or `test_corpus` do."
+        "UserError: `layer=13`: it has 12; `probe={'l2': 'auto'}`, `quiet` or `test_corpus` do.\n"
+        "UserError: give `task='column', task_args={'column': 'ner'}`, or `probing fit --layer 3`."
     )
 
 
