@@ -121,15 +121,15 @@ def _available_columns(corpus: Corpus, requested: str) -> str:
         )
     # Neither the words nor, under a second name, the labels.
     all_rows = [*corpus.columns.values()]
-    columns = [
+    names = [
         name for name, rows in corpus.columns.items()
         if rows != corpus.words and not (name == "label" and all_rows.count(rows) > 1)
     ] or [*corpus.columns]  # fmt: skip
     keys = {name: f"{name} (with the keys {shortened(', '.join(of), 80)})" for name, of in corpus.keys.items() if of}
-    has = f"the corpus has {', '.join(keys.get(name, name) for name in columns)}"
-    known = [] if requested in _TASKS else [*columns, *chain.from_iterable(corpus.keys.values())]
-    annotated = [name for name in columns if name not in _OF_TREEBANKS]
-    name = next((name for name in _TASKS if name in columns), (annotated or columns)[-1])
+    has = f"the corpus has {', '.join(keys.get(name, name) for name in names)}"
+    known = [] if requested in _TASKS else [*names, *chain.from_iterable(corpus.keys.values())]
+    annotated = [name for name in names if name not in _OF_TREEBANKS]
+    name = next((name for name in _TASKS if name in names), (annotated or names)[-1])
     task = name if name in _TASKS else f"column --task_args.column {name}"
     by_key = ", or a key by `--task column --task_args.column KEY`" * bool(keys)
     has += did_you_mean(requested, known)
