@@ -145,9 +145,7 @@ class NeuronPage(Table):
 
 def page_of(run: Run, layer: int, neuron: int, n: int) -> NeuronPage:
     """Return the page of any neuron of a run of text, from the hidden states of its test tokens."""
-    layers, width = run.layers, width_of(run)
-    if layer not in layers:
-        raise UserError(f"`layer={layer}`: {run.folder} has {layers_named(layers)}.")
+    width = width_of(run)
     if neuron not in range(width):
         raise UserError(f"`neuron={neuron}`: layer {layer} of {run.folder} has the neurons 0 to {width - 1}.")
     if n not in range(1, MOST_TOKENS + 1):
@@ -178,10 +176,8 @@ class HiddenStates(NamedTuple):
     groups: NDArray[np.int64]
 
 
-def hidden_states_of(run: Run, layer: int | str, split: Split | None) -> HiddenStates:
+def hidden_states_of(run: Run, layer: int, split: Split | None) -> HiddenStates:
     """Return a run's examples in a layer from the cache, of one split or of all."""
-    if layer not in run.layers:
-        raise UserError(f"`layer={layer}`: {run.folder} has {layers_named(run.layers)}.")
     if split is not None and split not in get_args(Split):
         raise UserError(f"`split={split!r}`: expected train, validation or test, or none for all of them.")
     with quiet_libraries():

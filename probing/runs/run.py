@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.errors import UserError
+from probing.errors import UserError, in_python
 from probing.models import site_of, what_is_a_neuron
 from probing.results import (
     Html,
@@ -17,7 +17,6 @@ from probing.results import (
     element,
     joined,
     label_of_class,
-    layer_cells,
     layers_named,
     read_csv,
     with_named_layer,
@@ -125,11 +124,11 @@ class Run(Result):
         """Further description of each layer's first neurons, as in `profiles.csv`."""
         return self._further(PROFILES)
 
-    def neuron(self, layer: int, neuron: int, n: int = 10) -> NeuronPage:
+    def neuron(self, layer: int | str, neuron: int, n: int = 10) -> NeuronPage:
         """Return the page of a neuron; the hidden states are read from the cache, or extracted again.
 
         Args:
-            layer: Number of the layer.
+            layer: Number or name of the layer.
             neuron: Index of the neuron.
             n: Number of tokens at each end.
 
@@ -142,13 +141,13 @@ class Run(Result):
         """
         from probing.runs.predictions import page_of
 
-        return page_of(of_text(self), layer, neuron, n)
+        return page_of(of_text(self), self._numbered(layer), neuron, n)
 
     def hidden_states(self, layer: int | str, split: Split | None = None) -> HiddenStates:
         """Return the examples of the run from its cache, as its probes read them: for other tools, or for `probe`.
 
         Args:
-            layer: Number of the layer.
+            layer: Number or name of the layer.
             split: `train`, `validation` or `test`; by default all of them, in this order.
 
         Returns:
@@ -241,9 +240,14 @@ class Run(Result):
 
         return explained(self._probes(layer), texts, self.is_of_arrays, n)
 
-    def _numbered(self, layer: int | str) -> int | str:
-        """Return the run's layer of a number or a name; anything else unchanged."""
-        return next((known for known in self.layers if layer in layer_cells(known).values()), layer)
+    def _numbered(self, layer: int | str) -> int:
+        """Return the run's layer of a number, also as text, or of a name; -1 is the last, as of `--layer`."""
+        named = {str(k): known for k, known in enumerate(self.layers, -len(self.layers))}
+        named |= {str(int(known)): known for known in self.layers}
+        named |= {str(known): known for known in self.layers if isinstance(layer, str)}
+        if str(layer) not in named:
+            raise UserError(f"{in_python('layer', layer)}: {self.folder} has {layers_named(self.layers)}.")
+        return named[str(layer)]
 
     def _probes(self, layer: int | str | None = None) -> Probes:
         """Return the probes of all layers, or of a single layer."""
@@ -251,12 +255,9 @@ class Run(Result):
 
         weight = dict(zip(self.layers, self.weight, strict=True))
         if layer is not None:
-            layer = self._numbered(layer)
-            if layer not in weight:
-                raise UserError(f"`layer={layer}`: {self.folder} has {layers_named(list(weight))}.")
-        selected = weight if layer is None else {layer: weight[layer]}
+            weight = {(numbered := self._numbered(layer)): weight[numbered]}
         intercepts = {} if self.intercept is None else dict(zip(self.layers, self.intercept, strict=True))
-        return Probes(self.folder, self.config, self.results, selected, intercepts)
+        return Probes(self.folder, self.config, self.results, weight, intercepts)
 
     @property
     def split_by(self) -> GroupBy:
@@ -276,11 +277,9 @@ class Run(Result):
         """Return the first `n` neurons of a layer, by number or name, ranked by contribution or centred contribution.
 
         Raises:
-            ValueError: If the run does not have that layer.
+            UserError: If the run does not have that layer.
         """
         layer = self._numbered(layer)
-        if layer not in self.layers:
-            raise ValueError(f"layer {layer} is not in {self.folder}, which has {', '.join(map(str, self.layers))}")
         ranked_rows = ordered([row for row in self.neurons if row["layer"] == layer], by)
         return Table(ranked_rows[:n], self.neurons.schema)
 

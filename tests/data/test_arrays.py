@@ -327,7 +327,7 @@ def test_other_arrays_are_predicted_by_their_names_in_any_order() -> None:
         UserError, match=rf"layer other is not in .*, which has {LATE}, {EARLY}; give a dict of layer name"
     ):
         run.predict({"other": FIRST})
-    with pytest.raises(UserError, match=rf"`layer=other`: .* has layers {LATE} and {EARLY}"):
+    with pytest.raises(UserError, match=rf"`layer=\"other\"`: .* has layers {LATE} and {EARLY}"):
         run.explain(NAMED, layer="other")
 
 

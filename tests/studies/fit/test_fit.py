@@ -323,8 +323,11 @@ def test_loaded_runs_are_lists_of_dicts_and_look_like_tables(run: Run) -> None:
     assert isinstance(loaded.neurons[0]["contribution"], float)
     assert "Test accuracy by layer" in repr(loaded)
     assert loaded._repr_html_().count("<table>") == 2
-    with pytest.raises(ValueError, match=r"layer 9 is not in .*, which has 0, 1, 2, 3"):
-        loaded.top(9)
+    assert loaded.top("3") == loaded.top(-1) == loaded.top(3) != loaded.top(2)
+    for layer, typed in ((9, "9"), (-5, "-5"), ("six", '"six"')):
+        for method in (loaded.top, loaded.hidden_states, lambda layer: loaded.neuron(layer, 0)):
+            with pytest.raises(UserError, match=f"`layer={typed}`: .* has layers 0 to 3"):
+                method(layer)
 
 
 @pytest.mark.parametrize("layer", [[0], [0, 1, 2, 3]])
