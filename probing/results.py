@@ -693,7 +693,12 @@ class Table(list[dict[str, Any]]):
         Args:
             holds: A function of a row.
             values: The value of each named column; of several in a tuple, one.
+
+        Raises:
+            UserError: If the table has rows and no such column.
         """
+        for name in values:
+            self.column(name)  # is refused if there is none
         choices = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
         return self._with(
             row

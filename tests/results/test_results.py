@@ -367,6 +367,8 @@ def test_rows_are_selected_by_values_and_by_a_function() -> None:
 
 @pytest.mark.parametrize("access", [lambda table: table["accuracies"], lambda table: table.column("accuracies")])
 def test_a_column_that_is_not_there_is_refused_with_those_that_are(access: Callable[[Table], Any]) -> None:
+    with pytest.raises(UserError, match=r"no column `layr`: expected one of condition, layer"):
+        accuracies().where(layr=2)
     with pytest.raises(UserError, match=r"no column `accuracies`: expected one of condition, layer, .*to_pandas"):
         access(accuracies())
 
