@@ -133,7 +133,7 @@ STUDIES.update({
 # Functions that the methods of results call.
 ACTIONS.update({
     "report": "probing.commands:report",
-    "export": "probing.exports.formats:export_result",
+    "export": "probing.exports.formats:export",
     "card": "probing.exports:card",
     "push": "probing.exports:push",
     "chart_html": "probing.page.charts:chart_html",

@@ -9,13 +9,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from probing.data.examples import Examples
-from probing.errors import UserError, as_clause
+from probing.errors import UserError, as_clause, did_you_mean
 from probing.heads.examples import Example, read_examples
 from probing.models import site_of
 from probing.page.charts import labels
@@ -27,7 +28,7 @@ from probing.runs.predictions import sides_and_text
 from probing.runs.run import Run, of_text
 from probing.runtime import package_version, quiet_libraries
 from probing.runtime.files import replacing_folder
-from probing.tables.figures import with_title, write_drawings
+from probing.tables.figures import write_drawings
 from probing.tables.probes import accuracies_table
 from probing.text import Corpus
 from probing.text.tasks import label_name
@@ -291,6 +292,10 @@ def export_result(result: Result, format: str, path: str | Path | None = None, *
         UserError: If the format is unknown or does not suit the results, or the folder cannot be written.
     """
     writer = _format_of(format)
+    known = [*signature(writer.write).parameters][2:]
+    if unknown := [name for name in how if name not in known]:
+        near = did_you_mean(unknown[0], known)
+        raise UserError(f"`export`: `{unknown[0]}` is not an option of `{format}`{near}; leave it out.")
     if writer.commands and result.study.name not in writer.commands:
         raise UserError(
             f"`export`: `{format}` is of a run of {listed([f'`{name}`' for name in writer.commands], 'or')}, and "
@@ -360,7 +365,7 @@ def _format_of(format: str) -> _Format:
 def _new_folder(folder: Path) -> Iterator[tuple[Path, Path]]:
     """Yield a temporary folder that then replaces an earlier export, and the folder; refuse what is no export."""
     if folder.exists() and not (folder / ABOUT).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"`export`: `{folder}` holds something else; name a new folder with `path`.")
+        raise UserError(f"`export`: `{folder}` holds something else; name a new folder.")
     try:
         with replacing_folder(folder) as partial:
             yield partial, folder
@@ -378,13 +383,8 @@ def _write_about(folder: Path, format: str, run: str | list[str], about: Mapping
 def _write_figures(
     result: Result, folder: Path, only: str | None = None, title: str | None = None, formats: Sequence[str] = ("pdf",)
 ) -> dict[str, Any]:
-    drawings = result.drawings(only or "")
-    if title and len(drawings) > 1:
-        raise UserError(
-            f"`--title`: there are {len(drawings)} figures ({listed(list(drawings))}); name one with `--only`."
-        )
-    titled = drawings if title is None else {name: with_title(draw, title) for name, draw in drawings.items()}
-    return {"figures": [path.name for path in write_drawings(folder, titled, formats)]}
+    drawings = result.drawings(only or "", title)
+    return {"figures": [path.name for path in write_drawings(folder, drawings, formats)]}
 
 
 def _write_csv(result: Result, folder: Path) -> dict[str, Any]:

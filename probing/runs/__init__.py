@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar
 
-from probing.errors import UserError
+from probing.errors import UserError, did_you_mean, flag
 from probing.models import site_in_names, site_of
 from probing.registry import ACTIONS, STUDIES, load
 from probing.results import (
@@ -20,13 +20,14 @@ from probing.results import (
     View,
     as_in_terminal,
     check_columns,
+    count,
     element,
     listed,
     read_rows,
 )
 from probing.runs.folder import read_json, read_yaml, reading
 from probing.runtime.processes import launched
-from probing.tables.figures import Chart, Drawings, Figures, chart_drawings
+from probing.tables.figures import Chart, Drawings, Figures, chart_drawings, with_title
 
 
 class Result:
@@ -88,40 +89,44 @@ class Result:
         page: Path = write(output=None if output is None else str(output))
         return page
 
-    def plot(self, name: str = "") -> Figures:
+    def plot(self, name: str = "", title: str | None = None) -> Figures:
         """Return the figures of the results, drawn with matplotlib, which a notebook shows.
 
         Args:
             name: Name of a figure, as its file is called; all of them by default.
+            title: Title of the figure in place of its own; empty for none.
 
         Raises:
             UserError: If the results have no such figure.
         """
-        return Figures(self.drawings(name))
+        return Figures(self.drawings(name, title))
 
-    def drawings(self, name: str = "") -> Drawings:
+    def drawings(self, name: str = "", title: str | None = None) -> Drawings:
         """Return what draws each figure, or the figure of a name, by name; errors as `plot`."""
         with reading(self.folder):
             drawings = self.study.all_drawings(self)
-        if not name:
-            return drawings
-        if name not in drawings:
+        if name and name not in drawings:
             known = f"expected one of {', '.join(drawings)}" if drawings else "its tables can draw none"
-            raise UserError(f"`plot`: `{self.folder}` has no figure `{name}`; {known}.")
-        return {name: drawings[name]}
+            near = did_you_mean(name, drawings)
+            raise UserError(f"`{self.folder}` has no figure `{name}`{near}; {known}.")
+        drawings = {name: drawings[name]} if name else drawings
+        if title and len(drawings) > 1:
+            raise UserError(f"{flag('title')}: there are {len(drawings)} figures ({listed([*drawings])}); name one.")
+        return drawings if title is None else {key: with_title(draw, title) for key, draw in drawings.items()}
 
-    def export(self, format: str, path: str | Path | None = None) -> Path:
+    def export(self, format: str, path: str | Path | None = None, **how: Any) -> Path:
         """Write the results in the format of another program, all files or none, and return their folder.
 
         Args:
             format: `parquet`, `latex` or `csv`: a file for each table; `figures`: the figures as PDF; also
                 `neuronpedia` for a run of `fit`, and `headvis` for a run of `attention`.
             path: The folder; `exports/FORMAT` in the folder of the results by default. An earlier export is replaced.
+            how: Further arguments of `probing.export`, such as `title` and `model_name` of figures.
 
         Raises:
             UserError: If these results have no such format, or the folder cannot be written.
         """
-        folder: Path = load(ACTIONS["export"])(self, format, path)
+        folder: Path = load(ACTIONS["export"])([self], format, path, **how)
         return folder
 
     def card(self) -> str:
@@ -308,7 +313,10 @@ def with_names(
     """
     names = split_names(model_name)
     if names and len(names) != len(results):
-        raise UserError(f"`--model_name`: {len(names)} names are given for {len(results)} folders; give one for each.")
+        raise UserError(
+            f"`--model_name`: {count(len(names), 'name')} for {count(len(results), 'folder')}; give one for each "
+            "(`compare --model_name` names the runs of a comparison)."
+        )
     if names and (unnamed := [result.folder for result in results if not result.config.get("model")]):
         raise UserError(f"`--model_name`: `{unnamed[0]}` is of no single model; leave it out.")
     if label_name and (unlabelled := [result.folder for result in results if result.study.name != "fit"]):

@@ -110,7 +110,7 @@ def test_latex_of_several_runs_has_their_accuracies_side_by_side_under_the_names
     assert (tmp_path / "tex" / "other" / "accuracy.tex").is_file()
     assert probing.export([made, other], "latex").name == f"export-latex-{made.folder.name}-other"
     for names, more in (("BERT", ()), ("a,b,c", (other,))):
-        with pytest.raises(UserError, match="--model_name"):
+        with pytest.raises(UserError, match=r"--model_name.*(leave it out|3 names for 2 folders; .*`compare)"):
             probing.export([made, *more], "latex", tmp_path / "no", names)
 
 
@@ -125,16 +125,26 @@ def test_figures_are_drawn_again_with_other_names_and_shown(made: Run, tmp_path:
     assert ">BERT: linear probe of place<" in renamed
     assert ">Where it lives<" in titled
     assert "linear probe" not in titled
-    with pytest.raises(UserError, match="`--title`: there are 5 figures"):
-        probing.export([made], "figures", tmp_path / "all", title="Where it lives")
+    for act in (lambda **how: probing.export([made], "figures", tmp_path / "all", **how), made.plot):
+        with pytest.raises(UserError, match="`--title`: there are 5 figures"):
+            act(title="Where it lives")
     plots = made.plot()
     assert {*plots.names} == {path.stem for path in (made.folder / "figures").glob("*.png")}
     with rendered():
         assert plots._repr_html_().count("<img ") == len(plots)
     (accuracy,) = made.plot("accuracy")
     assert accuracy.get_suptitle() == "tiny-bert: linear probe of position"
+    (accuracy,) = made.plot("accuracy", title="Where it lives")
+    assert accuracy.get_suptitle() == "Where it lives"
     with pytest.raises(UserError, match="has no figure `curve`; expected one of accuracy, "):
         made.plot("curve")
+    with pytest.raises(UserError, match=r"has no figure `acuracy` \(did you mean `accuracy`\?\); expected"):
+        made.export("figures", tmp_path / "all", only="acuracy")
+    with pytest.raises(UserError, match="`only` is not an option of `latex`; leave it out"):
+        probing.export([made], "latex", tmp_path / "all", only="accuracy")
+    with rendered():
+        assert made.export("figures", tmp_path / "figures", **named, **of_accuracy) == folder
+    assert (folder / "accuracy.svg").read_text(encoding="utf-8") == renamed
 
 
 def test_neuronpedia_has_the_activations_of_all_tokens_of_the_sentences(made: Run, tmp_path: Path) -> None:
