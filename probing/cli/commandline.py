@@ -13,7 +13,7 @@ from functools import wraps
 from inspect import signature
 from os import PathLike, fspath
 from textwrap import fill
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args
 
 from probing.cli.arguments import (
     COMMANDS_ELSEWHERE,
@@ -119,6 +119,11 @@ def _without_problems(options: _Options) -> _Options:
 def _keywords(command: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Return the converted arguments of a call; unknown arguments raise TypeError, which also names wrong values."""
     public = signature(command)
+    first, second = [*public.parameters, "", ""][:2]
+    is_text = len(args) > 1 and isinstance(args[1], str | PathLike)
+    if first in WORDS and is_text and str not in get_args(option_types(command)[second]):
+        folders = ", ".join(repr(fspath(arg)) for arg in args if isinstance(arg, str | PathLike))
+        raise UserError(f"`{command.__name__}` takes {first} as a list: `{command.__name__}([{folders}])`.")
     problems = [
         f"got an unexpected keyword argument {name!r}{suggest(name, option_types(command), command.__name__)}"
         for name in keywords

@@ -122,6 +122,11 @@ def test_what_cannot_be_is_refused_in_one_sentence_before_any_work(
     assert nothing_written(folder)
 
 
+def test_several_folders_are_a_list(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"^`compare` takes folders as a list: `compare\(\['runs/A', 'runs/B'\]\)`\.$"):
+        compare("runs/A", Path("runs/B"))  # type: ignore[arg-type]
+
+
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_an_argument_that_does_not_exist_is_a_mistake_of_the_program(quick: Fit) -> None:
     with pytest.raises(
