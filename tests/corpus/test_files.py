@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from probing.builtin_tasks.column import Label
+from probing.builtin_tasks.column import ColumnTask, Label
 
 from conftest import BARE
 from probing import WandbOptions, fit
@@ -528,6 +528,10 @@ def test_conll_of_ten_columns_is_a_treebank(tmp_path: Path) -> None:
     corpus = read(tmp_path / "a.conll", text)
     assert corpus.columns["upos"] == (("DET", "NOUN"), ("DET", "NOUN"))
     assert corpus.documents == (0, 1)
+    path = tmp_path / "keys.conllu"
+    path.write_text(text.replace("det\t_\t_", "det\t_\tSpaceAfter=No|NER=O"), encoding="utf-8")
+    reading = load_corpus(str(path), column_of=ColumnTask(column="NER").column_of).reading
+    assert reading == 'word = column form, label = NER of column misc ("The" O), 2 sentences, 4 words, 1 label'
 
 
 def test_labels_that_are_not_used_are_said(
