@@ -56,11 +56,6 @@ USUAL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ablate")
-
-
 def ablated(place: Path, model: Path, corpus: Path, **options: Any) -> Result:
     own = {"retrain": 0, "runs": str(place / "runs"), **USUAL, **options}
     made = ablate(model=str(model), corpus=str(corpus), **own)
