@@ -84,17 +84,22 @@ RANKING: Sentences = {
 
 COMPARE: Sentences = {
     "everywhere": (
-        "{subject} among the first {top} of every run at the same relative depth.",
-        "There are no probes of shuffled labels.",
+        "{subject} among the first {top} of every run at the same relative depth, summed over {layers}{distinct}; for "
+        "unrelated rankings, {chance_mean} are on average (no test, since layers share neurons).",
+        "There are no probes of shuffled labels. Layers with the flag `uninformative` do not count.",
     ),
     "everywhere_by_chance": (
-        "{subject} among the first {top} of every run at the same relative depth; with shuffled labels, {mean} are on "
-        "average ({low} to {high}; p = {p:.2g}).",
+        "{subject} among the first {top} of every run at the same relative depth, summed over {layers}{distinct}; with "
+        "shuffled labels, {chance_mean} are on average ({chance_low} to {chance_high}; p = {p:.2g}).",
         "There are such probes.",
+    ),
+    "everywhere_distinct": (
+        " ({n} distinct neurons of the first run)",
+        "Part of the two before: some neuron is there in several layers.",
     ),
     "everywhere_beyond": (
         "{n} of them {verb} there in at most {share:.0%} of the draws of shuffled labels.",
-        "All rankings are to be read; counted are neurons without `no-signal` that few draws have at the top.",
+        "Counted are neurons without `no-signal` that few draws have at the top.",
     ),
     "unread_run": (
         "{label}: ignore {layers}, where the probe is not shown to predict better than a constant answer: its ranking, "
@@ -135,10 +140,17 @@ COMPARE: Sentences = {
         "In each such pair of layers, one has the flag `uninformative`.",
     ),
     "agreement": (
-        "in layers of the same relative depth, {shared} of the first {top} neurons are in common ({chance} by chance; "
-        "above it in {n_overlap} of {pairs} of layers), and Spearman's correlation of the rankings is {values} (above "
-        "chance in {n_spearman})",
+        "in {pairs} of layers of the same relative depth{left_out}, {shared} of the first {top} neurons are in common "
+        "({chance} by chance in one pair taken alone; above chance in {n_overlap} of {n}, corrected for {tested} of "
+        "layers), and Spearman's correlation of the rankings is {values} (above chance in {n_spearman} of {n}, "
+        "corrected)",
         f"Part of the first three; above chance is p ≤ {ALPHA}, corrected for all pairs of layers.",
+    ),
+    "other_depths": (
+        "Of the {n} pairs of layers of other relative depths, {a} and {b} have more of the first neurons in common "
+        "than by chance in {n_overlap}{shared}, and a higher Spearman's correlation in {n_spearman} (p ≤ {share}, "
+        "corrected for {tested} of layers).",
+        "Some such pair, without layers with the flag `uninformative`, is above chance.",
     ),
 }
 
@@ -261,12 +273,17 @@ NOTES: Sentences = {
         "`compare`.",
     ),
     "note_of_chance": (
-        "by chance: 95% of what {null} give; p: that they give such a Spearman, corrected for all pairs of layers",
+        "by chance: 95% of what {null} give in one pair of layers; p: that they give as much, corrected for all pairs",
         "`compare`; what chance is, is the column `null` of `agreement.csv`.",
     ),
     "note_of_match": (
         "match: correlation of matched neurons on other sentences; CKA: likeness of the whole layers (linear)",
         "`compare`.",
+    ),
+    "note_of_unread": ("{mark} uninformative: no evidence, and left out of the sentences", "`compare`."),
+    "note_of_matches": (
+        "{mark} correlates no more than by chance: {n} of {of} matches",
+        "`compare`, under the first neurons and their matches.",
     ),
     "chosen_penalty": (
         "Penalty: l2 {l2:.1e}{for_all}, chosen for the {what} of validation tokens ({measured:.4f}{unit}; {near}).",

@@ -530,7 +530,8 @@ def scored(top: Sequence[int]) -> Array:
 
 
 def by_index(n_layers: int) -> RunPair:
-    return RunPair([], np.broadcast_to(np.arange(6), (n_layers, n_layers, 6)), True)
+    rows = [{"statistic": "overlap", "layer_a": i, "layer_b": i, "chance": 0.5} for i in range(n_layers)]
+    return RunPair(rows, np.broadcast_to(np.arange(6), (n_layers, n_layers, 6)), True)
 
 
 def test_neurons_of_every_top_are_listed_with_their_ranks_in_layers_of_one_depth() -> None:
@@ -542,7 +543,11 @@ def test_neurons_of_every_top_are_listed_with_their_ranks_in_layers_of_one_depth
         "c rank": 1, "no_signal": "",
     }  # fmt: skip
     assert found.chance is None
-    assert found.summary() == {"n_neurons": 3}
+    assert found.summary()["n_neurons"] == 3
+    unread = top_everywhere(runs, {1: by_index(2), 2: by_index(2)}, 2, {("c", 0)})
+    assert [row["layer"] for row in unread.rows] == [1]
+    # Of two neurons of the first, each of the others has a half by chance.
+    assert unread.summary() == {"n_neurons": 1, "n_layers": 1, "chance_mean": 2 * 0.5 * 0.5}
 
 
 def test_matched_neurons_are_followed_and_those_without_a_partner_left_out() -> None:

@@ -47,8 +47,10 @@ from probing.studies.compare.tables import (
     everywhere_sentence,
     everywhere_tables,
     neurons_tables,
+    other_depths_lines,
     sites_lines,
     unpaired_lines,
+    unread_layers,
     unread_lines,
     verdicts,
 )
@@ -153,7 +155,8 @@ def compare(options: CompareOptions) -> Result:
                 )
         with stage("agreement of pairs of runs"):
             pairs = pairs_of(opened, ranked, extract, options.matching, options.assignment, options.top, options.seed)
-        common = top_everywhere(ranked, {j: pair for (i, j), pair in pairs.items() if i == 0}, options.top)
+        unread = unread_layers({finished.label: finished.run.accuracy for finished in opened})
+        common = top_everywhere(ranked, {j: pair for (i, j), pair in pairs.items() if i == 0}, options.top, unread)
 
         stem = "compare-" + "-".join(dict.fromkeys(finished.source.short_name for finished in opened))
         folder = RunFolder(call.place, options.name, stem[:120])
@@ -192,14 +195,15 @@ def _summary_lines(opened: Sequence[Any], rows: Sequence[Row], common: Any, top:
     from probing.tables.evidence_sentences import say
 
     accuracy_of_run = {finished.label: finished.run.accuracy for finished in opened}
-    unread = unread_lines(accuracy_of_run)
     few = few_sentences(min(finished.run.results["n_sentences"]["test"] for finished in opened))
+    everywhere = everywhere_sentence(common.rows, common.summary(), top)
     return [
+        *other_depths_lines(rows, unread_layers(accuracy_of_run), top),
         accuracy_sentence(accuracy_of_run),
-        *sites_lines({finished.label: site_of(finished.run.config) for finished in opened}),
-        everywhere_sentence(common.rows, common.summary(), top, is_evidence=not unread),
+        *([everywhere] if everywhere else []),
+        *unread_lines(accuracy_of_run),
         *unpaired_lines(rows),
-        *unread,
+        *sites_lines({finished.label: site_of(finished.run.config) for finished in opened}),
         say("basis_compared", n=BASES),
         *([few] if few else []),
     ]
@@ -321,19 +325,23 @@ class Compare(Study):
 
     def _tables(self, result: Result) -> tuple[list[Any], list[Any]]:
         """Return the tables of rankings that are shown, and those that are shown with `--verbose`."""
-        agreement = agreement_tables(result.agreement, result.config["top"])
+        agreement = self._agreement_tables(result)
         neurons = neurons_tables(result.neurons, result.results["shown_layers"])
         accuracies = accuracy_tables(result.accuracies)
         if len(agreement) > 1:
             agreement, accuracies = accuracies, agreement
         return [*agreement, *neurons[:1]], [*accuracies, *neurons[1:], *everywhere_tables(result.top_everywhere)]
 
+    def _agreement_tables(self, result: Result) -> list[Any]:
+        unread = unread_layers(result.accuracies.by("model"))
+        return agreement_tables(result.agreement, result.config["top"], unread)
+
     def printed(self, result: Result) -> Mapping[str, Sequence[Any]]:
         """Return the tables of rankings that the terminal shows, of all pairs of runs."""
         if self.is_of_recipes(result):
             return {}
         return {
-            "agreement": agreement_tables(result.agreement, result.config["top"]),
+            "agreement": self._agreement_tables(result),
             "accuracies": accuracy_tables(result.accuracies),
             "neurons": neurons_tables(result.neurons, result.results["shown_layers"]),
         }

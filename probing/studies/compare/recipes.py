@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -183,7 +183,7 @@ def _by_cluster(label: str, run: Result, answers: TunedAnswers) -> Tunings:
 
 def recipes_of(tunings: Sequence[Tunings]) -> list[dict[str, Any]]:
     """Return the rows of `recipes.csv`: each pair of runs, from each common start; without any, raise UserError."""
-    pairs = list(combinations(tunings, 2))
+    pairs = list(itertools.combinations(tunings, 2))
     rows = []
     for a, b in pairs:
         starts = [start for start in a.right if start in b.right]
@@ -263,35 +263,45 @@ def _results(tunings: Sequence[Tunings], first: Result) -> dict[str, Any]:
 class Common:
     """Neurons of the first run that are, with their partners, in the top k of every run.
 
-    `chance` is their number when the ranking of a run is replaced by a ranking under shuffled labels, and the share of
-    such rankings with at least as many; None without such rankings.
+    `n_layers` counts the compared layers of the first run. `chance` is the number of neurons when the ranking of a run
+    is replaced by a ranking under shuffled labels, and the share of such rankings with at least as many; None without
+    such rankings. `expected` is the number of neurons for unrelated rankings.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
+    n_layers: int = 0
+    expected: float = 0.0
     chance: Chance | None = None
 
     def summary(self) -> dict[str, Any]:
         """Return the number of neurons and its value under chance, as in `results.json`."""
-        by_chance = self.chance._asdict() if self.chance else {}
-        return {"n_neurons": len(self.rows), **{f"chance_{name}": value for name, value in by_chance.items()}}
+        by_chance = self.chance._asdict() if self.chance else {"mean": self.expected}
+        return {
+            "n_neurons": len(self.rows), "n_layers": self.n_layers,
+            **{f"chance_{name}": value for name, value in by_chance.items()},
+        }  # fmt: skip
 
 
-def top_everywhere(ranked: Sequence[Ranked], pairs: Mapping[int, RunPair], k: int) -> Common:
+def top_everywhere(
+    ranked: Sequence[Ranked], pairs: Mapping[int, RunPair], k: int, unread: Collection[tuple[str, int]] = ()
+) -> Common:
     """Return the neurons that are in the top k of every run, in layers of the same relative depth.
 
     A neuron's p-value in a run is the share of the run's rankings under shuffled labels that also have it in the top,
     the true ranking included; the maximum over the runs is reported. `pairs` compares the first run with each other
-    run.
+    run. Layers with a layer of the same relative depth in `unread` (label, layer), or without one, are left out.
     """
+    compared = [_compared_layers(ranked, i) for i in range(len(ranked[0].layers))]
+    read = np.array([len(of) == len(ranked) and not {*of} & {*unread} for of in compared], dtype=bool)
     at_top = [_of_first(ranked, pairs, run, ranked[run].scores[:, None], k)[:, 0] for run in range(len(ranked))]
-    everywhere = np.all(at_top, axis=0)
+    everywhere = np.all(at_top, axis=0) & read[:, None]
     nulls, p_values = [], np.zeros(everywhere.shape)
     for run, ranking in enumerate(ranked):
         if ranking.shuffled is None:
             continue
         drawn = _of_first(ranked, pairs, run, ranking.shuffled, k)
         others = np.all([mask for other, mask in enumerate(at_top) if other != run], axis=0)
-        nulls.append((drawn & others[:, None]).sum((0, 2)))
+        nulls.append((drawn & (others & read[:, None])[:, None]).sum((0, 2)))
         p_values = np.maximum(p_values, (1 + drawn.sum(1)) / (1 + drawn.shape[1]))
     rows = [
         _row(ranked, pairs, layer, neuron) | ({"p_value": float(p_values[layer, neuron])} if nulls else {})
@@ -299,7 +309,27 @@ def top_everywhere(ranked: Sequence[Ranked], pairs: Mapping[int, RunPair], k: in
         for neuron in np.argsort(neuron_ranks(ranked[0].scores[layer]), kind="stable")[:k]
         if everywhere[layer, neuron]
     ]
-    return Common(rows, label_chance(len(rows), np.array(nulls, dtype=np.float64)) if nulls else None)
+    expected = sum(_expected(pairs, [layer for _, layer in of], k) for of in itertools.compress(compared, read))
+    by_labels = label_chance(len(rows), np.array(nulls, dtype=np.float64)) if nulls else None
+    return Common(rows, int(read.sum()), expected, by_labels)
+
+
+def _compared_layers(ranked: Sequence[Ranked], i: int) -> list[tuple[str, int]]:
+    """Return the label and layer of each run at the relative depth of a layer of the first run."""
+    first = ranked[0]
+    partners = [(other, first.aligned(other).get(i)) for other in ranked[1:]]
+    return [(first.label, first.layers[i]), *((of.label, of.layers[j]) for of, j in partners if j is not None)]
+
+
+def _expected(pairs: Mapping[int, RunPair], layers: Sequence[int], k: int) -> float:
+    """Return how many of the first k neurons unrelated rankings have in common in these layers, one of each run."""
+    shares = [
+        row["chance"]
+        for pair, layer in zip(pairs.values(), layers[1:], strict=True)
+        for row in pair.rows
+        if (row["statistic"], row["layer_a"], row["layer_b"]) == ("overlap", layers[0], layer)
+    ]
+    return float(k * np.nan_to_num(np.prod(shares))) if len(shares) == len(pairs) else 0.0
 
 
 def _of_first(
