@@ -125,7 +125,8 @@ _OF_NEURONS = (
     "eta_squared", "eta_squared_z", "within_covariate_eta_squared",
 )  # fmt: skip
 _FIRST_LEFT_OUT = (
-    "share", "eta_squared_z", "ratio", "rank_low", "within_covariate_eta_squared", "head", "feature",
+    "share", "eta_squared_z", "ratio", "rank_low", "within_covariate_eta_squared", "head", "feature", "eta_squared",
+    "contribution",
 )  # fmt: skip
 # What the headings of the table of accuracies mean.
 _MEANINGS = {
@@ -237,9 +238,10 @@ def layers_table(accuracy: Sequence[Row], neurons: Sequence[Row], by: Order = "c
     controls, score = controls_of(accuracy), score_of(accuracy[0])
     with_f1 = any(are_unequal(row) for row in accuracy)
     title = f"Layers: test {score.words} of the probe and of its controls, and its first neurons"
-    # What the task may be confused with stays longest.
+    # What the task may be confused with stays longest, and what always the most frequent class gives still longer.
     least = sorted(controls, key=lambda name: name in ("token", "covariate"))
-    table = plain_table(title, leave_out=tuple(controls[name] for name in least))
+    leave_out = (*(controls[name] for name in least if name != "majority"), "first neurons", "macro F1")
+    table = plain_table(title, leave_out)
     beside = ["macro F1"] * with_f1 + [*controls.values()]
     for heading in ("layer", score.words, RANGE, *beside, "first neurons", "unflagged"):
         table.add_column(heading, justify="left" if heading == "first neurons" else "right")
@@ -283,8 +285,7 @@ def neurons_table(
     table = shown_table(
         NEURONS, rows, f"Layer {rows[0]['layer']}: neurons by {order} to {score.contribution}", names,
         cells={
-            "rank_low": _rank_range, "neuron": neuron_name, "contribution_centred": _centred,
-            "cross_entropy_without": _without,
+            "neuron": neuron_name, "contribution_centred": _centred, "cross_entropy_without": _without,
         },
         leave_out=[name for name in _FIRST_LEFT_OUT if name in rows[0]],
     )  # fmt: skip
@@ -330,10 +331,6 @@ def heads_table(rows: Sequence[Row]) -> Any:
 
 def _is_far(row: Row) -> bool:
     return bool(abs(row["mean"]) > FAR * row["sd"] and row["flag"] != "dead")
-
-
-def _rank_range(row: Row) -> str:
-    return f"{row['rank_low']}-{row['rank_high']}"
 
 
 def _centred(row: Row) -> str:
@@ -416,15 +413,10 @@ def accuracies_table(accuracy_of_run: Mapping[str, Rows]) -> Any:
         body.append([str(layer), *(cell for pair in cells for cell in pair)])
     words = " and ".join(dict.fromkeys(score.words for score in scores.values()))
     table = cells_table(f"{capitalised(words)} of the probes of each run by layer", headings, body)
-    constant = {
-        label: f"{rows[0]['majority_accuracy']:.3f}"
-        for label, rows in accuracy_of_run.items()
-        if "majority_accuracy" in rows[0]
-    }
-    if constant:
-        named = (
-            [*constant.values()][:1] if len({*constant.values()}) == 1 else [" ".join(of) for of in constant.items()]
-        )
+    known = {label: rows[0] for label, rows in accuracy_of_run.items() if "majority_accuracy" in rows[0]}
+    if known:
+        constant = {label: f"{row['majority_accuracy']:.3f}" for label, row in known.items()}
+        named = [*map(" ".join, constant.items())] if len({*constant.values()}) > 1 else [*constant.values()][:1]
         table.caption, table.caption_justify = f"always predicting the most frequent class: {', '.join(named)}", "left"
     return table
 
