@@ -41,15 +41,17 @@ RANKING: Sentences = {
         "The same, where more rotations do.",
     ),
     "layers_favour_neurons": (
-        "{Layers} {favour} neurons: in layer {layer}, the {first} {share:.1%}, {directions} at "
-        "most {highest:.1%} ({n} rotations).",
-        "The same in several layers, with the numbers of the last of those that favour neurons.",
+        "Neurons are favoured in {layers}: {example}the {first} {share:.1%}, {directions} at most {highest:.1%} ({n} "
+        "rotations).",
+        "The same in several layers, with the numbers of the layer shown, or of the last of those that favour neurons.",
     ),
     "layers_favour_no_neurons": (
-        "{Layers} {favour} neurons: in layer {layer}, the {first} {share:.1%}, {directions} "
-        "{lowest:.1%} to {highest:.1%} ({n} rotations).",
-        "The same in several layers, where more rotations do, with the numbers of the first of them.",
+        "Neurons are not favoured in {layers}: {example}the {first} {share:.1%}, {directions} {lowest:.1%} to "
+        "{highest:.1%} ({n} rotations).",
+        "The same in several layers, where more rotations do, with the numbers of the layer shown, or of the first of "
+        "them.",
     ),
+    "example_layer": ("in layer {layer}, for example, ", "Part of the two before: they are of several layers."),
     "layers_none_above": (
         "In {layers} no neuron contributes more than {direction}: none may be said to carry {task} there.",
         "The same in several layers: `n_above` is 0.",
@@ -114,6 +116,10 @@ COMPARE: Sentences = {
     "accuracy_of_runs": (
         "Test accuracy is highest {accuracies}.",
         "Always; of equal accuracies, the last layer.",
+    ),
+    "site": (
+        "In {label}, a neuron is a {neuron}.",
+        "They are not of the residual stream in some run (also `rank`).",
     ),
     "basis_compared": (
         "Rankings are of the bases of these runs. Where neurons are matched by correlation, chance is that of {n} "
@@ -334,7 +340,7 @@ _WHOLE_LAYER: Sentences = {
         "has a neuron with q < .001 and is below the majority class, or below 0 in R².",
     ),
     "unread_layers": (
-        "Do not read the rankings of {layers}: their probes are not shown to be better than a constant answer.",
+        "Do not read the ranking of {layers}: the probe is not shown to be better than a constant answer there.",
         "Flag `uninformative` in some of several layers.",
     ),
     "leading": (
@@ -388,7 +394,7 @@ _PARTS: Sentences = {
         "Sentences of a corpus.",
     ),
     "explained": (
-        "{task} explains {share:.1%} of its variance beyond chance (z = {z:.0f})",
+        "the label explains {share:.1%} of its variance beyond chance (z = {z:.0f})",
         "Part of sentences that need a share of variance that is significant at a false discovery rate of 1%.",
     ),
     "one_rank": (" (rank {rank} in all bootstraps)", "There were bootstraps."),
@@ -428,7 +434,7 @@ _NEURON: Sentences = {
         "is not significant at a false discovery rate of 1% over the layer.",
     ),
     "carries_some": (
-        "This overstates it: {centred}. Still, {explained}: it carries some {task}.",
+        "This overstates it: {centred}. Still, {explained}: it carries {task} in part.",
         f"Flag `offset` without `no-signal`; {_CORRECTED}.",
     ),
     "varies_though_offset": (
@@ -463,7 +469,7 @@ _BESIDE: Sentences = {
         "The 95% interval of the difference to the control `token` is not above 0.",
     ),
     "covariate_too": (
-        "Within values of {covariate} it varies with {task}, too: {task} explains {share:.1%} of its remaining "
+        "Within values of {covariate} it varies with {task}, too: the label explains {share:.1%} of its remaining "
         "variance (q = {q:.2g}).",
         "`--control_for`; its share among training tokens with the same value is significant at a false discovery rate "
         "of 1%.",
@@ -485,10 +491,10 @@ _BESIDE: Sentences = {
         "The control `control_task` was run; no rule, a number beside another.",
     ),
     "first_unflagged": (
-        "The first neuron without a flag is {neuron}, at rank {rank}.",
+        "The first neuron of layer {layer} without a flag is {neuron}, at rank {rank}.",
         "The neuron that contributes most has a flag, and another one has none.",
     ),
-    "all_flagged": ("Every neuron of the layer has a flag.", "No neuron has none."),
+    "all_flagged": ("Every neuron of layer {layer} has a flag.", "No neuron has none."),
     "not_measured": ("This run did not measure {what}.", "There were no bootstraps, or no neuron was removed."),
 }
 

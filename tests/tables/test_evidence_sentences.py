@@ -244,7 +244,7 @@ def test_an_intercept_is_not_missed_where_there_is_one_or_the_ranking_is_read() 
 def test_the_first_neuron_without_a_flag_is_named_where_the_first_of_all_has_one() -> None:
     rows = [dict(row) for row in run("offset_noise").top(0, D)]
     rows[2]["flag"] = ""
-    assert f"The first neuron without a flag is {rows[2]['neuron']}, at rank 3." in conclusion(rows, "label")
+    assert f"The first neuron of layer 0 without a flag is {rows[2]['neuron']}, at rank 3." in conclusion(rows, "label")
     assert not said("first_unflagged", spoken("planted"))
 
 

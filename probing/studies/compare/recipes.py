@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,16 @@ from probing.runs.call import Measurements
 from probing.runs.folder import NOT_OF_THE_RUN, reading
 from probing.runs.loading import checkpoint_name
 from probing.statistics import independent_difference, neuron_ranks, paired_difference
-from probing.studies.compare.tables import INDEPENDENT, PAIRED, TUNINGS, differing, level_of, options_of, verdict_of
+from probing.studies.compare.tables import (
+    INDEPENDENT,
+    PAIRED,
+    TUNINGS,
+    differing,
+    is_unread,
+    level_of,
+    options_of,
+    verdict_of,
+)
 from probing.studies.finetune.results import TunedAnswers, read_answers_of
 from probing.studies.finetune.tables import SHORT, STARTS, examples_of, score_words
 from probing.tables.figures import BLUE, GREY
@@ -183,7 +192,7 @@ def _by_cluster(label: str, run: Result, answers: TunedAnswers) -> Tunings:
 
 def recipes_of(tunings: Sequence[Tunings]) -> list[dict[str, Any]]:
     """Return the rows of `recipes.csv`: each pair of runs, from each common start; without any, raise UserError."""
-    pairs = list(itertools.combinations(tunings, 2))
+    pairs = list(combinations(tunings, 2))
     rows = []
     for a, b in pairs:
         starts = [start for start in a.right if start in b.right]
@@ -283,16 +292,20 @@ class Common:
 
 
 def top_everywhere(
-    ranked: Sequence[Ranked], pairs: Mapping[int, RunPair], k: int, unread: Collection[tuple[str, int]] = ()
+    ranked: Sequence[Ranked], pairs: Mapping[int, RunPair], k: int, unread: Mapping[str, Sequence[int]] = {}
 ) -> Common:
     """Return the neurons that are in the top k of every run, in layers of the same relative depth.
 
     A neuron's p-value in a run is the share of the run's rankings under shuffled labels that also have it in the top,
     the true ranking included; the maximum over the runs is reported. `pairs` compares the first run with each other
-    run. Layers with a layer of the same relative depth in `unread` (label, layer), or without one, are left out.
+    run. Layers with a layer of the same relative depth in `unread`, by run, or without one, are left out.
     """
-    compared = [_compared_layers(ranked, i) for i in range(len(ranked[0].layers))]
-    read = np.array([len(of) == len(ranked) and not {*of} & {*unread} for of in compared], dtype=bool)
+    shares: dict[int, list[float]] = {}
+    for row in (row for pair in pairs.values() for row in pair.rows):
+        if row["statistic"] == "overlap" and row["same_depth"] == "yes" and not is_unread(row, unread):
+            shares.setdefault(row["layer_a"], []).append(row["chance"])
+    expected = {layer: k * np.prod(of) for layer, of in shares.items() if len(of) == len(pairs)}
+    read = np.isin(ranked[0].layers, [*expected])
     at_top = [_of_first(ranked, pairs, run, ranked[run].scores[:, None], k)[:, 0] for run in range(len(ranked))]
     everywhere = np.all(at_top, axis=0) & read[:, None]
     nulls, p_values = [], np.zeros(everywhere.shape)
@@ -309,27 +322,8 @@ def top_everywhere(
         for neuron in np.argsort(neuron_ranks(ranked[0].scores[layer]), kind="stable")[:k]
         if everywhere[layer, neuron]
     ]
-    expected = sum(_expected(pairs, [layer for _, layer in of], k) for of in itertools.compress(compared, read))
     by_labels = label_chance(len(rows), np.array(nulls, dtype=np.float64)) if nulls else None
-    return Common(rows, int(read.sum()), expected, by_labels)
-
-
-def _compared_layers(ranked: Sequence[Ranked], i: int) -> list[tuple[str, int]]:
-    """Return the label and layer of each run at the relative depth of a layer of the first run."""
-    first = ranked[0]
-    partners = [(other, first.aligned(other).get(i)) for other in ranked[1:]]
-    return [(first.label, first.layers[i]), *((of.label, of.layers[j]) for of, j in partners if j is not None)]
-
-
-def _expected(pairs: Mapping[int, RunPair], layers: Sequence[int], k: int) -> float:
-    """Return how many of the first k neurons unrelated rankings have in common in these layers, one of each run."""
-    shares = [
-        row["chance"]
-        for pair, layer in zip(pairs.values(), layers[1:], strict=True)
-        for row in pair.rows
-        if (row["statistic"], row["layer_a"], row["layer_b"]) == ("overlap", layers[0], layer)
-    ]
-    return float(k * np.nan_to_num(np.prod(shares))) if len(shares) == len(pairs) else 0.0
+    return Common(rows, len(expected), float(np.nansum([*expected.values()])), by_labels)
 
 
 def _of_first(

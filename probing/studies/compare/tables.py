@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from probing.models import what_is_a_neuron
+from probing.models import neuron_of
 from probing.results import (
     Column,
     Html,
@@ -43,8 +44,6 @@ from probing.tables.figures import Chart, Line, Panel
 from probing.tables.probes import accuracies_table
 from probing.tables.schema import ACCURACY, layer_column, value
 
-# The label of a run, and one of its layers.
-RunLayer = tuple[str, int]
 # Marks layers that are no evidence, and matches that correlate no more than by chance.
 MARK = "°"
 
@@ -56,7 +55,7 @@ NULLS = {
 }
 
 
-def agreement_tables(rows: Table, top: int, unread: Collection[RunLayer] = ()) -> list[Any]:
+def agreement_tables(rows: Table, top: int, unread: Mapping[str, Sequence[int]] = {}) -> list[Any]:
     """Return a table per pair of runs with their layers at the same relative depth; the last has the legend."""
     tables = [_agreement_table(of_pair, unread) for of_pair in rows.by("model_a", "model_b").values()]
     nulls = [NULLS[null] for null in rows.where(statistic="spearman").values("null")]
@@ -141,23 +140,22 @@ def verdicts(rows: Sequence[Row], accuracy_of_run: Mapping[str, Sequence[Row]], 
     return {f"{a}, {b}": _verdict(a, b, of_pair, unread, top) for (a, b), of_pair in pairs.items()}
 
 
-def unread_layers(accuracy_of_run: Mapping[str, Sequence[Row]]) -> set[RunLayer]:
-    """Return the layers of runs that have an uninformative ranking."""
+def unread_layers(accuracy_of_run: Mapping[str, Sequence[Row]]) -> dict[str, list[int]]:
+    """Return the layers with an uninformative ranking by run."""
     return {
-        (label, row["layer"])
-        for label, of_run in accuracy_of_run.items()
-        for row in of_run
-        if UNINFORMATIVE in row.get("flag", "")
+        label: [row["layer"] for row in rows if UNINFORMATIVE in row.get("flag", "")]
+        for label, rows in accuracy_of_run.items()
     }
 
 
-def _is_unread(row: Row, unread: Collection[RunLayer]) -> bool:
-    return any((row[f"model_{side}"], row[f"layer_{side}"]) in unread for side in "ab")
+def is_unread(row: Row, unread: Mapping[str, Sequence[int]]) -> bool:
+    """Return whether a row of `agreement.csv` is of a layer with an uninformative ranking."""
+    return any(row[f"layer_{side}"] in unread.get(row[f"model_{side}"], ()) for side in "ab")
 
 
-def _verdict(a: str, b: str, rows: Table, unread: Collection[RunLayer], top: int) -> str:
-    unread_pairs = [f"{i} with {j}" for i, j in same_depth([row for row in rows if _is_unread(row, unread)])]
-    read = rows.where(lambda row: row["same_depth"] == "yes" and not _is_unread(row, unread))
+def _verdict(a: str, b: str, rows: Table, unread: Mapping[str, Sequence[int]], top: int) -> str:
+    unread_pairs = [f"{i} with {j}" for i, j in same_depth([row for row in rows if is_unread(row, unread)])]
+    read = rows.where(lambda row: row["same_depth"] == "yes" and not is_unread(row, unread))
     overlaps, spearmans = (read.where(statistic=of) for of in ("overlap", "spearman"))
     if not overlaps:
         return say("no_verdict", a=a, b=b)
@@ -190,11 +188,11 @@ def _tested(rows: Table) -> str:
     return count(sum(map(math.isfinite, rows.where(statistic="overlap").column("p_value"))), "pair")
 
 
-def other_depths_lines(rows: Sequence[Row], unread: Collection[RunLayer], top: int) -> list[str]:
+def other_depths_lines(rows: Sequence[Row], unread: Mapping[str, Sequence[int]], top: int) -> list[str]:
     """Return a sentence for each pair of runs whose rankings agree in layers of other relative depths, if any do."""
     lines = []
     for (a, b), of_pair in Table(rows).by("model_a", "model_b").items():
-        others = of_pair.where(lambda row: row["same_depth"] == "no" and not _is_unread(row, unread))
+        others = of_pair.where(lambda row: row["same_depth"] == "no" and not is_unread(row, unread))
         overlaps, spearmans = (others.where(statistic=of) for of in ("overlap", "spearman"))
         above = overlaps.where(_is_above_chance)
         n_spearman = sum(map(_is_above_chance, spearmans))
@@ -214,39 +212,24 @@ def _span(values: Sequence[float], form: str) -> str:
 
 
 def sites_lines(site_of_run: Mapping[str, str]) -> list[str]:
-    """Return the definition of a neuron in the compared runs: a line, or a line for each run if sites differ."""
-    sites = set(site_of_run.values())
-    if len(sites) == 1:
-        return [what_is_a_neuron(sites.pop())]
-    return [f"{label}: {what_is_a_neuron(site)}" for label, site in site_of_run.items()]
+    """Return the definition of a neuron in each of the compared runs, unless all are of the residual stream."""
+    is_default = {*site_of_run.values()} == {"residual"}
+    return [] if is_default else [say("site", label=of, neuron=neuron_of(site)) for of, site in site_of_run.items()]
 
 
 def unread_lines(accuracy_of_run: Mapping[str, Sequence[Row]]) -> list[str]:
     """Name the layers with an uninformative ranking, whose probe does not beat a constant answer."""
-    lines = []
-    for label, rows in accuracy_of_run.items():
-        layers = [str(row["layer"]) for row in rows if UNINFORMATIVE in row.get("flag", "")]
-        if layers:
-            which = f"layer{'s' * (len(layers) > 1)} {', '.join(layers)}"
-            lines.append(say("unread_run", label=label, layers=which))
-    return lines
+    unread = unread_layers(accuracy_of_run)
+    return [say("unread_run", label=label, layers=layers_named(of)) for label, of in unread.items() if of]
 
 
 def everywhere_tables(rows: Sequence[Row]) -> list[Any]:
     """Return a table of the neurons at the top of every run with all their columns, if there are any."""
-    if not rows:
-        return []
-    headings = {
-        name: TOP_EVERYWHERE[name].words if name in TOP_EVERYWHERE else name
-        for name in rows[0]
-        if any(row[name] != "" for row in rows)
-    }
-    return [cells_table(
-        "Neurons at the top of every run; layer, neuron and rank without a name are of the first run",
-        [*headings.values()],
-        ([f"{row[name]:.2g}" if isinstance(row[name], float) else str(row[name]) for name in headings] for row in rows),
-        words=[heading for name, heading in headings.items() if TOP_EVERYWHERE.type_of(name) is str],
-    )]  # fmt: skip
+    title = "Neurons at the top of every run; layer, neuron and rank without a name are of the first run"
+    names = [name for name in TOP_EVERYWHERE.types if any(row.get(name, "") != "" for row in rows)]
+    others = [name for row in rows[:1] for name in row if name not in TOP_EVERYWHERE]
+    beside = {name: partial(lambda row, name: str(row[name]), name=name) for name in others}
+    return [shown_table(TOP_EVERYWHERE, rows, title, names, beside)] if rows else []
 
 
 def everywhere_sentence(rows: Sequence[Row], summary: Row, top: int) -> str:
@@ -271,9 +254,9 @@ def everywhere_sentence(rows: Sequence[Row], summary: Row, top: int) -> str:
     return f"{sentence} {say('everywhere_beyond', n=len(beyond) or 'None', verb=verb, share=ALPHA)}"
 
 
-def _agreement_table(rows: Sequence[Row], unread: Collection[RunLayer]) -> Any:
+def _agreement_table(rows: Sequence[Row], unread: Mapping[str, Sequence[int]]) -> Any:
     row_of = {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
-    unread_pairs = same_depth([row for row in rows if _is_unread(row, unread)])
+    unread_pairs = same_depth([row for row in rows if is_unread(row, unread)])
 
     def cells(layers: tuple[int, int]) -> list[str]:
         overlap, spearman, match, cka = (
@@ -416,10 +399,11 @@ def heat_map(
         )
         for layers in sorted(values)
     ]
-    rows = _labels(down, [(LEFT - 7, foot - (i + 0.5) * CELL_HEIGHT + 4) for i in range(len(down))], "end")
-    columns = _labels(across, [(LEFT + (j + 0.5) * CELL_WIDTH, foot + 15) for j in range(len(across))], "middle")
+    labels = [(layer, LEFT - 7.0, foot - (i + 0.5) * CELL_HEIGHT + 4, "end") for i, layer in enumerate(down)]
+    labels += [(layer, LEFT + (j + 0.5) * CELL_WIDTH, foot + 15, "middle") for j, layer in enumerate(across)]
     svg = element(
-        "svg", element("title", f"{title}, layers of {names[0]} by layers of {names[1]}"), *cells, *rows, *columns,
+        "svg", element("title", f"{title}, layers of {names[0]} by layers of {names[1]}"), *cells,
+        *(element("text", layer, x=x, y=y, text_anchor=anchor) for layer, x, y, anchor in labels),
         element("text", along, x=LEFT + long / 2, y=height - 4, text_anchor="middle"),
         element("text", upwards, transform=f"translate(12 {foot / 2:g}) rotate(-90)", text_anchor="middle"),
         viewBox=f"0 0 {width:g} {height:g}", role="img", class_="chart heat", style=f"width:{width:g}px",
@@ -438,13 +422,6 @@ def _cell(value: float, mark: str, title: str, column: int, y: float) -> Html:
         element("rect", x=x, y=y, width=width, height=height, fill_opacity=f"{shade:.2f}", class_="cell"),
         element("text", text, x=x + width / 2, y=y + 16, text_anchor="middle", class_=look),
     )
-
-
-def _labels(layers: Sequence[int], points: Sequence[tuple[float, float]], anchor: str) -> list[Html]:
-    return [
-        element("text", layer, x=point[0], y=point[1], text_anchor=anchor)
-        for layer, point in zip(layers, points, strict=True)
-    ]
 
 
 # Statistics that are drawn, and their names.
@@ -493,13 +470,10 @@ def _pair(result: Result, rows: Table) -> Html:
 
 
 def _cell_title(row: Row) -> str:
-    parts = [f"layers {row['layer_a']} and {row['layer_b']}: {row['value']:.3f}"]
-    for of, words in (("", "95% range"), ("chance", "by chance")):
-        if bounds := interval(row, of, " to "):
-            parts.append(f"{words} {bounds}")
-    if "p_value" in row:
-        parts.append(f"p = {row['p_value']:.2g}")
-    return ", ".join(parts)
+    parts = {"95% range": interval(row, "", " to "), "by chance": interval(row, "chance", " to ")}
+    parts |= {"p =": f"{row['p_value']:.2g}"} if "p_value" in row else {}
+    value = f"layers {row['layer_a']} and {row['layer_b']}: {row['value']:.3f}"
+    return ", ".join([value, *(f"{words} {part}" for words, part in parts.items() if part)])
 
 
 # --------------------------------------------------------------------------------------------------------------------
