@@ -767,7 +767,7 @@ class Table(list[dict[str, Any]]):
         table, n_more = shown_table(self.schema, self[:SHOWN], names=names), len(every) - len(names)
         notes = [f"the first {SHOWN} of {len(self):,} rows"] * (len(self) > SHOWN)
         notes += [f"{count(n_more, 'more column')}: `to_pandas()`"] * bool(n_more)
-        table.caption, table.caption_justify = "; ".join(notes) or None, "left"
+        table.caption = "; ".join(notes) or None
         return table
 
     def to_pandas(self) -> Any:

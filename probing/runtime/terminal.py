@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from shutil import get_terminal_size
 from textwrap import fill, wrap
@@ -176,14 +177,7 @@ def silence(message: str) -> None:
 
 def once(say: Callable[[str], None]) -> Callable[[str], None]:
     """Return a function that prints each message only once."""
-    printed: set[str] = set()
-
-    def say_new(message: str) -> None:
-        if message not in printed:
-            printed.add(message)
-            say(message)
-
-    return say_new
+    return cache(say)
 
 
 def render(*tables: Any) -> str:
@@ -273,7 +267,7 @@ def _with_first_rows(table: Any, n_lines: int) -> Any | None:
         fitted.rows = table.rows[:n_rows]
         fitted.columns = [replace(column, _cells=[*column.cells][:n_rows]) for column in table.columns]
         note = f"the first {n_rows} of {table.row_count} rows"
-        fitted.caption, fitted.caption_justify = "\n".join(filter(None, [str(table.caption or ""), note])), "left"
+        fitted.caption = "\n".join(filter(None, [str(table.caption or ""), note]))
     return fitted
 
 
@@ -393,7 +387,6 @@ def _fitted(table: Any, console: Console, options: ConsoleOptions, leave_out: Se
         dropped = [_called(names, k) for k in sorted(gone)]
         note = f"left out for lack of room: {', '.join(dropped)}"
         fitted.caption = "\n".join([*_legend(str(fitted.caption or ""), dropped), note])
-        fitted.caption_justify = "left"
     return fitted, width
 
 

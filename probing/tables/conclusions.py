@@ -184,7 +184,6 @@ def bases_table(rows: Sequence[Row]) -> Any:
         say("note_of_activity", features=first[FEATURES]["n_active"], n_features=first[FEATURES]["n_units"],
             random=drawn["n_active"]),
     ])  # fmt: skip
-    table.caption_justify = "left"
     return table
 
 

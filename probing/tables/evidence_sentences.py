@@ -95,10 +95,7 @@ COMPARE: Sentences = {
         "shuffled labels, {chance_mean} are on average ({chance_low} to {chance_high}; p = {p:.2g}).",
         "There are such probes.",
     ),
-    "everywhere_distinct": (
-        " ({n} distinct neurons of the first run)",
-        "Part of the two before: some neuron is there in several layers.",
-    ),
+    "everywhere_distinct": (" ({n} distinct neurons of the first run)", "Some neuron is there in several layers."),
     "everywhere_beyond": (
         "{n} of them {verb} there in at most {share:.0%} of the draws of shuffled labels.",
         "Counted are neurons without `no-signal` that few draws have at the top.",
@@ -287,10 +284,7 @@ NOTES: Sentences = {
         "`compare`.",
     ),
     "note_of_unread": ("{mark} uninformative: no evidence, and left out of the sentences", "`compare`."),
-    "note_of_matches": (
-        "{mark} correlates no more than by chance: {n} of {of} matches",
-        "`compare`, under the first neurons and their matches.",
-    ),
+    "note_of_matches": ("{mark} correlates no more than by chance: {n} of {of} matches", "`compare`."),
     "chosen_penalty": (
         "Penalty: l2 {l2:.1e}{for_all}, chosen for the {what} of validation tokens ({measured:.4f}{unit}; {near}).",
         "The penalty was not given; numbers beside each other.",

@@ -85,7 +85,7 @@ def classes_table(rows: Rows, most: int = MOST) -> Any:
     title = f"Layer {rows[0]['layer']}: recall and precision of each class{which}"
     table = shown_table(CLASS_SCORES, shown, title, SHOWN, {CLASS_SCORES["confused_with"].words: _taken_for})
     if any(ends(row, name) is None for row in shown for name in ("recall", "precision")):
-        table.caption, table.caption_justify = say("note_of_classes", least=MIN_SENTENCES), "left"
+        table.caption = say("note_of_classes", least=MIN_SENTENCES)
     return table
 
 
@@ -190,7 +190,7 @@ def _r2_table(rows: Sequence[Row]) -> Any:
 
 def _with_notes(table: Any, notes: Sequence[str], between: str = "\n") -> Any:
     """Return a table with notes below it."""
-    table.caption, table.caption_justify = between.join(notes), "left"
+    table.caption = between.join(notes)
     return table
 
 
@@ -258,7 +258,6 @@ def layers_table(accuracy: Sequence[Row], neurons: Sequence[Row], by: Order = "c
             ]),
         )  # fmt: skip
     table.caption = "unflagged: the first neuron without a flag" + "; by centred contribution" * (by == "centred")
-    table.caption_justify = "left"
     return table
 
 
@@ -319,13 +318,10 @@ def heads_table(rows: Sequence[Row]) -> Any:
         table.add_row(*cells)
     if has_accuracy:
         n_random, majority = rows[0]["n_random"], rows[0]["majority_accuracy"]
-        captions = [
-            say("note_of_heads_alone", majority=majority),
-            say("note_of_random_slices", n=n_random),
-        ]
+        captions = [say("note_of_heads_alone", majority=majority), say("note_of_random_slices", n=n_random)]
         if any(row["above_chance"] == "no" for row in rows):
             captions.append(say("note_of_heads"))
-        table.caption, table.caption_justify = "\n".join(captions), "left"
+        table.caption = "\n".join(captions)
     return table
 
 
@@ -417,7 +413,7 @@ def accuracies_table(accuracy_of_run: Mapping[str, Rows]) -> Any:
     if known:
         constant = {label: f"{row['majority_accuracy']:.3f}" for label, row in known.items()}
         named = [*map(" ".join, constant.items())] if len({*constant.values()}) > 1 else [*constant.values()][:1]
-        table.caption, table.caption_justify = f"always predicting the most frequent class: {', '.join(named)}", "left"
+        table.caption = f"always predicting the most frequent class: {', '.join(named)}"
     return table
 
 

@@ -62,7 +62,7 @@ def agreement_tables(rows: Table, top: int, unread: Mapping[str, Sequence[int]] 
     if tables:
         legend = [say("note_of_overlap", top=top), say("note_of_chance", null=" or ".join(nulls)), say("note_of_match")]
         legend += [say("note_of_unread", mark=MARK)] * any(MARK in cell for t in tables for cell in t.columns[0].cells)
-        tables[-1].caption, tables[-1].caption_justify = "\n".join(legend), "left"
+        tables[-1].caption = "\n".join(legend)
     return tables
 
 
@@ -96,7 +96,7 @@ def neurons_tables(rows: Table, shown_layers: Mapping[str, int]) -> list[Any]:
             leave_out=["contribution_b", "contribution_a"],
         )  # fmt: skip
         if n := sum(map(_is_by_chance, of_layer)):
-            table.caption, table.caption_justify = say("note_of_matches", mark=MARK, n=n, of=len(of_layer)), "left"
+            table.caption = say("note_of_matches", mark=MARK, n=n, of=len(of_layer))
         tables.append(table)
     return tables
 
