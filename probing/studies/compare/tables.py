@@ -351,7 +351,8 @@ TOP_EVERYWHERE = Schema("top_everywhere", "a row per neuron that is among the fi
 # --------------------------------------------------------------------------------------------------------------------
 
 TERMS: Terms = {
-    "layers": "A layer of the first run and a layer of the second, at the same relative depth.",
+    "layers": "A layer of the first run and a layer of the second, at the same relative depth; ° one has an "
+    "uninformative ranking.",
     "top overlap": "Share of the first neurons of one ranking that are, or are matched to, first neurons of the other. "
     "In the map: overlap of the top.",
     "by chance": "The range in which the number to its left lies in 95 of 100 cases if the rankings have nothing in "
@@ -365,6 +366,7 @@ TERMS: Terms = {
     "CKA": "Linear centred kernel alignment: how alike the two layers are as a whole, whatever their neurons; 1 where "
     "one is a rotation of the other.",
     **NEURONS.terms(_NEURONS_SHOWN),
+    "correlation": f"{NEURONS['correlation'].meaning} ° marks correlations no higher than by chance.",
     "layer, neuron, rank": "Layer, neuron and rank in the first run of a neuron that is at the top of every run; "
     "with the name of a run, those of its match in that run.",
 }
