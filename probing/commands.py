@@ -30,7 +30,8 @@ class NameOptions(Options):
     """Name of the model of each run, in the order of the folders, such as "BERT,tuned BERT"; default: the last part of
     its path. The runs of a comparison are named by `compare --model_name`."""
     label_name: str | None = None
-    """Name of what the probes predict, such as "part of speech"; default: that of the run."""
+    """What the probes predict, as a noun phrase that needs no article, such as "part of speech"; default: that of the
+    run."""
 
 
 @dataclass(frozen=True)

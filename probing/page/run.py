@@ -103,7 +103,7 @@ def question(views: Sequence[RunView]) -> str:
     for view in views:
         trained.setdefault(_training(view, len(views) == 1), []).append(view.label)
     parts = [f"{f'{listed(labels)}: ' * (len(trained) > 1)}{text}" for text, labels in trained.items()]
-    return " ".join([f"Can {listed(questions)}, and which neurons carry it?", *parts])
+    return " ".join([f"Can {listed(questions)}, and which neurons carry the label?", *parts])
 
 
 def _model(view: RunView) -> str:

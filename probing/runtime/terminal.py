@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from shutil import get_terminal_size
 from textwrap import fill, wrap
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Column
 
-# Width of tables, and of sentences, where the output is not a terminal.
-PLAIN_WIDTH, PROSE_WIDTH = 110, 100
+# Width of sentences and tables where the output is no terminal and $COLUMNS is not set; wider tables keep all columns.
+PROSE_WIDTH = 100
 
 # Name of `_as_bytes_or_escaped` among Python's handlers of encoding errors.
 _ESCAPED = "probing.escaped"
@@ -176,18 +177,11 @@ def silence(message: str) -> None:
 
 def once(say: Callable[[str], None]) -> Callable[[str], None]:
     """Return a function that prints each message only once."""
-    printed: set[str] = set()
-
-    def say_new(message: str) -> None:
-        if message not in printed:
-            printed.add(message)
-            say(message)
-
-    return say_new
+    return cache(say)
 
 
 def render(*tables: Any) -> str:
-    """Return tables as plain text, without blanks at the ends of lines."""
+    """Return tables as plain text, fitted to a terminal, without blanks at the ends of lines."""
     # In a notebook, rich would also display what it has not captured: nothing, in another output.
     return _captured(_plain_console(tables, force_jupyter=False), tables)
 
@@ -200,7 +194,7 @@ def _captured(console: Console, tables: Sequence[Any]) -> str:
 
 
 def show(*tables: Any, whole_lines: bool = False) -> None:
-    """Print tables, fitted to a terminal, otherwise with all columns; `whole_lines` then never wraps rows."""
+    """Print tables, fitted to a terminal or to $COLUMNS, otherwise with all columns; `whole_lines` never wraps rows."""
     console = _console() if sys.stdout.isatty() else _plain_console(tables, whole_lines)
     if sys.stdout.isatty() or console.is_jupyter:
         for table in tables:
@@ -209,15 +203,18 @@ def show(*tables: Any, whole_lines: bool = False) -> None:
         print(_captured(console, tables), end="")
 
 
-# Lines that a command prints of its results, and the sentences and tables among them; `--verbose` prints all.
-MOST_PRINTED, MOST_SENTENCES, MOST_TABLES = 35, 6, 2
+# Lines that a command prints of its results in a terminal, and the sentences and tables among them; `--verbose` prints
+# all. Elsewhere all sentences are printed, and so many lines of each table.
+MOST_PRINTED, MOST_SENTENCES, MOST_TABLES, MOST_OF_TABLE = 35, 6, 2, 80
 # Lines of the sentences before one table, and before two; the fewest lines of a table that is still worth showing; and
 # the rows that the first of two tables keeps, if the other one can then have so many lines.
 MOST_BEFORE_ONE, MOST_BEFORE_TWO, LEAST_SHOWN, ROWS_OF_FIRST, OF_SECOND = 16, 8, 8, 3, 12
 
 
 def brief(sentences: Sequence[str], tables: Sequence[Any], reserved: int) -> bool:
-    """Print the first sentences and tables that have room in `MOST_PRINTED` lines; return whether anything is left out.
+    """Print the first sentences and tables; return whether anything is left out.
+
+    A terminal shows what has room in `MOST_PRINTED` lines. Elsewhere, as in a file, no sentence is left out.
 
     Args:
         sentences: Sentences, the answer first.
@@ -226,6 +223,12 @@ def brief(sentences: Sequence[str], tables: Sequence[Any], reserved: int) -> boo
     """
     room, shown = MOST_PRINTED - reserved, 0
     tables_shown = tables[:MOST_TABLES]
+    if not sys.stdout.isatty():
+        whole = [_with_first_rows(table, MOST_OF_TABLE) for table in tables_shown]
+        tell(*sentences[:MOST_SENTENCES])
+        show(*whole)
+        tell(*sentences[MOST_SENTENCES:])
+        return len(tables) > MOST_TABLES or whole != [*tables_shown]
     most = (room, MOST_BEFORE_ONE, MOST_BEFORE_TWO)[len(tables_shown)]
     for sentence in sentences[:MOST_SENTENCES]:
         n_lines = len(_wrapped(sentence, sys.stdout).split("\n"))
@@ -248,8 +251,7 @@ def brief(sentences: Sequence[str], tables: Sequence[Any], reserved: int) -> boo
 
 def _height(table: Any) -> int:
     """Return the number of lines that `show` prints of a table."""
-    console = _console(color_system=None) if sys.stdout.isatty() else _plain_console([table])
-    return len(_captured(console, [table]).splitlines())
+    return len(_captured(_plain_console([table]), [table]).splitlines())
 
 
 def _with_first_rows(table: Any, n_lines: int) -> Any | None:
@@ -266,13 +268,15 @@ def _with_first_rows(table: Any, n_lines: int) -> Any | None:
         fitted.columns = [replace(column, _cells=[*column.cells][:n_rows]) for column in table.columns]
         note = f"the first {n_rows} of {table.row_count} rows"
         fitted.caption = "\n".join(filter(None, [str(table.caption or ""), note]))
-        fitted.caption_justify = "left"
     return fitted
 
 
 def _plain_console(tables: Sequence[Any], whole_lines: bool = False, **options: Any) -> Any:
-    widths = [table.width_of_all(_console(color_system=None), whole_lines) for table in tables]
-    return _console(width=max([PLAIN_WIDTH, *widths]), color_system=None, **options)
+    width = columns() if sys.stdout.isatty() else columns_of_environment()
+    if whole_lines or width is None:
+        widths = [table.width_of_all(_console(color_system=None), whole_lines) for table in tables]
+        width = max([PROSE_WIDTH, *widths])
+    return _console(width=width, color_system=None, **options)
 
 
 def tell(*sentences: str) -> None:
@@ -319,6 +323,9 @@ def plain_table(title: str | None, leave_out: Sequence[str] = (), **options: Any
     from rich.table import Table
 
     class PlainTable(Table):
+        def __repr__(self) -> str:
+            return render(self)
+
         def add_column(self, header: Any = "", *args: Any, **options: Any) -> None:
             super().add_column(visible(header), *args, **options)
 
@@ -380,12 +387,12 @@ def _fitted(table: Any, console: Console, options: ConsoleOptions, leave_out: Se
         dropped = [_called(names, k) for k in sorted(gone)]
         note = f"left out for lack of room: {', '.join(dropped)}"
         fitted.caption = "\n".join([*_legend(str(fitted.caption or ""), dropped), note])
-        fitted.caption_justify = "left"
     return fitted, width
 
 
 def _called(names: Sequence[str], k: int) -> str:
-    return f"{names[k]} of {names[k - 1]}" if names.count(names[k]) > 1 and k else names[k]
+    of = next((name for name in reversed(names[:k]) if names.count(name) == 1), "")
+    return f"{names[k]} of {of}" if names.count(names[k]) > 1 and of else names[k]
 
 
 def _legend(caption: str, dropped: Sequence[str]) -> list[str]:

@@ -84,8 +84,8 @@ class FitOptions(OutputOptions, ProbedOptions, RunOptions, StatesOptions):
     task_args: dict[str, Any] | None = None
     """Options of the task, such as --task_args.special_tokens include."""
     label_name: str | None = None
-    """Name of what the probe predicts, for titles and summaries, such as "part of speech"; default: the name of the
-    task or of its column."""
+    """What the probe predicts, for titles and summaries: a noun phrase that needs no article, such as "part of speech"
+    or "named entities"; default: the name of the task or of its column."""
     replicates: int = option(5, at_least=0)
     """Number of probes trained on bootstrap samples of the training sentences; 0 trains none. The range of a rank
     covers these probes and the run's probe."""
