@@ -196,6 +196,11 @@ class ExportOptions(Options):
 class LatexOptions(ExportOptions):
     """Options of `export latex`."""
 
+    only: str | list[str] | None = None
+    """Names of the tables to write, such as "accuracy,neurons"; default: all."""
+    columns: str | list[str] | None = None
+    """Columns of the table that --only names, as in its CSV, such as "rank,neuron,contribution"; an asterisk, as in
+    accuracy*, adds the interval. Default: those of the terminal that have room on a page."""
     model_name: str | list[str] | None = None
     """Name of the model of each run, in the order of the folders, such as "BERT,tuned BERT", for the table of the
     accuracies of several runs; default: the last part of its path."""
@@ -232,7 +237,7 @@ def export_latex(options: LatexOptions) -> Path:
     Returns:
         The folder.
     """
-    return _export(options, "latex", model_name=options.model_name)
+    return _export(options, "latex", model_name=options.model_name, only=options.only, columns=options.columns)
 
 
 @command(FigureOptions)

@@ -416,16 +416,10 @@ def accuracies_table(accuracy_of_run: Mapping[str, Rows]) -> Any:
         body.append([str(layer), *(cell for pair in cells for cell in pair)])
     words = " and ".join(dict.fromkeys(score.words for score in scores.values()))
     table = cells_table(f"{capitalised(words)} of the probes of each run by layer", headings, body)
-    constant = {
-        label: f"{rows[0]['majority_accuracy']:.3f}"
-        for label, rows in accuracy_of_run.items()
-        if "majority_accuracy" in rows[0]
-    }
-    if constant:
-        named = (
-            [*constant.values()][:1] if len({*constant.values()}) == 1 else [" ".join(of) for of in constant.items()]
-        )
-        table.caption, table.caption_justify = f"always predicting the most frequent class: {', '.join(named)}", "left"
+    constants = [ACCURACY["majority_accuracy"].show(rows[0]) for rows in accuracy_of_run.values()]
+    if any(constants):
+        table.add_row("majority", *(cell for constant in constants for cell in (constant, "")))
+        table.caption, table.caption_justify = "majority: always predicting the most frequent class", "left"
     return table
 
 

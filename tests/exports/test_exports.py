@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,15 +87,51 @@ def test_columns_of_another_version_are_written_too(made: Run, tmp_path: Path) -
     assert [str(row["later"]) for row in rows] == [str(i) for i in range(len(rows))]
 
 
-def test_latex_has_intervals_and_says_what_it_leaves_out(made: Run, tmp_path: Path) -> None:
+def test_latex_has_the_tables_of_the_terminal_and_says_what_it_leaves_out(made: Run, tmp_path: Path) -> None:
     folder = made.export("latex", tmp_path / "tex")
     text = (folder / "accuracy.tex").read_text(encoding="utf-8")
     row = made.accuracy[0]
-    assert text.startswith(r"\begin{tabular}")
     assert rf"{row['accuracy']:.3f} & {row['accuracy_low']:.3f}--{row['accuracy_high']:.3f}" in text
+    of_neurons = [row.split(" & ") for row in _rows(folder / "neurons.tex")]
+    (shown,) = [table for table in made.tables() if "neurons by contribution" in table.title]
+    assert [row[0] for row in of_neurons] == [*shown.columns[0].cells]
+    assert len(of_neurons[0]) == len(shown.columns)
+    assert "% left out for lack of room: before, " in (folder / "contexts.tex").read_text(encoding="utf-8")
     ranked = (folder / "classes.tex").read_text(encoding="utf-8")
-    assert ranked.startswith(f"% {MOST_ROWS} of {len(made.classes)} rows; all are in classes.csv")
-    assert ranked.count(r"\\") == MOST_ROWS + 1  # and the headings
+    assert ranked.startswith(f"% {MOST_ROWS} of {len(made.classes)} rows; all rows and columns are in classes.csv")
+    assert len(_rows(folder / "classes.tex")) == MOST_ROWS
+
+
+def _rows(path: Path) -> list[str]:
+    """Return the rows of a table in LaTeX below its headings."""
+    return path.read_text(encoding="utf-8").partition("\\midrule\n")[2].partition("\\bottomrule")[0].splitlines()
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_no_table_in_latex_is_wider_or_longer_than_a_page(made: Run, tmp_path: Path) -> None:
+    folder = made.export("latex", tmp_path / "tex")
+    floats = [rf"\begin{{table}}\input{{{path.name}}}\end{{table}}\clearpage" for path in sorted(folder.glob("*.tex"))]
+    begin = [r"\documentclass{article}\usepackage{booktabs}\hfuzz=20pt", r"\begin{document}"]
+    (folder / "page.tex").write_text("\n".join([*begin, *floats, r"\end{document}"]), encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
+    log = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+    assert "Overfull" not in log
+    assert "too large" not in log
+
+
+def test_latex_of_some_tables_has_the_columns_that_are_asked_for(made: Run, tmp_path: Path) -> None:
+    args = ["export", "latex", str(made.folder), "--output", str(tmp_path / "tex"), "--only", "classes,neurons"]
+    assert command_line.run(COMMANDS, args) == 0
+    assert {path.stem for path in (tmp_path / "tex").glob("*.tex")} == {"classes", "neurons"}
+    folder = probing.export([made], "latex", tmp_path / "one", only="neurons", columns="layer,rank,neuron")
+    assert _rows(folder / "neurons.tex")[0] == rf"0 & 1 & {made.top(0, 1)[0]['neuron']} \\"
+    for how, words in (
+        ({"only": "neurosn"}, "did you mean `neurons`"),
+        ({"columns": "rank"}, "name it with `--only`"),
+        ({"only": "neurons", "columns": "range"}, "no column `range`"),
+    ):
+        with pytest.raises(UserError, match=words):
+            probing.export([made], "latex", tmp_path / "none", **how)
 
 
 def test_latex_of_several_runs_has_their_accuracies_side_by_side_under_the_names_given(
@@ -107,6 +144,8 @@ def test_latex_of_several_runs_has_their_accuracies_side_by_side_under_the_names
     text = (tmp_path / "tex" / "accuracies.tex").read_text(encoding="utf-8")
     assert r"layer & BERT & 95\% range & tuned \& BERT & 95\% range" in text
     assert text.count(f"{made.accuracy[0]['accuracy']:.3f}") >= 2
+    constant = f"{made.accuracy[0]['majority_accuracy']:.3f}"
+    assert rf"majority & {constant} &  & {constant} &  \\" in text
     assert (tmp_path / "tex" / "other" / "accuracy.tex").is_file()
     assert probing.export([made, other], "latex").name == f"export-latex-{made.folder.name}-other"
     for names, more in (("BERT", ()), ("a,b,c", (other,))):
@@ -225,7 +264,7 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("probing.results.Table.to_latex", broken)
+        patch.setattr("probing.exports.formats.booktabs", broken)
         with pytest.raises(UserError, match=r"cannot be written \(.*No space left on device.*; name a writable folder"):
             made.export("latex", folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

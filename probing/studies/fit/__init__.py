@@ -648,14 +648,27 @@ class Fit(Study):
 
     def tables(self, result: Result) -> list[Any]:
         """Return the accuracy of each layer, and the first neurons of the leading layer."""
-        from probing.tables.conclusions import leading
-        from probing.tables.probes import accuracy_table, classes_table, neurons_table
+        printed = self.printed(result)
+        return [printed[name][0] for name in ("accuracy", "neurons", "class_scores") if name in printed]
 
-        layer = leading(result.accuracy)["layer"]
-        ranked = [row for row in result.neurons if row["layer"] == layer]
-        tables = [accuracy_table(result.accuracy), neurons_table(ranked[:10], site_of(result.config))]
+    def printed(self, result: Result) -> Mapping[str, Sequence[Any]]:
+        """Return the tables of the terminal: the accuracies, and of the leading layer what else the run has."""
+        from probing.tables import probes
+        from probing.tables.conclusions import bases_table, leading
+
         assert isinstance(result, Run)
-        return tables + [classes_table(scores) for scores in [result.scores_of(layer)] if scores]
+        rows, layer = result.accuracy, leading(result.accuracy)["layer"]
+        has_controls = bool({*controls_of(rows)} - {"majority"})
+        tables = {
+            "accuracy": [probes.accuracy_table(rows), *([probes.controls_table(rows)] if has_controls else [])],
+            "neurons": [probes.neurons_table(result.top(layer), site_of(result.config))],
+        }
+        for name, table in (
+            ("class_scores", probes.classes_table), ("heads", probes.heads_table), ("bases", bases_table),
+        ):  # fmt: skip
+            of_layer = result.scores_of(layer) if name == "class_scores" else result.by_name[name].where(layer=layer)
+            tables |= {name: [table(of_layer)]} if of_layer else {}
+        return tables
 
     def charts(self, result: Result) -> list[Chart]:
         """Return accuracy by layer, and what else the run has: other bases, and random directions."""
