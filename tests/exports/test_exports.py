@@ -124,7 +124,8 @@ def test_latex_of_some_tables_has_the_columns_that_are_asked_for(made: Run, tmp_
     assert command_line.run(COMMANDS, args) == 0
     assert {path.stem for path in (tmp_path / "tex").glob("*.tex")} == {"classes", "neurons"}
     folder = probing.export([made], "latex", tmp_path / "one", only="neurons", columns="layer,rank,neuron")
-    assert _rows(folder / "neurons.tex")[0] == rf"0 & 1 & {made.top(0, 1)[0]['neuron']} \\"
+    first = made.top(made.layers[0], 1)[0]
+    assert _rows(folder / "neurons.tex")[0] == f"{first['layer']} & 1 & {first['neuron']} " + r"\\"
     for how, words in (
         ({"only": "neurosn"}, "did you mean `neurons`"),
         ({"columns": "rank"}, "name it with `--only`"),
