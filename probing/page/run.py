@@ -66,7 +66,7 @@ from probing.tables.conclusions import (
     overlaps,
 )
 from probing.tables.figures import Chart, Line, Panel
-from probing.tables.probe_figures import accuracy_chart
+from probing.tables.probe_figures import accuracy_chart, majority_lines
 from probing.tables.probes import (
     accuracies_table,
     classes_table,
@@ -591,19 +591,13 @@ def _filters(view: RunView) -> Html:
 def accuracies_figure(views: Sequence[RunView]) -> Html:
     """Return the accuracies of several runs in a single chart."""
     tasks = listed(list(dict.fromkeys(view.task for view in views)))
-    lines = [
-        Line(
-            view.label,
-            view.layers,
-            [row[view.score.name] for row in view.run.accuracy],
-            [ends(row, view.score.name) for row in view.run.accuracy],
-        )
-        for view in views
-    ]
+    accuracies = {view.label: view.run.accuracy for view in views}
+    lines = [Line.of(view.run.accuracy, view.score.name, view.label) for view in views]
+    lines += majority_lines(accuracies)
     scores = " and ".join(dict.fromkeys(view.score.words for view in views))
     title = f"Test {scores} of linear probes of {tasks} by layer"
     title += ", with 95% intervals" * any(any(line.ranges) for line in lines)
     chart = Chart("accuracies", title, [Panel(lines)], limits=(0, 1))
-    numbers = accuracies_table({view.label: view.run.accuracy for view in views})
+    numbers = accuracies_table(accuracies)
     drawn = panels_html(chart, [title]) if any(len(view.layers) > 1 for view in views) else []
     return element("figure", element("figcaption", title), *drawn, as_in_terminal(numbers, numbers.caption))

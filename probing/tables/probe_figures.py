@@ -40,6 +40,7 @@ from probing.tables.figures import (
     error_bars,
     forms_of,
     panels,
+    share_axis,
     with_lines,
     write_drawings,
 )
@@ -148,6 +149,17 @@ def accuracy_chart(rows: Sequence[Row], task: str) -> Chart:
     return Chart("accuracy", f"linear probe of {task}", [Panel(lines)], f"test {score.words}", limits, from_zero=True)
 
 
+def majority_lines(accuracy_of_run: Mapping[str, Sequence[Row]]) -> list[Line]:
+    """Return the accuracy of the majority class by layer, once if it is the same for all runs; none of numbers."""
+    known = {label: rows for label, rows in accuracy_of_run.items() if "majority_accuracy" in rows[0]}
+    if len({rows[0]["majority_accuracy"] for rows in known.values()}) == 1:
+        known = {"": max(known.values(), key=len)}
+    return [
+        Line.of(rows, "majority_accuracy", f"majority class of {label}" if label else "majority class")
+        for label, rows in known.items()
+    ]
+
+
 def accuracy_by_position(figure: Figure, positions: Sequence[Row], task: str, model: str) -> None:
     """Draw accuracy by position, a line for each layer that darkens with depth; intervals for a single layer only."""
     import matplotlib
@@ -162,7 +174,7 @@ def accuracy_by_position(figure: Figure, positions: Sequence[Row], task: str, mo
         axes.plot(x, y, color=colour, lw=1.3, marker=".", ms=3, label=f"layer {layer}")
         if len(layers) == 1 and (reach := error_bars(layer_rows, y, "accuracy")) is not None:
             axes.fill_between(x, y - reach[0], y + reach[1], color=colour, alpha=0.2, lw=0, label="95% interval")
-    axes.set_ylim(-0.02, 1.03)
+    share_axis((row["accuracy"] for row in positions), axes)
     axes.set_xlabel(task.replace("_", " "))
     axes.set_ylabel("test accuracy")
     axes.set_title(f"{model}: linear probe of {task}, accuracy of each class")
@@ -334,7 +346,7 @@ def how_many_neurons(figure: Figure, rows: Sequence[Row], majority: float, task:
         axes.tick_params(axis="x", labelsize=8)
         axes.set_title(title)
         axes.set_xlabel("number of neurons k")
-    figure.axes[0].set_ylim(0, None)
+    share_axis([majority, *(row["accuracy"] for row in rows)], figure.axes[0])
     figure.axes[0].set_ylabel("test accuracy")
     title = f"{model}, layer {rows[0]['layer']}: linear probes of {task}, retrained on the chosen neurons"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)

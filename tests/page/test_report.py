@@ -270,7 +270,7 @@ def test_of_several_runs_each_is_shown_and_all_in_one_chart(runs: Path, tmp_path
     assert re.findall(r"<h2>Neurons of (.*?)</h2>", page) == ["whole", "bare", "twin"]
     charts = re.findall(r"<svg [^>]*class=\"chart\".*?</svg>", page, re.DOTALL)
     assert len(charts) == 2  # the common one, and that of the run which has controls
-    assert charts[0].count('class="look-') == 3
+    assert charts[0].count('class="look-') == 4  # three runs, and the majority class
 
 
 def test_a_comparison_brings_its_runs_and_their_agreement(runs: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from probing.statistics import neuron_ranks, spearman, top_overlap
 from probing.studies.sweep.definition import BEST_ACCURACY, Parameter, Sweep, rows_of, value_of
 from probing.tables import UNINFORMATIVE
 from probing.tables.conclusions import known
-from probing.tables.figures import BLUE, GREY, name_layers, spaced_layers
+from probing.tables.figures import BLUE, GREY, name_layers, share_axis, spaced_layers
 from probing.tracking.client import summary_of
 
 if TYPE_CHECKING:
@@ -323,6 +323,8 @@ COLUMNS, WIDE = 3, 30.0
 # Maximum number of layers named in the legend, and the lightest grey of a line.
 LAYERS_NAMED, LIGHTEST = 12, 0.65
 PENALTIES = ("probe.l2", "probe.l1")
+# The option that decides which sentences are tested.
+SEED = "seed"
 
 
 def draw_sweep(figure: Figure, rows: Sequence[Row], varied: Sequence[str]) -> None:
@@ -332,7 +334,9 @@ def draw_sweep(figure: Figure, rows: Sequence[Row], varied: Sequence[str]) -> No
     penalties = [name for name in PENALTIES if name in varied]
     # For each penalty, the agreement of rankings between trials that differ only in one other option.
     compared = [other for other in varied if any(known(row, f"{other}_spearman") for row in rows)]
-    stability = list(itertools.product(penalties, compared))
+    # Of two penalties, each is compared with the other, so that the agreement is the same at both.
+    n_values = {name: len({row[name] for row in rows}) for name in penalties}
+    stability = [(name, other) for name in penalties for other in compared if name != other or n_values[name] > 2]
     n = len(accuracy) + len(stability)
     height = -(-n // COLUMNS)
     figure.set_size_inches(3.1 * min(n, COLUMNS) + 2.0, max(2.7 * height, 3.6))
@@ -349,15 +353,16 @@ def draw_sweep(figure: Figure, rows: Sequence[Row], varied: Sequence[str]) -> No
 def _accuracy(axes: Axes, rows: Sequence[Row], name: str) -> None:
     """Draw every trial's accuracy against one option, and the mean at each of its values."""
     values = [row[name] for row in rows]
-    coordinates = _coordinates(axes, values)
+    coordinates = _coordinates(axes, name, values)
     heights = np.array([row["accuracy"] for row in rows])
     axes.plot(coordinates, heights, "o", color=GREY, ms=3, alpha=0.5, mew=0, label="one probe")
     marks = sorted(set(coordinates))
     means = [heights[coordinates == mark].mean() for mark in marks]
-    # Values without an order are not joined by a line.
-    join = "-" if _are_numbers(values) else ""
+    # Values without an order, such as seeds, are not joined by a line.
+    join = "-" if _are_numbers(values) and name != SEED else ""
     axes.plot(marks, means, ls=join, color=BLUE, marker="_", ms=12, lw=1, label="mean of probes")
-    axes.set(xlabel=name, ylabel="test accuracy", ylim=(0, 1.03), title=f"accuracy by {name}")
+    axes.set(xlabel=name, ylabel="test accuracy", title=f"accuracy by {name}")
+    share_axis(heights, axes)
     if name == "layer":
         name_layers(axes, values, most=9)
 
@@ -366,7 +371,7 @@ def _stability(axes: Axes, rows: Sequence[Row], penalty: str, other: str) -> Non
     """Draw for each layer the agreement of rankings between trials that differ in one option, against the penalty."""
     column = f"{other}_spearman"
     shown = [row for row in rows if known(row, column)]
-    coordinates = _coordinates(axes, [row[penalty] for row in shown])
+    coordinates = _coordinates(axes, penalty, [row[penalty] for row in shown])
     layers = sorted({row["layer"] for row in shown})
     marks = sorted(set(coordinates))
     heights = np.array([row[column] for row in shown])
@@ -378,17 +383,18 @@ def _stability(axes: Axes, rows: Sequence[Row], penalty: str, other: str) -> Non
         label = f"layer {layer}" if layer in named else None
         axes.plot(marks, line, color=str(shade), marker="osv^Dx+*"[i % 8], ms=3.5, lw=1, label=label)
     axes.set(xlabel=penalty, ylabel="rank correlation", title=f"rankings between\nvalues of {other}")
+    axes.set_ylim(math.floor(10 * heights.min() - 0.1) / 10, 1.02)
 
 
-def _coordinates(axes: Axes, values: Sequence[Any]) -> NDArray[np.float64]:
-    """Return the coordinate of each value, numbers as such and others in order, and set the scale of the axis."""
+def _coordinates(axes: Axes, name: str, values: Sequence[Any]) -> NDArray[np.float64]:
+    """Return the coordinates of an option's values, numbers as such and others in order, and set the axis's scale."""
     from matplotlib.ticker import MaxNLocator
 
     distinct = list(dict.fromkeys(values))
     if _are_numbers(distinct):
         distinct = sorted(distinct)
         positive = [value for value in distinct if value > 0]
-        if len(positive) > 1 and positive[-1] / positive[0] >= WIDE:
+        if len(positive) > 1 and (positive[-1] / positive[0] >= WIDE or name in PENALTIES):
             axes.set_xscale("log" if len(positive) == len(distinct) else "symlog", **(
                 {} if len(positive) == len(distinct) else {"linthresh": positive[0]}
             ))  # fmt: skip
