@@ -203,7 +203,7 @@ def _reproduced(result: Result) -> str:
     if isinstance(result, Run):
         command = command_line(config, defaults(study_of("fit").command))
     else:
-        command = f"python -m probing {result.study.name} --config config.yaml"
+        command = result.study.command_line(config)
     versions = ", ".join(f"{name} {version}" for name, version in result.results.get("versions", {}).items())
     after = f"\n\nVersions: {versions}." if versions else ""
     read = '```python\nimport probing\n\nrun = probing.pull("REPOSITORY")\n```'

@@ -425,14 +425,13 @@ def _write_latex(
     with reading(result.folder):
         printed = result.study.printed(result)
     for table in map(tables.__getitem__, names):
-        rows = _cut(table.rows)
+        rows, shown = _cut(table.rows), [] if columns else printed.get(table.name, [])
         if columns:
-            shown, text = [], rows.to_latex(split_names(columns))
+            text = rows.to_latex(split_names(columns))
         else:
-            shown = printed.get(table.name) or [shown_table(table.schema, rows, names=_columns(table.schema, rows))]
-            text = _on_paper(shown)
+            text = _on_paper(shown or [shown_table(table.schema, rows, names=_columns(table.schema, rows))])
         n_rows = sum(part.row_count for part in shown) or len(rows)
-        n = "" if table.name in printed else f"{n_rows} of {len(table.rows)} rows; "
+        n = "" if shown else f"{n_rows} of {len(table.rows)} rows; "
         about = f"% {n}all rows and columns are in {table.name}.csv\n"
         (folder / f"{table.name}.tex").write_text(about + text, encoding="utf-8")
         written[table.name] = n_rows

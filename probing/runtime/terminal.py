@@ -319,6 +319,8 @@ def plain_table(title: str | None, leave_out: Sequence[str] = (), **options: Any
     from rich.table import Table
 
     class PlainTable(Table):
+        leave_out: Sequence[str]
+
         def add_column(self, header: Any = "", *args: Any, **options: Any) -> None:
             super().add_column(visible(header), *args, **options)
 

@@ -100,8 +100,8 @@ COLUMN, PAGE = 3.3, 6.8
 # Widest figure for the screen, in inches, whose single panel is drawn in one column.
 SMALL = 6.5
 
-# Height of a page, in inches: a taller figure is not stretched further to make room for its letters.
-HEIGHT = 9.0
+# Height of a page of a paper, in inches: a taller figure is not stretched further to make room for its letters.
+PAGE_HEIGHT = 9.0
 
 # Smallest letters in points, and those of numbers in the cells of a map; without room for these the cells are empty.
 LETTERS, CELLS = 6.5, 4.5
@@ -122,8 +122,8 @@ FILLED, PANEL = 0.9, 0.62
 def fit_to_paper(figure: Figure) -> Bbox:
     """Resize a figure for the screen to the width of a column or a page; return the box to write, in inches.
 
-    A figure with one panel gets the width of a column and its legend below. Letters shrink with the width, but stay
-    legible, and long titles are wrapped. The box contains the whole figure and whatever sticks out of it.
+    A figure with one panel gets the width of a column and its legend below. Letters have one size, and long titles are
+    wrapped. The box contains the whole figure and whatever sticks out of it.
     """
     from matplotlib.transforms import Bbox
 
@@ -133,10 +133,10 @@ def fit_to_paper(figure: Figure) -> Bbox:
     new = COLUMN if is_small else PAGE
     for text in _texts(figure):
         size = float(text.get_fontsize())
-        text.set_fontsize(min(size, max(LETTERS, size * new / width)))
+        text.set_fontsize(min(size, LETTERS))
     scale = new / width
     # Letters shrink less than the width, and therefore the height shrinks less, too.
-    figure.set_size_inches(new, max(height * scale, min(height * math.sqrt(scale), HEIGHT)))
+    figure.set_size_inches(new, max(height * scale, min(height * math.sqrt(scale), PAGE_HEIGHT)))
     if is_small:
         below = [_below(figure, legend, panels[0]) for legend in figure.legends]
         figure.set_size_inches(new, PANEL * new + sum(below) + _upright(figure, panels[0]))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +173,26 @@ def test_runs_that_are_compared_are_beside_the_majority_class() -> None:
     other = Table([{**row, "majority_accuracy": 0.1 * (row["model"] == "a")} for row in rows])
     labels = [line.label for line in charts(other, "position")[0].panels[0].lines]
     assert labels == ["a", "b", "majority class of a", "majority class of b"]
+
+
+def test_many_layers_have_room_on_a_page_of_a_paper() -> None:
+    figure, layers = Figure(layout="constrained"), range(13)
+    rows = neurons(layers, 16)
+    figures.top_neurons(figure, Table(rows).by("layer"), "tiny")
+    FIT_TO_PAPER(figure)
+    assert figure.get_figheight() <= style.PAGE_HEIGHT
+    agreement = [
+        {"model_a": "a", "model_b": "b", "layer_a": i, "layer_b": j, "statistic": statistic, "value": -0.25}
+        for i, j in product(range(7), layers)
+        for statistic in ("spearman", "overlap", "cka")
+    ]
+    figure = Figure(layout="constrained")
+    figures.layers_by_layers(figure, agreement)
+    FIT_TO_PAPER(figure)
+    assert figure.get_figheight() <= style.PAGE_HEIGHT
+    shown = [text for axes in figure.axes for text in axes.texts if text.get_visible()]
+    assert len(shown) == 3 * 7 * 13
+    assert min(float(text.get_fontsize()) for text in shown) >= 5
 
 
 def test_a_run_of_one_layer_is_a_mark_at_its_layer_in_a_comparison(drawn: Drawn, tmp_path: Path) -> None:

@@ -234,6 +234,8 @@ def _fixed_in_command(command: Any, file: str) -> tuple[tuple[str, ...], list[st
 # The metric of a sweep: a number in the summary of its trials, as W&B names it.
 # --------------------------------------------------------------------------------------------------------------------
 
+# The option that decides which sentences are tested.
+SEED = "seed"
 # Metric by which trials are ranked if the file names none.
 BEST_ACCURACY = "best_accuracy"
 _OF_THE_BEST = {BEST_ACCURACY: "accuracy", "best_layer": "layer"}
