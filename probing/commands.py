@@ -120,7 +120,7 @@ def report(options: ReportOptions) -> Path:
 
         content = build(sources, defaults(fit), options.title)
     _write(path, content)
-    print(f"Report: {path} ({len(content) / 1e6:.1f} MB)")
+    print(f"Report: {path} ({_bytes(len(content))})")
     return path
 
 

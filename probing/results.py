@@ -565,8 +565,8 @@ class Html(str):
     __slots__ = ()
 
 
-# What is code in a sentence: what stands between backticks, and options.
-_CODE = re.compile(r"`([^`\n]+)`|((?<![\w-])--[a-z][\w.]*)")
+# What is code in a sentence: what stands between backticks, and options, with the values that sentences advise.
+_CODE = re.compile(r"`([^`\n]+)`|((?<![\w-])--[a-z][\w.]*(?: (?:centred|true)\b)?)")
 
 # Most characters of code that is not broken over lines.
 _SHORT = 32

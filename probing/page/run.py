@@ -129,13 +129,13 @@ def _training(view: RunView, is_alone: bool) -> str:
         others = f" of {count(test, f'other {unit}')}" if unit != "row" else " that it had not seen"
         rows = f"{count(n_train, 'row')}{of_groups} of arrays, and tested on {count(n_test, 'row')}{others}"
         return f"{probe}{predicted}{rows}."
-    tested = f" of {config['test_corpus']}" if config.get("test_corpus") else ""
+    tested = f" of `{config['test_corpus']}`" if config.get("test_corpus") else ""
     # Where examples are sentences, results say how their tokens were pooled.
     of_train, of_test = (
         f"{count(n, 'token')} of " if is_alone and "pooling" not in results else "" for n in (n_train, n_test)
     )
     return (
-        f"{probe}{predicted}{of_train}{count(train, 'sentence')} of the corpus {config['corpus']}, and tested on "
+        f"{probe}{predicted}{of_train}{count(train, 'sentence')} of the corpus `{config['corpus']}`, and tested on "
         f"{of_test}{count(test, 'other sentence')}{tested}."
     )
 
@@ -262,12 +262,15 @@ def neuron_pages(view: RunView, anchor: str, room: int) -> Html | None:
         if not of_layers:
             return None
         most = _most(list(of_layers.values()), room)
-        parts = [_layer(layer, pages, most, anchor) for layer, pages in of_layers.items()]
+        parts = [_layer(layer, pages, most, anchor, layer == view.leading) for layer, pages in of_layers.items()]
+    on_paper = f"On paper these are of layer {view.leading} only."
     about = "The first neurons of each layer, one by one: test tokens, mean by position, weights, and ranks elsewhere."
-    return element("details", element("summary", about), *parts, class_="contexts")
+    return element(
+        "details", element("summary", about), element("p", on_paper, class_="on-paper"), *parts, class_="contexts"
+    )
 
 
-def _layer(layer: int, pages: Sequence[NeuronPage], most: int, anchor: str) -> Html:
+def _layer(layer: int, pages: Sequence[NeuronPage], most: int, anchor: str, is_leading: bool) -> Html:
     blocks = [
         element(
             "details", element("summary", f"Neuron {page.name}"),
@@ -276,7 +279,8 @@ def _layer(layer: int, pages: Sequence[NeuronPage], most: int, anchor: str) -> H
         )
         for at, page in enumerate(pages)
     ]  # fmt: skip
-    return element("details", element("summary", f"Layer {layer}"), *blocks)
+    on_paper = None if is_leading else "not-on-paper"
+    return element("details", element("summary", f"Layer {layer}"), *blocks, class_=on_paper)
 
 
 def _most(of_layers: Sequence[Sequence[NeuronPage]], room: int) -> int:

@@ -452,7 +452,7 @@ def test_the_page_goes_into_the_run_or_beside_several(
 ) -> None:
     a, b = own("bare", "a"), own("twin", "b")
     assert run(COMMANDS, ["report", str(a)]) == 0
-    assert re.fullmatch(rf"Report: {a}/report.html \(0\.\d MB\)\n", capsys.readouterr().out)
+    assert re.fullmatch(rf"Report: {a}/report.html \(\d+\.\d kB\)\n", capsys.readouterr().out)
     assert report([str(a), str(b)]) == a.parent / "report-a-b.html"
     before = (a / "report.html").stat().st_mtime_ns
     report([str(a)])  # a report may be replaced
