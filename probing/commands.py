@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from probing.cli.options import FORMATS, FigureFormat, Folders, Options, figure_
 from probing.errors import RunError, UserError, as_clause, did_you_mean, refuse
 from probing.runs.folder import PARTIAL, remove_abandoned
 from probing.runtime import quiet_libraries
-from probing.runtime.files import open_file
+from probing.runtime.files import open_file, replacing
 from probing.text.tasks import label_name_problems
 
 
@@ -151,30 +150,13 @@ def _check(path: Path, flag_text: str) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    temporary = None
     try:
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name[:100]}", suffix=PARTIAL, delete=False
-        ) as file:
-            temporary = Path(file.name)
-            file.write(content)
-        temporary.chmod(0o666 & ~_umask())
-        temporary.rename(path)
-    except BaseException as error:
-        if temporary:
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise UserError(
-                f"`--output {path}` cannot be written ({as_clause(error)}); make room, or name another file."
-            ) from None
-        raise
-
-
-def _umask() -> int:
-    """Return the process's umask, which can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+        with replacing(path) as partial:
+            partial.write_bytes(content)
+    except OSError as error:
+        raise UserError(
+            f"`--output {path}` cannot be written ({as_clause(error)}); make room, or name another file."
+        ) from None
 
 
 # What is typed for figures without a title.

@@ -27,6 +27,7 @@ from probing.exports.formats import MOST_ROWS, tables_of
 from probing.heads.examples import read_examples
 from probing.runs.loading import load_run
 from probing.runs.predictions import sides_and_text
+from probing.tables.conclusions import leading
 from rendering import rendered
 from report_runs import fit_on_two_texts
 from written import read_csv
@@ -376,7 +377,7 @@ def test_the_card_is_read_by_the_hub_and_has_every_number_of_the_run(pushed_made
     assert metadata["model-index"][0]["results"][0]["task"]["name"] == "position"
     for sentence in pushed_made.conclusions():
         assert f"- {sentence}" in text
-    for row in pushed_made.top(2):
+    for row in pushed_made.top(leading(pushed_made.accuracy)["layer"]):
         assert f"| {row['rank']} |" in text
         assert f"| {row['neuron']} | {row['contribution']:.4f} |" in text
     (command,) = re.findall(r"python -m probing fit .*", text)
@@ -400,7 +401,7 @@ def test_the_card_names_the_text_of_the_accuracy_and_no_intervals_where_there_ar
 def test_the_card_of_numbers_has_no_majority_class(pushed_made: Run) -> None:
     rows = np.random.default_rng(0).standard_normal((300, 4))
     of_numbers = probing.probe(rows, rows[:, 1], numbers=True, quiet=True, evidence="none", replicates=0)
-    assert "| layer | R² | 95% interval | shuffled labels |" in of_numbers.card()
+    assert "| layer | R² | 95% range | shuffled labels |" in of_numbers.card()
     assert "- shuffled labels: " in of_numbers.card()
     assert "most frequent class" not in of_numbers.card()
     assert "- majority: accuracy of always predicting the most frequent class" in pushed_made.card()

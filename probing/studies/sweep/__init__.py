@@ -62,7 +62,6 @@ from probing.studies.sweep.definition import (
     stacks,
     trial_name,
 )
-from probing.tables import score_of
 from probing.tables.figures import Drawings, write_drawings
 from probing.tables.schema import ACCURACY, NUMBERS
 from probing.text.tasks import load_task, predicts_numbers, unit_of
@@ -531,8 +530,8 @@ class SweepStudy(Study):
         """Return the meanings of the headings; those of options are their help."""
         options = flat(FitOptions)
         varied = {name: options[name].help for name in self._varied(result) if name in options}
-        entropy = {"cross entropy": SWEEP["cross_entropy"].meaning} if "cross_entropy" in result.sweep[0] else {}
-        return {self.title: {**varied, **SWEEP.terms([f"{score_of(result.sweep[0]).name}*"]), **entropy}}
+        entropy = {"cross entropy": SWEEP["cross_entropy"].meaning}
+        return {self.title: {**varied, **SWEEP.terms(["accuracy*"]), **entropy}}
 
     def command_line(self, config: Mapping[str, Any]) -> str:
         """Return the command that repeats a sweep."""

@@ -18,7 +18,7 @@ from probing.results import Table, count
 from probing.runs.run import Run
 from probing.statistics import neuron_ranks, spearman, top_overlap
 from probing.studies.sweep.definition import BEST_ACCURACY, SEED, Parameter, Sweep, rows_of, value_of
-from probing.tables import R2, UNINFORMATIVE, score_of
+from probing.tables import UNINFORMATIVE
 from probing.tables.conclusions import known
 from probing.tables.figures import (
     BLUE,
@@ -202,7 +202,6 @@ def sweep_charts(rows: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> li
 
     A line is the mean over seeds. None without such an option, or with so many settings that each has few trials.
     """
-    score = score_of(rows[0])
     axes = [name for name in dict.fromkeys(["layer", *varied]) if len({str(row[name]) for row in rows}) > 1]
     x, *_ = [*(name for name in axes if name != SEED and _are_numbers([row[name] for row in rows])), ""]
     others = [name for name in axes if name not in (x, SEED)]
@@ -212,16 +211,15 @@ def sweep_charts(rows: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> li
     lines = []
     for of_setting in settings.values():
         by_x = dict(sorted(of_setting.by(x).items()))
-        points = [of_x.column(score.name) for of_x in by_x.values()]
+        points = [of_x.column("accuracy") for of_x in by_x.values()]
         label = ", ".join(f"{name} {of_setting[0][name]}" for name in others) or "mean of the trials"
         has_seeds = any(len(of_x) > 1 for of_x in points)
         lines.append(Line(label, [*by_x], [*map(_mean, points)], points=points if has_seeds else ()))
     constants = {at: _mean(of_x.column("majority_accuracy")) for at, of_x in sorted(Table(rows).by(x).items())}
-    floor = [Line("majority class", [*constants], [*constants.values()])] if "majority_accuracy" in rows[0] else []
-    title = f"Test {score.words} of the trials" + ", mean over seeds (dots: each seed)" * (SEED in axes)
+    floor = Line("majority class", [*constants], [*constants.values()])
+    title = "Test accuracy of the trials" + ", mean over seeds (dots: each seed)" * (SEED in axes)
     axis = BY_LAYER if x == "layer" else by_count(x, x) if x in PENALTIES else linear(x, x)
-    panels = in_panels(lines, floor, "settings")
-    return [Chart("trials", title, panels, limits=None if score is R2 else (0, 1), x=axis)]
+    return [Chart("trials", title, in_panels(lines, [floor], "settings"), limits=(0, 1), x=axis)]
 
 
 def rows(outcomes: Sequence[Outcome], varied: Sequence[str]) -> list[dict[str, Any]]:
