@@ -113,11 +113,9 @@ def report(options: ReportOptions) -> Path:
     _check(path, f"--output {path}")
 
     with quiet_libraries():
-        from probing.cli.options import defaults
         from probing.page.build import build
-        from probing.studies.fit import fit
 
-        content = build(sources, defaults(fit), options.title)
+        content = build(sources, options.title)
     _write(path, content)
     print(f"Report: {path} ({_bytes(len(content))})")
     return path

@@ -13,13 +13,11 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from probing.cli.options import defaults
 from probing.data import ADDED_CONTROLS, CONTROLS
 from probing.errors import UserError, as_clause, library_errors
 from probing.models import site_of, what_is_a_neuron
-from probing.page.charts import command_line
 from probing.results import Row, ends
-from probing.runs import Result, study_of
+from probing.runs import Result
 from probing.runs.loading import load_run
 from probing.runs.run import Run
 from probing.runtime.files import above_most_text, most_text, regular, replacing_folder, write_tensors
@@ -85,8 +83,8 @@ def card(result: Result) -> str:
     """Return a card of results, YAML for the hub and Markdown; raise UserError if the results are damaged."""
     parts = [_metadata(result), f"# {_title(result)}", _about(result)]
     if isinstance(result, Run):
-        neurons = result.study.printed(result)["neurons"][0]
-        parts += ["## Results", _table(layers_table(result.accuracy, result.neurons)), _table(neurons)]
+        tables = layers_table(result.accuracy, result.neurons), *result.study.printed(result)["neurons"]
+        parts += ["## Results", *map(_table, tables)]
         parts += ["## What was controlled", _controlled(result)]
     if sentences := result.conclusions():
         parts += ["## What follows", _list(sentences)]
@@ -178,10 +176,7 @@ def _reproduced(result: Result) -> str:
     config = portable(result.config)
     if isinstance(result, Run) and result.is_of_arrays:
         return "This run was made from arrays by `probing.probe`, which are not kept."
-    if isinstance(result, Run):
-        command = command_line(config, defaults(study_of("fit").command))
-    else:
-        command = result.study.command_line(config)
+    command = result.study.command_line(config)
     versions = ", ".join(f"{name} {version}" for name, version in result.results.get("versions", {}).items())
     after = f"\n\nVersions: {versions}." if versions else ""
     read = '```python\nimport probing\n\nrun = probing.pull("REPOSITORY")\n```'

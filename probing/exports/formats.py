@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -265,25 +266,20 @@ class _Format(NamedTuple):
     commands: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _ResultTable:
-    name: str
-    rows: Table
-    schema: Schema
+def tables_of(result: Result) -> dict[str, tuple[Table, Schema]]:
+    """Return the tables of results that have rows, with their schemas, by name in the order of their study.
+
+    Columns of another version are text.
+    """
+    with reading(result.folder):
+        tables: dict[str, Table] = {name: rows for name in result.by_name if (rows := getattr(result, name))}
+    return {name: (rows, _schema(name, rows)) for name, rows in tables.items()}
 
 
-def tables_of(result: Result) -> list[_ResultTable]:
-    """Return the tables of results that have rows, in the order of their study."""
-    tables = []
-    for name in result.by_name:
-        with reading(result.folder):
-            rows: Table = getattr(result, name)
-        if rows:
-            schema = rows.schema or Schema(
-                name, "", [Column(column, str) for column in dict.fromkeys(k for r in rows for k in r)]
-            )
-            tables.append(_ResultTable(name, rows, schema))
-    return tables
+def _schema(name: str, rows: Table) -> Schema:
+    schema = rows.schema or Schema(name, "", [])
+    unknown = dict.fromkeys(column for row in rows for column in row if column not in schema.types)
+    return replace(schema, columns=[*schema.columns, *(Column(column, str) for column in unknown)])
 
 
 def export_result(result: Result, format: str, path: str | Path | None = None, **how: Any) -> Path:
@@ -354,8 +350,7 @@ def export(
             export_result(result, format, partial / name, **how)
         runs = [result for result in opened if isinstance(result, Run)]
         if format == "latex" and len(runs) > 1:
-            labelled = zip(labels(runs), (run.accuracy for run in runs), strict=True)
-            text = _on_paper([accuracies_table(dict(labelled))])
+            text = _on_paper([accuracies_table(dict(zip(labels(runs), (run.accuracy for run in runs), strict=True)))])
             (partial / "accuracies.tex").write_text(text, encoding="utf-8")
         _write_about(partial, format, names, {})
     return folder
@@ -398,50 +393,48 @@ def _write_figures(
     return {"figures": [path.name for path in write_drawings(folder, titled, formats)]}
 
 
-def _write_csv(result: Result, folder: Path) -> dict[str, Any]:
+def _write_each(result: Result, folder: Path, write: Callable[[Path, Table, Schema], None]) -> dict[str, Any]:
     tables = tables_of(result)
-    for table in tables:
-        # Columns of another version are text.
-        unknown = {name: Column(name, str) for row in table.rows for name in row if name not in table.schema.types}
-        schema = replace(table.schema, columns=[*table.schema.columns, *unknown.values()])
-        write_csv(folder / f"{table.name}.csv", table.rows, schema)
-    return {"tables": {table.name: len(table.rows) for table in tables}}
+    for name, (rows, schema) in tables.items():
+        write(folder / name, rows, schema)
+    return {"tables": {name: len(rows) for name, (rows, _) in tables.items()}}
 
 
-def _write_parquet(result: Result, folder: Path) -> dict[str, Any]:
-    tables = tables_of(result)
-    for table in tables:
-        table.rows.to_parquet(folder / f"{table.name}.parquet")
-    return {"tables": {table.name: len(table.rows) for table in tables}}
+def _write_csv(path: Path, rows: Table, schema: Schema) -> None:
+    write_csv(path.with_suffix(".csv"), rows, schema)
+
+
+def _write_parquet(path: Path, rows: Table, schema: Schema) -> None:
+    rows.to_parquet(path.with_suffix(".parquet"))
 
 
 def _write_latex(
     result: Result, folder: Path, only: str | Sequence[str] | None = None, columns: str | Sequence[str] | None = None
 ) -> dict[str, Any]:
-    tables, written = {table.name: table for table in tables_of(result)}, {}
+    tables, written = tables_of(result), {}
     names = chosen("--only", only or "all", list(tables))
     if columns and len(names) > 1:
         raise UserError("`--columns` are of one table; name it with `--only`.")
     with reading(result.folder):
-        printed = result.study.printed(result)
-    for table in map(tables.__getitem__, names):
-        rows, shown = _cut(table.rows), [] if columns else printed.get(table.name, [])
+        printed = {} if columns else result.study.printed(result)
+    for name in names:
+        all_rows, schema = tables[name]
+        rows, shown = _cut(all_rows), printed.get(name, [])
         if columns:
             text = rows.to_latex(split_names(columns))
         else:
-            text = _on_paper(shown or [shown_table(table.schema, rows, names=_columns(table.schema, rows))])
-        n_rows = sum(part.row_count for part in shown) or len(rows)
-        n = "" if shown else f"{n_rows} of {len(table.rows)} rows; "
-        about = f"% {n}all rows and columns are in {table.name}.csv\n"
-        (folder / f"{table.name}.tex").write_text(about + text, encoding="utf-8")
-        written[table.name] = n_rows
+            text = _on_paper(shown or [shown_table(schema, rows, names=_columns(schema, rows))])
+        written[name] = sum(part.row_count for part in shown) or len(rows)
+        n = "" if shown else f"{len(rows)} of {len(all_rows)} rows; "
+        about = f"% {n}all rows and columns are in {name}.csv\n"
+        (folder / f"{name}.tex").write_text(about + text, encoding="utf-8")
     return {"tables": written, "needs": "\\usepackage{booktabs}"}
 
 
 def _columns(schema: Schema, rows: Table) -> list[str]:
     """Return the columns that some row has a value in, with an asterisk where some row has an interval."""
     return [
-        column.name + "*" * (column.interval is not None and any(map(_has_ends(column), rows)))
+        column.name + "*" * (column.interval is not None and any(ends(row, column.interval or "") for row in rows))
         for column in schema.columns
         if any(row.get(column.name) not in (None, "") for row in rows)
     ]
@@ -482,14 +475,10 @@ def _cut(rows: Table) -> Table:
     return Table(printed[:MOST_ROWS], rows.schema)
 
 
-def _has_ends(column: Column) -> Callable[[Mapping[str, Any]], bool]:
-    return lambda row: ends(row, column.interval or "") is not None
-
-
 FORMATS = {
-    "parquet": _Format(_write_parquet),
+    "parquet": _Format(partial(_write_each, write=_write_parquet)),
     "latex": _Format(_write_latex),
-    "csv": _Format(_write_csv),
+    "csv": _Format(partial(_write_each, write=_write_csv)),
     "figures": _Format(_write_figures),
     "neuronpedia": _Format(write_neuronpedia, ("fit",)),
     "headvis": _Format(write_headvis, ("attention",)),

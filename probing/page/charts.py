@@ -190,10 +190,10 @@ def command_line(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
     return shlex.join(["python", "-m", "probing", "fit", *words])
 
 
-def run_block(view: RunView, defaults: Mapping[str, Any]) -> Html:
+def run_block(view: RunView) -> Html:
     """Return the section on how to repeat a run."""
     results = view.run.results
-    note, command = None, command_line(view.run.config, defaults)
+    note, command = None, view.run.study.command_line(view.run.config)
     if view.run.is_of_arrays:
         command = "probing.probe(X, y, ...)"
         note = element("p", "This run was made from arrays, which have to be given again.")
@@ -215,8 +215,7 @@ def folder_block(heading: str, result: Result) -> Html:
     """Return the section on how to repeat the run of another command than `fit`."""
     command = element("pre", element("code", result.study.command_line(result.config)), tabindex="0")
     # Rankings are made with the configuration of their run, and a sweep by its file.
-    folder = result.folder
-    paths = [folder / "config.yaml", folder / "sweep.yaml", folder.parent / "config.yaml"]
+    paths = [result.folder / name for name in ("config.yaml", "sweep.yaml", "../config.yaml")]
     path = next((path for path in paths if path.exists()), paths[0])
     return element("section", element("h3", heading), command, _configuration(path))
 

@@ -263,10 +263,13 @@ def neuron_pages(view: RunView, anchor: str, room: int) -> Html | None:
             return None
         most = _most(list(of_layers.values()), room)
         parts = [_layer(layer, pages, most, anchor, layer == view.leading) for layer, pages in of_layers.items()]
-    on_paper = f"On paper these are of layer {view.leading} only."
     about = "The first neurons of each layer, one by one: test tokens, mean by position, weights, and ranks elsewhere."
     return element(
-        "details", element("summary", about), element("p", on_paper, class_="on-paper"), *parts, class_="contexts"
+        "details",
+        element("summary", about),
+        element("p", f"On paper these are of layer {view.leading} only.", class_="on-paper"),
+        *parts,
+        class_="contexts",
     )
 
 
@@ -279,8 +282,9 @@ def _layer(layer: int, pages: Sequence[NeuronPage], most: int, anchor: str, is_l
         )
         for at, page in enumerate(pages)
     ]  # fmt: skip
-    on_paper = None if is_leading else "not-on-paper"
-    return element("details", element("summary", f"Layer {layer}"), *blocks, class_=on_paper)
+    return element(
+        "details", element("summary", f"Layer {layer}"), *blocks, class_=None if is_leading else "not-on-paper"
+    )
 
 
 def _most(of_layers: Sequence[Sequence[NeuronPage]], room: int) -> int:

@@ -731,9 +731,8 @@ def _set_y_ends(chart: Chart, all_axes: Sequence[Axes]) -> None:
     """Set the ends of the y axes of the panels: the limits, or beyond them where values are; or from 0."""
     panels = list(zip(all_axes, chart.panels, strict=True))
     if chart.limits:
-        references = [] if chart.reference is None else [chart.reference]
         extent = (x for panel in chart.panels for line in panel.lines for x in line.extent)
-        share_axis([*references, *extent], *all_axes)
+        share_axis([*extent, math.nan if chart.reference is None else chart.reference], *all_axes)
         return
     for axes, panel in panels:
         if panel.is_logarithmic:
@@ -889,11 +888,6 @@ def share_axis(values: Iterable[float], *panels: Axes) -> None:
     for axes in panels:
         axes.set_ylim(min([begin - margin, *drawn]), max([1 + margin, *drawn]))
         axes.yaxis.set_major_locator(MultipleLocator(step))
-
-
-def joined(look: dict[str, Any], layers: Sequence[int]) -> dict[str, Any]:
-    """Return the look of a line over some layers; for a single layer it has marks only."""
-    return look if len(set(layers)) > 1 else {**look, "ls": ""}
 
 
 def error_bars(

@@ -154,13 +154,11 @@ def accuracy_chart(rows: Sequence[Row], task: str) -> Chart:
 
 def majority_lines(accuracy_of_run: Mapping[str, Sequence[Row]]) -> list[Line]:
     """Return the accuracy of the majority class by layer, once if it is the same for all runs; none of numbers."""
-    known = {label: rows for label, rows in accuracy_of_run.items() if "majority_accuracy" in rows[0]}
+    what = "majority class"
+    known = {f"{what} of {label}": rows for label, rows in accuracy_of_run.items() if "majority_accuracy" in rows[0]}
     if len({rows[0]["majority_accuracy"] for rows in known.values()}) == 1:
-        known = {"": max(known.values(), key=len)}
-    return [
-        Line.of(rows, "majority_accuracy", f"majority class of {label}" if label else "majority class")
-        for label, rows in known.items()
-    ]
+        known = {what: max(known.values(), key=len)}
+    return [Line.of(rows, "majority_accuracy", name) for name, rows in known.items()]
 
 
 def accuracy_by_position(figure: Figure, positions: Sequence[Row], task: str, model: str) -> None:
@@ -278,11 +276,10 @@ def layers_by_layers(figure: Figure, rows: Sequence[Row]) -> None:
     layers_a, layers_b = (sorted({row[f"layer_{side}"] for row in rows}) for side in "ab")
     n_cells = len(layers_a) * len(layers_b)
     is_stacked = len(layers_b) > MOST_BESIDE and n_cells <= NUMBERED_CELLS
-    if is_stacked:  # beside each other, the numbers of so many layers would have no room on paper
-        figure.set_size_inches(1.6 + 0.46 * len(layers_b), 3 * (0.7 + max(1.0, 0.22 * len(layers_a))))
-    else:
-        figure.set_size_inches(2.3 + 3 * max(1.9, 0.42 * len(layers_b)), 1.3 + max(1.6, 0.36 * len(layers_a)))
-    grid = figure.subplots(3, 1) if is_stacked else figure.subplots(1, 3)
+    # Beside each other, the numbers of many layers would have no room on paper.
+    down, across, high = (3, 1, 0.22) if is_stacked else (1, 3, 0.36)
+    figure.set_size_inches(2 + across * max(1.9, 0.42 * len(layers_b)), down * (1 + max(1.2, high * len(layers_a))))
+    grid = figure.subplots(down, across)
     for axes, (statistic, title) in zip(grid, panels.items(), strict=True):
         values = np.full((len(layers_a), len(layers_b)), np.nan)
         for row in rows:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, is_dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
@@ -57,6 +58,7 @@ from probing.studies.sweep.definition import (
     check_layer,
     check_metric,
     column_of,
+    group_by_key,
     is_stacked,
     parse_sweep,
     stacks,
@@ -78,11 +80,10 @@ def best_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str], metric:
     column = (column_of(metric) if metric else None) or "accuracy"
     column = column if rows and column != "layer" and column in rows[0] else "accuracy"
     sign = 1 if column != "accuracy" and goal == "minimize" else -1
-    of_setting: dict[tuple[str, ...], list[float]] = {}
-    for row in rows:
-        of_setting.setdefault(_setting(row, varied), []).append(row[column])
-    means = {setting: fmean(values) for setting, values in of_setting.items()}
-    ranked = sorted(rows, key=lambda row: (sign * means[_setting(row, varied)], row.get("cross_entropy", 0)))[:BEST]
+    setting_of = itemgetter("layer", "layer", *(name for name in varied if name != SEED))
+    settings = group_by_key(rows, setting_of)
+    means = {key: fmean(row[column] for row in of_setting) for key, of_setting in settings.items()}
+    ranked = sorted(rows, key=lambda row: (sign * means[setting_of(row)], row.get("cross_entropy", 0)))[:BEST]
     shown = list(dict.fromkeys([*varied, "layer"]))
     extra = [name for name in dict.fromkeys([column, "cross_entropy"]) if name != "accuracy" and name in rows[0]]
     headings = [name if "." in name else name.replace("_", " ") for name in (*shown, "accuracy", RANGE, *extra)]
@@ -93,11 +94,6 @@ def best_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str], metric:
     )  # fmt: skip
     by = f"{column}, the mean over seeds" if SEED in varied else column
     return cells_table(f"The best {len(ranked)} of {count(len(rows), 'row')} by {by}", ["trial", *headings], cells)
-
-
-def _setting(row: Mapping[str, Any], varied: Sequence[str]) -> tuple[str, ...]:
-    """Return the layer of a row and the options of its trial but the seed."""
-    return str(row["layer"]), *(str(row[name]) for name in varied if name != SEED)
 
 
 def _option(name: str) -> Type | None:
@@ -530,14 +526,13 @@ class SweepStudy(Study):
         """Return the meanings of the headings; those of options are their help."""
         options = flat(FitOptions)
         varied = {name: options[name].help for name in self._varied(result) if name in options}
-        entropy = {"cross entropy": SWEEP["cross_entropy"].meaning}
-        return {self.title: {**varied, **SWEEP.terms(["accuracy*"]), **entropy}}
+        entropy = SWEEP["cross_entropy"].meaning
+        return {self.title: {**varied, **SWEEP.terms(["accuracy*"]), "cross entropy": entropy}}
 
     def command_line(self, config: Mapping[str, Any]) -> str:
         """Return the command that repeats a sweep."""
-        settings = {name: config[name] for name in ("trials", "seed", "fit")}
-        words = [word for name, value in settings.items() for word in option_words(name, value, defaults(sweep)[name])]
-        return shlex.join(["python", "-m", "probing", "sweep", "sweep.yaml", *words])
+        words = [option_words(name, config[name], defaults(sweep)[name]) for name in ("trials", "seed", "fit")]
+        return shlex.join(["python", "-m", "probing", "sweep", "sweep.yaml", *itertools.chain(*words)])
 
     def _varied(self, result: Result) -> list[str]:
         return [name for name in result.results["best"] if name not in ("trial", "metric")]

@@ -17,7 +17,7 @@ from probing.errors import UserError, as_clause
 from probing.results import Table, count
 from probing.runs.run import Run
 from probing.statistics import neuron_ranks, spearman, top_overlap
-from probing.studies.sweep.definition import BEST_ACCURACY, SEED, Parameter, Sweep, rows_of, value_of
+from probing.studies.sweep.definition import BEST_ACCURACY, SEED, Parameter, Sweep, group_by_key, rows_of, value_of
 from probing.tables import UNINFORMATIVE
 from probing.tables.conclusions import known
 from probing.tables.figures import (
@@ -364,10 +364,7 @@ def conclusion(
 
 
 def _neighbours(outcomes: Sequence[Outcome], name: str) -> dict[Any, list[Outcome]]:
-    groups: dict[Any, list[Outcome]] = {}
-    for trial in outcomes:
-        groups.setdefault(repr(_without(trial.point, name)), []).append(trial)
-    return groups
+    return group_by_key(outcomes, lambda trial: repr(_without(trial.point, name)))
 
 
 def _without(point: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
@@ -405,8 +402,8 @@ def draw_sweep(figure: Figure, rows: Sequence[Row], varied: Sequence[str]) -> No
     # For each penalty, the agreement of rankings between trials that differ only in one other option.
     compared = [other for other in varied if any(known(row, f"{other}_spearman") for row in rows)]
     # Of two penalties, each is compared with the other, so that the agreement is the same at both.
-    n_values = {name: len({row[name] for row in rows}) for name in penalties}
-    stability = [(name, other) for name in penalties for other in compared if name != other or n_values[name] > 2]
+    pairs = itertools.product(penalties, compared)
+    stability = [(name, other) for name, other in pairs if name != other or len({row[name] for row in rows}) > 2]
     n = len(accuracy) + len(stability)
     height = -(-n // COLUMNS)
     figure.set_size_inches(3.1 * min(n, COLUMNS) + 2.0, max(2.7 * height, 3.6))
