@@ -21,15 +21,16 @@ def main() -> int:
     """Run the command line and return the exit status."""
     from probing.cli.commandline import USER_ERROR, run_process
     from probing.errors import UserError, single_line
-    from probing.runs import added_studies
-    from probing.runtime import refuse_mixed_files
+    from probing.runtime import refuse_other_files
     from probing.runtime.terminal import complain
 
     try:
-        refuse_mixed_files()
+        refuse_other_files()
     except UserError as error:
         complain(single_line(f"probing: {error}"))
         return USER_ERROR
+    from probing.runs import added_studies
+
     return run_process(COMMANDS | added_studies(), sys.argv[1:])
 
 

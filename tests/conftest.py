@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from families import FAMILIES as ALL_FAMILIES
-from families import make_checkpoint
+from families import bend, make_checkpoint
 from kernels import n_threads_of
 from probing.runtime import set_heap_aside, terminal
 
@@ -241,6 +241,34 @@ def long_corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _written(path: Path, sentences: list[str]) -> Path:
     path.write_text("".join(f"{sentence}\n" for sentence in sentences), encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="session")
+def short_text(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path:
+    """60 of `sentences` as a text file, one a line; read only."""
+    return _written(tmp_path_factory.mktemp("short_corpus") / "some.txt", sentences[:60])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the tests of a file share."""
+    return tmp_path_factory.mktemp("place")
+
+
+@pytest.fixture(scope="session")
+def bent(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path:
+    """A tiny BERT whose third neuron, from 0, is an outlier; read only."""
+    return bend(make_checkpoint(tmp_path_factory.mktemp("bent") / "bent", "bert", sentences), 3)
+
+
+@pytest.fixture(scope="module")
+def few_passes() -> Iterator[None]:
+    """Train probes of readouts for a dozen passes, where it does not matter how good they are."""
+    from probing.interventions import model_output
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_output, "MAX_PASSES", 12)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """How large the project is: numbers that may fall, and rise only with a reason beside them in `budget.json`.
 
-python tests/test_budget.py    # writes the numbers that have fallen
+python tests/test_budget.py             # writes the numbers that have fallen
+python tests/test_budget.py "REASON"    # also those that have risen, with the reason
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -20,7 +22,8 @@ VAGUE = (
     "asked", "found", "given", "held", "here", "kept", "left", "made", "measured", "one", "own", "said", "subject",
     "there", "those", "told", "typed", "usual", "wanted",
 )  # fmt: skip
-DOCUMENTS = {"README": ["README.md"], "manual": ["docs/*.md"], "notes": ["docs/notes/*.md"]}
+# The manual is counted as it is read, in `test_docs.py`.
+DOCUMENTS = {"README": ["README.md"], "notes": ["docs/notes/*.md"]}
 
 
 def python_files(room: str) -> Iterator[Path]:
@@ -118,10 +121,11 @@ def measure() -> dict[str, int]:
 
 def test_nothing_is_above_its_budget() -> None:
     budget, measured = json.loads(BUDGET.read_text(encoding="utf-8")), measure()
-    above = {
-        name: (n, budget["at most"].get(name)) for name, n in measured.items() if n > budget["at most"].get(name, 0)
-    }
-    assert above == {}, "lower it, or raise the number in tests/budget.json with the reason"
+    above = [
+        f"{name}: {n}, at most {budget['at most'].get(name)}"
+        for name, n in measured.items() if n > budget["at most"].get(name, 0)
+    ]  # fmt: skip
+    assert not above, "lower these, or `python tests/test_budget.py REASON`:\n" + "\n".join(above)
 
 
 def test_what_is_gone_has_no_budget_and_every_reason_is_of_a_number() -> None:
@@ -139,7 +143,17 @@ def test_lines_with_code_are_counted(tmp_path: Path) -> None:
     assert code_lines(file) == 5
 
 
+def write(reason: str | None = None) -> None:
+    """Write the numbers that have fallen; with a reason also those that have risen."""
+    limits = json.loads(BUDGET.read_text(encoding="utf-8"))
+    before, reasons = limits["at most"], limits["reasons"]
+    for name, n in (measured := measure()).items():
+        if n > before.get(name, 0) and reason:
+            reasons[name] = "; ".join(dict.fromkeys([*filter(None, [reasons.get(name)]), reason]))
+    limits["at most"] = {name: n if reason else min(n, before.get(name, n)) for name, n in measured.items()}
+    limits["reasons"] = {name: of for name, of in reasons.items() if name in measured}
+    BUDGET.write_text(json.dumps(limits, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    limits = json.loads(BUDGET.read_text(encoding="utf-8")) if BUDGET.exists() else {"at most": {}, "reasons": {}}
-    limits["at most"] = {name: min(n, limits["at most"].get(name, n)) for name, n in measure().items()}
-    BUDGET.write_text(json.dumps(limits, indent=2) + "\n", encoding="utf-8")
+    write(*sys.argv[1:])

@@ -106,6 +106,19 @@ def test_it_starts_where_its_files_are_its_own(site: Path, tmp_path: Path) -> No
     assert start(site, tmp_path / "elsewhere") == (0, "nothing is cached in nothing\n")
 
 
+def test_a_folder_that_is_taken_for_the_package_is_named(tmp_path: Path) -> None:
+    if PathFinder.find_spec("probing", [path for path in sys.path if Path(path) != ROOT]):
+        pytest.skip("an installation that is not editable comes before a folder")
+    (tmp_path / "probing" / "runs").mkdir(parents=True)
+    command = [sys.executable, "-m", "probing", "cache", "ls"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", check=False
+    )  # fmt: skip
+    named = f"probing: Python takes the folder {tmp_path / 'probing'} for the package; run in another folder"
+    assert (ended.returncode, ended.stderr.startswith(named)) == (2, True), ended.stderr
+
+
 @pytest.mark.parametrize("story", ["other first", "other last", "other removed"])
 def test_it_refuses_to_start_where_files_of_the_unrelated_distribution_are_mixed_with_its_own(
     story: str, site: Path

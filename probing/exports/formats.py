@@ -393,19 +393,13 @@ def _write_figures(
     return {"figures": [path.name for path in write_drawings(folder, titled, formats)]}
 
 
-def _write_each(result: Result, folder: Path, write: Callable[[Path, Table, Schema], None]) -> dict[str, Any]:
+def _write_each(
+    result: Result, folder: Path, write: Callable[[Path, Table, Schema], None], suffix: str
+) -> dict[str, Any]:  # fmt: skip
     tables = tables_of(result)
     for name, (rows, schema) in tables.items():
-        write(folder / name, rows, schema)
+        write(folder / f"{name}.{suffix}", rows, schema)
     return {"tables": {name: len(rows) for name, (rows, _) in tables.items()}}
-
-
-def _write_csv(path: Path, rows: Table, schema: Schema) -> None:
-    write_csv(path.with_suffix(".csv"), rows, schema)
-
-
-def _write_parquet(path: Path, rows: Table, schema: Schema) -> None:
-    rows.to_parquet(path.with_suffix(".parquet"))
 
 
 def _write_latex(
@@ -476,9 +470,9 @@ def _cut(rows: Table) -> Table:
 
 
 FORMATS = {
-    "parquet": _Format(partial(_write_each, write=_write_parquet)),
+    "parquet": _Format(partial(_write_each, write=lambda path, rows, _: rows.to_parquet(path), suffix="parquet")),
     "latex": _Format(_write_latex),
-    "csv": _Format(partial(_write_each, write=_write_csv)),
+    "csv": _Format(partial(_write_each, write=write_csv, suffix="csv")),
     "figures": _Format(_write_figures),
     "neuronpedia": _Format(write_neuronpedia, ("fit",)),
     "headvis": _Format(write_headvis, ("attention",)),

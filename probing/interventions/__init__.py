@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 POSITION, RETRAINED, MLM, STS, WIC = "position", "position_retrained", "mlm", "sts", "wic"
 
@@ -41,9 +41,9 @@ READOUTS_OF_UNITS: dict[str, str | None] = {**READOUTS, TUNED: "RUN"}
 # Replacements of neurons; the last one reads pairs of sentences in place of the corpus.
 NeuronReplacement = Literal["mean", "zero", "resample", "direction", "shuffled", "translate", "interchange"]
 
-NEURON_KINDS: tuple[NeuronReplacement, ...] = ("mean", "zero", "resample", "direction", "shuffled", "translate")
-
 INTERCHANGE: NeuronReplacement = "interchange"
+
+NEURON_KINDS: tuple[NeuronReplacement, ...] = get_args(NeuronReplacement)[:-1]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,9 @@ class ReadoutUnit:
         times: Factor that converts a difference to this unit.
         digits: Number of decimals of a difference.
         is_share: Whether it is a share of correct examples rather than a mean of numbers.
+        loss: The loss by whose gradients heads are ranked, if they can be; `{layer}` is the layer of a probe.
         items: Unit of resampling and pairing.
+        by_head: Whether a head of the model reads, which takes the last layer alone.
     """
 
     noun: str
@@ -64,7 +66,9 @@ class ReadoutUnit:
     digits: int
     higher_is_better: bool
     is_share: bool
+    loss: str = ""
     items: str = "sentence"
+    by_head: bool = False
 
     @property
     def sign(self) -> int:
@@ -72,20 +76,30 @@ class ReadoutUnit:
         return 1 if self.higher_is_better else -1
 
 
+_PROBE_LOSS = "the loss of the probe of layer {layer} (nats)"
+
 _MEASURES = {
-    POSITION: ReadoutUnit("position accuracy", "points", 100, 1, True, True),
+    POSITION: ReadoutUnit("position accuracy", "points", 100, 1, True, True, _PROBE_LOSS),
     TASK: ReadoutUnit("accuracy", "points", 100, 1, True, True),
-    TUNED: ReadoutUnit("task accuracy", "points", 100, 1, True, True),
-    TUNED_R2: ReadoutUnit("task R²", "points", 100, 1, True, False),
+    TUNED: ReadoutUnit("task accuracy", "points", 100, 1, True, True, "the loss of the task (nats)", by_head=True),
+    TUNED_R2: ReadoutUnit(
+        "task R²", "points", 100, 1, True, False, "the loss of the task (squared deviations)", by_head=True
+    ),
     # What is looked for is a rise.
     TRANSLATED: ReadoutUnit("share read as the target", "points", 100, 1, False, True),
-    INTERCHANGED: ReadoutUnit("share read as the counterpart", "points", 100, 1, False, True, "pair"),
-    WORDS: ReadoutUnit("log odds carried", "points", 100, 1, False, False, "pair"),
-    MLM: ReadoutUnit("loss of masked words", "nats", 1, 3, False, False),
-    STS: ReadoutUnit("Spearman's correlation", "points", 100, 1, True, False, "pair"),
+    INTERCHANGED: ReadoutUnit("share read as the counterpart", "points", 100, 1, False, True, items="pair"),
+    WORDS: ReadoutUnit("log odds carried", "points", 100, 1, False, False, items="pair"),
+    MLM: ReadoutUnit(
+        "loss of masked words", "nats", 1, 3, False, False, "the loss of masked words (nats)", by_head=True
+    ),
+    STS: ReadoutUnit(
+        "Spearman's correlation", "points", 100, 1, True, False, "the squared error of the cosines", "pair"
+    ),
     CONTRAST: ReadoutUnit("contrast of a position head", "logits", 1, 2, True, False),
     WORD_MASS: ReadoutUnit("attention of a position head to its offset", "points", 100, 1, True, False),
-    WIC: ReadoutUnit("WiC accuracy", "points", 100, 1, True, True, "pair"),
+    WIC: ReadoutUnit(
+        "WiC accuracy", "points", 100, 1, True, True, "the loss of the logistic curve of the cosine (nats)", "pair"
+    ),
 }
 
 

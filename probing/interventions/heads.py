@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -28,10 +28,10 @@ UnitType = Literal["heads", "layers"]
 
 UNITS: tuple[UnitType, ...] = ("heads", "layers")
 
-KINDS: tuple[HeadReplacement, ...] = ("uniform", "zero", "mean", "resample", "skip")
+KINDS: tuple[HeadReplacement, ...] = get_args(HeadReplacement)
 
 # A head cannot be skipped: without it, a block has another width.
-OF_HEADS: tuple[HeadReplacement, ...] = ("uniform", "zero", "mean", "resample")
+OF_HEADS = tuple(kind for kind in KINDS if kind != "skip")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -316,7 +316,7 @@ class MaskedWordLoss(OfSentences):
     labels: Tensor
     head: MaskedHead
     last: int
-    name: str = MLM
+    name: ClassVar[str] = MLM
 
     @classmethod
     def of(
@@ -486,7 +486,7 @@ class WordOdds:
     masks: NDArray[np.int64]
     words: NDArray[np.int64]
     head: MaskedHead
-    name: str = WORDS
+    name: ClassVar[str] = WORDS
 
     def layers(self, block: int) -> list[int]:
         """Return the last layer."""

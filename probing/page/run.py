@@ -264,13 +264,8 @@ def neuron_pages(view: RunView, anchor: str, room: int) -> Html | None:
         most = _most(list(of_layers.values()), room)
         parts = [_layer(layer, pages, most, anchor, layer == view.leading) for layer, pages in of_layers.items()]
     about = "The first neurons of each layer, one by one: test tokens, mean by position, weights, and ranks elsewhere."
-    return element(
-        "details",
-        element("summary", about),
-        element("p", f"On paper these are of layer {view.leading} only.", class_="on-paper"),
-        *parts,
-        class_="contexts",
-    )
+    on_paper = element("p", f"On paper these are of layer {view.leading} only.", class_="on-paper")
+    return element("details", element("summary", about), on_paper, *parts, class_="contexts")
 
 
 def _layer(layer: int, pages: Sequence[NeuronPage], most: int, anchor: str, is_leading: bool) -> Html:

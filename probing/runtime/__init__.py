@@ -299,12 +299,16 @@ def started_as() -> str:
     return PACKAGE if Path(sys.argv[0]).stem == PACKAGE else "python -m probing"
 
 
-def refuse_mixed_files() -> None:
-    """Raise UserError if files of the other distribution are mixed with this package's files.
+def refuse_other_files() -> None:
+    """Raise UserError if other files are imported under the package's name.
 
-    Each distribution overwrites some files of the other; removal of the other may leave a foreign `__init__.py`.
+    A folder of that name in the current folder, such as a clone, comes before an editable installation. Files of the
+    other distribution overwrite some of this one's; removal of the other may leave a foreign `__init__.py`.
     """
     package = Path(__file__).resolve().parent.parent
+    folder = Path(next(iter(sys.modules["probing"].__path__))).resolve()
+    if folder != package:
+        raise UserError(f"Python takes the folder {folder} for the package; run in another folder, or rename that one")
     version = _other_in(package)
     names = getattr(sys.modules["probing"], "__all__", ())
     if version is None and "load_run" in names:

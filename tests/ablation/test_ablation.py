@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from probing.errors import UserError
+from probing.interventions import INTERCHANGE, NEURON_KINDS, READOUTS_OF_UNITS, measure_of
 from probing.interventions import probed_task as retraining
 from probing.interventions.forward import Readers, ReadText
 from probing.interventions.frozen_probes import FrozenProbes
@@ -35,7 +36,9 @@ from probing.probes.training import Lbfgs, Training
 from probing.runs.run import Run
 from probing.statistics import difference_interval, difference_p_value, mean_interval
 from probing.statistics.chance import holm
+from probing.studies.ablate.neuron_tables import OF_NEURONS
 from probing.studies.ablate.survey import PassScores, better_without_rows, effect_rows, pass_scores_of, raising_rows
+from probing.studies.ablate.tables import REPLACEMENTS
 from probing.text import Corpus
 from probing.text.tasks import load_task
 from probing.text.tokens import Tokens
@@ -60,6 +63,12 @@ def test_without_a_change_the_probes_read_what_they_read_from_the_whole_model(ca
         for i, layer in enumerate(range(block, 4)):
             assert torch.equal(right[i], of_whole_model(case, layer))
     assert np.array_equal(case.probes.n_by_sentence(case.text.tokens), _n_examples(case))
+
+
+def test_every_kind_of_replacement_and_every_readout_has_its_words() -> None:
+    assert set(REPLACEMENTS) == set(KINDS)
+    assert set(OF_NEURONS) == {*NEURON_KINDS, INTERCHANGE}
+    assert all(measure_of(name).loss for name in READOUTS_OF_UNITS)
 
 
 def _n_examples(case: Case) -> list[int]:

@@ -29,12 +29,6 @@ SINK, EVERYWHERE = 7, 31
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs that share their cache."""
-    return tmp_path_factory.mktemp("first-token")
-
-
-@pytest.fixture(scope="module")
 def text(place: Path) -> Path:
     path = place / "sentences.txt"
     path.write_text("".join(f"{sentence}\n" for sentence in make_sentences(120, longest=12)), encoding="utf-8")

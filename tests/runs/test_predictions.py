@@ -34,11 +34,6 @@ TAGS = {"n": NOUNS, "v": VERBS}
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("predictions")
-
-
-@pytest.fixture(scope="module")
 def treebank(place: Path) -> Path:
     """Sentences of words whose tag depends on the word, with pieces in several words."""
     generator = np.random.default_rng(0)

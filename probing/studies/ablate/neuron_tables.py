@@ -105,7 +105,7 @@ SCHEMAS = NEURON_INTERVENTIONS, NEURON_DRAWS, INTERVENTIONS
 
 # How neurons are changed, as a phrase that follows `neurons of layer N`; where it is by classes, of positions and of a
 # run's own task.
-_KINDS = {
+OF_NEURONS = {
     "mean": "set to their mean",
     "zero": "set to 0",
     "resample": "with their values at random tokens of other sentences",
@@ -150,7 +150,7 @@ SENTENCES = {
 def kind_of(row: Row) -> str:
     """Return the change of a row's neurons, as a phrase that follows `neurons of layer N`."""
     kind = row["kind"]
-    return _KINDS_OF_TASK[kind].format(row["task"]) if "task" in row and kind in _KINDS_OF_TASK else _KINDS[kind]
+    return _KINDS_OF_TASK[kind].format(row["task"]) if "task" in row and kind in _KINDS_OF_TASK else OF_NEURONS[kind]
 
 
 def groups_of(rows: Sequence[Row]) -> list[Table]:

@@ -21,6 +21,7 @@ from probing.interventions import POSITION, RETRAINED, TUNED, ReadoutUnit, measu
 from probing.interventions.forward import ReadableText, Readout, ReadText, draw_text
 from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout
 from probing.interventions.heads import (
+    KINDS,
     AblationJob,
     HeadPasses,
     HeadReplacement,
@@ -283,9 +284,9 @@ class _ReadoutPasses:
     @contextmanager
     def _store(self, readout: str, key_part: Mapping[str, Any], n_passes: int | None = None) -> Iterator[WorkStore]:
         setup, config, last = self.setup, self.config, self.stores[-1]
-        # Units and kinds do not change the results of a pass.
+        # Units and kinds that are wanted do not change the results of a pass; all kinds that exist number the passes.
         settings = {
-            "format": FORMAT, "readout": readout, "train": dict(self.stores[0].plan.key),
+            "format": FORMAT, "kinds": list(KINDS), "readout": readout, "train": dict(self.stores[0].plan.key),
             "split_seed": setup.split_seed, **key_part,
             "trainer": {name: str(value) for name, value in setup.source.trainer.items()},
             "n_tokens": config.n_tokens, "seed": config.seed,

@@ -215,16 +215,6 @@ SENTENCES = {
     "many random neurons at full precision, it is {random}; p = {p:.2g} by rank.",
 }
 
-# The loss of each readout by whose gradients heads are ranked.
-_LOSSES = {
-    "position": "the loss of the probe of layer {layer} (nats)",
-    "mlm": "the loss of masked words (nats)",
-    "sts": "the squared error of the cosines",
-    "wic": "the loss of the logistic curve of the cosine (nats)",
-    "tuned": "the loss of the task (nats)",
-    "tuned_r2": "the loss of the task (squared deviations)",
-}
-
 # Meanings of the headings of effects, which are a column for each kind.
 EFFECTS: Terms = {
     "head": HEAD_NAME,
@@ -238,9 +228,6 @@ EFFECTS: Terms = {
     "frozen probe": "Effect on the probe that was trained on the intact model.",
     "retrained probe": "Effect on a probe that is trained while the head or layer is ablated.",
 }
-
-# Readouts by a head of the model, which takes the last layer alone.
-_BY_HEAD = (MLM, TUNED, TUNED_R2)
 
 # Largest difference of two scores of the same model on the same text.
 SAME = 1e-6
@@ -278,7 +265,7 @@ def by_readout(tables: Mapping[str, Table]) -> dict[str, dict[str, Table]]:
 def named(row: Row) -> str:
     """Return the measure of a row, with its data and its layer."""
     of = row["readout"].partition(":")[2]
-    layer = "" if row["readout"] in _BY_HEAD else f" of layer {row['layer']}"
+    layer = "" if measure_of(row["readout"]).by_head else f" of layer {row['layer']}"
     return f"{measure_of(row['readout']).noun}{in_brackets(of)}{layer}"
 
 
@@ -437,7 +424,7 @@ def _importance(rows: Table) -> Iterator[str]:
             f"{row['unit']} ({row['importance']:.3g}{', ' + ends_of if ends_of else ''})"
             for row, ends_of in zip(first, between, strict=True)
         )
-        loss = _LOSSES[first[0]["readout"].split(":")[0]].format(layer=first[0]["layer"])
+        loss = measure_of(first[0]["readout"]).loss.format(layer=first[0]["layer"])
         yield SENTENCES["importance"].format(loss=loss, heads=f"head{'s' * (len(first) > 1)} {heads}")
 
 

@@ -13,7 +13,7 @@ from probing.cli.options import ProbeOptions, as_options
 from probing.data.labelling import choose_classes, class_of_tokens
 from probing.data.module import READ_AGAIN
 from probing.errors import UserError, about_option, as_clause
-from probing.interventions.heads import UNITS
+from probing.interventions.heads import OF_HEADS, UNITS
 from probing.models import ALIASES, load_config, resolve_model
 from probing.models.source import ModelSource, is_downloaded
 from probing.runtime import drop_garbage
@@ -97,7 +97,7 @@ def _passes(options: Mapping[str, Any], n_blocks: int, n_heads: int) -> float:
     """
     pruned = "" if options["prune"] is False else str(options["prune"])
     of_units, of_weights = (pruned in ("True", "all") or name in pruned for name in ("units", "weights"))
-    kinds = 4 if options["kinds"] in (None, "all") else len(str(options["kinds"]).split(","))
+    kinds = len(OF_HEADS) if options["kinds"] in (None, "all") else len(str(options["kinds"]).split(","))
     n_units = {"heads": n_heads, "layers": 1}.get(str(options["units"]), n_heads + 1)
     passes = kinds * n_blocks * n_units / 2
     passes += len(UNITS) * (N_RANDOM + 2) / options["prune_share"] / 2 if of_units else 0

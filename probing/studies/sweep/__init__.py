@@ -526,8 +526,7 @@ class SweepStudy(Study):
         """Return the meanings of the headings; those of options are their help."""
         options = flat(FitOptions)
         varied = {name: options[name].help for name in self._varied(result) if name in options}
-        entropy = SWEEP["cross_entropy"].meaning
-        return {self.title: {**varied, **SWEEP.terms(["accuracy*"]), "cross entropy": entropy}}
+        return {self.title: {**varied, **SWEEP.terms(["accuracy*"]), "cross entropy": SWEEP["cross_entropy"].meaning}}
 
     def command_line(self, config: Mapping[str, Any]) -> str:
         """Return the command that repeats a sweep."""

@@ -56,11 +56,6 @@ USUAL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ablate")
-
-
 def ablated(place: Path, model: Path, corpus: Path, **options: Any) -> Result:
     own = {"retrain": 0, "runs": str(place / "runs"), **USUAL, **options}
     made = ablate(model=str(model), corpus=str(corpus), **own)
@@ -148,6 +143,15 @@ def test_a_killed_run_goes_on_with_the_next_unit_and_ends_with_the_same_numbers(
     assert len(seen) == 43
     assert {(row["unit"], row["kind"]) for row in few.ablated} == {("2-1", "zero"), ("2-2", "zero")}
     assert {path.stem for path in (few.folder / "figures").glob("*.png")} == {"heads_zero"}
+    # Stored passes are not those of other jobs that have their numbers in a version with other kinds.
+    monkeypatch.undo()
+    kinds = ("mean", "zero", "uniform", "resample", "skip")
+    for name in ("probing.interventions.heads.KINDS", "probing.studies.ablate.survey.KINDS"):
+        monkeypatch.setattr(name, kinds)
+    monkeypatch.setattr("probing.interventions.heads.OF_HEADS", kinds[:-1])
+    other = ablated(tmp_path, checkpoints["bert"], corpus_file, units="heads", kinds=["mean"], layer=2)
+    effects = {(row["unit"], row["layer"]): row["effect"] for row in made.ablated if row["kind"] == "mean"}
+    assert [row["effect"] for row in other.ablated] == [effects[row["unit"], row["layer"]] for row in other.ablated]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")

@@ -36,11 +36,6 @@ PLANTED = [7, 21, 30]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("neurons")
-
-
-@pytest.fixture(scope="module")
 def model(place: Path, sentences: list[str]) -> Path:
     """A BERT of 36 neurons whose position table has nothing but three of them, and whose blocks add little."""
     from transformers import BertConfig, BertModel

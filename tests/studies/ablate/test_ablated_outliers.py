@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from families import bend, make_checkpoint, masked_lm
+from families import bend, masked_lm
 from probing import WandbOptions
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
-from probing.interventions import model_output as readouts
 from probing.runs import Result
 from probing.studies.ablate import ablate
 from probing.studies.ablate.neuron_tables import outlier_conclusions
@@ -21,41 +19,20 @@ from synthetic import LIGHTNING_WARNINGS
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
-pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)]
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.usefixtures("few_passes"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS),
+]
 
 PLANTED = 3
 LEAN: dict[str, Any] = {"neurons": "outliers", "definition": "argmin_share", "draws": 1, "quiet": True}
-N_SENTENCES = 60
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_passes() -> Iterator[None]:
-    """Probes of a dozen passes are good enough here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readouts, "MAX_PASSES", 12)
-        yield
 
 
 @pytest.fixture(scope="module")
-def corpus_file(place: Path, sentences: list[str]) -> Path:
-    (place / "some.txt").write_text("\n".join(sentences[:N_SENTENCES]), encoding="utf-8")
-    return place / "some.txt"
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("outliers")
-
-
-@pytest.fixture(scope="module")
-def bent(place: Path, sentences: list[str]) -> Path:
-    return bend(make_checkpoint(place / "bent", "bert", sentences), PLANTED)
-
-
-@pytest.fixture(scope="module")
-def made(place: Path, bent: Path, corpus_file: Path) -> Result:
+def made(place: Path, bent: Path, short_text: Path) -> Result:
     found = ablate(
-        str(bent), "1,2", corpus=str(corpus_file), runs=str(place / "runs"), name="a", wandb=WandbOptions("offline"),
+        str(bent), "1,2", corpus=str(short_text), runs=str(place / "runs"), name="a", wandb=WandbOptions("offline"),
         **LEAN,
     )  # fmt: skip
     assert found is not None
@@ -98,11 +75,11 @@ def test_tables_figures_and_sentences_are_where_the_others_are(made: Result) -> 
 
 @pytest.mark.slow
 def test_a_model_with_its_head_is_read_by_the_loss_of_masked_words(
-    place: Path, sentences: list[str], corpus_file: Path
+    place: Path, sentences: list[str], short_text: Path
 ) -> None:
     folder = bend(masked_lm(place / "headed", "bert", sentences), PLANTED)
     found = ablate(
-        str(folder), 2, corpus=str(corpus_file), runs=str(place / "runs"), wandb=WandbOptions("disabled"),
+        str(folder), 2, corpus=str(short_text), runs=str(place / "runs"), wandb=WandbOptions("disabled"),
         **LEAN,
     )  # fmt: skip
     assert found is not None
@@ -113,9 +90,9 @@ def test_a_model_with_its_head_is_read_by_the_loss_of_masked_words(
 
 @pytest.mark.slow
 def test_a_model_without_outliers_is_told_so(
-    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoints: dict[str, Path], short_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = [f"--model={checkpoints['gpt2']}", f"--corpus={corpus_file}", f"--runs={tmp_path}", "--name=g"]
+    options = [f"--model={checkpoints['gpt2']}", f"--corpus={short_text}", f"--runs={tmp_path}", "--name=g"]
     options += ["--neurons=outliers", "--layer=1", "--draws=2", "--wandb.mode=disabled"]
     assert run(COMMANDS, ["ablate", *options]) == 0
     # A model of 16 neurons has no outlier by the default definition.

@@ -36,11 +36,6 @@ def class_of(piece: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tasks")
-
-
-@pytest.fixture(scope="module")
 def model(place: Path, sentences: list[str]) -> Path:
     """A BERT of 36 neurons in two of which each piece has the values of its class, and whose blocks add little."""
     from transformers import BertConfig, BertModel

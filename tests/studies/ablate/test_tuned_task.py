@@ -85,11 +85,6 @@ def only_one_head_matters(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tuned")
-
-
-@pytest.fixture(scope="module")
 def planted(place: Path, checkpoints: dict[str, Path]) -> Path:
     """A run whose second checkpoint was changed by hand."""
     made = finetune(

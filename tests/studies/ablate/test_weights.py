@@ -192,11 +192,6 @@ def test_rows_are_held_against_the_model_as_it_is_and_outliers_against_random_ne
     assert all(row["p_value"] > 0.05 for row in alike if row["kept"] != "random")
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("quantised")
-
-
 @pytest.mark.slow
 def test_the_command_writes_the_table_and_goes_on(
     place: Path, checkpoints: dict[str, Path], sentences: list[str]

@@ -40,11 +40,6 @@ def labelled(path: Path, n: int, seed: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("recipes")
-
-
-@pytest.fixture(scope="module")
 def made(checkpoints: dict[str, Path], one_block: Path, place: Path) -> Callable[[str], Result]:
     """Return a run of `finetune` by its name, made when it is first asked for."""
     train, test = labelled(place / "train.csv", 300, 0), labelled(place / "test.csv", 60, 1)

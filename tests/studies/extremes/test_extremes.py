@@ -60,18 +60,7 @@ PLANTED, LARGE = 11, 3
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("extremes")
-
-
-@pytest.fixture(scope="module")
-def text(place: Path, sentences: list[str]) -> Path:
-    (place / "some.txt").write_text("\n".join(sentences[:60]), encoding="utf-8")
-    return place / "some.txt"
-
-
-@pytest.fixture(scope="module")
-def made(place: Path, text: Path, sentences: list[str]) -> Result:
+def made(place: Path, short_text: Path, sentences: list[str]) -> Result:
     """Measure a BERT whose second block makes a neuron huge on [CLS], and whose first head reads an outlier alone."""
     folder = make_checkpoint(place / "bent", "bert", sentences, hidden_size=48)
     model: Any = untouched(folder)
@@ -86,7 +75,8 @@ def made(place: Path, text: Path, sentences: list[str]) -> Result:
             linear.weight[:, PLANTED] = 3 * torch.randn(48)
     model.save_pretrained(folder)
     found = extremes(
-        str(folder), corpus=str(text), runs=str(place / "runs"), name="g", quiet=True, wandb=WandbOptions("disabled")
+        str(folder), corpus=str(short_text), runs=str(place / "runs"), name="g", quiet=True,
+        wandb=WandbOptions("disabled"),
     )  # fmt: skip
     assert found is not None
     return found
@@ -132,21 +122,21 @@ def test_tables_figures_page_and_sentences_have_them(made: Result, tmp_path: Pat
     assert all(title in page for title in titles)
 
 
-def argued(folder: Path, text: Path, runs: Path, *options: str) -> list[str]:
+def argued(folder: Path, short_text: Path, runs: Path, *options: str) -> list[str]:
     return ["extremes", "--name=g", "--wandb.mode=disabled", f"--model={folder}",
-            f"--corpus={text}", f"--runs={runs}", *options]  # fmt: skip
+            f"--corpus={short_text}", f"--runs={runs}", *options]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_a_model_that_rotates_queries_has_everything_but_heads_without_outliers(
-    place: Path, text: Path, sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: Path, short_text: Path, sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_checkpoint(place / "rotating", "llama", sentences)
     model: Any = untouched(folder)
     with torch.no_grad():
         model.embed_tokens.weight[:, 5] = 30
     model.save_pretrained(folder)
-    assert run(COMMANDS, argued(folder, text, tmp_path, "--definition=argmax_share")) == 0
+    assert run(COMMANDS, argued(folder, short_text, tmp_path, "--definition=argmax_share")) == 0
     said = capsys.readouterr().err
     assert "no outliers are fixed in queries and keys" in said
     assert "its queries and keys are rotated or normalised" in said
@@ -158,7 +148,7 @@ def test_a_model_that_rotates_queries_has_everything_but_heads_without_outliers(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(("family", "table"), [("gpt2", "wte"), ("mpnet", "embeddings.word_embeddings")])
 def test_attention_without_outliers_is_that_of_the_model_behind_norms_masks_and_relative_biases(
-    family: str, table: str, place: Path, text: Path, sentences: list[str], tmp_path: Path,
+    family: str, table: str, place: Path, short_text: Path, sentences: list[str], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     folder = make_checkpoint(place / f"large-{family}", family, sentences)
@@ -166,7 +156,7 @@ def test_attention_without_outliers_is_that_of_the_model_behind_norms_masks_and_
     with torch.no_grad():
         model.get_submodule(table).weight[:, 5] = 30
     model.save_pretrained(folder)
-    assert run(COMMANDS, argued(folder, text, tmp_path, "--definition=argmax_share")) == 0
+    assert run(COMMANDS, argued(folder, short_text, tmp_path, "--definition=argmax_share")) == 0
     # A block whose attention were not the model's would be left out.
     assert "is left out: its attention" not in capsys.readouterr().err
     rows = read_csv(tmp_path / "g" / "held_outliers.csv")
@@ -181,9 +171,9 @@ def test_attention_without_outliers_is_that_of_the_model_behind_norms_masks_and_
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_a_model_without_attention_in_each_block_has_its_large_values(
-    checkpoints: dict[str, Path], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoints: dict[str, Path], short_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(COMMANDS, argued(checkpoints["lfm2"], text, tmp_path)) == 0
+    assert run(COMMANDS, argued(checkpoints["lfm2"], short_text, tmp_path)) == 0
     assert "what attention does with special tokens is left out" in capsys.readouterr().err
     assert not {"sinks", "held_outliers"} & {path.stem for path in (tmp_path / "g").glob("*.csv")}
     assert (tmp_path / "g" / "massive.csv").exists()
@@ -191,9 +181,9 @@ def test_a_model_without_attention_in_each_block_has_its_large_values(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_a_model_without_outliers_is_told_so(
-    checkpoints: dict[str, Path], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoints: dict[str, Path], short_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(COMMANDS, argued(checkpoints["gpt2"], text, tmp_path, "--layer=2,3")) == 0
+    assert run(COMMANDS, argued(checkpoints["gpt2"], short_text, tmp_path, "--layer=2,3")) == 0
     assert "no layer that a block reads has any" in capsys.readouterr().err
     rows = read_csv(tmp_path / "g" / "sinks.csv")
     assert {row["token"] for row in rows} == {"first token", "punctuation", "other tokens"}
@@ -205,9 +195,9 @@ def test_a_model_without_outliers_is_told_so(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_the_first_token_cannot_be_set_aside(
-    checkpoints: dict[str, Path], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoints: dict[str, Path], short_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(COMMANDS, argued(checkpoints["bert"], text, tmp_path, "--first_token=exclude")) == 2
+    assert run(COMMANDS, argued(checkpoints["bert"], short_text, tmp_path, "--first_token=exclude")) == 2
     assert "`--first_token` is not an option of extremes" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

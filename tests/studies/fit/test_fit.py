@@ -68,12 +68,6 @@ def corpus(sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs that the tests of this file share, so that they share the cache."""
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="module")
 @rendered()
 def run(checkpoints: dict[str, Path], corpus: Path, place: Path) -> Run:
     made = fit(

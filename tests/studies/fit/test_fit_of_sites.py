@@ -46,11 +46,6 @@ READERS = {"mlp": "encoder.layer.{}.output.dense", "attention": "encoder.layer.{
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="module")
 def made(checkpoints: dict[str, Path], corpus_file: Path, place: Path) -> Callable[[str], Run]:
     """Return the run of a site on the tiny BERT; each is made once."""
     found: dict[str, Run] = {}

@@ -40,11 +40,6 @@ TABLES = ("geometry", "outliers", "dimensions", "parameters", "explained")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("geometry")
-
-
-@pytest.fixture(scope="module")
 def bent(place: Path, sentences: list[str]) -> Path:
     """A tiny BERT wide enough for an outlier of the mean: neuron 11, in every layer, by the bias of its LayerNorms."""
     from transformers import BertConfig, BertModel

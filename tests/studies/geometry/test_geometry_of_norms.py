@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from families import bend, masked_lm
+from families import masked_lm
 from probing import WandbOptions
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.interventions import model_output as readouts
 from probing.runs import Result
 from probing.studies.geometry import geometry
 from probing.studies.geometry.inside import inside_conclusions
@@ -23,7 +21,11 @@ from synthetic import LIGHTNING_WARNINGS
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
-pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)]
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.usefixtures("few_passes"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS),
+]
 
 PLANTED = 3
 # What is not looked at here costs most.
@@ -31,36 +33,10 @@ LEAN: dict[str, Any] = {"transforms": "none", "definition": "argmin_share", "dra
 N_SENTENCES = 60
 
 
-@pytest.fixture(autouse=True, scope="module")
-def few_passes() -> Iterator[None]:
-    """Probes of a dozen passes are good enough here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readouts, "MAX_PASSES", 12)
-        yield
-
-
 @pytest.fixture(scope="module")
-def corpus_file(place: Path, sentences: list[str]) -> Path:
-    (place / "some.txt").write_text("\n".join(sentences[:N_SENTENCES]), encoding="utf-8")
-    return place / "some.txt"
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("inside")
-
-
-@pytest.fixture(scope="module")
-def bent(place: Path, sentences: list[str]) -> Path:
-    from families import make_checkpoint
-
-    return bend(make_checkpoint(place / "bent", "bert", sentences), PLANTED)
-
-
-@pytest.fixture(scope="module")
-def made(place: Path, bent: Path, corpus_file: Path) -> Result:
+def made(place: Path, bent: Path, short_text: Path) -> Result:
     found = geometry(
-        str(bent), "1,2", corpus=str(corpus_file), runs=str(place / "runs"), name="g", smoothing_bound=True,
+        str(bent), "1,2", corpus=str(short_text), runs=str(place / "runs"), name="g", smoothing_bound=True,
         wandb=WandbOptions("offline"), **LEAN,
     )  # fmt: skip
     assert found is not None
@@ -108,9 +84,9 @@ def ask(*args: str) -> list[str]:
 
 @pytest.mark.slow
 def test_what_does_not_apply_is_said_and_leaves_no_table(
-    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoints: dict[str, Path], short_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = [f"--model={checkpoints['gpt2']}", f"--corpus={corpus_file}", f"--runs={tmp_path}", "--name=g"]
+    args = [f"--model={checkpoints['gpt2']}", f"--corpus={short_text}", f"--runs={tmp_path}", "--name=g"]
     assert run(COMMANDS, ask("--smoothing_bound", "--layer=1", *args)) == 0
     said = capsys.readouterr().err
     assert "--smoothing_bound does not apply" in said
@@ -122,29 +98,18 @@ TABLES = ("norms", "norm_changes", "path", "first_row")
 
 
 @pytest.fixture(scope="module")
-def stream_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("stream")
-
-
-@pytest.fixture(scope="module")
-def stream_file(stream_place: Path, sentences: list[str]) -> Path:
-    (stream_place / "some.txt").write_text("\n".join(sentences[:60]), encoding="utf-8")
-    return stream_place / "some.txt"
-
-
-@pytest.fixture(scope="module")
-def stream_made(stream_place: Path, stream_file: Path, sentences: list[str]) -> Result:
+def stream_made(place: Path, short_text: Path, sentences: list[str]) -> Result:
     """Measure a model with a head for masked words, whose second norms make one neuron the smallest of all tokens."""
     from transformers import AutoModelForMaskedLM
 
-    folder = masked_lm(stream_place / "bent", "bert", sentences)
+    folder = masked_lm(place / "bent", "bert", sentences)
     model: Any = AutoModelForMaskedLM.from_pretrained(folder)
     with torch.no_grad():
         for block in model.base_model.encoder.layer:
             block.output.LayerNorm.bias[PLANTED] = -6
     model.save_pretrained(folder)
     found = geometry(
-        str(folder), "1,2", corpus=str(stream_file), runs=str(stream_place / "runs"), name="g", norms=True, path=True,
+        str(folder), "1,2", corpus=str(short_text), runs=str(place / "runs"), name="stream", norms=True, path=True,
         transforms="none", definition="argmin_share", draws=2, quiet=True, wandb=WandbOptions("offline"),
     )  # fmt: skip
     assert found is not None
@@ -201,9 +166,9 @@ def test_tables_figures_and_sentences_have_them(stream_made: Result) -> None:
 
 @pytest.mark.slow
 def test_a_model_without_outliers_is_told_so_and_has_no_table(
-    checkpoints: dict[str, Path], stream_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoints: dict[str, Path], short_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = [f"--model={checkpoints['gpt2']}", f"--corpus={stream_file}", f"--runs={tmp_path}", "--name=g"]
+    args = [f"--model={checkpoints['gpt2']}", f"--corpus={short_text}", f"--runs={tmp_path}", "--name=g"]
     options = ["--norms", "--path", "--layer=1", "--transforms=none", "--draws=2", "--wandb.mode=disabled"]
     assert run(COMMANDS, ["geometry", *options, *args]) == 0
     said = capsys.readouterr().err
@@ -222,10 +187,10 @@ def test_a_model_without_outliers_is_told_so_and_has_no_table(
     ],
 )
 def test_models_whose_parts_cannot_be_told_are_refused_before_any_work(
-    family: str, option: str, reason: str, checkpoints: dict[str, Path], stream_file: Path, tmp_path: Path,
+    family: str, option: str, reason: str, checkpoints: dict[str, Path], short_text: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    args = [f"--model={checkpoints[family]}", f"--corpus={stream_file}", f"--runs={tmp_path}"]
+    args = [f"--model={checkpoints[family]}", f"--corpus={short_text}", f"--runs={tmp_path}"]
     assert run(COMMANDS, ["geometry", option, "--wandb.mode=disabled", *args]) == 2
     said = capsys.readouterr().err
     assert f"`{option}`: " in said

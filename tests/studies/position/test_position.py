@@ -428,11 +428,6 @@ TABLES = ("position_split", "position_spectrum", "position_curves", "position_sh
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("position")
-
-
-@pytest.fixture(scope="module")
 def corpus_file(place: Path, sentences: list[str]) -> Path:
     (place / "some.txt").write_text("\n".join(sentences[:120]), encoding="utf-8")
     return place / "some.txt"

@@ -59,11 +59,6 @@ def pretrained(place: Path, corpus: Path, **options: Any) -> Result:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("pretrain")
-
-
-@pytest.fixture(scope="module")
 def made(place: Path, corpus_file: Path) -> Result:
     return pretrained(place, corpus_file, name="made", wandb=WandbOptions("offline"))
 
