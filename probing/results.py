@@ -569,8 +569,8 @@ class Html(str):
     __slots__ = ()
 
 
-# What is code in a sentence: what stands between backticks, and options.
-_CODE = re.compile(r"`([^`\n]+)`|((?<![\w-])--[a-z][\w.]*)")
+# What is code in a sentence: what stands between backticks, and options, with the values that sentences advise.
+_CODE = re.compile(r"`([^`\n]+)`|((?<![\w-])--[a-z][\w.]*(?: (?:centred|true)\b)?)")
 
 # Most characters of code that is not broken over lines.
 _SHORT = 32
@@ -1045,11 +1045,19 @@ def _number(cell: str) -> str:
     return re.sub(r"-(?=\.?\d)", "$-$", powers).replace("−", "-").replace("–", "--")
 
 
+def _stacked(heading: str, side: str) -> str:
+    lines = r" \\ ".join(map(escaped, heading.split("\n")))
+    return rf"\begin{{tabular}}[b]{{@{{}}{side}@{{}}}}{lines}\end{{tabular}}" if "\n" in heading else lines
+
+
 def booktabs(table: Any) -> str:
-    """Return a rich table, without title and caption, as a `tabular` for booktabs that ends in a line break."""
+    """Return a rich table, without title and caption, as a `tabular` for booktabs that ends in a line break.
+
+    A heading of several lines is stacked.
+    """
     columns = [([*column.cells], column.justify == "right", str(column.header)) for column in table.columns]
     cells = [[(_number if is_number else escaped)(str(cell)) for cell in of] for of, is_number, _ in columns]
-    head = [escaped(heading) for _, _, heading in columns]
+    head = [_stacked(heading, "r" if is_number else "l") for _, is_number, heading in columns]
     lines = [" & ".join(row) + r" \\" for row in zip(*cells, strict=True)]
     return "\n".join([
         rf"\begin{{tabular}}{{{''.join('r' if is_number else 'l' for _, is_number, _ in columns)}}}",

@@ -7,7 +7,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache
@@ -323,6 +323,8 @@ def plain_table(title: str | None, leave_out: Sequence[str] = (), **options: Any
     from rich.table import Table
 
     class PlainTable(Table):
+        leave_out: Sequence[str]
+
         def __repr__(self) -> str:
             return render(self)
 
@@ -345,7 +347,7 @@ def plain_table(title: str | None, leave_out: Sequence[str] = (), **options: Any
 
             from rich.text import Text
 
-            fitted, width = _fitted(self, console, options, leave_out)
+            fitted, width = _fitted(self, console, options)
             fitted = copy(fitted)
             # rich would break title and caption at the width of the table, which may be narrow.
             above, below, fitted.title, fitted.caption = fitted.title, fitted.caption, None, None
@@ -357,10 +359,12 @@ def plain_table(title: str | None, leave_out: Sequence[str] = (), **options: Any
                 yield from console.render(Text(str(below), "table.caption"), prose)
 
     shown = title and visible(title)
-    return PlainTable(title=shown, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, **options)
+    table = PlainTable(title=shown, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, **options)
+    table.leave_out = leave_out
+    return table
 
 
-def _fitted(table: Any, console: Console, options: ConsoleOptions, leave_out: Sequence[str]) -> tuple[Any, int]:
+def _fitted(table: Any, console: Console, options: ConsoleOptions) -> tuple[Any, int]:
     """Return a table that fits into the width, or is as narrow as possible, and its minimal width."""
     from rich.measure import Measurement
 
@@ -368,15 +372,7 @@ def _fitted(table: Any, console: Console, options: ConsoleOptions, leave_out: Se
     if Measurement.get(console, endless, table).maximum <= options.max_width:
         return table, 0
     columns: list[Column] = list(table.columns)
-    names = [str(column.header) for column in columns]
-    first_out = [names.index(name) for name in leave_out if name in names]
-    others = [i for i in range(len(names) - 2, OF_THE_ROW - 1, -1) if i not in first_out]
-    out = [*first_out, *others]
-    for n_gone, broken in product(range(len(out) + 1), (False, True)):
-        gone = out[:n_gone]
-        for k in range(1, len(names)):  # a heading that recurs says what it is by the column to its left
-            if names.count(names[k]) > 1 and k - 1 in gone and k not in gone:
-                gone.append(k)
+    for gone, broken in product(columns_to_leave_out(table), (False, True)):
         fitted = _with(table, [column for k, column in enumerate(columns) if k not in gone], broken)
         width = Measurement.get(console, endless, fitted).minimum
         if width <= options.max_width:
@@ -384,15 +380,31 @@ def _fitted(table: Any, console: Console, options: ConsoleOptions, leave_out: Se
     else:  # no choice of columns fits: all of them, over the width
         gone, fitted, width = [], _with(table, columns, broken=True), table.width_of_all(console)
     if gone:
-        dropped = [_called(names, k) for k in sorted(gone)]
+        dropped = names_of_columns(table, gone)
         note = f"left out for lack of room: {', '.join(dropped)}"
         fitted.caption = "\n".join([*_legend(str(fitted.caption or ""), dropped), note])
     return fitted, width
 
 
-def _called(names: Sequence[str], k: int) -> str:
-    of = next((name for name in reversed(names[:k]) if names.count(name) == 1), "")
-    return f"{names[k]} of {of}" if names.count(names[k]) > 1 and of else names[k]
+def columns_to_leave_out(table: Any) -> Iterator[list[int]]:
+    """Yield the columns to leave out of a table that does not fit, none at first, then one more at a time."""
+    names = [str(column.header) for column in table.columns]
+    first_out = [names.index(name) for name in table.leave_out if name in names]
+    others = [i for i in range(len(names) - 2, OF_THE_ROW - 1, -1) if i not in first_out]
+    out = [*first_out, *others]
+    for n_gone in range(len(out) + 1):
+        gone = out[:n_gone]
+        for k in range(1, len(names)):  # a heading that recurs says what it is by the column to its left
+            if names.count(names[k]) > 1 and k - 1 in gone and k not in gone:
+                gone.append(k)
+        yield gone
+
+
+def names_of_columns(table: Any, which: Iterable[int]) -> list[str]:
+    """Return the headings of some columns, in their order; one that recurs with that of the column that it is of."""
+    names = [str(column.header) for column in table.columns]
+    of = {k: next((name for name in reversed(names[:k]) if names.count(name) == 1), "") for k in which}
+    return [f"{names[k]} of {of[k]}" if names.count(names[k]) > 1 and of[k] else names[k] for k in sorted(of)]
 
 
 def _legend(caption: str, dropped: Sequence[str]) -> list[str]:
@@ -411,7 +423,7 @@ def _with(table: Any, columns: Sequence[Column], broken: bool) -> Any:
     copied.columns = [
         replace(column, header=header, min_width=_least(header, column), no_wrap=_is_of_numbers(column), _index=i)
         for i, column in enumerate(columns)
-        for header in [_broken(str(column.header), column) if broken else str(column.header)]
+        for header in [wrapped_heading(str(column.header), column) if broken else str(column.header)]
     ]
     return copied
 
@@ -420,7 +432,7 @@ def _with(table: Any, columns: Sequence[Column], broken: bool) -> Any:
 MOST_LINES = 4
 
 
-def _broken(header: str, column: Column) -> str:
+def wrapped_heading(header: str, column: Column) -> str:
     """Return a heading wrapped between words, no wider than the column's numbers need unless it has many lines."""
     words = header.split()
     cells = max((len(str(cell)) for cell in column.cells), default=0) if _is_of_numbers(column) else 0

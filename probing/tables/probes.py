@@ -409,11 +409,10 @@ def accuracies_table(accuracy_of_run: Mapping[str, Rows]) -> Any:
         body.append([str(layer), *(cell for pair in cells for cell in pair)])
     words = " and ".join(dict.fromkeys(score.words for score in scores.values()))
     table = cells_table(f"{capitalised(words)} of the probes of each run by layer", headings, body)
-    known = {label: rows[0] for label, rows in accuracy_of_run.items() if "majority_accuracy" in rows[0]}
-    if known:
-        constant = {label: f"{row['majority_accuracy']:.3f}" for label, row in known.items()}
-        named = [*map(" ".join, constant.items())] if len({*constant.values()}) > 1 else [*constant.values()][:1]
-        table.caption = f"always predicting the most frequent class: {', '.join(named)}"
+    constants = [ACCURACY["majority_accuracy"].show(rows[0]) for rows in accuracy_of_run.values()]
+    if any(constants):
+        table.add_row("majority", *(cell for constant in constants for cell in (constant, "")))
+        table.caption = "majority: always predicting the most frequent class"
     return table
 
 

@@ -343,6 +343,7 @@ class Compare(Study):
             "agreement": agreement_tables(result.agreement, result.config["top"], unread),
             "accuracies": accuracy_tables(result.accuracies),
             "neurons": neurons_tables(result.neurons, result.results["shown_layers"]),
+            "top_everywhere": everywhere_tables(result.top_everywhere),
         }
 
     def answer(self, result: Result) -> list[str]:

@@ -41,6 +41,7 @@ from probing.studies.finetune.tables import PRETRAINED, RANDOM, SHORT, SHUFFLED,
 from probing.tables import ALPHA, SAME, UNINFORMATIVE
 from probing.tables.evidence_sentences import say
 from probing.tables.figures import Chart, Line, Panel
+from probing.tables.probe_figures import majority_lines
 from probing.tables.probes import accuracies_table
 from probing.tables.schema import ACCURACY, layer_column, value
 
@@ -73,7 +74,8 @@ def accuracy_tables(rows: Table) -> list[Any]:
 
 def charts(rows: Table, task: str) -> list[Chart]:
     """Return the chart of the accuracies of all runs by layer."""
-    lines = [Line.of(of_run, "accuracy", label) for label, of_run in rows.by("model").items()]
+    by_run = rows.by("model")
+    lines = [Line.of(of_run, "accuracy", label) for label, of_run in by_run.items()] + majority_lines(by_run)
     return [Chart("accuracy", f"linear probes of {task}", [Panel(lines)], "test accuracy", (0, 1))] if lines else []
 
 

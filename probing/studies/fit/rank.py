@@ -447,6 +447,10 @@ class Rank(Study):
         "curves_LL.png, .pdf": "Accuracy with, and without, the first k neurons of each ranking."
     }
 
+    def command_line(self, config: Mapping[str, Any]) -> str:
+        """Return the commands that repeat the run, whose configuration rankings have, and rank its neurons."""
+        return "python -m probing fit --config config.yaml --name RUN\npython -m probing rank runs/RUN"
+
     def tables(self, result: Result) -> list[Any]:
         """Return the rankings side by side, and their evaluations."""
         return [
