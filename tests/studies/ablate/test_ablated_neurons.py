@@ -1,4 +1,4 @@
-"""`ablate --neurons` with named neurons and texts with masks, from end to end on tiny models."""
+"""`ablate --neurons` with named neurons, texts with masks, and outliers, from end to end on tiny models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from conftest import BARE
-from families import make_checkpoint, masked_lm
+from families import bend, make_checkpoint, masked_lm
 from probing import WandbOptions, fit, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
@@ -21,12 +21,14 @@ from probing.interventions.neurons import NeuronPasses, NeuronSet
 from probing.runs import Result
 from probing.runs.loading import load_run
 from probing.studies.ablate import ablate
-from probing.studies.ablate.neuron_tables import NEURON_INTERVENTIONS, conclusions, tables
+from probing.studies.ablate.neuron_tables import NEURON_INTERVENTIONS, conclusions, outlier_conclusions, tables
 from small_data import sentence_pairs, word_pairs, write_semeval, write_wic
+from synthetic import LIGHTNING_WARNINGS
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
 
 USUAL: dict[str, Any] = {
     "quiet": True, "wandb": WandbOptions("disabled"), "trainer": {"accelerator": "cpu", "max_epochs": 25},
@@ -85,6 +87,7 @@ def made(place: Path, fitted: Path) -> Result:
     )  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_planted_neurons_are_ranked_first_and_cost_more_than_others(made: Result, fitted: Path) -> None:
     rows = made.neuron_interventions
@@ -122,6 +125,7 @@ def test_planted_neurons_are_ranked_first_and_cost_more_than_others(made: Result
     assert (row["random_lowest"], row["random_highest"]) == (min(draws), max(draws))
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_results_are_shown_and_logged(made: Result) -> None:
     again = load_run(made.folder)
@@ -139,6 +143,7 @@ def test_results_are_shown_and_logged(made: Result) -> None:
     assert all(logged.rows(name) for name in ("neuron_interventions", "neuron_draws", "figures/neurons_layer_1"))
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_the_report_says_what_the_terminal_says(made: Result, fitted: Path, tmp_path: Path) -> None:
     page = html.unescape(
@@ -149,6 +154,7 @@ def test_the_report_says_what_the_terminal_says(made: Result, fitted: Path, tmp_
     assert "k neurons of layer 1 set to their mean" in page
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_neurons_at_random_cost_no_more_than_others_and_a_killed_run_goes_on(
     place: Path, model: Path, corpus_file: Path, fitted: Path, monkeypatch: pytest.MonkeyPatch
@@ -177,6 +183,7 @@ def test_neurons_at_random_cost_no_more_than_others_and_a_killed_run_goes_on(
     assert "position_retrained" not in {row["readout"] for row in found.neuron_interventions}
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_named_neurons_are_read_by_the_probes_of_a_run(place: Path, fitted: Path) -> None:
     found = measured(place, run=str(fitted), neurons="33,4", layer=1, kinds="zero", draws=2, retrain=0)
     accuracy = {row["layer"]: row["accuracy"] for row in load_run(fitted).accuracy}
@@ -186,6 +193,7 @@ def test_named_neurons_are_read_by_the_probes_of_a_run(place: Path, fitted: Path
     assert found.results["neurons"]["probes"] == {"position": "run"}
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_options_that_contradict_each_other_are_refused(
     place: Path, model: Path, corpus_file: Path, fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -237,6 +245,7 @@ def test_options_that_contradict_each_other_are_refused(
         measured(place, run=str(tmp_path), neurons="ranked")
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_the_loss_of_masked_words_is_read_where_the_model_has_a_head(
     place: Path, corpus_file: Path, sentences: list[str]
@@ -255,6 +264,7 @@ def test_the_loss_of_masked_words_is_read_where_the_model_has_a_head(
     assert "nats" in line
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_similarity_and_senses_are_read_from_data(place: Path, corpus_file: Path, sentences: list[str]) -> None:
     write_semeval(place / "STS12", "one", sentence_pairs(40, 0))
@@ -334,6 +344,7 @@ def largest(made: Result) -> dict[str, Any]:
     return max(made.neuron_interventions, key=lambda row: row["k"])
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_neurons_that_the_head_reads_carry_the_odds_and_others_do_not(
     masked_made: Result, options: dict[str, Any]
@@ -352,6 +363,7 @@ def test_neurons_that_the_head_reads_carry_the_odds_and_others_do_not(
     assert of_noise["all_neurons"] == row["all_neurons"] == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_what_was_found_is_on_disk_in_the_terminal_and_on_the_page(
     masked_made: Result, options: dict[str, Any]
 ) -> None:
@@ -379,6 +391,7 @@ def test_what_was_found_is_on_disk_in_the_terminal_and_on_the_page(
     assert again.neuron_interventions == masked_made.neuron_interventions
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_neurons_of_a_run_of_positions_may_be_asked_about_too(
     room: Path, masked: Path, corpus_file: Path, options: dict[str, Any]
 ) -> None:
@@ -393,6 +406,7 @@ def test_neurons_of_a_run_of_positions_may_be_asked_about_too(
     assert {row["readout"] for row in found.neuron_interventions} == {"words"}
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_what_does_not_go_with_words_is_refused(
     room: Path, masked: Path, pairs: Path, corpus_file: Path, sentences: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -419,3 +433,132 @@ def test_what_does_not_go_with_words_is_refused(
     for message, options in refused.items():
         assert run(COMMANDS, ["ablate", *place_of, *options]) == 2
         assert message in capsys.readouterr().err
+
+
+OUTLIERS_PLANTED = 3
+LEAN: dict[str, Any] = {"neurons": "outliers", "definition": "argmin_share", "draws": 1, "quiet": True}
+
+
+@pytest.fixture(scope="module")
+def outliers_made(place: Path, bent: Path, short_text: Path) -> Result:
+    found = ablate(
+        str(bent), "1,2", corpus=str(short_text), runs=str(place / "runs"), name="a", wandb=WandbOptions("offline"),
+        **LEAN,
+    )  # fmt: skip
+    assert found is not None
+    return found
+
+
+@pytest.mark.numeric
+@pytest.mark.usefixtures("few_passes")
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
+@pytest.mark.slow
+def test_the_outlier_is_zeroed_inside_and_clipped_after_beside_random_neurons(outliers_made: Result) -> None:
+    found = {
+        (row["measure"], row["where"], row["kind"], row.get("draw", 0)): row for row in outliers_made.interventions
+    }
+    assert {key[0] for key in found} == {"position_accuracy", "position_accuracy_retrained"}
+    for measure in ("position_accuracy", "position_accuracy_retrained"):
+        for where in ("inside", "after"):
+            assert found[measure, where, "outliers", 0]["neurons"] == str(OUTLIERS_PLANTED)
+            assert found[measure, where, "random", 1]["neurons"] != str(OUTLIERS_PLANTED)
+        assert found[measure, "inside", "largest_gain", 0]["neurons"] != str(OUTLIERS_PLANTED)
+        assert found[measure, "inside", "outliers", 0]["effect"] != found[measure, "after", "outliers", 0]["effect"]
+    intact = found["position_accuracy", "", "intact", 0]
+    assert intact["value"] == found["position_accuracy_retrained", "", "intact", 0]["value"]
+    assert 0.1 < intact["value"] <= 1
+
+
+@pytest.mark.numeric
+@pytest.mark.usefixtures("few_passes")
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
+@pytest.mark.slow
+def test_tables_figures_and_sentences_are_where_the_others_are(outliers_made: Result) -> None:
+    stored = read_csv(outliers_made.folder / "interventions.csv")
+    assert len(stored) == len(outliers_made.interventions) > 0
+    for row, again in zip(outliers_made.interventions, stored, strict=True):
+        # An empty end of an interval is read as one that is not defined.
+        given, read = ({k: str(v) for k, v in one.items() if str(v) not in ("", "nan")} for one in (row, again))
+        assert read == given
+    assert {path.name for path in (outliers_made.folder / "figures").iterdir()} == {
+        "interventions.png",
+        "interventions.pdf",
+    }
+    assert outliers_made.results["outliers"] == {"1": [OUTLIERS_PLANTED], "2": [OUTLIERS_PLANTED]}
+    assert "zeroed inside the model" in repr(outliers_made)
+    (effect,) = outlier_conclusions(outliers_made.interventions)
+    assert outliers_made.conclusions() == [effect]
+    assert f"zeroing neuron {OUTLIERS_PLANTED} inside the model changes it by" in effect
+    assert "clipping the last hidden states changes it by" in effect
+    (tracked,) = read_offline_runs(outliers_made.folder)
+    assert all(tracked.rows(key) for key in ("interventions", "figures/interventions"))
+
+
+@pytest.mark.numeric
+@pytest.mark.usefixtures("few_passes")
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
+@pytest.mark.slow
+def test_a_model_with_its_head_is_read_by_the_loss_of_masked_words(
+    place: Path, sentences: list[str], short_text: Path
+) -> None:
+    folder = bend(masked_lm(place / "headed", "bert", sentences), OUTLIERS_PLANTED)
+    found = ablate(
+        str(folder), 2, corpus=str(short_text), runs=str(place / "runs"), wandb=WandbOptions("disabled"),
+        **LEAN,
+    )  # fmt: skip
+    assert found is not None
+    assert {row["measure"] for row in found.interventions} == {"mlm_loss"}
+    effects = [row for row in found.interventions if row["kind"] == "outliers"]
+    assert [row["where"] for row in effects] == ["inside", "after"]
+
+
+@pytest.mark.numeric
+@pytest.mark.usefixtures("few_passes")
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
+@pytest.mark.slow
+def test_a_model_without_outliers_is_told_so(
+    checkpoints: dict[str, Path], short_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [f"--model={checkpoints['gpt2']}", f"--corpus={short_text}", f"--runs={tmp_path}", "--name=g"]
+    options += ["--neurons=outliers", "--layer=1", "--draws=2", "--wandb.mode=disabled"]
+    assert run(COMMANDS, ["ablate", *options]) == 0
+    # A model of 16 neurons has no outlier by the default definition.
+    assert "--neurons outliers: no outlier dimension was found" in capsys.readouterr().err
+
+
+@pytest.mark.numeric
+@pytest.mark.usefixtures("few_passes")
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
+@pytest.mark.slow
+def test_too_few_sentences_for_a_probe_are_refused_and_nothing_is_left(bent: Path, tmp_path: Path) -> None:
+    (tmp_path / "two.txt").write_text("The probe reads a sentence.\nEvery neuron hides.\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"--neurons outliers.*2 sentences are too few"):
+        ablate(
+            str(bent), 1, corpus=str(tmp_path / "two.txt"), runs=str(tmp_path / "runs"), wandb=WandbOptions("disabled"),
+            **LEAN,
+        )  # fmt: skip
+    assert list((tmp_path / "runs").glob("[!c]*")) == []
+
+
+@pytest.mark.numeric
+@pytest.mark.usefixtures("few_passes")
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
+@pytest.mark.slow
+def test_a_randomly_initialised_model_is_never_read_by_a_head_that_means_nothing(
+    place: Path, sentences: list[str]
+) -> None:
+    from probing.activations import Request, activations
+    from probing.interventions.outliers import OutlierModel, ablate_outliers
+    from probing.models import load_encoder, load_tokenizer, resolve_model
+    from probing.text import from_sentences
+
+    source = resolve_model(str(masked_lm(place / "twin", "bert", sentences)))
+    corpus = from_sentences("made up", sentences)
+    store = activations(Request(source, corpus, [1]), place / "cache", {"accelerator": "cpu"})
+    rows = ablate_outliers(OutlierModel(
+        source, load_encoder(source, 0), load_tokenizer(source), store, corpus, {0: [9], 1: [2, 5]}, "exclude",
+        is_trained=False, n_draws=0, seed=0, say=print,
+    ))  # fmt: skip
+    assert {row["measure"] for row in rows} == {"position_accuracy", "position_accuracy_retrained"}
+    # What the embeddings alone have is left alone.
+    assert {row["neurons"] for row in rows if row["kind"] == "outliers"} == {"2 5"}
