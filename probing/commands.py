@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from probing.cli.options import FORMATS, FigureFormat, Folders, Options, figure_
 from probing.errors import RunError, UserError, as_clause, did_you_mean, refuse
 from probing.runs.folder import PARTIAL, remove_abandoned
 from probing.runtime import quiet_libraries
-from probing.runtime.files import open_file
+from probing.runtime.files import open_file, replacing
 from probing.text.tasks import label_name_problems
 
 
@@ -30,7 +29,8 @@ class NameOptions(Options):
     """Name of the model of each run, in the order of the folders, such as "BERT,tuned BERT"; default: the last part of
     its path. The runs of a comparison are named by `compare --model_name`."""
     label_name: str | None = None
-    """Name of what the probes predict, such as "part of speech"; default: that of the run."""
+    """What the probes predict, as a noun phrase that needs no article, such as "part of speech"; default: that of the
+    run."""
 
 
 @dataclass(frozen=True)
@@ -114,13 +114,11 @@ def report(options: ReportOptions) -> Path:
     _check(path, f"--output {path}")
 
     with quiet_libraries():
-        from probing.cli.options import defaults
         from probing.page.build import build
-        from probing.studies.fit import fit
 
-        content = build(sources, defaults(fit), options.title)
+        content = build(sources, options.title)
     _write(path, content)
-    print(f"Report: {path} ({len(content) / 1e6:.1f} MB)")
+    print(f"Report: {path} ({_bytes(len(content))})")
     return path
 
 
@@ -151,30 +149,13 @@ def _check(path: Path, flag_text: str) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    temporary = None
     try:
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name[:100]}", suffix=PARTIAL, delete=False
-        ) as file:
-            temporary = Path(file.name)
-            file.write(content)
-        temporary.chmod(0o666 & ~_umask())
-        temporary.rename(path)
-    except BaseException as error:
-        if temporary:
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise UserError(
-                f"`--output {path}` cannot be written ({as_clause(error)}); make room, or name another file."
-            ) from None
-        raise
-
-
-def _umask() -> int:
-    """Return the process's umask, which can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+        with replacing(path) as partial:
+            partial.write_bytes(content)
+    except OSError as error:
+        raise UserError(
+            f"`--output {path}` cannot be written ({as_clause(error)}); make room, or name another file."
+        ) from None
 
 
 # What is typed for figures without a title.
@@ -196,6 +177,11 @@ class ExportOptions(Options):
 class LatexOptions(ExportOptions):
     """Options of `export latex`."""
 
+    only: str | list[str] | None = None
+    """Names of the tables to write, such as "accuracy,neurons"; default: all."""
+    columns: str | list[str] | None = None
+    """Columns of the table that --only names, as in its CSV, such as "rank,neuron,contribution"; an asterisk, as in
+    accuracy*, adds the interval. Default: those of the terminal that have room on a page."""
     model_name: str | list[str] | None = None
     """Name of the model of each run, in the order of the folders, such as "BERT,tuned BERT", for the table of the
     accuracies of several runs; default: the last part of its path."""
@@ -232,7 +218,7 @@ def export_latex(options: LatexOptions) -> Path:
     Returns:
         The folder.
     """
-    return _export(options, "latex", model_name=options.model_name)
+    return _export(options, "latex", model_name=options.model_name, only=options.only, columns=options.columns)
 
 
 @command(FigureOptions)

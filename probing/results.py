@@ -199,6 +199,7 @@ class Schema:
             None for impossible names. By default only declared columns are permitted.
         optional: Whether the table is written only on request.
         needed: Columns that every row has, which readers check.
+        shown: Columns that a prompt and a notebook show, as in `shown_table`; by default all.
     """
 
     name: str
@@ -207,6 +208,7 @@ class Schema:
     further: Callable[[str], Type | None] | None = None
     optional: bool = False
     needed: Sequence[str] = ()
+    shown: Sequence[str] = ()
 
     def __getitem__(self, name: str) -> Column:
         return self._by_name[name]
@@ -400,8 +402,7 @@ def shown_table(
     for name in names or _default_columns(schema, rows):
         column = schema[name.rstrip("*")]
         table.add_column(column.words, justify="left" if column.type is str else "right")
-        show = column.show if names else _shown_with_other_end(schema, column)
-        shows.append((cells or {}).get(column.name, show))
+        shows.append((cells or {}).get(column.name, _shown_with_other_end(schema, column, names)))
         if name.endswith("*"):
             table.add_column(_heading_of_range(column), justify="right")
             shows.append(_range_of(column))
@@ -538,9 +539,12 @@ def _other_end(schema: Schema, lower: str) -> str | None:
     return upper if lower.endswith("_low") and upper in (column.name for column in schema.columns) else None
 
 
-def _shown_with_other_end(schema: Schema, column: Column) -> Callable[[Row], str]:
+def _shown_with_other_end(schema: Schema, column: Column, names: Sequence[str]) -> Callable[[Row], str]:
+    """Return the function of a row for a column's cell, with the upper end of its range unless that is shown itself."""
     other = _other_end(schema, column.name)
-    return (lambda row: "-".join(filter(None, (column.show(row), schema[other].show(row))))) if other else column.show
+    if not other or other in names:
+        return column.show
+    return lambda row: "-".join(filter(None, (column.show(row), schema[other].show(row))))
 
 
 def _heading_of_range(column: Column) -> str:
@@ -565,8 +569,8 @@ class Html(str):
     __slots__ = ()
 
 
-# What is code in a sentence: what stands between backticks, and options.
-_CODE = re.compile(r"`([^`\n]+)`|((?<![\w-])--[a-z][\w.]*)")
+# What is code in a sentence: what stands between backticks, and options, with the values that sentences advise.
+_CODE = re.compile(r"`([^`\n]+)`|((?<![\w-])--[a-z][\w.]*(?: (?:centred|true)\b)?)")
 
 # Most characters of code that is not broken over lines.
 _SHORT = 32
@@ -675,17 +679,14 @@ class Table(list[dict[str, Any]]):
     def __repr__(self) -> str:
         if self.schema is None or not self:
             return super().__repr__()
-
-        table = self._shown()
-        table.caption, table.caption_justify = self._which(), "left"
-        return render(table)
+        return render(self._shown())
 
     def _repr_html_(self) -> str:
         if self.schema is None or not self:
             return element("p", repr(self))
         table = self._shown()
         shown = as_in_terminal(table)
-        return element("div", _STYLE, element("p", table.title), shown, element("p", self._which()), class_="probing")
+        return element("div", _STYLE, element("p", table.title), shown, element("p", table.caption), class_="probing")
 
     def where(self, holds: Callable[[Row], bool] | None = None, /, **values: Any) -> Table:
         """Return the rows that have these values, and for which a function holds.
@@ -766,10 +767,13 @@ class Table(list[dict[str, Any]]):
 
     def _shown(self) -> Any:
         assert self.schema
-        return shown_table(self.schema, self[:SHOWN])
-
-    def _which(self) -> str | None:
-        return f"the first {SHOWN} of {len(self):,} rows" if len(self) > SHOWN else None
+        every = {name.rstrip("*"): name for name in _default_columns(self.schema, self)}
+        names = [name for name in self.schema.shown if name.rstrip("*") in every] or [*every.values()]
+        table, n_more = shown_table(self.schema, self[:SHOWN], names=names), len(every) - len(names)
+        notes = [f"the first {SHOWN} of {len(self):,} rows"] * (len(self) > SHOWN)
+        notes += [f"{count(n_more, 'more column')}: `to_pandas()`"] * bool(n_more)
+        table.caption = "; ".join(notes) or None
+        return table
 
     def to_pandas(self) -> Any:
         """Return the table as a pandas DataFrame, each column by its type; missing numbers are NaN.
@@ -1041,11 +1045,19 @@ def _number(cell: str) -> str:
     return re.sub(r"-(?=\.?\d)", "$-$", powers).replace("−", "-").replace("–", "--")
 
 
+def _stacked(heading: str, side: str) -> str:
+    lines = r" \\ ".join(map(escaped, heading.split("\n")))
+    return rf"\begin{{tabular}}[b]{{@{{}}{side}@{{}}}}{lines}\end{{tabular}}" if "\n" in heading else lines
+
+
 def booktabs(table: Any) -> str:
-    """Return a rich table, without title and caption, as a `tabular` for booktabs that ends in a line break."""
+    """Return a rich table, without title and caption, as a `tabular` for booktabs that ends in a line break.
+
+    A heading of several lines is stacked.
+    """
     columns = [([*column.cells], column.justify == "right", str(column.header)) for column in table.columns]
     cells = [[(_number if is_number else escaped)(str(cell)) for cell in of] for of, is_number, _ in columns]
-    head = [escaped(heading) for _, _, heading in columns]
+    head = [_stacked(heading, "r" if is_number else "l") for _, is_number, heading in columns]
     lines = [" & ".join(row) + r" \\" for row in zip(*cells, strict=True)]
     return "\n".join([
         rf"\begin{{tabular}}{{{''.join('r' if is_number else 'l' for _, is_number, _ in columns)}}}",

@@ -173,7 +173,7 @@ def _comparison(folder: Path, runs: list[Path]) -> Path:
         "top_everywhere": ([everywhere], [*everywhere]),
     }
     of_runs, shown = {run.name: str(run) for run in runs}, {"first, second": 0}
-    return _write(folder, "comparison", tables, runs=of_runs, verdicts={}, shown_layers=shown)
+    return _write(folder, "comparison", tables, runs=of_runs, verdicts={}, said=["A sentence."], shown_layers=shown)
 
 
 def _geometry(folder: Path) -> Path:

@@ -13,17 +13,16 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from probing.cli.options import defaults
 from probing.data import ADDED_CONTROLS, CONTROLS
 from probing.errors import UserError, as_clause, library_errors
 from probing.models import site_of, what_is_a_neuron
-from probing.page.charts import command_line
-from probing.results import Row, ends, interval
-from probing.runs import Result, study_of
+from probing.results import Row, ends
+from probing.runs import Result
 from probing.runs.loading import load_run
 from probing.runs.run import Run
 from probing.runtime.files import above_most_text, most_text, regular, replacing_folder, write_tensors
-from probing.tables import R2, controls_of, neuron_name, score_of
+from probing.tables import R2, controls_of, score_of
+from probing.tables.probes import layers_table
 from probing.tables.schema import FALSE_DISCOVERIES
 from probing.text.tasks import task_in_words
 
@@ -84,7 +83,9 @@ def card(result: Result) -> str:
     """Return a card of results, YAML for the hub and Markdown; raise UserError if the results are damaged."""
     parts = [_metadata(result), f"# {_title(result)}", _about(result)]
     if isinstance(result, Run):
-        parts += ["## Results", _accuracies(result), _neurons(result), "## What was controlled", _controlled(result)]
+        tables = layers_table(result.accuracy, result.neurons), *result.study.printed(result)["neurons"]
+        parts += ["## Results", *map(_table, tables)]
+        parts += ["## What was controlled", _controlled(result)]
     if sentences := result.conclusions():
         parts += ["## What follows", _list(sentences)]
     limits = (*(LIMITS_OF_PROBES if isinstance(result, Run) else ()), *LIMITS)
@@ -147,41 +148,16 @@ def _about(result: Result) -> str:
     return " ".join(sentences)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+def _table(table: Any) -> str:
+    """Return a rich table with its title and its notes."""
+    columns = [[column.header, "---", *column.cells] for column in table.columns]
+    rows = zip(*columns, strict=True)
+    lines = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n\n".join([f"{table.title}:", "\n".join(lines), *str(table.caption or "").splitlines()])
 
 
 def _list(sentences: Sequence[str]) -> str:
     return "\n".join(f"- {sentence}" for sentence in sentences)
-
-
-def _accuracies(run: Run) -> str:
-    score, controls = score_of(run.accuracy[0]), controls_of(run.accuracy)
-    rows = [
-        [
-            row["layer"], f"{row[score.name]:.3f}", interval(row, score.name, "–"),
-            *(f"{row[f'{name}_{score.name}']:.3f}" for name in controls),
-        ]
-        for row in run.accuracy
-    ]  # fmt: skip
-    return _table(["layer", score.words, "95% interval", *controls.values()], rows)
-
-
-def _neurons(run: Run) -> str:
-    layer = run.layers[-1]
-    ranked = run.top(layer, FIRST)
-    has_range = "rank_low" in ranked[0]
-    rows = [
-        [
-            row["rank"], *([f"{row.get('rank_low')}–{row.get('rank_high')}"] * has_range), neuron_name(row),
-            f"{row['contribution']:.4f}", row["flag"],
-        ]
-        for row in ranked
-    ]  # fmt: skip
-    sentence = f"The first neurons of layer {layer}, by contribution"
-    sentence += "; the range of a rank is over bootstrap samples:" if has_range else ":"
-    return f"{sentence}\n\n{_table(['rank', *(['range'] * has_range), 'neuron', 'contribution', 'flag'], rows)}"
 
 
 def _controlled(run: Run) -> str:
@@ -200,10 +176,7 @@ def _reproduced(result: Result) -> str:
     config = portable(result.config)
     if isinstance(result, Run) and result.is_of_arrays:
         return "This run was made from arrays by `probing.probe`, which are not kept."
-    if isinstance(result, Run):
-        command = command_line(config, defaults(study_of("fit").command))
-    else:
-        command = f"python -m probing {result.study.name} --config config.yaml"
+    command = result.study.command_line(config)
     versions = ", ".join(f"{name} {version}" for name, version in result.results.get("versions", {}).items())
     after = f"\n\nVersions: {versions}." if versions else ""
     read = '```python\nimport probing\n\nrun = probing.pull("REPOSITORY")\n```'

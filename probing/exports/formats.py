@@ -8,26 +8,31 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import replace
+from functools import partial
 from inspect import signature
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from probing.cli.options import chosen
 from probing.data.examples import Examples
 from probing.errors import UserError, as_clause, did_you_mean
 from probing.heads.examples import Example, read_examples
 from probing.models import site_of
 from probing.page.charts import labels
-from probing.results import Column, Row, Schema, Table, booktabs, ends, listed, write_csv
-from probing.runs import Result, with_names
+from probing.results import Column, Row, Schema, Table, booktabs, ends, listed, shown_table, write_csv
+from probing.runs import Result, split_names, with_names
 from probing.runs.folder import reading
 from probing.runs.loading import load_run
 from probing.runs.predictions import sides_and_text
 from probing.runs.run import Run, of_text
 from probing.runtime import package_version, quiet_libraries
 from probing.runtime.files import replacing_folder
+from probing.runtime.terminal import columns_to_leave_out, names_of_columns, wrapped_heading
 from probing.tables.figures import write_drawings
 from probing.tables.probes import accuracies_table
 from probing.text import Corpus
@@ -247,7 +252,12 @@ def _write(path: Path, content: Any) -> None:
 # By this file a folder is known as one that `export` wrote, which may be replaced.
 ABOUT = "export.json"
 # A longer table is cut where it is to be printed: first to each layer's first ranks, then to so many rows.
-MOST_RANKS, MOST_ROWS = 10, 100
+MOST_RANKS, MOST_ROWS = 10, 40
+# Whether headings are wrapped, the digits that fit into a line of LaTeX's `article`, how many of these are as wide as
+# the space between two columns, and the letters that this holds for.
+PAPER = (
+    (False, 70, 2.4, ""), (True, 70, 2.4, ""), (True, 85, 1.4, r"\footnotesize\setlength{\tabcolsep}{3pt}"),
+)  # fmt: skip
 
 
 class _Format(NamedTuple):
@@ -257,25 +267,20 @@ class _Format(NamedTuple):
     commands: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _ResultTable:
-    name: str
-    rows: Table
-    schema: Schema
+def tables_of(result: Result) -> dict[str, tuple[Table, Schema]]:
+    """Return the tables of results that have rows, with their schemas, by name in the order of their study.
+
+    Columns of another version are text.
+    """
+    with reading(result.folder):
+        tables: dict[str, Table] = {name: rows for name in result.by_name if (rows := getattr(result, name))}
+    return {name: (rows, _schema(name, rows)) for name, rows in tables.items()}
 
 
-def tables_of(result: Result) -> list[_ResultTable]:
-    """Return the tables of results that have rows, in the order of their study."""
-    tables = []
-    for name in result.by_name:
-        with reading(result.folder):
-            rows: Table = getattr(result, name)
-        if rows:
-            schema = rows.schema or Schema(
-                name, "", [Column(column, str) for column in dict.fromkeys(k for r in rows for k in r)]
-            )
-            tables.append(_ResultTable(name, rows, schema))
-    return tables
+def _schema(name: str, rows: Table) -> Schema:
+    schema = rows.schema or Schema(name, "", [])
+    unknown = dict.fromkeys(column for row in rows for column in row if column not in schema.types)
+    return replace(schema, columns=[*schema.columns, *(Column(column, str) for column in unknown)])
 
 
 def export_result(result: Result, format: str, path: str | Path | None = None, **how: Any) -> Path:
@@ -320,7 +325,8 @@ def export(
             `export-FORMAT-A-B` beside the first, with a folder for each. An earlier export is replaced.
         model_name: Name of the model of each run, for figures and `accuracies.tex`.
         label_name: Name of what the probes predict, for figures.
-        how: Of figures `only` (the name of one), `title` and `formats`.
+        how: Of figures `only` (the name of one), `title` and `formats`; of LaTeX `only` (the names of some tables) and,
+            of one table, `columns`, as in `Table.to_latex`.
 
     Raises:
         UserError: If a folder has no results, the format does not suit them, a name would be used nowhere, or the
@@ -349,8 +355,8 @@ def export(
             export_result(result, format, partial / name, **how)
         runs = [result for result in opened if isinstance(result, Run)]
         if format == "latex" and len(runs) > 1:
-            labelled = zip(labels(runs), (run.accuracy for run in runs), strict=True)
-            _write_tables(partial / "accuracies.tex", [accuracies_table(dict(labelled))])
+            text = _on_paper([accuracies_table(dict(zip(labels(runs), (run.accuracy for run in runs), strict=True)))])
+            (partial / "accuracies.tex").write_text(text, encoding="utf-8")
         _write_about(partial, format, names, {})
     return folder
 
@@ -387,48 +393,72 @@ def _write_figures(
     return {"figures": [path.name for path in write_drawings(folder, drawings, formats)]}
 
 
-def _write_csv(result: Result, folder: Path) -> dict[str, Any]:
+def _write_each(
+    result: Result, folder: Path, write: Callable[[Path, Table, Schema], None], suffix: str
+) -> dict[str, Any]:  # fmt: skip
     tables = tables_of(result)
-    for table in tables:
-        # Columns of another version are text.
-        unknown = {name: Column(name, str) for row in table.rows for name in row if name not in table.schema.types}
-        schema = replace(table.schema, columns=[*table.schema.columns, *unknown.values()])
-        write_csv(folder / f"{table.name}.csv", table.rows, schema)
-    return {"tables": {table.name: len(table.rows) for table in tables}}
+    for name, (rows, schema) in tables.items():
+        write(folder / f"{name}.{suffix}", rows, schema)
+    return {"tables": {name: len(rows) for name, (rows, _) in tables.items()}}
 
 
-def _write_parquet(result: Result, folder: Path) -> dict[str, Any]:
-    tables = tables_of(result)
-    for table in tables:
-        table.rows.to_parquet(folder / f"{table.name}.parquet")
-    return {"tables": {table.name: len(table.rows) for table in tables}}
-
-
-def _write_latex(result: Result, folder: Path) -> dict[str, Any]:
-    written = {}
+def _write_latex(
+    result: Result, folder: Path, only: str | Sequence[str] | None = None, columns: str | Sequence[str] | None = None
+) -> dict[str, Any]:
+    tables, written = tables_of(result), {}
+    names = chosen("--only", only or "all", list(tables))
+    if columns and len(names) > 1:
+        raise UserError("`--columns` are of one table; name it with `--only`.")
     with reading(result.folder):
-        printed = result.study.printed(result)
-    for table in tables_of(result):
-        if shown := printed.get(table.name):
-            written[table.name] = sum(part.row_count for part in shown)
-            _write_tables(folder / f"{table.name}.tex", shown)
-            continue
-        rows = _cut(table.rows)
-        names = [
-            column.name + "*" * (column.interval is not None and any(map(_has_ends(column), rows)))
-            for column in table.schema.columns
-            if any(row.get(column.name) not in (None, "") for row in rows)
-        ]
-        text = rows.to_latex(names)
-        if len(rows) < len(table.rows):
-            text = f"% {len(rows)} of {len(table.rows)} rows; all are in {table.name}.csv\n{text}"
-        (folder / f"{table.name}.tex").write_text(text, encoding="utf-8")
-        written[table.name] = len(rows)
+        printed = {} if columns else result.study.printed(result)
+    for name in names:
+        all_rows, schema = tables[name]
+        rows, shown = _cut(all_rows), printed.get(name, [])
+        if columns:
+            text = rows.to_latex(split_names(columns))
+        else:
+            text = _on_paper(shown or [shown_table(schema, rows, names=_columns(schema, rows))])
+        written[name] = sum(part.row_count for part in shown) or len(rows)
+        n = "" if shown else f"{len(rows)} of {len(all_rows)} rows; "
+        about = f"% {n}all rows and columns are in {name}.csv\n"
+        (folder / f"{name}.tex").write_text(about + text, encoding="utf-8")
     return {"tables": written, "needs": "\\usepackage{booktabs}"}
 
 
-def _write_tables(path: Path, tables: Sequence[Any]) -> None:
-    path.write_text("\n".join(f"% {table.title}\n{booktabs(table)}" for table in tables), encoding="utf-8")
+def _columns(schema: Schema, rows: Table) -> list[str]:
+    """Return the columns that some row has a value in, with an asterisk where some row has an interval."""
+    return [
+        column.name + "*" * (column.interval is not None and any(ends(row, column.interval or "") for row in rows))
+        for column in schema.columns
+        if any(row.get(column.name) not in (None, "") for row in rows)
+    ]
+
+
+def _on_paper(tables: Sequence[Any]) -> str:
+    """Return rich tables in LaTeX, each below its title as a comment.
+
+    Wide or long ones have wrapped headings and small letters; columns that still have no room are left out.
+    """
+    texts = []
+    for table in tables:
+        tried = ((_fitted(table, gone, *how), gone) for gone in columns_to_leave_out(table) for how in PAPER)
+        text, gone = next(filter(itemgetter(0), tried), (booktabs(table), []))
+        left_out = f"% left out for lack of room: {listed(names_of_columns(table, gone))}\n" if gone else ""
+        texts.append(f"% {table.title}\n{left_out}{text}")
+    return "\n\\medskip\n".join(texts)
+
+
+def _fitted(table: Any, gone: Sequence[int], wraps: bool, digits: float, between: float, letters: str) -> str:
+    """Return a rich table in LaTeX without some columns, empty if it is wider or longer than a page."""
+    columns = [column for k, column in enumerate(table.columns) if k not in gone]
+    if wraps:
+        columns = [replace(column, header=wrapped_heading(str(column.header), column)) for column in columns]
+    widths = (max(map(len, (*str(column.header).split("\n"), *column.cells))) for column in columns)
+    if sum(widths) + between * (len(columns) - 1) > digits or (table.row_count > MOST_ROWS and not letters):
+        return ""
+    shown = copy(table)
+    shown.columns = columns
+    return f"{{{letters}%\n{booktabs(shown)}}}\n" if letters else booktabs(shown)
 
 
 def _cut(rows: Table) -> Table:
@@ -439,14 +469,10 @@ def _cut(rows: Table) -> Table:
     return Table(printed[:MOST_ROWS], rows.schema)
 
 
-def _has_ends(column: Column) -> Callable[[Mapping[str, Any]], bool]:
-    return lambda row: ends(row, column.interval or "") is not None
-
-
 FORMATS = {
-    "parquet": _Format(_write_parquet),
+    "parquet": _Format(partial(_write_each, write=lambda path, rows, _: rows.to_parquet(path), suffix="parquet")),
     "latex": _Format(_write_latex),
-    "csv": _Format(_write_csv),
+    "csv": _Format(partial(_write_each, write=write_csv, suffix="csv")),
     "figures": _Format(_write_figures),
     "neuronpedia": _Format(write_neuronpedia, ("fit",)),
     "headvis": _Format(write_headvis, ("attention",)),

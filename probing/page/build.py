@@ -5,10 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from string import Template
-from typing import Any
 
 from probing.page import run
 from probing.page.charts import RunView, Sources, folder_block, run_block
@@ -39,8 +38,8 @@ ROOM_OF_EXAMPLES = 1_100_000
 SCRIPT = ("packed_numbers", "elements", "neuron_table", "neurons", "heads", "page")
 
 
-def build(sources: Sources, defaults: Mapping[str, Any], title: str | None = None) -> bytes:
-    """Return the page in UTF-8; `defaults` are the option defaults of `fit`, which commands on the page omit."""
+def build(sources: Sources, title: str | None = None) -> bytes:
+    """Return the page in UTF-8."""
     script, style = page_script(), _file("style.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     title = title or run.title(sources)
@@ -52,7 +51,7 @@ def build(sources: Sources, defaults: Mapping[str, Any], title: str | None = Non
         heading=joined(title[:1].upper() + title[1:]),
         version=joined(package_version()),
         links=_links(sources),
-        content=_content(sources, defaults),
+        content=_content(sources),
         script=script,
     )
     return page.encode("utf-8", "backslashreplace")  # names of folders may be no UTF-8
@@ -72,13 +71,13 @@ def _links(sources: Sources) -> Html:
     return element("ul", *(element("li", element("a", text, href=href)) for href, text in links))
 
 
-def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
+def _content(sources: Sources) -> Html:
     glossary = Glossary()
     parts = _of_probes(sources, glossary)
     for place, result in _placed(sources):
         parts.append(_of_study(result, place, glossary))
     parts.append(glossary.section())
-    blocks = [run_block(view, defaults) for view in sources.views]
+    blocks = [run_block(view) for view in sources.views]
     blocks += [folder_block("The comparison", sources.agreement)] if sources.agreement else []
     blocks += [folder_block(result.study.heading(result), result) for result in sources.shown]
     parts.append(element("section", element("h2", "To reproduce"), *blocks, id="reproduce"))
@@ -138,13 +137,13 @@ def _scores(views: Sequence[RunView]) -> str:
 
 def _answers(sources: Sources) -> Html:
     parts: list[Html | None] = [element("p", run.question(sources.views), class_="question")]
-    for view in sources.views:
-        parts.append(element("h3", view.label) if len(sources.views) > 1 else None)
-        parts.append(run.answer_section(view))
     sentences = sources.agreement.answer() if sources.agreement else []
     if sentences:
         parts.append(element("h3", "Between them"))
         parts += [element("p", run.with_bold_numbers(sentence), class_="answer") for sentence in sentences]
+    for view in sources.views:
+        parts.append(element("h3", view.label) if len(sources.views) > 1 else None)
+        parts.append(run.answer_section(view))
     return element("section", element("h2", "Question and answer"), *parts, id="answer")
 
 

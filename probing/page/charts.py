@@ -190,10 +190,10 @@ def command_line(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
     return shlex.join(["python", "-m", "probing", "fit", *words])
 
 
-def run_block(view: RunView, defaults: Mapping[str, Any]) -> Html:
+def run_block(view: RunView) -> Html:
     """Return the section on how to repeat a run."""
     results = view.run.results
-    note, command = None, command_line(view.run.config, defaults)
+    note, command = None, view.run.study.command_line(view.run.config)
     if view.run.is_of_arrays:
         command = "probing.probe(X, y, ...)"
         note = element("p", "This run was made from arrays, which have to be given again.")
@@ -206,19 +206,18 @@ def run_block(view: RunView, defaults: Mapping[str, Any]) -> Html:
         element("h3", view.label),
         element("pre", element("code", command), tabindex="0"),
         note,
-        _configuration(view.run.folder),
+        _configuration(view.run.folder / "config.yaml"),
         pairs([("Versions", versions), ("Time", times), *_columns(results["cache"]), *_fingerprints(results["cache"])]),
     )  # fmt: skip
 
 
 def folder_block(heading: str, result: Result) -> Html:
     """Return the section on how to repeat the run of another command than `fit`."""
-    import yaml
-
-    if (result.folder / "config.yaml").exists():
-        return element("section", element("h3", heading), _configuration(result.folder))
+    command = element("pre", element("code", result.study.command_line(result.config)), tabindex="0")
     # Rankings are made with the configuration of their run, and a sweep by its file.
-    return element("section", element("h3", heading), _folded(yaml.safe_dump(result.config, sort_keys=False)))
+    paths = [result.folder / name for name in ("config.yaml", "sweep.yaml", "../config.yaml")]
+    path = next((path for path in paths if path.exists()), paths[0])
+    return element("section", element("h3", heading), command, _configuration(path))
 
 
 def option_words(name: str, value: Any, default: Any = None) -> list[str]:
@@ -233,14 +232,10 @@ def option_words(name: str, value: Any, default: Any = None) -> list[str]:
     return [f"--{name}", str(value)]
 
 
-def _configuration(folder: Path) -> Html:
-    with reading(folder):
-        text = read_text(folder / "config.yaml", folder)
-    return _folded(text)
-
-
-def _folded(text: str) -> Html:
-    name = joined("The configuration, ", element("code", "config.yaml"), ", for ", element("code", "--config"))
+def _configuration(path: Path) -> Html:
+    with reading(path.parent):
+        text = read_text(path, path.parent)
+    name = joined("The configuration, ", element("code", path.name))
     return element("details", element("summary", name), element("pre", element("code", text), tabindex="0"))
 
 

@@ -66,7 +66,7 @@ from probing.tables.conclusions import (
     overlaps,
 )
 from probing.tables.figures import Chart, Line, Panel
-from probing.tables.probe_figures import accuracy_chart
+from probing.tables.probe_figures import accuracy_chart, majority_lines
 from probing.tables.probes import (
     accuracies_table,
     classes_table,
@@ -103,7 +103,7 @@ def question(views: Sequence[RunView]) -> str:
     for view in views:
         trained.setdefault(_training(view, len(views) == 1), []).append(view.label)
     parts = [f"{f'{listed(labels)}: ' * (len(trained) > 1)}{text}" for text, labels in trained.items()]
-    return " ".join([f"Can {listed(questions)}, and which neurons carry it?", *parts])
+    return " ".join([f"Can {listed(questions)}, and which neurons carry the label?", *parts])
 
 
 def _model(view: RunView) -> str:
@@ -129,13 +129,13 @@ def _training(view: RunView, is_alone: bool) -> str:
         others = f" of {count(test, f'other {unit}')}" if unit != "row" else " that it had not seen"
         rows = f"{count(n_train, 'row')}{of_groups} of arrays, and tested on {count(n_test, 'row')}{others}"
         return f"{probe}{predicted}{rows}."
-    tested = f" of {config['test_corpus']}" if config.get("test_corpus") else ""
+    tested = f" of `{config['test_corpus']}`" if config.get("test_corpus") else ""
     # Where examples are sentences, results say how their tokens were pooled.
     of_train, of_test = (
         f"{count(n, 'token')} of " if is_alone and "pooling" not in results else "" for n in (n_train, n_test)
     )
     return (
-        f"{probe}{predicted}{of_train}{count(train, 'sentence')} of the corpus {config['corpus']}, and tested on "
+        f"{probe}{predicted}{of_train}{count(train, 'sentence')} of the corpus `{config['corpus']}`, and tested on "
         f"{of_test}{count(test, 'other sentence')}{tested}."
     )
 
@@ -262,12 +262,13 @@ def neuron_pages(view: RunView, anchor: str, room: int) -> Html | None:
         if not of_layers:
             return None
         most = _most(list(of_layers.values()), room)
-        parts = [_layer(layer, pages, most, anchor) for layer, pages in of_layers.items()]
+        parts = [_layer(layer, pages, most, anchor, layer == view.leading) for layer, pages in of_layers.items()]
     about = "The first neurons of each layer, one by one: test tokens, mean by position, weights, and ranks elsewhere."
-    return element("details", element("summary", about), *parts, class_="contexts")
+    on_paper = element("p", f"On paper these are of layer {view.leading} only.", class_="on-paper")
+    return element("details", element("summary", about), on_paper, *parts, class_="contexts")
 
 
-def _layer(layer: int, pages: Sequence[NeuronPage], most: int, anchor: str) -> Html:
+def _layer(layer: int, pages: Sequence[NeuronPage], most: int, anchor: str, is_leading: bool) -> Html:
     blocks = [
         element(
             "details", element("summary", f"Neuron {page.name}"),
@@ -276,7 +277,9 @@ def _layer(layer: int, pages: Sequence[NeuronPage], most: int, anchor: str) -> H
         )
         for at, page in enumerate(pages)
     ]  # fmt: skip
-    return element("details", element("summary", f"Layer {layer}"), *blocks)
+    return element(
+        "details", element("summary", f"Layer {layer}"), *blocks, class_=None if is_leading else "not-on-paper"
+    )
 
 
 def _most(of_layers: Sequence[Sequence[NeuronPage]], room: int) -> int:
@@ -591,19 +594,13 @@ def _filters(view: RunView) -> Html:
 def accuracies_figure(views: Sequence[RunView]) -> Html:
     """Return the accuracies of several runs in a single chart."""
     tasks = listed(list(dict.fromkeys(view.task for view in views)))
-    lines = [
-        Line(
-            view.label,
-            view.layers,
-            [row[view.score.name] for row in view.run.accuracy],
-            [ends(row, view.score.name) for row in view.run.accuracy],
-        )
-        for view in views
-    ]
+    accuracies = {view.label: view.run.accuracy for view in views}
+    lines = [Line.of(view.run.accuracy, view.score.name, view.label) for view in views]
+    lines += majority_lines(accuracies)
     scores = " and ".join(dict.fromkeys(view.score.words for view in views))
     title = f"Test {scores} of linear probes of {tasks} by layer"
     title += ", with 95% intervals" * any(any(line.ranges) for line in lines)
     chart = Chart("accuracies", title, [Panel(lines)], limits=(0, 1))
-    numbers = accuracies_table({view.label: view.run.accuracy for view in views})
+    numbers = accuracies_table(accuracies)
     drawn = panels_html(chart, [title]) if any(len(view.layers) > 1 for view in views) else []
     return element("figure", element("figcaption", title), *drawn, as_in_terminal(numbers, numbers.caption))

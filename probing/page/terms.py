@@ -496,8 +496,6 @@ TRANSFORMS = {
     "all_but_the_top": "The mean vector and the first principal directions are removed (Mu & Viswanath 2018).",
 }
 
-BY_TOKEN = "The same of a probe that sees the token embedding alone."
-
 PRECISION = (
     "Numbers on this page are rounded, and contributions by class have three digits; the tables and tensors in the "
     "run's folder are exact."

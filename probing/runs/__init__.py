@@ -258,6 +258,10 @@ class Study:
         of = f" in {name}" if (name := self.figure_prefix(result)) else f": {result.folder.name}"
         return f"{self.title[0].lower()}{self.title[1:]}{of}"
 
+    def command_line(self, config: Mapping[str, Any]) -> str:
+        """Return the command that repeats the measurements, given their configuration."""
+        return f"python -m probing {self.name} --config config.yaml"
+
     def heading(self, result: Result) -> str:
         """Return the heading of the section on a page."""
         return f"{self.title}: {result.folder.name}"

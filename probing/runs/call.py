@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -103,7 +104,9 @@ def print_output_location(folder: Path, where: str | None, has_more: bool = Fals
         has_more: Whether `--verbose` prints more.
     """
     hints = ["open report.html in a browser"] * (folder / "report.html").exists() + ["--verbose prints all"] * has_more
-    print(f"Results: {folder}" + f" ({'; '.join(hints)})" * bool(hints))
+    where_to_look = f"Results: {folder}", f"({'; '.join(hints)})" * bool(hints)
+    is_long = sys.stdout.isatty() and len(" ".join(where_to_look)) > terminal.columns()
+    print(("\n" if is_long else " ").join(filter(None, where_to_look)))
     if where:
         print(f"{'On' if where.startswith('http') else 'To upload to'} Weights & Biases: {where}")
 

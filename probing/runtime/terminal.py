@@ -7,9 +7,10 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from shutil import get_terminal_size
 from textwrap import fill, wrap
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Column
 
-# Width of tables, and of sentences, where the output is not a terminal.
-PLAIN_WIDTH, PROSE_WIDTH = 110, 100
+# Width of sentences and tables where the output is no terminal and $COLUMNS is not set; wider tables keep all columns.
+PROSE_WIDTH = 100
 
 # Name of `_as_bytes_or_escaped` among Python's handlers of encoding errors.
 _ESCAPED = "probing.escaped"
@@ -176,18 +177,11 @@ def silence(message: str) -> None:
 
 def once(say: Callable[[str], None]) -> Callable[[str], None]:
     """Return a function that prints each message only once."""
-    printed: set[str] = set()
-
-    def say_new(message: str) -> None:
-        if message not in printed:
-            printed.add(message)
-            say(message)
-
-    return say_new
+    return cache(say)
 
 
 def render(*tables: Any) -> str:
-    """Return tables as plain text, without blanks at the ends of lines."""
+    """Return tables as plain text, fitted to a terminal, without blanks at the ends of lines."""
     # In a notebook, rich would also display what it has not captured: nothing, in another output.
     return _captured(_plain_console(tables, force_jupyter=False), tables)
 
@@ -200,7 +194,7 @@ def _captured(console: Console, tables: Sequence[Any]) -> str:
 
 
 def show(*tables: Any, whole_lines: bool = False) -> None:
-    """Print tables, fitted to a terminal, otherwise with all columns; `whole_lines` then never wraps rows."""
+    """Print tables, fitted to a terminal or to $COLUMNS, otherwise with all columns; `whole_lines` never wraps rows."""
     console = _console() if sys.stdout.isatty() else _plain_console(tables, whole_lines)
     if sys.stdout.isatty() or console.is_jupyter:
         for table in tables:
@@ -209,15 +203,18 @@ def show(*tables: Any, whole_lines: bool = False) -> None:
         print(_captured(console, tables), end="")
 
 
-# Lines that a command prints of its results, and the sentences and tables among them; `--verbose` prints all.
-MOST_PRINTED, MOST_SENTENCES, MOST_TABLES = 35, 6, 2
+# Lines that a command prints of its results in a terminal, and the sentences and tables among them; `--verbose` prints
+# all. Elsewhere all sentences are printed, and so many lines of each table.
+MOST_PRINTED, MOST_SENTENCES, MOST_TABLES, MOST_OF_TABLE = 35, 6, 2, 80
 # Lines of the sentences before one table, and before two; the fewest lines of a table that is still worth showing; and
 # the rows that the first of two tables keeps, if the other one can then have so many lines.
 MOST_BEFORE_ONE, MOST_BEFORE_TWO, LEAST_SHOWN, ROWS_OF_FIRST, OF_SECOND = 16, 8, 8, 3, 12
 
 
 def brief(sentences: Sequence[str], tables: Sequence[Any], reserved: int) -> bool:
-    """Print the first sentences and tables that have room in `MOST_PRINTED` lines; return whether anything is left out.
+    """Print the first sentences and tables; return whether anything is left out.
+
+    A terminal shows what has room in `MOST_PRINTED` lines. Elsewhere, as in a file, no sentence is left out.
 
     Args:
         sentences: Sentences, the answer first.
@@ -226,6 +223,12 @@ def brief(sentences: Sequence[str], tables: Sequence[Any], reserved: int) -> boo
     """
     room, shown = MOST_PRINTED - reserved, 0
     tables_shown = tables[:MOST_TABLES]
+    if not sys.stdout.isatty():
+        whole = [_with_first_rows(table, MOST_OF_TABLE) for table in tables_shown]
+        tell(*sentences[:MOST_SENTENCES])
+        show(*whole)
+        tell(*sentences[MOST_SENTENCES:])
+        return len(tables) > MOST_TABLES or whole != [*tables_shown]
     most = (room, MOST_BEFORE_ONE, MOST_BEFORE_TWO)[len(tables_shown)]
     for sentence in sentences[:MOST_SENTENCES]:
         n_lines = len(_wrapped(sentence, sys.stdout).split("\n"))
@@ -248,8 +251,7 @@ def brief(sentences: Sequence[str], tables: Sequence[Any], reserved: int) -> boo
 
 def _height(table: Any) -> int:
     """Return the number of lines that `show` prints of a table."""
-    console = _console(color_system=None) if sys.stdout.isatty() else _plain_console([table])
-    return len(_captured(console, [table]).splitlines())
+    return len(_captured(_plain_console([table]), [table]).splitlines())
 
 
 def _with_first_rows(table: Any, n_lines: int) -> Any | None:
@@ -266,13 +268,15 @@ def _with_first_rows(table: Any, n_lines: int) -> Any | None:
         fitted.columns = [replace(column, _cells=[*column.cells][:n_rows]) for column in table.columns]
         note = f"the first {n_rows} of {table.row_count} rows"
         fitted.caption = "\n".join(filter(None, [str(table.caption or ""), note]))
-        fitted.caption_justify = "left"
     return fitted
 
 
 def _plain_console(tables: Sequence[Any], whole_lines: bool = False, **options: Any) -> Any:
-    widths = [table.width_of_all(_console(color_system=None), whole_lines) for table in tables]
-    return _console(width=max([PLAIN_WIDTH, *widths]), color_system=None, **options)
+    width = columns() if sys.stdout.isatty() else columns_of_environment()
+    if whole_lines or width is None:
+        widths = [table.width_of_all(_console(color_system=None), whole_lines) for table in tables]
+        width = max([PROSE_WIDTH, *widths])
+    return _console(width=width, color_system=None, **options)
 
 
 def tell(*sentences: str) -> None:
@@ -319,6 +323,11 @@ def plain_table(title: str | None, leave_out: Sequence[str] = (), **options: Any
     from rich.table import Table
 
     class PlainTable(Table):
+        leave_out: Sequence[str]
+
+        def __repr__(self) -> str:
+            return render(self)
+
         def add_column(self, header: Any = "", *args: Any, **options: Any) -> None:
             super().add_column(visible(header), *args, **options)
 
@@ -338,7 +347,7 @@ def plain_table(title: str | None, leave_out: Sequence[str] = (), **options: Any
 
             from rich.text import Text
 
-            fitted, width = _fitted(self, console, options, leave_out)
+            fitted, width = _fitted(self, console, options)
             fitted = copy(fitted)
             # rich would break title and caption at the width of the table, which may be narrow.
             above, below, fitted.title, fitted.caption = fitted.title, fitted.caption, None, None
@@ -350,10 +359,12 @@ def plain_table(title: str | None, leave_out: Sequence[str] = (), **options: Any
                 yield from console.render(Text(str(below), "table.caption"), prose)
 
     shown = title and visible(title)
-    return PlainTable(title=shown, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, **options)
+    table = PlainTable(title=shown, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, **options)
+    table.leave_out = leave_out
+    return table
 
 
-def _fitted(table: Any, console: Console, options: ConsoleOptions, leave_out: Sequence[str]) -> tuple[Any, int]:
+def _fitted(table: Any, console: Console, options: ConsoleOptions) -> tuple[Any, int]:
     """Return a table that fits into the width, or is as narrow as possible, and its minimal width."""
     from rich.measure import Measurement
 
@@ -361,15 +372,7 @@ def _fitted(table: Any, console: Console, options: ConsoleOptions, leave_out: Se
     if Measurement.get(console, endless, table).maximum <= options.max_width:
         return table, 0
     columns: list[Column] = list(table.columns)
-    names = [str(column.header) for column in columns]
-    first_out = [names.index(name) for name in leave_out if name in names]
-    others = [i for i in range(len(names) - 2, OF_THE_ROW - 1, -1) if i not in first_out]
-    out = [*first_out, *others]
-    for n_gone, broken in product(range(len(out) + 1), (False, True)):
-        gone = out[:n_gone]
-        for k in range(1, len(names)):  # a heading that recurs says what it is by the column to its left
-            if names.count(names[k]) > 1 and k - 1 in gone and k not in gone:
-                gone.append(k)
+    for gone, broken in product(columns_to_leave_out(table), (False, True)):
         fitted = _with(table, [column for k, column in enumerate(columns) if k not in gone], broken)
         width = Measurement.get(console, endless, fitted).minimum
         if width <= options.max_width:
@@ -377,15 +380,31 @@ def _fitted(table: Any, console: Console, options: ConsoleOptions, leave_out: Se
     else:  # no choice of columns fits: all of them, over the width
         gone, fitted, width = [], _with(table, columns, broken=True), table.width_of_all(console)
     if gone:
-        dropped = [_called(names, k) for k in sorted(gone)]
+        dropped = names_of_columns(table, gone)
         note = f"left out for lack of room: {', '.join(dropped)}"
         fitted.caption = "\n".join([*_legend(str(fitted.caption or ""), dropped), note])
-        fitted.caption_justify = "left"
     return fitted, width
 
 
-def _called(names: Sequence[str], k: int) -> str:
-    return f"{names[k]} of {names[k - 1]}" if names.count(names[k]) > 1 and k else names[k]
+def columns_to_leave_out(table: Any) -> Iterator[list[int]]:
+    """Yield the columns to leave out of a table that does not fit, none at first, then one more at a time."""
+    names = [str(column.header) for column in table.columns]
+    first_out = [names.index(name) for name in table.leave_out if name in names]
+    others = [i for i in range(len(names) - 2, OF_THE_ROW - 1, -1) if i not in first_out]
+    out = [*first_out, *others]
+    for n_gone in range(len(out) + 1):
+        gone = out[:n_gone]
+        for k in range(1, len(names)):  # a heading that recurs says what it is by the column to its left
+            if names.count(names[k]) > 1 and k - 1 in gone and k not in gone:
+                gone.append(k)
+        yield gone
+
+
+def names_of_columns(table: Any, which: Iterable[int]) -> list[str]:
+    """Return the headings of some columns, in their order; one that recurs with that of the column that it is of."""
+    names = [str(column.header) for column in table.columns]
+    of = {k: next((name for name in reversed(names[:k]) if names.count(name) == 1), "") for k in which}
+    return [f"{names[k]} of {of[k]}" if names.count(names[k]) > 1 and of[k] else names[k] for k in sorted(of)]
 
 
 def _legend(caption: str, dropped: Sequence[str]) -> list[str]:
@@ -404,7 +423,7 @@ def _with(table: Any, columns: Sequence[Column], broken: bool) -> Any:
     copied.columns = [
         replace(column, header=header, min_width=_least(header, column), no_wrap=_is_of_numbers(column), _index=i)
         for i, column in enumerate(columns)
-        for header in [_broken(str(column.header), column) if broken else str(column.header)]
+        for header in [wrapped_heading(str(column.header), column) if broken else str(column.header)]
     ]
     return copied
 
@@ -413,7 +432,7 @@ def _with(table: Any, columns: Sequence[Column], broken: bool) -> Any:
 MOST_LINES = 4
 
 
-def _broken(header: str, column: Column) -> str:
+def wrapped_heading(header: str, column: Column) -> str:
     """Return a heading wrapped between words, no wider than the column's numbers need unless it has many lines."""
     words = header.split()
     cells = max((len(str(cell)) for cell in column.cells), default=0) if _is_of_numbers(column) else 0

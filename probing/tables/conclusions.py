@@ -184,7 +184,6 @@ def bases_table(rows: Sequence[Row]) -> Any:
         say("note_of_activity", features=first[FEATURES]["n_active"], n_features=first[FEATURES]["n_units"],
             random=drawn["n_active"]),
     ])  # fmt: skip
-    table.caption_justify = "left"
     return table
 
 
@@ -231,7 +230,7 @@ def basis(
     if not pairs:
         return [say("basis")]
     if in_short and len(pairs) > 1:
-        sentences = _favouring_layers([plain for plain, _ in pairs], task)
+        sentences = _favouring_layers([plain for plain, _ in pairs], task, leading(rows)["layer"])
     else:
         sentences = [_favouring(plain, centred, task) for plain, centred in pairs]
     return sentences + [say("optimum_of_neurons")] * bool(((config or {}).get("probe") or {}).get("l1"))
@@ -247,23 +246,19 @@ def _favouring(plain: Row, centred: Row, task: str) -> str:
     return say(name, layer=plain["layer"], centred=beside, above=above, **_shares(plain))
 
 
-def _favouring_layers(rows: Sequence[Row], task: str) -> list[str]:
+def _favouring_layers(rows: Sequence[Row], task: str, shown_layer: int) -> list[str]:
     sentences = []
     for favours in (True, False):
         name = "layers_favour_neurons" if favours else "layers_favour_no_neurons"
         if same_side := [row for row in rows if _favours(row) == favours]:
-            layers = layers_named([row["layer"] for row in same_side])
-            verb = ("favour" if len(same_side) > 1 else "favours") if favours else _not(len(same_side))
-            shown_of = same_side[-1 if favours else 0]
-            sentences.append(say(name, Layers=f"{layers[0].upper()}{layers[1:]}", favour=verb, layer=shown_of["layer"],
-                            **_shares(shown_of)))  # fmt: skip
+            layers = [row["layer"] for row in same_side]
+            default = same_side[-1 if favours else 0]
+            shown_of = next((row for row in same_side if row["layer"] == shown_layer), default)
+            example = say("example_layer", layer=shown_of["layer"]) if len(same_side) > 1 else ""
+            sentences.append(say(name, layers=layers_named(layers), example=example, **_shares(shown_of)))
     if none := [row["layer"] for row in rows if not row["n_above"]]:
         sentences.append(say("layers_none_above", layers=layers_named(none), direction=_direction(rows[0]), task=task))
     return sentences
-
-
-def _not(n: int) -> str:
-    return "do not favour" if n > 1 else "does not favour"
 
 
 def _share(row: Row) -> str:
@@ -431,8 +426,10 @@ def first_unflagged(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | No
 def _first_unflagged(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows[0]["flag"]:
         return ""
-    row = first_unflagged(rows)
-    return say("first_unflagged", neuron=neuron_name(row), rank=row["rank"]) if row else say("all_flagged")
+    row, layer = first_unflagged(rows), rows[0]["layer"]
+    if row is None:
+        return say("all_flagged", layer=layer)
+    return say("first_unflagged", layer=layer, neuron=neuron_name(row), rank=row["rank"])
 
 
 def _of_itself(top: Mapping[str, Any], task: str, layer: Mapping[str, Any] | None, dependent: str) -> str:
@@ -450,7 +447,7 @@ def _of_itself(top: Mapping[str, Any], task: str, layer: Mapping[str, Any] | Non
     begin = f"{centred[0].upper()}{centred[1:]}"
     if dependent:
         return say("unjudged", Centred=begin, task=task, unit=dependent, advice=_advice(dependent))
-    explained = say("explained", task=task, share=max(top["eta_squared"], 0), z=top["eta_squared_z"])
+    explained = say("explained", share=max(top["eta_squared"], 0), z=top["eta_squared_z"])
     is_confounded = "confound" in flags or any(_is_enough(layer, name) for name in _ALONE)
     carries = carries_it(top) and is_above_directions(top) and not is_confounded
     if is_offset:

@@ -41,15 +41,17 @@ RANKING: Sentences = {
         "The same, where more rotations do.",
     ),
     "layers_favour_neurons": (
-        "{Layers} {favour} neurons: in layer {layer}, the {first} {share:.1%}, {directions} at "
-        "most {highest:.1%} ({n} rotations).",
-        "The same in several layers, with the numbers of the last of those that favour neurons.",
+        "Neurons are favoured in {layers}: {example}the {first} {share:.1%}, {directions} at most {highest:.1%} ({n} "
+        "rotations).",
+        "The same in several layers, with the numbers of the layer shown, or of the last of those that favour neurons.",
     ),
     "layers_favour_no_neurons": (
-        "{Layers} {favour} neurons: in layer {layer}, the {first} {share:.1%}, {directions} "
-        "{lowest:.1%} to {highest:.1%} ({n} rotations).",
-        "The same in several layers, where more rotations do, with the numbers of the first of them.",
+        "Neurons are not favoured in {layers}: {example}the {first} {share:.1%}, {directions} {lowest:.1%} to "
+        "{highest:.1%} ({n} rotations).",
+        "The same in several layers, where more rotations do, with the numbers of the layer shown, or of the first of "
+        "them.",
     ),
+    "example_layer": ("in layer {layer}, for example, ", "Part of the two before: they are of several layers."),
     "layers_none_above": (
         "In {layers} no neuron contributes more than {direction}: none may be said to carry {task} there.",
         "The same in several layers: `n_above` is 0.",
@@ -84,17 +86,19 @@ RANKING: Sentences = {
 
 COMPARE: Sentences = {
     "everywhere": (
-        "{subject} among the first {top} of every run at the same relative depth.",
-        "There are no probes of shuffled labels.",
+        "{subject} among the first {top} of every run at the same relative depth, summed over {layers}{distinct}; for "
+        "unrelated rankings, {chance_mean} are on average (no test, since layers share neurons).",
+        "There are no probes of shuffled labels. Layers with the flag `uninformative` do not count.",
     ),
     "everywhere_by_chance": (
-        "{subject} among the first {top} of every run at the same relative depth; with shuffled labels, {mean} are on "
-        "average ({low} to {high}; p = {p:.2g}).",
+        "{subject} among the first {top} of every run at the same relative depth, summed over {layers}{distinct}; with "
+        "shuffled labels, {chance_mean} are on average ({chance_low} to {chance_high}; p = {p:.2g}).",
         "There are such probes.",
     ),
+    "everywhere_distinct": (" ({n} distinct neurons of the first run)", "Some neuron is there in several layers."),
     "everywhere_beyond": (
         "{n} of them {verb} there in at most {share:.0%} of the draws of shuffled labels.",
-        "All rankings are to be read; counted are neurons without `no-signal` that few draws have at the top.",
+        "Counted are neurons without `no-signal` that few draws have at the top.",
     ),
     "unread_run": (
         "{label}: ignore {layers}, where the probe is not shown to predict better than a constant answer: its ranking, "
@@ -109,6 +113,10 @@ COMPARE: Sentences = {
     "accuracy_of_runs": (
         "Test accuracy is highest {accuracies}.",
         "Always; of equal accuracies, the last layer.",
+    ),
+    "site": (
+        "In {label}, a neuron is a {neuron}.",
+        "They are not of the residual stream in some run (also `rank`).",
     ),
     "basis_compared": (
         "Rankings are of the bases of these runs. Where neurons are matched by correlation, chance is that of {n} "
@@ -135,10 +143,17 @@ COMPARE: Sentences = {
         "In each such pair of layers, one has the flag `uninformative`.",
     ),
     "agreement": (
-        "in layers of the same relative depth, {shared} of the first {top} neurons are in common ({chance} by chance; "
-        "above it in {n_overlap} of {pairs} of layers), and Spearman's correlation of the rankings is {values} (above "
-        "chance in {n_spearman})",
+        "in {pairs} of layers of the same relative depth{left_out}, {shared} of the first {top} neurons are in common "
+        "({chance} by chance in one pair taken alone; above chance in {n_overlap} of {n}, corrected for {tested} of "
+        "layers), and Spearman's correlation of the rankings is {values} (above chance in {n_spearman} of {n}, "
+        "corrected)",
         f"Part of the first three; above chance is p ≤ {ALPHA}, corrected for all pairs of layers.",
+    ),
+    "other_depths": (
+        "Of the {n} pairs of layers of other relative depths, {a} and {b} have more of the first neurons in common "
+        "than by chance in {n_overlap}{shared}, and a higher Spearman's correlation in {n_spearman} (p ≤ {share}, "
+        "corrected for {tested} of layers).",
+        "Some such pair, without layers with the flag `uninformative`, is above chance.",
     ),
 }
 
@@ -261,13 +276,15 @@ NOTES: Sentences = {
         "`compare`.",
     ),
     "note_of_chance": (
-        "by chance: 95% of what {null} give; p: that they give such a Spearman, corrected for all pairs of layers",
+        "by chance: 95% of what {null} give in one pair of layers; p: that they give as much, corrected for all pairs",
         "`compare`; what chance is, is the column `null` of `agreement.csv`.",
     ),
     "note_of_match": (
         "match: correlation of matched neurons on other sentences; CKA: likeness of the whole layers (linear)",
         "`compare`.",
     ),
+    "note_of_unread": ("{mark} uninformative: no evidence, and left out of the sentences", "`compare`."),
+    "note_of_matches": ("{mark} correlates no more than by chance: {n} of {of} matches", "`compare`."),
     "chosen_penalty": (
         "Penalty: l2 {l2:.1e}{for_all}, chosen for the {what} of validation tokens ({measured:.4f}{unit}; {near}).",
         "The penalty was not given; numbers beside each other.",
@@ -317,7 +334,7 @@ _WHOLE_LAYER: Sentences = {
         "has a neuron with q < .001 and is below the majority class, or below 0 in R².",
     ),
     "unread_layers": (
-        "Do not read the rankings of {layers}: their probes are not shown to be better than a constant answer.",
+        "Do not read the ranking of {layers}: the probe is not shown to be better than a constant answer there.",
         "Flag `uninformative` in some of several layers.",
     ),
     "leading": (
@@ -371,7 +388,7 @@ _PARTS: Sentences = {
         "Sentences of a corpus.",
     ),
     "explained": (
-        "{task} explains {share:.1%} of its variance beyond chance (z = {z:.0f})",
+        "the label explains {share:.1%} of its variance beyond chance (z = {z:.0f})",
         "Part of sentences that need a share of variance that is significant at a false discovery rate of 1%.",
     ),
     "one_rank": (" (rank {rank} in all bootstraps)", "There were bootstraps."),
@@ -411,7 +428,7 @@ _NEURON: Sentences = {
         "is not significant at a false discovery rate of 1% over the layer.",
     ),
     "carries_some": (
-        "This overstates it: {centred}. Still, {explained}: it carries some {task}.",
+        "This overstates it: {centred}. Still, {explained}: it carries {task} in part.",
         f"Flag `offset` without `no-signal`; {_CORRECTED}.",
     ),
     "varies_though_offset": (
@@ -446,7 +463,7 @@ _BESIDE: Sentences = {
         "The 95% interval of the difference to the control `token` is not above 0.",
     ),
     "covariate_too": (
-        "Within values of {covariate} it varies with {task}, too: {task} explains {share:.1%} of its remaining "
+        "Within values of {covariate} it varies with {task}, too: the label explains {share:.1%} of its remaining "
         "variance (q = {q:.2g}).",
         "`--control_for`; its share among training tokens with the same value is significant at a false discovery rate "
         "of 1%.",
@@ -468,10 +485,10 @@ _BESIDE: Sentences = {
         "The control `control_task` was run; no rule, a number beside another.",
     ),
     "first_unflagged": (
-        "The first neuron without a flag is {neuron}, at rank {rank}.",
+        "The first neuron of layer {layer} without a flag is {neuron}, at rank {rank}.",
         "The neuron that contributes most has a flag, and another one has none.",
     ),
-    "all_flagged": ("Every neuron of the layer has a flag.", "No neuron has none."),
+    "all_flagged": ("Every neuron of layer {layer} has a flag.", "No neuron has none."),
     "not_measured": ("This run did not measure {what}.", "There were no bootstraps, or no neuron was removed."),
 }
 

@@ -100,8 +100,8 @@ COLUMN, PAGE = 3.3, 6.8
 # Widest figure for the screen, in inches, whose single panel is drawn in one column.
 SMALL = 6.5
 
-# Height of a page, in inches: a taller figure is not stretched further to make room for its letters.
-HEIGHT = 9.0
+# Height of a page of a paper, in inches: a taller figure is not stretched further to make room for its letters.
+PAGE_HEIGHT = 9.0
 
 # Smallest letters in points, and those of numbers in the cells of a map; without room for these the cells are empty.
 LETTERS, CELLS = 6.5, 4.5
@@ -122,8 +122,8 @@ FILLED, PANEL = 0.9, 0.62
 def fit_to_paper(figure: Figure) -> Bbox:
     """Resize a figure for the screen to the width of a column or a page; return the box to write, in inches.
 
-    A figure with one panel gets the width of a column and its legend below. Letters shrink with the width, but stay
-    legible, and long titles are wrapped. The box contains the whole figure and whatever sticks out of it.
+    A figure with one panel gets the width of a column and its legend below. Letters have one size, and long titles are
+    wrapped. The box contains the whole figure and whatever sticks out of it.
     """
     from matplotlib.transforms import Bbox
 
@@ -133,10 +133,10 @@ def fit_to_paper(figure: Figure) -> Bbox:
     new = COLUMN if is_small else PAGE
     for text in _texts(figure):
         size = float(text.get_fontsize())
-        text.set_fontsize(min(size, max(LETTERS, size * new / width)))
+        text.set_fontsize(min(size, LETTERS))
     scale = new / width
     # Letters shrink less than the width, and therefore the height shrinks less, too.
-    figure.set_size_inches(new, max(height * scale, min(height * math.sqrt(scale), HEIGHT)))
+    figure.set_size_inches(new, max(height * scale, min(height * math.sqrt(scale), PAGE_HEIGHT)))
     if is_small:
         below = [_below(figure, legend, panels[0]) for legend in figure.legends]
         figure.set_size_inches(new, PANEL * new + sum(below) + _upright(figure, panels[0]))
@@ -384,9 +384,10 @@ class Line:
 
     @property
     def extent(self) -> list[float]:
-        """Everything that is drawn along the y axis: values, ends of intervals and points."""
+        """Everything that is drawn along the y axis: values, ends of intervals, points, and the 0 of bars."""
         bounds, points = (pair or () for pair in self.ranges), self.points
-        return [*self.values, *(value for several in (*bounds, *points) for value in several)]
+        begin = [0.0] * (self.kind == "bars")
+        return [*begin, *self.values, *(value for several in (*bounds, *points) for value in several)]
 
 
 @dataclass(frozen=True)
@@ -462,7 +463,8 @@ class Chart:
         title: What is shown, as a sentence without the model's name.
         panels: Its panels, which share the axes except for a y axis that is of a panel alone.
         y: Label of the y axis.
-        limits: Ends of the y axis; round ends around the values by default.
+        limits: Ends of the y axis, of which the lower one is higher where all values are near the upper one (see
+            `share_axis`); round ends around the values by default.
         from_zero: Whether the y axis begins at 0 where it has no limits.
         x: The x axis.
         reference: A value at which a horizontal line is drawn.
@@ -729,11 +731,8 @@ def _set_y_ends(chart: Chart, all_axes: Sequence[Axes]) -> None:
     """Set the ends of the y axes of the panels: the limits, or beyond them where values are; or from 0."""
     panels = list(zip(all_axes, chart.panels, strict=True))
     if chart.limits:
-        margin = 0.04 * (chart.limits[1] - chart.limits[0])
-        extent = [x for panel in chart.panels for line in panel.lines for x in line.extent if math.isfinite(x)]
-        low, high = min(chart.limits[0] - margin, *extent), max(chart.limits[1] + margin, *extent)
-        for axes in all_axes:
-            axes.set_ylim(low, high)
+        extent = (x for panel in chart.panels for line in panel.lines for x in line.extent)
+        share_axis([*extent, math.nan if chart.reference is None else chart.reference], *all_axes)
         return
     for axes, panel in panels:
         if panel.is_logarithmic:
@@ -771,7 +770,7 @@ def panels_as_svg(chart: Chart) -> list[tuple[str, list[Part]]]:
         drawn = [_draw_lines(axes, chart, panel, 8) for axes, panel in zip(all_axes, chart.panels, strict=True)]
         _set_y_ends(chart, all_axes)
         for figure, axes, panel, parts in zip(figures, all_axes, chart.panels, drawn, strict=True):
-            if not panel.is_logarithmic:
+            if not (panel.is_logarithmic or chart.limits):
                 axes.locator_params(axis="y", nbins=6)
             _label_x_on_page(axes, chart.x, chart.places(panel))
             for i, part in enumerate(parts):
@@ -873,9 +872,22 @@ def from_zero(*panels: Axes) -> None:
         axes.set_ylim(min(0, 1.05 * bottom), 1.05 * top if top > 0 else 1)
 
 
-def joined(look: dict[str, Any], layers: Sequence[int]) -> dict[str, Any]:
-    """Return the look of a line over some layers; for a single layer it has marks only."""
-    return look if len(set(layers)) > 1 else {**look, "ls": ""}
+# Shares that are all above this are drawn on an axis that does not begin at 0.
+TOP_BAND = 0.65
+
+
+def share_axis(values: Iterable[float], *panels: Axes) -> None:
+    """Let the y axes of shares range from 0 to 1 or, if all values are near 1, from a round number below them."""
+    from matplotlib.ticker import MultipleLocator
+
+    drawn = [value for value in values if math.isfinite(value)]
+    lowest = min(drawn, default=0.0)
+    begin = math.floor(10 * lowest - 0.1) / 10 if lowest > TOP_BAND else 0.0
+    margin = 0.04 * (1 - begin)
+    step = next(step for step in (0.02, 0.05, 0.1, 0.2) if 1 - begin < 5.5 * step)
+    for axes in panels:
+        axes.set_ylim(min([begin - margin, *drawn]), max([1 + margin, *drawn]))
+        axes.yaxis.set_major_locator(MultipleLocator(step))
 
 
 def error_bars(

@@ -14,6 +14,7 @@ from probing.results import Table, ends, two_decimals
 from probing.tables import (
     R2,
     SPANS_IN_ORDER,
+    UNINFORMATIVE,
     controls_of,
     neuron_name,
     score_of,
@@ -40,6 +41,7 @@ from probing.tables.figures import (
     error_bars,
     forms_of,
     panels,
+    share_axis,
     with_lines,
     write_drawings,
 )
@@ -88,6 +90,8 @@ Row = Mapping[str, Any]
 LABELLED, NUMBERED = 24, 10
 
 TOP = 15  # neurons in the bar chart
+# Most cells of a map of layers by layers that have numbers, and most columns of maps that are beside each other.
+NUMBERED_CELLS, MOST_BESIDE = 200, 9
 
 
 def write_figures(
@@ -148,6 +152,15 @@ def accuracy_chart(rows: Sequence[Row], task: str) -> Chart:
     return Chart("accuracy", f"linear probe of {task}", [Panel(lines)], f"test {score.words}", limits, from_zero=True)
 
 
+def majority_lines(accuracy_of_run: Mapping[str, Sequence[Row]]) -> list[Line]:
+    """Return the accuracy of the majority class by layer, once if it is the same for all runs; none of numbers."""
+    what = "majority class"
+    known = {f"{what} of {label}": rows for label, rows in accuracy_of_run.items() if "majority_accuracy" in rows[0]}
+    if len({rows[0]["majority_accuracy"] for rows in known.values()}) == 1:
+        known = {what: max(known.values(), key=len)}
+    return [Line.of(rows, "majority_accuracy", name) for name, rows in known.items()]
+
+
 def accuracy_by_position(figure: Figure, positions: Sequence[Row], task: str, model: str) -> None:
     """Draw accuracy by position, a line for each layer that darkens with depth; intervals for a single layer only."""
     import matplotlib
@@ -162,7 +175,7 @@ def accuracy_by_position(figure: Figure, positions: Sequence[Row], task: str, mo
         axes.plot(x, y, color=colour, lw=1.3, marker=".", ms=3, label=f"layer {layer}")
         if len(layers) == 1 and (reach := error_bars(layer_rows, y, "accuracy")) is not None:
             axes.fill_between(x, y - reach[0], y + reach[1], color=colour, alpha=0.2, lw=0, label="95% interval")
-    axes.set_ylim(-0.02, 1.03)
+    share_axis((row["accuracy"] for row in positions), axes)
     axes.set_xlabel(task.replace("_", " "))
     axes.set_ylabel("test accuracy")
     axes.set_title(f"{model}: linear probe of {task}, accuracy of each class")
@@ -188,7 +201,7 @@ def top_neurons(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: st
             axes.plot(*zip(*diamonds, strict=True), "D", ms=3.5, mfc="white", mec="black", label="with an intercept")
         axes.set_yticks(y, [f"{neuron_name(n)}{_marks(n['flag'])}" for n in top], fontsize=7)
         axes.invert_yaxis()
-        axes.set_title(f"layer {layer}")
+        axes.set_title(f"layer {layer}" + f" ({UNINFORMATIVE})" * (UNINFORMATIVE in top[0]["flag"]))
         axes.set_xlabel(f"contribution ({score.axis})")
     grid[0].set_ylabel("neuron (* offset, ° no-signal)")
     figure.suptitle(f"{model}: neurons that contribute most to {score.contribution}", x=0.01, ha="left", fontsize=10)
@@ -234,14 +247,13 @@ def confusion_matrices(figure: Figure, scores: Sequence[Row], confusions: Sequen
         image = axes.imshow(shares, cmap="Greys", vmin=0, vmax=1, interpolation="none")
         axes.set_title(f"layer {layer}")
         axes.tick_params(labelsize=7)
-        axes.tick_params("x", rotation=90)
+        # Each panel, since those above an empty place of the last row need labels, for which all rows have room.
+        axes.tick_params("x", rotation=90, labelbottom=True)
+        axes.set_xlabel("taken for")
     grid[0].set_xticks(*named)
     grid[0].set_yticks(*named)
     for axes in grid[::SIDE_BY_SIDE]:
         axes.set_ylabel("class")
-    for axes in grid[-SIDE_BY_SIDE:]:
-        axes.set_xlabel("taken for")
-        axes.tick_params(labelbottom=True)
     figure.suptitle(f"{model}: what the probe of {task} takes each class for", x=0.01, ha="left", fontsize=10)
     bar = figure.colorbar(image, ax=figure.axes, aspect=30)
     bar.set_label("share of the class's test tokens")
@@ -262,22 +274,28 @@ def layers_by_layers(figure: Figure, rows: Sequence[Row]) -> None:
     """Draw the agreement of each layer of one run with each layer of another, a panel for each of three statistics."""
     panels = {"spearman": "Spearman of the rankings", "overlap": "overlap of the top", "cka": "linear CKA"}
     layers_a, layers_b = (sorted({row[f"layer_{side}"] for row in rows}) for side in "ab")
-    figure.set_size_inches(2.3 + 3 * max(1.9, 0.42 * len(layers_b)), 1.3 + max(1.6, 0.36 * len(layers_a)))
-    for axes, (statistic, title) in zip(figure.subplots(1, 3), panels.items(), strict=True):
+    n_cells = len(layers_a) * len(layers_b)
+    is_stacked = len(layers_b) > MOST_BESIDE and n_cells <= NUMBERED_CELLS
+    # Beside each other, the numbers of many layers would have no room on paper.
+    down, across, high = (3, 1, 0.22) if is_stacked else (1, 3, 0.36)
+    figure.set_size_inches(2 + across * max(1.9, 0.42 * len(layers_b)), down * (1 + max(1.2, high * len(layers_a))))
+    grid = figure.subplots(down, across)
+    for axes, (statistic, title) in zip(grid, panels.items(), strict=True):
         values = np.full((len(layers_a), len(layers_b)), np.nan)
         for row in rows:
             if row["statistic"] == statistic:
                 values[layers_a.index(row["layer_a"]), layers_b.index(row["layer_b"])] = row["value"]
         image = axes.imshow(values, cmap="Greys", vmin=0, vmax=1, origin="lower", aspect="auto", interpolation="none")
         for (i, j), value in np.ndenumerate(values):
-            if np.isfinite(value) and values.size <= 200:
+            if np.isfinite(value) and n_cells <= NUMBERED_CELLS:
                 shown = two_decimals(value).replace("0.", ".", 1)
                 axes.text(j, i, shown, ha="center", va="center", fontsize=6, color="white" if value > 0.6 else "black")
         axes.set_xticks(range(len(layers_b)), [str(layer) for layer in layers_b])
         axes.set_yticks(range(len(layers_a)), [str(layer) for layer in layers_a])
         axes.set_xlabel(f"layer of {rows[0]['model_b']}")
         axes.set_title(title)
-    figure.axes[0].set_ylabel(f"layer of {rows[0]['model_a']}")
+        if is_stacked or axes is grid[0]:
+            axes.set_ylabel(f"layer of {rows[0]['model_a']}")
     bar = figure.colorbar(image, ax=figure.axes, extend="min", aspect=30)
     bar.set_label("agreement (below 0: white)")
 
@@ -334,7 +352,7 @@ def how_many_neurons(figure: Figure, rows: Sequence[Row], majority: float, task:
         axes.tick_params(axis="x", labelsize=8)
         axes.set_title(title)
         axes.set_xlabel("number of neurons k")
-    figure.axes[0].set_ylim(0, None)
+    share_axis([majority, *(row["accuracy"] for row in rows)], figure.axes[0])
     figure.axes[0].set_ylabel("test accuracy")
     title = f"{model}, layer {rows[0]['layer']}: linear probes of {task}, retrained on the chosen neurons"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)

@@ -85,7 +85,7 @@ def classes_table(rows: Rows, most: int = MOST) -> Any:
     title = f"Layer {rows[0]['layer']}: recall and precision of each class{which}"
     table = shown_table(CLASS_SCORES, shown, title, SHOWN, {CLASS_SCORES["confused_with"].words: _taken_for})
     if any(ends(row, name) is None for row in shown for name in ("recall", "precision")):
-        table.caption, table.caption_justify = say("note_of_classes", least=MIN_SENTENCES), "left"
+        table.caption = say("note_of_classes", least=MIN_SENTENCES)
     return table
 
 
@@ -125,7 +125,8 @@ _OF_NEURONS = (
     "eta_squared", "eta_squared_z", "within_covariate_eta_squared",
 )  # fmt: skip
 _FIRST_LEFT_OUT = (
-    "share", "eta_squared_z", "ratio", "rank_low", "within_covariate_eta_squared", "head", "feature",
+    "share", "eta_squared_z", "ratio", "rank_low", "within_covariate_eta_squared", "head", "feature", "eta_squared",
+    "contribution",
 )  # fmt: skip
 # What the headings of the table of accuracies mean.
 _MEANINGS = {
@@ -189,7 +190,7 @@ def _r2_table(rows: Sequence[Row]) -> Any:
 
 def _with_notes(table: Any, notes: Sequence[str], between: str = "\n") -> Any:
     """Return a table with notes below it."""
-    table.caption, table.caption_justify = between.join(notes), "left"
+    table.caption = between.join(notes)
     return table
 
 
@@ -237,9 +238,10 @@ def layers_table(accuracy: Sequence[Row], neurons: Sequence[Row], by: Order = "c
     controls, score = controls_of(accuracy), score_of(accuracy[0])
     with_f1 = any(are_unequal(row) for row in accuracy)
     title = f"Layers: test {score.words} of the probe and of its controls, and its first neurons"
-    # What the task may be confused with stays longest.
+    # What the task may be confused with stays longest, and what always the most frequent class gives still longer.
     least = sorted(controls, key=lambda name: name in ("token", "covariate"))
-    table = plain_table(title, leave_out=tuple(controls[name] for name in least))
+    leave_out = (*(controls[name] for name in least if name != "majority"), "first neurons", "macro F1")
+    table = plain_table(title, leave_out)
     beside = ["macro F1"] * with_f1 + [*controls.values()]
     for heading in ("layer", score.words, RANGE, *beside, "first neurons", "unflagged"):
         table.add_column(heading, justify="left" if heading == "first neurons" else "right")
@@ -256,7 +258,6 @@ def layers_table(accuracy: Sequence[Row], neurons: Sequence[Row], by: Order = "c
             ]),
         )  # fmt: skip
     table.caption = "unflagged: the first neuron without a flag" + "; by centred contribution" * (by == "centred")
-    table.caption_justify = "left"
     return table
 
 
@@ -283,8 +284,7 @@ def neurons_table(
     table = shown_table(
         NEURONS, rows, f"Layer {rows[0]['layer']}: neurons by {order} to {score.contribution}", names,
         cells={
-            "rank_low": _rank_range, "neuron": neuron_name, "contribution_centred": _centred,
-            "cross_entropy_without": _without,
+            "neuron": neuron_name, "contribution_centred": _centred, "cross_entropy_without": _without,
         },
         leave_out=[name for name in _FIRST_LEFT_OUT if name in rows[0]],
     )  # fmt: skip
@@ -318,22 +318,15 @@ def heads_table(rows: Sequence[Row]) -> Any:
         table.add_row(*cells)
     if has_accuracy:
         n_random, majority = rows[0]["n_random"], rows[0]["majority_accuracy"]
-        captions = [
-            say("note_of_heads_alone", majority=majority),
-            say("note_of_random_slices", n=n_random),
-        ]
+        captions = [say("note_of_heads_alone", majority=majority), say("note_of_random_slices", n=n_random)]
         if any(row["above_chance"] == "no" for row in rows):
             captions.append(say("note_of_heads"))
-        table.caption, table.caption_justify = "\n".join(captions), "left"
+        table.caption = "\n".join(captions)
     return table
 
 
 def _is_far(row: Row) -> bool:
     return bool(abs(row["mean"]) > FAR * row["sd"] and row["flag"] != "dead")
-
-
-def _rank_range(row: Row) -> str:
-    return f"{row['rank_low']}-{row['rank_high']}"
 
 
 def _centred(row: Row) -> str:
@@ -416,16 +409,10 @@ def accuracies_table(accuracy_of_run: Mapping[str, Rows]) -> Any:
         body.append([str(layer), *(cell for pair in cells for cell in pair)])
     words = " and ".join(dict.fromkeys(score.words for score in scores.values()))
     table = cells_table(f"{capitalised(words)} of the probes of each run by layer", headings, body)
-    constant = {
-        label: f"{rows[0]['majority_accuracy']:.3f}"
-        for label, rows in accuracy_of_run.items()
-        if "majority_accuracy" in rows[0]
-    }
-    if constant:
-        named = (
-            [*constant.values()][:1] if len({*constant.values()}) == 1 else [" ".join(of) for of in constant.items()]
-        )
-        table.caption, table.caption_justify = f"always predicting the most frequent class: {', '.join(named)}", "left"
+    constants = [ACCURACY["majority_accuracy"].show(rows[0]) for rows in accuracy_of_run.values()]
+    if any(constants):
+        table.add_row("majority", *(cell for constant in constants for cell in (constant, "")))
+        table.caption = "majority: always predicting the most frequent class"
     return table
 
 

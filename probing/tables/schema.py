@@ -120,6 +120,8 @@ ACCURACY = Schema("accuracy", "a row per layer", (
 ), needed=(
     "layer", "accuracy", "accuracy_low", "accuracy_high", "cross_entropy", "optimality_gap", "n_train_tokens",
     "n_test_tokens",
+), shown=(
+    "layer", "accuracy*", "macro_f1", "majority_accuracy", *(f"{name}_accuracy" for name in CONTROLS), "flag",
 ))  # fmt: skip
 # Of numbers, where the R² of a ridge probe replaces the accuracy.
 NUMBERS = Schema("accuracy", "a row per layer, of numbers", (
@@ -133,7 +135,8 @@ NUMBERS = Schema("accuracy", "a row per layer, of numbers", (
     number("relative_gradient", "Norm of the gradient of the objective, divided by that at 0.", "gradient", ".1e"),
     N_TRAIN_TOKENS, N_TEST_TOKENS,
     *_controls("r2", "R²"), *_AGREEMENT, *SIZES, _FLAG,
-), needed=("layer", "r2", "r2_low", "r2_high", "relative_gradient", "n_train_tokens", "n_test_tokens"))  # fmt: skip
+), needed=("layer", "r2", "r2_low", "r2_high", "relative_gradient", "n_train_tokens", "n_test_tokens"),
+    shown=("layer", "r2*", "mean_absolute_error", *(f"{name}_r2" for name in CONTROLS), "flag"))  # fmt: skip
 
 # False discovery rate of the neurons that are not flagged `no-signal`: the largest expected share without a signal.
 FALSE_DISCOVERIES = 0.01
@@ -210,8 +213,12 @@ _NEEDED = (
     "layer", "rank", "neuron", "contribution", "ratio", "share", "contribution_centred", "eta_squared", "eta_squared_z",
     "mean", "sd", "flag",
 )  # fmt: skip
+_SHOWN = (
+    "layer", "rank", "rank_low", "neuron", "span", "head", "feature", "contribution", "share", "contribution_centred",
+    "eta_squared", "eta_squared_z", "cross_entropy_without*", "r2_without*", "flag",
+)  # fmt: skip
 # `neuron_table` in `probing.probes.evidence` fills it. Which columns the page and the terminal show is said in
-# `probing.page.terms` and `probing.tables.probes`; files, Python and W&B have all of them.
+# `probing.page.terms` and `probing.tables.probes`; files and W&B have all of them.
 NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order", (
     *_RANKED,
     *DIRECTION_COLUMNS,
@@ -225,7 +232,7 @@ NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order", (
              "predicts the test tokens worse. Little is lost where other neurons carry the same information.",
              "without it", "+.4f"),
     *_REMOVED,
-), needed=_NEEDED)  # fmt: skip
+), needed=_NEEDED, shown=_SHOWN)  # fmt: skip
 NUMBER_NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order, of numbers", (
     *_RANKED, *DIRECTION_COLUMNS, _COMPANION,
     number("correlation", "Correlation of the neuron with the number over training tokens.", form="+.3f"),
@@ -234,7 +241,7 @@ NUMBER_NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order,
              "again without the neuron. Little is lost where other neurons carry the same "
              "information.", "R² lost", "+.4f"),
     *_REMOVED,
-), needed=_NEEDED)  # fmt: skip
+), needed=_NEEDED, shown=_SHOWN)  # fmt: skip
 POSITIONS = Schema("positions", "of positions, a row per layer and position", (
     *LAYER,
     whole("position", "Position of the token in its sentence, special tokens included."),

@@ -529,8 +529,14 @@ def scored(top: Sequence[int]) -> Array:
     return scores
 
 
-def by_index(n_layers: int) -> RunPair:
-    return RunPair([], np.broadcast_to(np.arange(6), (n_layers, n_layers, 6)), True)
+def rows_of(n_layers: int, other: str = "b") -> list[dict[str, Any]]:
+    """Return rows of agreement in which by chance half of the first neurons are in common."""
+    alike = {"model_a": "a", "model_b": other, "statistic": "overlap", "same_depth": "yes", "chance": 0.5}
+    return [{**alike, "layer_a": i, "layer_b": i} for i in range(n_layers)]
+
+
+def by_index(n_layers: int, other: str = "b") -> RunPair:
+    return RunPair(rows_of(n_layers, other), np.broadcast_to(np.arange(6), (n_layers, n_layers, 6)), True)
 
 
 def test_neurons_of_every_top_are_listed_with_their_ranks_in_layers_of_one_depth() -> None:
@@ -542,12 +548,16 @@ def test_neurons_of_every_top_are_listed_with_their_ranks_in_layers_of_one_depth
         "c rank": 1, "no_signal": "",
     }  # fmt: skip
     assert found.chance is None
-    assert found.summary() == {"n_neurons": 3}
+    assert found.summary()["n_neurons"] == 3
+    unread = top_everywhere(runs, {1: by_index(2), 2: by_index(2, "c")}, 2, {"c": [0]})
+    assert [row["layer"] for row in unread.rows] == [1]
+    # Of two neurons of the first, each of the others has a half by chance.
+    assert unread.summary() == {"n_neurons": 1, "n_layers": 1, "chance_mean": 2 * 0.5 * 0.5}
 
 
 def test_matched_neurons_are_followed_and_those_without_a_partner_left_out() -> None:
     partners = np.array([[[5, 4, 3, 2, -1, 0]]])
-    found = top_everywhere([ranked("a", [(4, 1)]), ranked("b", [(4, 1)])], {1: RunPair([], partners, None)}, 2)
+    found = top_everywhere([ranked("a", [(4, 1)]), ranked("b", [(4, 1)])], {1: RunPair(rows_of(1), partners, None)}, 2)
     assert [(row["neuron"], row["b neuron"]) for row in found.rows] == [(1, 4)]
 
 
@@ -597,7 +607,7 @@ def test_random_tops_share_neurons_beyond_chance_as_seldom_as_it_says() -> None:
         for name in "ab":
             scores = size * generator.exponential(size=(3, 20, 60))
             runs.append(Ranked(name, [0, 1, 2], scores[:, 0], scores[:, :1], shuffled=scores[:, 1:]))
-        found = top_everywhere(runs, {1: RunPair([], np.broadcast_to(np.arange(60), (3, 3, 60)), True)}, 10)
+        found = top_everywhere(runs, {1: RunPair(rows_of(3), np.broadcast_to(np.arange(60), (3, 3, 60)), True)}, 10)
         assert found.chance is not None
         p_values.append(found.chance.p_value)
         n_shared += len(found.rows)

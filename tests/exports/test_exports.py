@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from probing.exports.formats import MOST_ROWS, tables_of
 from probing.heads.examples import read_examples
 from probing.runs.loading import load_run
 from probing.runs.predictions import sides_and_text
+from probing.tables.conclusions import leading
 from rendering import rendered
 from report_runs import fit_on_two_texts
 from written import read_csv
@@ -86,15 +88,52 @@ def test_columns_of_another_version_are_written_too(made: Run, tmp_path: Path) -
     assert [str(row["later"]) for row in rows] == [str(i) for i in range(len(rows))]
 
 
-def test_latex_has_intervals_and_says_what_it_leaves_out(made: Run, tmp_path: Path) -> None:
+def test_latex_has_the_tables_of_the_terminal_and_says_what_it_leaves_out(made: Run, tmp_path: Path) -> None:
     folder = made.export("latex", tmp_path / "tex")
     text = (folder / "accuracy.tex").read_text(encoding="utf-8")
     row = made.accuracy[0]
-    assert text.startswith(r"\begin{tabular}")
     assert rf"{row['accuracy']:.3f} & {row['accuracy_low']:.3f}--{row['accuracy_high']:.3f}" in text
+    of_neurons = [row.split(" & ") for row in _rows(folder / "neurons.tex")]
+    (shown,) = [table for table in made.tables() if "neurons by contribution" in table.title]
+    assert [row[0] for row in of_neurons] == [*shown.columns[0].cells]
+    assert len(of_neurons[0]) == len(shown.columns)
+    assert "% left out for lack of room: before, " in (folder / "contexts.tex").read_text(encoding="utf-8")
     ranked = (folder / "classes.tex").read_text(encoding="utf-8")
-    assert ranked.startswith(f"% {MOST_ROWS} of {len(made.classes)} rows; all are in classes.csv")
-    assert ranked.count(r"\\") == MOST_ROWS + 1  # and the headings
+    assert ranked.startswith(f"% {MOST_ROWS} of {len(made.classes)} rows; all rows and columns are in classes.csv")
+    assert len(_rows(folder / "classes.tex")) == MOST_ROWS
+
+
+def _rows(path: Path) -> list[str]:
+    """Return the rows of a table in LaTeX below its headings."""
+    return path.read_text(encoding="utf-8").partition("\\midrule\n")[2].partition("\\bottomrule")[0].splitlines()
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_no_table_in_latex_is_wider_or_longer_than_a_page(made: Run, tmp_path: Path) -> None:
+    folder = made.export("latex", tmp_path / "tex")
+    floats = [rf"\begin{{table}}\input{{{path.name}}}\end{{table}}\clearpage" for path in sorted(folder.glob("*.tex"))]
+    begin = [r"\documentclass{article}\usepackage{booktabs}\hfuzz=20pt", r"\begin{document}"]
+    (folder / "page.tex").write_text("\n".join([*begin, *floats, r"\end{document}"]), encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
+    log = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+    assert "Overfull" not in log
+    assert "too large" not in log
+
+
+def test_latex_of_some_tables_has_the_columns_that_are_asked_for(made: Run, tmp_path: Path) -> None:
+    args = ["export", "latex", str(made.folder), "--output", str(tmp_path / "tex"), "--only", "classes,neurons"]
+    assert command_line.run(COMMANDS, args) == 0
+    assert {path.stem for path in (tmp_path / "tex").glob("*.tex")} == {"classes", "neurons"}
+    folder = probing.export([made], "latex", tmp_path / "one", only="neurons", columns="layer,rank,neuron")
+    first = made.top(made.layers[0], 1)[0]
+    assert _rows(folder / "neurons.tex")[0] == f"{first['layer']} & 1 & {first['neuron']} " + r"\\"
+    for how, words in (
+        ({"only": "neurosn"}, "did you mean `neurons`"),
+        ({"columns": "rank"}, "name it with `--only`"),
+        ({"only": "neurons", "columns": "range"}, "no column `range`"),
+    ):
+        with pytest.raises(UserError, match=words):
+            probing.export([made], "latex", tmp_path / "none", **how)
 
 
 def test_latex_of_several_runs_has_their_accuracies_side_by_side_under_the_names_given(
@@ -107,6 +146,8 @@ def test_latex_of_several_runs_has_their_accuracies_side_by_side_under_the_names
     text = (tmp_path / "tex" / "accuracies.tex").read_text(encoding="utf-8")
     assert r"layer & BERT & 95\% range & tuned \& BERT & 95\% range" in text
     assert text.count(f"{made.accuracy[0]['accuracy']:.3f}") >= 2
+    constant = f"{made.accuracy[0]['majority_accuracy']:.3f}"
+    assert rf"majority & {constant} &  & {constant} &  \\" in text
     assert (tmp_path / "tex" / "other" / "accuracy.tex").is_file()
     assert probing.export([made, other], "latex").name == f"export-latex-{made.folder.name}-other"
     for names, more in (("BERT", ()), ("a,b,c", (other,))):
@@ -235,7 +276,7 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("probing.results.Table.to_latex", broken)
+        patch.setattr("probing.exports.formats.booktabs", broken)
         with pytest.raises(UserError, match=r"cannot be written \(.*No space left on device.*; name a writable folder"):
             made.export("latex", folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
@@ -282,8 +323,7 @@ def test_a_run_comes_back_with_equal_tables_and_predicts(
     again = probing.pull(NAME, tmp_path / "pulled", token="secret", endpoint=hub.address)
     assert isinstance(again, Run)
     assert {path.name for path in again.folder.iterdir()} == set(files) - {"README.md"}
-    for one, other in zip(tables_of(pushed_made), tables_of(again), strict=True):
-        assert (one.name, str(list(one.rows))) == (other.name, str(list(other.rows)))  # NaN is no NaN
+    assert str(tables_of(pushed_made)) == str(tables_of(again))  # NaN is no NaN
     assert again.weight.equal(pushed_made.weight)
     # Its model is found beside the folder.
     with pytest.raises(UserError, match="its model tiny-bert is not there any more"):
@@ -346,7 +386,7 @@ def test_the_card_is_read_by_the_hub_and_has_every_number_of_the_run(pushed_made
     assert metadata["model-index"][0]["results"][0]["task"]["name"] == "position"
     for sentence in pushed_made.conclusions():
         assert f"- {sentence}" in text
-    for row in pushed_made.top(2):
+    for row in pushed_made.top(leading(pushed_made.accuracy)["layer"]):
         assert f"| {row['rank']} |" in text
         assert f"| {row['neuron']} | {row['contribution']:.4f} |" in text
     (command,) = re.findall(r"python -m probing fit .*", text)
@@ -370,7 +410,7 @@ def test_the_card_names_the_text_of_the_accuracy_and_no_intervals_where_there_ar
 def test_the_card_of_numbers_has_no_majority_class(pushed_made: Run) -> None:
     rows = np.random.default_rng(0).standard_normal((300, 4))
     of_numbers = probing.probe(rows, rows[:, 1], numbers=True, quiet=True, evidence="none", replicates=0)
-    assert "| layer | R² | 95% interval | shuffled labels |" in of_numbers.card()
+    assert "| layer | R² | 95% range | shuffled labels |" in of_numbers.card()
     assert "- shuffled labels: " in of_numbers.card()
     assert "most frequent class" not in of_numbers.card()
     assert "- majority: accuracy of always predicting the most frequent class" in pushed_made.card()

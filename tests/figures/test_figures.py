@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,50 @@ def test_the_map_has_each_neuron_of_a_wide_model(drawn: Drawn, tmp_path: Path) -
     values = image.get_array()
     assert values is not None
     assert values.shape == (2, 1500)
+
+
+@pytest.mark.parametrize(
+    ("values", "begin", "step"),
+    [([0.1, 0.99], 0, 0.2), ([0.65, 0.99], 0, 0.2), ([0.7, 0.9], 0.6, 0.1), ([0.877, 0.974], 0.8, 0.05),
+     ([0.93, 0.95], 0.9, 0.02), ([1.0], 0.9, 0.02)],
+)  # fmt: skip
+def test_accuracies_are_drawn_from_0_unless_all_are_near_1(values: list[float], begin: float, step: float) -> None:
+    axes = Figure().add_subplot()
+    style.share_axis([*values, float("nan")], axes)
+    low, high = axes.get_ylim()
+    assert begin - 0.05 < low < begin < min(values) <= 1 < high
+    assert np.diff(axes.get_yticks()) == pytest.approx(step)
+
+
+def test_runs_that_are_compared_are_beside_the_majority_class() -> None:
+    runs = {"a": accuracy([0, 1, 2]), "b": accuracy([0, 1])}
+    rows = Table([{"model": name, **row} for name, of_run in runs.items() for row in of_run])
+    assert [(line.label, line.at) for line in charts(rows, "position")[0].panels[0].lines][2:] == [
+        ("majority class", [0, 1, 2])
+    ]
+    other = Table([{**row, "majority_accuracy": 0.1 * (row["model"] == "a")} for row in rows])
+    labels = [line.label for line in charts(other, "position")[0].panels[0].lines]
+    assert labels == ["a", "b", "majority class of a", "majority class of b"]
+
+
+def test_many_layers_have_room_on_a_page_of_a_paper() -> None:
+    figure, layers = Figure(layout="constrained"), range(13)
+    rows = neurons(layers, 16)
+    figures.top_neurons(figure, Table(rows).by("layer"), "tiny")
+    FIT_TO_PAPER(figure)
+    assert figure.get_figheight() <= style.PAGE_HEIGHT
+    agreement = [
+        {"model_a": "a", "model_b": "b", "layer_a": i, "layer_b": j, "statistic": statistic, "value": -0.25}
+        for i, j in product(range(7), layers)
+        for statistic in ("spearman", "overlap", "cka")
+    ]
+    figure = Figure(layout="constrained")
+    figures.layers_by_layers(figure, agreement)
+    FIT_TO_PAPER(figure)
+    assert figure.get_figheight() <= style.PAGE_HEIGHT
+    shown = [text for axes in figure.axes for text in axes.texts if text.get_visible()]
+    assert len(shown) == 3 * 7 * 13
+    assert min(float(text.get_fontsize()) for text in shown) >= 5
 
 
 def test_a_run_of_one_layer_is_a_mark_at_its_layer_in_a_comparison(drawn: Drawn, tmp_path: Path) -> None:
@@ -318,9 +362,10 @@ def test_legends_stand_beside_the_data_and_no_text_covers_another(
 
 def test_a_sweep_joins_values_that_have_an_order_and_no_others(drawn: Drawn, tmp_path: Path) -> None:
     of_sweep(tmp_path)
-    means = {axes.get_xlabel(): axes.lines[1] for axes in drawn[0].axes if axes.get_ylabel() == "test accuracy"}
-    assert means["probe.l2"].get_linestyle() == "-"
-    assert means["task"].get_linestyle() == "None"
+    panels = {axes.get_xlabel(): axes for axes in drawn[0].axes if axes.get_ylabel() == "test accuracy"}
+    means = {name: axes.lines[1].get_linestyle() for name, axes in panels.items()}
+    assert means == {"layer (0 = embeddings)": "-", "probe.l2": "-", "seed": "None", "task": "None"}
+    assert panels["probe.l2"].get_xscale() == "log"
     layers = next(axes for axes in drawn[0].axes if axes.get_xlabel().startswith("layer"))
     assert ticks(layers) == list(range(7))
     (legend,) = drawn[0].legends

@@ -61,7 +61,7 @@ for (const one of document.querySelectorAll("body *")) {
   }
 }
 for (const one of document.querySelectorAll("details > *")) {
-  if (!one.hidden && !there(one)) faults.push(`folded: ${named(one)}`);
+  if (!one.hidden && !one.closest(".not-on-paper") && !there(one)) faults.push(`folded: ${named(one)}`);
 }
 for (const one of document.querySelectorAll("tr, .with-legend, .scroll:has(> .map), .heat-map, .arcs, dd")) {
   if (there(one) && getComputedStyle(one).breakInside !== "avoid") faults.push(`may be cut: ${named(one)}`);
@@ -129,6 +129,13 @@ def test_all_of_a_page_is_on_paper_and_legible(paper: str, page: Path, laid_out:
     columns = "return [...document.querySelectorAll('thead tr')].map((row) => row.cells.length)"
     assert max(opened.execute_script(columns)) > 19
     assert opened.execute_script(FAULTS, SMALLEST) == []
+    # Of the neurons one by one, those of one layer are, and paper says so.
+    parts = "[...document.querySelectorAll('.contexts > :not(summary)')].filter((part) => part.getClientRects().length)"
+    shown = opened.execute_script(f"return {parts}.map((part) => part.textContent.slice(0, 35))")
+    assert len(shown) == 4  # a sentence and a layer for each of two runs
+    for sentence, layer in zip(shown[::2], shown[1::2], strict=True):
+        (leading,) = re.findall(r"On paper these are of (layer \d+) only\.", sentence)
+        assert layer.lower().startswith(leading)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,9 @@ from safetensors.numpy import load_file, save_file
 from conftest import BARE
 from damaged_runs import Kinds, damaged_copy, ended, make_all, make_few, readers
 from probing import Rankings, Result, Run, fit, probe, rank, sweep
+from probing.__main__ import COMMANDS
 from probing.activations import ActivationStore
+from probing.cli import commandline as command_line
 from probing.cli.options import LARGEST, SMALLEST
 from probing.data.module import ActivationDataModule
 from probing.errors import UserError
@@ -242,6 +245,12 @@ def test_a_sweep_is_opened_with_the_options_of_its_trials(
     best = load_run(made.folder / "trials" / opened.results["best"]["trial"])
     assert best.accuracy[0]["accuracy"] == max(row["accuracy"] for row in opened.sweep)
     assert "The best 2 of 2 rows by accuracy" in repr(opened)
+    # What the page and the card give to repeat it is a command that does.
+    program, _, module, *words = shlex.split(opened.study.command_line(opened.config))
+    assert (program, module) == ("python", "probing")
+    monkeypatch.chdir(made.folder)
+    assert command_line.run(COMMANDS, [*words, "--runs", str(tmp_path / "again"), "--quiet"]) == 0
+    assert load_run(tmp_path / "again" / "sweep").sweep == opened.sweep
 
 
 @pytest.mark.parametrize(

@@ -311,10 +311,11 @@ def test_a_heading_is_no_wider_than_its_numbers_and_has_few_lines() -> None:
 
 
 @pytest.mark.parametrize("n_tables", [0, 1, 2, 5])
-def test_a_brief_answer_has_six_sentences_and_two_tables_in_35_lines(
+def test_a_brief_answer_has_six_sentences_and_two_tables_in_35_lines_of_a_terminal(
     n_tables: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     tables = [cells_table(f"table {i}", ["a", "b"], [[str(k), "x"] for k in range(40)]) for i in range(n_tables)]
     sentences = [f"Sentence {i}." for i in range(9)]
     assert brief(sentences, tables, 2)
@@ -324,6 +325,18 @@ def test_a_brief_answer_has_six_sentences_and_two_tables_in_35_lines(
     assert printed.count("table ") == min(n_tables, 2)
     assert printed.count("of 40 rows") == min(n_tables, 2)
     assert not brief(sentences[:2], [cells_table("t", ["a"], [["1"]])], 2)
+
+
+def test_a_brief_answer_in_a_file_has_every_sentence_and_whole_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    tables = [cells_table(f"table {n}", ["a", "b"], [[str(k), "x"] for k in range(n)]) for n in (50, 100, 5)]
+    sentences = [f"Sentence {i}." for i in range(60)]
+    assert brief(sentences, tables, 2)
+    printed = capsys.readouterr().out
+    assert all(f"{sentence}\n" in printed for sentence in sentences)
+    assert [line for line in printed.splitlines() if "table " in line or "rows" in line] == [
+        "table 50", "table 100", "the first 74 of 100 rows",
+    ]  # fmt: skip
+    assert not brief(sentences, tables[:1], 2)
 
 
 def test_text_is_broken_between_words_alone() -> None:
@@ -338,7 +351,21 @@ def test_text_is_broken_between_words_alone() -> None:
         assert "…" not in " ".join(words)
 
 
-def test_where_the_output_is_no_terminal_no_column_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_in_a_file_are_as_wide_as_sentences_where_columns_is_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    show(made())
+    tell("A word. " * 30)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 50
+    assert "left out for lack of room: " in " ".join(lines)
+
+
+def test_where_the_output_is_no_terminal_no_column_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS")
     table = plain_table("Wide")
     for k in range(30):
         table.add_column(f"column {k}", justify="right")

@@ -244,7 +244,7 @@ def test_an_intercept_is_not_missed_where_there_is_one_or_the_ranking_is_read() 
 def test_the_first_neuron_without_a_flag_is_named_where_the_first_of_all_has_one() -> None:
     rows = [dict(row) for row in run("offset_noise").top(0, D)]
     rows[2]["flag"] = ""
-    assert f"The first neuron without a flag is {rows[2]['neuron']}, at rank 3." in conclusion(rows, "label")
+    assert f"The first neuron of layer 0 without a flag is {rows[2]['neuron']}, at rank 3." in conclusion(rows, "label")
     assert not said("first_unflagged", spoken("planted"))
 
 
@@ -488,18 +488,18 @@ def test_notes_under_tables(kind: str, is_read: bool) -> None:
 
 
 @pytest.mark.parametrize(("kind", "is_read"), [("planted", True), ("noise", False)])
-def test_of_runs_that_are_not_to_be_read_nothing_is_said_of_signals(kind: str, is_read: bool) -> None:
+def test_layers_that_are_not_to_be_read_and_neurons_of_every_run_are_said(kind: str, is_read: bool) -> None:
     lines = unread_lines({"a": run("planted").accuracy, "b": run(kind).accuracy})
     assert bool(lines) is not is_read
     assert all(said("unread_run", line) for line in lines)
-    chance = {"chance_mean": 1.0, "chance_low": 0.0, "chance_high": 2.0, "chance_p_value": 0.5}
+    chance = {"n_layers": 1, "chance_mean": 1.0, "chance_low": 0.0, "chance_high": 2.0, "chance_p_value": 0.5}
     rows = [{"layer": 0, "neuron": 0, "p_value": 0.01, "no_signal": ""}]
-    text = everywhere_sentence(rows, chance, 10, is_evidence=not lines)
+    text = everywhere_sentence(rows, chance, 10)
     assert said("everywhere_by_chance", text)
-    assert said("everywhere_beyond", text) is is_read
+    assert said("everywhere_beyond", text)
     assert "1 of them has" in everywhere_sentence(rows, chance, 10)
     assert "None of them have" in everywhere_sentence([{**rows[0], "p_value": 0.2}], chance, 10)
-    assert said("everywhere", everywhere_sentence(rows, {}, 10))
+    assert said("everywhere", everywhere_sentence(rows, {"n_layers": 1, "chance_mean": 1.0}, 10))
 
 
 @pytest.mark.parametrize(("of_b", "n_lines"), [((0, 1, 2), 0), ((2,), 1), ((1, 3), 2)])
@@ -532,18 +532,18 @@ def test_a_copy_has_the_same_neurons_first() -> None:
     copied = verdict_on([1e6] * 4)
     assert said("same_neurons", copied)
     assert "10 of the first 10 neurons are in common" in copied
-    assert "above it in 4 of 4 pairs of layers" in copied
+    assert "above chance in 4 of 4, corrected for 4 pairs of layers" in copied
 
 
 @pytest.mark.parametrize("strengths", [(0.0,) * 4, (0.0,)])
 def test_independent_rankings_have_no_more_in_common_than_chance(strengths: tuple[float, ...]) -> None:
     text = verdict_on(strengths)
     assert said("no_more_than_chance", text)
-    assert text.endswith("(above chance in 0).")
+    assert text.endswith(f"(above chance in 0 of {len(strengths)}, corrected).")
 
 
 def test_rankings_that_agree_in_some_layers_or_a_little_are_alike_in_part() -> None:
-    assert "(above chance in 1)" in verdict_on((1e6, 0.0))
+    assert "(above chance in 1 of 2, corrected)" in verdict_on((1e6, 0.0))
     for strengths in ((1e6, 0.0), (1.0,) * 3):  # a few neurons in common are more than chance, and not the same ones
         assert said("partly_same", verdict_on(strengths))
 
@@ -678,6 +678,8 @@ SPEAKERS = {
         "unread_lines",
         "unpaired_lines",
         "everywhere_sentence",
+        "other_depths_lines",
+        "neurons_tables",
         "agreement_tables",
         "conclusions",
         "_verdict",

@@ -14,7 +14,15 @@ from probing.runtime.terminal import render
 from probing.statistics import MIN_SENTENCES
 from probing.studies.ablate.tables import SCHEMAS as ABLATE_SCHEMAS
 from probing.studies.ablate.tables import conclusions
-from probing.studies.compare.tables import agreement_tables, everywhere_sentence, unread_lines, verdicts
+from probing.studies.compare.tables import (
+    agreement_tables,
+    everywhere_sentence,
+    neurons_tables,
+    other_depths_lines,
+    unread_layers,
+    unread_lines,
+    verdicts,
+)
 from probing.tables import UNINFORMATIVE, accuracy_flag, r2_flag
 from probing.tables.conclusions import compare_layers_with_controls, compare_with_controls, leading, why_leading
 from probing.tables.probes import (
@@ -135,7 +143,7 @@ def test_layers_whose_rankings_are_not_to_be_read_are_named_once() -> None:
     over = {"intervals_over": {"unit": "sentence", "n": 100}, "n_sentences": {"test": 100}}
     results = {"layers": [{"layer": i, "converged": i != 2} for i in range(3)], **over}
     said = caveats(accuracy, [], "position", results, {"test_corpus": None})
-    assert said[0].startswith("Do not read the rankings of layers 1 and 2:") or "layers 1-2" in said[0]
+    assert said[0].startswith("Do not read the ranking of layers 1 and 2:")
     assert "layer 2" in said[1]
 
 
@@ -299,31 +307,34 @@ def test_an_interval_that_leaves_out_0_is_seen_to_do_so() -> None:
     assert interval({"x_low": math.nan, "x_high": math.nan}, "x") == ""
 
 
-CHANCE = {"chance_mean": 37.578947, "chance_low": 30.0, "chance_high": 45.55, "chance_p_value": 0.05}
+CHANCE = {"n_layers": 4, "chance_mean": 37.578947, "chance_low": 30.0, "chance_high": 45.55, "chance_p_value": 0.05}
 
 
-def common(p_value: float = 0.05, no_signal: str = "") -> dict[str, object]:
-    return {"layer": 0, "neuron": 1, "p_value": p_value, "no_signal": no_signal}
+def common(p_value: float = 0.05, no_signal: str = "", neuron: int = 1) -> dict[str, object]:
+    return {"layer": 0, "neuron": neuron, "p_value": p_value, "no_signal": no_signal}
 
 
 @pytest.mark.parametrize(
-    ("n", "start"),
-    [
-        (1, "1 neuron and its match are among the first 10 of every run at the same relative depth"),
-        (2, "2 neurons and their matches are among the first 10 of every run at the same relative depth"),
-    ],
-)
-def test_without_shuffled_labels_only_the_number_is_said(n: int, start: str) -> None:
-    assert everywhere_sentence([common()] * n, {}, 10) == f"{start}."
+    ("neurons", "start", "distinct"),
+    [((1,), "1 neuron and its match are", ""), ((1, 2), "2 neurons and their matches are", ""),
+     ((1, 2, 1), "3 neurons and their matches are", " (2 distinct neurons of the first run)")],
+)  # fmt: skip
+def test_without_shuffled_labels_the_number_stands_beside_that_of_unrelated_rankings(
+    neurons: tuple[int, ...], start: str, distinct: str
+) -> None:
+    said = everywhere_sentence([common(neuron=neuron) for neuron in neurons], {"n_layers": 2, "chance_mean": 0.5}, 10)
+    assert said == (
+        f"{start} among the first 10 of every run at the same relative depth, summed over 2 layers{distinct}; for "
+        "unrelated rankings, 0.5 are on average (no test, since layers share neurons)."
+    )
+    assert everywhere_sentence([], {"n_layers": 0, "chance_mean": 0.0}, 10) == ""
 
 
-def test_layers_whose_ranking_is_not_to_be_read_are_named_and_give_no_evidence() -> None:
+def test_layers_whose_ranking_is_not_to_be_read_are_named() -> None:
     rows = [{"layer": 3, "flag": "uninformative"}, {"layer": 4, "flag": ""}, {"layer": 5, "flag": "uninformative"}]
     lines = unread_lines({"a": rows, "b": rows[1:2]})
     assert len(lines) == 1
-    assert lines[0].startswith("a: ignore layers 3, 5, where the probe is not shown")
-    said = everywhere_sentence([common()], CHANCE, 10, is_evidence=False)
-    assert said.endswith("p = 0.05).")
+    assert lines[0].startswith("a: ignore layers 3 and 5, where the probe is not shown")
 
 
 def test_what_shuffled_labels_give_is_rounded_for_a_reader() -> None:
@@ -332,11 +343,15 @@ def test_what_shuffled_labels_give_is_rounded_for_a_reader() -> None:
     assert said.endswith("1 of them has a signal and is there in at most 5% of the draws of shuffled labels.")
 
 
-def rows_of(pair: tuple[str, str]) -> list[dict[str, object]]:
-    """Return rows of three layers by three, of which those of the same depth agree in layers 1 and 2."""
+def rows_of(pair: tuple[str, str], elsewhere: float = 0.2) -> list[dict[str, object]]:
+    """Return rows of three layers by three, of which those of the same depth agree in layers 1 and 2.
+
+    `elsewhere` is the p-value of the overlap of layers of other depths.
+    """
     return [
         {"model_a": pair[0], "model_b": pair[1], "matching": "index", "statistic": statistic, "layer_a": i,
-         "layer_b": j, "value": 0.5 + 0.1 * i if i == j else 0.99, "p_value": 0.01 if i else 0.2, "chance_low": 0.0,
+         "layer_b": j, "value": 0.5 + 0.1 * i if i == j else 0.9, "chance_low": 0.0,
+         "p_value": elsewhere if i != j and statistic == "overlap" else 0.01 if i == j != 0 else 0.2,
          "chance_high": 0.2, "n_neurons": 60, "null": "shuffled_labels", "same_depth": "yes" if i == j else "no"}
         for i in range(3) for j in range(3) for statistic in ("overlap", "spearman")
     ]  # fmt: skip
@@ -346,10 +361,37 @@ def test_the_verdict_is_on_layers_of_the_same_depth() -> None:
     found = verdicts([*rows_of(("a", "b")), *rows_of(("a", "c"))], {}, 10)
     assert list(found) == ["a, b", "a, c"]
     assert found["a, b"] == (
-        "a and b rank neurons alike only in part: in layers of the same relative depth, 5 to 7 of the first 10 neurons "
-        "are in common (0 to 2 by chance; above it in 2 of 3 pairs of layers), and Spearman's correlation of the "
-        "rankings is 0.50 to 0.70 (above chance in 2)."
+        "a and b rank neurons alike only in part: in 3 pairs of layers of the same relative depth, 5 to 7 of the first "
+        "10 neurons are in common (0 to 2 by chance in one pair taken alone; above chance in 2 of 3, corrected for 9 "
+        "pairs of layers), and Spearman's correlation of the rankings is 0.50 to 0.70 (above chance in 2 of 3, "
+        "corrected)."
     )
+
+
+def test_layers_that_are_left_out_are_named_in_the_verdict_and_marked_in_the_table() -> None:
+    rows = Table(rows_of(("a", "b")))
+    unread = {"b": [{"layer": 2, "flag": "uninformative"}]}
+    (verdict,) = verdicts(rows, unread, 10).values()
+    assert "in 2 pairs of layers of the same relative depth (left out as uninformative: 2 with 2), 5 to 6 of" in verdict
+    (table,) = agreement_tables(rows, 10, unread_layers(unread))
+    assert [*table.columns[0].cells] == ["0, 0", "1, 1", "2, 2°"]
+    assert table.caption.endswith("° uninformative: no evidence, and left out of the sentences")
+
+
+def test_agreement_at_other_depths_is_said_with_its_number_of_pairs() -> None:
+    assert other_depths_lines(rows_of(("a", "b")), {}, 10) == []
+    assert other_depths_lines(rows_of(("a", "b"), 0.04), {"b": [2]}, 10) == [
+        "Of the 4 pairs of layers of other relative depths, a and b have more of the first neurons in common than by "
+        "chance in 4 (9 of 10), and a higher Spearman's correlation in 0 (p ≤ 0.05, corrected for 9 pairs of layers)."
+    ]
+
+
+def test_matches_that_correlate_no_more_than_by_chance_are_marked() -> None:
+    row = {"model_a": "a", "layer_a": 0, "rank_a": 1, "neuron_a": 3, "contribution_a": 0.5, "model_b": "b",
+           "layer_b": 0, "neuron_b": 4, "rank_b": 9, "contribution_b": 0.1, "chance": 0.3}  # fmt: skip
+    (table,) = neurons_tables(Table([{**row, "correlation": r} for r in (0.2, 0.3, 0.4)]), {"a, b": 0})
+    assert [*table.columns[6].cells] == ["0.20°", "0.30°", "0.40"]
+    assert table.caption == "° correlates no more than by chance: 2 of 3 matches"
 
 
 def test_the_legend_stands_once_under_the_last_table() -> None:
@@ -357,7 +399,7 @@ def test_the_legend_stands_once_under_the_last_table() -> None:
     assert first.caption is None
     explained = {part.split(": ")[0] for line in last.caption.splitlines() for part in line.split("; ")}
     assert {column.header for column in last.columns} - explained == {"layers", "Spearman", "95% range"}
-    assert "95% of what rankings under shuffled labels give" in last.caption
+    assert "95% of what rankings under shuffled labels give in one pair of layers" in last.caption
 
 
 def ablate_tables(**rows: list[dict[str, Any]]) -> dict[str, Table]:

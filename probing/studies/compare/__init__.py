@@ -47,8 +47,10 @@ from probing.studies.compare.tables import (
     everywhere_sentence,
     everywhere_tables,
     neurons_tables,
+    other_depths_lines,
     sites_lines,
     unpaired_lines,
+    unread_layers,
     unread_lines,
     verdicts,
 )
@@ -153,7 +155,8 @@ def compare(options: CompareOptions) -> Result:
                 )
         with stage("agreement of pairs of runs"):
             pairs = pairs_of(opened, ranked, extract, options.matching, options.assignment, options.top, options.seed)
-        common = top_everywhere(ranked, {j: pair for (i, j), pair in pairs.items() if i == 0}, options.top)
+        unread = unread_layers(_accuracy_of_run(opened))
+        common = top_everywhere(ranked, {j: pair for (i, j), pair in pairs.items() if i == 0}, options.top, unread)
 
         stem = "compare-" + "-".join(dict.fromkeys(finished.source.short_name for finished in opened))
         folder = RunFolder(call.place, options.name, stem[:120])
@@ -191,18 +194,23 @@ def _summary_lines(opened: Sequence[Any], rows: Sequence[Row], common: Any, top:
     from probing.statistics import few_sentences
     from probing.tables.evidence_sentences import say
 
-    accuracy_of_run = {finished.label: finished.run.accuracy for finished in opened}
-    unread = unread_lines(accuracy_of_run)
     few = few_sentences(min(finished.run.results["n_sentences"]["test"] for finished in opened))
-    return [
+    accuracy_of_run = _accuracy_of_run(opened)
+    lines = [
+        *other_depths_lines(rows, unread_layers(accuracy_of_run), top),
         accuracy_sentence(accuracy_of_run),
-        *sites_lines({finished.label: site_of(finished.run.config) for finished in opened}),
-        everywhere_sentence(common.rows, common.summary(), top, is_evidence=not unread),
+        everywhere_sentence(common.rows, common.summary(), top),
+        *unread_lines(accuracy_of_run),
         *unpaired_lines(rows),
-        *unread,
+        *sites_lines({finished.label: site_of(finished.run.config) for finished in opened}),
         say("basis_compared", n=BASES),
-        *([few] if few else []),
+        few,
     ]
+    return [line for line in lines if line]
+
+
+def _accuracy_of_run(opened: Sequence[Any]) -> dict[str, Sequence[Row]]:
+    return {finished.label: finished.run.accuracy for finished in opened}
 
 
 def _fit_options(
@@ -244,7 +252,7 @@ def _study_output(opened: Sequence[Any], pairs: Mapping[tuple[int, int], Any], c
             f"{opened[i].label}, {opened[j].label}": _shown_layer(opened[i].run, pair.neurons)
             for (i, j), pair in pairs.items()
         },
-        "verdicts": verdicts(rows, {finished.label: finished.run.accuracy for finished in opened}, top),
+        "verdicts": verdicts(rows, _accuracy_of_run(opened), top),
         "said": _summary_lines(opened, rows, common, top),
     }
     results["task"] = " and ".join(dict.fromkeys(label_name(finished.run.config) for finished in opened))
@@ -321,9 +329,7 @@ class Compare(Study):
 
     def _tables(self, result: Result) -> tuple[list[Any], list[Any]]:
         """Return the tables of rankings that are shown, and those that are shown with `--verbose`."""
-        agreement = agreement_tables(result.agreement, result.config["top"])
-        neurons = neurons_tables(result.neurons, result.results["shown_layers"])
-        accuracies = accuracy_tables(result.accuracies)
+        agreement, accuracies, neurons = self.printed(result).values()
         if len(agreement) > 1:
             agreement, accuracies = accuracies, agreement
         return [*agreement, *neurons[:1]], [*accuracies, *neurons[1:], *everywhere_tables(result.top_everywhere)]
@@ -332,10 +338,12 @@ class Compare(Study):
         """Return the tables of rankings that the terminal shows, of all pairs of runs."""
         if self.is_of_recipes(result):
             return {}
+        unread = unread_layers(result.accuracies.by("model"))
         return {
-            "agreement": agreement_tables(result.agreement, result.config["top"]),
+            "agreement": agreement_tables(result.agreement, result.config["top"], unread),
             "accuracies": accuracy_tables(result.accuracies),
             "neurons": neurons_tables(result.neurons, result.results["shown_layers"]),
+            "top_everywhere": everywhere_tables(result.top_everywhere),
         }
 
     def answer(self, result: Result) -> list[str]:

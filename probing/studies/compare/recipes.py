@@ -19,7 +19,16 @@ from probing.runs.call import Measurements
 from probing.runs.folder import NOT_OF_THE_RUN, reading
 from probing.runs.loading import checkpoint_name
 from probing.statistics import independent_difference, neuron_ranks, paired_difference
-from probing.studies.compare.tables import INDEPENDENT, PAIRED, TUNINGS, differing, level_of, options_of, verdict_of
+from probing.studies.compare.tables import (
+    INDEPENDENT,
+    PAIRED,
+    TUNINGS,
+    differing,
+    is_unread,
+    level_of,
+    options_of,
+    verdict_of,
+)
 from probing.studies.finetune.results import TunedAnswers, read_answers_of
 from probing.studies.finetune.tables import SHORT, STARTS, examples_of, score_words
 from probing.tables.figures import BLUE, GREY
@@ -263,35 +272,49 @@ def _results(tunings: Sequence[Tunings], first: Result) -> dict[str, Any]:
 class Common:
     """Neurons of the first run that are, with their partners, in the top k of every run.
 
-    `chance` is their number when the ranking of a run is replaced by a ranking under shuffled labels, and the share of
-    such rankings with at least as many; None without such rankings.
+    `n_layers` counts the compared layers of the first run. `chance` is the number of neurons when the ranking of a run
+    is replaced by a ranking under shuffled labels, and the share of such rankings with at least as many; None without
+    such rankings. `expected` is the number of neurons for unrelated rankings.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
+    n_layers: int = 0
+    expected: float = 0.0
     chance: Chance | None = None
 
     def summary(self) -> dict[str, Any]:
         """Return the number of neurons and its value under chance, as in `results.json`."""
-        by_chance = self.chance._asdict() if self.chance else {}
-        return {"n_neurons": len(self.rows), **{f"chance_{name}": value for name, value in by_chance.items()}}
+        by_chance = self.chance._asdict() if self.chance else {"mean": self.expected}
+        return {
+            "n_neurons": len(self.rows), "n_layers": self.n_layers,
+            **{f"chance_{name}": value for name, value in by_chance.items()},
+        }  # fmt: skip
 
 
-def top_everywhere(ranked: Sequence[Ranked], pairs: Mapping[int, RunPair], k: int) -> Common:
+def top_everywhere(
+    ranked: Sequence[Ranked], pairs: Mapping[int, RunPair], k: int, unread: Mapping[str, Sequence[int]] = {}
+) -> Common:
     """Return the neurons that are in the top k of every run, in layers of the same relative depth.
 
     A neuron's p-value in a run is the share of the run's rankings under shuffled labels that also have it in the top,
     the true ranking included; the maximum over the runs is reported. `pairs` compares the first run with each other
-    run.
+    run. Layers with a layer of the same relative depth in `unread`, by run, or without one, are left out.
     """
+    shares: dict[int, list[float]] = {}
+    for row in (row for pair in pairs.values() for row in pair.rows):
+        if row["statistic"] == "overlap" and row["same_depth"] == "yes" and not is_unread(row, unread):
+            shares.setdefault(row["layer_a"], []).append(row["chance"])
+    expected = {layer: k * np.prod(of) for layer, of in shares.items() if len(of) == len(pairs)}
+    read = np.isin(ranked[0].layers, [*expected])
     at_top = [_of_first(ranked, pairs, run, ranked[run].scores[:, None], k)[:, 0] for run in range(len(ranked))]
-    everywhere = np.all(at_top, axis=0)
+    everywhere = np.all(at_top, axis=0) & read[:, None]
     nulls, p_values = [], np.zeros(everywhere.shape)
     for run, ranking in enumerate(ranked):
         if ranking.shuffled is None:
             continue
         drawn = _of_first(ranked, pairs, run, ranking.shuffled, k)
         others = np.all([mask for other, mask in enumerate(at_top) if other != run], axis=0)
-        nulls.append((drawn & others[:, None]).sum((0, 2)))
+        nulls.append((drawn & (others & read[:, None])[:, None]).sum((0, 2)))
         p_values = np.maximum(p_values, (1 + drawn.sum(1)) / (1 + drawn.shape[1]))
     rows = [
         _row(ranked, pairs, layer, neuron) | ({"p_value": float(p_values[layer, neuron])} if nulls else {})
@@ -299,7 +322,8 @@ def top_everywhere(ranked: Sequence[Ranked], pairs: Mapping[int, RunPair], k: in
         for neuron in np.argsort(neuron_ranks(ranked[0].scores[layer]), kind="stable")[:k]
         if everywhere[layer, neuron]
     ]
-    return Common(rows, label_chance(len(rows), np.array(nulls, dtype=np.float64)) if nulls else None)
+    by_labels = label_chance(len(rows), np.array(nulls, dtype=np.float64)) if nulls else None
+    return Common(rows, len(expected), float(np.nansum([*expected.values()])), by_labels)
 
 
 def _of_first(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from probing.models import what_is_a_neuron
+from probing.models import neuron_of
 from probing.results import (
     Column,
     Html,
@@ -20,6 +21,7 @@ from probing.results import (
     element,
     ends,
     estimated,
+    in_brackets,
     interval,
     layer_number,
     layers_named,
@@ -29,19 +31,22 @@ from probing.results import (
     shown,
     shown_table,
     sign_of_interval,
-    table,
     text,
     two_decimals,
     whole,
 )
-from probing.runs import Result, Terms, framed
+from probing.runs import Result, Terms, folded, framed
 from probing.statistics import LEVEL, MIN_SENTENCES, few_sentences
 from probing.studies.finetune.tables import PRETRAINED, RANDOM, SHORT, SHUFFLED, score_words
 from probing.tables import ALPHA, SAME, UNINFORMATIVE
 from probing.tables.evidence_sentences import say
 from probing.tables.figures import Chart, Line, Panel
+from probing.tables.probe_figures import majority_lines
 from probing.tables.probes import accuracies_table
 from probing.tables.schema import ACCURACY, layer_column, value
+
+# Marks layers that are no evidence, and matches that correlate no more than by chance.
+MARK = "°"
 
 # What the column `null` of `agreement.csv` holds, in words.
 NULLS = {
@@ -51,13 +56,14 @@ NULLS = {
 }
 
 
-def agreement_tables(rows: Table, top: int) -> list[Any]:
+def agreement_tables(rows: Table, top: int, unread: Mapping[str, Sequence[int]] = {}) -> list[Any]:
     """Return a table per pair of runs with their layers at the same relative depth; the last has the legend."""
-    tables = [_agreement_table(of_pair) for of_pair in rows.by("model_a", "model_b").values()]
+    tables = [_agreement_table(of_pair, unread) for of_pair in rows.by("model_a", "model_b").values()]
     nulls = [NULLS[null] for null in rows.where(statistic="spearman").values("null")]
     if tables:
         legend = [say("note_of_overlap", top=top), say("note_of_chance", null=" or ".join(nulls)), say("note_of_match")]
-        tables[-1].caption, tables[-1].caption_justify = "\n".join(legend), "left"
+        legend += [say("note_of_unread", mark=MARK)] * any(MARK in cell for t in tables for cell in t.columns[0].cells)
+        tables[-1].caption = "\n".join(legend)
     return tables
 
 
@@ -68,7 +74,8 @@ def accuracy_tables(rows: Table) -> list[Any]:
 
 def charts(rows: Table, task: str) -> list[Chart]:
     """Return the chart of the accuracies of all runs by layer."""
-    lines = [Line.of(of_run, "accuracy", label) for label, of_run in rows.by("model").items()]
+    by_run = rows.by("model")
+    lines = [Line.of(of_run, "accuracy", label) for label, of_run in by_run.items()] + majority_lines(by_run)
     return [Chart("accuracy", f"linear probes of {task}", [Panel(lines)], "test accuracy", (0, 1))] if lines else []
 
 
@@ -86,10 +93,22 @@ def neurons_tables(rows: Table, shown_layers: Mapping[str, int]) -> list[Any]:
         of_layer = of_pair.where(layer_a=shown_layers[f"{a}, {b}"])[:FIRST_NEURONS]
         names = (f"{name} ({side}), layer {of_layer[0][f'layer_{side}']}" for name, side in ((a, "a"), (b, "b")))
         title = f"First neurons of {', and their matches in '.join(names)}"
-        tables.append(
-            shown_table(NEURONS, of_layer, title, _NEURONS_SHOWN, leave_out=["contribution_b", "contribution_a"])
-        )
+        table = shown_table(
+            NEURONS, of_layer, title, _NEURONS_SHOWN, cells={"correlation": _marked_correlation},
+            leave_out=["contribution_b", "contribution_a"],
+        )  # fmt: skip
+        if n := sum(map(_is_by_chance, of_layer)):
+            table.caption = say("note_of_matches", mark=MARK, n=n, of=len(of_layer))
+        tables.append(table)
     return tables
+
+
+def _is_by_chance(row: Row) -> bool:
+    return "correlation" in row and not row["correlation"] > row["chance"]
+
+
+def _marked_correlation(row: Row) -> str:
+    return NEURONS["correlation"].show(row) + MARK * _is_by_chance(row)
 
 
 def accuracy_sentence(accuracy_of_run: Mapping[str, Sequence[Row]]) -> str:
@@ -118,44 +137,73 @@ def unpaired_lines(rows: Sequence[Row]) -> list[str]:
 
 def verdicts(rows: Sequence[Row], accuracy_of_run: Mapping[str, Sequence[Row]], top: int) -> dict[str, str]:
     """Return a sentence for each pair of runs on whether they rank the same neurons first."""
-    unread = {
-        (label, row["layer"])
-        for label, of_run in accuracy_of_run.items()
-        for row in of_run
-        if UNINFORMATIVE in row.get("flag", "")
-    }
+    unread = unread_layers(accuracy_of_run)
     pairs = Table(rows).by("model_a", "model_b")
     return {f"{a}, {b}": _verdict(a, b, of_pair, unread, top) for (a, b), of_pair in pairs.items()}
 
 
-def _verdict(a: str, b: str, rows: Sequence[Row], unread: Collection[tuple[str, int]], top: int) -> str:
-    read = [(i, j) for i, j in same_depth(rows) if (a, i) not in unread and (b, j) not in unread]
-    row_of = _row_of(rows)
-    overlaps, spearmans = (
-        [row_of[i, j, of] for i, j in read if (i, j, of) in row_of] for of in ("overlap", "spearman")
-    )
+def unread_layers(accuracy_of_run: Mapping[str, Sequence[Row]]) -> dict[str, list[int]]:
+    """Return the layers with an uninformative ranking by run."""
+    return {
+        label: [row["layer"] for row in rows if UNINFORMATIVE in row.get("flag", "")]
+        for label, rows in accuracy_of_run.items()
+    }
+
+
+def is_unread(row: Row, unread: Mapping[str, Sequence[int]]) -> bool:
+    """Return whether a row of `agreement.csv` is of a layer with an uninformative ranking."""
+    return any(row[f"layer_{side}"] in unread.get(row[f"model_{side}"], ()) for side in "ab")
+
+
+def _verdict(a: str, b: str, rows: Table, unread: Mapping[str, Sequence[int]], top: int) -> str:
+    unread_pairs = [f"{i} with {j}" for i, j in same_depth([row for row in rows if is_unread(row, unread)])]
+    read = rows.where(lambda row: row["same_depth"] == "yes" and not is_unread(row, unread))
+    overlaps, spearmans = (read.where(statistic=of) for of in ("overlap", "spearman"))
     if not overlaps:
         return say("no_verdict", a=a, b=b)
-    beyond = [[row.get("p_value", math.nan) <= ALPHA for row in of] for of in (overlaps, spearmans)]
+    beyond = [[*map(_is_above_chance, of)] for of in (overlaps, spearmans)]
     k = min(top, *(row["n_neurons"] for row in overlaps))
     is_same = all(map(all, beyond)) and all(row["value"] >= SAME for row in overlaps)
     name = "same_neurons" if is_same else "partly_same" if any(map(any, beyond)) else "no_more_than_chance"
     numbers = say(
         "agreement",
+        left_out=in_brackets(f"left out as uninformative: {listed(unread_pairs)}") if unread_pairs else "",
+        tested=_tested(rows),
         shared=_span([k * row["value"] for row in overlaps], "{:.0f}"),
         top=k,
         chance=_span([k * end for row in overlaps for end in ends(row, "chance") or ()], "{:.0f}"),
         n_overlap=sum(beyond[0]),
-        pairs=count(len(read), "pair"),
+        pairs=count(len(overlaps), "pair"),
+        n=len(overlaps),
         values=_span([row["value"] for row in spearmans], "{:.2f}"),
         n_spearman=sum(beyond[1]),
     )
     return say(name, a=a, b=b, numbers=numbers)
 
 
-def _row_of(rows: Sequence[Row]) -> dict[tuple[int, int, str], Row]:
-    """Return the rows of a pair of runs by both layers and statistic."""
-    return {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
+def _is_above_chance(row: Row) -> bool:
+    return bool(row.get("p_value", math.nan) <= ALPHA)
+
+
+def _tested(rows: Table) -> str:
+    """Return for how many pairs of layers the p-values of two runs are corrected, with the noun."""
+    return count(sum(map(math.isfinite, rows.where(statistic="overlap").column("p_value"))), "pair")
+
+
+def other_depths_lines(rows: Sequence[Row], unread: Mapping[str, Sequence[int]], top: int) -> list[str]:
+    """Return a sentence for each pair of runs whose rankings agree in layers of other relative depths, if any do."""
+    lines = []
+    for (a, b), of_pair in Table(rows).by("model_a", "model_b").items():
+        others = of_pair.where(lambda row: row["same_depth"] == "no" and not is_unread(row, unread))
+        overlaps, spearmans = (others.where(statistic=of) for of in ("overlap", "spearman"))
+        above = overlaps.where(_is_above_chance)
+        n_spearman = sum(map(_is_above_chance, spearmans))
+        if above or n_spearman:
+            k = min([top, *above.column("n_neurons")])
+            shared = in_brackets(f"{_span([k * row['value'] for row in above], '{:.0f}')} of {k}") if above else ""
+            of: dict[str, Any] = {"n_overlap": len(above), "n_spearman": n_spearman, "tested": _tested(of_pair)}
+            lines.append(say("other_depths", a=a, b=b, n=len(overlaps), shared=shared, share=ALPHA, **of))
+    return lines
 
 
 def _span(values: Sequence[float], form: str) -> str:
@@ -166,72 +214,71 @@ def _span(values: Sequence[float], form: str) -> str:
 
 
 def sites_lines(site_of_run: Mapping[str, str]) -> list[str]:
-    """Return the definition of a neuron in the compared runs: a line, or a line for each run if sites differ."""
-    sites = set(site_of_run.values())
-    if len(sites) == 1:
-        return [what_is_a_neuron(sites.pop())]
-    return [f"{label}: {what_is_a_neuron(site)}" for label, site in site_of_run.items()]
+    """Return the definition of a neuron in each of the compared runs, unless all are of the residual stream."""
+    is_default = {*site_of_run.values()} == {"residual"}
+    return [] if is_default else [say("site", label=of, neuron=neuron_of(site)) for of, site in site_of_run.items()]
 
 
 def unread_lines(accuracy_of_run: Mapping[str, Sequence[Row]]) -> list[str]:
     """Name the layers with an uninformative ranking, whose probe does not beat a constant answer."""
-    lines = []
-    for label, rows in accuracy_of_run.items():
-        layers = [str(row["layer"]) for row in rows if UNINFORMATIVE in row.get("flag", "")]
-        if layers:
-            which = f"layer{'s' * (len(layers) > 1)} {', '.join(layers)}"
-            lines.append(say("unread_run", label=label, layers=which))
-    return lines
+    unread = unread_layers(accuracy_of_run)
+    return [say("unread_run", label=label, layers=layers_named(of)) for label, of in unread.items() if of]
 
 
 def everywhere_tables(rows: Sequence[Row]) -> list[Any]:
     """Return a table of the neurons at the top of every run with all their columns, if there are any."""
-    if not rows:
-        return []
-    headings = {name: name.replace("_", " ") for name in rows[0]}
-    return [cells_table(
-        "Neurons at the top of every run; layer, neuron and rank without a name are of the first run",
-        [*headings.values()],
-        ([f"{cell:.2g}" if isinstance(cell, float) else str(cell) for cell in row.values()] for row in rows),
-        words=[heading for name, heading in headings.items() if TOP_EVERYWHERE.type_of(name) is str],
-    )]  # fmt: skip
+    title = "Neurons at the top of every run; layer, neuron and rank without a name are of the first run"
+    names = [name for name in TOP_EVERYWHERE.types if any(row.get(name, "") != "" for row in rows)]
+    others = [name for row in rows[:1] for name in row if name not in TOP_EVERYWHERE]
+    beside = {name: partial(lambda row, name: str(row[name]), name=name) for name in others}
+    return [shown_table(TOP_EVERYWHERE, rows, title, names, beside)] if rows else []
 
 
-def everywhere_sentence(rows: Sequence[Row], summary: Row, top: int, is_evidence: bool = True) -> str:
-    """Return the number of neurons at the top of every run, compared with shuffled labels.
+def everywhere_sentence(rows: Sequence[Row], summary: Row, top: int) -> str:
+    """Return the number of neurons at the top of every run, compared with chance; empty if no layer is compared.
 
-    `summary` is that entry of `results.json`; without `is_evidence`, signals are not mentioned.
+    `summary` is that entry of `results.json`.
     """
-    n = len(rows)
+    if not summary["n_layers"]:
+        return ""
+    n, n_distinct = len(rows), len({row["neuron"] for row in rows})
     neurons = "1 neuron and its match are" if n == 1 else f"{n} neurons and their matches are"
+    values = {name: f"{number:.1f}".removesuffix(".0") for name, number in summary.items() if "chance" in name}
+    values |= {"distinct": say("everywhere_distinct", n=n_distinct) if n_distinct < n else ""}
+    values |= {"subject": neurons, "layers": count(summary["n_layers"], "layer")}
     if "chance_p_value" not in summary:
-        return say("everywhere", subject=neurons, top=top)
-    mean, low, high = (f"{summary[f'chance_{name}']:.1f}".removesuffix(".0") for name in ("mean", "low", "high"))
-    p = summary["chance_p_value"]
-    sentence = say("everywhere_by_chance", subject=neurons, top=top, mean=mean, low=low, high=high, p=p)
+        return say("everywhere", top=top, **values)
+    sentence = say("everywhere_by_chance", top=top, **values, p=summary["chance_p_value"])
     beyond = [row for row in rows if row["p_value"] <= ALPHA and not row["no_signal"]]
-    if not n or not is_evidence:
+    if not n:
         return sentence
     verb = "has a signal and is" if len(beyond) == 1 else "have a signal and are"
     return f"{sentence} {say('everywhere_beyond', n=len(beyond) or 'None', verb=verb, share=ALPHA)}"
 
 
-def _agreement_table(rows: Sequence[Row]) -> Any:
-    row_of = _row_of(rows)
+def _agreement_table(rows: Sequence[Row], unread: Mapping[str, Sequence[int]]) -> Any:
+    row_of = {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
+    unread_pairs = same_depth([row for row in rows if is_unread(row, unread)])
 
     def cells(layers: tuple[int, int]) -> list[str]:
         overlap, spearman, match, cka = (
             row_of.get((*layers, name), {}) for name in ("overlap", "spearman", "correlation", "cka")
         )
         return [
-            f"{layers[0]}, {layers[1]}", _two(overlap, "value"), _range(overlap, "chance"), _two(spearman, "value"),
-            _range(spearman, ""), _range(spearman, "chance"),
-            f"{spearman['p_value']:.1g}" if "p_value" in spearman else "", _two(match, "value"), _two(cka, "value"),
+            f"{layers[0]}, {layers[1]}{MARK * (layers in unread_pairs)}",
+            _two(overlap, "value"), _range(overlap, "chance"), _p(overlap), _two(spearman, "value"),
+            _range(spearman, ""), _range(spearman, "chance"), _p(spearman), _two(match, "value"), _two(cka, "value"),
         ]  # fmt: skip
 
     title = f"{rows[0]['model_a']} (a) and {rows[0]['model_b']} (b), matched by {rows[0]['matching']}"
-    headings = ("layers", "top overlap", "by chance", "Spearman", "95% range", "by chance", "p", "match", "CKA")
+    headings = (
+        "layers", "top overlap", "by chance", "p", "Spearman", "95% range", "by chance", "p", "match", "CKA",
+    )  # fmt: skip
     return cells_table(title, headings, map(cells, same_depth(rows)))
+
+
+def _p(row: Row) -> str:
+    return f"{row['p_value']:.1g}" if "p_value" in row else ""
 
 
 def _two(row: Row, column: str) -> str:
@@ -296,8 +343,9 @@ TOP_EVERYWHERE = Schema("top_everywhere", "a row per neuron that is among the fi
     layer_column("Its layer in the first run."),
     whole("neuron", "Index of the neuron in the first run."),
     whole("rank", "Its rank in the first run."),
-    text("no_signal", "Runs in which the neuron has the flag no-signal.", may_be_empty=True),
-    number("p_value", "Largest share, over the runs, of the rankings under shuffled labels that have it at the top."),
+    text("no_signal", "Runs in which the neuron has the flag no-signal.", "no signal in", may_be_empty=True),
+    number("p_value", "Largest share, over the runs, of the rankings under shuffled labels that have it at the top.",
+           "p", ".2g"),
 ), further=_of_a_run)  # fmt: skip
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -305,7 +353,8 @@ TOP_EVERYWHERE = Schema("top_everywhere", "a row per neuron that is among the fi
 # --------------------------------------------------------------------------------------------------------------------
 
 TERMS: Terms = {
-    "layers": "A layer of the first run and a layer of the second, at the same relative depth.",
+    "layers": "A layer of the first run and a layer of the second, at the same relative depth; ° one has an "
+    "uninformative ranking.",
     "top overlap": "Share of the first neurons of one ranking that are, or are matched to, first neurons of the other. "
     "In the map: overlap of the top.",
     "by chance": "The range in which the number to its left lies in 95 of 100 cases if the rankings have nothing in "
@@ -313,12 +362,13 @@ TERMS: Terms = {
     "Spearman": "Spearman's correlation of the two rankings over all neurons: 1 for the same order, 0 for "
     "unrelated orders.",
     "95% range": "Interval of Spearman's correlation over bootstrap samples of test sentences.",
-    "p": "Probability that chance gives a correlation at least as high, corrected for the number of pairs of layers "
-    "(Holm).",
+    "p": "Probability that chance gives as large an overlap, or a correlation as high, corrected for all pairs of "
+    "layers; the range by chance is that of a single pair.",
     "match": "Correlation of matched neurons on sentences that were not used for the matching.",
     "CKA": "Linear centred kernel alignment: how alike the two layers are as a whole, whatever their neurons; 1 where "
     "one is a rotation of the other.",
     **NEURONS.terms(_NEURONS_SHOWN),
+    "correlation": f"{NEURONS['correlation'].meaning} ° marks correlations no higher than by chance.",
     "layer, neuron, rank": "Layer, neuron and rank in the first run of a neuron that is at the top of every run; "
     "with the name of a run, those of its match in that run.",
 }
@@ -332,8 +382,9 @@ STRONG = 0.6
 
 
 def heat_map(
-    values: Mapping[tuple[int, int], float], titles: Mapping[tuple[int, int], str], names: tuple[str, str], title: str
-) -> Html:
+    values: Mapping[tuple[int, int], float], titles: Mapping[tuple[int, int], str], names: tuple[str, str], title: str,
+    marked: Collection[tuple[int, int]] = (),
+) -> Html:  # fmt: skip
     """Return a grid of cells, the first run's layers upwards, by the second run's, shaded from 0 to 1."""
     down, across = (sorted({layers[side] for layers in values}) for side in (0, 1))
     # Beside few cells the names of the axes are longer than these, and the map gets room for them.
@@ -343,13 +394,20 @@ def heat_map(
     long = max(CELL_WIDTH * len(across), LETTER * len(along))
     width, height = LEFT + long + 4, foot + BOTTOM + 4
     cells = [
-        _cell(values[layers], titles[layers], across.index(layers[1]), foot - CELL_HEIGHT * (1 + down.index(layers[0])))
+        _cell(
+            values[layers],
+            "*" * (layers in marked),
+            titles[layers],
+            across.index(layers[1]),
+            foot - CELL_HEIGHT * (1 + down.index(layers[0])),
+        )
         for layers in sorted(values)
     ]
-    rows = _labels(down, [(LEFT - 7, foot - (i + 0.5) * CELL_HEIGHT + 4) for i in range(len(down))], "end")
-    columns = _labels(across, [(LEFT + (j + 0.5) * CELL_WIDTH, foot + 15) for j in range(len(across))], "middle")
+    labels = [(layer, LEFT - 7.0, foot - (i + 0.5) * CELL_HEIGHT + 4, "end") for i, layer in enumerate(down)]
+    labels += [(layer, LEFT + (j + 0.5) * CELL_WIDTH, foot + 15, "middle") for j, layer in enumerate(across)]
     svg = element(
-        "svg", element("title", f"{title}, layers of {names[0]} by layers of {names[1]}"), *cells, *rows, *columns,
+        "svg", element("title", f"{title}, layers of {names[0]} by layers of {names[1]}"), *cells,
+        *(element("text", layer, x=x, y=y, text_anchor=anchor) for layer, x, y, anchor in labels),
         element("text", along, x=LEFT + long / 2, y=height - 4, text_anchor="middle"),
         element("text", upwards, transform=f"translate(12 {foot / 2:g}) rotate(-90)", text_anchor="middle"),
         viewBox=f"0 0 {width:g} {height:g}", role="img", class_="chart heat", style=f"width:{width:g}px",
@@ -357,10 +415,10 @@ def heat_map(
     return element("figure", element("figcaption", title), svg, class_="heat-map")
 
 
-def _cell(value: float, title: str, column: int, y: float) -> Html:
+def _cell(value: float, mark: str, title: str, column: int, y: float) -> Html:
     x = LEFT + column * CELL_WIDTH
     shade = min(max(value, 0.0), 1.0)
-    text, look = two_decimals(value).replace("0.", ".", 1), "on-strong" if shade > STRONG else None
+    text, look = two_decimals(value).replace("0.", ".", 1) + mark, "on-strong" if shade > STRONG else None
     width, height = CELL_WIDTH - 1, CELL_HEIGHT - 1
     return element(
         "g",
@@ -370,23 +428,14 @@ def _cell(value: float, title: str, column: int, y: float) -> Html:
     )
 
 
-def _labels(layers: Sequence[int], points: Sequence[tuple[float, float]], anchor: str) -> list[Html]:
-    return [
-        element("text", layer, x=point[0], y=point[1], text_anchor=anchor)
-        for layer, point in zip(layers, points, strict=True)
-    ]
-
-
 # Statistics that are drawn, and their names.
 MAPS = {"spearman": "Spearman of the rankings", "overlap": "overlap of the top", "cka": "linear CKA"}
 
 
 SENTENCES = {
     "map": "Each cell compares two layers; pointing at a cell shows the range by chance and the interval over "
-    "bootstrap samples of test sentences. Match is the correlation of matched neurons on sentences that were not used "
-    "for the matching.",
-    "nowhere": "No neuron is, together with its matches, among the first {top} of every run.",
-    "everywhere": "{neurons} among the first {top} of every run at the same relative depth",
+    "bootstrap samples of test sentences. * marks agreement above chance (p ≤ {share}, corrected for all pairs of "
+    "layers).",
 }
 
 
@@ -395,9 +444,10 @@ def agreement_section(result: Result, anchor: str) -> Html:
     return element(
         "section",
         element("h2", "Agreement of the rankings"),
-        element("p", SENTENCES["map"]),
+        element("ul", *(element("li", line) for line in result.results["said"])),
+        element("p", SENTENCES["map"].format(share=ALPHA)),
         *(_pair(result, rows) for rows in result.agreement.by("model_a", "model_b").values()),
-        _everywhere(result),
+        *folded(everywhere_tables(result.top_everywhere)),
         id=anchor,
     )
 
@@ -409,8 +459,10 @@ def _pair(result: Result, rows: Table) -> Html:
         if statistic in by_statistic:
             row_of = {(row["layer_a"], row["layer_b"]): row for row in by_statistic[statistic]}
             titles = {layers: _cell_title(row) for layers, row in row_of.items()}
-            drawn.append(heat_map({layers: row["value"] for layers, row in row_of.items()}, titles, names, title))
-    aligned = as_in_terminal(_agreement_table(rows))
+            above = [layers for layers, row in row_of.items() if _is_above_chance(row)]
+            values = {layers: row["value"] for layers, row in row_of.items()}
+            drawn.append(heat_map(values, titles, names, title, above))
+    aligned = as_in_terminal(_agreement_table(rows, unread_layers(result.accuracies.by("model"))))
     first = neurons_tables(result.neurons.where(model_a=names[0], model_b=names[1]), result.results["shown_layers"])
     return element(
         "section",
@@ -422,24 +474,10 @@ def _pair(result: Result, rows: Table) -> Html:
 
 
 def _cell_title(row: Row) -> str:
-    parts = [f"layers {row['layer_a']} and {row['layer_b']}: {row['value']:.3f}"]
-    for of, words in (("", "95% range"), ("chance", "by chance")):
-        if bounds := interval(row, of, " to "):
-            parts.append(f"{words} {bounds}")
-    if "p_value" in row:
-        parts.append(f"p = {row['p_value']:.2g}")
-    return ", ".join(parts)
-
-
-def _everywhere(result: Result) -> Html:
-    rows, top = result.top_everywhere, result.config.get("top", 10)
-    if not rows:
-        return element("p", SENTENCES["nowhere"].format(top=top))
-    head = list(rows[0])
-    body = [[row.get(name, "") for name in head] for row in rows]
-    neurons = "1 neuron and its matches are" if len(rows) == 1 else f"{len(rows)} neurons and their matches are"
-    return element("details", element("summary", SENTENCES["everywhere"].format(neurons=neurons, top=top)),
-                   table(head, body))  # fmt: skip
+    parts = {"95% range": interval(row, "", " to "), "by chance": interval(row, "chance", " to ")}
+    parts |= {"p =": f"{row['p_value']:.2g}"} if "p_value" in row else {}
+    value = f"layers {row['layer_a']} and {row['layer_b']}: {row['value']:.3f}"
+    return ", ".join([value, *(f"{words} {part}" for words, part in parts.items() if part)])
 
 
 # --------------------------------------------------------------------------------------------------------------------

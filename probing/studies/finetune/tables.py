@@ -308,7 +308,6 @@ def tables(scores: Table) -> list[Any]:
         "95% range: over the test part alone; overall: also over other seeds and orders; "
         "sd: of the score of one tuning, by what varies"
     )
-    table.caption_justify = "left"
     return [table]
 
 

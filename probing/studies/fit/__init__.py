@@ -84,8 +84,8 @@ class FitOptions(OutputOptions, ProbedOptions, RunOptions, StatesOptions):
     task_args: dict[str, Any] | None = None
     """Options of the task, such as --task_args.special_tokens include."""
     label_name: str | None = None
-    """Name of what the probe predicts, for titles and summaries, such as "part of speech"; default: the name of the
-    task or of its column."""
+    """What the probe predicts, for titles and summaries: a noun phrase that needs no article, such as "part of speech"
+    or "named entities"; default: the name of the task or of its column."""
     replicates: int = option(5, at_least=0)
     """Number of probes trained on bootstrap samples of the training sentences; 0 trains none. The range of a rank
     covers these probes and the run's probe."""
@@ -291,7 +291,7 @@ def _write_page(run: Run) -> Path:
     from probing.page.charts import source_of
 
     page = run.folder / "report.html"
-    page.write_bytes(build(source_of(run), defaults(fit)))
+    page.write_bytes(build(source_of(run)))
     return page
 
 
@@ -328,23 +328,16 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
 def _tables(run: Run, layer: int, verbose: bool, sort: Order) -> list[Any]:
     """Return the tables of the terminal: the first neurons of a layer, the accuracies, and what else the run has."""
     from probing.tables import probes
-    from probing.tables.conclusions import bases_table
-    from probing.tables.probes import classes_table
 
-    rows, neurons, scores = run.accuracy, run.neurons, run.scores_of(layer)
-    removed = sum(bool(row.get("removed")) for row in run.top(layer, len(neurons)))
+    printed = STUDY.printed(run)
+    removed = sum(bool(row.get("removed")) for row in run.top(layer, len(run.neurons)))
     tables = [probes.neurons_table(run.top(layer, by=sort), site_of(run.config), removed, sort, verbose)]
     if verbose:
-        tables.append(probes.accuracy_table(run.results["layers"]))
-        tables += [classes_table(scores)] if scores else []
-        tables += [probes.controls_table(rows)] if {*controls_of(rows)} - {"majority"} else []
-    elif len(rows) > 1:
-        tables.append(probes.layers_table(rows, neurons, sort))
-    if heads := [row for row in run.heads if row["layer"] == layer]:
-        tables.append(probes.heads_table(heads))
-    if bases := [row for row in run.bases if row["layer"] == layer]:
-        tables.append(bases_table(bases))
-    return tables
+        tables += [probes.accuracy_table(run.results["layers"]), *printed.get("class_scores", [])]
+        tables += printed["accuracy"][1:]
+    elif len(run.accuracy) > 1:
+        tables.append(probes.layers_table(run.accuracy, run.neurons, sort))
+    return tables + [table for name in ("heads", "bases") for table in printed.get(name, [])]
 
 
 @dataclass(frozen=True)
@@ -646,14 +639,33 @@ class Fit(Study):
 
     def tables(self, result: Result) -> list[Any]:
         """Return the accuracy of each layer, and the first neurons of the leading layer."""
-        from probing.tables.conclusions import leading
-        from probing.tables.probes import accuracy_table, classes_table, neurons_table
+        printed = self.printed(result)
+        return [printed[name][0] for name in ("accuracy", "neurons", "class_scores") if name in printed]
 
-        layer = leading(result.accuracy)["layer"]
-        ranked = [row for row in result.neurons if row["layer"] == layer]
-        tables = [accuracy_table(result.accuracy), neurons_table(ranked[:10], site_of(result.config))]
+    def printed(self, result: Result) -> Mapping[str, Sequence[Any]]:
+        """Return the tables of the terminal: the accuracies, and of the leading layer what else the run has."""
+        from probing.tables import probes
+        from probing.tables.conclusions import bases_table, leading
+
         assert isinstance(result, Run)
-        return tables + [classes_table(scores) for scores in [result.scores_of(layer)] if scores]
+        rows, layer = result.accuracy, leading(result.accuracy)["layer"]
+        has_controls = bool({*controls_of(rows)} - {"majority"})
+        tables = {
+            "accuracy": [probes.accuracy_table(rows), *([probes.controls_table(rows)] if has_controls else [])],
+            "neurons": [probes.neurons_table(result.top(layer), site_of(result.config))],
+        }
+        parts = {
+            "class_scores": (probes.classes_table, result.scores_of(layer)),
+            "heads": (probes.heads_table, result.heads.where(layer=layer)),
+            "bases": (bases_table, result.bases.where(layer=layer)),
+        }
+        return tables | {name: [table(of_layer)] for name, (table, of_layer) in parts.items() if of_layer}
+
+    def command_line(self, config: Mapping[str, Any]) -> str:
+        """Return the command that repeats a run."""
+        from probing.page.charts import command_line
+
+        return command_line(config, defaults(fit))
 
     def charts(self, result: Result) -> list[Chart]:
         """Return accuracy by layer, and what else the run has: other bases, and random directions."""

@@ -25,7 +25,7 @@ from probing.cli.options import (
     rotation_problems,
 )
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
-from probing.models import from_the_end, site_of, what_is_a_neuron
+from probing.models import from_the_end, neuron_of, site_of
 from probing.results import Row, Table, cells_table, layers_named, read_csv, read_rows, shown_table, write_csv
 from probing.runs import Result, Study, refuse_several, study_of
 from probing.runs.call import print_output_location, writable_folder
@@ -235,7 +235,9 @@ def _report(rankings: Rankings, run: Run, where: str | None, quiet: bool, verbos
 
     measured = rankings.evaluation or rankings.erasure or rankings.curves
     few = few_clusters(run.results) if measured else None
-    sentences = [*curves_lines(rankings.curves), *filter(None, [few])]
+    site = site_of(run.config)
+    about = "" if site == "residual" else say("site", label="this run", neuron=neuron_of(site))
+    sentences = [*curves_lines(rankings.curves), *filter(None, [few, about])]
     has_more = False
     if quiet:
         for line in rankings_lines(rankings.rankings):
@@ -243,10 +245,9 @@ def _report(rankings: Rankings, run: Run, where: str | None, quiet: bool, verbos
         terminal.tell(*sentences)
     elif verbose:
         terminal.show(*rankings.tables())
-        terminal.tell(what_is_a_neuron(site_of(run.config)), *sentences)
+        terminal.tell(*sentences)
     else:
-        about = what_is_a_neuron(site_of(run.config))
-        has_more = terminal.brief([*sentences, about], rankings.tables(), 2 + 2 * bool(where))
+        has_more = terminal.brief(sentences, rankings.tables(), 2 + 2 * bool(where))
     print_output_location(rankings.folder, where, has_more)
 
 
@@ -445,6 +446,10 @@ class Rank(Study):
     files: ClassVar[Mapping[str, str]] = {
         "curves_LL.png, .pdf": "Accuracy with, and without, the first k neurons of each ranking."
     }
+
+    def command_line(self, config: Mapping[str, Any]) -> str:
+        """Return the commands that repeat the run, whose configuration rankings have, and rank its neurons."""
+        return "python -m probing fit --config config.yaml --name RUN\npython -m probing rank runs/RUN"
 
     def tables(self, result: Result) -> list[Any]:
         """Return the rankings side by side, and their evaluations."""

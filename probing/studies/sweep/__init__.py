@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, is_dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar
 
 from probing.cli.arguments import OptionSource, as_mapping, checked, read_yaml
@@ -28,14 +30,15 @@ from probing.cli.options import (
     configuration,
     defaults,
     figure_formats,
+    flat,
     option,
     problems_of,
 )
 from probing.errors import UserError, as_clause, refuse
 from probing.models import load_config, parse_layers, resolve_model
-from probing.page.charts import option_words
-from probing.results import Schema, Type, cells_table, count, interval, read_trials, text, write_csv
-from probing.runs import Result, Study, refuse_several, study_of
+from probing.page.charts import chart_html, option_words
+from probing.results import RANGE, Html, Schema, Type, cells_table, count, interval, read_trials, text, write_csv
+from probing.runs import Result, Study, Terms, refuse_several, study_of
 from probing.runs.call import places, say_results
 from probing.runs.folder import PARTIAL, ResumableFolder, read_json
 from probing.runs.run import load_fit
@@ -47,6 +50,7 @@ from probing.studies.fit import FitOptions, chosen_controls
 from probing.studies.fit import fit as fit_command
 from probing.studies.sweep.definition import (
     LIGHT,
+    SEED,
     Parameter,
     Sweep,
     Trial,
@@ -54,6 +58,7 @@ from probing.studies.sweep.definition import (
     check_layer,
     check_metric,
     column_of,
+    group_by_key,
     is_stacked,
     parse_sweep,
     stacks,
@@ -68,22 +73,27 @@ BEST = 10
 
 
 def best_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str], metric: str | None, goal: str) -> Any:
-    """Return the best rows by `metric`, as named by W&B, or by accuracy, one per trial and layer, as a rich table."""
+    """Return the best rows, one per trial and layer, as a rich table.
+
+    They are ordered by the mean over seeds of `metric`, as named by W&B, or of the accuracy.
+    """
     column = (column_of(metric) if metric else None) or "accuracy"
     column = column if rows and column != "layer" and column in rows[0] else "accuracy"
     sign = 1 if column != "accuracy" and goal == "minimize" else -1
-    ranked = sorted(rows, key=lambda row: (sign * row[column], row.get("cross_entropy", 0)))[:BEST]
+    setting_of = itemgetter("layer", "layer", *(name for name in varied if name != SEED))
+    settings = group_by_key(rows, setting_of)
+    means = {key: fmean(row[column] for row in of_setting) for key, of_setting in settings.items()}
+    ranked = sorted(rows, key=lambda row: (sign * means[setting_of(row)], row.get("cross_entropy", 0)))[:BEST]
     shown = list(dict.fromkeys([*varied, "layer"]))
     extra = [name for name in dict.fromkeys([column, "cross_entropy"]) if name != "accuracy" and name in rows[0]]
-    headings = [
-        name if "." in name else name.replace("_", " ") for name in (*shown, "accuracy", "95% interval", *extra)
-    ]
+    headings = [name if "." in name else name.replace("_", " ") for name in (*shown, "accuracy", RANGE, *extra)]
     cells = (
         [row["trial"].partition("-")[0], *(str(row[name]) for name in shown), f"{row['accuracy']:.3f}",
          interval(row, "accuracy"), *(f"{row[name]:.3f}" for name in extra)]
         for row in ranked
     )  # fmt: skip
-    return cells_table(f"The best {len(ranked)} of {count(len(rows), 'row')} by {column}", ["trial", *headings], cells)
+    by = f"{column}, the mean over seeds" if SEED in varied else column
+    return cells_table(f"The best {len(ranked)} of {count(len(rows), 'row')} by {by}", ["trial", *headings], cells)
 
 
 def _option(name: str) -> Type | None:
@@ -471,7 +481,8 @@ def _conclude(
     (folder / "sweep.yaml").write_text(yaml.safe_dump(settings["sweep"], sort_keys=False), encoding="utf-8")
     summary = {
         "kind": "sweep", "versions": versions(), **{key: settings[key] for key in ("trials", "seed", "fit")},
-        "best": {"trial": best.name, **best.point, "metric": table.metric_of(best, metric)},
+        # The first seed of the setting that is best in the mean of its seeds.
+        "best": {"trial": best[0].name, **best[0].point, "metric": table.mean_metric(best, metric)},
         "timings": {"total_s": time.perf_counter() - start},
         "said": [
             *([f"{problem}; so trials are ranked by their accuracy."] if problem else []),
@@ -503,6 +514,23 @@ class SweepStudy(Study):
         from probing.studies.sweep.search import draw_sweep
 
         return {"sweep": partial(draw_sweep, rows=result.sweep, varied=self._varied(result))}
+
+    def maps(self, result: Result) -> list[Html]:
+        """Return the chart of the page, of the same numbers as the figure."""
+        from probing.studies.sweep.search import sweep_charts
+
+        return [figure for chart in sweep_charts(result.sweep, self._varied(result)) for figure in chart_html(chart)]
+
+    def terms(self, result: Result) -> Mapping[str, Terms]:
+        """Return the meanings of the headings; those of options are their help."""
+        options = flat(FitOptions)
+        varied = {name: options[name].help for name in self._varied(result) if name in options}
+        return {self.title: {**varied, **SWEEP.terms(["accuracy*"]), "cross entropy": SWEEP["cross_entropy"].meaning}}
+
+    def command_line(self, config: Mapping[str, Any]) -> str:
+        """Return the command that repeats a sweep."""
+        words = [option_words(name, config[name], defaults(sweep)[name]) for name in ("trials", "seed", "fit")]
+        return shlex.join(["python", "-m", "probing", "sweep", "sweep.yaml", *itertools.chain(*words)])
 
     def _varied(self, result: Result) -> list[str]:
         return [name for name in result.results["best"] if name not in ("trial", "metric")]

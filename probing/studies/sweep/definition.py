@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from probing.cli.options import ProbeOptions
 from probing.errors import did_you_mean, refuse
@@ -234,6 +234,8 @@ def _fixed_in_command(command: Any, file: str) -> tuple[tuple[str, ...], list[st
 # The metric of a sweep: a number in the summary of its trials, as W&B names it.
 # --------------------------------------------------------------------------------------------------------------------
 
+# The option that decides which sentences are tested.
+SEED = "seed"
 # Metric by which trials are ranked if the file names none.
 BEST_ACCURACY = "best_accuracy"
 _OF_THE_BEST = {BEST_ACCURACY: "accuracy", "best_layer": "layer"}
@@ -350,15 +352,23 @@ def trial_name(number: int, n_trials: int, point: Mapping[str, Any]) -> str:
     return f"{number + 1:0{len(str(n_trials))}d}-{plain}"[:100].rstrip("-")
 
 
+_Item = TypeVar("_Item")
+
+
+def group_by_key(items: Iterable[_Item], key: Callable[[_Item], Any]) -> dict[Any, list[_Item]]:
+    """Return the items of each key, in the order in which the keys occur."""
+    groups: dict[Any, list[_Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 def stacks(trials: Iterable[Trial]) -> list[list[Trial]]:
     """Group the trials that can be trained together, in the order of their first trials.
 
     The trials of a group differ only in layer, seed and penalty, and request only the probe itself.
     """
-    groups: dict[Any, list[Trial]] = {}
-    for trial in trials:
-        groups.setdefault(alike(trial) if is_stacked(trial) else trial.name, []).append(trial)
-    return list(groups.values())
+    return list(group_by_key(trials, lambda trial: alike(trial) if is_stacked(trial) else trial.name).values())
 
 
 def is_stacked(trial: Trial) -> bool:
@@ -376,10 +386,7 @@ def is_stacked(trial: Trial) -> bool:
 
 def by_seed(trials: Sequence[Trial]) -> dict[int, list[Trial]]:
     """Return the trials of each seed, which are trained on the same sentences."""
-    groups: dict[int, list[Trial]] = {}
-    for trial in trials:
-        groups.setdefault(trial.options["seed"], []).append(trial)
-    return groups
+    return group_by_key(trials, lambda trial: trial.options[SEED])
 
 
 def alike(trial: Trial) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,25 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from probing.errors import UserError, as_clause
-from probing.results import count
+from probing.results import Table, count
 from probing.runs.run import Run
 from probing.statistics import neuron_ranks, spearman, top_overlap
-from probing.studies.sweep.definition import BEST_ACCURACY, Parameter, Sweep, rows_of, value_of
+from probing.studies.sweep.definition import BEST_ACCURACY, SEED, Parameter, Sweep, group_by_key, rows_of, value_of
 from probing.tables import UNINFORMATIVE
 from probing.tables.conclusions import known
-from probing.tables.figures import BLUE, GREY, name_layers, spaced_layers
+from probing.tables.figures import (
+    BLUE,
+    BY_LAYER,
+    GREY,
+    Chart,
+    Line,
+    by_count,
+    in_panels,
+    linear,
+    name_layers,
+    share_axis,
+    spaced_layers,
+)
 from probing.tracking.client import summary_of
 
 if TYPE_CHECKING:
@@ -153,6 +165,9 @@ def _plain(value: object) -> object:
 # Options that change the neurons themselves: rankings of trials that differ in them cannot be compared.
 OTHER_NEURONS = ("model", "revision", "random_weights", "layer", "transform")
 TOP = 10
+PENALTIES = ("probe.l2", "probe.l1")
+# Most settings of a sweep that the chart of its page distinguishes.
+MOST_SETTINGS = 24
 
 
 @dataclass(frozen=True)
@@ -182,6 +197,31 @@ def outcome(name: str, point: Mapping[str, Any], run: Run) -> Outcome:
     return Outcome(name, point, run.accuracy, contributions, objectives)
 
 
+def sweep_charts(rows: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> list[Chart]:
+    """Return the accuracy by layer, or else by the first option with numbers, a line for each setting of the others.
+
+    A line is the mean over seeds. None without such an option, or with so many settings that each has few trials.
+    """
+    axes = [name for name in dict.fromkeys(["layer", *varied]) if len({str(row[name]) for row in rows}) > 1]
+    x, *_ = [*(name for name in axes if name != SEED and _are_numbers([row[name] for row in rows])), ""]
+    others = [name for name in axes if name not in (x, SEED)]
+    settings = Table(rows).by(*others) if others else {(): Table(rows)}
+    if not x or len(settings) > MOST_SETTINGS:
+        return []
+    lines = []
+    for of_setting in settings.values():
+        by_x = dict(sorted(of_setting.by(x).items()))
+        points = [of_x.column("accuracy") for of_x in by_x.values()]
+        label = ", ".join(f"{name} {of_setting[0][name]}" for name in others) or "mean of the trials"
+        has_seeds = any(len(of_x) > 1 for of_x in points)
+        lines.append(Line(label, [*by_x], [*map(_mean, points)], points=points if has_seeds else ()))
+    constants = {at: _mean(of_x.column("majority_accuracy")) for at, of_x in sorted(Table(rows).by(x).items())}
+    floor = Line("majority class", [*constants], [*constants.values()])
+    title = "Test accuracy of the trials" + ", mean over seeds (dots: each seed)" * (SEED in axes)
+    axis = BY_LAYER if x == "layer" else by_count(x, x) if x in PENALTIES else linear(x, x)
+    return [Chart("trials", title, in_panels(lines, [floor], "settings"), limits=(0, 1), x=axis)]
+
+
 def rows(outcomes: Sequence[Outcome], varied: Sequence[str]) -> list[dict[str, Any]]:
     """Return the rows of `sweep.csv`, one for each trial and layer.
 
@@ -198,7 +238,7 @@ def rows(outcomes: Sequence[Outcome], varied: Sequence[str]) -> list[dict[str, A
             for name in compared:
                 others = [
                     other.contributions[layer]
-                    for other in groups[name][_without(trial.point, name)]
+                    for other in groups[name][repr(_without(trial.point, name))]
                     if other is not trial and layer in other.contributions
                 ]
                 agreement |= _agreement(name, trial.contributions[layer], others)
@@ -222,25 +262,50 @@ def missing_metric(outcomes: Sequence[Outcome], metric: str | None) -> str | Non
     return f"`metric.name: {metric}` was not measured in any trial; there are {available}"
 
 
-def best(outcomes: Sequence[Outcome], metric: str | None, goal: str) -> Outcome:
-    """Return the trial with the best metric, or the highest accuracy without a metric.
+def by_setting(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+    """Return the trials of each setting of the options but the seed, which decides the test sentences."""
+    return list(_neighbours(outcomes, SEED).values())
 
-    In a tie, it is the trial with the lowest cross-entropy, and then the first.
+
+def mean_metric(trials: Sequence[Outcome], metric: str | None) -> float:
+    """Return the mean metric of the trials of a setting that have one; NaN without any."""
+    return _mean(metric_of(trial, metric) for trial in trials)
+
+
+def best(outcomes: Sequence[Outcome], metric: str | None, goal: str) -> list[Outcome]:
+    """Return the trials of the setting with the best metric, the mean over its seeds; without a metric, by accuracy.
+
+    In a tie, it is the setting with the lowest cross-entropy, and then the first.
     """
     sign = -1 if metric is not None and goal == "minimize" else 1
-    known = [trial for trial in outcomes if not math.isnan(metric_of(trial, metric))]
-    return min(known or outcomes, key=lambda trial: (-sign * metric_of(trial, metric), cross_entropy_of(trial, metric)))
+    settings = by_setting(outcomes)
+    known = [trials for trials in settings if not math.isnan(mean_metric(trials, metric))]
+    return min(
+        known or settings,
+        key=lambda trials: (-sign * mean_metric(trials, metric), cross_entropy_of(trials, metric)),
+    )
 
 
-def cross_entropy_of(trial: Outcome, metric: str | None) -> float:
-    """Return the cross-entropy of the layer of a trial's metric, infinity without one."""
-    values = [row.get("cross_entropy", math.nan) for row in rows_of(trial.accuracy, metric)]
-    return min((value for value in values if not math.isnan(value)), default=math.inf)
+def cross_entropy_of(trials: Sequence[Outcome], metric: str | None) -> float:
+    """Return the mean cross-entropy of the layer of the metric of a setting's trials, infinity without one."""
+    lowest = (
+        min((row.get("cross_entropy", math.nan) for row in rows_of(trial.accuracy, metric)), default=math.nan)
+        for trial in trials
+    )
+    return math.inf if math.isnan(mean := _mean(lowest)) else mean
 
 
-def _is_above_constant(trial: Outcome, metric: str | None) -> bool:
-    """Check whether the probe of the metric's layer is shown to predict better than a constant answer."""
-    return any(UNINFORMATIVE not in row.get("flag", "") for row in rows_of(trial.accuracy, metric) or trial.accuracy)
+def _mean(values: Iterable[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known) / len(known) if known else math.nan
+
+
+def _is_above_constant(trials: Sequence[Outcome], metric: str | None) -> bool:
+    """Check whether the probes of the metric's layer are shown to predict better than a constant answer."""
+    return all(
+        any(UNINFORMATIVE not in row.get("flag", "") for row in rows_of(trial.accuracy, metric) or trial.accuracy)
+        for trial in trials
+    )
 
 
 # What is measured of two rankings, and the sentences, which are written into `results.json`.
@@ -248,9 +313,12 @@ _AGREEMENT = "spearman", "overlap"
 SENTENCES = {
     "agreement": "Rankings of trials that differ only in {option} have a rank correlation of {mean:.2f} on average "
     "({low:.2f} to {high:.2f}) and share {shared:.1f} of the top {top}.",
-    "best": "Best of {n} trials: {point}, with the {extreme} {metric}, {value:.4g}{expect}.",
+    "best": "Best of {n}: {point}, with the {extreme} {metric}, {value:.4g}{over}{expect}.",
+    "only": "The {metric} is {value:.4g}{over}.",
+    "over": " ({n} seeds: {low:.4g} to {high:.4g})",
+    "seeds": "Some differ in their seeds and thus in their test sentences: part of a difference may be of these.",
     "expect": "; it was chosen on the sentences it is measured on, so expect a slightly worse value on others",
-    "tied": "{n} trials have this {metric}: {which}.",
+    "tied": "{n} have this {metric}: {which}.",
     "first": "the first of them is named",
     "lowest": "the one with the lowest cross-entropy is named, {least:.3f} nats; the highest is {most:.3f}",
     "constant": "{which} to predict better than a constant answer{others}: do not read its ranking.",
@@ -270,35 +338,37 @@ def conclusion(
                 option=option, mean=np.mean(values), low=min(values), high=max(values), shared=TOP * np.mean(overlaps),
                 top=TOP,
             ))  # fmt: skip
-    winner, n, name = best(outcomes, metric, goal), len(outcomes), metric or BEST_ACCURACY
-    value = metric_of(winner, metric)
-    lines.append(SENTENCES["best"].format(
-        n=n, point=", ".join(f"{option} {setting}" for option, setting in winner.point.items()) or winner.name,
-        extreme="lowest" if metric is not None and goal == "minimize" else "highest", metric=name, value=value,
-        expect=SENTENCES["expect"] if n > 1 else "",
+    settings, winner, name = by_setting(outcomes), best(outcomes, metric, goal), metric or BEST_ACCURACY
+    value, n = mean_metric(winner, metric), len(settings)
+    kind = "trial" if n == len(outcomes) else "setting"
+    values = [metric_of(trial, metric) for trial in winner]
+    over = SENTENCES["over"].format(n=len(winner), low=min(values), high=max(values)) if len(winner) > 1 else ""
+    point = ", ".join(f"{option} {setting}" for option, setting in _without(winner[0].point, SEED))
+    lines.append(SENTENCES["best" if point else "only"].format(
+        n=count(n, kind), point=point, extreme="lowest" if metric is not None and goal == "minimize" else "highest",
+        metric=f"mean {name}" if over else name, value=value, over=over, expect=SENTENCES["expect"] if n > 1 else "",
     ))  # fmt: skip
-    tied = [trial for trial in outcomes if metric_of(trial, metric) == value]
+    if n > 1 and len({frozenset(trial.point.get(SEED) for trial in trials) for trials in settings}) > 1:
+        lines.append(SENTENCES["seeds"])
+    tied = [trials for trials in settings if mean_metric(trials, metric) == value]
     if len(tied) > 1:
-        least, most = cross_entropy_of(winner, metric), max(cross_entropy_of(trial, metric) for trial in tied)
+        least, most = cross_entropy_of(winner, metric), max(cross_entropy_of(trials, metric) for trials in tied)
         which = SENTENCES["first" if least == most else "lowest"].format(least=least, most=most)
-        lines.append(SENTENCES["tied"].format(n=len(tied), metric=name, which=which))
+        lines.append(SENTENCES["tied"].format(n=count(len(tied), kind), metric=name, which=which))
     if not _is_above_constant(winner, metric):
-        above = sum(_is_above_constant(trial, metric) for trial in outcomes)
-        others = SENTENCES["others"].format(trials=count(above, "other trial"), are="is" if above == 1 else "are")
-        which = "The best trial is not shown" if above else "No trial is shown" if n > 1 else "It is not shown"
+        above = sum(_is_above_constant(trials, metric) for trials in settings)
+        others = SENTENCES["others"].format(trials=count(above, f"other {kind}"), are="is" if above == 1 else "are")
+        which = f"The best {kind} is not shown" if above else f"No {kind} is shown" if n > 1 else "It is not shown"
         lines.append(SENTENCES["constant"].format(which=which, others=others if above else ""))
     return lines
 
 
 def _neighbours(outcomes: Sequence[Outcome], name: str) -> dict[Any, list[Outcome]]:
-    groups: dict[Any, list[Outcome]] = {}
-    for trial in outcomes:
-        groups.setdefault(_without(trial.point, name), []).append(trial)
-    return groups
+    return group_by_key(outcomes, lambda trial: repr(_without(trial.point, name)))
 
 
-def _without(point: Mapping[str, Any], name: str) -> str:
-    return repr([(key, value) for key, value in point.items() if key != name])
+def _without(point: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+    return [(key, value) for key, value in point.items() if key != name]
 
 
 def _agreement(name: str, scores: NDArray[np.float64], others: Sequence[NDArray[np.float64]]) -> dict[str, float]:
@@ -322,7 +392,6 @@ Row = Mapping[str, Any]
 COLUMNS, WIDE = 3, 30.0
 # Maximum number of layers named in the legend, and the lightest grey of a line.
 LAYERS_NAMED, LIGHTEST = 12, 0.65
-PENALTIES = ("probe.l2", "probe.l1")
 
 
 def draw_sweep(figure: Figure, rows: Sequence[Row], varied: Sequence[str]) -> None:
@@ -332,7 +401,9 @@ def draw_sweep(figure: Figure, rows: Sequence[Row], varied: Sequence[str]) -> No
     penalties = [name for name in PENALTIES if name in varied]
     # For each penalty, the agreement of rankings between trials that differ only in one other option.
     compared = [other for other in varied if any(known(row, f"{other}_spearman") for row in rows)]
-    stability = list(itertools.product(penalties, compared))
+    # Of two penalties, each is compared with the other, so that the agreement is the same at both.
+    pairs = itertools.product(penalties, compared)
+    stability = [(name, other) for name, other in pairs if name != other or len({row[name] for row in rows}) > 2]
     n = len(accuracy) + len(stability)
     height = -(-n // COLUMNS)
     figure.set_size_inches(3.1 * min(n, COLUMNS) + 2.0, max(2.7 * height, 3.6))
@@ -349,15 +420,20 @@ def draw_sweep(figure: Figure, rows: Sequence[Row], varied: Sequence[str]) -> No
 def _accuracy(axes: Axes, rows: Sequence[Row], name: str) -> None:
     """Draw every trial's accuracy against one option, and the mean at each of its values."""
     values = [row[name] for row in rows]
-    coordinates = _coordinates(axes, values)
+    coordinates = _coordinates(axes, name, values)
     heights = np.array([row["accuracy"] for row in rows])
     axes.plot(coordinates, heights, "o", color=GREY, ms=3, alpha=0.5, mew=0, label="one probe")
     marks = sorted(set(coordinates))
     means = [heights[coordinates == mark].mean() for mark in marks]
-    # Values without an order are not joined by a line.
-    join = "-" if _are_numbers(values) else ""
+    # Values without an order, such as seeds, are not joined by a line.
+    join = "-" if _are_numbers(values) and name != SEED else ""
     axes.plot(marks, means, ls=join, color=BLUE, marker="_", ms=12, lw=1, label="mean of probes")
-    axes.set(xlabel=name, ylabel="test accuracy", ylim=(0, 1.03), title=f"accuracy by {name}")
+    majority = np.array([row.get("majority_accuracy", np.nan) for row in rows])
+    floors = [majority[coordinates == mark].mean() for mark in marks]
+    if np.isfinite(floors).any():
+        axes.plot(marks, floors, ls=":" if join else "", color=GREY, marker="x", ms=4, lw=1, label="majority class")
+    axes.set(xlabel=name, ylabel="test accuracy", title=f"accuracy by {name}")
+    share_axis([*heights, *floors], axes)
     if name == "layer":
         name_layers(axes, values, most=9)
 
@@ -366,7 +442,7 @@ def _stability(axes: Axes, rows: Sequence[Row], penalty: str, other: str) -> Non
     """Draw for each layer the agreement of rankings between trials that differ in one option, against the penalty."""
     column = f"{other}_spearman"
     shown = [row for row in rows if known(row, column)]
-    coordinates = _coordinates(axes, [row[penalty] for row in shown])
+    coordinates = _coordinates(axes, penalty, [row[penalty] for row in shown])
     layers = sorted({row["layer"] for row in shown})
     marks = sorted(set(coordinates))
     heights = np.array([row[column] for row in shown])
@@ -378,17 +454,18 @@ def _stability(axes: Axes, rows: Sequence[Row], penalty: str, other: str) -> Non
         label = f"layer {layer}" if layer in named else None
         axes.plot(marks, line, color=str(shade), marker="osv^Dx+*"[i % 8], ms=3.5, lw=1, label=label)
     axes.set(xlabel=penalty, ylabel="rank correlation", title=f"rankings between\nvalues of {other}")
+    axes.set_ylim(math.floor(10 * heights.min() - 0.1) / 10, 1.02)
 
 
-def _coordinates(axes: Axes, values: Sequence[Any]) -> NDArray[np.float64]:
-    """Return the coordinate of each value, numbers as such and others in order, and set the scale of the axis."""
+def _coordinates(axes: Axes, name: str, values: Sequence[Any]) -> NDArray[np.float64]:
+    """Return the coordinates of an option's values, numbers as such and others in order, and set the axis's scale."""
     from matplotlib.ticker import MaxNLocator
 
     distinct = list(dict.fromkeys(values))
     if _are_numbers(distinct):
         distinct = sorted(distinct)
         positive = [value for value in distinct if value > 0]
-        if len(positive) > 1 and positive[-1] / positive[0] >= WIDE:
+        if len(positive) > 1 and (positive[-1] / positive[0] >= WIDE or name in PENALTIES):
             axes.set_xscale("log" if len(positive) == len(distinct) else "symlog", **(
                 {} if len(positive) == len(distinct) else {"linthresh": positive[0]}
             ))  # fmt: skip

@@ -307,7 +307,7 @@ def test_runs_of_other_layers_are_compared_where_they_have_one_depth_and_refused
     made = compare([runs / "bert", runs / "last"], null_draws=1, name="of-last", **written)
     assert {(row["layer_a"], row["layer_b"]) for row in made.agreement if row["same_depth"] == "yes"} == {(2, 2)}
     assert "10 of the first 10 neurons are in common" in made.answer()[0]
-    assert " of 1 pair of layers)" in made.answer()[0]
+    assert ": in 1 pair of layers of the same relative depth, " in made.answer()[0]
     (line,) = [line for line in made.conclusions() if "no partner" in line]
     assert line.startswith("last has no partner for layers 0, 1 and 3 of bert: only")
     assert {row["layer"] for row in made.top_everywhere} == {2}

@@ -204,13 +204,13 @@ def test_a_run_of_a_site_is_ranked_again_compared_and_reported(
     mlp, residual = made("mlp"), made("residual")
     again = rank(str(mlp.folder), method="contribution,weight", layer=3, wandb=NO_WANDB)
     assert [row["neuron"] for row in again.rankings["contribution"]] == [row["neuron"] for row in mlp.top(3, 99)]
-    assert f"neuron: {NEURON['mlp']}" in capsys.readouterr().out
+    assert f"In this run, a neuron is a {NEURON['mlp']}." in capsys.readouterr().out
     compared = compare([str(mlp.folder), str(residual.folder)], runs=str(place), name="sites", wandb=NO_WANDB)
     assert {(row["model_a"], row["model_b"]) for row in compared.agreement} == {("tiny-bert mlp", "tiny-bert")}
     assert {row["matching"] for row in compared.agreement} == {"correlation"}
     shown = capsys.readouterr().out
-    assert f"tiny-bert mlp: neuron: {NEURON['mlp']}" in shown
-    assert f"tiny-bert: neuron: {NEURON['residual']}" in shown
+    assert f"In tiny-bert mlp, a neuron is a {NEURON['mlp']}." in shown
+    assert f"In tiny-bert, a neuron is a {NEURON['residual']}." in shown
     page = report([str(mlp.folder), str(residual.folder)], output=str(place / "both.html"))
     assert "Neurons of tiny-bert mlp" in page.read_text(encoding="utf-8")
 
