@@ -67,7 +67,7 @@ def in_python(option: str, *value: Any) -> str:
 
 
 # Options in a message: in backticks, of these each with its value, and alone.
-_TYPED = re.compile(r"(?<=`)--[a-z][^`]*(?=`)")
+_OPTIONS_IN_CODE = re.compile(r"(?<=`)--[a-z][^`]*(?=`)")
 _WITH_VALUE = re.compile(r"--([a-z]\w*)((?:\.\w+)*)(?: (?!--)(.+?))?(?: (?=--)|$)")
 _ALONE = re.compile(r"(?<![\w`-])--([a-z]\w*(?:\.\w+)*)")
 
@@ -86,7 +86,7 @@ def python_words(message: str) -> str:
             text = f"{{{key!r}: {text}}}"
         return f"{name}={text}{between}"
 
-    parts = _TYPED.sub(lambda typed: _WITH_VALUE.sub(argument, typed[0]), message).split("`")
+    parts = _OPTIONS_IN_CODE.sub(lambda code: _WITH_VALUE.sub(argument, code[0]), message).split("`")
     # Every other part is code, such as a whole command, which stays.
     return "`".join(part if i % 2 else _ALONE.sub(r"`\1`", part) for i, part in enumerate(parts))
 

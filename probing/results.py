@@ -696,9 +696,9 @@ class Table(list[dict[str, Any]]):
             values: The value of each named column; of several in a tuple, one.
 
         Raises:
-            UserError: If the table has rows and no such column.
+            UserError: If the table has rows and a schema, and no such column.
         """
-        for name in values:
+        for name in values if self.schema else ():  # without one, a column that no row has may be one that is empty
             self.column(name)  # is refused if there is none
         choices = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
         return self._with(

@@ -181,8 +181,8 @@ def test_figures_are_drawn_again_with_other_names_and_shown(made: Run, tmp_path:
         made.plot("curve")
     with pytest.raises(UserError, match=r"has no figure `acuracy` \(did you mean `accuracy`\?\); expected"):
         made.export("figures", tmp_path / "all", only="acuracy")
-    with pytest.raises(UserError, match="`only` is not an option of `latex`; leave it out"):
-        probing.export([made], "latex", tmp_path / "all", only="accuracy")
+    with pytest.raises(UserError, match="`only` is not an option of `csv`; leave it out"):
+        probing.export([made], "csv", tmp_path / "all", only="accuracy")
     with rendered():
         assert made.export("figures", tmp_path / "figures", **named, **of_accuracy) == folder
     assert (folder / "accuracy.svg").read_text(encoding="utf-8") == renamed
