@@ -92,7 +92,7 @@ def test_a_command_called_from_python_leaves_them(
 def test_so_does_one_that_is_refused(
     chosen: dict[str, Any], checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match="--layer 99"):
+    with pytest.raises(UserError, match="layer=99"):
         fit(str(checkpoints["bert"]), 99, corpus=str(corpus_file), runs=str(tmp_path))
     assert switches() == chosen
 

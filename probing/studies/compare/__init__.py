@@ -329,10 +329,10 @@ class Compare(Study):
 
     def _tables(self, result: Result) -> tuple[list[Any], list[Any]]:
         """Return the tables of rankings that are shown, and those that are shown with `--verbose`."""
-        agreement, accuracies, neurons = self.printed(result).values()
+        agreement, accuracies, neurons, everywhere = self.printed(result).values()
         if len(agreement) > 1:
             agreement, accuracies = accuracies, agreement
-        return [*agreement, *neurons[:1]], [*accuracies, *neurons[1:], *everywhere_tables(result.top_everywhere)]
+        return [*agreement, *neurons[:1]], [*accuracies, *neurons[1:], *everywhere]
 
     def printed(self, result: Result) -> Mapping[str, Sequence[Any]]:
         """Return the tables of rankings that the terminal shows, of all pairs of runs."""
