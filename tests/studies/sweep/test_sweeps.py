@@ -531,7 +531,8 @@ def test_each_trial_is_whole_on_disk_under_a_name_of_its_own(swept: tuple[WandbS
         found = runs[run.display_name or ""]
         assert run.summary["best_accuracy"] == found.accuracy[0]["accuracy"]
         assert (found.config["layer"], found.config["seed"]) == tuple(run.config[k]["value"] for k in ("layer", "seed"))
-        assert f"{found.folder.name}; on Weights & Biases: {server.url}/researcher/probing/runs/{run.name}" in said
+        assert f"On Weights & Biases: {server.url}/researcher/probing/runs/{run.name}" in said
+        assert f"/{found.folder.name} (" in said
 
 
 @pytest.mark.several
