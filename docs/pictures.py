@@ -38,6 +38,7 @@ DRAWN: Mapping[str, Mapping[str, str]] = {
     f"attention --name heads --corpus {DEV}": _figures("heads", "classes", "attention_"),
     "hierarchy --name hierarchy": _figures("hierarchy", "hierarchy"),
     "wic DATA/wic --name wic": _figures("wic", "wic"),
+    f"trees --name trees --corpus {TRAIN} --test_corpus {DEV}": _figures("trees", "trees"),
 }
 
 
