@@ -50,8 +50,6 @@ Ints = NDArray[np.int64]
 NEAREST = 10
 # How many runs of sentences are looked at for every document that is wanted, and how many others are read for each.
 LOOKED_AT, OTHERS = 4, 2
-# In which orders the sentences of a document are read: as written, shuffled, and the reverse of the latter.
-N_ORDERS = 3
 
 
 @dataclass(frozen=True)
