@@ -313,11 +313,11 @@ MEASURED: dict[str, Any] = {
         ("top", -0.02, -0.01),
     ],
 )
-@pytest.mark.parametrize(("flag", "how_much"), [("", ""), ("offset", "some ")])
+@pytest.mark.parametrize(("flag", "how_much"), [("", ""), ("offset", " in part")])
 def test_a_neuron_carries_what_is_predicted_only_if_a_probe_without_it_does_worse(
     removed: str, low: float, high: float, flag: str, how_much: str
 ) -> None:
-    assert f"it carries {how_much}position" in conclusion([row(**MEASURED, flag=flag)], "position")
+    assert f"it carries position{how_much}" in conclusion([row(**MEASURED, flag=flag)], "position")
     loss = {"removed": removed, "cross_entropy_without_low": low, "cross_entropy_without_high": high}
     said = conclusion([row(**{**MEASURED, **loss}, flag=flag)], "position")
     assert "it varies with position" in said
@@ -364,7 +364,7 @@ def test_a_neuron_without_flags_carries_what_is_predicted() -> None:
         "Layer 3: neuron 17 contributes most, 12.5% of the total and 8.2 times the mean (rank 1 in all bootstraps)."
         " Centring leaves 75% of its"
     )
-    assert "position explains 25.0% of its variance beyond chance (z = 99)" in said
+    assert "the label explains 25.0% of its variance beyond chance (z = 99)" in said
     assert "it carries position" in said
 
 
