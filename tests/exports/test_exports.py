@@ -115,7 +115,9 @@ def test_no_table_in_latex_is_wider_or_longer_than_a_page(made: Run, tmp_path: P
     begin = [r"\documentclass{article}\usepackage{booktabs}\hfuzz=20pt", r"\begin{document}"]
     (folder / "page.tex").write_text("\n".join([*begin, *floats, r"\end{document}"]), encoding="utf-8")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
-    log = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+    log = subprocess.run(
+        command, cwd=folder, check=True, capture_output=True, encoding="utf-8", errors="replace"
+    ).stdout
     assert "Overfull" not in log
     assert "too large" not in log
 
