@@ -245,9 +245,10 @@ class Run(Result):
         named = {str(k): known for k, known in enumerate(self.layers, -len(self.layers))}
         named |= {str(int(known)): known for known in self.layers}
         named |= {str(known): known for known in self.layers if isinstance(layer, str)}
-        if str(layer) not in named:
+        wanted = str(int(layer)) if isinstance(layer, int) else str(layer)  # an integer may be shown by a name
+        if wanted not in named:
             raise UserError(f"{in_python('layer', layer)}: {self.folder} has {layers_named(self.layers)}.")
-        return named[str(layer)]
+        return named[wanted]
 
     def _probes(self, layer: int | str | None = None) -> Probes:
         """Return the probes of all layers, or of a single layer."""
