@@ -242,13 +242,12 @@ class Run(Result):
 
     def _numbered(self, layer: int | str) -> int:
         """Return the run's layer of a number, also as text, or of a name; -1 is the last, as of `--layer`."""
-        named = {str(k): known for k, known in enumerate(self.layers, -len(self.layers))}
-        named |= {str(int(known)): known for known in self.layers}
-        named |= {str(known): known for known in self.layers if isinstance(layer, str)}
-        wanted = str(int(layer)) if isinstance(layer, int) else str(layer)  # an integer may be shown by a name
-        if wanted not in named:
+        numbers = dict(enumerate(self.layers, -len(self.layers))) | {int(known): known for known in self.layers}
+        names = {str(k): known for k, known in numbers.items()} | {str(known): known for known in self.layers}
+        known = numbers.get(layer) if isinstance(layer, int) else names.get(str(layer))
+        if known is None:
             raise UserError(f"{in_python('layer', layer)}: {self.folder} has {layers_named(self.layers)}.")
-        return named[wanted]
+        return known
 
     def _probes(self, layer: int | str | None = None) -> Probes:
         """Return the probes of all layers, or of a single layer."""

@@ -49,6 +49,11 @@ LOSS_S = 30 + 5
 # What Lightning counts, which the client logs beside everything.
 STEP = "trainer/global_step"
 
+# Other loggers warn of what will change in them, and one leaves its database open.
+quiet_loggers = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:unclosed database:ResourceWarning"
+)
+
 
 @pytest.fixture
 def no_user_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -706,6 +711,7 @@ def test_an_offline_run_writes_and_connects_nowhere_else(tmp_path: Path, folder:
             **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), server.url),
             "HOME": str(elsewhere["home"]),
             "TMPDIR": str(elsewhere["temporary"]),
+            "MPLCONFIGDIR": str(tmp_path),  # for the list of fonts, which the imports of the tests cause
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
         code = (
@@ -992,9 +998,7 @@ def of_mlflow(run: Path) -> dict[str, list[tuple[int, float]]]:
 READERS = {"csv": of_csv, "tensorboard": of_tensorboard, "mlflow": of_mlflow}
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:unclosed database:ResourceWarning"
-)
+@quiet_loggers
 @pytest.mark.usefixtures("nothing_sent")
 @pytest.mark.slow
 def test_all_loggers_have_the_metrics_of_wandb(loggers_folder: Path) -> None:
@@ -1018,9 +1022,7 @@ def test_all_loggers_have_the_metrics_of_wandb(loggers_folder: Path) -> None:
     assert [*run.parent.iterdir()] == [run]
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:unclosed database:ResourceWarning"
-)
+@quiet_loggers
 @pytest.mark.usefixtures("nothing_sent")
 def test_csv_has_the_configuration_beside_the_metrics(loggers_folder: Path) -> None:
     run = log(loggers_folder, "csv")
@@ -1030,9 +1032,7 @@ def test_csv_has_the_configuration_beside_the_metrics(loggers_folder: Path) -> N
     assert {"best_accuracy", "train/layer_03/objective"} < set(of_csv(run))
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:unclosed database:ResourceWarning"
-)
+@quiet_loggers
 @pytest.mark.usefixtures("nothing_sent")
 def test_tensorboard_has_tables_as_text_images_and_settings(loggers_folder: Path) -> None:
     run = log(loggers_folder, "tensorboard")
@@ -1055,9 +1055,7 @@ def test_tensorboard_has_tables_as_text_images_and_settings(loggers_folder: Path
     assert settings["probe"] == {"l2": 1e-4}
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:unclosed database:ResourceWarning"
-)
+@quiet_loggers
 @pytest.mark.usefixtures("nothing_sent")
 @pytest.mark.slow
 def test_mlflow_has_parameters_tables_figures_and_files_where_the_run_ended(loggers_folder: Path) -> None:
@@ -1076,9 +1074,7 @@ def test_mlflow_has_parameters_tables_figures_and_files_where_the_run_ended(logg
     assert json.loads(path.read_text(encoding="utf-8"))["columns"] == [*ACCURACY[0]]
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:unclosed database:ResourceWarning"
-)
+@quiet_loggers
 @pytest.mark.usefixtures("nothing_sent")
 @pytest.mark.slow
 def test_a_run_that_failed_is_marked_as_failed(loggers_folder: Path) -> None:
@@ -1086,9 +1082,7 @@ def test_a_run_that_failed_is_marked_as_failed(loggers_folder: Path) -> None:
     assert found.info.status == "FAILED"
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:unclosed database:ResourceWarning"
-)
+@quiet_loggers
 @pytest.mark.usefixtures("nothing_sent")
 def test_a_server_of_mlflow_that_is_absent_costs_one_warning(
     loggers_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -1103,9 +1097,7 @@ def test_a_server_of_mlflow_that_is_absent_costs_one_warning(
     assert not (run / "mlflow").exists()
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:unclosed database:ResourceWarning"
-)
+@quiet_loggers
 @pytest.mark.usefixtures("nothing_sent")
 def test_a_run_that_goes_on_is_logged_anew(loggers_folder: Path) -> None:
     for name in ("csv", "tensorboard"):
@@ -1116,9 +1108,7 @@ def test_a_run_that_goes_on_is_logged_anew(loggers_folder: Path) -> None:
     assert not [*run.rglob("left.txt")]
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:unclosed database:ResourceWarning"
-)
+@quiet_loggers
 @pytest.mark.usefixtures("nothing_sent")
 @pytest.mark.parametrize(
     ("typed", "names"),
@@ -1137,9 +1127,7 @@ def test_loggers_are_named_by_commas_or_in_a_list(typed: Any, names: list[str]) 
         check_trainer_options({"logger": typed}, solver)
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:unclosed database:ResourceWarning"
-)
+@quiet_loggers
 @pytest.mark.usefixtures("nothing_sent")
 @pytest.mark.parametrize(
     ("typed", "message"),
@@ -1155,9 +1143,7 @@ def test_unknown_loggers_are_refused_with_the_list(typed: Any, message: str) -> 
         check_trainer_options({"logger": typed}, "lbfgs")
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:unclosed database:ResourceWarning"
-)
+@quiet_loggers
 @pytest.mark.usefixtures("nothing_sent")
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
 def test_a_missing_package_is_named_with_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1172,9 +1158,7 @@ def test_a_missing_package_is_named_with_its_extra(name: str, monkeypatch: pytes
     )
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:unclosed database:ResourceWarning"
-)
+@quiet_loggers
 @pytest.mark.usefixtures("nothing_sent")
 def test_a_fit_is_logged_with_its_training(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -1192,9 +1176,7 @@ def test_a_fit_is_logged_with_its_training(
     assert run.config["trainer"] == {"logger": "csv,tensorboard"}
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:unclosed database:ResourceWarning"
-)
+@quiet_loggers
 @pytest.mark.usefixtures("nothing_sent")
 def test_other_commands_log_their_curves(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -1212,9 +1194,7 @@ def test_other_commands_log_their_curves(
     assert curves <= set(found)
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:unclosed database:ResourceWarning"
-)
+@quiet_loggers
 @pytest.mark.usefixtures("nothing_sent")
 def test_what_makes_no_run_takes_no_logger(checkpoints: dict[str, Path]) -> None:
     with pytest.raises(UserError, match="`extract` makes no run that could be logged"):
