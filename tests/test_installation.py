@@ -115,7 +115,7 @@ def test_a_folder_that_is_taken_for_the_package_is_named(tmp_path: Path) -> None
     ended = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", check=False
     )  # fmt: skip
-    named = f"probing: Python takes the folder {tmp_path / 'probing'} for the package; run in another folder"
+    named = f"probing: the folder {tmp_path / 'probing'} hides the installed package; run in another folder"
     assert (ended.returncode, ended.stderr.startswith(named)) == (2, True), ended.stderr
 
 

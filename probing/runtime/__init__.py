@@ -308,7 +308,7 @@ def refuse_other_files() -> None:
     package = Path(__file__).resolve().parent.parent
     folder = Path(next(iter(sys.modules["probing"].__path__))).resolve()
     if folder != package:
-        raise UserError(f"Python takes the folder {folder} for the package; run in another folder, or rename that one")
+        raise UserError(f"the folder {folder} hides the installed package; run in another folder, or rename it")
     version = _other_in(package)
     names = getattr(sys.modules["probing"], "__all__", ())
     if version is None and "load_run" in names:
