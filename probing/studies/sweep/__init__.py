@@ -92,7 +92,7 @@ def best_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str], metric:
          interval(row, "accuracy"), *(f"{row[name]:.3f}" for name in extra)]
         for row in ranked
     )  # fmt: skip
-    by = f"{column}, the mean over seeds" if SEED in varied else column
+    by = f"mean {column} over seeds" if SEED in varied else column
     return cells_table(f"The best {len(ranked)} of {count(len(rows), 'row')} by {by}", ["trial", *headings], cells)
 
 

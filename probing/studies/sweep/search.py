@@ -316,7 +316,7 @@ SENTENCES = {
     "best": "Best of {n}: {point}, with the {extreme} {metric}, {value:.4g}{over}{expect}.",
     "only": "The {metric} is {value:.4g}{over}.",
     "over": " ({n} seeds: {low:.4g} to {high:.4g})",
-    "seeds": "Some differ in their seeds and thus in their test sentences: part of a difference may be of these.",
+    "seeds": "Some have other seeds and so other test sentences, which may explain part of a difference.",
     "expect": "; it was chosen on the sentences it is measured on, so expect a slightly worse value on others",
     "tied": "{n} have this {metric}: {which}.",
     "first": "the first of them is named",

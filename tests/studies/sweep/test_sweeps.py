@@ -249,7 +249,7 @@ def test_the_best_setting_is_so_in_the_mean_of_its_seeds_which_have_other_test_s
     ]
     said = table.conclusion([], [made[0], made[3]], ["probe.l2", "seed"], None, "maximize")
     assert said[0].startswith("Best of 2 trials: probe.l2 1.0, with the highest best_accuracy, 0.95; ")
-    assert said[1].startswith("Some differ in their seeds and thus in their test sentences")
+    assert said[1].startswith("Some have other seeds and so other test sentences")
 
 
 def test_the_best_is_by_the_files_metric_and_goal() -> None:
