@@ -81,8 +81,8 @@ class WordLabels(Task):
             keys = corpus.keys["misc"]
             raise UserError(
                 f"`--corpus {corpus.name}`: the column misc has several values in a cell, such as `{cell:.60}`; give "
-                f"the key of one, such as `--task_args.column {next(key for key in keys if key != 'SpaceAfter')}`, of "
-                f"{shortened(', '.join(keys), 200)}."
+                f"one of its keys ({shortened(', '.join(keys), 200)}), such as "
+                f"`--task_args.column {next(key for key in keys if key != 'SpaceAfter')}`."
             )
         n_words = [0] * len(rows) if corpus.words is None else [len(words) for words in corpus.words]
         for i in (i for i, row in enumerate(rows) if len(row) != n_words[i]):

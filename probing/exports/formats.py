@@ -408,7 +408,7 @@ def _write_latex(
     tables, written = tables_of(result), {}
     names = chosen("--only", only or "all", list(tables))
     if columns and len(names) > 1:
-        raise UserError("`--columns` are of one table; name it with `--only`.")
+        raise UserError("`--columns` selects from a single table; name it with `--only`.")
     with reading(result.folder):
         printed = {} if columns else result.study.printed(result)
     for name in names:

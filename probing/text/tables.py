@@ -668,7 +668,7 @@ def _comments(
 def _irregular(line: _Line, n: int, selection: ColumnSelection) -> UserError:
     """Return the refusal of a line with another number of cells than there are columns."""
     actual = f"{count(len(line.cells), 'column')} (found {' '.join(line.cells)[:60]!r})"
-    as_expected = f"for column {n}" if n == selection.n_columns else "as in most lines"
+    as_expected = f"since column {n} is read" if n == selection.n_columns else "as in most lines"
     expected = f"{n}, {as_expected}," if n > 1 else "a word and its label"
     way_out = f", or {selection.way_out('word=1&label=2')}" * (n > 2)  # where lines vary in further columns
     return UserError(
