@@ -86,12 +86,12 @@ RANKING: Sentences = {
 
 COMPARE: Sentences = {
     "everywhere": (
-        "{subject} among the first {top} of every run at the same relative depth, summed over {layers}{distinct}; for "
+        "{subject} among the first {top} of every run at the same relative depth{summed}{distinct}; for "
         "unrelated rankings, {chance_mean} are on average (no test, since layers share neurons).",
         "There are no probes of shuffled labels. Layers with the flag `uninformative` do not count.",
     ),
     "everywhere_by_chance": (
-        "{subject} among the first {top} of every run at the same relative depth, summed over {layers}{distinct}; with "
+        "{subject} among the first {top} of every run at the same relative depth{summed}{distinct}; with "
         "shuffled labels, {chance_mean} are on average ({chance_low} to {chance_high}; p = {p:.2g}).",
         "There are such probes.",
     ),
@@ -150,7 +150,7 @@ COMPARE: Sentences = {
         f"Part of the first three; above chance is p ≤ {ALPHA}, corrected for all pairs of layers.",
     ),
     "other_depths": (
-        "Of the {n} pairs of layers of other relative depths, {a} and {b} have more of the first neurons in common "
+        "Of the {pairs} of layers of other relative depths, {a} and {b} have more of the first neurons in common "
         "than by chance in {n_overlap}{shared}, and a higher Spearman's correlation in {n_spearman} (p ≤ {share}, "
         "corrected for {tested} of layers).",
         "Some such pair, without layers with the flag `uninformative`, is above chance.",
@@ -276,7 +276,7 @@ NOTES: Sentences = {
         "`compare`.",
     ),
     "note_of_chance": (
-        "by chance: 95% of what {null} give in one pair of layers; p: that they give as much, corrected for all pairs",
+        "by chance: 95% of what {null} give in one pair of layers; p: share giving as much, corrected for all pairs",
         "`compare`; what chance is, is the column `null` of `agreement.csv`.",
     ),
     "note_of_match": (

@@ -199,10 +199,10 @@ def other_depths_lines(rows: Sequence[Row], unread: Mapping[str, Sequence[int]],
         above = overlaps.where(_is_above_chance)
         n_spearman = sum(map(_is_above_chance, spearmans))
         if above or n_spearman:
-            k = min([top, *above.column("n_neurons")])
+            k, pairs = min([top, *above.column("n_neurons")]), count(len(overlaps), "pair")
             shared = in_brackets(f"{_span([k * row['value'] for row in above], '{:.0f}')} of {k}") if above else ""
             of: dict[str, Any] = {"n_overlap": len(above), "n_spearman": n_spearman, "tested": _tested(of_pair)}
-            lines.append(say("other_depths", a=a, b=b, n=len(overlaps), shared=shared, share=ALPHA, **of))
+            lines.append(say("other_depths", a=a, b=b, pairs=pairs, shared=shared, share=ALPHA, **of))
     return lines
 
 
@@ -239,13 +239,13 @@ def everywhere_sentence(rows: Sequence[Row], summary: Row, top: int) -> str:
 
     `summary` is that entry of `results.json`.
     """
-    if not summary["n_layers"]:
+    if not (n_layers := summary["n_layers"]):
         return ""
     n, n_distinct = len(rows), len({row["neuron"] for row in rows})
     neurons = "1 neuron and its match are" if n == 1 else f"{n} neurons and their matches are"
     values = {name: f"{number:.1f}".removesuffix(".0") for name, number in summary.items() if "chance" in name}
     values |= {"distinct": say("everywhere_distinct", n=n_distinct) if n_distinct < n else ""}
-    values |= {"subject": neurons, "layers": count(summary["n_layers"], "layer")}
+    values |= {"subject": neurons, "summed": f", summed over {n_layers} layers" * (n_layers > 1)}
     if "chance_p_value" not in summary:
         return say("everywhere", top=top, **values)
     sentence = say("everywhere_by_chance", top=top, **values, p=summary["chance_p_value"])
@@ -353,8 +353,8 @@ TOP_EVERYWHERE = Schema("top_everywhere", "a row per neuron that is among the fi
 # --------------------------------------------------------------------------------------------------------------------
 
 TERMS: Terms = {
-    "layers": "A layer of the first run and a layer of the second, at the same relative depth; ° one has an "
-    "uninformative ranking.",
+    "layers": "A layer of the first run and a layer of the second, at the same relative depth; ° marks pairs with "
+    "an uninformative ranking.",
     "top overlap": "Share of the first neurons of one ranking that are, or are matched to, first neurons of the other. "
     "In the map: overlap of the top.",
     "by chance": "The range in which the number to its left lies in 95 of 100 cases if the rankings have nothing in "
