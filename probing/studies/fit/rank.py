@@ -448,8 +448,8 @@ class Rank(Study):
     }
 
     def command_line(self, config: Mapping[str, Any]) -> str:
-        """Return the commands that repeat the run, whose configuration rankings have, and rank its neurons."""
-        return "python -m probing fit --config config.yaml --name RUN\npython -m probing rank runs/RUN"
+        """Return the commands that repeat the run and rank its neurons; rankings do not have the options of `rank`."""
+        return "python -m probing fit --config config.yaml --name RUN\npython -m probing rank runs/RUN OPTIONS"
 
     def tables(self, result: Result) -> list[Any]:
         """Return the rankings side by side, and their evaluations."""
