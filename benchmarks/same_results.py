@@ -356,6 +356,11 @@ def content(path: Path) -> str:
             kinds = {name: (str(tensor.dtype), tensor.shape) for name, tensor in tensors.items()}
             values = {name: tensor.tobytes().hex() for name, tensor in tensors.items()}
             return json.dumps([kinds, dict(sorted((file.metadata() or {}).items())), values], indent=1, default=str)
+    if path.suffix == ".parquet":
+        from pyarrow.parquet import read_table
+
+        columns = read_table(path)
+        return "\n".join(f"{field.name} {field.type} {columns[field.name].to_pylist()}" for field in columns.schema)
     data = path.read_bytes()
     try:
         text = data.decode()
@@ -378,7 +383,7 @@ def keys_of(folder: Path) -> str:
         lines += sorted(f"config {key}" for key in logged.config)
         lines += sorted(f"summary {key}" for key in logged.summary)
         lines += sorted(f"axis {key}: {axis}" for key, axis in logged.step_metrics.items())
-        lines += [f"artifact {kind}: {sorted(files)}" for _, kind, files in logged.artifacts]
+        lines += [f"artifact {kind}: {file}" for _, kind, files in logged.artifacts for file in files]
     return "\n".join(lines)
 
 
@@ -409,6 +414,14 @@ def translated(results: Mapping[str, str], renames: Mapping[str, Mapping[str, st
     return {renamed(name): renamed(text) for name, text in results.items()}
 
 
+def in_words(results: Mapping[str, str]) -> dict[str, str]:
+    """Return results with the terminal's text as words between single blanks: new names move columns and line ends."""
+    return {
+        name: " ".join(text.replace("─", " ").split()) if name.endswith(".txt") else text
+        for name, text in results.items()
+    }
+
+
 def missing_tables(place: Path, renames: Mapping[str, Mapping[str, str]]) -> tuple[list[str], int]:
     """Return the tables that commands declare and no call wrote, and the number of declared tables."""
     listed = (place / "public_names.list").read_text(encoding="utf-8").splitlines()
@@ -425,15 +438,22 @@ def missing_tables(place: Path, renames: Mapping[str, Mapping[str, str]]) -> tup
 
 def compare(work: Path, before: str, after: str, renames: Mapping[str, Mapping[str, str]], most: int = 40) -> int:
     """Print what differs between what two checkouts wrote, and return how many files differ and tables are missing."""
-    old, new = translated(results_of(work / before), renames), results_of(work / after)
+    old, new = results_of(work / before), results_of(work / after)
+    if renames:
+        old, new = translated(in_words(old), renames), in_words(new)
     n = 0
     for name in sorted({*old, *new}):
-        if (a := old.get(name)) == (b := new.get(name)):
+        a, b = (
+            "\n".join(sorted(text.splitlines())) if text and name.endswith("(names)") else text
+            for text in (old.get(name), new.get(name))
+        )
+        if a == b:
             continue
         n += 1
         print(f"== {name}: {'only after' if a is None else 'only before' if b is None else 'differs'}")
         if a is not None and b is not None:
-            sides = (text.replace("><", ">\n<").splitlines() for text in (a, b))
+            between = " " if renames and name.endswith(".txt") else "\n"
+            sides = (text.replace("><", ">\n<").split(between) for text in (a, b))
             lines = difflib.unified_diff(*sides, lineterm="", n=0)
             print("\n".join(line[:240] for line in list(lines)[2 : 2 + most]))
     missing, n_tables = missing_tables(work / after, renames)
