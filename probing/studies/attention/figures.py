@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from probing.activations import Request
 from probing.heads.examples import examples_of, read_examples, write_examples
 from probing.heads.measures import Rows
 from probing.heads.survey import HeadSurvey
@@ -160,6 +159,7 @@ def study_output(
     counts = count_words(tokens, survey.request.corpus)
     words = counts.as_json() if counts else {}
     types = {"special tokens": survey.special, **survey.types}
+    against = survey.against and survey.against.request
     results = {
         "cache": {
             **origin,
@@ -173,7 +173,7 @@ def study_output(
         "left_out": dict(lacking),
         "model": {"n_layers": heads.n_layers, "n_heads": heads.n_heads, "is_causal": heads.is_causal},
         "unit": survey.request.corpus.unit,
-        **({"against": _origin(survey.against.request)} if survey.against else {}),
+        **({"against": {"model": against.source.name, "key": against.key()}} if against else {}),
         "n_sentences": int((survey.lengths > 0).sum()),
         "n_tokens": int(survey.is_included.sum()),
         "token_types": {
@@ -204,7 +204,3 @@ def _curves(tables: Mapping[str, Rows]) -> list[dict[str, Any]]:
             name, point = f"change_{row['measure']}", by_layer.setdefault(row["layer"], {"layer": row["layer"]})
             point |= {name: row["value"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
     return [by_layer[layer] for layer in sorted(by_layer)]
-
-
-def _origin(request: Request) -> dict[str, Any]:
-    return {"model": request.source.name, "key": request.key()}

@@ -22,7 +22,7 @@ from probing.page.charts import (
     values_of_head,
 )
 from probing.page.run import script_data
-from probing.results import Html, count, element, joined, table
+from probing.results import Html, count, element, joined, layers_named, table
 from probing.runs import Result, SectionPlace, Study, Terms, folded, framed
 from probing.runs.checks import leaves_out_first
 from probing.tables.figures import Chart
@@ -136,7 +136,7 @@ def survey_section(result: Result, place: SectionPlace) -> Html:
     return element(
         "section",
         element("h2", result.study.heading(result)),
-        element("p", _question(survey), class_="question"),
+        element("p", _question(survey, heads), class_="question"),
         *(element("p", sentence, class_="answer") for sentence in survey.result.conclusions()),
         _not_measured(survey.result.results["left_out"]),
         *([_map(survey, measures, heads, number), _numbers(measures, heads)] if heads else []),
@@ -154,17 +154,18 @@ def _not_measured(lacking: Mapping[str, str]) -> Html | None:
     return element("p", f"Not measured: {'; '.join(parts)}.") if parts else None
 
 
-def _question(survey: HeadSurveyView) -> str:
+def _question(survey: HeadSurveyView, heads: Sequence[Place]) -> str:
     config, results = survey.result.config, survey.result.results
     model, n_heads, n_layers = results["model"], results["model"]["n_heads"], results["model"]["n_layers"]
-    tested = f" and tested on {config['test_corpus']}" if config.get("test_corpus") else ""
+    layers = sorted({layer for layer, _ in heads}) or [*range(1, n_layers + 1)]
+    of_layers = "each of " * (len(layers) > 1) + layers_named(layers)
+    tested = f" and tested on `{config['test_corpus']}`" if config.get("test_corpus") else ""
     causal = " No token attends to a later one." if model["is_causal"] else ""
     without = " The first token of each sentence is left out, as query and as key." * leaves_out_first(config)
     return (
-        f"What do the {n_heads * n_layers} heads of {model_name(config)} do, {n_heads} in each of "
-        f"{count(n_layers, 'layer')}? The attention of all heads was read over "
-        f"{count(results['n_tokens'], 'token')} of {count(results['n_sentences'], 'sentence')} of the corpus "
-        f"{config['corpus']}{tested}. Heads are counted from 1: 1-2 is the second head of layer 1.{causal}{without}"
+        f"What do the heads of {model_name(config)} do, {n_heads} in {of_layers}? Their attention was read "
+        f"over {count(results['n_tokens'], 'token')} of {count(results['n_sentences'], 'sentence')} of the corpus "
+        f"`{config['corpus']}`{tested}. Heads are counted from 1: 1-2 is the second head of layer 1.{causal}{without}"
     )
 
 

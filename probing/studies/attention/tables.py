@@ -390,16 +390,13 @@ def best_layer(rows: Table) -> Row:
     return rows.where(chosen="yes")[0]
 
 
-def _best_accuracy(rows: Table) -> str:
-    return "{value:.3f} (layer {layer})".format_map(best_layer(rows))
-
-
 def _accuracy(fusion: str, rows: Table) -> str:
     return "".join(f"{row['value']:.3f}" for row in rows.where(fusion=fusion))
 
 
 _ACCURACIES: Cells = {
-    "last layer": lambda rows: f"{last_layer(rows)['value']:.3f}", "best layer": _best_accuracy,
+    "last layer": lambda rows: f"{last_layer(rows)['value']:.3f}", 
+    "best layer": lambda rows: "{value:.3f} (layer {layer})".format_map(best_layer(rows)),
     **{heading: partial(_accuracy, name) for name, heading in FUSIONS.items()},
 }  # fmt: skip
 

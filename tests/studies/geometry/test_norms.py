@@ -656,19 +656,22 @@ def test_distances_are_in_standard_deviations_of_all_neurons() -> None:
 
 
 PLANTED = 3
-# What is not looked at here costs most.
-LEAN: dict[str, Any] = {"transforms": "none", "definition": "argmin_share", "draws": 1, "quiet": True}
 N_SENTENCES = 60
+
+
+def geometry_of(model: Path, place: Path, **options: Any) -> Result:
+    """Measure layers 1 and 2 without what costs most."""
+    found = geometry(
+        str(model), "1,2", runs=str(place / "runs"), transforms="none", definition="argmin_share", quiet=True,
+        wandb=WandbOptions("offline"), **options,
+    )  # fmt: skip
+    assert found is not None
+    return found
 
 
 @pytest.fixture(scope="module")
 def made(place: Path, bent: Path, short_text: Path) -> Result:
-    found = geometry(
-        str(bent), "1,2", corpus=str(short_text), runs=str(place / "runs"), name="g", smoothing_bound=True,
-        wandb=WandbOptions("offline"), **LEAN,
-    )  # fmt: skip
-    assert found is not None
-    return found
+    return geometry_of(bent, place, corpus=str(short_text), name="g", smoothing_bound=True, draws=1)
 
 
 @pytest.mark.usefixtures("few_passes")
@@ -742,12 +745,7 @@ def stream_made(place: Path, short_text: Path, sentences: list[str]) -> Result:
         for block in model.base_model.encoder.layer:
             block.output.LayerNorm.bias[PLANTED] = -6
     model.save_pretrained(folder)
-    found = geometry(
-        str(folder), "1,2", corpus=str(short_text), runs=str(place / "runs"), name="stream", norms=True, path=True,
-        transforms="none", definition="argmin_share", draws=2, quiet=True, wandb=WandbOptions("offline"),
-    )  # fmt: skip
-    assert found is not None
-    return found
+    return geometry_of(folder, place, corpus=str(short_text), name="stream", norms=True, path=True, draws=2)
 
 
 @pytest.mark.usefixtures("few_passes")
