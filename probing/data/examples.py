@@ -264,7 +264,7 @@ def _ranges(first: NDArray[np.int64], after: NDArray[np.int64]) -> tuple[NDArray
 def pooled(store: HiddenStateSource, task: SentenceTask, corpus: Corpus) -> SentenceVectors:
     """Return the vectors that a task of sentences or of spans labels."""
     if isinstance(task, SpanTask):
-        return SpanVectors(store, task.pooling, task.spans(corpus), task.n_spans)
+        return SpanVectors(store, task.pooling, task.spans_of(corpus), task.n_spans)
     return SentenceVectors(store, task.pooling)
 
 
@@ -667,7 +667,7 @@ def values_of(covariate: Covariate, tokens: Tokens, corpus: Corpus, task: TokenT
     if other is None:
         return np.unique(type_keys(tokens, labels_words(task, tokens, corpus)), return_inverse=True)[1]
     if isinstance(other, SpanTask) and isinstance(task, SpanTask):
-        mine, of_other = ([span._replace(label=None) for span in each.spans(corpus)] for each in (task, other))
+        mine, of_other = ([span._replace(label=None) for span in each.spans_of(corpus)] for each in (task, other))
         if mine != of_other:
             raise UserError(f"`--control_for {covariate.typed}`: it labels other spans than the task; give another.")
     labels = labels_of(other, tokens, corpus)

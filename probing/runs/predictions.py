@@ -285,7 +285,7 @@ def of_texts(probes: Probes, texts: Any, reader: Reader | None = None) -> Table:
         if isinstance(task, SpanTask):
             if not examples.n_tokens:
                 raise UserError("`predict`: the task finds no span in the texts; give texts that have one.")
-            described = _spans(task.spans(corpus), store.tokens, corpus)
+            described = _spans(task.spans_of(corpus), store.tokens, corpus)
         elif isinstance(task, SentenceTask):
             described = [{"sentence": i} for i in range(len(corpus.sentences))]
         else:
@@ -329,7 +329,8 @@ def _corpus(texts: Any) -> Corpus:
         raise UserError(f"`predict` takes a list of sentences, and {problem} is given.")
     are_words = not isinstance(listed[0], str)
     for i, text in enumerate(listed):
-        if not _is_words(text) if are_words else not isinstance(text, str):
+        parts = text if are_words and isinstance(text, list | tuple) else [None if are_words else text]
+        if not all(isinstance(part, str) for part in parts):
             raise UserError(
                 f"`predict`: item {i} of the list, counted from 0, is {text!r:.60}; expected a sentence, or for every "
                 "sentence the list of its words."
@@ -341,10 +342,6 @@ def _corpus(texts: Any) -> Corpus:
         return Corpus("the texts", tuple(" ".join(text.split()) for text in listed))
     words = tuple(tuple(" ".join(word.split()) for word in text) for text in listed)
     return Corpus("the texts", tuple(" ".join(filter(None, text)) for text in words), words=words)
-
-
-def _is_words(text: Any) -> bool:
-    return isinstance(text, list | tuple) and all(isinstance(word, str) for word in text)
 
 
 def _examples(probes: Probes, store: HiddenStateSource, task: TokenTask, corpus: Corpus) -> Examples:

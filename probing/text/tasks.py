@@ -172,9 +172,15 @@ class SpanTask(SentenceTask):
         """Return the spans of a corpus, in the order of its sentences; a sentence may have none, or several."""
         raise NotImplementedError(f"{type(self).__name__} does not define `spans`")
 
+    def spans_of(self, corpus: Corpus) -> Sequence[Span]:
+        """Return what `spans` returns, which is called once: a large treebank takes it a second, and a fit dozens."""
+        if id(self) not in corpus.spans:
+            corpus.spans[id(self)] = self, self.spans(corpus)
+        return corpus.spans[id(self)][1]
+
     def labels(self, tokens: Tokens, corpus: Corpus) -> Labels | Sequence[Any]:
         """Return the label of each span, shape (n_spans,)."""
-        return [span.label for span in self.spans(corpus)]
+        return [span.label for span in self.spans_of(corpus)]
 
 
 def rows_of_spans(spans: Sequence[Span], tokens: Tokens, second: bool = False) -> NDArray[np.int64]:
@@ -407,7 +413,7 @@ def labels_words(task: TokenTask, tokens: Tokens, corpus: Corpus) -> bool:
 def sentences_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> NDArray[np.integer[Any]]:
     """Return the sentence of each label of a task, shape (n_tokens,), (n_sentences,) or (n_spans,)."""
     if isinstance(task, SpanTask):
-        return np.array([span.sentence for span in task.spans(corpus)], dtype=np.int64)
+        return np.array([span.sentence for span in task.spans_of(corpus)], dtype=np.int64)
     return np.arange(tokens.n_sentences) if isinstance(task, SentenceTask) else tokens.sentences
 
 
@@ -443,7 +449,7 @@ def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
             f"{expected}."
         )
     if isinstance(task, SpanTask):
-        spans = task.spans(corpus)
+        spans = task.spans_of(corpus)
         for i in range(task.n_spans):
             _, first, after = rows_of_spans(spans, tokens, bool(i)).T
             is_example = is_example & (first < after)
@@ -764,7 +770,7 @@ class Covariate:
         try:
             return cls(typed, load_task(typed))
         except UserError as error:
-            raise UserError(str(error).replace("`--task ", "`--control_for ")) from None
+            raise UserError(error.original.replace("`--task ", "`--control_for ")) from None
 
     def task_in(self, corpus: Corpus, of: TokenTask) -> TokenTask | None:
         """Return the task whose labels are fixed in a corpus, while the task `of` is probed; None for the token itself.

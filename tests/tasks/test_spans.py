@@ -160,6 +160,19 @@ class Given(SpanTask):
         return self.given
 
 
+def test_the_spans_of_a_corpus_are_read_once() -> None:
+    read: list[Corpus] = []
+
+    class Counted(Given):
+        def spans(self, corpus: Corpus) -> Sequence[Span]:
+            read.append(corpus)
+            return self.given
+
+    task, corpora = Counted(), [Corpus("a", ("x",)), Corpus("b", ("x",))]
+    assert [task.spans_of(corpus) for corpus in corpora * 2] == [()] * 4
+    assert read == corpora
+
+
 def test_a_span_has_the_mean_of_its_tokens_also_where_spans_overlap(tmp_path: Path) -> None:
     corpus = Corpus("few", ("these dogs ran", "none", "a cat"))
     tokens = tokens_of(corpus.sentences)  # th|es|e do|gs ra|n, no|ne, a ca|t, each within special tokens
@@ -475,7 +488,7 @@ def test_controls_read_the_spans_of_other_states(checkpoints: dict[str, Path], t
     for options, message in refused:
         with pytest.raises(UserError, match=message):
             fit(task="spans", layer=1, runs=str(tmp_path / "none"), **options, **other)
-    with pytest.raises(UserError, match="`--task spans`: its task labels spans"):
+    with pytest.raises(UserError, match=r"`task=.spans.`: its task labels spans"):
         finetune(task="spans", runs=str(tmp_path / "none"), **other)
 
 
@@ -540,15 +553,15 @@ def naive_contributions(run: Any) -> None:
         (BANK.replace("\t0\t", "\t_\t").replace("\t3\t", "\t_\t").replace("\t2\tdet", "\t_\tdet"), {"of": "deprel"},
          "has no arc between two words"),
         (BANK.replace("\t3\taux", "\t9\taux"), {"of": "deprel"}, "word 2 of the sentence .* has the head `9`"),
-        (BANK, {}, "has no targets, whose spans the task reads; .* `--task_args.of deprel`"),
-        (BANK, {"of": "heads"}, "task_args.of"),
+        (BANK, {}, "has no targets, whose spans the task reads; .* `task_args={.of.: .deprel.}`"),
+        (BANK, {"of": "heads"}, "task_args={.of.: .heads.}"),
         ((["a whole text"], "", 1, "train"), {}, "line 2 of samples.csv: expected one or two spans"),
         (([("a", 0, 0, 9)], ["a dog"], 1, "train"), {}, "line 2 of samples.csv: expected one or two spans"),
         (([("a", 0, 0, 1, 0), ("dog", 0, 2, 5, 0)], ["a dog"], 1, "train"), {}, "one or two spans of one text"),
         (([("a", 0, 0, 1), ("dog", 1, 2, 5)], ["a dog", "a dog"], 1, "dev"), {}, "one or two spans of one text"),
         (([("a", 0, 0, 1)], ["a dog"], 1, "all"), {}, "expected a label, and train, dev or test as set-0"),
         (([("a", 0, 0, 1)], ["a dog"], 1, "test"), {}, r"has a target without a second span \(span2\)"),
-        (BANK, {"of": "deprel", "site": "attention"}, "`--site attention`: the task reads the vectors of two spans"),
+        (BANK, {"of": "deprel", "site": "attention"}, "`site=.attention.`: the task reads the vectors of two spans"),
     ],
 )  # fmt: skip
 def test_bad_pairs_are_refused_in_one_sentence(
