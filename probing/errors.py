@@ -16,7 +16,14 @@ MOST_EDITS = 2
 
 
 class UserError(Exception):
-    """Error of an impossible request; the message is a sentence with advice (exit status 2)."""
+    """Error of an impossible request; the message is a sentence with advice (exit status 2).
+
+    Within a call in Python, options in the message become arguments; `original` is the message of the command line.
+    """
+
+    def __init__(self, message: str) -> None:
+        self.original = message
+        super().__init__(python_words(message) if _SPELLING.get() is in_python else message)
 
     def _render_traceback_(self) -> list[str]:
         """Return what a notebook shows: the sentence in the words of Python, without frames."""
@@ -46,7 +53,7 @@ def about_option(option: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        message = str(error).replace(", or use a randomly initialised model with `--random_weights`", "")
+        message = error.original.replace(", or use a randomly initialised model with `--random_weights`", "")
         message = message.replace("`model` ", f"`{option.strip('-')}` ")
         flag_text, is_of_other, _ = option.partition(":")
         raise UserError(
@@ -62,8 +69,12 @@ def on_command_line(option: str, *value: Any) -> str:
 
 def in_python(option: str, *value: Any) -> str:
     """Return an option, with its value if one is given, as an argument of a call in Python."""
-    words = [f'"{part}"' if isinstance(part, str) else str(part) for part in value]
+    words = [_quoted(part) if isinstance(part, str) else str(part) for part in value]
     return f"`{'='.join([option, *words])}`"
+
+
+def _quoted(text: str) -> str:
+    return repr(text) if '"' in text else f'"{text}"'
 
 
 # Options in a message: in backticks, of these each with its value, and alone.
@@ -79,11 +90,11 @@ def python_words(message: str) -> str:
         name, inner, value = match[1], match[2].split(".")[1:], match[3]
         between = ", " if match.end() < len(match.string) else ""
         if value is None:
-            return f"{name}{''.join(f'[{key!r}]' for key in inner)}{between}"
+            return "".join([name, *(f'["{key}"]' for key in inner), between])
         written = value.capitalize() if value in ("true", "false") else value
-        text = written if re.fullmatch(r"True|False|-?[\d.]+(e-?\d+)?|\[.*\]", written) else repr(value)
+        text = written if re.fullmatch(r"True|False|-?[\d.]+(e-?\d+)?|\[.*\]", written) else _quoted(value)
         for key in reversed(inner):
-            text = f"{{{key!r}: {text}}}"
+            text = f'{{"{key}": {text}}}'
         return f"{name}={text}{between}"
 
     parts = _OPTIONS_IN_CODE.sub(lambda code: _WITH_VALUE.sub(argument, code[0]), message).split("`")

@@ -317,7 +317,7 @@ def about_pairs() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        message = str(error).replace("--corpus", "--pairs").replace("--test_corpus", "--test_pairs")
+        message = error.original.replace("--corpus", "--pairs").replace("--test_corpus", "--test_pairs")
         raise UserError(message) from None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.cli.options import WandbOptions
-from probing.errors import UserError
+from probing.errors import UserError, in_python, spelled
 from probing.models import resolve_model, site_of
 from probing.results import listed
 from probing.runs import Result, study_names, study_of, study_of_kind
@@ -27,6 +27,7 @@ def writers() -> str:
     return f"{', '.join(first)} or {last}"
 
 
+@spelled(in_python)
 def load_run(folder: str | Path, corpus: Any = None) -> Any:
     """Read the finished results of any command from their folder.
 

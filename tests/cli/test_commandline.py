@@ -372,8 +372,8 @@ def test_a_notebook_shows_a_mistake_in_a_line_and_in_the_words_of_python(
     atexit.unregister(shell.atexit_operations)
     sys.displayhook, sys.excepthook = hooks
     assert capsys.readouterr().out.strip() == (
-        "UserError: `layer=13`: it has 12; `probe={'l2': 'auto'}`, `quiet` or `test_corpus` do.\n"
-        "UserError: give `task='column', task_args={'column': 'ner'}`, or `probing fit --layer 3`."
+        'UserError: `layer=13`: it has 12; `probe={"l2": "auto"}`, `quiet` or `test_corpus` do.\n'
+        'UserError: give `task="column", task_args={"column": "ner"}`, or `probing fit --layer 3`.'
     )
 
 

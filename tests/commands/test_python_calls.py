@@ -99,6 +99,7 @@ def test_paths_numbers_of_numpy_and_text_for_numbers_are_those_of_the_command_li
         ({"corpus": 7}, "`corpus=7`: expected text"),
         ({"corpus": ["one sentence", 7]}, "`corpus`: item 1 of the list, counted from 0, is 7"),
         ({"corpus": []}, "holds no sentence"),
+        ({"corpus": "nosuch.csv"}, '`corpus="nosuch.csv"` cannot be read'),
         ({"corpus": {"a": 1}}, "`corpus={'a': 1}`: expected text"),
         (
             {"corpus": (text for text in ("a", "b"))},
@@ -303,7 +304,7 @@ def test_the_run_says_what_the_model_was(quick: Fit, checkpoints: dict[str, Path
     assert again is not None
     assert again.config["model"] == run.config["model"]
     for repeated in (lambda: fit(**{**run.config, "name": "no"}), lambda: rank(run.folder)):
-        with pytest.raises(UserError, match=r"`--model object:BertModel@.*` was an object.*`save_pretrained`"):
+        with pytest.raises(UserError, match=r"`model=.object:BertModel@.*` was an object.*`save_pretrained`"):
             repeated()
 
 

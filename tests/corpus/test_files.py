@@ -562,10 +562,10 @@ def test_a_table_without_names_of_columns_does_not_lose_its_first_row(tmp_path: 
 @pytest.mark.parametrize(
     ("task", "column", "words"),
     [
-        ("sentence_label", {}, r"reads the column label .* has id, year, genre; .* `--task_args.column year`"),
+        ("sentence_label", {}, r"reads the column label .* has id, year, genre; .* `task_args={.column.: .year.}`"),
         ("sentence_label", {"column": "gnre"}, r"\(did you mean `genre`\?\); name one of them"),
-        ("label", {}, r"columns of sentences \(id, year, genre\); `--task sentence_label --task_args.column id`"),
-        ("column", {"column": "genre"}, r"`--task sentence_label --task_args.column genre` predicts these"),
+        ("label", {}, r"columns of sentences \(id, year, genre\); `task=.sentence_label., task_args={.column.: .id.}`"),
+        ("column", {"column": "genre"}, r"`task=.sentence_label., task_args={.column.: .genre.}` predicts these"),
     ],
 )
 def test_a_column_that_is_not_there_or_of_sentences_is_said_with_the_way_to_it(

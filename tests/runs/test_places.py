@@ -144,9 +144,9 @@ def test_a_text_that_is_nowhere_is_refused_with_the_places_and_can_be_given(
     assert isinstance(given, Run)
     assert given.test_sentences
     assert len(given.neuron(0, 1, n=1)) == 2
-    with pytest.raises(UserError, match=r"test\.txt` is no text that `.*one` read; give the same text, or leave"):
+    with pytest.raises(UserError, match=r"test\.txt\"` is no text that `.*one` read; give the same text, or leave"):
         ranked(run, corpus=moved / "data" / "test.txt")
-    with pytest.raises(UserError, match=r"test\.txt` is no text that `.*one` read"):
+    with pytest.raises(UserError, match=r"test\.txt\"` is no text that `.*one` read"):
         load_run(run, corpus=moved / "data" / "test.txt")
     with pytest.raises(UserError, match="`--corpus -`: the text of a finished run is read more than once"):
         ranked(run, corpus="-")
@@ -179,11 +179,11 @@ def test_texts_that_are_given_go_to_the_runs_that_read_them(moved: Path, tmp_pat
     with pytest.raises(UserError, match=r"two`: its test corpus data/test\.txt is not there any more"):
         compare(folders, corpus=text, **how)
     (other := tmp_path / "other.txt").write_text("Another text.\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"other\.txt` is no text that `.*one` and `.*listed` read"):
+    with pytest.raises(UserError, match=r"other\.txt\"` is no text that `.*one` and `.*listed` read"):
         compare([folders[0], moved / "runs" / "listed"], corpus=[text, other], **how)
     with pytest.raises(UserError, match="`corpus`: expected the path of a text, or a list of paths, found 7"):
         ranked(folders[0], corpus=[7])
-    with pytest.raises(UserError, match="`--corpus` is the text of finished runs; give that of `--models` with"):
+    with pytest.raises(UserError, match="`corpus` is the text of finished runs; give that of `models` with"):
         compare(models=["minilm", "bert"], corpus=text, **how)
 
 
@@ -206,7 +206,7 @@ def test_commands_that_read_a_run_find_its_text_and_model(moved: Path, tmp_path:
     assert again is not None
     assert again.config["corpus"] == str(given)
     assert again.neuron_interventions == before.neuron_interventions
-    with pytest.raises(UserError, match=r"test\.txt` is no text that `.*one` read"):
+    with pytest.raises(UserError, match=r"test\.txt\"` is no text that `.*one` read"):
         ablate(run=moved / "runs" / "one", corpus=str(moved / "runs" / "test.txt"), model=str(model), **how)
     with pytest.raises(
         UserError, match=r"its model models/own is not there any more; it was looked for at .*elsewhere"

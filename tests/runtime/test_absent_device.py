@@ -385,7 +385,10 @@ def test_what_heads_attend_to_is_that_of_the_processor(checkpoints: dict[str, Pa
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_training_in_float64_is_refused_before_any_work(options: dict[str, Any], tmp_path: Path) -> None:
     own: dict[str, Any] = {"probe": {"solver": "adam"}, "trainer": {"accelerator": "mps", "precision": "64-true"}}
-    with pretended("mps"), pytest.raises(UserError, match=r"`--trainer.precision 64-true`: mps has no float64; .*cpu`"):
+    with (
+        pretended("mps"),
+        pytest.raises(UserError, match=r"`trainer={.precision.: .64-true.}`: mps has no float64; .*cpu"),
+    ):
         fit(**options, **own, cache=str(tmp_path / "cache"))
     assert not (tmp_path / "cache").exists()
 

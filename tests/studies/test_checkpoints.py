@@ -288,7 +288,7 @@ def test_revisions_in_the_cache_of_the_hub_are_measured_as_folders_are(
 def test_a_revision_that_is_not_there_is_refused_before_any_is_measured(place: Path, tmp_path: Path, hub: str) -> None:
     with pytest.raises(UserError) as caught:
         measured(place, None, model=hub, revisions="step0,step7", cache=tmp_path / "cache")
-    assert "`--model org/tiny --revisions step7` is not on this machine" in str(caught.value)
+    assert '`model="org/tiny", revisions="step7"` is not on this machine' in str(caught.value)
     assert not (tmp_path / "cache").exists()
 
 
@@ -298,7 +298,7 @@ def test_a_revision_that_is_not_there_is_refused_before_any_is_measured(place: P
     [
         ({"measures": "loss"}, '`measures="loss"` is not one of fit, geometry, attention, all'),
         ({"threshold_outliers": -1}, "`threshold_outliers=-1"),
-        ({"trainer": {"devices": 2}}, "`--trainer.devices`: `checkpoints` runs in one process"),
+        ({"trainer": {"devices": 2}}, '`trainer["devices"]`: `checkpoints` runs in one process'),
         ({"layer": 7}, "has layers 0"),
     ],
 )

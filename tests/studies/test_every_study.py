@@ -259,7 +259,7 @@ def test_wandb_has_each_table_and_figure(name: str, made: Made) -> None:
 def test_a_name_that_is_taken_is_refused(name: str, made: Made) -> None:
     folder = made(name).folder
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=f"`--name {name}`: .* exists and runs are never changed; choose another name"):
+    with pytest.raises(UserError, match=f'`name="{name}"`: .* exists and runs are never changed; choose another name'):
         made.run(name, *made.call_of(name))
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 

@@ -187,14 +187,14 @@ def test_neurons_of_a_run_on_position_are_held(
     [
         ({"sentences": 2}, r"`sentences=2` is out of range: expected at least 3"),
         ({"edits": "swap"}, r'`edits="swap"` is not one of replace, delete, insert, all'),
-        ({"pooling": "max"}, r"`--pooling max`: expected checkpoint, mean, mean_special, cls; give one of them"),
-        ({"layer": "1,2"}, r"`--layer 1,2`: expected one layer, found 2; name one"),
+        ({"pooling": "max"}, r"`pooling=.max.`: expected checkpoint, mean, mean_special, cls; give one of them"),
+        ({"layer": "1,2"}, r"`layer=.1,2.`: expected one layer, found 2; name one"),
         (
             {"sentences": 80},
             r"expected at least 4 runs of 80 consecutive sentences .*found 0 in .* 3 that are too long",
         ),
         ({"top": 1000}, r"`top=1000`"),
-        ({"sts": "no-folder"}, r"`--sts no-folder` cannot be read"),
+        ({"sts": "no-folder"}, r"`sts=.no-folder.` cannot be read"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_any_work(

@@ -229,7 +229,7 @@ def test_all_poolings_differ_and_the_published_average_takes_the_first_block(
 def test_cls_needs_a_special_token_at_the_beginning(
     data: Path, options: dict[str, Any], checkpoints: dict[str, Path]
 ) -> None:
-    with pytest.raises(UserError, match=r"`--pooling cls`: tiny-t5 puts no special token at the beginning"):
+    with pytest.raises(UserError, match=r"`pooling=.cls.`: tiny-t5 puts no special token at the beginning"):
         sts([str(data)], pooling="cls", quiet=True, **{**options, "model": str(checkpoints["t5"])})
 
 

@@ -533,7 +533,7 @@ def test_controls_that_make_sense_are_held_against_it(
     assert {"rank_low", "eta_squared_z", "cross_entropy_without"} <= set(run.neurons[0])
     assert not run.positions
     assert "token" not in question([source_of(run).views[0]])
-    with pytest.raises(UserError, match="`--controls control_task`: it gives each word type a random label, and this"):
+    with pytest.raises(UserError, match=r"`controls=.control_task.`: it gives each word type a random label, and this"):
         made(checkpoints, labelled, tmp_path / "runs", controls="control_task")
 
 

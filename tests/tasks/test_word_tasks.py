@@ -516,7 +516,7 @@ def test_tokens_may_have_numbers_too(checkpoints: dict[str, Path], corpus_file: 
     [
         (
             {"controls": "control_task", "task": Depth()},
-            "`--controls control_task`: it gives each word type a random class, and this",
+            "`controls=.control_task.`: it gives each word type a random class, and this",
         ),
         ({"mdl": True}, "`mdl` does not apply: the task predicts numbers"),
         ({"probe": {"solver": "adam", "l1": 0.5}}, '`probe.l1=0.5` does not apply.*`probe.solver="adam"` does not'),

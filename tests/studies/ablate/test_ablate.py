@@ -326,9 +326,9 @@ def test_runs_of_different_layers_have_the_same_intact_accuracy_where_a_layer_is
     assert {row["kind"] for row in last.ablated} == {"uniform", "zero", "mean", "resample"}
     assert "no layer is skipped: a layer of" in capsys.readouterr().err
     for own, said in (
-        ({"kinds": "skip"}, "`--kinds skip` takes whole layers out, and a layer of"),
-        ({"prune": "weights"}, "`--prune weights` prunes"),
-        ({"quantise": 4}, "`--quantise 4` rounds"),
+        ({"kinds": "skip"}, "`kinds=.skip.` takes whole layers out, and a layer of"),
+        ({"prune": "weights"}, "`prune=.weights.` prunes"),
+        ({"quantise": 4}, "`quantise=4` rounds"),
     ):
         with pytest.raises(UserError, match=said):
             ablated(place, model, corpus_file, layer=1, **{**options, **own})

@@ -532,7 +532,7 @@ def test_a_model_without_outliers_is_told_so(
 @pytest.mark.slow
 def test_too_few_sentences_for_a_probe_are_refused_and_nothing_is_left(bent: Path, tmp_path: Path) -> None:
     (tmp_path / "two.txt").write_text("The probe reads a sentence.\nEvery neuron hides.\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"--neurons outliers.*2 sentences are too few"):
+    with pytest.raises(UserError, match=r"`neurons=.outliers.*2 sentences are too few"):
         ablate(
             str(bent), 1, corpus=str(tmp_path / "two.txt"), runs=str(tmp_path / "runs"), wandb=WandbOptions("disabled"),
             **LEAN,

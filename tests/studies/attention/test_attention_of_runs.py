@@ -202,7 +202,7 @@ def test_a_rotary_model_has_position_heads_and_no_neurons_of_theirs(
     assert all("contrast" not in row and not math.isnan(row["told"]) for row in found.position_heads)
     assert not found.position_neurons
     assert "position_neurons" in found.results["left_out"]
-    with pytest.raises(UserError, match="a ranking of the neurons that enter a block, layers 2, and `--run "):
+    with pytest.raises(UserError, match="a ranking of the neurons that enter a block, layers 2, and `run="):
         survey(rotary, parts="position_neurons", layer=3)
 
 

@@ -256,7 +256,7 @@ def test_models_of_different_width_have_no_common_index(runs: Path, tmp_path: Pa
     BertModel(config).save_pretrained(wide)
     fit(model=str(wide), corpus=str(corpus_file), runs=str(runs), name="wide", layer=1, **QUICKLY)
     folders = [str(runs / "bert"), str(runs / "wide")]
-    with pytest.raises(UserError, match=r"`--matching index`: .* has 16, .*wide has 24; use correlation"):
+    with pytest.raises(UserError, match=r"`matching=.index.`: .* has 16, .*wide has 24; use correlation"):
         compare(folders, matching="index", runs=str(runs), wandb=NO_WANDB)
     made = compare(folders, runs=str(runs), name="h", quiet=True, wandb=NO_WANDB)
     assert {row["n_neurons"] for row in made.agreement if row["statistic"] == "correlation"} == {16}
@@ -597,7 +597,7 @@ def test_what_cannot_be_compared_is_refused(
 @pytest.mark.slow
 @pytest.mark.parametrize(("option", "value"), [("top", 5), ("matching", "index"), ("models", ["minilm"])])
 def test_options_of_rankings_are_refused(option: str, value: Any, made: Callable[[str], Result], place: Path) -> None:
-    with pytest.raises(UserError, match=f"`--{option}` is about rankings"):
+    with pytest.raises(UserError, match=f"`{option}` is about rankings"):
         compare([made("learns"), made("nothing")], runs=str(place / "c"), wandb=NO_WANDB, **{option: value})
 
 

@@ -403,9 +403,9 @@ def test_commands_that_read_probes_without_an_intercept_refuse_it(made: dict[boo
     run = made[True]
     with pytest.raises(UserError, match="have an intercept"):
         probing.rank(run)
-    with pytest.raises(UserError, match=r"no `--probe\.bias true`"):
+    with pytest.raises(UserError, match=r"no `probe={.bias.: True}`"):
         probing.ablate(run=run, neurons="ranked")
-    with pytest.raises(UserError, match=r"no `--probe\.bias true`"):
+    with pytest.raises(UserError, match=r"no `probe={.bias.: True}`"):
         probing.ablate(run=run)
     with pytest.raises(UserError, match="have no intercept"):
         probing.hierarchy(probe=probing.ProbeOptions(bias=True))

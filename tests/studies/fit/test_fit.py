@@ -510,7 +510,7 @@ def test_what_the_probe_predicts_has_the_name_that_the_user_gives_it(
         encoding="utf-8"
     )
     for name in (" ", "two\nlines", "x" * 61):
-        with pytest.raises(UserError, match=r"`--label_name .*: expected a name of 1 to 60 printable characters"):
+        with pytest.raises(UserError, match=r"`label_name=.*: expected a name of 1 to 60 printable characters"):
             again(run, label_name=name, name=None)
 
 
@@ -564,7 +564,7 @@ def test_what_cannot_be_held_fixed_is_refused_before_the_model_reads(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
     for given, message in (("genre", "nor a column of"), ("position", "no two training tokens with the same value")):
-        with pytest.raises(UserError, match=f"`--control_for {given}`.*{message}"):
+        with pytest.raises(UserError, match=f'`control_for="{given}"`.*{message}'):
             fit(
                 model=str(checkpoints["bert"]),
                 corpus=str(corpus_file),

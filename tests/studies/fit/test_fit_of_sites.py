@@ -218,7 +218,7 @@ def test_a_run_of_a_site_is_ranked_again_compared_and_reported(
 def test_neurons_of_different_sites_are_not_matched_by_index(made: Callable[[str], Run], place: Path) -> None:
     # Equally many neurons, and of one model.
     runs = [str(made(site).folder) for site in ("attention", "residual")]
-    words = "only at the same site, and attention has `--site attention`, residual has `--site residual`"
+    words = "only at the same site, and attention has `site=.attention.`, residual has `site=.residual.`"
     with pytest.raises(UserError, match=words):
         compare(runs, matching="index", runs=str(place), name="index", wandb=NO_WANDB)
 

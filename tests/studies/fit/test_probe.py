@@ -224,7 +224,7 @@ def test_a_named_run_is_kept_with_figures_and_a_page(planted: Any, tmp_path: Pat
     assert "hold for others drawn as these were" in page
     assert probing.load_run(run.folder).accuracy == run.accuracy
     assert run.accuracy[0]["compression"] > 1
-    with pytest.raises(UserError, match="`--name mine`"):
+    with pytest.raises(UserError, match='`name="mine"`'):
         probe(X, y, runs=tmp_path, name="mine", **FAST)
     for refused in (lambda: probing.rank(str(run.folder)), lambda: probing.compare([str(run.folder)] * 2)):
         with pytest.raises(UserError, match=r"was made by `probing.probe` from arrays, which are not kept"):
@@ -238,7 +238,7 @@ def test_a_named_run_is_kept_with_figures_and_a_page(planted: Any, tmp_path: Pat
         ({"probe": {"l2": 0.0}}, r"`probe.l2=0.0` is out of range"),
         ({"probe": {"l3": 1}}, r"`probe.l3` is not an option"),
         ({"controls": "untrained"}, r'`controls="untrained"` is not one of shuffled, all, none'),
-        ({"trainer": {"max_epoch": 3}}, r"`--trainer.max_epoch` is not an argument.*max_epochs"),
+        ({"trainer": {"max_epoch": 3}}, r'`trainer\["max_epoch"\]` is not an argument.*max_epochs'),
         ({"name": "../x"}, r"is not a plain name"),
     ],
 )

@@ -393,7 +393,7 @@ def test_a_run_without_validation_tokens_is_ranked_by_what_needs_none(
     monkeypatch.setattr(finished, "sides_of", without)
     with pytest.raises(UserError, match="no sentence of the validation part has a token"):
         rank(str(plain), method="gaussian", quiet=True, wandb=NO_WANDB)
-    with pytest.raises(UserError, match="`--curves` need some"):
+    with pytest.raises(UserError, match="and `curves` need some"):
         rank(str(plain), method="anova", curves=True, quiet=True, wandb=NO_WANDB)
     assert rank(str(plain), method="anova", layer=1, quiet=True, wandb=NO_WANDB).rankings["anova"]
 
