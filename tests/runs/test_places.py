@@ -148,7 +148,7 @@ def test_a_text_that_is_nowhere_is_refused_with_the_places_and_can_be_given(
         ranked(run, corpus=moved / "data" / "test.txt")
     with pytest.raises(UserError, match=r"test\.txt\"` is no text that `.*one` read"):
         load_run(run, corpus=moved / "data" / "test.txt")
-    with pytest.raises(UserError, match="`--corpus -`: the text of a finished run is read more than once"):
+    with pytest.raises(UserError, match=r"`corpus=.-.`: the text of a finished run is read more than once"):
         ranked(run, corpus="-")
 
 

@@ -177,7 +177,7 @@ def test_neurons_of_a_run_on_position_are_held(
     assert made is not None
     assert made.config["model"] == str(checkpoints["bert"])
     assert made.results["neurons"] == [row["neuron"] for row in found.top(3, 3)]
-    with pytest.raises(UserError, match=r"expected a run with layer 1, found 2, 3; give `--layer` too"):
+    with pytest.raises(UserError, match=r"expected a run with layer 1, found 2, 3; give `layer` too"):
         position_bias(run=found.folder, layer=1, **options)
 
 

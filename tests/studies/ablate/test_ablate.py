@@ -201,12 +201,10 @@ def test_the_probes_of_a_run_are_read_where_it_is_given(fitted: Path, place: Pat
     assert {row["unit"] for row in made.ablated} == {"1-1", "1-2", "1", "2-1", "2-2", "2"}
     (row,) = [row for row in load_run(fitted).accuracy if row["layer"] == 2]
     assert made.results["readouts"]["position"]["intact"]["2"] == pytest.approx(row["accuracy"])
-    with pytest.raises(
-        UserError, match=r"--max_length 9`: with `--run .*fitted`, the run's own is read, which is None"
-    ):
+    with pytest.raises(UserError, match=r"`max_length=9`: with `run=.*fitted.`, the run's own is read, which is None"):
         ablate(run=str(fitted), max_length=9, **USUAL)
     (other := tmp_path / "other.txt").write_text("Another text.\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"--corpus .*other\.txt` is no text that `.*fitted` read"):
+    with pytest.raises(UserError, match=r"`corpus=.*other\.txt.` is no text that `.*fitted` read"):
         ablate(run=str(fitted), corpus=other, **USUAL)
 
 

@@ -387,5 +387,5 @@ def test_moved_pairs_are_named_and_others_refused(tuned: Result, sick: Path, tmp
         ablate(readouts=f"tuned={tuned.folder}", corpus=str(tmp_path / "others"), **usual)
     single = tmp_path / "single.txt"
     single.write_text("\n".join(make_sentences(30)), encoding="utf-8")
-    with pytest.raises(UserError, match="`--corpus "):
+    with pytest.raises(UserError, match="`corpus="):
         ablate(readouts=f"tuned={tuned.folder}", corpus=str(single), **usual)

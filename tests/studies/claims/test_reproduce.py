@@ -453,7 +453,7 @@ def test_without_labels_a_model_is_tuned_on_positions_and_a_layer_that_it_does_n
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
     found, rows = tuned_made("shi2022", checkpoints["bert"], tmp_path, "2", corpus=str(corpus_file), quiet=True)
-    assert "`--tuning.layer -4`: " in rows[2]["lacking"]
+    assert '`tuning={"layer": -4}`: ' in rows[2]["lacking"]
     assert "has 3 blocks" in rows[2]["lacking"]
     folders = found.results["runs"][str(checkpoints["bert"])]
     assert set(folders) == {

@@ -242,7 +242,7 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(one_block: Path, plante
         ({"tuning": {"epochs": -1}}, r"`tuning.epochs=-1`"),
         (
             {"tuning": {"frozen": 9}},
-            r"`--tuning.frozen 9`: the model has 4 layers under its head",
+            r"`tuning={.frozen.: 9}`: the model has 4 layers under its head",
         ),
         ({"task": "sentence_label", "task_args": {"min_count": 10_000}}, "leave 0 classes"),
         ({"tuning": {"learning_rate": 1e20}}, "the training diverged at step"),
@@ -393,7 +393,7 @@ def test_a_lower_layer_counts_from_the_end_and_the_head_is_tuned_there(
 def test_a_layer_that_the_model_does_not_have_is_refused(
     layer: int, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=rf"`--tuning.layer {layer}`: .* has 3 blocks; expected .* 1 to 3, or -1"):
+    with pytest.raises(UserError, match=rf"`tuning={{.layer.: {layer}}}`: .* has 3 blocks; expected .* 1 to 3, or -1"):
         lower_made(checkpoints["bert"], tmp_path, layer=layer)
 
 

@@ -191,7 +191,7 @@ def test_cut_pairs_are_said_and_counted(
     found = finetune(model=str(checkpoints["bert"]), pairs=sick, task_args=ENTAILMENT, max_length=9, **options)
     assert found.results["n_truncated"] > 300
     assert f"{found.results['n_truncated']} pairs were longer than the model accepts" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"`--max_length 4`: .* takes 5 to"):
+    with pytest.raises(UserError, match=r"`max_length=4`: .* takes 5 to"):
         finetune(model=str(checkpoints["bert"]), pairs=sick, task_args=ENTAILMENT, max_length=4, **options)
 
 
