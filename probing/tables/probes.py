@@ -101,7 +101,7 @@ def worst_class(row: Row, scores: Rows) -> str:
     worst = min(frequent, key=lambda scored: (scored["f1"], -scored["n_test_tokens"]))
     taken = say("taken_for", other=worst["confused_with"], n=worst["n_confused"]) if worst["n_confused"] else ""
     return say(
-        "worst_class", layer=row["layer"], macro=row["macro_f1"], few=FEW, label=worst["class"], f1=worst["f1"], 
+        "worst_class", layer=row["layer"], macro=row["macro_f1"], few=FEW, label=worst["class"], f1=worst["f1"],
         right=round(worst["recall"] * worst["n_test_tokens"]), n=f"{worst['n_test_tokens']:,}",
         taken=taken,
     )  # fmt: skip

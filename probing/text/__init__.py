@@ -361,7 +361,7 @@ class Corpus:
     relabelled: Mapping[str, int] = field(default_factory=dict)
     n_without_text: int = 0
     reading: str = field(default="", compare=False)
-    # For tasks, by identity: the task, and the spans that it reads; see `SpanTask.spans_of`.
+    # The spans that tasks read, by the identity of the task, with the task; see `SpanTask.spans_of`.
     spans: dict[int, tuple[Any, Sequence[Any]]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

@@ -173,7 +173,7 @@ class SpanTask(SentenceTask):
         raise NotImplementedError(f"{type(self).__name__} does not define `spans`")
 
     def spans_of(self, corpus: Corpus) -> Sequence[Span]:
-        """Return what `spans` returns, which is called once: a large treebank takes it a second, and a fit dozens."""
+        """Return the spans of a corpus, which are read once: a fit uses them dozens of times."""
         if id(self) not in corpus.spans:
             corpus.spans[id(self)] = self, self.spans(corpus)
         return corpus.spans[id(self)][1]

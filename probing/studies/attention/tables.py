@@ -395,7 +395,7 @@ def _accuracy(fusion: str, rows: Table) -> str:
 
 
 _ACCURACIES: Cells = {
-    "last layer": lambda rows: f"{last_layer(rows)['value']:.3f}", 
+    "last layer": lambda rows: f"{last_layer(rows)['value']:.3f}",
     "best layer": lambda rows: "{value:.3f} (layer {layer})".format_map(best_layer(rows)),
     **{heading: partial(_accuracy, name) for name, heading in FUSIONS.items()},
 }  # fmt: skip
