@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -54,3 +55,10 @@ def test_no_thing_has_two_names() -> None:
 @pytest.mark.parametrize("text", ["a model with random\n    weights", "An untrained twin", "The probe has no bias."])
 def test_another_name_is_found(text: str) -> None:
     assert others(text)
+
+
+def test_no_class_name_is_used_twice() -> None:
+    files = [file for folder in ("probing", "tasks") for file in (ROOT / folder).rglob("*.py")]
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    n_classes = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    assert [name for name, n in n_classes.items() if n > 1] == []

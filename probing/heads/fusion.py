@@ -213,14 +213,14 @@ def pooled(vectors: Tensor, block: _ShardExamples) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LayerMoments:
+class FusionMoments:
     """Joint moments, float64: mean, (n_layers, d_model), and covariance of layers, (d_model, n_layers, n_layers)."""
 
     mean: Tensor
     covariance: Tensor
 
     @classmethod
-    def of(cls, examples: LayersOfExamples) -> LayerMoments:
+    def of(cls, examples: LayersOfExamples) -> FusionMoments:
         """Return the moments over the examples, in two passes."""
         total: Tensor | float = 0.0
         for states, block in examples:
@@ -263,7 +263,7 @@ class FusionFamily:
     derivatives: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def weighted_family(moments: LayerMoments) -> tuple[FusionFamily, Callable[[Weighted], Tensor]]:
+def weighted_family(moments: FusionMoments) -> tuple[FusionFamily, Callable[[Weighted], Tensor]]:
     """Return the family of `concat`, and the map from a fusion to its parameters.
 
     The parameter of layer k is (alpha_k - 1 / n_layers) / unit_k, where unit_k is the mean size (root mean square) of
@@ -285,7 +285,7 @@ def weighted_family(moments: LayerMoments) -> tuple[FusionFamily, Callable[[Weig
     return family, lambda fusion: (fusion.alpha - 1 / n) / units
 
 
-def gated_family(moments: LayerMoments) -> FusionFamily:
+def gated_family(moments: FusionMoments) -> FusionFamily:
     """Return the family of `gate`; each fused neuron is divided by its standard deviation in the mean of the layers.
 
     A parameter is the gate's weight on the standardised neuron: its weight on the neuron times the neuron's standard
@@ -491,7 +491,7 @@ def _learned(
 ) -> dict[int, Learned]:
     """Learn the gate, and the layer weights from two starts: the mean, and the layer with the lowest training loss."""
     examples = LayersOfExamples(sides.train, layers)
-    moments = LayerMoments.of(examples)
+    moments = FusionMoments.of(examples)
     (family, parameters_of), gated = weighted_family(moments), gated_family(moments)
     identity = torch.eye(len(layers))
     lowest = min(range(len(layers)), key=lambda i: fits[layers[i]].objective)

@@ -26,9 +26,9 @@ from probing.heads.fusion import (
     FusedStates,
     Fusion,
     FusionFamily,
+    FusionMoments,
     Gated,
     Largest,
-    LayerMoments,
     LayersOfExamples,
     Learned,
     Objective,
@@ -157,7 +157,7 @@ def test_the_examples_are_those_of_any_probe(
 
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_moments_of_a_weighted_sum_are_those_of_its_vectors(planted: Sides) -> None:
-    moments = LayerMoments.of(LayersOfExamples(planted.train, LAYERS))
+    moments = FusionMoments.of(LayersOfExamples(planted.train, LAYERS))
     states = [torch.cat([batch.hidden_states[i] for batch in read(planted.train, LAYERS)]).double() for i in range(3)]
     alpha = torch.tensor([0.2, -1.0, 0.7])
     vectors = sum(float(a) * one for a, one in zip(alpha, states, strict=True))
@@ -170,7 +170,7 @@ def test_moments_of_a_weighted_sum_are_those_of_its_vectors(planted: Sides) -> N
 
 
 def families(examples: LayersOfExamples) -> dict[str, FusionFamily]:
-    moments = LayerMoments.of(examples)
+    moments = FusionMoments.of(examples)
     return {"concat": weighted_family(moments)[0], "gate": gated_family(moments)}
 
 
@@ -279,7 +279,7 @@ def test_training_ends_where_the_probe_alone_can_gain_nothing(planted: Sides) ->
     found, _ = learned(planted, "concat")
     assert isinstance(found.fusion, Weighted)
     (again,) = fitted(planted, {LEARNED_EQUAL: found.fusion}, [LEARNED_EQUAL])
-    _, parameters_of = weighted_family(LayerMoments.of(LayersOfExamples(planted.train, LAYERS)))
+    _, parameters_of = weighted_family(FusionMoments.of(LayersOfExamples(planted.train, LAYERS)))
     of_fusion = L2 * float(parameters_of(found.fusion).square().sum())
     assert again.objective + of_fusion == pytest.approx(found.objective, abs=2e-4)
     assert again.objective + of_fusion <= found.objective + 1e-6

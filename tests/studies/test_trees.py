@@ -23,7 +23,7 @@ from probing.studies.trees.survey import (
     Tree,
     Treebank,
     TreeScores,
-    Words,
+    TreeWords,
     chain,
     decoded_heads,
     predictions,
@@ -250,7 +250,7 @@ def test_trees_in_the_vectors_are_decoded_and_permuted_ones_are_not() -> None:
         treebanks[split] = Treebank(0, np.arange(n), trees, np.arange(n))
         vectors[split] = [paths_from_the_root(tree) for tree in trees]
     penalties: Any = {"distance": 1e-3, "depth": 1e-3}
-    probes = LayerProbes.train(Words(vectors, torch.zeros(12)), treebanks, penalties, {})  # type: ignore[arg-type]
+    probes = LayerProbes.train(TreeWords(vectors, torch.zeros(12)), treebanks, penalties, {})  # type: ignore[arg-type]
     scores = probes.scores
     assert scores.right.sum() > 0.99 * scores.n_edges.sum()
     assert scores.root.mean() > 0.99
@@ -259,7 +259,7 @@ def test_trees_in_the_vectors_are_decoded_and_permuted_ones_are_not() -> None:
     permuted = {split: treebank.with_permuted_trees(0) for split, treebank in treebanks.items()}
     assert [len(tree.heads) for tree in permuted["test"].trees] == permuted["test"].lengths.tolist()
     picked = {split: [vectors[split][i] for i in permuted[split].places] for split in vectors}
-    other = LayerProbes.train(Words(picked, torch.zeros(12)), permuted, penalties, {}).scores  # type: ignore[arg-type]
+    other = LayerProbes.train(TreeWords(picked, torch.zeros(12)), permuted, penalties, {}).scores  # type: ignore[arg-type]
     assert other.right.sum() / other.n_edges.sum() < chance(list(permuted["test"].trees)) + 0.08
 
 

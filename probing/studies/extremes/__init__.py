@@ -519,7 +519,7 @@ def extremes(options: ExtremesOptions) -> Result | None:
         return call.write(source.model, measure)
 
 
-class Extremes(Study):
+class ExtremesStudy(Study):
     """The study of large values, attention sinks, and heads without outliers in queries and keys."""
 
     name, kind, title = "extremes", "extremes", "Massive activations and attention sinks"
@@ -548,4 +548,4 @@ class Extremes(Study):
         return {self.title: TERMS}
 
 
-STUDY = Extremes()
+STUDY = ExtremesStudy()

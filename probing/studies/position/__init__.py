@@ -548,7 +548,7 @@ def _ranking(run: Run, layers: Sequence[int], d_model: int) -> dict[int, list[in
     return {layer: [row["neuron"] for row in run.top(layer, d_model)] for layer in both}
 
 
-class Position(Study):
+class PositionStudy(Study):
     """The study of the position part of hidden states."""
 
     name, kind, title = "position", "position", "Position"
@@ -577,4 +577,4 @@ class Position(Study):
         return {self.title: TERMS}
 
 
-STUDY = Position()
+STUDY = PositionStudy()

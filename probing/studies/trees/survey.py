@@ -218,14 +218,14 @@ def complete(treebank: Treebank, stores: Sequence[ActivationStore]) -> Treebank:
 
 
 @dataclass(frozen=True)
-class Words:
+class TreeWords:
     """Vectors of the words of each sentence, (n_words, d_model), in units of their standard deviation in training."""
 
     vectors: Mapping[Split, Sequence[Tensor]]
     mean: Tensor
 
     @classmethod
-    def read(cls, treebanks: Treebanks, stores: Sequence[ActivationStore], layer: int) -> Words:
+    def read(cls, treebanks: Treebanks, stores: Sequence[ActivationStore], layer: int) -> TreeWords:
         """Read the words of a layer, each the mean of its pieces."""
         used = {treebank.text for treebank in treebanks.values()}
         of_text = {text: _sentences(stores[text], layer) for text in used}
@@ -374,7 +374,7 @@ class LayerProbes:
     @classmethod
     def train(
         cls,
-        words: Words,
+        words: TreeWords,
         treebanks: Treebanks,
         penalties: Mapping[Target, float],
         starts: Mapping[Target, Tensor],
@@ -390,7 +390,7 @@ class LayerProbes:
         return cls(metrics, error, scores)
 
 
-def penalty_path(words: Words, treebanks: Treebanks, target: Target) -> list[tuple[float, Tensor]]:
+def penalty_path(words: TreeWords, treebanks: Treebanks, target: Target) -> list[tuple[float, Tensor]]:
     """Return the validation error and the factor of a layer at each of `PENALTIES`."""
     train, validation = (words.groups(split, treebanks, target) for split in ("train", "validation"))
     path: list[tuple[float, Tensor]] = []
@@ -425,7 +425,7 @@ def survey(
         for name, (of_condition, of_stores) in conditions.items():
             with stage(f"structural probes, {name.replace('_', ' ')}", len(source.layers)) as advance:
                 for layer in source.layers:
-                    words = Words.read(of_condition, of_stores, layer)
+                    words = TreeWords.read(of_condition, of_stores, layer)
                     fitted = LayerProbes.train(words, of_condition, penalties, starts[layer] if name == ITSELF else {})
                     probes[name][layer] = fitted
                     if name == ITSELF:
@@ -471,7 +471,7 @@ def _choose_penalties(
     paths: dict[int, dict[Target, list[tuple[float, Tensor]]]] = {}
     with stage("penalty", len(layers)) as advance:
         for layer in layers:
-            words = Words.read(fitted, stores, layer)
+            words = TreeWords.read(fitted, stores, layer)
             paths[layer] = {target: penalty_path(words, fitted, target) for target in TARGETS}
             advance(1)
     best: dict[Target, int] = {}
@@ -483,12 +483,12 @@ def _choose_penalties(
 
 
 def neuron_rows(
-    words: Words, treebanks: Treebanks, layer: int, metric: Metric, config: TreeConfig
+    words: TreeWords, treebanks: Treebanks, layer: int, metric: Metric, config: TreeConfig
 ) -> tuple[list[Row], Row]:
     """Return the neurons by their contribution to test distances, and the share of the first beside directions'."""
     test = treebanks["test"]
     chosen = np.random.default_rng([config.seed, 2]).permutation(len(test))[:MOST_SENTENCES]
-    some = Words({"test": [words.vectors["test"][i] for i in chosen]}, words.mean)
+    some = TreeWords({"test": [words.vectors["test"][i] for i in chosen]}, words.mean)
     groups = some.groups("test", {"test": test.pick(chosen)}, "distance")
     size, mean = contributions(groups, metric.factor)
     total = float(size.sum())
@@ -509,7 +509,7 @@ def neuron_rows(
 
 
 def example_rows(
-    words: Words, test: Treebank, texts: Sequence[Corpus], layer: int, metrics: Mapping[Target, Metric], seed: int
+    words: TreeWords, test: Treebank, texts: Sequence[Corpus], layer: int, metrics: Mapping[Target, Metric], seed: int
 ) -> Iterator[Row]:
     """Yield the words of the example with their gold and decoded heads; none if all trees depend on punctuation."""
     lengths = np.array([tree.is_word.sum() for tree in test.trees])
@@ -518,7 +518,7 @@ def example_rows(
     if not joined:
         return
     chosen = min(joined, key=lambda i: abs(lengths[i] - EXAMPLE_LENGTH))
-    sentence, tree = Words({"test": [words.vectors["test"][chosen]]}, words.mean), test.trees[chosen]
+    sentence, tree = TreeWords({"test": [words.vectors["test"][chosen]]}, words.mean), test.trees[chosen]
     treebanks: Treebanks = {"test": test.pick(np.array([chosen]))}
     distances, depths = (predictions(sentence.groups("test", treebanks, of), metrics[of])[0] for of in TARGETS)
     decoded, forms = decoded_heads(tree, distances, depths), (texts[test.text].words or [])[test.places[chosen]]
