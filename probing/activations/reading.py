@@ -34,7 +34,7 @@ from probing.activations.contents import (
     read_lines,
     zarr_arrays,
 )
-from probing.errors import UserError, as_clause, library_errors
+from probing.errors import UserError, as_clause, in_python, library_errors, spelled
 from probing.runtime import check_memory
 from probing.runtime.files import files_of, open_file, parse_json, read_text, regular, stored
 from probing.runtime.terminal import say
@@ -452,6 +452,7 @@ Loaded = TypeVar("Loaded")
 _PICKLES = (".pkl", ".pickle", ".acts", ".joblib")
 
 
+@spelled(in_python)
 def read_activations(path: str | Path, first: First | None = None, n_layers: int | None = None) -> Activations:
     """Read activations that another tool has written; rows stay on the disk until needed, where possible.
 

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from probing.data import ADDED_CONTROLS, CONTROLS
-from probing.errors import UserError, as_clause, library_errors
+from probing.errors import UserError, as_clause, in_python, library_errors, spelled
 from probing.models import site_of, what_is_a_neuron
 from probing.results import Row, ends
 from probing.runs import Result
@@ -266,6 +266,7 @@ def _copy_tensors(path: Path, to: Path) -> None:
         write_tensors(to, load_file(regular(path)), portable(metadata))
 
 
+@spelled(in_python)
 def pull(
     repo_id: str, folder: str | Path | None = None, revision: str | None = None, token: str | None = None,
     endpoint: str | None = None,

@@ -20,7 +20,7 @@ import numpy as np
 
 from probing.cli.options import chosen
 from probing.data.examples import Examples
-from probing.errors import UserError, as_clause, did_you_mean
+from probing.errors import UserError, as_clause, did_you_mean, in_python, spelled
 from probing.heads.examples import Example, read_examples
 from probing.models import site_of
 from probing.page.charts import labels
@@ -311,6 +311,7 @@ def export_result(result: Result, format: str, path: str | Path | None = None, *
     return folder
 
 
+@spelled(in_python)
 def export(
     results: Sequence[Result | str | Path], format: str, path: str | Path | None = None,
     model_name: str | Sequence[str] | None = None, label_name: str | None = None, **how: Any,

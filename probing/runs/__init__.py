@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar
 
-from probing.errors import UserError, did_you_mean, flag
+from probing.errors import UserError, did_you_mean, flag, in_python, spelled
 from probing.models import site_in_names, site_of
 from probing.registry import ACTIONS, STUDIES, load
 from probing.results import (
@@ -83,12 +83,14 @@ class Result:
         with reading(self.folder):
             return [*self.study.answer(self), *self.study.conclusions(self)]
 
+    @spelled(in_python)
     def report(self, output: str | Path | None = None) -> Path:
         """Write the results as an HTML page, by default `report.html` in their folder, and return its path."""
         write = partial(load(ACTIONS["report"]), [str(self.folder)])
         page: Path = write(output=None if output is None else str(output))
         return page
 
+    @spelled(in_python)
     def plot(self, name: str = "", title: str | None = None) -> Figures:
         """Return the figures of the results, drawn with matplotlib, which a notebook shows.
 
@@ -114,6 +116,7 @@ class Result:
             raise UserError(f"{flag('title')}: there are {len(drawings)} figures ({listed([*drawings])}); name one.")
         return drawings if title is None else {key: with_title(draw, title) for key, draw in drawings.items()}
 
+    @spelled(in_python)
     def export(self, format: str, path: str | Path | None = None, **how: Any) -> Path:
         """Write the results in the format of another program, all files or none, and return their folder.
 
@@ -134,6 +137,7 @@ class Result:
         text: str = load(ACTIONS["card"])(self)
         return text
 
+    @spelled(in_python)
     def push(
         self, repo_id: str, private: bool = True, revision: str | None = None, token: str | None = None,
         endpoint: str | None = None,

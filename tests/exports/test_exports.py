@@ -131,11 +131,13 @@ def test_latex_of_some_tables_has_the_columns_that_are_asked_for(made: Run, tmp_
     assert _rows(folder / "neurons.tex")[0] == f"{first['layer']} & 1 & {first['neuron']} " + r"\\"
     for how, words in (
         ({"only": "neurosn"}, "did you mean `neurons`"),
-        ({"columns": "rank"}, "name it with `--only`"),
+        ({"columns": "rank"}, "`columns` selects from a single table; name it with `only`"),
         ({"only": "neurons", "columns": "range"}, "no column `range`"),
     ):
         with pytest.raises(UserError, match=words):
             probing.export([made], "latex", tmp_path / "none", **how)
+        with pytest.raises(UserError, match=words):
+            made.export("latex", tmp_path / "none", **how)
 
 
 def test_latex_of_several_runs_has_their_accuracies_side_by_side_under_the_names_given(
@@ -153,7 +155,7 @@ def test_latex_of_several_runs_has_their_accuracies_side_by_side_under_the_names
     assert (tmp_path / "tex" / "other" / "accuracy.tex").is_file()
     assert probing.export([made, other], "latex").name == f"export-latex-{made.folder.name}-other"
     for names, more in (("BERT", ()), ("a,b,c", (other,))):
-        with pytest.raises(UserError, match=r"--model_name.*(leave it out|3 names for 2 folders; .*`compare)"):
+        with pytest.raises(UserError, match=r"`model_name`.*(leave it out|3 names for 2 folders; .*`compare)"):
             probing.export([made, *more], "latex", tmp_path / "no", names)
 
 
@@ -169,7 +171,7 @@ def test_figures_are_drawn_again_with_other_names_and_shown(made: Run, tmp_path:
     assert ">Where it lives<" in titled
     assert "linear probe" not in titled
     for act in (lambda **how: probing.export([made], "figures", tmp_path / "all", **how), made.plot):
-        with pytest.raises(UserError, match="`--title`: there are 5 figures"):
+        with pytest.raises(UserError, match="`title`: there are 5 figures"):
             act(title="Where it lives")
     plots = made.plot()
     assert {*plots.names} == {path.stem for path in (made.folder / "figures").glob("*.png")}
