@@ -18,7 +18,7 @@ from probing.probes.outliers import SpecialTokens, is_included
 from probing.results import count, layers_named, without_nan
 from probing.runtime.progress import stage
 from probing.statistics import accuracy_interval
-from probing.statistics.chance import random_rotation
+from probing.statistics.chance import random_rotation, rank_p
 from probing.statistics.two_way import (
     ALONE,
     MOST_POSITIONS,
@@ -194,8 +194,7 @@ def low_frequencies(sums: TwoWaySums, folds: Folds, seed: int) -> dict[str, floa
     generator = np.random.default_rng([seed, 12])
     low_share = share(np.arange(n))
     shuffled = np.array([share(generator.permutation(n)) for _ in range(SHUFFLES)])
-    p_value = (1 + int((shuffled >= low_share).sum())) / (1 + SHUFFLES)
-    return {"value": low_share, "chance": n_low / (n - 1), "p_value": p_value}
+    return {"value": low_share, "chance": n_low / (n - 1), "p_value": rank_p(low_share, shuffled)}
 
 
 def overlap(first: Array, second: Array) -> tuple[float, float]:
@@ -241,7 +240,7 @@ class Concentration:
     @property
     def p_value(self) -> float:
         """Share of the rotations, and of the neurons, of which at most as many have half."""
-        return (1 + int((self.half_rotated <= self.half).sum())) / (1 + len(self.half_rotated))
+        return rank_p(-self.half, -self.half_rotated)
 
 
 def concentration(
@@ -351,7 +350,7 @@ def read_positions(
         chance[draw] = (read == shuffled).mean(), np.abs(read - shuffled).mean()
     accuracy = float((read == true).mean())
     low, high = accuracy_interval(right, sizes)
-    p_value = (1 + int((chance[:, 0] >= accuracy).sum())) / (1 + ORDERS)
+    p_value = rank_p(accuracy, chance[:, 0])
     by_chance, error_by_chance = (float(chance[:, column].mean()) for column in range(2))
     return {
         "accuracy": {"value": accuracy, "low": low, "high": high, "chance": by_chance, "p_value": p_value},
@@ -523,7 +522,7 @@ def _subspaces(
     drawn = [overlap(directions, random_subspace(d_model, k, generator)) for _ in range(DRAWS)]
 
     def p_value(value: float, which: int, sign: int) -> float:
-        return (1 + sum(sign * draw[which] >= sign * value for draw in drawn)) / (1 + DRAWS)
+        return rank_p(sign * value, [sign * draw[which] for draw in drawn])
 
     if has_context:
         context, _ = sums.covariances()
