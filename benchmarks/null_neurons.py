@@ -31,7 +31,7 @@ from scipy.stats import binomtest
 from probing.activations.source import ActivationSource
 from probing.activations.store import cache_folder
 from probing.interventions.forward import draw_text
-from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout
+from probing.interventions.frozen_probes import ProbeReadout
 from probing.interventions.neurons import NeuronPasses, NeuronSet, Values, drawn_sets
 from probing.interventions.probed_task import frozen_of_run
 from probing.interventions.subject import InterventionSetup
@@ -71,11 +71,11 @@ class Case:
             for side, of in (("test", text), ("train", train))
         )
         last = max(frozen.weight)
-        probes = FrozenProbes({last: frozen.weight[last]}, torch.from_numpy(labels.astype(np.int64)))
+        weight, labels_of_text = {last: frozen.weight[last]}, torch.from_numpy(labels.astype(np.int64))
         values = Values.of(train, layer, "words", train_labels, len(frozen.classes))
         plan, readers = stores[0].plan, subject.readers
         passes = NeuronPasses(readers, text, lambda layer: values, False, "words", plan.batch_tokens, 0)
-        return cls(passes, ProbeReadout(text, probes, readers.device), values, layer)
+        return cls(passes, ProbeReadout(text, weight, labels_of_text, readers.device), values, layer)
 
     def row(self, k: int, n_draws: int, seed: int) -> Mapping[str, Any]:
         """Return the row of random neurons that are declared to be the first of a ranking."""

@@ -17,7 +17,7 @@ from conftest import make_sentences
 from families import untouched
 from probing.activations import ActivationStore, Request, activations
 from probing.interventions.forward import Readers, Readout, draw_text
-from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout
+from probing.interventions.frozen_probes import ProbeReadout
 from probing.interventions.heads import AblationJob, HeadPasses
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
@@ -148,12 +148,12 @@ class Case:
         generator = torch.Generator().manual_seed(1)
         weight = {k: torch.randn(N_CLASSES, d_model, generator=generator) for k in range(1, n_layers + 1)}
         labels = torch.randint(-1, N_CLASSES, (self.text.tokens.n_tokens,), generator=generator)
-        self.probes = FrozenProbes(weight, labels)
+        self.weight, self.labels = weight, labels
 
     def passes(self, batch_tokens: int = 256) -> Reading:
         readers = Readers.of(self.encoder, self.pad, "tiny")
         passes = HeadPasses(readers, self.text, self.train, batch_tokens, seed=0)
-        return Reading(passes, ProbeReadout(self.text, self.probes, readers.device))
+        return Reading(passes, ProbeReadout(self.text, self.weight, self.labels, readers.device))
 
 
 class Reading:
@@ -176,8 +176,8 @@ def of_whole_model(case: Case, layer: int) -> Tensor:
         states = hidden_states(
             case.encoder, examine(case.encoder, case.pad), [layer], input_ids=ids, attention_mask=torch.ones_like(ids)
         )[layer][0]
-        labels = case.probes.labels[rows]
-        right.append(((states @ case.probes.weight[layer].T).argmax(1) == labels)[labels >= 0].sum())
+        labels = case.labels[rows]
+        right.append(((states @ case.weight[layer].T).argmax(1) == labels)[labels >= 0].sum())
     return torch.stack(right).float()
 
 

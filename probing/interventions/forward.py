@@ -178,6 +178,11 @@ class LaterBlocks:
             captured[self.anatomy.n_layers] = last
         return captured
 
+    def run_whole(self, inputs: Mapping[str, Tensor], heads: Mapping[int, OutputChange]) -> Tensor:
+        """Run all blocks, with changes of heads as in `run`; return the last hidden states."""
+        with self._running_from(0, torch.empty(0), None, lambda number, states: None, heads):
+            return run(self.encoder, inputs).last
+
     def outputs_of_heads(
         self, inputs: Mapping[str, Tensor], block: int, states: Tensor, beside: tuple[Any, ...] | None
     ) -> tuple[Tensor, Tensor]:
@@ -252,7 +257,7 @@ class LaterBlocks:
     ) -> Iterator[None]:
         """Skip the blocks below `block`, set its hidden states, and change the inputs of blocks and projections.
 
-        The blocks below are run if the block needs more of them than hidden states.
+        The blocks below are run if the block needs more of them than hidden states. Block 0 sets no hidden states.
         """
         number = 0  # of the block that is running
         waiting = dict(changes)
@@ -346,7 +351,7 @@ def padded_batches(
 
 @dataclass(frozen=True, eq=False)
 class ReadText:
-    """Some sentences of a corpus, by ascending index; `n_types` is the number of token types of pairs, or 0."""
+    """Some sentences of a corpus, by index; `n_types` is the number of token types of pairs, or 0."""
 
     store: HiddenStateSource
     sentence_indices: NDArray[np.int64]
@@ -355,7 +360,9 @@ class ReadText:
     @cached_property
     def of_corpus(self) -> NDArray[np.int64]:
         """Row of each token of the text in the corpus's table of tokens, shape (n_tokens,)."""
-        return np.flatnonzero(np.isin(self.store.tokens.sentences, self.sentence_indices))
+        whole, sentences = self.store.tokens, self.sentence_indices
+        offsets, lengths = whole.offsets[sentences], whole.lengths[sentences]
+        return np.arange(lengths.sum()) + np.repeat(offsets - (lengths.cumsum() - lengths), lengths)
 
     @cached_property
     def tokens(self) -> Tokens:
@@ -367,9 +374,10 @@ class ReadText:
             token_types=None if types is None else types[rows],
         )  # fmt: skip
 
-    def batches(self, batch_tokens: int, pad_token_id: int, with_padding: bool, device: Any = "cpu") -> list[Padded]:
-        """Return the sentences in batches; see `padded_batches`."""
-        return padded_batches(self.tokens, batch_tokens, pad_token_id, with_padding, device)
+    def drawn(self, at_most: int, seed: int) -> ReadText:
+        """Draw some of the sentences; see `draw_up_to`."""
+        lengths = self.store.tokens.lengths[self.sentence_indices]
+        return replace(self, sentence_indices=self.sentence_indices[draw_up_to(lengths, at_most, seed)])
 
     def states(self, layer: int) -> Tensor:
         """Return the cached hidden states of a layer, shape (n_tokens, d_model), float32."""
@@ -384,15 +392,19 @@ class ReadText:
         return states
 
 
+def draw_up_to(sizes: NDArray[Any], at_most: int, seed: int) -> NDArray[np.int64]:
+    """Draw indices until the next would take the sum of their sizes above `at_most`, at least one; ascending."""
+    order = np.random.default_rng(seed).permutation(len(sizes))
+    n = max(1, int((np.cumsum(sizes[order], dtype=np.int64) <= at_most).sum()))
+    return np.sort(order[:n])
+
+
 def draw_text(
     store: HiddenStateSource, candidates: NDArray[np.bool_], at_most: int, seed: int, n_types: int = 0
 ) -> ReadText:
     """Draw whole sentences from a mask of candidates until the next would exceed `at_most` tokens, at least one."""
-    lengths = store.tokens.lengths
-    nonempty = np.flatnonzero(candidates & (lengths > 0))
-    order = np.random.default_rng(seed).permutation(nonempty)
-    n = max(1, int((np.cumsum(lengths[order], dtype=np.int64) <= at_most).sum()))
-    return ReadText(store, np.sort(order[:n]), n_types)
+    nonempty = np.flatnonzero(candidates & (store.tokens.lengths > 0))
+    return ReadText(store, nonempty, n_types).drawn(at_most, seed)
 
 
 def draw_others(sentences: NDArray[Any], others: NDArray[Any], is_same_text: bool, seed: int) -> NDArray[np.int64]:
@@ -419,10 +431,6 @@ class ReadableText(Protocol):
     @property
     def tokens(self) -> Tokens:
         """The table of tokens."""
-        ...
-
-    def batches(self, batch_tokens: int, pad_token_id: int, with_padding: bool, device: Any = "cpu") -> list[Padded]:
-        """Return the sentences in batches of similar length."""
         ...
 
     def states(self, layer: int) -> Tensor:
@@ -645,7 +653,7 @@ class Forward:
         """The batches, each with what its blocks pass on in addition to hidden states."""
         model, readers = self.readers.model, self.readers
         neutral = model.anatomy.padding_is_neutral
-        text_batches = self.text.batches(self.batch_tokens, readers.pad_token_id, neutral, readers.device)
+        text_batches = padded_batches(self.tokens, self.batch_tokens, readers.pad_token_id, neutral, readers.device)
         with torch.inference_mode():
             return [(batch, model.beside_states(batch.inputs)) for batch in text_batches]
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from probing.heads.position import CLEAREST, MOST_HITS, MOST_MASS, OFFSETS, mass_at_offsets
 from probing.interventions import CONTRAST, POSITION, WORD_MASS
-from probing.interventions.forward import ItemReading, Loss, OfSentences, Padded, ReadableText, Readers
+from probing.interventions.forward import ItemReading, Loss, OfSentences, Padded, ReadableText, Readers, padded_batches
 from probing.models.attention_heads import QueryKey, read_heads
 from probing.runtime.trainer import on_float64_device
 from probing.text.tasks import SentenceTask, TokenTask
@@ -73,99 +73,82 @@ def _first_words(tokens: Tokens) -> NDArray[np.int64]:
     return first_rows
 
 
-@dataclass(frozen=True)
-class FrozenProbes:
-    """Probes of a model's layers, trained on the intact model and frozen.
+@dataclass(frozen=True, eq=False)
+class ProbeReadout(OfSentences):
+    """The readout of frozen probes of later layers, trained on the intact model: their accuracy on examples.
 
     Args:
         weight: Weight of each layer's probe on raw hidden states, shape (n_classes, d_model), by layer number.
         labels: Class of each token that is an example or represents one, shape (n_tokens,); -1 for others.
+        device: Device of the passes.
         stands: Row of the token that represents each token's example; None if examples are single tokens. See
             `standing_for`.
     """
 
+    text: ReadableText
     weight: Mapping[int, Tensor]
     labels: Tensor
-    stands: Tensor | None = None
-
-    def layers(self, block: int) -> list[int]:
-        """Return the layers that can be read if a block is changed: its output and later layers."""
-        return [layer for layer in self.weight if layer >= block]
-
-    def n_by_sentence(self, tokens: Tokens) -> NDArray[np.int64]:
-        """Return the number of examples of each sentence, shape (n_sentences,)."""
-        examples = self.labels.cpu().numpy() >= 0
-        return np.bincount(tokens.sentences[examples], minlength=tokens.n_sentences)
-
-    def read(self, states: Mapping[int, Tensor], layers: Sequence[int], batch: Padded) -> Tensor:
-        """Return the number of correct predictions in each sentence, shape (n_layers, batch), float32."""
-        labels = self.labels_of(batch)
-        sentence, token = (labels >= 0).nonzero(as_tuple=True)
-        vectors_of = self._vectors(batch, sentence, token)
-        right = torch.zeros(len(layers), len(labels), device=labels.device)
-        for i, layer in enumerate(layers):
-            predicted = (vectors_of(states[layer]) @ self.weight[layer].T).argmax(1)
-            right[i].index_add_(0, sentence, (predicted == labels[sentence, token]).float())
-        return right
-
-    def _vectors(self, batch: Padded, sentence: Tensor, token: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return the map from a batch's hidden states to the vectors of its examples, float32."""
-        if self.stands is None:
-            return lambda states: states[sentence, token].float()
-        number = torch.full(batch.mask.shape, -1, device=batch.mask.device)
-        number[sentence, token] = torch.arange(len(sentence), device=number.device)
-        stands = torch.where(batch.mask, self.stands.to(number.device)[batch.rows], -1)
-        of, taken = (stands >= 0).nonzero(as_tuple=True)
-        # The tokens of a sentence follow each other in the text.
-        into = number[of, stands[of, taken] - batch.rows[of, 0]]
-        return lambda states: means(states[of, taken].float(), into, len(sentence))
-
-    def labels_of(self, batch: Padded) -> Tensor:
-        """Return the class of each token of a batch, shape (batch, sequence); -1 if it is not an example."""
-        return torch.where(batch.mask, self.labels.to(batch.mask.device)[batch.rows], -1)
-
-
-@dataclass(frozen=True, eq=False)
-class ProbeReadout(OfSentences):
-    """The readout of probes of later layers: their accuracy on examples such as tokens."""
-
-    text: ReadableText
-    probes: FrozenProbes
     device: torch.device
+    stands: Tensor | None = None
     name: str = POSITION
 
     @cached_property
     def n(self) -> NDArray[np.int64]:
         """Number of examples of each sentence."""
-        return self.probes.n_by_sentence(self.text.tokens)
+        tokens = self.text.tokens
+        return np.bincount(tokens.sentences[self.labels.cpu().numpy() >= 0], minlength=tokens.n_sentences)
 
     @property
     def content(self) -> tuple[NDArray[Any], ...]:
         """The token ids, the probes and the classes."""
-        weight = [layer_weight.cpu().numpy() for layer_weight in self.probes.weight.values()]
-        tokens, probes = self.text.tokens, self.probes
-        stands = [] if probes.stands is None else [probes.stands.numpy()]
-        arrays = tokens.input_ids, tokens.lengths, np.array(list(probes.weight)), *weight, probes.labels.numpy()
-        return (*arrays, *stands)
+        weight = [layer_weight.cpu().numpy() for layer_weight in self.weight.values()]
+        stands = [] if self.stands is None else [self.stands.numpy()]
+        tokens = self.text.tokens
+        return tokens.input_ids, tokens.lengths, np.array(list(self.weight)), *weight, self.labels.numpy(), *stands
 
     def layers(self, block: int) -> list[int]:
         """Return the layers that have a probe, from this block's output on."""
-        return self.probes.layers(block)
+        return [layer for layer in self.weight if layer >= block]
 
     def begin(self, layers: Sequence[int]) -> ItemReading:
         """Begin a reading of some layers."""
         totals = torch.zeros(len(layers), len(self.n), device=self.device)
-        return ItemReading(lambda states, batch: self._on_device.read(states, layers, batch), totals)
+        return ItemReading(lambda states, batch: self.right(states, layers, batch), totals)
 
     @cached_property
-    def _on_device(self) -> FrozenProbes:
+    def _on_device(self) -> tuple[dict[int, Tensor], Tensor, Tensor | None]:
+        """The weights, labels and `stands` on the device of the passes."""
         # Passes read them first, in inference mode, whose tensors have no gradients: those of heads need them later.
         with torch.inference_mode(False):
-            weight = {layer: layer_weight.to(self.device) for layer, layer_weight in self.probes.weight.items()}
-            stands = self.probes.stands
-            return FrozenProbes(
-                weight, self.probes.labels.to(self.device), None if stands is None else stands.to(self.device)
-            )
+            weight = {layer: layer_weight.to(self.device) for layer, layer_weight in self.weight.items()}
+            return weight, self.labels.to(self.device), None if self.stands is None else self.stands.to(self.device)
+
+    def right(self, states: Mapping[int, Tensor], layers: Sequence[int], batch: Padded) -> Tensor:
+        """Return the number of correct predictions in each sentence, shape (n_layers, batch), float32."""
+        labels, weight = self._labels_of(batch), self._on_device[0]
+        sentence, token = (labels >= 0).nonzero(as_tuple=True)
+        vectors_of = self._vectors(batch, sentence, token)
+        right = torch.zeros(len(layers), len(labels), device=labels.device)
+        for i, layer in enumerate(layers):
+            predicted = (vectors_of(states[layer]) @ weight[layer].T).argmax(1)
+            right[i].index_add_(0, sentence, (predicted == labels[sentence, token]).float())
+        return right
+
+    def _vectors(self, batch: Padded, sentence: Tensor, token: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the map from a batch's hidden states to the vectors of its examples, float32."""
+        if (of_examples := self._on_device[2]) is None:
+            return lambda states: states[sentence, token].float()
+        number = torch.full(batch.mask.shape, -1, device=batch.mask.device)
+        number[sentence, token] = torch.arange(len(sentence), device=number.device)
+        stands = torch.where(batch.mask, of_examples[batch.rows], -1)
+        of, taken = (stands >= 0).nonzero(as_tuple=True)
+        # The tokens of a sentence follow each other in the text.
+        into = number[of, stands[of, taken] - batch.rows[of, 0]]
+        return lambda states: means(states[of, taken].float(), into, len(sentence))
+
+    def _labels_of(self, batch: Padded) -> Tensor:
+        """Return the class of each token of a batch, shape (batch, sequence); -1 if it is not an example."""
+        return torch.where(batch.mask, self._on_device[1][batch.rows], -1)
 
     def loss(self, batch: Padded, occurrences: NDArray[np.int64]) -> Loss:
         """Return the mean cross-entropy of the last layer's probe over each sentence's examples, which are tokens.
@@ -173,10 +156,9 @@ class ProbeReadout(OfSentences):
         Raises:
             ValueError: If the examples are means over tokens.
         """
-        probes = self._on_device
-        if probes.stands is not None:
+        if self.stands is not None:
             raise ValueError("the loss is of examples that are single tokens")
-        return probe_loss(probes.weight[max(probes.weight)], probes.labels_of(batch))
+        return probe_loss(self._on_device[0][max(self.weight)], self._labels_of(batch))
 
 
 def probe_loss(weight: Tensor, labels: Tensor) -> Loss:
@@ -224,7 +206,8 @@ def find_position_heads(
     shape = (model.heads.n_layers, model.heads.n_heads, len(OFFSETS))
     sums = {name: torch.zeros(shape, dtype=torch.float64) for name in ("mass", "word_mass", "hit")}
     n = torch.zeros(len(OFFSETS), dtype=torch.float64)
-    for batch in text.batches(batch_tokens, readers.pad_token_id, model.anatomy.padding_is_neutral, readers.device):
+    how = batch_tokens, readers.pad_token_id, model.anatomy.padding_is_neutral, readers.device
+    for batch in padded_batches(text.tokens, *how):
         ordinary = batch.mask & words[batch.rows]
         pairs = (batch.mask[:, :, None] & batch.mask[:, None, :])[:, None]
 

@@ -225,29 +225,20 @@ def chosen_units(
 Head = tuple[int, int]
 
 
-class JointPasses(Forward):
-    """Passes over a text for sets of heads, as pairs of block and head, from 1, that are ablated together.
+def joint_change(heads: Collection[Head], stands: Tensor, d_head: int, below: int) -> Change:
+    """Return the change of the model for heads, as pairs of block and head, from 1, that are ablated together.
 
     `stands` are the replacements of the outputs of heads, shape (n_layers, width). The empty set is the intact model
     from layer `below` on.
     """
-
-    def __init__(
-        self, readers: Readers, text: ReadableText, stands: Tensor, batch_tokens: int, below: int
-    ) -> None:  # fmt: skip
-        super().__init__(readers, text, batch_tokens)
-        self.stands, self.below = stands, below
-
-    def change(self, job: frozenset[Head]) -> Change:
-        """Return the change of the model for some heads."""
-        layer = min((block - 1 for block, _ in job), default=self.below)
-        return Change(layer, heads=replaced_heads(job, self.stands, self.readers.model.heads.d_head))
+    layer = min((block - 1 for block, _ in heads), default=below)
+    return Change(layer, heads=replaced_heads(heads, stands, d_head))
 
 
 def replaced_heads(heads: Collection[Head], stands: Tensor, d_head: int) -> dict[int, Callable[..., Tensor]]:
     """Return, for each block of some heads, the function that changes the input of its output projection.
 
-    For `stands` see `JointPasses`.
+    For `stands` see `joint_change`.
     """
 
     def of_block(block: int) -> Callable[..., Tensor]:

@@ -24,6 +24,7 @@ from probing.interventions.forward import (
     Padded,
     ReadableText,
     SelectedReading,
+    draw_up_to,
     padded,
     padded_batches,
 )
@@ -57,9 +58,7 @@ TRAIN_OF_TEN = 7
 
 def draw_sentences(tokens: Tokens, at_most: int, seed: int) -> tuple[Tokens, list[int]]:
     """Draw sentences, at least one, up to `at_most` tokens; return their token table and their numbers."""
-    order = np.random.default_rng(seed).permutation(tokens.n_sentences)
-    n = max(1, int((np.cumsum(tokens.lengths[order], dtype=np.int64) <= at_most).sum()))
-    drawn = np.sort(order[:n])
+    drawn = draw_up_to(tokens.lengths, at_most, seed)
     rows = np.isin(tokens.sentences, drawn)
     return Tokens(tokens.lengths[drawn], tokens.input_ids[rows], tokens.words[rows]), drawn.tolist()
 
@@ -257,11 +256,6 @@ class PositionAccuracy:
         )
 
 
-def last_hidden_states(encoder: nn.Module, anatomy: Anatomy, tokens: Tokens, pad_token_id: int) -> Tensor:
-    """Return the last hidden states of sentences, shape (n_tokens, d_model), float32."""
-    return states_of_layer(encoder, anatomy, tokens, pad_token_id, anatomy.n_layers)
-
-
 @torch.inference_mode()
 def states_of_layer(
     encoder: nn.Module,
@@ -296,10 +290,6 @@ class MaskedText:
     anatomy: Anatomy
     pad_token_id: int
     batch_tokens: int
-
-    def batches(self, batch_tokens: int, pad_token_id: int, with_padding: bool, device: Any = "cpu") -> list[Padded]:
-        """Return the sentences in batches of similar length."""
-        return padded_batches(self.tokens, batch_tokens, pad_token_id, with_padding, device)
 
     def states(self, layer: int) -> Tensor:
         """Return the hidden states of a layer, shape (n_tokens, d_model), float32."""

@@ -22,7 +22,7 @@ from probing.interventions.model_output import (
     SentenceSums,
     choose_masked,
     draw_sentences,
-    last_hidden_states,
+    states_of_layer,
 )
 from probing.interventions.parameters import zeroed
 from probing.interventions.passes import Rows, among, tested
@@ -105,24 +105,19 @@ def read_under(
     chosen: Iterable[Condition],
     change: Callable[[Condition], AbstractContextManager[None]],
     read: Callable[[], Result],
-    say: Callable[[Condition], None],
+    words: Callable[[Condition], str],
 ) -> dict[Condition, Result]:
-    """Measure a model under each condition, after `say`; `read` measures it in its present state."""
+    """Measure a model under each condition, which is noted in `words`; `read` measures it in its present state."""
     reads: dict[Condition, Result] = {}
     for condition in chosen:
-        say(condition)
+        note(words(condition))
         with change(condition):
             reads[condition] = read()
         give_back_memory()
     return reads
 
 
-def intervene(
-    norms: Sequence[nn.Module],
-    chosen: Sequence[Condition],
-    reader: Reader,
-    say: Callable[[str], None] = lambda message: None,
-) -> list[dict[str, Any]]:
+def intervene(norms: Sequence[nn.Module], chosen: Sequence[Condition], reader: Reader) -> list[dict[str, Any]]:
     """Measure the intact model and the model under each condition; return the rows of `interventions.csv`.
 
     `effect` is the value minus the intact model's, with its paired confidence interval over sentences; the ends are NaN
@@ -130,13 +125,13 @@ def intervene(
     place, that harm less, and `p_value` is (1 + number of draws that harm at least as much) / (1 + number of draws).
     """
     after = [condition for condition in chosen if condition.where == "after"]
-    say("the intact model")
+    note("the intact model")
     intact, *clipped = reader([(), *(condition.neurons for condition in after)])
     sums_of = dict(zip(after, clipped, strict=True)) | read_under(
         [condition for condition in chosen if condition.where == "inside"],
         lambda condition: zeroed(norms, condition.neurons),
         lambda: reader([()])[0],
-        lambda condition: say(f"without {condition.kind.replace('_', ' ')} {condition.draw or ''}".rstrip()),
+        lambda condition: f"without {condition.kind.replace('_', ' ')} {condition.draw or ''}".rstrip(),
     )
     return effect_rows(intact, {condition: sums_of[condition] for condition in chosen})
 
@@ -287,7 +282,7 @@ def ablate_outliers(of: OutlierModel) -> Rows:
     if reader is None:
         tokens, sentences = draw_sentences(of.store.tokens, PROBE_TOKENS, of.seed)
         reader = of.positions(
-            lambda: last_hidden_states(encoder, anatomy, tokens, of.pad_token_id), tokens, sentences,
+            lambda: states_of_layer(encoder, anatomy, tokens, of.pad_token_id, anatomy.n_layers), tokens, sentences,
             "--neurons outliers",
         )  # fmt: skip
-    return intervene(modules, conditions(neurons, gains, of.n_draws, of.seed), reader, note)
+    return intervene(modules, conditions(neurons, gains, of.n_draws, of.seed), reader)

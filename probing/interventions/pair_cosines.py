@@ -24,7 +24,7 @@ from probing.downstream.sentence_vectors import cosines, pseudo_values, reported
 from probing.downstream.wic import best_threshold, target_cosines, targets, with_both_words
 from probing.errors import UserError
 from probing.interventions import STS, TUNED, TUNED_R2, WIC
-from probing.interventions.forward import ItemReading, LaterBlocks, Loss, OfSentences, Padded, ReadText
+from probing.interventions.forward import ItemReading, LaterBlocks, Loss, OfSentences, Padded, ReadText, draw_up_to
 from probing.models.examination import examination_inputs, run, with_the_same_weights
 from probing.models.loading import HeadOf
 from probing.text import Corpus, GroupBy, Split
@@ -33,11 +33,9 @@ from probing.text.tasks import SentenceTask, TokenTask
 Array = NDArray[np.float64]
 
 
-def draw_pairs(sentences: NDArray[np.int64], lengths: NDArray[np.int32], at_most: int, seed: int) -> NDArray[np.int64]:
-    """Draw pairs, at least one, up to `at_most` tokens, and return their indices, ascending."""
-    order = np.random.default_rng(seed).permutation(len(sentences))
-    n = max(1, int((np.cumsum(lengths[sentences[order]].sum(1), dtype=np.int64) <= at_most).sum()))
-    return np.sort(order[:n])
+def draw_pairs(pairs: SentencePairs | WordPairs, store: ActivationStore, at_most: int, seed: int) -> NDArray[np.int64]:
+    """Draw pairs of a set, at least one, up to `at_most` tokens, and return their indices, ascending."""
+    return draw_up_to(store.tokens.lengths[pairs.sentences].sum(1), at_most, seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,11 +205,6 @@ def similarity_readout(
     return PairsReadout(f"{STS}:{pairs.label}", mentions, at.reshape(-1, 2), last, score, error, gold)
 
 
-def drawn(pairs: SentencePairs, store: ActivationStore, n_tokens: int, seed: int) -> NDArray[np.int64]:
-    """Draw pairs of a set, of at most `n_tokens` tokens, and return their indices."""
-    return draw_pairs(pairs.sentences, store.tokens.lengths, n_tokens, seed)
-
-
 def halves(selected: NDArray[np.int64], seed: int) -> Sequence[NDArray[np.int64]]:
     """Divide pairs at random into two halves: the first to choose on, the second to report on."""
     order = np.random.default_rng(seed).permutation(selected)
@@ -275,7 +268,7 @@ def senses_readout(
     """
     whole = with_both_words(pairs, store.tokens)
     chosen = np.zeros(whole.n_pairs, dtype=bool)
-    chosen[draw_pairs(whole.sentences, store.tokens.lengths, n_tokens, seed)] = True
+    chosen[draw_pairs(whole, store, n_tokens, seed)] = True
     some = whole.pick(chosen)
     words, at = np.unique(targets(some), axis=0, return_inverse=True)
     read, sentences = np.unique(words[:, 0], return_inverse=True)

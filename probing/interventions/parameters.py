@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from probing.interventions import ACTIVATIONS, BOTH, CHANNEL, NOTHING, OUTLIERS, RANDOM, TENSOR, WEIGHTS
-from probing.interventions.forward import Change, Forward, LaterBlocks, Padded, ReadableText, Readers, Replace
+from probing.interventions.forward import Change, LaterBlocks, Padded, Replace
 from probing.probes.transforms import random_neurons
 from probing.statistics.moments import ProfileAccumulator, outliers_of
 
@@ -131,21 +131,6 @@ class PrunedShare:
 
     percent: int
     draw: int
-
-
-class PruningPasses(Forward):
-    """Passes over a text for each `PrunedShare` of the weights of some blocks."""
-
-    def __init__(
-        self, readers: Readers, text: ReadableText, blocks: Sequence[int], batch_tokens: int, seed: int
-    ) -> None:  # fmt: skip
-        super().__init__(readers, text, batch_tokens)
-        self.weights, self.seed = matrices(readers.model, blocks), seed
-        self.layer = first_block(readers.model, blocks) - 1
-
-    def change(self, job: PrunedShare) -> Change:
-        """Return the change of the model for a share."""
-        return Change(self.layer, parameters=partial(pruned, self.weights, job.percent, job.draw, self.seed))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -265,26 +250,16 @@ class RoundingRange:
         return round_states
 
 
-class RoundingPasses(Forward):
-    """Passes over a text for each `Rounding`; `ranges` are those of the states that enter the rounded blocks."""
+def rounding_change(model: LaterBlocks, ranges: Mapping[int, RoundingRange], seed: int) -> Callable[[Rounding], Change]:
+    """Return the function that describes a rounding; `ranges` are those of the states that enter the rounded blocks."""
+    blocks = list(ranges)
+    weights, columns = matrices(model, blocks), column_weights(model.encoder)
 
-    def __init__(
-        self, readers: Readers, text: ReadableText, ranges: Mapping[int, RoundingRange], batch_tokens: int, seed: int
-    ) -> None:
-        super().__init__(readers, text, batch_tokens)
-        self.ranges, self.seed = ranges, seed
+    def change(rounding: Rounding) -> Change:
+        of_states = ranges if rounding.rounded in (ACTIVATIONS, BOTH) else {}
+        states = {block - 1: of.replace(rounding, seed, block) for block, of in of_states.items()}
+        bits = rounding.bits if rounding.rounded in (WEIGHTS, BOTH) else 0
+        round_weights = partial(rounded_weights, weights, bits, rounding.scale == CHANNEL, columns)
+        return Change(first_block(model, blocks) - 1, states, parameters=round_weights)
 
-    @cached_property
-    def _weights(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        model = self.readers.model
-        return matrices(model, list(self.ranges)), column_weights(model.encoder)
-
-    def change(self, job: Rounding) -> Change:
-        """Return the change of the model for a rounding."""
-        layer = first_block(self.readers.model, list(self.ranges)) - 1
-        of_states = self.ranges if job.rounded in (ACTIVATIONS, BOTH) else {}
-        states = {block - 1: of.replace(job, self.seed, block) for block, of in of_states.items()}
-        weights, columns = self._weights
-        bits = job.bits if job.rounded in (WEIGHTS, BOTH) else 0
-        round_weights = partial(rounded_weights, weights, bits, job.scale == CHANNEL, columns)
-        return Change(layer, states, parameters=round_weights)
+    return change

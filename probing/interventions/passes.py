@@ -13,7 +13,7 @@ from torch import Tensor
 from probing.activations import ActivationStore, job_lock
 from probing.activations.source import ActivationSource
 from probing.activations.store import WorkPlan, WorkStore, fingerprint
-from probing.interventions.forward import Forward, Readout
+from probing.interventions.forward import Change, Forward, Readout
 from probing.runtime.progress import counted
 from probing.statistics import difference_interval, difference_p_value, mean_interval, mean_p_value, widened
 from probing.statistics.chance import holm, percentile_of, rank_p
@@ -116,7 +116,8 @@ def run_unfinished(
 
 
 def run_last_layer(
-    passes: Forward, readout: Readout, files: Mapping[int, Job], store: WorkStore, what: str
-) -> dict[Job, Sums]:
+    passes: Forward, change: Callable[[Job], Change], readout: Readout, files: Mapping[int, Job], store: WorkStore,
+    what: str,
+) -> dict[Job, Sums]:  # fmt: skip
     """Run the passes that are not stored yet; return the results of a readout in its last layer, shape (n_items,)."""
-    return run_unfinished(files, store, lambda job: passes.read(job, readout)[-1].clone(), what)
+    return run_unfinished(files, store, lambda job: passes.read(change(job), readout)[-1].clone(), what)

@@ -243,14 +243,11 @@ class LayersInMemory:
 
 @dataclass(frozen=True)
 class Labelled:
-    """Passes over a text, and the class of each token that is or represents an example, -1 for others.
-
-    The task defines an example's vector; None if it is the hidden state of its token.
-    """
+    """Passes over a text, and the class of each token that is or represents an example of a task, -1 for others."""
 
     passes: Forward
     labels: NDArray[np.int32]
-    task: TokenTask | None = None
+    task: TokenTask
 
     def examples(self, job: Any, layers: Sequence[int]) -> Examples:
         """Return the examples with their hidden states under a job's change."""
@@ -260,7 +257,7 @@ class Labelled:
             labels = np.full(store.tokens.n_sentences, -1, dtype=np.int32)
             np.maximum.at(labels, store.tokens.sentences, self.labels)
             return Examples(SentenceVectors(store, task.pooling), labels, pooling=task.pooling)
-        return Examples(store, self.labels, word_means=task is not None and task.word_means)
+        return Examples(store, self.labels, word_means=task.word_means)
 
 
 def retrained(
@@ -271,8 +268,8 @@ def retrained(
     for some in _in_memory(train, test, layers):
         sides = [part.examples(job, some) for part in (train, test)]
         nothing = replace(sides[0], labels=np.full_like(sides[0].labels, -1))
-        ordinal = train.task is None or train.task.ordinal
-        fits = train_probes(Sides(sides[0], nothing, sides[1], classes, ordinal), some, training, "retrained")
+        of_sides = Sides(sides[0], nothing, sides[1], classes, train.task.ordinal)
+        fits = train_probes(of_sides, some, training, "retrained")
         right += [fit.correct_by_sentence for fit in fits]
     return torch.from_numpy(np.array(right, dtype=np.float32))
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -14,9 +15,10 @@ from torch import Tensor, nn
 from probing.activations import ActivationStore
 from probing.activations.extraction import forward_trainer
 from probing.activations.source import ActivationSource
+from probing.activations.store import WorkStore
 from probing.downstream.wic import target_check
 from probing.interventions import MLM, POSITION, PROBED, STS, TASK, TUNED, WIC, WORDS
-from probing.interventions.forward import LaterBlocks, Readers, Readout, ReadText
+from probing.interventions.forward import LaterBlocks, Readers, Readout, ReadText, draw_text
 from probing.interventions.model_output import MaskedWordLoss, masked_lm_of
 from probing.interventions.pair_cosines import (
     READ,
@@ -25,7 +27,7 @@ from probing.interventions.pair_cosines import (
     TunedHead,
     TunedScore,
     TunedTask,
-    drawn,
+    draw_pairs,
     halves,
     read_senses,
     read_similarity,
@@ -33,6 +35,7 @@ from probing.interventions.pair_cosines import (
     senses_readout,
     similarity_readout,
 )
+from probing.interventions.passes import opened
 from probing.interventions.probed_task import Frozen, ProbedTask
 from probing.models import load_encoder, load_tokenizer
 from probing.models.examination import n_token_types
@@ -205,7 +208,7 @@ class InterventionSetup:
         if MLM in self.readouts:
             yield self.masked_words(text, seed)
         for pairs, store in zip(self.readouts.get(STS, ()), self.stores_of_sets, strict=True):
-            yield similarity_readout(pairs, store, drawn(pairs, store, n_tokens, seed), last)
+            yield similarity_readout(pairs, store, draw_pairs(pairs, store, n_tokens, seed), last)
         if WIC in self.readouts:
             yield senses_readout(self.readouts[WIC][READ], self.stores_of_senses[1], self.rule, n_tokens, last, seed)
         if TUNED in self.readouts:
@@ -249,7 +252,7 @@ class InterventionSetup:
             return readout.part(chosen_on), readout.part(reported_on)
         for pairs, store in zip(self.readouts[STS], self.stores_of_sets, strict=True):
             if readout.name == f"{STS}:{pairs.label}":
-                pair_halves = halves(drawn(pairs, store, n_tokens, seed), seed)
+                pair_halves = halves(draw_pairs(pairs, store, n_tokens, seed), seed)
                 first, second = (similarity_readout(pairs, store, half, last) for half in pair_halves)
                 return first, second
         raise ValueError(f"{readout.name} is none of the readouts")
@@ -258,6 +261,56 @@ class InterventionSetup:
     def rule(self) -> SenseRule:
         """The rule that classifies two senses as same, by the cosine in the last layer."""
         return rule_of(self.readouts[WIC][TRAIN], self.stores_of_senses[0], self.source.layers[-1])
+
+
+# Increased whenever the meaning of what is stored changes.
+FORMAT = 2
+
+
+@dataclass(frozen=True, eq=False)
+class InterventionTexts:
+    """What the passes of a survey read: test sentences (`text`), and training sentences for replacements and probes.
+
+    `config` has at least `n_tokens`, the maximum of either, and the `seed` by which sentences are drawn.
+    """
+
+    setup: InterventionSetup
+    stores: Sequence[ActivationStore]
+    config: Any
+    text: ReadText
+    train: ReadText
+
+    @classmethod
+    def of(cls, setup: InterventionSetup, stores: Sequence[ActivationStore], config: Any) -> Self:
+        """Draw the sentences from stores with all layers."""
+        candidates = (
+            (part, np.array([sentence_split == side for sentence_split in setup.splits[part]], dtype=bool))
+            for part, side in ((-1, "test"), (0, "train"))
+        )
+        return cls(setup, stores, config, *(
+            draw_text(stores[part], is_candidate, config.n_tokens, config.seed, setup.n_types)
+            for part, is_candidate in candidates
+        ))  # fmt: skip
+
+    @property
+    def batch_tokens(self) -> int:
+        """Maximum number of tokens of a batch, padding included."""
+        return self.stores[-1].plan.batch_tokens
+
+    def opened(self, what: str, settings: Mapping[str, Any], n_passes: int) -> AbstractContextManager[WorkStore]:
+        """Open the store of passes; `what` names the settings on which their results depend, in its key.
+
+        Raises:
+            UserError: If the cache cannot be written.
+        """
+        setup, config, last = self.setup, self.config, self.stores[-1]
+        common = {
+            "format": FORMAT, "train": dict(self.stores[0].plan.key), "split_seed": setup.split_seed,
+            "trainer": {name: str(value) for name, value in setup.source.trainer.items()},
+            "n_tokens": config.n_tokens, "seed": config.seed,
+        }  # fmt: skip
+        key = {**last.plan.key, what: {**common, **settings}}
+        return opened(setup.source, key, last, self.text.tokens, n_passes, "ablate")
 
 
 def _all(checks: Sequence[Callable[[Tokens], None]], tokens: Tokens) -> None:

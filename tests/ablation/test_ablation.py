@@ -17,7 +17,7 @@ from probing.errors import UserError
 from probing.interventions import INTERCHANGE, NEURON_KINDS, READOUTS_OF_UNITS, measure_of
 from probing.interventions import probed_task as retraining
 from probing.interventions.forward import Readers, ReadText
-from probing.interventions.frozen_probes import FrozenProbes
+from probing.interventions.frozen_probes import ProbeReadout
 from probing.interventions.heads import (
     KINDS,
     OF_HEADS,
@@ -62,7 +62,7 @@ def test_without_a_change_the_probes_read_what_they_read_from_the_whole_model(ca
         assert right.shape == (4 - block, 20)
         for i, layer in enumerate(range(block, 4)):
             assert torch.equal(right[i], of_whole_model(case, layer))
-    assert np.array_equal(case.probes.n_by_sentence(case.text.tokens), _n_examples(case))
+    assert np.array_equal(case.passes().readout.n, _n_examples(case))
 
 
 def test_every_kind_of_replacement_and_every_readout_has_its_words() -> None:
@@ -72,7 +72,7 @@ def test_every_kind_of_replacement_and_every_readout_has_its_words() -> None:
 
 
 def _n_examples(case: Case) -> list[int]:
-    tokens, labels = case.text.tokens, case.probes.labels
+    tokens, labels = case.text.tokens, case.labels
     return [int((labels[tokens.of_sentences(i, 1)] >= 0).sum()) for i in range(tokens.n_sentences)]
 
 
@@ -192,7 +192,7 @@ def test_the_model_is_what_it_was_to_the_bit_also_after_an_error(case: Case, mon
         raise RuntimeError("in the middle")
 
     with monkeypatch.context() as patch:
-        patch.setattr(FrozenProbes, "read", fail)
+        patch.setattr(ProbeReadout, "right", fail)
         with pytest.raises(RuntimeError, match="in the middle"):
             passes.run(AblationJob(2, 1, "mean"))
     with monkeypatch.context() as patch:
@@ -473,7 +473,7 @@ class Planted:
 def test_a_probe_that_is_trained_again_reads_what_is_still_there(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retraining, "MEMORY", memory)  # with little of it, layer after layer
     train, test = Planted(0), Planted(1)
-    parts = [Labelled(cast(HeadPasses, one), one.labels) for one in (train, test)]
+    parts = [Labelled(cast(HeadPasses, one), one.labels, load_task("position", {})) for one in (train, test)]
     classes: Any = np.arange(3)
     for head, share in ((1, 0.34), (2, 1.0)):
         right = retrained(parts[0], parts[1], classes, AblationJob(1, head, "zero"), TRAINING, [1, 2])

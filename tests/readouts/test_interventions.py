@@ -19,7 +19,7 @@ from probing.activations import ActivationStore, Request, activations
 from probing.data.labelling import IGNORED
 from probing.downstream.labelled_pairs import WordPairs
 from probing.errors import UserError
-from probing.interventions.forward import Change, Forward, LaterBlocks, Readers, ReadText, padded
+from probing.interventions.forward import Change, Forward, LaterBlocks, Readers, ReadText, draw_up_to, padded
 from probing.interventions.heads import replace_head_outputs, uniform_outputs
 from probing.interventions.model_output import SentenceSums
 from probing.interventions.outliers import conditions, intervene
@@ -31,7 +31,6 @@ from probing.interventions.pair_cosines import (
     TunedHead,
     TunedScore,
     draw_pairs,
-    drawn,
     halves,
     read_senses,
     read_similarity,
@@ -448,7 +447,7 @@ class Case:
         write_semeval(place / "STS12", "one", sentence_pairs(40, 0))
         (self.rated,) = read_similarity(str(place / "STS12"))
         self.store = read(self.rated.corpus)
-        self.kept = drawn(self.rated, self.store, 600, 0)
+        self.kept = draw_pairs(self.rated, self.store, 600, 0)
         self.similarity = similarity_readout(self.rated, self.store, self.kept, self.last)
         for part, n in ((TRAIN, 60), (READ, 30)):
             write_wic(place / "wic", part, word_pairs(n, n))
@@ -562,9 +561,9 @@ def test_gradients_of_a_pair_are_finite_differences_of_its_loss(case: Case, whic
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_pairs_are_drawn_whole_and_divided_in_two() -> None:
     sentences, lengths = np.array([[0, 1], [2, 0], [1, 1], [3, 2]]), np.array([3, 2, 4, 30], dtype=np.int32)
-    drawn_pairs = [draw_pairs(sentences, lengths, 16, seed) for seed in range(10)]
+    drawn_pairs = [draw_up_to(lengths[sentences].sum(1), 16, seed) for seed in range(10)]
     assert {tuple(some.tolist()) for some in drawn_pairs} <= {(0, 1, 2), (0, 2), (0, 1), (1, 2), (0,), (1,), (2,), (3,)}
-    assert draw_pairs(sentences, lengths, 1, 0).shape == (1,)
+    assert draw_up_to(lengths[sentences].sum(1), 1, 0).shape == (1,)
     first, second = halves(np.arange(3, 14), 0)
     assert sorted([*first, *second]) == list(range(3, 14))
     assert abs(len(first) - len(second)) == 1

@@ -27,7 +27,6 @@ from probing.interventions.forward import (
     padded_batches,
 )
 from probing.interventions.frozen_probes import (
-    FrozenProbes,
     ProbeReadout,
     at_offset,
     at_tokens,
@@ -45,9 +44,9 @@ from probing.interventions.model_output import (
     Prompt,
     choose_masked,
     draw_sentences,
-    last_hidden_states,
     masked_lm_of,
     prompt_of,
+    states_of_layer,
     tokens_of_prompts,
 )
 from probing.interventions.parameters import zeroed
@@ -198,7 +197,7 @@ def many(sentences: list[str], folder: Path) -> tuple[Tokens, Any]:
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_last_hidden_states_are_those_of_each_sentence_by_itself(folder: Path, tokens: Tokens) -> None:
     encoder: Any = load_encoder(resolve_model(str(folder)))
-    found = last_hidden_states(encoder, examine(encoder), tokens, 0)
+    found = states_of_layer(encoder, anatomy := examine(encoder), tokens, 0, anatomy.n_layers)
     for sentence in range(tokens.n_sentences):
         rows = tokens.of_sentences(sentence, 1)
         with torch.inference_mode():
@@ -402,7 +401,7 @@ def test_the_states_of_a_text_are_those_of_its_own_tokens(store: ActivationStore
 @pytest.mark.parametrize("with_padding", [True, False])
 def test_batches_have_every_token_once(store: ActivationStore, with_padding: bool) -> None:
     text = draw_text(store, np.ones(8, dtype=bool), 100, 0)
-    batches = text.batches(8, pad_token_id=1, with_padding=with_padding)
+    batches = padded_batches(text.tokens, 8, pad_token_id=1, with_padding=with_padding)
     found = sorted(row for batch in batches for row in batch.rows[batch.mask].tolist())
     assert found == list(range(text.tokens.n_tokens))
     for batch in batches:
@@ -546,10 +545,10 @@ def test_examples_of_every_form_are_counted_as_in_a_loop(task: Any, batch_tokens
     if not isinstance(task, SentenceTask):
         labels = np.where(tokens.special | (task.word_means & ~tokens.first_pieces), -1, labels)
     stands = standing_for(task, tokens)
-    probes = FrozenProbes(
-        weight, torch.from_numpy(labels.astype(np.int64)), None if stands is None else torch.from_numpy(stands)
-    )
-    readout = ProbeReadout(cast(Any, Held(tokens)), probes, torch.device("cpu"), "task")
+    readout = ProbeReadout(
+        cast(Any, Held(tokens)), weight, torch.from_numpy(labels.astype(np.int64)), torch.device("cpu"),
+        None if stands is None else torch.from_numpy(stands), "task",
+    )  # fmt: skip
     reading = readout.begin(readout.layers(1))
     for batch in padded_batches(tokens, batch_tokens, 0, True):
         reading.take({1: states[batch.rows], 2: -2 * states[batch.rows]}, batch)

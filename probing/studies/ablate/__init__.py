@@ -229,7 +229,7 @@ def _ablate_units(call: Call, tokenizer: Any) -> Result | None:
     tuned = _tuned_of(readout_sources.pop(TUNED, None), config)
     fit_run = _run_of(config)
     with quiet_libraries():
-        from probing.studies.ablate.survey import others, study_output, survey
+        from probing.studies.ablate.survey import others, survey
 
         ablation, setup = _config_and_setup(call, fit_run or tuned, readout_sources, tokenizer)
         call.expect(1 + (POSITION in setup.readouts) + bool(others(setup)))
@@ -239,11 +239,7 @@ def _ablate_units(call: Call, tokenizer: Any) -> Result | None:
             return None
         files = setup.source.model
 
-        def measure(_: Path) -> Measurements:
-            results = survey(setup, stores, ablation)
-            return study_output(results, stores, tuned)
-
-        return call.write(files, measure)
+        return call.write(files, lambda _: survey(setup, stores, ablation, tuned))
 
 
 def _config_and_setup(
@@ -252,6 +248,8 @@ def _config_and_setup(
     """Return the configuration of the survey and the `InterventionSetup`."""
     from probing.downstream.labelled_pairs import text_of_tuned
     from probing.interventions import heads
+    from probing.interventions.pair_cosines import TunedTask
+    from probing.interventions.probed_task import frozen_of_run
     from probing.interventions.subject import InterventionSetup, data_of
     from probing.studies.ablate.survey import AblationConfig, check
 
@@ -262,7 +260,8 @@ def _config_and_setup(
     check(units, kinds, UNITS_PRUNED in prune)
     data = data_of(readout_sources)
     if isinstance(source_run, Tuned):
-        data[TUNED] = _task_of(source_run)
+        classes, flag_text = source_run.results["classes"], source_run.flag_text
+        data[TUNED] = TunedTask(task_of(source_run), source_run.split_by, classes, flag_text)
     split_seed = config["seed"] if source_run is None else source_run.config["seed"]
     source = call.source(seed=split_seed, tokenizer=tokenizer)
     blocks = source.blocks(layer_numbers(config["layer"]))
@@ -286,7 +285,9 @@ def _config_and_setup(
         WEIGHTS_PRUNED in prune,
         _bits(config["quantise"]),
     )
-    frozen = None if isinstance(source_run, Tuned) else _frozen(source_run, source)
+    frozen = None
+    if isinstance(source_run, Run):
+        frozen = frozen_of_run(source_run, source.model, source.random_weights_seed, (), "run")
     setup = InterventionSetup(source, corpora, splits, split_seed, frozen, data)
     return _of_layers(ablation, setup, config), setup
 
@@ -317,11 +318,7 @@ def _pruned(words: bool | str | list[str]) -> list[str]:
 def _bits(words: int | list[int] | str | None) -> list[int]:
     if words is None:
         return []
-    words = ",".join(map(str, words)) if isinstance(words, list) else str(words)
-    try:
-        bit_counts = list(dict.fromkeys(int(word) for word in words.split(",")))
-    except ValueError:
-        raise UserError(f"`--quantise {words}`: expected numbers of bits, such as 8,4.") from None
+    bit_counts = list(dict.fromkeys(_numbers("quantise", words, "numbers of bits, such as 8,4")))
     refuse([problem for bits in bit_counts for problem in out_of_range("quantise", bits, 2, 16)])
     return bit_counts
 
@@ -349,20 +346,6 @@ def _tuned_of(folder: str | None, config: dict[str, Any]) -> Tuned | None:
     return tuned
 
 
-def _task_of(tuned: Tuned) -> Any:
-    from probing.interventions.pair_cosines import TunedTask
-
-    return TunedTask(task_of(tuned), tuned.split_by, tuned.results["classes"], tuned.flag_text)
-
-
-def _frozen(run: Run | None, source: Any) -> Any:
-    if run is None:
-        return None
-    from probing.interventions.probed_task import frozen_of_run
-
-    return frozen_of_run(run, source.model, source.random_weights_seed, (), "run")
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # Neurons, and outliers in the LayerNorms.
 # --------------------------------------------------------------------------------------------------------------------
@@ -373,63 +356,12 @@ def _is_of_positions(run: Run) -> bool:
     return run.config["task"] == POSITION and not run.config["task_args"]
 
 
-@dataclass(frozen=True)
-class SelectedNeurons:
-    """Neurons of the residual stream that are changed, how, and what is read.
+def _selected_neurons(
+    config: dict[str, Any], run: Run | None
+) -> tuple[Sequence[int] | None, list[NeuronReplacement], dict[str, str | None]]:
+    """Return the neurons that are changed, how, and what is read with which data; set the readouts in `config`.
 
-    `neurons` are in the order typed: empty for all neurons of the layer, None for the first `top` of the run's ranking.
-    `readouts` has None for a readout without data. `flag_text` is the option that names the neurons, with its value.
-    """
-
-    flag_text: str
-    neurons: Sequence[int] | None
-    top: int | None
-    run: Run | None
-    kinds: Sequence[NeuronReplacement]
-    readouts: Mapping[str, str | None]
-
-    @property
-    def task_name(self) -> str | None:
-        """Short name of the run's task; None for position with its default options, or without a run."""
-        return None if self.run is None or _is_of_positions(self.run) else short_name(self.run.config)
-
-    def by_layer(self, layers: Sequence[int], is_all: bool, n_layers: int, d_model: int) -> dict[int, list[int]]:
-        """Return the neurons that are changed, by layer; `is_all` means that `--layer` names all layers by default.
-
-        Raises:
-            UserError: If no later layer reads one of the layers, the run has no ranking of it, a neuron number is out
-                of range, or the neurons are more than half of the layer.
-        """
-        is_ranked = self.neurons is None and self.run is not None
-        ranked_layers = self.run.layers if is_ranked and self.run else list(range(n_layers))
-        wrong = [layer for layer in layers if layer not in ranked_layers or layer == n_layers]
-        if wrong and not is_all:
-            why = "no later layer reads them" if wrong[0] == n_layers else "the run has no ranking of them"
-            usable = ", ".join(str(layer) for layer in ranked_layers if layer < n_layers)
-            raise UserError(
-                f"`--layer {wrong[0]}` with `{self.flag_text}`: neurons of this layer cannot be changed, because "
-                f"{why}; give some of {usable}."
-            )
-        changed_layers = [layer for layer in layers if layer in ranked_layers and layer < n_layers]
-        if not changed_layers:
-            raise UserError(
-                f"`{self.flag_text}` has the last layer alone, which no later layer reads; give another run."
-            )
-        refuse([
-            problem for neuron in self.neurons or () for problem in out_of_range("neurons", neuron, 0, d_model - 1)
-        ])  # fmt: skip
-        most = d_model // 2
-        top = min(TOP, most) if self.top is None else self.top
-        n, words = (top, f"--top {top}") if self.neurons is None else (len(self.neurons), self.flag_text)
-        if n > most:
-            raise UserError(f"`{words}`: {n} neurons are more than half of the {d_model}; give at most {most}.")
-        if self.neurons is not None or self.run is None:
-            return {layer: list(self.neurons or range(d_model)) for layer in changed_layers}
-        return {layer: [row["neuron"] for row in self.run.top(layer, top)] for layer in changed_layers}
-
-
-def _selected_neurons(config: dict[str, Any], run: Run | None) -> SelectedNeurons:
-    """Return the neurons that are changed, of a run if one is named, and set the readouts in `config`.
+    The neurons are in the order typed: empty for all neurons of a layer, None for the first of the run's ranking.
 
     Raises:
         UserError: If options contradict each other.
@@ -443,8 +375,48 @@ def _selected_neurons(config: dict[str, Any], run: Run | None) -> SelectedNeuron
             "is decoded, its control `shuffled`, or `translate`."
         )
     readouts = _readouts(config, kinds, run)
-    neurons = {"ranked": None, "all": ()}[words] if words in ("ranked", "all") else _numbers(words)
-    return SelectedNeurons(f"--neurons {words}", neurons, config["top"], run, kinds, readouts)
+    if words in ("ranked", "all"):
+        return None if words == "ranked" else (), kinds, readouts
+    neurons = _numbers("neurons", words, "numbers of neurons, such as 18,99, or ranked, all or outliers")
+    if twice := [n for n in neurons if neurons.count(n) > 1]:
+        raise UserError(f"`--neurons {words}`: neuron {twice[0]} is there twice; name each once.")
+    return neurons, kinds, readouts
+
+
+def _neurons_by_layer(
+    config: Mapping[str, Any], neurons: Sequence[int] | None, run: Run | None, source: Any
+) -> dict[int, list[int]]:
+    """Return the neurons that are changed, by layer; for `neurons` see `_selected_neurons`.
+
+    Raises:
+        UserError: If no later layer reads one of the layers, the run has no ranking of it, a neuron number is out
+            of range, or the neurons are more than half of the layer.
+    """
+    n_layers, d_model = source.config.num_hidden_layers, source.config.hidden_size
+    flag_text = f"--neurons {_flag_value(config['neurons'])}"
+    ranked_layers = run.layers if neurons is None and run else list(range(n_layers))
+    wrong = [layer for layer in source.layers if layer not in ranked_layers or layer == n_layers]
+    if wrong and layer_numbers(config["layer"]) is not None:
+        why = "no later layer reads them" if wrong[0] == n_layers else "the run has no ranking of them"
+        usable = ", ".join(str(layer) for layer in ranked_layers if layer < n_layers)
+        raise UserError(
+            f"`--layer {wrong[0]}` with `{flag_text}`: neurons of this layer cannot be changed, because "
+            f"{why}; give some of {usable}."
+        )
+    changed_layers = [layer for layer in source.layers if layer in ranked_layers and layer < n_layers]
+    if not changed_layers:
+        raise UserError(f"`{flag_text}` has the last layer alone, which no later layer reads; give another run.")
+    refuse([
+        problem for neuron in neurons or () for problem in out_of_range("neurons", neuron, 0, d_model - 1)
+    ])  # fmt: skip
+    most = d_model // 2
+    top = min(TOP, most) if config["top"] is None else config["top"]
+    n, words = (top, f"--top {top}") if neurons is None else (len(neurons), flag_text)
+    if n > most:
+        raise UserError(f"`{words}`: {n} neurons are more than half of the {d_model}; give at most {most}.")
+    if neurons is not None or run is None:
+        return {layer: list(neurons or range(d_model)) for layer in changed_layers}
+    return {layer: [row["neuron"] for row in run.top(layer, top)] for layer in changed_layers}
 
 
 def _kinds(config: Mapping[str, Any]) -> list[NeuronReplacement]:
@@ -505,24 +477,22 @@ def _readouts(config: dict[str, Any], kinds: Sequence[NeuronReplacement], run: R
     return {name: readouts[name] for name in READOUTS_OF_NEURONS if name in readouts}
 
 
-def _numbers(words: str) -> list[int]:
-    """Parse `--neurons` into neuron numbers; refuse duplicates."""
+def _numbers(option: str, value: Any, expected: str) -> list[int]:
+    """Return the numbers that an option lists; `expected` says which, for the message."""
+    words = _flag_value(value)
     try:
-        numbers = [int(word) for word in words.split(",")]
+        return [int(word) for word in words.split(",")]
     except ValueError:
-        raise UserError(
-            f"`--neurons {words}`: expected numbers of neurons, such as 18,99, or ranked, all or outliers."
-        ) from None
-    if twice := [n for n in numbers if numbers.count(n) > 1]:
-        raise UserError(f"`--neurons {words}`: neuron {twice[0]} is there twice; name each once.")
-    return numbers
+        raise UserError(f"`--{option} {words}`: expected {expected}.") from None
 
 
 def _ablate_neurons(call: Call, tokenizer: Any) -> Result | None:
     """Change one set of neurons after the other."""
     config = call.config
     run = _run_of(config)
-    selected = _selected_neurons(config, run)
+    neurons, kinds, readouts = _selected_neurons(config, run)
+    # The short name of the run's task; None for position with its default options, or without a run.
+    task_name = None if run is None or _is_of_positions(run) else short_name(run.config)
     with quiet_libraries():
         from probing.interventions.probed_task import frozen_of_run, task_of_run
         from probing.interventions.subject import InterventionSetup, data_of
@@ -531,22 +501,22 @@ def _ablate_neurons(call: Call, tokenizer: Any) -> Result | None:
 
         split_seed = config["seed"] if run is None else int(run.config["seed"])
         source = call.source(seed=split_seed, tokenizer=tokenizer)
-        n_layers, is_all = source.config.num_hidden_layers, layer_numbers(config["layer"]) is None
-        ranked = selected.by_layer(source.layers, is_all, n_layers, source.config.hidden_size)
-        data, task, pairs, seed = data_of(selected.readouts), None, config["pairs"], config["seed"]
-        if run is not None and selected.task_name is not None:
-            task = task_of_run(run, f"--run {run.folder}", TASK in selected.readouts, selected.kinds)
+        n_layers, ranked = source.config.num_hidden_layers, _neurons_by_layer(config, neurons, run, source)
+        data, task, pairs = data_of(readouts), None, config["pairs"]
+        if run is not None and task_name is not None:
+            task = task_of_run(run, f"--run {run.folder}", TASK in readouts, kinds)
         split_by: GroupBy = "sentence" if run is None else run.split_by
         texts = read_corpora(config["corpus"], config["test_corpus"], split_seed, call.say, split_by)
         frozen, of_run = None, () if run is None else (run, source.model, source.random_weights_seed)
         if of_run and pairs is None:
             frozen = frozen_of_run(*of_run, range(min(ranked) + 1, n_layers + 1), "run")
-        elif of_run and TASK in selected.readouts:
+        elif of_run and TASK in readouts:
             frozen = frozen_of_run(*of_run, (), "run")
             check_later(frozen, ranked, f"--run {config['run']}")
         whole = replace(source, layers=list(range(n_layers + 1)))
         setup = InterventionSetup(whole, *texts, split_seed, frozen, data, task)
-        setup.model.check_layers(selected.flag_text, "changes what enters a layer", source.model.name)
+        flag_text = f"--neurons {_flag_value(config['neurons'])}"
+        setup.model.check_layers(flag_text, "changes what enters a layer", source.model.name)
         call.expect(2)
         stores = setup.read()
         call.watch.end("extract")
@@ -554,12 +524,12 @@ def _ablate_neurons(call: Call, tokenizer: Any) -> Result | None:
             return None
         draws = DRAWS if config["draws"] is None else config["draws"]
         settings = NeuronConfig(
-            ranked, selected.kinds, config["at"], config["tokens"], draws, config["retrain"], seed, selected.task_name
+            ranked, kinds, config["at"], config["tokens"], draws, config["retrain"], config["seed"], task_name
         )
 
         def measure(_: Path) -> Measurements:
             with stage("what is lost without neurons"):
-                if WORDS in selected.readouts:
+                if WORDS in readouts:
                     changed = survey_words(
                         setup, stores[-1], read_couples(pairs), f"--pairs {pairs}", settings, call.say
                     )

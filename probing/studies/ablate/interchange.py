@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,8 @@ from torch import Tensor
 from probing.activations import ActivationStore
 from probing.errors import UserError
 from probing.interventions import INTERCHANGE, INTERCHANGED, TASK
-from probing.interventions.forward import LayerReadout, Padded, ReadableText, padded_batches
-from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout, at_tokens, means, standing_for
+from probing.interventions.forward import LayerReadout, ReadableText, ReadText, draw_up_to
+from probing.interventions.frozen_probes import ProbeReadout, at_tokens, means, standing_for
 from probing.interventions.model_output import MaskedHead, MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
 from probing.interventions.neurons import (
     NeuronPasses,
@@ -32,7 +32,7 @@ from probing.interventions.neurons import (
 )
 from probing.interventions.passes import Rows, Sums, fingerprint_of, opened, run_unfinished
 from probing.interventions.probed_task import Frozen
-from probing.interventions.subject import InterventionSetup
+from probing.interventions.subject import FORMAT, InterventionSetup
 from probing.models import check_ids, length_limits
 from probing.runs.predictions import labelled_tokens
 from probing.studies.ablate.neurons import DRAWN, EffectRow, NeuronConfig, NeuronTables, effect_rows, lines_of
@@ -40,23 +40,11 @@ from probing.text import Corpus, Couple, read_couples
 from probing.text.tasks import SentenceTask, TokenTask
 from probing.text.tokens import Tokens
 
-# Increased whenever the meaning of what is stored changes.
-FORMAT = 2
-
 
 def partner_of(tokens: Tokens) -> NDArray[np.int64]:
     """Return the row of the token at the same position of the pair's other sentence, shape (n_tokens,)."""
     step = np.repeat(tokens.lengths.astype(np.int64), tokens.lengths)
     return np.arange(tokens.n_tokens) + np.where(tokens.sentences % 2 == 0, step, -step)
-
-
-def draw_pairs(n_tokens: NDArray[np.int64], at_most: int, seed: int) -> NDArray[np.int64]:
-    """Return the indices of the pairs to read, ascending: all, or a random selection of at most so many tokens.
-
-    `n_tokens` is of both sentences of each pair, shape (n_pairs,); one pair is read even if it has more tokens.
-    """
-    order = np.random.default_rng(seed).permutation(len(n_tokens))
-    return np.sort(order[: max(1, int((np.cumsum(n_tokens[order]) <= at_most).sum()))])
 
 
 def by_pair(values: NDArray[Any]) -> NDArray[Any]:
@@ -152,43 +140,6 @@ class Couples:
         return cls(f"--pairs {file}", Corpus(file, tuple(index)), couples)
 
 
-@dataclass(frozen=True, eq=False)
-class CoupledText:
-    """Pairs as consecutive sentences with as many tokens; `couples` are indices in the store, shape (n_pairs, 2)."""
-
-    store: ActivationStore
-    couples: NDArray[np.int64]
-
-    @cached_property
-    def of_store(self) -> NDArray[np.int64]:
-        """Row of each token in the store's table of tokens, shape (n_tokens,)."""
-        whole = self.store.tokens
-        return np.concatenate([
-            np.arange(whole.offsets[sentence], whole.offsets[sentence + 1]) for sentence in self.couples.ravel()
-        ])  # fmt: skip
-
-    @cached_property
-    def tokens(self) -> Tokens:
-        """The table of tokens."""
-        whole, rows = self.store.tokens, self.of_store
-        return Tokens(whole.lengths[self.couples.ravel()], whole.input_ids[rows], whole.words[rows])
-
-    @cached_property
-    def partner(self) -> NDArray[np.int64]:
-        """Row of the token at the same position of the pair's other sentence, shape (n_tokens,)."""
-        return partner_of(self.tokens)
-
-    def batches(self, batch_tokens: int, pad_token_id: int, with_padding: bool, device: Any = "cpu") -> list[Padded]:
-        """Return the sentences in batches of similar length."""
-        return padded_batches(self.tokens, batch_tokens, pad_token_id, with_padding, device)
-
-    def states(self, layer: int) -> Tensor:
-        """Return the cached hidden states of a layer, shape (n_tokens, d_model), float32."""
-        shards = self.store.plan.shards
-        whole = torch.cat([self.store.read(layer, shard.index).float() for shard in shards])
-        return whole[torch.from_numpy(self.of_store)]
-
-
 def check_later(frozen: Frozen | None, layers: Iterable[int], flag_text: str) -> None:
     """Raise a `UserError` if a run has no probe above a layer whose neurons are exchanged."""
     last = max(frozen.weight, default=0) if frozen else 0
@@ -199,8 +150,8 @@ def check_later(frozen: Frozen | None, layers: Iterable[int], flag_text: str) ->
         )
 
 
-def coupled(store: ActivationStore, couples: Couples, at_most: int, seed: int) -> tuple[CoupledText, int]:
-    """Return the pairs that can be read token by token, and the number of other pairs.
+def coupled(store: ActivationStore, couples: Couples, at_most: int, seed: int) -> tuple[ReadText, int]:
+    """Return the pairs that can be read token by token, as consecutive sentences, and the number of other pairs.
 
     If the pairs have more than `at_most` tokens, a random selection is returned.
 
@@ -215,12 +166,12 @@ def coupled(store: ActivationStore, couples: Couples, at_most: int, seed: int) -
             "a counterpart; give sentences that differ in words of as many pieces."
         )
     aligned = np.flatnonzero(is_aligned)
-    selected = aligned[draw_pairs(lengths[aligned].sum(1), at_most, seed)]
-    return CoupledText(store, couples.couples[selected]), int((~is_aligned).sum())
+    selected = aligned[draw_up_to(lengths[aligned].sum(1), at_most, seed)]
+    return ReadText(store, couples.couples[selected].ravel()), int((~is_aligned).sum())
 
 
 def read_differently(
-    text: CoupledText, task: TokenTask, weight: Mapping[int, Tensor]
+    text: ReadText, task: TokenTask, weight: Mapping[int, Tensor]
 ) -> dict[int, tuple[NDArray[np.int32], NDArray[np.int32]]]:
     """Return, by layer, the classes of the examples that the probe decodes differently in the two sentences of a pair.
 
@@ -228,7 +179,7 @@ def read_differently(
     class in the sentence itself, and in its counterpart, for each token that represents such an example, shape
     (n_tokens,); -1 for other tokens.
     """
-    tokens, partner = text.tokens, text.partner
+    tokens, partner = text.tokens, partner_of(text.tokens)
     if isinstance(task, SentenceTask):
         labels = np.zeros(tokens.n_sentences, dtype=np.int32)
     else:
@@ -272,9 +223,7 @@ def survey_couples(
     of_examples = None if stands is None else torch.from_numpy(stands)
     device = setup.readers.device
     reads = [
-        ProbeReadout(
-            text, FrozenProbes({layer: frozen.weight[layer]}, torch.from_numpy(labels), of_examples), device, name
-        )
+        ProbeReadout(text, {layer: frozen.weight[layer]}, torch.from_numpy(labels), device, of_examples, name)
         for layer in frozen.weight
         for name, labels in zip((f"{TASK}{INTERCHANGED}", TASK), classes[layer][::-1], strict=True)
     ]
@@ -291,7 +240,9 @@ def survey_couples(
     interventions, draws = rows_by_pair(results, config, store.plan.d_model, by_pair_of)
     for row in (*interventions, *draws):
         row["task"] = config.task_name
-    return NeuronTables(interventions, draws, text, text, (), {TASK: "run"}, None, len(text.couples), n_excluded)
+    return NeuronTables(
+        interventions, draws, text, text, (), {TASK: "run"}, None, text.tokens.n_sentences // 2, n_excluded
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -313,7 +264,7 @@ def survey_words(
     prompts = aligned_prompts(setup, couples, flag_text, say)
     n_excluded = len(couples) - len(prompts)
     lengths = np.array([2 * len(first.input_ids) for first, _ in prompts])
-    both = [prompt for i in draw_pairs(lengths, config.n_tokens, config.seed) for prompt in prompts[i]]
+    both = [prompt for i in draw_up_to(lengths, config.n_tokens, config.seed) for prompt in prompts[i]]
     readout = _readout(setup, both, store.plan.batch_tokens)
     differences = readout.intact()[::2] - readout.intact()[1::2]
     if not differences.any():

@@ -24,17 +24,16 @@ from probing.results import (
     Table,
     cells_table,
     count,
-    ends,
     estimated,
     in_brackets,
-    interval,
     number,
     rounded,
     text,
     whole,
 )
 from probing.runs import Terms
-from probing.statistics import binomial_interval, few_sentences
+from probing.statistics import binomial_interval
+from probing.studies.ablate.tables import range_of, why_no_intervals
 from probing.tables.figures import Chart, Drawings, Line, Panel, by_count, with_lines
 from probing.tables.outlier_effects import (
     N_TOKENS,
@@ -202,7 +201,7 @@ def _table(rows: Table, all_sizes: bool) -> Any:
     def cells() -> Iterator[list[str]]:
         for curve in readouts_of(rows):
             for row in curve if all_sizes else curve[-1:]:
-                start = [_short(row), str(row["k"]), _effect(row), _interval(row)]
+                start = [_short(row), str(row["k"]), _in_unit(row, row["effect"]), range_of(row)]
                 yield [*start, *_range(row, "random"), *_range(row, "matched")]
             yield from ([_short(curve[-1]), "all", effect] for effect in _of_whole(curve[-1]))
 
@@ -220,15 +219,6 @@ def _in_unit(row: Row, effect: float) -> str:
     """Return an effect in the unit of the row's readout."""
     measure = measure_of(row["readout"])
     return rounded(measure.times * effect, f"+.{measure.digits}f")
-
-
-def _effect(row: Row) -> str:
-    return _in_unit(row, row["effect"])
-
-
-def _interval(row: Row) -> str:
-    measure = measure_of(row["readout"])
-    return interval(row, between=" to ", form=f"+.{measure.digits}f", times=measure.times)
 
 
 def _of_whole(row: Row) -> list[str]:
@@ -251,9 +241,7 @@ def has(row: Row, source: str) -> bool:
 
 def conclusions(rows: Sequence[Row]) -> list[str]:
     """Return a sentence for each changed layer and kind, and the reason if intervals are missing."""
-    most = max(rows, key=lambda row: row["n"], default=None)
-    few = few_sentences(most["n"]) if most and not ends(most) else None
-    return [*map(_conclusion, groups_of(rows)), *_pair_baseline_lines(Table(rows)), *([few] if few else [])]
+    return [*map(_conclusion, groups_of(rows)), *_pair_baseline_lines(Table(rows)), *why_no_intervals(rows)]
 
 
 def _pair_baseline_lines(rows: Table) -> list[str]:
@@ -287,8 +275,8 @@ def _readout_clause(row: Row) -> str:
     ]
     of_whole = [SENTENCES["all_neurons"].format(effect=effect) for effect in _of_whole(row)]
     return SENTENCES["readout"].format(
-        name=name_of(row), intact=row["intact"], value=row["value"], effect=_effect(row),
-        unit=measure_of(row["readout"]).unit, compared="".join([in_brackets(_interval(row)), *drawn, *of_whole]),
+        name=name_of(row), intact=row["intact"], value=row["value"], effect=_in_unit(row, row["effect"]),
+        unit=measure_of(row["readout"]).unit, compared="".join([in_brackets(range_of(row)), *drawn, *of_whole]),
     )  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache, partial
 from typing import Any
@@ -18,9 +18,8 @@ from probing.activations.store import WorkStore
 from probing.data.labelling import origin
 from probing.errors import UserError, as_clause
 from probing.interventions import AGAIN, POSITION, PROBED, TRANSLATED, NeuronReplacement, ReadoutUnit, measure_of
-from probing.interventions.forward import ReadableText, Readout, ReadText, draw_text
+from probing.interventions.forward import ReadableText, Readout, ReadText
 from probing.interventions.frozen_probes import (
-    FrozenProbes,
     PositionHead,
     PositionHeads,
     ProbeReadout,
@@ -38,9 +37,9 @@ from probing.interventions.neurons import (
     draw_targets,
     drawn_sets,
 )
-from probing.interventions.passes import Rows, Sums, among, fingerprint_of, opened, run_unfinished, valued
+from probing.interventions.passes import Rows, Sums, among, fingerprint_of, run_unfinished, valued
 from probing.interventions.probed_task import OF_CLASSES, Labelled, ProbedTask, retrained
-from probing.interventions.subject import InterventionSetup
+from probing.interventions.subject import InterventionSetup, InterventionTexts
 from probing.models.attention_heads import find_query_keys
 from probing.runs.call import Measurements
 from probing.text.tasks import Labels
@@ -180,16 +179,6 @@ class NeuronTables:
     n_pairs: int = 0
     n_excluded: int = 0
 
-    @property
-    def summary(self) -> dict[str, Any]:
-        """Entries for `results.json`."""
-        return {
-            "n_sentences": self.text.tokens.n_sentences, "n_tokens": self.text.tokens.n_tokens,
-            "n_drawn_sentences": self.part.tokens.n_sentences, "n_drawn_tokens": self.part.tokens.n_tokens,
-            "position_heads": [vars(head) for head in self.heads], "probes": dict(self.read), "classes_of": self.erased,
-            **({"n_pairs": self.n_pairs, "n_left_out": self.n_excluded} if self.n_pairs else {}),
-        }  # fmt: skip
-
 
 # --------------------------------------------------------------------------------------------------------------------
 # The classes that probes read of texts while neurons are changed, and between which examples are moved.
@@ -237,19 +226,20 @@ class ProbedClasses:
         seen = np.unique(self.train_labels[self.train_labels >= 0]).astype(np.int64)
         return draw_targets(self._test_labels, seen, self.seed)
 
+    def _labels_of(self, text: ReadText) -> NDArray[np.int32]:
+        return self.train_labels if text is self.train else self._test_labels[text.of_corpus]
+
     def readout(self, text: ReadText) -> ProbeReadout:
-        """Return the readout of the accuracy on a text's examples."""
-        return self._readout(text, self._test_labels, self.name)
+        """Return the readout of the accuracy on the examples of the training sentences, or of some test sentences."""
+        return self._readout(text, self._labels_of(text), self.name)
 
     def translated(self, text: ReadText) -> ProbeReadout:
         """Return the readout of the share of a text's examples decoded as the class that they are moved to."""
-        return self._readout(text, self._targets, self.name + TRANSLATED)
+        return self._readout(text, self._targets[text.of_corpus], self.name + TRANSLATED)
 
     def _readout(self, text: ReadText, labels: NDArray[np.int32], name: str) -> ProbeReadout:
-        token_labels = torch.from_numpy(labels[text.of_corpus].astype(np.int64))
-        return ProbeReadout(
-            text, FrozenProbes(self.weight, token_labels, self.task.stands(text.tokens)), self.device, name
-        )
+        token_labels = torch.from_numpy(labels.astype(np.int64))
+        return ProbeReadout(text, self.weight, token_labels, self.device, self.task.stands(text.tokens), name)
 
     def moves(self, text: ReadText) -> Moves:
         """Return the class of each token's example, and the class that the example is moved to."""
@@ -262,12 +252,9 @@ class ProbedClasses:
 
     def labelled(self, passes: Any, text: ReadText) -> Labelled:
         """Return passes over the training or the test sentences with their classes, for retrained probes."""
-        labels = self.train_labels if text is self.train else self._test_labels[text.of_corpus]
-        return Labelled(passes, labels, self.task.task)
+        return Labelled(passes, self._labels_of(text), self.task.task)
 
 
-# Increased whenever the meaning of what is stored changes.
-FORMAT = 2
 # Most tokens of the test sentences that drawn sets are read on: there are many of them, and their effects, unlike those
 # of the neurons that were asked for, need no intervals.
 DRAWN_TOKENS = 5_000
@@ -281,13 +268,7 @@ def survey(setup: InterventionSetup, stores: Sequence[ActivationStore], config: 
     Raises:
         UserError: If the cache cannot be written.
     """
-    is_test, is_train = (
-        np.array([sentence_split == side for sentence_split in splits], dtype=bool)
-        for splits, side in ((setup.splits[-1], "test"), (setup.splits[0], "train"))
-    )
-    text = draw_text(stores[-1], is_test, config.n_tokens, config.seed)
-    train = draw_text(stores[0], is_train, config.n_tokens, config.seed)
-    work = _Work(setup, stores, config, text, train)
+    work = _NeuronPasses.of(setup, stores, config)
     parts: list[_Part] = []
     for kinds in _together(config.kinds):
         parts += [part for name in PROBED if name in setup.readouts for part in work.of_probes(name, kinds)]
@@ -305,7 +286,7 @@ def survey(setup: InterventionSetup, stores: Sequence[ActivationStore], config: 
             row["task"] = config.task_name
     read = {name: "here" if setup.probed(name).frozen is None else "run" for name in PROBED if name in setup.readouts}
     erased = None if OF_CLASSES.isdisjoint(config.kinds) else config.task_name or POSITION
-    return NeuronTables(interventions, draws, text, work.part, heads, read, erased)
+    return NeuronTables(interventions, draws, work.text, work.part, heads, read, erased)
 
 
 def _is_moved(kinds: Sequence[NeuronReplacement]) -> bool:
@@ -336,26 +317,17 @@ class _Part:
 
 
 @dataclass(frozen=True, eq=False)
-class _Work:
-    """The passes for all sets, with test sentences `text` and training sentences `train`."""
+class _NeuronPasses(InterventionTexts):
+    """The passes for all sets."""
 
-    setup: InterventionSetup
-    stores: Sequence[ActivationStore]
     config: NeuronConfig
-    text: ReadText
-    train: ReadText
 
     # --- what is read, and of what ---
-
-    @property
-    def batch_tokens(self) -> int:
-        return self.stores[-1].plan.batch_tokens
 
     @cached_property
     def part(self) -> ReadText:
         """The test sentences that drawn sets are read on."""
-        candidates = np.isin(np.arange(self.text.store.tokens.n_sentences), self.text.sentence_indices)
-        return draw_text(self.text.store, candidates, DRAWN_TOKENS, self.config.seed)
+        return self.text.drawn(DRAWN_TOKENS, self.config.seed)
 
     @cached_property
     def probed(self) -> Callable[[str], ProbedClasses]:
@@ -404,10 +376,7 @@ class _Work:
         except UserError as error:
             say(f"position heads are not read: {as_clause(error)}")
             return None
-        some = draw_text(
-            self.train.store, np.isin(np.arange(self.train.store.tokens.n_sentences), self.train.sentence_indices),
-            HEAD_TOKENS, self.config.seed,
-        )  # fmt: skip
+        some = self.train.drawn(HEAD_TOKENS, self.config.seed)
         position_heads = find_position_heads(readers, some, self.batch_tokens, list(self.config.ranked))
         return PositionHeads(self.text, position_heads, query_keys, model.heads.is_causal, readers.device)
 
@@ -538,21 +507,22 @@ class _Work:
         """Return the settings behind a task's probes and examples; empty for the task whose classes are erased."""
         return {} if task.name == self.setup.main_task.name else {"read": task.key(self.stores)}
 
-    @contextmanager
-    def _opened(self, what: str, extra_settings: Mapping[str, Any], n_passes: int) -> Iterator[WorkStore]:
-        source, first, config = self.setup.source, self.stores[-1], self.config
-        settings = {
-            "format": FORMAT, "train": dict(self.stores[0].plan.key), "split_seed": self.setup.split_seed,
-            **self.setup.main_task.key(self.stores), "n_tokens": config.n_tokens, "seed": config.seed,
-            "trainer": {name: str(value) for name, value in source.trainer.items()}, **extra_settings,
-        }  # fmt: skip
-        key = {**first.plan.key, what: settings}
-        with opened(source, key, first, self.text.tokens, n_passes, "ablate") as store:
-            yield store
+    def _opened(self, what: str, settings: Mapping[str, Any], n_passes: int) -> AbstractContextManager[WorkStore]:
+        return self.opened(what, {**self.setup.main_task.key(self.stores), **settings}, n_passes)
 
 
 def neuron_output(changed: NeuronTables, stores: Sequence[ActivationStore]) -> Measurements:
     """Return the tables and results of a run; `stores` are of the training and of the test text."""
     tables = {"neuron_interventions": changed.interventions, "neuron_draws": changed.draws}
-    cache = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
-    return Measurements(tables, {"cache": cache, "neurons": changed.summary})
+    text, part = changed.text.tokens, changed.part.tokens
+    results = {
+        "cache": {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))},
+        "neurons": {
+            "n_sentences": text.n_sentences, "n_tokens": text.n_tokens,
+            "n_drawn_sentences": part.n_sentences, "n_drawn_tokens": part.n_tokens,
+            "position_heads": [vars(head) for head in changed.heads], "probes": dict(changed.read),
+            "classes_of": changed.erased,
+            **({"n_pairs": changed.n_pairs, "n_left_out": changed.n_excluded} if changed.n_pairs else {}),
+        },
+    }  # fmt: skip
+    return Measurements(tables, results)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,8 +18,7 @@ from probing.activations.store import WorkStore
 from probing.data.labelling import origin
 from probing.errors import UserError
 from probing.interventions import POSITION, RETRAINED, TUNED, ReadoutUnit, measure_of
-from probing.interventions.forward import ReadableText, Readout, ReadText, draw_text
-from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout
+from probing.interventions.forward import ReadableText, Readout
 from probing.interventions.heads import (
     KINDS,
     AblationJob,
@@ -31,17 +30,18 @@ from probing.interventions.heads import (
     is_needed,
 )
 from probing.interventions.parameters import roundings
-from probing.interventions.passes import Rows, Sums, correct, fingerprint_of, opened, run_unfinished, tested
-from probing.interventions.probed_task import Labelled, ProbedTask, retrained
-from probing.interventions.subject import InterventionSetup
+from probing.interventions.passes import Rows, Sums, correct, fingerprint_of, run_unfinished, tested
+from probing.interventions.probed_task import retrained
+from probing.interventions.subject import InterventionSetup, InterventionTexts
 from probing.page.charts import HeadMeasure, Place, head_map
-from probing.results import Html, Row, Table, capitalised, element, in_brackets
+from probing.results import Html, Row, Table, capitalised, curve_points, element, in_brackets
 from probing.runs.call import Measurements
 from probing.runs.loading import Tuned
 from probing.runtime.progress import stage
 from probing.statistics import ENDS
 from probing.statistics.chance import percentile_of, rank_p
 from probing.studies.ablate import tables
+from probing.studies.ablate.neurons import ProbedClasses
 from probing.studies.ablate.weights import (
     N_FILES,
     Cumulative,
@@ -52,14 +52,9 @@ from probing.studies.ablate.weights import (
     rounded_numbers,
 )
 from probing.tables.figures import Drawings, draw_cells
-from probing.text import Split
-from probing.text.tasks import Labels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-# Increased whenever the meaning of what is stored changes.
-FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -94,31 +89,15 @@ class AblationConfig:
         return "zero" if "zero" in self.kinds else "mean"
 
 
-@dataclass(frozen=True)
-class AblationResults:
-    """Results of a survey.
-
-    Args:
-        tables: Rows by the name of their table; optional tables only if they have rows.
-        n_heads: Number of heads of a block.
-        readouts: Columns of `results.json` by the name of a readout.
-    """
-
-    tables: Mapping[str, Rows]
-    n_heads: int
-    text: ReadText
-    readouts: Mapping[str, Mapping[str, Any]]
-
-
-def survey(setup: InterventionSetup, stores: Sequence[ActivationStore], config: AblationConfig) -> AblationResults:
-    """Ablate one unit after the other, and read the later layers.
+def survey(
+    setup: InterventionSetup, stores: Sequence[ActivationStore], config: AblationConfig, tuned: Tuned | None = None
+) -> Measurements:
+    """Ablate one unit after the other, and read the later layers; `tuned` is the tuned model whose head is read.
 
     Raises:
         UserError: If the cache cannot be written.
     """
-    text = draw_text(stores[-1], _is(setup.splits[-1], "test"), config.n_tokens, config.seed, setup.n_types)
-    train = draw_text(stores[0], _is(setup.splits[0], "train"), config.n_tokens, config.seed, setup.n_types)
-    work = _ReadoutPasses(setup, stores, config, text, train)
+    work = _ReadoutPasses.of(setup, stores, config)
     parts: list[_ReadoutResults] = []
     if POSITION in setup.readouts:
         with stage(f"positions read without {' and '.join(config.units)}"):
@@ -126,7 +105,7 @@ def survey(setup: InterventionSetup, stores: Sequence[ActivationStore], config: 
     if others(setup):
         named = ["the task" if name == TUNED else name for name in others(setup)]
         with stage(f"{' and '.join(named)} read without {' and '.join(config.units)}"):
-            parts += map(work.other, setup.other_readouts(text, config.n_tokens, config.seed, stores))
+            parts += map(work.other, setup.other_readouts(work.text, config.n_tokens, config.seed, stores))
     unit_effects = [unit_effect for part in parts for unit_effect in part.unit_effects]
     frozen = [unit_effect for unit_effect in unit_effects if unit_effect.readout != RETRAINED]
     tables = {
@@ -137,7 +116,19 @@ def survey(setup: InterventionSetup, stores: Sequence[ActivationStore], config: 
         for name, rows in part.tables.items():
             if rows:
                 tables[name] = [*tables.get(name, ()), *rows]
-    return AblationResults(tables, setup.model.heads.n_heads, text, {part.readout.name: part.summary for part in parts})
+    results = {
+        "cache": {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))},
+        "model": {"n_layers": stores[-1].plan.n_layers, "n_heads": setup.model.heads.n_heads},
+        "n_sentences": work.text.tokens.n_sentences,
+        "n_tokens": work.text.tokens.n_tokens,
+        "readouts": {part.readout.name: part.summary for part in parts},
+    }
+    if tuned is not None:
+        n_tested = tuned.results["n_examples"]["test"]
+        results["tuned"] = {
+            "run": str(tuned.folder), "checkpoint": tuned.checkpoint.name, "score": tuned.score, "n_tested": n_tested,
+        }  # fmt: skip
+    return Measurements(tables, results, _logged_rows(tables["ablated"]))
 
 
 def others(setup: InterventionSetup) -> list[str]:
@@ -164,28 +155,16 @@ class _ReadoutResults:
 
 
 @dataclass(frozen=True, eq=False)
-class _ReadoutPasses:
-    """The passes of all readouts, over test sentences (`text`) and training sentences."""
+class _ReadoutPasses(InterventionTexts):
+    """The passes of all readouts."""
 
-    setup: InterventionSetup
-    stores: Sequence[ActivationStore]
     config: AblationConfig
-    text: ReadText
-    train: ReadText
 
     @cached_property
     def jobs(self) -> list[AblationJob]:
         """All possible passes; the index of a pass's file is the index of its job plus 1."""
         heads = self.setup.model.heads
         return all_jobs(heads.n_layers, heads.n_heads)
-
-    @cached_property
-    def probed(self) -> ProbedTask:
-        return self.setup.probed(POSITION)
-
-    @property
-    def batch_tokens(self) -> int:
-        return self.stores[-1].plan.batch_tokens
 
     @cached_property
     def passes(self) -> HeadPasses:
@@ -196,27 +175,26 @@ class _ReadoutPasses:
 
     def positions(self) -> _ReadoutResults:
         """Read positions by frozen and by retrained probes."""
-        config = self.config
-        with self._store(POSITION, self.probed.key(self.stores)) as store:
-            probes, classes = self._probes(store)
-            readout = ProbeReadout(self.text, probes, self.setup.readers.device)
+        config, task = self.config, self.setup.probed(POSITION)
+        with self._store(POSITION, task.key(self.stores)) as store:
+            probes, device = task.probes(self.stores, store), self.setup.readers.device
+            classes = ProbedClasses(task, self.stores, self.train, *probes, device, config.seed)
+            readout = classes.readout(self.text)
             results = self._run(store, readout, self.passes)
-            layers = {block: probes.layers(block) for block in config.blocks}
+            layers = {block: readout.layers(block) for block in config.blocks}
             unit_effects = pass_scores_of(results, layers, readout.n, POSITION)
             if config.n_retrained:
                 last = {
                     unit_effect.job: unit_effect.effect()
                     for unit_effect in unit_effects
-                    if unit_effect.layer == max(probes.weight)
+                    if unit_effect.layer == classes.last
                 }
                 strongest = chosen_units(list(results), last, config.n_retrained, config.seed)
-                repeated = self._retrained(store, results, strongest, probes, classes)
+                repeated = self._retrained(store, results, strongest, classes)
                 unit_effects += pass_scores_of(repeated, layers, readout.n, RETRAINED)
             of_gradients = self._importance(store, readout)
-        labels = self.probed.labels(self.stores, 0, classes, "train")[self.train.of_corpus]
-        of_train = FrozenProbes(probes.weight, torch.from_numpy(labels.astype(np.int64)))
-        chosen_on = ProbeReadout(self.train, of_train, self.setup.readers.device)
-        tables = {"importance": of_gradients, **self._pruned(chosen_on, readout), **self._of_weights(readout)}
+        pruned = self._pruned(classes.readout(self.train), readout)
+        tables = {"importance": of_gradients, **pruned, **self._of_weights(readout)}
         return _ReadoutResults(readout, unit_effects, tables)
 
     def other(self, readout: Readout) -> _ReadoutResults:
@@ -281,20 +259,12 @@ class _ReadoutPasses:
                 stands[block - 1] = self.passes.replacements(block).mean
         return stands
 
-    @contextmanager
-    def _store(self, readout: str, key_part: Mapping[str, Any], n_passes: int | None = None) -> Iterator[WorkStore]:
-        setup, config, last = self.setup, self.config, self.stores[-1]
+    def _store(
+        self, readout: str, key_part: Mapping[str, Any], n_passes: int | None = None
+    ) -> AbstractContextManager[WorkStore]:
         # Units and kinds that are wanted do not change the results of a pass; all kinds that exist number the passes.
-        settings = {
-            "format": FORMAT, "kinds": list(KINDS), "readout": readout, "train": dict(self.stores[0].plan.key),
-            "split_seed": setup.split_seed, **key_part,
-            "trainer": {name: str(value) for name, value in setup.source.trainer.items()},
-            "n_tokens": config.n_tokens, "seed": config.seed,
-        }  # fmt: skip
-        n_passes = n_passes or 2 * len(self.jobs) + 1
-        key = {**last.plan.key, "ablation": settings}
-        with opened(setup.source, key, last, self.text.tokens, n_passes, "ablate") as store:
-            yield store
+        settings = {"kinds": list(KINDS), "readout": readout, **key_part}
+        return self.opened("ablation", settings, n_passes or 2 * len(self.jobs) + 1)
 
     def _run(self, store: WorkStore, readout: Readout, passes: HeadPasses) -> dict[AblationJob, Sums]:
         config = self.config
@@ -304,27 +274,18 @@ class _ReadoutPasses:
         what = "heads and layers" if readout.name == POSITION else f"heads and layers, {readout.name}"
         return run_unfinished(chosen, store, lambda job: passes.read(job, readout), what)
 
-    def _probes(self, store: WorkStore) -> tuple[FrozenProbes, Labels]:
-        """Return the later layers' probes with the labels of the test sentences, and the classes."""
-        weight, classes = self.probed.probes(self.stores, store)
-        labels = self.probed.labels(self.stores, -1, classes, "test")
-        return FrozenProbes(weight, torch.from_numpy(labels[self.text.of_corpus].astype(np.int64))), classes
-
     def _retrained(
         self,
         store: WorkStore,
         results: Mapping[AblationJob, Any],
         strongest: Sequence[AblationJob],
-        probes: FrozenProbes,
-        classes: Labels,
+        classes: ProbedClasses,
     ) -> dict[AblationJob, Any]:
-        passes_of_train = self._passes_over(self.train)
+        parts = [classes.labelled(passes, passes.text) for passes in (self._passes_over(self.train), self.passes)]
 
         def again(job: AblationJob) -> Tensor:
-            of_train = self.probed.labels(self.stores, 0, classes, "train")[self.train.of_corpus]
-            of_text = probes.labels.numpy().astype(np.int32)
-            parts = Labelled(passes_of_train, of_train), Labelled(self.passes, of_text)
-            return retrained(*parts, classes, job, self.probed.training(), probes.layers(job.block))
+            layers = [layer for layer in classes.weight if layer >= job.block]
+            return retrained(*parts, classes.classes, job, classes.task.training(), layers)
 
         blocks = {job.block for job in strongest}
         jobs_again = [job for job in results if job in strongest or (job.kind is None and job.block in blocks)]
@@ -342,10 +303,6 @@ class _ReadoutPasses:
         by_item = store.get(last)["importance"].abs().numpy()
         layer = max(readout.layers(1))
         return importance_rows(by_item, readout.n, self.config.blocks, layer, readout.name)
-
-
-def _is(splits: Sequence[Split], side: Split) -> Any:
-    return np.array([split == side for split in splits], dtype=bool)
 
 
 def check(units: Sequence[UnitType], kinds: Sequence[HeadReplacement], prune: bool) -> None:
@@ -569,34 +526,16 @@ def draw_head_map(figure: Figure, rows: Sequence[Row], what: str) -> None:
     )
 
 
-def study_output(
-    ablation: AblationResults, stores: Sequence[ActivationStore], tuned: Tuned | None = None
-) -> Measurements:
-    """Return the tables and results of a run; `tuned` is the tuned model whose head was read."""
-    tokens = ablation.text.tokens
-    results = {
-        "cache": {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))},
-        "model": {"n_layers": stores[-1].plan.n_layers, "n_heads": ablation.n_heads},
-        "n_sentences": tokens.n_sentences,
-        "n_tokens": tokens.n_tokens,
-        "readouts": ablation.readouts,
-    }
-    if tuned is not None:
-        n_tested = tuned.results["n_examples"]["test"]
-        results["tuned"] = {
-            "run": str(tuned.folder), "checkpoint": tuned.checkpoint.name, "score": tuned.score, "n_tested": n_tested,
-        }  # fmt: skip
-    ablated = Table(ablation.tables["ablated"], tables.ABLATED)
-    return Measurements(ablation.tables, results, _logged_rows(ablated))
-
-
-def _logged_rows(ablated: Table) -> list[dict[str, Any]]:
+def _logged_rows(ablated: Rows) -> Rows:
     """Return rows for W&B: by layer, the effect of its ablation on the last layer, a column for each kind."""
-    by_layer: dict[int, dict[str, Any]] = {}
-    for readout, of in tables.by_readout({"ablated": ablated}).items():
-        start = "" if readout == POSITION else f"{readout}_"
-        for row in tables.of_units(tables.at_last_layer(of["ablated"], readout), "layers"):
-            point = by_layer.setdefault(int(row["unit"]), {"layer": int(row["unit"])})
-            kind = f"{start}{row['kind']}"
-            point |= {f"{kind}_effect": row["effect"], f"{kind}_low": row["low"], f"{kind}_high": row["high"]}
-    return list(by_layer.values())
+    rows = [
+        row | {"layer": int(row["unit"])}
+        for readout, of in tables.by_readout({"ablated": Table(ablated)}).items()
+        for row in tables.of_units(tables.at_last_layer(of["ablated"], readout), "layers")
+    ]
+
+    def cells(row: Row) -> Row:
+        kind = row["kind"] if row["readout"] == POSITION else f"{row['readout']}_{row['kind']}"
+        return {f"{kind}_{name}": row[name] for name in ("effect", "low", "high")}
+
+    return curve_points(rows, cells)

@@ -340,7 +340,7 @@ def conclusions(tables: Mapping[str, Table], results: Mapping[str, Any]) -> list
         lines += _raising(of["raising"]) if readout in (TUNED, TUNED_R2) else []
         lines += [
             *_better_without(of["better_without"]), *_importance(of["importance"]), *_pruning(of["pruning_areas"]),
-            *_pruned_weights(of["weight_pruning"]), *_rounded(of["quantised"]), *_why_no_intervals(last),
+            *_pruned_weights(of["weight_pruning"]), *_rounded(of["quantised"]), *why_no_intervals(last),
         ]  # fmt: skip
     return [capitalised(line) for line in lines]
 
@@ -470,7 +470,8 @@ def _rounded(rows: Table) -> Iterator[str]:
         yield f"{line} {of_outliers}"
 
 
-def _why_no_intervals(rows: Sequence[Row]) -> list[str]:
+def why_no_intervals(rows: Sequence[Row]) -> list[str]:
+    """Return the reason if effects have no intervals."""
     most = max(rows, key=lambda row: row["n"], default=None)
     few = few_sentences(most["n"]) if most and not ends(most) else None
     return [few] if few else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,22 +10,23 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from probing.activations.store import WorkStore, batches
 from probing.interventions import ACTIVATIONS, NOTHING, OUTLIERS, RANDOM, measure_of
-from probing.interventions.forward import LaterBlocks, Loss, ReadableText, Readers, Readout, padded
-from probing.interventions.heads import Head, JointPasses, UnitType, replaced_heads
+from probing.interventions.forward import Change, Forward, LaterBlocks, Loss, ReadableText, Readers, Readout, padded
+from probing.interventions.heads import Head, UnitType, joint_change, replaced_heads
 from probing.interventions.parameters import (
     PrunedShare,
-    PruningPasses,
     Rounding,
-    RoundingPasses,
     RoundingRange,
+    first_block,
+    matrices,
+    pruned,
+    rounding_change,
     roundings,
 )
 from probing.interventions.passes import Rows, Sums, correct, run_last_layer, tested, valued, with_draws
-from probing.models.examination import run, vectors_received, with_vectors
 from probing.statistics import mean_interval
 from probing.statistics.chance import percentile_of, rank_p
 from probing.studies.ablate.tables import MAGNITUDE, MEAN
@@ -43,9 +43,14 @@ def pruned_weights(
     """Return the rows of `weight_pruning.csv` for a readout, running the passes that are not stored."""
     shares = [PrunedShare(percent, draw) for draw in range(N_DRAWS + 1) for percent in PERCENT if percent or not draw]
     files = {1 + share.draw * len(PERCENT) + PERCENT.index(share.percent): share for share in shares}
-    passes = PruningPasses(readers, readout.text, blocks, batch_tokens, seed)
-    item_sums = run_last_layer(passes, readout, files, store, f"pruned weights, {readout.name}")
-    n_weights = sum(weight.numel() for weight in passes.weights)
+    weights, layer = matrices(readers.model, blocks), first_block(readers.model, blocks) - 1
+
+    def change(share: PrunedShare) -> Change:
+        return Change(layer, parameters=partial(pruned, weights, share.percent, share.draw, seed))
+
+    passes = Forward(readers, readout.text, batch_tokens)
+    item_sums = run_last_layer(passes, change, readout, files, store, f"pruned weights, {readout.name}")
+    n_weights = sum(weight.numel() for weight in weights)
     return weight_rows(
         item_sums, readout.n, {"readout": readout.name, "layer": max(readout.layers(1)), "n_weights": n_weights}
     )
@@ -96,8 +101,8 @@ def rounded_numbers(
         for i, rounding in enumerate(roundings(bits), start=1)
         if n_unrounded or rounding.unrounded == NOTHING
     }
-    passes = RoundingPasses(readers, readout.text, ranges, batch_tokens, seed)
-    item_sums = run_last_layer(passes, readout, files, store, f"rounded to few bits, {readout.name}")
+    passes, change = Forward(readers, readout.text, batch_tokens), rounding_change(readers.model, ranges, seed)
+    item_sums = run_last_layer(passes, change, readout, files, store, f"rounded to few bits, {readout.name}")
     return quantised_rows(item_sums, readout.n, {"readout": readout.name, "layer": max(readout.layers(1))}, n_unrounded)
 
 
@@ -160,39 +165,21 @@ def head_gradients(
     see `LaterBlocks.run`.
     """
     heads, device = model.heads, inputs["input_ids"].device
-    assert heads.projections is not None  # checked by `LaterBlocks.of`
-    assert model.anatomy.blocks is not None  # likewise
     dtype = next(model.encoder.parameters()).dtype
     factors = [
         torch.ones(len(inputs["input_ids"]), heads.n_heads, dtype=dtype, device=device, requires_grad=True)
         for _ in range(heads.n_layers)
     ]
-    number = 0  # of the block that is running
-    done: set[int] = set()
 
-    def begin(module: nn.Module, args: Any) -> None:
-        nonlocal number
-        number += 1
+    def scaled(outputs: Tensor, block: int) -> Tensor:
+        of_heads = outputs[..., : model.width].unflatten(-1, (heads.n_heads, heads.d_head))
+        scaled_heads = (of_heads * factors[block - 1][:, None, :, None]).flatten(-2)
+        vectors = torch.cat([scaled_heads, outputs[..., model.width :]], dim=-1)
+        return changes[block](vectors) if changes and block in changes else vectors
 
-    def project(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if number in done or module is not projections[number - 1]:
-            return None
-        done.add(number)
-        whole: Any = vectors_received(args, kwargs)
-        of_heads = whole[..., : model.width].unflatten(-1, (heads.n_heads, heads.d_head))
-        scaled = of_heads * factors[number - 1][:, None, :, None]
-        head_vectors = torch.cat([scaled.flatten(-2), whole[..., model.width :]], dim=-1)
-        return with_vectors(
-            args, kwargs, changes[number](head_vectors) if changes and number in changes else head_vectors
-        )
-
-    projections = [model.encoder.get_submodule(name) for name in heads.projections]
-    with ExitStack() as hooks, torch.inference_mode(False), torch.enable_grad():
-        for block in dict.fromkeys(model.anatomy.blocks):
-            hooks.callback(block.register_forward_pre_hook(begin).remove)
-        for projection in dict.fromkeys(projections):
-            hooks.callback(projection.register_forward_pre_hook(project, with_kwargs=True).remove)
-        states = run(model.encoder, inputs).last
+    of_blocks = {block: partial(scaled, block=block) for block in range(1, heads.n_layers + 1)}
+    with torch.inference_mode(False), torch.enable_grad():
+        states = model.run_whole(inputs, of_blocks)
         return torch.stack(torch.autograd.grad(loss(states).sum(), factors))
 
 
@@ -419,10 +406,11 @@ class Cumulative:
         first: dict[frozenset[Head], int] = {}
         for index, heads in enumerate((heads for of_order in gone for heads in of_order), start=1 + len(at)):
             first.setdefault(heads, index)
-        passes = JointPasses(self.readers, reported_on.text, self.stands, self.batch_tokens, self.blocks[0] - 1)
+        passes = Forward(self.readers, reported_on.text, self.batch_tokens)
+        how = {"stands": self.stands, "d_head": self.readers.model.heads.d_head, "below": self.blocks[0] - 1}
         files = {index: heads for heads, index in first.items()}
         what = f"{self.units} ablated together, {reported_on.name}"
-        sums = run_last_layer(passes, reported_on, files, store, what)
+        sums = run_last_layer(passes, partial(joint_change, **how), reported_on, files, store, what)
         curves = [
             PruningCurve(name, draw, order, at, np.stack([sums[heads] for heads in of_order]))
             for (name, draw, order), of_order in zip(orders, gone, strict=True)

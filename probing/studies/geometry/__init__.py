@@ -91,11 +91,7 @@ def geometry(options: GeometryOptions) -> Result | None:
     Returns:
         The measurements; None except in the rank-zero process.
     """
-    return _run(Call.of(study_of("geometry"), options), options.tokenizer)
-
-
-def _run(call: Call, tokenizer: Any) -> Result | None:
-    """Measure the quantities that the options select."""
+    call = Call.of(study_of("geometry"), options)
     config = call.config
     with quiet_libraries():
         from probing.interventions.outliers import OutlierModel
@@ -103,14 +99,14 @@ def _run(call: Call, tokenizer: Any) -> Result | None:
         from probing.studies.geometry.norms import check, measure_inside
         from probing.studies.geometry.survey import study_output, survey
 
-        source = call.source(tokenizer=tokenizer)
+        source = call.source(tokenizer=options.tokenizer)
         plan, d_model = _plan(config), source.config.hidden_size
         refuse([
             *out_of_range("components", config["components"], 1, d_model),
             *out_of_range("top", config["top"], 0, d_model - 1),
         ])  # fmt: skip
         selected = {"smoothing": config["smoothing_bound"], "norms": config["norms"], "path": config["path"]}
-        check(source.model, selected["norms"], selected["path"])
+        check(source.model, [f"--{name}" for name in ("norms", "path") if selected[name]])
         call.expect(2 + sum(selected.values()))
         text, stores = read_text_to_measure(source, config)
         call.watch.end("extract")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from probing.errors import UserError
-from probing.interventions.forward import Padded, padded_batches
+from probing.interventions.forward import padded_batches
 from probing.interventions.model_output import BATCH_TOKENS, PROBE_TOKENS, SentenceSums, draw_sentences
 from probing.interventions.outliers import (
     Condition,
@@ -32,7 +32,6 @@ from probing.models.anatomy import Anatomy, examine, hidden_states
 from probing.models.residual_stream import (
     BlockNorm,
     HookPoint,
-    Seen,
     StreamSite,
     UnknownParts,
     find_norms,
@@ -54,15 +53,40 @@ SOURCES = ("input", "gain", "bias")
 Array = NDArray[np.float64]
 
 
-def run_watched(
-    encoder: nn.Module, anatomy: Anatomy, modules: Sequence[nn.Module], see: Seen, tokens: Tokens, pad_token_id: int
-) -> Iterator[Padded]:
-    """Run an encoder on sentences, showing tensors to `see`; yield each batch before its tensors are shown."""
+# Splits the vectors of tokens at a point of a forward pass, shape (n, width), into parts whose means are taken.
+Parts = Callable[[Tensor], Mapping[str, Tensor]]
+
+
+def means_at(
+    encoder: nn.Module,
+    anatomy: Anatomy,
+    parts: Mapping[HookPoint, Parts],
+    tokens: Tokens,
+    groups: Mapping[str, NDArray[np.bool_]],
+    pad_token_id: int,
+) -> dict[str, dict[tuple[HookPoint, str], Array]]:
+    """Run a model in evaluation mode; return the mean of each part, float64, over each group, a mask (n_tokens,)."""
     device = next(encoder.parameters()).device
-    with torch.inference_mode(), watching(encoder, anatomy, modules, see):
+    sums: dict[str, dict[tuple[HookPoint, str], Tensor]] = {name: {} for name in groups}
+    batch_masks: dict[str, Tensor] = {}
+    shape: Sequence[int] = ()
+
+    def see(tap: HookPoint, value: Tensor) -> None:
+        if tap not in parts:
+            return
+        rows = value.expand(*shape, value.shape[-1])  # positions are the same in all sentences
+        for name, mask in batch_masks.items():
+            for part, vectors in parts[tap](rows[mask.to(rows.device)].cpu().double()).items():
+                added = vectors.sum(0)
+                sums[name][tap, part] = sums[name].get((tap, part), torch.zeros_like(added)) + added
+
+    with torch.inference_mode(), watching(encoder, anatomy, [tap.module for tap in parts], see):
         for batch in padded_batches(tokens, BATCH_TOKENS, pad_token_id, anatomy.padding_is_neutral):
-            yield batch
+            shape = batch.mask.shape
+            batch_masks = {name: batch.mask & torch.from_numpy(group)[batch.rows] for name, group in groups.items()}
             encoder(**batch.inputs_on(device))
+    n = {name: max(1, int(group.sum())) for name, group in groups.items()}
+    return {name: {part: (total / n[name]).numpy() for part, total in of.items()} for name, of in sums.items()}
 
 
 @dataclass(frozen=True)
@@ -93,33 +117,21 @@ def norm_means(
     pad_token_id: int,
 ) -> list[NormMeans]:
     """Run a model in evaluation mode and float32; return means of its norms over a mask of tokens, (n_tokens,)."""
-    norm_at = {norm.tap: norm.norm for norm in norms}
-    zeros = torch.zeros(norms[0].norm.gain.shape, dtype=torch.float64)
-    sums: dict[tuple[HookPoint, str], Tensor] = {}
-    is_counted = torch.empty(0, dtype=torch.bool)
 
-    def see(tap: HookPoint, value: Tensor) -> None:
-        wide = value[is_counted.to(value.device)].cpu().double()
-        if tap.side == "made":
-            sums[tap, "output"] = sums.get((tap, "output"), zeros) + wide.sum(0)
-        elif tap in norm_at:
-            for name, part in zip(("scaled", "centring"), norm_at[tap].parts(wide), strict=True):
-                sums[tap, name] = sums.get((tap, name), torch.zeros(part.shape[-1], dtype=torch.float64)) + part.sum(0)
+    def split(norm: BlockNorm) -> Parts:
+        return lambda vectors: dict(zip(("scaled", "centring"), norm.norm.parts(vectors), strict=True))
 
-    modules = [norm.tap.module for norm in norms]
-    for batch in run_watched(encoder, anatomy, modules, see, tokens, pad_token_id):
-        is_counted = batch.mask & torch.from_numpy(counts)[batch.rows]
-    n = int(counts.sum())
+    outputs = {norm.tap: replace(norm.tap, side="made") for norm in norms}
+    parts = {norm.tap: split(norm) for norm in norms}
+    parts |= {output: lambda vectors: {"output": vectors} for output in outputs.values()}
+    means = means_at(encoder, anatomy, parts, tokens, {"": counts}, pad_token_id)[""]
     return [
         NormMeans(
-            norm,
-            (sums[HookPoint(norm.tap.block, norm.tap.module, norm.tap.call, "made"), "output"] / n).numpy(),
-            (sums[norm.tap, "scaled"] / n).numpy(),
-            float(sums[norm.tap, "centring"] / n),
-            n,
+            norm, means[outputs[norm.tap], "output"], means[norm.tap, "scaled"],
+            float(means[norm.tap, "centring"].item()), int(counts.sum()),
         )
         for norm in norms
-    ]
+    ]  # fmt: skip
 
 
 def norm_rows(means: Sequence[NormMeans], outliers: Sequence[int], others: Sequence[int]) -> list[dict[str, Any]]:
@@ -166,28 +178,9 @@ def path_means(
     pad_token_id: int,
 ) -> dict[str, Array]:
     """Run a model and return the mean vector at each site, (n_sites, d_model), for each group, a mask (n_tokens,)."""
-    index = {site.tap: i for i, site in enumerate(sites)}
-    sums: dict[str, dict[int, Tensor]] = {name: {} for name in groups}
-    batch_masks: dict[str, Tensor] = {}
-    shape = (0, 0)
-
-    def see(tap: HookPoint, value: Tensor) -> None:
-        if tap in index:
-            rows = value.expand(*shape, value.shape[-1])  # positions are the same in all sentences
-            for name, mask in batch_masks.items():
-                added = rows[mask.to(rows.device)].cpu().double().sum(0)
-                sums[name][index[tap]] = sums[name].get(index[tap], torch.zeros_like(added)) + added
-
-    modules = [site.tap.module for site in sites]
-    for batch in run_watched(encoder, anatomy, modules, see, tokens, pad_token_id):
-        shape = tuple(batch.mask.shape)  # type: ignore[assignment]
-        batch_masks = {
-            name: batch.mask & torch.from_numpy(is_in_group)[batch.rows] for name, is_in_group in groups.items()
-        }
-    return {
-        name: torch.stack([sums[name][i] for i in range(len(sites))]).numpy() / max(1, int(is_in_group.sum()))
-        for name, is_in_group in groups.items()
-    }
+    parts: dict[HookPoint, Parts] = {site.tap: lambda vectors: {"value": vectors} for site in sites}
+    means = means_at(encoder, anatomy, parts, tokens, groups, pad_token_id)
+    return {name: np.stack([of[site.tap, "value"] for site in sites]) for name, of in means.items()}
 
 
 def path_rows(
@@ -261,7 +254,6 @@ def change_norms(
     chosen: Sequence[Condition],
     read: Callable[[], tuple[SentenceSums, Array]],
     n_tokens: int,
-    say: Callable[[str], None] = lambda message: None,
 ) -> list[dict[str, Any]]:
     """Measure a model when it is intact and under each condition; return rows of `norm_changes.csv`.
 
@@ -277,13 +269,13 @@ def change_norms(
         modules = [module for number in PLACES[condition.where] for module in norms[number]]
         return replaced(modules, condition.neurons, _mean_of_others({*named, *condition.neurons}))
 
-    def say_condition(condition: Condition) -> None:
+    def words(condition: Condition) -> str:
         where = "both norms" if condition.where == "both" else f"the {condition.where} norm"
-        say(f"{condition.name} made ordinary in {where}")
+        return f"{condition.name} made ordinary in {where}"
 
-    say("the intact model")
+    note("the intact model")
     intact, before = read()
-    reads = read_under(chosen, ordinary, read, say_condition)
+    reads = read_under(chosen, ordinary, read, words)
     rows = deviation_rows(outliers, before, {condition: values for condition, (_, values) in reads.items()}, n_tokens)
     return rows + effect_rows(intact, {condition: sums for condition, (sums, _) in reads.items()})
 
@@ -326,7 +318,6 @@ def change_first_row(
     n_draws: int,
     seed: int,
     n_tokens: int,
-    say: Callable[[str], None] = lambda message: None,
 ) -> list[dict[str, Any]]:
     """Return rows of `first_row.csv`: distances of outliers in the intact model, and without the first row's outliers.
 
@@ -335,13 +326,13 @@ def change_first_row(
     `first_row` is the row of the first position in `table`; there are `n_draws` draws of as many random neurons.
     """
     named = sorted({neuron for neurons in outliers.values() for neuron in neurons})
-    say("the intact model")
+    note("the intact model")
     before = read()
     after = read_under(
         with_random(("first_row",), named, before.shape[1], n_draws, np.random.default_rng([seed, 4])),
         lambda condition: ordinary_row(table, first_row, condition.neurons),
         read,
-        lambda condition: say(f"the first position's row without its {condition.name}"),
+        lambda condition: f"the first position's row without its {condition.name}",
     )
     rows = deviation_rows(outliers, before, after, n_tokens)
     return [{name: cell for name, cell in row.items() if name in FIRST_ROW.types} for row in rows]
@@ -357,11 +348,17 @@ RANDOM = 10
 ROW_TOKENS = 5_000
 
 
-@contextmanager
-def identified(option: str, what: str, name: str, encoder: Any) -> Iterator[None]:
-    """Raise a `UserError` that names the option if the parts that it measures cannot be identified in a model."""
+# What the options measure, and the function that identifies it in a model.
+PARTS: Mapping[str, tuple[str, Callable[[nn.Module, Anatomy, int], Any]]] = {
+    "--norms": ("the norms of its blocks", find_norms), "--path": ("the terms of its residual stream", find_path),
+}  # fmt: skip
+
+
+def parts_of(option: str, encoder: Any, anatomy: Anatomy, pad_token_id: int, name: str) -> Any:
+    """Return the parts of a model that an option measures; raise a `UserError` if they cannot be identified."""
+    what, find = PARTS[option]
     try:
-        yield
+        return find(encoder, anatomy, pad_token_id)
     except UnknownParts as reason:
         raise UserError(
             f"`{option}`: {what} cannot be told in {name} ({encoder.config.model_type}): {reason}; "
@@ -369,29 +366,15 @@ def identified(option: str, what: str, name: str, encoder: Any) -> Iterator[None
         ) from None
 
 
-def norms_of(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int, name: str) -> list[BlockNorm]:
-    """Return the norms of a model's blocks for `--norms`; raise a `UserError` if they cannot be identified."""
-    with identified("--norms", "the norms of its blocks", name, encoder):
-        return find_norms(encoder, anatomy, pad_token_id)
-
-
-def path_of(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int, name: str) -> list[StreamSite]:
-    """Return the sites of a model's residual stream for `--path`; raise a `UserError` if they cannot be identified."""
-    with identified("--path", "the terms of its residual stream", name, encoder):
-        return find_path(encoder, anatomy, pad_token_id)
-
-
-def check(source: ModelSource, norms: bool, path: bool) -> None:
-    """Raise a `UserError` if the norms or the terms of the residual stream are requested but cannot be identified."""
-    if not norms and not path:
+def check(source: ModelSource, options: Sequence[str]) -> None:
+    """Raise a `UserError` if what some of the options `--norms` and `--path` measure cannot be identified."""
+    if not options:
         return
     # The trained weights are loaded even if a run uses random ones: the architecture, which decides, is the same.
     encoder, pad_token_id = load_encoder(source), load_tokenizer(source).pad_token_id or 0
     anatomy = examine(encoder, pad_token_id, source.name)
-    if norms:
-        norms_of(encoder, anatomy, pad_token_id, source.name)
-    if path:
-        path_of(encoder, anatomy, pad_token_id, source.name)
+    for option in options:
+        parts_of(option, encoder, anatomy, pad_token_id, source.name)
 
 
 def measure_inside(folder: Path, of: OutlierModel, inside: Mapping[str, bool]) -> dict[str, Rows]:
@@ -420,7 +403,7 @@ def measure_norms(of: OutlierModel) -> tuple[Rows, Rows]:
         return [], []
     model, encoder = of.with_head()
     anatomy, pad_token_id = examine(encoder, of.pad_token_id), of.pad_token_id
-    norms = norms_of(encoder, anatomy, pad_token_id, of.source.name)
+    norms: list[BlockNorm] = parts_of("--norms", encoder, anatomy, pad_token_id, of.source.name)
     d_model = len(norms[0].norm.gain)
     if 2 * len(named) > d_model:
         of.say(f"--norms does not apply: the {len(named)} outliers are more than half of the neurons")
@@ -445,7 +428,7 @@ def measure_norms(of: OutlierModel) -> tuple[Rows, Rows]:
         for n in PLACES["both"]
     }
     chosen = chosen_conditions(named, d_model, of.n_draws, of.seed)
-    return terms, change_norms(modules, of.changed, chosen, read, int(counts.sum()), note)
+    return terms, change_norms(modules, of.changed, chosen, read, int(counts.sum()))
 
 
 def measure_path(of: OutlierModel) -> Rows:
@@ -456,7 +439,7 @@ def measure_path(of: OutlierModel) -> Rows:
     """
     encoder, pad_token_id = of.encoder, of.pad_token_id
     anatomy = examine(encoder, pad_token_id)
-    sites = path_of(encoder, anatomy, pad_token_id, of.source.name)
+    sites: list[StreamSite] = parts_of("--path", encoder, anatomy, pad_token_id, of.source.name)
     tokens, _ = draw_sentences(of.store.tokens, PROBE_TOKENS, of.seed)
     groups = groups_of(tokens)
     means = path_means(encoder, anatomy, sites, tokens, groups, pad_token_id)
@@ -483,7 +466,7 @@ def measure_first_row(of: OutlierModel) -> Rows:
     return change_first_row(
         table, parameters.first_row, outliers,
         lambda: layer_deviations(encoder, anatomy, tokens, counts, pad_token_id).deviations,
-        of.n_draws, of.seed, int(counts.sum()), note,
+        of.n_draws, of.seed, int(counts.sum()),
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from probing.probes.outliers import (
     is_included,
 )
 from probing.probes.transforms import Fitting, Transform, TransformKind, fit_transform, identity, random_neurons
-from probing.results import layers_named
+from probing.results import Row, curve_points, layers_named
 from probing.runs.call import Measurements
 from probing.runtime.progress import stage
 from probing.statistics import size_columns
@@ -502,13 +502,12 @@ def study_output(surveyed: LayerSurvey, inside: Mapping[str, Rows], stores: Sequ
 
 def _curves(rows: Rows) -> Rows:
     """Return a row per layer for W&B's curves; of the many transforms, one measure each."""
-    by_layer: dict[int, dict[str, Any]] = {}
-    for row in rows:
+
+    def cells(row: Row) -> Row:
         transform, measure = row["transform"], row["measure"]
-        point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
         if transform == "none":
             ends = {f"{measure}_{end}": row[end] for end in ("low", "high") if row.get(end) is not None}
-            point |= {measure: row["value"], **ends}
-        elif measure == "mean_cosine":
-            point[f"{transform}_{measure}"] = row["value"]
-    return list(by_layer.values())
+            return {measure: row["value"], **ends}
+        return {f"{transform}_{measure}": row["value"]} if measure == "mean_cosine" else {}
+
+    return curve_points(rows, cells)

@@ -27,6 +27,7 @@ from probing.results import (
     by_layer_table,
     cells_table,
     count,
+    curve_points,
     ends,
     in_brackets,
     interval,
@@ -468,12 +469,11 @@ TERMS: Terms = {
 
 def curves(split: Sequence[Row]) -> list[dict[str, Any]]:
     """Return a row per layer for W&B's curves: the share of the variance that is position."""
-    points = []
-    for row in split:
-        if (row["scale"], row["part"]) == (RAW, "position"):
-            ends_of = {f"position_share_{end}": row[end] for end in ("low", "high") if row[end] is not None}
-            points.append({"layer": row["layer"], "position_share": row["value"], **ends_of})
-    return points
+    names = {"position_share": "value", "position_share_low": "low", "position_share_high": "high"}
+    return curve_points(
+        Table(split).where(scale=RAW, part="position"),
+        lambda row: {name: row[of] for name, of in names.items() if row[of] is not None},
+    )
 
 
 # Options whose values are those of `--run`, where it is given.

@@ -18,7 +18,7 @@ from probing.probes.outliers import SpecialTokens, is_included
 from probing.results import count, layers_named, without_nan
 from probing.runtime.progress import stage
 from probing.statistics import accuracy_interval
-from probing.statistics.chance import random_rotation
+from probing.statistics.chance import random_rotation, rank_p
 from probing.statistics.two_way import (
     ALONE,
     MOST_POSITIONS,
@@ -165,23 +165,12 @@ def oriented(curves: Array) -> Array:
     return curves * np.where(curves[farthest, np.arange(curves.shape[1])] < 0, -1.0, 1.0)
 
 
-@dataclass(frozen=True)
-class LowFrequencies:
-    """The share of the position part that changes slowly along the positions.
+def low_frequencies(sums: TwoWaySums, folds: Folds, seed: int) -> dict[str, float] | None:
+    """Return the share of the position part that changes slowly along the positions.
 
-    `share` is of its sum of squares in the lowest frequencies, without noise: by products of two halves. `by_chance` is
-    the mean of this share over all orders of the positions, and `p_value` the share of shuffled orders, and of the true
-    one, with at least this share.
-    """
-
-    share: float
-    by_chance: float
-    p_value: float
-    n_positions: int
-
-
-def low_frequencies(sums: TwoWaySums, folds: Folds, seed: int) -> LowFrequencies | None:
-    """Return the smoothness of the position part; None with fewer than eight positions, or if halves share nothing.
+    `value` is the share of its sum of squares in the lowest frequencies, without noise: by products of two halves.
+    `chance` is the mean of this share over all orders of the positions, and `p_value` the share of shuffled orders, and
+    of the true one, with at least this share. None with fewer than eight positions, or if halves share nothing.
 
     The cosines of the discrete cosine transform (type II) are the frequencies. Their squares are products of the two
     halves, so that noise, which is not common to both, adds nothing on average.
@@ -205,8 +194,7 @@ def low_frequencies(sums: TwoWaySums, folds: Folds, seed: int) -> LowFrequencies
     generator = np.random.default_rng([seed, 12])
     low_share = share(np.arange(n))
     shuffled = np.array([share(generator.permutation(n)) for _ in range(SHUFFLES)])
-    p_value = (1 + int((shuffled >= low_share).sum())) / (1 + SHUFFLES)
-    return LowFrequencies(low_share, n_low / (n - 1), p_value, n)
+    return {"value": low_share, "chance": n_low / (n - 1), "p_value": rank_p(low_share, shuffled)}
 
 
 def overlap(first: Array, second: Array) -> tuple[float, float]:
@@ -252,7 +240,7 @@ class Concentration:
     @property
     def p_value(self) -> float:
         """Share of the rotations, and of the neurons, of which at most as many have half."""
-        return (1 + int((self.half_rotated <= self.half).sum())) / (1 + len(self.half_rotated))
+        return rank_p(-self.half, -self.half_rotated)
 
 
 def concentration(
@@ -320,29 +308,15 @@ ORDERS = 20
 BLOCK = 4096
 
 
-@dataclass(frozen=True)
-class PositionAccuracies:
-    """Accuracy of decoding positions, with a 95% interval over sentences, NaN with few sentences.
-
-    `by_chance` is the mean accuracy if the tokens of every sentence are in random order, and `p_value` the share of
-    such orders, and of the true one, with at least this accuracy. `error` is the mean distance of the decoded position
-    from the true one, in tokens, and `error_by_chance` the same in random order.
-    """
-
-    accuracy: float
-    low: float
-    high: float
-    by_chance: float
-    p_value: float
-    error: float
-    error_by_chance: float
-    n_tokens: int
-
-
 def read_positions(
     states: Array, design: Design, means: Array, fitted: NDArray[np.bool_], judged: NDArray[np.bool_], seed: int
-) -> PositionAccuracies | None:
+) -> dict[str, dict[str, float]] | None:
     """Decode the positions of some tokens by the means of others; None if there are none of either.
+
+    Return the `accuracy`, with its 95% interval over sentences, NaN with few sentences, and the `error`, the mean
+    distance of the decoded position from the true one, in tokens. `chance` is the mean of either if the tokens of every
+    sentence are in random order, and `p_value` the share of such orders, and of the true one, with at least this
+    accuracy.
 
     A token is decoded as the position with the largest density of a normal distribution about the position's mean,
     whose covariance is over all fitted tokens about the means of their positions, times the position's frequency.
@@ -375,11 +349,13 @@ def read_positions(
         shuffled = true[np.lexsort((generator.random(len(true)), sentences))]
         chance[draw] = (read == shuffled).mean(), np.abs(read - shuffled).mean()
     accuracy = float((read == true).mean())
-    return PositionAccuracies(
-        accuracy, *accuracy_interval(right, sizes), float(chance[:, 0].mean()),
-        (1 + int((chance[:, 0] >= accuracy).sum())) / (1 + ORDERS), float(np.abs(read - true).mean()),
-        float(chance[:, 1].mean()), len(true),
-    )  # fmt: skip
+    low, high = accuracy_interval(right, sizes)
+    p_value = rank_p(accuracy, chance[:, 0])
+    by_chance, error_by_chance = (float(chance[:, column].mean()) for column in range(2))
+    return {
+        "accuracy": {"value": accuracy, "low": low, "high": high, "chance": by_chance, "p_value": p_value},
+        "error": {"value": float(np.abs(read - true).mean()), "chance": error_by_chance},
+    }
 
 
 # Components whose curves are written, and most directions in which positions are read.
@@ -485,22 +461,24 @@ def _of_layer(
         if (of_scale := _spread(sample, layer, sums, counted[scale], divided_by, ranked))
     }
     directions = spectra[RAW].directions[:, : counted[RAW]]
-    shape = _Shape(len(sample.design.index))
+    shape: Rows = []
     for scale, scale_result in spectra.items():
-        shape.add(f"directions{SUFFIX[scale]}", counted[scale])
-        shape.add(f"directions_in_sample{SUFFIX[scale]}", scale_result.n_directions_in_sample)
+        shape.append({"measure": f"directions{SUFFIX[scale]}", "value": float(counted[scale])})
+        in_sample = float(scale_result.n_directions_in_sample)
+        shape.append({"measure": f"directions_in_sample{SUFFIX[scale]}", "value": in_sample})
     if counted[RAW]:
         if (low := low_frequencies(sums, sample.folds, sample.seed)) is not None:
-            shape.add("low_frequencies", low.share, low.by_chance, low.p_value)
-        _add_subspaces(shape, sample, sums, directions, below, (RAW, "context") in resolved)
-        _add_readings(shape, sample, layer, sums, short, counted[RAW])
+            shape.append({"measure": "low_frequencies", **low})
+        shape += _subspaces(sample, sums, directions, below, (RAW, "context") in resolved)
+        shape += _readings(sample, layer, sums, short, counted[RAW])
+    absent = dict.fromkeys(("low", "high", "chance", "p_value", "k")) | {"n_tokens": len(sample.design.index)}
     part = sums.position_part(sample.design.whole)
     n_nonzero = int((sample.design.whole.n @ np.square(part) > ZERO * len(sample.design.index) * variance).sum())
     tables = {
         "position_split": split,
         "position_spectrum": [row for scale, of in spectra.items() for row in _spectrum_rows(scale, of)],
         "position_curves": _curve_rows(sample, sums, spectra[RAW]),
-        "position_shape": shape.rows,
+        "position_shape": [absent | row for row in shape if np.isfinite(row["value"])],
         "position_basis": [_basis_row(scale, of, n_nonzero) for scale, of in spread.items()],
         "position_held": [{"scale": scale, **row} for scale, of in spread.items() for row in of.prefix_shares],
         "position_by_neuron": _neuron_rows(variance, by_neuron, spread),
@@ -535,55 +513,37 @@ def _split_rows(scale: str, sums: TwoWaySums) -> Rows:
     return rows
 
 
-class _Shape:
-    """Collector of the rows of `position_shape.csv` of a layer."""
-
-    def __init__(self, n_tokens: int) -> None:
-        self.n_tokens = n_tokens
-        self.rows: Rows = []
-
-    def add(
-        self, measure: str, value: float, chance: float | None = None, p_value: float | None = None,
-        k: int | None = None, ends: tuple[float, float] | None = None, n_tokens: int | None = None,
-    ) -> None:  # fmt: skip
-        if not np.isfinite(value):
-            return
-        low, high = ends if ends is not None else (None, None)
-        self.rows.append({
-            "measure": measure, "value": float(value), "low": low, "high": high,
-            "chance": chance, "p_value": p_value, "k": k, "n_tokens": n_tokens or self.n_tokens,
-        })  # fmt: skip
-
-
-def _add_subspaces(
-    shape: _Shape, sample: PositionSample, sums: TwoWaySums, directions: Array, below: Array | None, has_context: bool
-) -> None:
-    """Add the overlaps of the position part's subspace with the contexts, between halves, and with the layer below."""
+def _subspaces(
+    sample: PositionSample, sums: TwoWaySums, directions: Array, below: Array | None, has_context: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the overlaps of the part's subspace with the contexts', between halves, and with the layer below."""
     d_model, k = directions.shape
     generator = np.random.default_rng([sample.seed, 15])
     drawn = [overlap(directions, random_subspace(d_model, k, generator)) for _ in range(DRAWS)]
 
     def p_value(value: float, which: int, sign: int) -> float:
-        return (1 + sum(sign * draw[which] >= sign * value for draw in drawn)) / (1 + DRAWS)
+        return rank_p(sign * value, [sign * draw[which] for draw in drawn])
 
     if has_context:
         context, _ = sums.covariances()
         _, axes = np.linalg.eigh(context)
         with_context, angle = overlap(directions, axes[:, ::-1][:, :k])
-        shape.add("context_overlap", with_context, k / d_model, p_value(with_context, 0, 1), k)
-        shape.add("context_angle", angle, float(np.mean([draw[1] for draw in drawn])), p_value(angle, 1, -1), k)
+        of_overlap = {"chance": k / d_model, "p_value": p_value(with_context, 0, 1)}
+        of_angle = {"chance": float(np.mean([draw[1] for draw in drawn])), "p_value": p_value(angle, 1, -1)}
+        yield {"measure": "context_overlap", "value": with_context, **of_overlap, "k": k}
+        yield {"measure": "context_angle", "value": angle, **of_angle, "k": k}
     halves = [axes for _, axes in principal_halves(sums, sample.folds, k)]
     if min(half.shape[1] for half in halves) == k:
-        shape.add("halves_overlap", overlap(*halves)[0], k / d_model, k=k)
+        yield {"measure": "halves_overlap", "value": overlap(*halves)[0], "chance": k / d_model, "k": k}
     if below is not None and (common := min(k, below.shape[1])):
         below_overlap, _ = overlap(directions[:, :common], below[:, :common])
-        shape.add("below_overlap", below_overlap, common / d_model, k=common)
+        yield {"measure": "below_overlap", "value": below_overlap, "chance": common / d_model, "k": common}
 
 
-def _add_readings(
-    shape: _Shape, sample: PositionSample, layer: int, sums: TwoWaySums, short: TwoWaySums | None, k: int
-) -> None:
-    """Add accuracies of position in held-out sentences, and in sentences longer than all fitted ones."""
+def _readings(
+    sample: PositionSample, layer: int, sums: TwoWaySums, short: TwoWaySums | None, k: int
+) -> Iterator[dict[str, Any]]:
+    """Yield accuracies of position in held-out sentences, and in sentences longer than all fitted ones."""
     design, origin = sample.design, sums.origin
     assert origin is not None
     k = min(k, READ)
@@ -612,14 +572,10 @@ def _add_readings(
         known = np.isin(design.values, sample.short.values)[design.index]
         readings.append(("read_longer", states[:, directions.shape[1] :], sample.is_short, ~sample.is_short & known))
     for name, projected, of_fit, of_judged in readings:
-        if (read := read_positions(projected, design, means[name], of_fit, of_judged, sample.seed)) is not None:
-            _add_read(shape, name, read, projected.shape[1])
-
-
-def _add_read(shape: _Shape, name: str, read: PositionAccuracies, k: int) -> None:
-    ends = read.low, read.high
-    shape.add(f"{name}_accuracy", read.accuracy, read.by_chance, read.p_value, k, ends, read.n_tokens)
-    shape.add(f"{name}_error", read.error, read.error_by_chance, k=k, n_tokens=read.n_tokens)
+        read = read_positions(projected, design, means[name], of_fit, of_judged, sample.seed)
+        for measure, cells in (read or {}).items():
+            n_tokens = int(of_judged.sum())
+            yield {"measure": f"{name}_{measure}", **cells, "k": projected.shape[1], "n_tokens": n_tokens}
 
 
 def _spectrum_rows(scale: str, of_scale: PartSpectrum) -> Rows:

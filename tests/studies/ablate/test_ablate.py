@@ -23,7 +23,7 @@ from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.interventions.forward import Forward, LaterBlocks, Readers, Readout
 from probing.interventions.frozen_probes import ProbeReadout, probe_loss
-from probing.interventions.heads import AblationJob, HeadPasses, JointPasses, replaced_heads
+from probing.interventions.heads import AblationJob, HeadPasses, joint_change, replaced_heads
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import hidden_states
 from probing.runs.loading import load_run
@@ -351,7 +351,7 @@ class Setting:
 
     def __init__(self, case: Case, place: Path) -> None:
         self.readers = Readers.of(case.encoder, case.pad, "tiny")
-        self.readout = ProbeReadout(case.text, case.probes, self.readers.device)
+        self.readout = ProbeReadout(case.text, case.weight, case.labels, self.readers.device)
         model, self.case, self.place = self.readers.model, case, place
         stands = torch.zeros(3, model.width)
         self.how = Cumulative(self.readers, "heads", "zero", stands, [1, 2, 3], 0.1, 0, 256)
@@ -426,8 +426,8 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(setting: Setting, mon
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_heads_together_are_the_same_heads_with_weights_of_zero(setting: Setting) -> None:
     case = setting.case
-    passes = JointPasses(setting.readers, case.text, setting.how.stands, 256, 0)
-    found = passes.read(frozenset({(1, 2), (2, 1)}), setting.readout)[-1]
+    change = joint_change({(1, 2), (2, 1)}, setting.how.stands, 8, 0)
+    found = Forward(setting.readers, case.text, 256).read(change, setting.readout)[-1]
     read = weights_of(case.encoder, "output", 1).weight
     before = read.detach().clone()
     with torch.no_grad():

@@ -16,7 +16,7 @@ from probing.activations import Request, activations
 from probing.activations.source import ActivationSource
 from probing.errors import UserError
 from probing.interventions import WORDS
-from probing.interventions.forward import ReadText, draw_text
+from probing.interventions.forward import ReadText, draw_text, draw_up_to
 from probing.interventions.model_output import MaskedHead, MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
 from probing.interventions.neurons import NeuronSet
 from probing.interventions.probed_task import Frozen, ProbedTask
@@ -28,7 +28,6 @@ from probing.studies.ablate.interchange import (
     carried,
     check_later,
     coupled,
-    draw_pairs,
     exchanged,
     partner_of,
     survey_couples,
@@ -114,11 +113,11 @@ def test_each_token_has_its_counterpart_at_the_same_place() -> None:
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_pairs_are_drawn_until_the_next_would_exceed_the_number_of_tokens() -> None:
     lengths = np.array([4, 6, 8, 10])
-    assert draw_pairs(lengths, 28, 0).tolist() == [0, 1, 2, 3]
-    some = draw_pairs(lengths, 15, 0)
+    assert draw_up_to(lengths, 28, 0).tolist() == [0, 1, 2, 3]
+    some = draw_up_to(lengths, 15, 0)
     assert lengths[some].sum() <= 15
-    assert len(draw_pairs(lengths, 1, 0)) == 1
-    assert {tuple(draw_pairs(lengths, 12, seed)) for seed in range(20)} > {tuple(draw_pairs(lengths, 12, 0))}
+    assert len(draw_up_to(lengths, 1, 0)) == 1
+    assert {tuple(draw_up_to(lengths, 12, seed)) for seed in range(20)} > {tuple(draw_up_to(lengths, 12, 0))}
 
 
 LAST, CLASSES = 2, 4
@@ -244,13 +243,14 @@ def test_each_sentence_of_a_pair_is_replaced_by_the_other_and_pairs_are_what_is_
     text, n_left_out = coupled(store, couples, 100_000, 0)
     assert n_left_out == 1
     tokens = text.tokens
-    assert (text.partner[text.partner] == np.arange(tokens.n_tokens)).all()
-    assert (tokens.positions[text.partner] == tokens.positions).all()
-    assert (tokens.sentences[text.partner] == tokens.sentences ^ 1).all()
+    partner = partner_of(tokens)
+    assert (partner[partner] == np.arange(tokens.n_tokens)).all()
+    assert (tokens.positions[partner] == tokens.positions).all()
+    assert (tokens.sentences[partner] == tokens.sentences ^ 1).all()
     whole = ReadText(store, np.arange(store.tokens.n_sentences))
-    assert torch.equal(text.states(1), whole.states(1)[torch.from_numpy(text.of_store)])
+    assert torch.equal(text.states(1), whole.states(1)[torch.from_numpy(text.of_corpus)])
     few, _ = coupled(store, couples, 60, 0)
-    assert 1 <= len(few.couples) < 6
+    assert 1 <= few.tokens.n_sentences // 2 < 6
     assert few.tokens.n_tokens <= 60
     row = next(row for row in surveyed(paired_subject, couples, frozen, [3, 5]).interventions if row["k"] == 2)
     assert row["n"] <= 25

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from probing.activations import ActivationStore, Request, activations
 from probing.interventions import NEURON_KINDS
-from probing.interventions.forward import Change, Forward, Readers, ReadText, draw_text
-from probing.interventions.frozen_probes import FrozenProbes, ProbeReadout
+from probing.interventions.forward import Change, Forward, Readers, ReadText, draw_text, padded_batches
+from probing.interventions.frozen_probes import ProbeReadout
 from probing.interventions.neurons import (
     Moves,
     NeuronPasses,
@@ -54,8 +54,8 @@ class Case:
             for i, of in enumerate((self.text, self.train))
         )
         self.readers = Readers.of(self.encoder, self.pad, "tiny")
-        probes = FrozenProbes(weight, torch.from_numpy(self.labels.astype(np.int64)))
-        self.positions = ProbeReadout(self.text, probes, self.readers.device)
+        labels = torch.from_numpy(self.labels.astype(np.int64))
+        self.positions = ProbeReadout(self.text, weight, labels, self.readers.device)
 
     def values(self, layer: int, at: Place = "words") -> Values:
         return Values.of(self.train, layer, at, self.train_labels, N_CLASSES)
@@ -210,7 +210,7 @@ def test_everything_is_restored_after_an_error(case: Case, monkeypatch: pytest.M
         raise RuntimeError("in the middle")
 
     with monkeypatch.context() as patch:
-        patch.setattr(FrozenProbes, "read", fail)
+        patch.setattr(ProbeReadout, "right", fail)
         with pytest.raises(RuntimeError, match="in the middle"):
             passes.read(one, case.positions)
     assert all(torch.equal(value, before[name]) for name, value in case.encoder.state_dict().items())
@@ -224,7 +224,7 @@ def test_everything_is_restored_after_an_error(case: Case, monkeypatch: pytest.M
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_given_hidden_states_are_not_written_to(case: Case) -> None:
     passes = case.passes()
-    (batch, *_) = case.text.batches(256, case.pad, True)
+    (batch, *_) = padded_batches(case.text.tokens, 256, case.pad, True)
     states = case.text.states(1)[batch.rows]
     before = states.clone()
     changed = passes.change(NeuronSet(1, "zero", (2, 5))).states[1](states, batch)

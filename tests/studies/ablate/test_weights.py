@@ -12,13 +12,12 @@ import torch
 from probing import WandbOptions, ablate
 from probing.activations import Request, activations
 from probing.activations.store import WorkPlan, WorkStore
-from probing.interventions.forward import LaterBlocks, Readers, ReadText, padded
+from probing.interventions.forward import LaterBlocks, Readers, ReadText, padded, padded_batches
 from probing.interventions.pair_cosines import TunedHead, TunedScore
 from probing.interventions.parameters import (
     N_DRAWS,
     PrunedShare,
     Rounding,
-    RoundingPasses,
     RoundingRange,
     column_weights,
     first_block,
@@ -26,6 +25,7 @@ from probing.interventions.parameters import (
     pruned,
     rounded,
     rounded_weights,
+    rounding_change,
     roundings,
     smallest,
 )
@@ -94,9 +94,9 @@ def test_states_are_rounded_where_they_enter_a_block(
     text, readers = ReadText(store, np.arange(20)), Readers.of(encoder, 0, "tiny")
     ranges = {block: RoundingRange.of(text.states(block - 1)) for block in (2, 3)}
     ranges = {block: RoundingRange(one.largest, [3]) for block, one in ranges.items()}
-    (batch, *_) = text.batches(10_000, 0, True)
+    (batch, *_) = padded_batches(text.tokens, 10_000, 0, True)
     for how in (Rounding(4, "activations", "tensor", "outliers"), Rounding(4, "activations", "channel")):
-        change = RoundingPasses(readers, text, ranges, 256, 0).change(how)
+        change = rounding_change(readers.model, ranges, 0)(how)
         states = text.states(1)[batch.rows]
         with torch.inference_mode():
             found = change.later(readers.model, batch, None, states, [2, 3])

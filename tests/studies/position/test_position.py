@@ -413,11 +413,10 @@ def test_positions_are_read_as_by_linear_discriminants() -> None:
     assert read is not None
     discriminants = LinearDiscriminantAnalysis(solver="lsqr").fit(states[fitted], positions[fitted])
     expected = discriminants.score(states[~fitted], positions[~fitted])
-    assert read.accuracy == pytest.approx(expected, abs=0.011)  # a token at the border of two
-    assert read.n_tokens == int((~fitted).sum())
-    assert read.by_chance < read.accuracy
-    assert read.error < read.error_by_chance
-    assert read.p_value == pytest.approx(1 / 21)
+    assert read["accuracy"]["value"] == pytest.approx(expected, abs=0.011)  # a token at the border of two
+    assert read["accuracy"]["chance"] < read["accuracy"]["value"]
+    assert read["error"]["value"] < read["error"]["chance"]
+    assert read["accuracy"]["p_value"] == pytest.approx(1 / 21)
     assert read_positions(states, design, means, fitted, np.zeros_like(fitted), 0) is None
 
 
