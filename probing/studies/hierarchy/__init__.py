@@ -179,16 +179,11 @@ def hierarchy(options: HierarchyOptions) -> Result | None:
     """
     call = Call.of(study_of("hierarchy"), options)
     with quiet_libraries():
-        from probing.studies.hierarchy.survey import HierarchyConfig, Sizes, survey
+        from probing.studies.hierarchy.survey import survey
 
-        probe = options.probe_options
-        sizes = Sizes(options.train_sentences, options.test_sentences, options.generalisation_sentences)
-        source = call.source(probe.solver, tokenizer=options.tokenizer)
-        hierarchy_config = HierarchyConfig(
-            options.selected("tasks"), options.selected("controls"), sizes, probe, options.seed
-        )
-        call.expect(2 * len(hierarchy_config.tasks))
-        output = survey(source, hierarchy_config, call.say)
+        source = call.source(options.probe_options.solver, tokenizer=options.tokenizer)
+        call.expect(2 * len(options.selected("tasks")))
+        output = survey(source, options)
         if not is_main_process():
             return None
         return call.write(source.model, lambda _: output)

@@ -41,11 +41,11 @@ from probing.runtime import quiet_libraries
 from probing.tables.figures import Chart, Line, Panel, by_name
 from probing.tables.schema import layer_column
 
-ITSELF = "model"
+ITSELF, PERMUTED_TREES = "model", "permuted_trees"
 # The controls, with their labels in tables and figures.
 CONTROLS = {
     **{name: OF_FIT[name].words for name in ("untrained", "permuted_positions")},
-    "permuted_trees": "trees of other sentences",
+    PERMUTED_TREES: "trees of other sentences",
 }
 
 TREES = Schema("trees", "a row per condition and layer", (
@@ -144,16 +144,13 @@ def trees(options: TreesOptions) -> Result | None:
     """
     call = Call.of(study_of("trees"), options)
     with quiet_libraries():
-        from probing.studies.trees.survey import TreeConfig, sample, survey
+        from probing.studies.trees.survey import sample, survey
         from probing.text import intervals_by_document, read_corpora
 
         corpora, splits = read_corpora(options.corpus, options.test_corpus, options.seed, call.say, options.group_by)
-        config = TreeConfig(
-            options.selected("controls"), options.train_sentences, options.penalty, options.rotations, options.seed
-        )
-        texts, treebanks = sample(corpora, splits, intervals_by_document(options.group_by, corpora), config)
+        texts, treebanks = sample(corpora, splits, intervals_by_document(options.group_by, corpora), options)
         source = call.source(tokenizer=options.tokenizer)
-        output = survey(source, texts, treebanks, config, call.say)
+        output = survey(source, texts, treebanks, options)
         return call.write(source.model, lambda _: output)
 
 
