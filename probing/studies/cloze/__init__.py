@@ -336,7 +336,7 @@ def cloze(options: ClozeOptions) -> Result:
     with quiet_libraries():
         from probing.studies.cloze.predictor import BUILTIN, Predictor, read_pairs
         from probing.studies.cloze.sentences import read_sentence_pairs, sentence_survey
-        from probing.studies.cloze.survey import ClozeConfig, read_facts, survey
+        from probing.studies.cloze.survey import read_facts, survey
 
         is_whole, inputs = options.score == "pll", (options.file, options.corpus, options.facts)
         file = BUILTIN if inputs == (None, None, None) else options.file
@@ -359,11 +359,8 @@ def cloze(options: ClozeOptions) -> Result:
                 predictor, items["pair"], flag_texts["pair"], text, options.batch_tokens, call.say
             )  # fmt: skip
         else:
-            cloze_config = ClozeConfig(
-                items, flag_texts, text, options.tokens, options.max_length, options.batch_tokens, options.seed
-            )
             call.expect(sum(map(bool, items.values())) + (text is not None))
-            output = survey(predictor, cloze_config, call.say)
+            output = survey(predictor, items, flag_texts, text, options, call.say)
         return call.write(predictor.source, lambda _: output)
 
 
