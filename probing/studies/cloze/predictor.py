@@ -31,7 +31,7 @@ from probing.models.anatomy import Anatomy, examine
 from probing.results import Table, estimate_cells
 from probing.runtime.files import parse_json
 from probing.runtime.progress import note
-from probing.statistics import binomial_interval, mean_interval
+from probing.statistics import binomial_interval, ratio_estimate
 from probing.studies.cloze import EVERY, INTACT, REPLACED
 from probing.text import MASK, Corpus
 from probing.text.files import decode_lines, read_bytes
@@ -326,12 +326,11 @@ def _counted(group: str, rows: Table) -> dict[str, Any]:
     differences = np.array(rows.column("difference"))
     good, bad = (np.exp(rows.column(f"{which}_log_probability")) for which in ("good", "bad"))
     n_right, n_clear = int((differences > 0).sum()), int((good - bad > MARGIN).sum())
-    mean, interval = float(differences.mean()), mean_interval(differences, np.ones(len(rows), dtype=np.int64))
     return {
         "group": group, "n": len(rows), "n_right": n_right,
         **estimate_cells("share", n_right / len(rows), binomial_interval(n_right, len(rows)), ""),
         **estimate_cells("clear_share", n_clear / len(rows), binomial_interval(n_clear, len(rows))),
-        **estimate_cells("difference", mean, interval),
+        **estimate_cells("difference", *ratio_estimate(differences)),
     }  # fmt: skip
 
 
@@ -485,11 +484,9 @@ def loss_row(
     """
     counted = n > 0
     sums, n_tokens = np.where(counted, sums, 0), int(n.sum())
-    row: Row = {
-        "condition": condition, **estimate_cells("loss", float(sums.sum() / n_tokens), mean_interval(sums, n), "")
-    }  # fmt: skip
+    row: Row = {"condition": condition, **estimate_cells("loss", *ratio_estimate(sums, n), "")}
     if other is not None:
         difference = np.where(counted, sums - other, 0)
         row |= {"against": against, "baseline": float(np.where(counted, other, 0).sum() / n_tokens)}
-        row |= estimate_cells("difference", float(difference.sum() / n_tokens), mean_interval(difference, n))
+        row |= estimate_cells("difference", *ratio_estimate(difference, n))
     return {**row, "n_sentences": int(counted.sum()), "n": n_tokens}

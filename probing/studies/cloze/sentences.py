@@ -19,7 +19,7 @@ from probing.models import check_ids
 from probing.results import Table, estimate_cells
 from probing.runs.call import Measurements
 from probing.runtime.progress import stage
-from probing.statistics import binomial_interval, difference_interval
+from probing.statistics import binomial_interval, difference_interval, ratio_estimate
 from probing.studies.cloze import BASELINES
 from probing.studies.cloze.predictor import (
     MinimalPair,
@@ -178,7 +178,7 @@ def pair_rows(
 
 
 def _counted(phenomenon: str, rows: Table) -> Row:
-    n, each = len(rows), np.ones(len(rows), dtype=np.int64)
+    n = len(rows)
     right = np.array(rows.column("difference")) > 0
     n_right = int(right.sum())
     row: Row = {"phenomenon": phenomenon, "n": n, "n_right": n_right}
@@ -187,8 +187,7 @@ def _counted(phenomenon: str, rows: Table) -> Row:
         good, bad = (np.array(rows.column(f"{which}_{name}")) for which in ("good", "bad"))
         score = (1 + np.sign(np.round(sign * (good - bad), 9))) / 2  # half a pair where the two are equal
         row[f"{name}_share"] = float(score.mean())
-        gain = right - score
-        row |= estimate_cells(f"above_{name}", float(gain.mean()), difference_interval(gain, each))
+        row |= estimate_cells(f"above_{name}", *ratio_estimate(right - score, interval=difference_interval))
     return row
 
 

@@ -22,7 +22,7 @@ from probing.interventions.model_output import Prompt, choose_masked, draw_sente
 from probing.results import Table, estimate_cells
 from probing.runs.call import Measurements
 from probing.runtime.progress import stage
-from probing.statistics import binomial_interval, difference_interval, mean_interval
+from probing.statistics import binomial_interval, difference_interval, ratio_estimate
 from probing.studies.cloze import EVERY, ClozeOptions
 from probing.studies.cloze.predictor import (
     Masked,
@@ -151,23 +151,22 @@ def ask_facts(predictor: Predictor, prompts: Prompts, facts: Sequence[Fact], bat
 
 
 def _counted(n_facts: Mapping[str, int], relation: str, rows: Table) -> Row:
-    n, each = len(rows), np.ones(len(rows), dtype=np.int64)
+    n = len(rows)
     ranks = np.array(rows.column("rank"))
     first = ranks == 1
     row: Row = {"relation": relation, "n": n, "n_left_out": n_facts[relation] - n}
     for most in (1, 10):
         n_right = int((ranks <= most).sum())
         row |= estimate_cells(f"precision_at_{most}", n_right / n, binomial_interval(n_right, n))
-    row |= estimate_cells("reciprocal_rank", float((1 / ranks).mean()), mean_interval(1 / ranks, each))
+    row |= estimate_cells("reciprocal_rank", *ratio_estimate(1 / ranks))
     alone = np.array([row.get("rank_without_subject", 0) for row in rows])
     has_alone, frequent = alone > 0, np.array([row["object"] == row["most_frequent_object"] for row in rows])
     row["n_without_subject"] = int(has_alone.sum())
-    for name, baseline, counted in (("without_subject", alone == 1, has_alone), ("most_frequent", frequent, each > 0)):
+    for name, baseline, counted in (("without_subject", alone == 1, has_alone), ("most_frequent", frequent, ranks > 0)):
         if counted.any():
             gain = np.where(counted, first - baseline.astype(np.float64), 0)
             row[name] = float(baseline[counted].mean())
-            interval = difference_interval(gain, counted.astype(np.int64))
-            row |= estimate_cells(f"above_{name}", float(gain[counted].mean()), interval)
+            row |= estimate_cells(f"above_{name}", *ratio_estimate(gain, counted.astype(np.int64), difference_interval))
     return row
 
 

@@ -23,7 +23,7 @@ from probing.probes.training import LayerFit, penalised, train_probes
 from probing.results import Table, curve_points, estimate_cells, layers_named
 from probing.runs.call import Measurements
 from probing.runtime.progress import stage
-from probing.statistics import accuracy_interval, difference_interval
+from probing.statistics import accuracy_interval, difference_interval, ratio_estimate
 from probing.studies.hierarchy import ITSELF, LINEAR, HierarchyOptions
 from probing.text import Corpus, from_words
 from probing.text.tokens import Tokens
@@ -303,15 +303,12 @@ def answered_words(examples: Examples, layers: Sequence[int], weights: Sequence[
 
 def counted(name: str, right: NDArray[np.bool_], of: str | None = None) -> Row:
     """Return a share with its 95% confidence interval as cells, with `of` as in `estimate_cells`."""
-    interval = accuracy_interval(right.astype(np.int64), np.ones(len(right), dtype=np.int64))
-    return estimate_cells(name, float(right.mean()), interval, of)
+    return estimate_cells(name, *ratio_estimate(right.astype(np.int64), interval=accuracy_interval), of)
 
 
 def compared(name: str, first: NDArray[np.bool_], second: NDArray[np.bool_]) -> Row:
     """Return the paired difference of two shares with its 95% confidence interval, as cells."""
-    difference = first.astype(np.int64) - second
-    interval = difference_interval(difference, np.ones(len(first), dtype=np.int64))
-    return estimate_cells(name, float(difference.mean()), interval)
+    return estimate_cells(name, *ratio_estimate(first.astype(np.int64) - second, interval=difference_interval))
 
 
 def generalised(answers: NDArray[np.int64], text: RuleSentences, chosen: NDArray[np.bool_], linear: str) -> Row:

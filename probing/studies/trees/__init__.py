@@ -96,11 +96,6 @@ SENTENCES = {
     "no_basis": "In no layer do the first ten neurons contribute more than ten directions of every random basis: the "
     "metric does not favour single neurons.",
 }
-_ABOVE = {
-    1: "above it in {layers}",
-    -1: "below it in {layers}",
-    0: "not distinguished from it in {layers}",
-}
 
 
 @dataclass(frozen=True)
@@ -241,7 +236,7 @@ def _conclusions(all_rows: Table) -> Iterator[str]:
     baselines += [(words, all_rows.where(condition=name), "difference") for name, words in named.items()]
     for baseline, compared, column in baselines:
         if compared:
-            yield SENTENCES["compared"].format(baseline=baseline, where=layers_by(compared, column, _ABOVE))
+            yield SENTENCES["compared"].format(baseline=baseline, where=layers_by(compared, column))
     yield SENTENCES["gap"].format(gap=max(row[column] for row in all_rows for column in ("gap_distance", "gap_depth")))
     if rotated := rows.where(lambda row: "directions_high" in row):
         above = rotated.where(lambda row: row["first_10_share"] > row["directions_high"])
