@@ -400,8 +400,8 @@ class ScoredArcs:
         return replace(self, right=self.right[:, indices], predicted=predicted)
 
 
-def measured_arcs(
-    arcs: Arcs, tokens: Tokens, is_measured: NDArray[np.bool_]
+def arcs_with_values(
+    arcs: Arcs, tokens: Tokens, has_value: NDArray[np.bool_]
 ) -> tuple[Arcs, NDArray[np.int64], NDArray[np.int64]]:
     """Return the arcs between words whose tokens are in a mask, and the rows of their dependents and of their heads.
 
@@ -409,7 +409,7 @@ def measured_arcs(
     """
     rows_of = LastPieceRows(tokens)
     dependents, heads = rows_of.of(arcs.sentences, arcs.dependents), rows_of.of(arcs.sentences, arcs.heads)
-    inside = (dependents >= 0) & (heads >= 0) & is_measured[dependents] & is_measured[heads]
+    inside = (dependents >= 0) & (heads >= 0) & has_value[dependents] & has_value[heads]
     return arcs.where(inside), dependents[inside], heads[inside]
 
 
@@ -427,8 +427,8 @@ def scored(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> Scored
         UserError: If the corpus has no dependency relations, or they are malformed.
     """
     arcs, attended = arcs_of(corpus, option), store.by_token(MOST_ATTENDED.name).numpy()
-    is_measured = attended[:, 0, 0, 0] != NONE
-    arcs, dependents, _ = measured_arcs(arcs.where(~arcs.is_punctuation), store.tokens, is_measured)
+    has_value = attended[:, 0, 0, 0] != NONE
+    arcs, dependents, _ = arcs_with_values(arcs.where(~arcs.is_punctuation), store.tokens, has_value)
     predicted = attended[dependents]
     return ScoredArcs(arcs, predicted == arcs.heads[:, None, None, None], predicted)
 

@@ -32,6 +32,7 @@ from probing.heads.syntax import (
     ScoredArcs,
     WordBatch,
     arcs_of,
+    arcs_with_values,
     best_head,
     by_sentence,
     by_word,
@@ -39,7 +40,6 @@ from probing.heads.syntax import (
     head_cells,
     head_pairs,
     head_relation_rows,
-    measured_arcs,
     part_cells,
     punctuation_of,
     relation_rows,
@@ -130,7 +130,7 @@ def scored_trees(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> 
     """
     arcs, trees, tokens = arcs_of(corpus, option), store.by_token(TREES).numpy(), store.tokens
     has_tree = trees[:, 0, 0] != NONE
-    arcs, dependents, heads = measured_arcs(arcs, tokens, has_tree)
+    arcs, dependents, heads = arcs_with_values(arcs, tokens, has_tree)
     right = trees[dependents] == arcs.heads[:, None, None]
     right |= trees[heads] == arcs.dependents[:, None, None]
     number = np.cumsum(tokens.last_pieces & has_tree)  # of each word that is there, at its last piece
