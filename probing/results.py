@@ -275,9 +275,11 @@ def ends(row: Row, of: str = "") -> tuple[float, float] | None:
 def estimate_cells(name: str, value: Any, interval: tuple[Any, Any], of: str | None = None) -> dict[str, Any]:
     """Return the cells of a number and its interval, in columns `NAME`, `OF_low` and `OF_high`.
 
-    `of` is the name by default; if it is empty, the columns are `low` and `high`.
+    `of` is the name by default, and empty for `value`; if it is empty, the columns are `low` and `high`.
     """
-    low, high = (f"{name if of is None else of}_{end}".lstrip("_") for end in ("low", "high"))
+    if of is None:
+        of = "" if name == "value" else name
+    low, high = (f"{of}_{end}".lstrip("_") for end in ("low", "high"))
     return {name: value, low: interval[0], high: interval[1]}
 
 
@@ -353,16 +355,22 @@ def layers_named(layers: Sequence[int]) -> str:
     return f"layers {layers[0]} to {layers[-1]}" if in_a_row else f"layers {listed(layers)}"
 
 
-def layers_by(rows: Sequence[Row], of: str, phrases: Mapping[int, str]) -> str:
+# Verdicts on a difference by the sign of its interval: of what is compared with a baseline, and of a change.
+COMPARED = {1: "above it", -1: "below it", 0: "not distinguished from it"}
+
+CHANGED = {1: "an increase", -1: "a decrease", 0: "not distinguished from 0"}
+
+
+def layers_by(rows: Sequence[Row], of: str, verdicts: Mapping[int, str] = COMPARED) -> str:
     """Return in which layers an interval is above 0, below 0 or neither: "above it in layer 0 and below it in layer 3".
 
     Args:
         rows: A row per layer, ascending.
         of: Name of the interval, as in `ends`.
-        phrases: What is said of layers of each sign of the interval (1, -1, 0), in this order, with `{layers}`.
+        verdicts: What is said of layers of each sign of the interval (1, -1, 0), in this order.
     """
-    layers = {sign: [row["layer"] for row in rows if sign_of_interval(row, of) == sign] for sign in phrases}
-    return listed([phrases[sign].format(layers=layers_named(of_sign)) for sign, of_sign in layers.items() if of_sign])
+    layers = {sign: [row["layer"] for row in rows if sign_of_interval(row, of) == sign] for sign in verdicts}
+    return listed([f"{verdicts[sign]} in {layers_named(of_sign)}" for sign, of_sign in layers.items() if of_sign])
 
 
 def capitalised(text: str) -> str:

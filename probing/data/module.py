@@ -317,6 +317,17 @@ def source_of_control(name: str, source: ActivationSource, seed: int) -> Activat
     return replace(source, **reads)
 
 
+def sources_of_controls(names: Sequence[str], source: ActivationSource, seed: int) -> dict[str, ActivationSource]:
+    """Return the model as it reads the corpora for each control that applies, by name, and report the others."""
+    sources = {}
+    for name in names:
+        if (of_control := source_of_control(name, source, seed)) is not None:
+            sources[name] = of_control
+        else:
+            source.say(f"the control {name} is left out: the model itself is randomly initialised")
+    return sources
+
+
 def control_sides(
     names: Sequence[str], sides: Sides, corpora: Sequence[Corpus], source: ActivationSource, seed: int
 ) -> dict[str, list[Sides]]:

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from probing.activations.store import fingerprint
 from probing.heads.accumulation import Accumulator, BatchValues, Begin, BlockAttention, Measure, SentenceBatch
-from probing.results import ALL_LAYERS
+from probing.results import ALL_LAYERS, estimate_cells
 from probing.statistics import (
     ENDS,
     MIN_SENTENCES,
     accuracy_interval,
     difference_interval,
     difference_p_value,
-    mean_interval,
+    ratio_estimate,
 )
 from probing.statistics.chance import holm, percentiles, sentence_counts
 from probing.tables.heads import CLASSES as CLASS_HEADINGS
@@ -370,28 +370,20 @@ Row = dict[str, Any]
 Rows = list[Row]
 
 
-def cells(name: str, value: float, low: float, high: float) -> Row:
-    """Return an estimate and its interval as cells of a row: NAME, NAME_low, NAME_high; of `value`, low and high."""
-    prefix = "" if name == "value" else f"{name}_"
-    return {name: value, f"{prefix}low": low, f"{prefix}high": high}
-
-
 def mean_cells(sums: NDArray[np.float64], n: NDArray[np.int64]) -> Row:
     """Return the cells `value, low, high, n` of a mean, from the sum and the denominator n of each sentence."""
-    total = int(n.sum())
-    return {**cells("value", float(sums.sum() / total) if total else float("nan"), *mean_interval(sums, n)), "n": total}
+    return {**estimate_cells("value", *ratio_estimate(sums, n)), "n": int(n.sum())}
 
 
 def accuracy_cells(name: str, correct: NDArray[np.int64], n: NDArray[np.int64]) -> Row:
     """Return an accuracy and its confidence interval as cells of a row, from counts by sentence."""
-    total = int(n.sum())
-    return cells(name, float(correct.sum() / total) if total else float("nan"), *accuracy_interval(correct, n))
+    return estimate_cells(name, *ratio_estimate(correct, n, accuracy_interval))
 
 
 def difference_cells(name: str, difference: NDArray[np.int64], n: NDArray[np.int64]) -> Row:
     """Return a difference of two accuracies, paired by sentence, as cells of a row, from differences of counts."""
-    interval = difference_interval(difference, n)
-    return {**cells(name, float(difference.sum() / n.sum()), *interval), "p_value": difference_p_value(difference, n)}
+    cells = estimate_cells(name, *ratio_estimate(difference, n, difference_interval))
+    return {**cells, "p_value": difference_p_value(difference, n)}
 
 
 def corrected(rows: Iterable[Row]) -> Rows:
@@ -420,9 +412,9 @@ class Means:
     n: int
 
     def row(self, *index: int, name: str = "value") -> Row:
-        """Return one ratio as cells of a row, with the number of sentences `n`; see `cells`."""
+        """Return one ratio as cells of a row, with the number of sentences `n`."""
         value, low, high = (float(values[index]) for values in (self.values, self.low, self.high))
-        return {**cells(name, value, low, high), "n": self.n}
+        return {**estimate_cells(name, value, (low, high)), "n": self.n}
 
 
 class SentenceDraws:

@@ -458,17 +458,16 @@ def _sums(
     distinct = {measure.name: measure for reading in readings for measure in reading.measures}
     request = readings[0].request
     if distinct:
-        seen = [_seen(survey, measure) for measure in distinct.values()]
+        seen = [
+            without_first_token(measure) if survey.without_first and measure is not SINK else measure
+            for measure in distinct.values()
+        ]
         new_stores = accumulate(request, seen, cache, trainer_options, say)
         stores |= {f"{name}/{measure}" if name else measure: store for measure, store in new_stores.items()}
     if any(reading.states for reading in readings):
         read = replace(request, layers=range(survey.heads.n_layers))
         stores[f"{name}/{STATES}"] = cast(Any, activations(read, cache, trainer_options, say))
     return stores
-
-
-def _seen(survey: HeadSurvey, measure: Measure) -> Measure:
-    return without_first_token(measure) if survey.without_first and measure is not SINK else measure
 
 
 # --- the parts ---

@@ -51,6 +51,7 @@ from probing.errors import UserError
 from probing.heads.accumulation import Begin, Measure, SentenceBatch, StackedBlocks, SumsStore
 from probing.heads.measures import Rows
 from probing.statistics import mean_interval
+from probing.statistics.chance import largest_z_test
 from probing.text import Corpus, from_words
 from probing.text.files import read_lines
 from probing.text.tokens import Tokens
@@ -450,12 +451,8 @@ class Resampled:
             means += np.vstack([is_link, drawn]) @ flat[rows] / n_links
             odds = np.exp(group_log_odds - group_log_odds[~is_link].max()) * ~is_link
             unlinked += is_link.sum() / n_links * (odds / odds.sum()) @ flat[rows]
-        spread = means.std(0)
-        varies = spread > 1e-6 * np.abs(flat).max(0)
-        z = np.where(varies, (means - means.mean(0)) / np.where(varies, spread, 1), 0.0)
-        p_value = (z.max(1)[:, None] >= z[0] - 1e-9).mean(0)
-        shape = sums.shape[1:]
-        return cls(unlinked.reshape(shape), z[0].reshape(shape), p_value.reshape(shape))
+        z, p_value = largest_z_test(means, 1e-6 * np.abs(flat).max(0))
+        return cls(*(of_all.reshape(sums.shape[1:]) for of_all in (unlinked, z, p_value)))
 
 
 def at_one_length(sums: NDArray[np.float64], placements: Placements) -> NDArray[np.float64]:

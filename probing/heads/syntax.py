@@ -25,6 +25,7 @@ from probing.heads.accumulation import (
     SumsStore,
 )
 from probing.heads.measures import Row, Rows, accuracy_cells, corrected, difference_cells
+from probing.statistics.chance import largest_z_test
 from probing.text import Corpus
 from probing.text.columns import UNSPECIFIED
 from probing.text.tokens import Tokens
@@ -339,11 +340,7 @@ def compare_leads(
     """
     arrangements = [arcs.heads, *permuted_heads(arcs, n_draws, np.random.default_rng(seed))]
     leads = np.array([[finder.lead(arcs.dependents, heads) for finder in finders] for heads in arrangements])
-    # With the true arrangement among those that standardise, all are treated alike.
-    sd = leads.std(0)
-    z = np.where(sd > 0, (leads - leads.mean(0)) / np.where(sd > 0, sd, 1.0), 0.0)
-    beyond = (z[1:].max(1)[:, None] >= z[0] - 1e-9).sum(0)
-    return leads[1:].mean(0), (1 + beyond) / (1 + n_draws)
+    return leads[1:].mean(0), largest_z_test(leads)[1]
 
 
 def permuted_heads(arcs: Arcs, n_draws: int, generator: np.random.Generator) -> Iterator[NDArray[np.int64]]:
@@ -403,6 +400,19 @@ class ScoredArcs:
         return replace(self, right=self.right[:, indices], predicted=predicted)
 
 
+def arcs_with_values(
+    arcs: Arcs, tokens: Tokens, has_value: NDArray[np.bool_]
+) -> tuple[Arcs, NDArray[np.int64], NDArray[np.int64]]:
+    """Return the arcs between words whose tokens are in a mask, and the rows of their dependents and of their heads.
+
+    The mask has shape (n_tokens,). Words that were truncated have no arcs.
+    """
+    rows_of = LastPieceRows(tokens)
+    dependents, heads = rows_of.of(arcs.sentences, arcs.dependents), rows_of.of(arcs.sentences, arcs.heads)
+    inside = (dependents >= 0) & (heads >= 0) & has_value[dependents] & has_value[heads]
+    return arcs.where(inside), dependents[inside], heads[inside]
+
+
 # The scores of heads on the arcs to choose heads on and on those to report.
 Parts = tuple[ScoredArcs, ScoredArcs]
 
@@ -410,22 +420,17 @@ Parts = tuple[ScoredArcs, ScoredArcs]
 def scored(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> ScoredArcs:
     """Return the arcs of a treebank with the correct predictions of each head, without arcs of punctuation.
 
-    `store` has the sums of `MOST_ATTENDED`. Words that were truncated have no arcs.
+    `store` has the sums of `MOST_ATTENDED`. In a causal model, the first word may consist of the first token alone,
+    which belongs to no word; its arcs are then left out.
 
     Raises:
         UserError: If the corpus has no dependency relations, or they are malformed.
     """
-    arcs, rows_of = arcs_of(corpus, option), LastPieceRows(store.tokens)
-    arcs = arcs.where(~arcs.is_punctuation)
-    dependents, heads = rows_of.of(arcs.sentences, arcs.dependents), rows_of.of(arcs.sentences, arcs.heads)
-    attended = store.by_token(MOST_ATTENDED.name).numpy()
-    read = (dependents >= 0) & (heads >= 0)
-    # In a causal model, the first word may consist of the first token alone, which belongs to no word; its arcs are
-    # then left out.
-    read &= (attended[dependents, 0, 0, 0] != NONE) & (attended[heads, 0, 0, 0] != NONE)
-    read_arcs = arcs.where(read)
-    predicted = attended[dependents[read]]
-    return ScoredArcs(read_arcs, predicted == read_arcs.heads[:, None, None, None], predicted)
+    arcs, attended = arcs_of(corpus, option), store.by_token(MOST_ATTENDED.name).numpy()
+    has_value = attended[:, 0, 0, 0] != NONE
+    arcs, dependents, _ = arcs_with_values(arcs.where(~arcs.is_punctuation), store.tokens, has_value)
+    predicted = attended[dependents]
+    return ScoredArcs(arcs, predicted == arcs.heads[:, None, None, None], predicted)
 
 
 def relation_rows(

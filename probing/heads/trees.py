@@ -28,11 +28,11 @@ from probing.heads.syntax import (
     OFFSETS,
     PAIRS,
     Arcs,
-    LastPieceRows,
     Parts,
     ScoredArcs,
     WordBatch,
     arcs_of,
+    arcs_with_values,
     best_head,
     by_sentence,
     by_word,
@@ -129,11 +129,8 @@ def scored_trees(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> 
         UserError: If the corpus has no dependency relations, or they are malformed.
     """
     arcs, trees, tokens = arcs_of(corpus, option), store.by_token(TREES).numpy(), store.tokens
-    rows_of = LastPieceRows(tokens)
-    dependents, heads = rows_of.of(arcs.sentences, arcs.dependents), rows_of.of(arcs.sentences, arcs.heads)
     has_tree = trees[:, 0, 0] != NONE
-    is_scored = (dependents >= 0) & (heads >= 0) & has_tree[dependents] & has_tree[heads]
-    arcs, dependents, heads = arcs.where(is_scored), dependents[is_scored], heads[is_scored]
+    arcs, dependents, heads = arcs_with_values(arcs, tokens, has_tree)
     right = trees[dependents] == arcs.heads[:, None, None]
     right |= trees[heads] == arcs.dependents[:, None, None]
     number = np.cumsum(tokens.last_pieces & has_tree)  # of each word that is there, at its last piece

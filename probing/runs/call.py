@@ -16,15 +16,25 @@ from probing.cli.options import FIGURE_FORMAT, Options, WandbOptions, as_options
 from probing.errors import UserError, as_clause, lack_of_machine, refuse
 from probing.results import Row, Table, as_read, without_empty_cells, write_tables
 from probing.runs import Result, Study, refuse_several, several
-from probing.runs.folder import ResumableFolder, RunFolder, check_name
+from probing.runs.folder import (
+    ResumableFolder,
+    RunFolder,
+    check_name,
+    continuable,
+    end_of_trainings,
+    folder_of_trainings,
+    free_name,
+)
 from probing.runtime import Stopwatch, logger_problems, terminal, versions
-from probing.runtime.processes import interrupt_behind
+from probing.runtime.processes import interrupt_behind, is_main_process, launched
 from probing.runtime.progress import BRIEF, expect, messages, stage
 from probing.tables.figures import write_drawings
 from probing.tracking import Tracker, resolve_mode
 
 if TYPE_CHECKING:
     from probing.activations.source import ActivationSource
+    from probing.runtime.trainer import Places
+    from probing.text import Corpus
 
 
 @contextmanager
@@ -169,7 +179,7 @@ class Measurements:
     results: Mapping[str, Any] = field(default_factory=dict)
     curves: Sequence[Row] = ()
     axis: str = "layer"
-    write: Callable[[Path], list[Path]] | None = None
+    write: Callable[[Path], list[Path]] = lambda folder: []
     is_timed: bool = True
 
     def with_python_values(self) -> Measurements:
@@ -216,8 +226,8 @@ class Call:
         Args:
             study: The study.
             options: The options of the command, whose values are checked already.
-            is_continued: Whether an unfinished run of the name is continued, so that whether the name is taken is found
-                later.
+            is_continued: Whether an unfinished run of the name is continued, as by `train`, so that whether the name is
+                taken is found later.
 
         Raises:
             UserError: If the name is taken, a folder cannot be written, an argument of the Trainer does not apply, or
@@ -230,8 +240,8 @@ class Call:
         given = vars(options)
         tracked = as_options(WandbOptions, given["wandb"], "wandb")
         resolve_mode(tracked.mode)
-        name = None if is_continued else given["name"]
-        cached, place = places(config.get("cache"), config["runs"], name)
+        name = given["name"]
+        cached, place = places(config.get("cache"), config["runs"], None if is_continued else name)
         return cls(study, config, name, tracked, cached, place, Stopwatch())
 
     @property
@@ -243,12 +253,16 @@ class Call:
         """Announce the number of stages before the results are written; see `probing.runtime.progress.expect`."""
         expect([*[None] * n_stages, BRIEF])
 
-    def source(self, solver: str | None = None, seed: int | None = None, **more: Any) -> ActivationSource:
+    def source(
+        self, solver: str | None = None, seed: int | None = None, model: tuple[str, str | None] | None = None,
+        **more: Any,
+    ) -> ActivationSource:  # fmt: skip
         """Return the model of the options `model`, `layer`, `dtype`, ..., as far as the command has them.
 
         Args:
             solver: Solver of the probes; None if none are trained.
             seed: Seed of random initialisation; the option `seed` by default.
+            model: A model and its revision in place of those of the options.
             more: Further fields of the `ActivationSource`.
 
         Raises:
@@ -264,10 +278,55 @@ class Call:
             options["without_first"] = config["first_token"] == "exclude"
         weights_seed = (config["seed"] if seed is None else seed) if config.get("random_weights") else None
         options |= {} if solver is None else {"solver": solver}
+        name, revision = model or (config["model"], config["revision"])
         return ActivationSource.of(
-            config["model"], config["revision"], config["layer"], config["trainer"], cache=self.cached,
-            random_weights_seed=weights_seed, say=self.say, **options, **more,
+            name, revision, config["layer"], config["trainer"], cache=self.cached, random_weights_seed=weights_seed,
+            **{"say": self.say, **options, **more},
         )  # fmt: skip
+
+    def check_trainings(self, solver: str) -> None:
+        """Raise `UserError` for arguments of the Trainer that trainings of models (`solver`) do not honour.
+
+        Several processes need a name, by which all of them know the folder.
+        """
+        from probing.runtime.trainer import check_trainer_options
+
+        trainer = self.config["trainer"] or {}
+        check_trainer_options(trainer, solver)
+        several = bool(launched()) or any(str(trainer.get(option, 1)) != "1" for option in ("devices", "num_nodes"))
+        if several and self.name is None:
+            raise UserError(
+                "`--trainer.devices` and `--trainer.num_nodes`: several processes need a name by which all of them "
+                "know the run's folder; give --name."
+            )
+
+    def train(
+        self, stem: str, texts: Mapping[str, Corpus | None], begin: Callable[[Places], Callable[[Any], Measurements]]
+    ) -> Result | None:
+        """Train and measure models in several processes, in a folder that a killed run of its name continues.
+
+        Args:
+            stem: Beginning of the default name, which the time follows.
+            texts: The texts by the options that name them.
+            begin: Function from the paths of the trainings to the one that trains and measures, given the logger of
+                curves.
+        """
+        from probing.runtime.trainer import Places
+
+        named, is_first = self.name or free_name(self.place, stem), is_main_process()
+        folder = folder_of_trainings(self.place, named, self.config, texts)
+        with continuable(folder, is_first):
+            train = begin(Places(folder.path, is_first))
+
+            def measure(tracker: Tracker | None) -> Measurements:
+                output = train(tracker and tracker.logger)
+
+                def write(path: Path) -> list[Path]:
+                    return [*output.write(path), *end_of_trainings(path, self.config, texts)]
+
+                return replace(output, write=write, is_timed=False)
+
+            return self.carry_out(folder if is_first else None, measure)
 
     def write(self, model: Any, measure: Callable[[Path], Measurements]) -> Result:
         """Measure in the folder of the run, write, log and show the results, and return them.
@@ -289,12 +348,12 @@ class Call:
         return result
 
     def carry_out(
-        self, folder: RunFolder | ResumableFolder | None, measure: Callable[[Tracker | None], Measurements | None]
+        self, folder: RunFolder | ResumableFolder | None, measure: Callable[[Tracker | None], Measurements]
     ) -> Result | None:
         """Do the same in several processes; `folder` is None and the result ignored except in the rank-zero process."""
         with tracking(folder, self.wandb, self.config) as tracker:
             output = measure(tracker)
-            if folder is None or tracker is None or output is None:
+            if folder is None or tracker is None:
                 return None
             output = output.with_python_values()
             self.watch.end("measure")
@@ -322,7 +381,7 @@ class Call:
     def _write(self, folder: Path, output: Measurements, tables: Mapping[str, Table]) -> tuple[list[Path], list[Path]]:
         """Write tables, figures and other files into a folder; return the files, and the figures."""
         files = write_tables(folder, self.config, output.tables, self.study.schemas)
-        files += output.write(folder) if output.write else []
+        files += output.write(folder)
         formats = figure_formats(self.config.get("figure_format", FIGURE_FORMAT))
         result = Result(self.study, folder, self.config, dict(output.results), tables)
         return files, write_drawings(folder / "figures", self.study.all_drawings(result), formats)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from probing.errors import RunError, UserError, as_clause
 from probing.runtime.files import RUNNING, Owner, check_yaml, parse_json, read_text, regular, take_over
-from probing.runtime.processes import interrupt_behind, launched
+from probing.runtime.processes import interrupt_behind
 from probing.text import Corpus
 
 if TYPE_CHECKING:
@@ -407,13 +407,3 @@ def continuable(folder: ResumableFolder, first: bool) -> Iterator[None]:
             if isinstance(error, UserError) and first:
                 folder.discard()
             raise
-
-
-def check_several(trainer: Mapping[str, Any], named: bool) -> None:
-    """Raise `UserError` for several processes without a name, by which all of them know the folder."""
-    several = bool(launched()) or any(str(trainer.get(option, 1)) != "1" for option in ("devices", "num_nodes"))
-    if several and not named:
-        raise UserError(
-            "`--trainer.devices` and `--trainer.num_nodes`: several processes need a name by which all of them know "
-            "the run's folder; give --name."
-        )

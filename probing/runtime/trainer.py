@@ -520,19 +520,22 @@ class ContinuedModule(pl.LightningModule):
 
 
 class RecordedTraining(pl.Callback):
-    """A training whose states, curve and results are saved; subclasses define `measures`, and may extend `finish`.
+    """A training whose states, curve and results are saved.
 
-    The curve has about `points` rows and a row for each step in `due`; every row has the cells of `key`. `save_every`
-    is in steps; `logged` are columns.
+    The curve has about `points` rows and a row for each step in `due`, with the cells that `measures` returns of the
+    module at the step; every row has the cells of `key`. `save_every` is in steps; `logged` are columns. `write`, in
+    the first process, writes what belongs to the finished module, before the curve, which marks the training as
+    finished.
     """
 
     def __init__(
         self, name: str, key: Row, steps: int, due: Collection[int], points: int, save_every: int, places: Places,
-        logger: Any, logged: Sequence[str],
+        logger: Any, logged: Sequence[str], measures: Callable[[Any, int], Row],
+        write: Callable[[Any], None] = lambda module: None,
     ) -> None:  # fmt: skip
         self.name, self.key, self.steps, self.due = name, key, steps, set(due)
         self.every, self.save_every, self.places = max(1, steps // points), save_every, places
-        self.logger, self.logged = logger, logged
+        self.logger, self.logged, self.measures, self.write = logger, logged, measures, write
         self.curve: list[Row] = []
         self.losses: list[float] = []
         self.done = -1
@@ -562,12 +565,10 @@ class RecordedTraining(pl.Callback):
             trainer.fit(module, datamodule=data, ckpt_path=state if state.is_file() else None)
         return self.curve
 
-    def measures(self, module: Any, step: int) -> Row:
-        """Return what is measured at a step in `due`, as cells of the curve."""
-        raise NotImplementedError
-
     def finish(self, module: Any) -> None:
-        """Write the curve, which marks the training as finished, and remove its state."""
+        """Write the results and the curve, and remove the state."""
+        if self.places.writes:
+            self.write(module)
         self.places.write(self.name, self.curve)
         if self.places.writes:
             self.places.state(self.name).unlink(missing_ok=True)

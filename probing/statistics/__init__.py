@@ -16,7 +16,7 @@ has the measurements.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
 from typing import Any
@@ -355,6 +355,19 @@ def mean_interval(sums: Sums, n_tokens: NDArray[np.int64]) -> tuple[float, float
     """
     ratio = _Ratio.of(sums, n_tokens)
     return NO_INTERVAL if ratio is None else ratio.interval()
+
+
+def ratio_estimate(
+    sums: Sums, n: NDArray[np.int64] | None = None, interval: Callable[..., tuple[float, float]] = mean_interval
+) -> tuple[float, tuple[float, float]]:
+    """Return the sum over all sentences divided by their number n of tokens, NaN without any, and its interval.
+
+    `n` has the shape of the sums, and is 1 by default; `interval` is `mean_interval`, `accuracy_interval` or
+    `difference_interval`.
+    """
+    n = np.ones(len(sums), dtype=np.int64) if n is None else n
+    total = n.sum()
+    return float(sums.sum() / total) if total else math.nan, interval(sums, n)
 
 
 def ratio_interval(*ratios: tuple[Sums, Sums]) -> tuple[float, float]:

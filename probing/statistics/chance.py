@@ -51,6 +51,19 @@ def discovery_rates(p: Tensor, candidates: Tensor) -> Tensor:
     return rates
 
 
+def largest_z_test(
+    values: NDArray[np.float64], least_sd: float | NDArray[np.float64] = 0.0
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the z of each observed statistic, and its one-sided p-value, corrected by the largest z of each draw.
+
+    The first row of `values`, shape (1 + n_draws, n), is observed, the others are drawn; all together standardise, so
+    that all are treated alike. A statistic whose standard deviation is not above `least_sd` has a z of 0.
+    """
+    sd = values.std(0)
+    z = np.where(sd > least_sd, (values - values.mean(0)) / np.where(sd > least_sd, sd, 1.0), 0.0)
+    return z[0], (z.max(1)[:, None] >= z[0] - 1e-9).mean(0)
+
+
 def holm(p: Sequence[float]) -> list[float]:
     """Return p-values corrected by Holm (1979), under any dependence; NaN was not tested and stays NaN.
 

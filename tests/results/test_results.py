@@ -385,8 +385,7 @@ def test_a_sign_of_an_interval_and_the_layers_that_have_it() -> None:
     assert [sign_of_interval(row, "difference") for row in control] == [-1, 1, 1]
     assert sign_of_interval({"difference_low": -0.1, "difference_high": 0.1}, "difference") == 0
     assert sign_of_interval({}, "difference") == 0
-    phrases = {1: "above it in {layers}", -1: "below it in {layers}", 0: "neither in {layers}"}
-    assert layers_by(control, "difference", phrases) == "above it in layers 1 and 2 and below it in layer 0"
+    assert layers_by(control, "difference") == "above it in layers 1 and 2 and below it in layer 0"
 
 
 def test_a_number_has_its_interval_in_brackets_where_there_is_one() -> None:

@@ -577,7 +577,7 @@ def test_a_masked_model_scores_a_sentence_as_a_loop_does(
     pairs, _ = read_sentence_pairs(str(write_pairs(tmp_path / "s.tsv", sentences, 6)), "cloze")
     pairs, tokens = tokens_of_pairs(predictor, pairs, "cloze")
     assert not tokens.first_pieces[~tokens.special].all()  # some words have several pieces
-    log_p = pseudo_log_likelihoods(predictor, tokens, predictor.batching(300), lambda n: None)
+    log_p = pseudo_log_likelihoods(predictor, tokens, 300, lambda n: None)
     rows = pair_rows(pairs, tokens, log_p, log_p)
     for pair, row in zip(pairs, rows, strict=True):
         for which in ("good", "bad"):
@@ -597,7 +597,7 @@ def test_a_decoder_scores_a_sentence_by_its_log_likelihood(
     assert predictor.is_causal
     pairs, _ = read_sentence_pairs(str(write_pairs(tmp_path / "s.tsv", sentences, 8)), "cloze")
     pairs, tokens = tokens_of_pairs(predictor, pairs, "cloze")
-    log_p = log_likelihoods(predictor, tokens, predictor.batching(200), lambda n: None)
+    log_p = log_likelihoods(predictor, tokens, 200, lambda n: None)
     for pair, row in zip(pairs, pair_rows(pairs, tokens, log_p, log_p), strict=True):
         ids = [predictor.tokenizer.bos_token_id, *predictor.tokenizer(pair.bad)["input_ids"]]
         with torch.inference_mode():

@@ -106,9 +106,7 @@ def attention(options: AttentionOptions) -> Result | None:
         source = call.source(tokenizer=options.tokenizer)
         layers = source.blocks(layer_numbers(options.layer))
         read = _read(config["corpus"], config["test_corpus"], options.pairs, options.seed, call.say)
-        survey = _head_survey(
-            source, layers, read, config, options.seed, options.roles, against, options.as_published, ranked
-        )
+        survey = _head_survey(source, layers, read, options, config, against, ranked)
         available_parts, lacking = measurable(survey, names, by_name)
         call.expect(n_stages(survey, available_parts))
         tables, stores = measure(survey, available_parts, call.cached, source.trainer, call.say)
@@ -122,8 +120,8 @@ def attention(options: AttentionOptions) -> Result | None:
 
 
 def _head_survey(
-    source: Any, layers: Sequence[int], read: tuple[list[Any], list[Any]], config: dict[str, Any], seed: int,
-    roles: str | None, against: Any, as_published: bool, run: str | None,
+    source: Any, layers: Sequence[int], read: tuple[list[Any], list[Any]], options: AttentionOptions,
+    config: dict[str, Any], against: Any, run: str | None,
 ) -> Any:  # fmt: skip
     """Return the `HeadSurvey`: a model and its text, and the comparisons."""
     from probing.heads.roles import read_role_links
@@ -134,12 +132,12 @@ def _head_survey(
     return HeadSurvey.of(
         request,
         layers,
-        seed,
+        options.seed,
         test=test[0] if test else None,
         splits=splits,
-        role_links=read_role_links(roles) if roles else None,
+        role_links=read_role_links(options.roles) if options.roles else None,
         against=None if against is None else _against(against, source, corpora[0], config),
-        as_published=as_published,
+        as_published=options.as_published,
         run=None if run is None else _ranked(run, request),
         source=source,
         without_first=config["first_token"] == "exclude",

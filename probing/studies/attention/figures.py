@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 from probing.heads.examples import examples_of, read_examples, write_examples
 from probing.heads.measures import Rows
 from probing.heads.survey import HeadSurvey
-from probing.results import two_decimals, without_nan
+from probing.results import curve_points, estimate_cells, two_decimals, without_nan
 from probing.runs import Result
 from probing.runs.call import Measurements
-from probing.studies.attention.tables import heads_of_changes, layers_of_changes
+from probing.studies.attention.tables import SAME, heads_of_changes, layers_of_changes
 from probing.tables.figures import (
     GREY,
     Drawings,
     draw_cells,
 )
-from probing.tables.heads import CLASSES, LETTERS, finds_relation, name_of, of_all_maps, of_heads, of_measure
+from probing.tables.heads import CLASSES, LETTERS, SPECIAL, finds_relation, name_of, of_all_maps, of_heads, of_measure
 from probing.text.tokens import count_words
 
 if TYPE_CHECKING:
@@ -193,14 +193,14 @@ def study_output(
 
 def _curves(tables: Mapping[str, Rows]) -> list[dict[str, Any]]:
     """Return a row per layer with a column for each measure and its confidence interval, for W&B's curves."""
-    by_layer: dict[int, dict[str, Any]] = {}
-    for row in tables.get("attention_layers", ()):
-        name = f"{row['measure']} {row.get('to', '')}".strip().replace(" ", "_")
-        point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
-        if row["measure"] != "column_max" and row.get("to", "") in ("", "special tokens"):
-            point |= {name: row["value"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
-    for row in tables.get("change", ()):
-        if row["of"] == "same" and row["layer"] is not None and row["head"] is None:
-            name, point = f"change_{row['measure']}", by_layer.setdefault(row["layer"], {"layer": row["layer"]})
-            point |= {name: row["value"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
-    return [by_layer[layer] for layer in sorted(by_layer)]
+    changes = layers_of_changes(tables.get("change", ())).where(of=SAME)
+
+    def cells(row: Row) -> Row:
+        to = row.get("to", "")
+        if row["measure"] == "column_max" or to not in ("", SPECIAL):
+            return {}
+        name = f"change_{row['measure']}" if "of" in row else f"{row['measure']} {to}".strip().replace(" ", "_")
+        return estimate_cells(name, row["value"], (row["low"], row["high"]))
+
+    points = curve_points([*tables.get("attention_layers", ()), *changes], cells)
+    return sorted(points, key=lambda point: point["layer"])

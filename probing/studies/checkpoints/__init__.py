@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
@@ -94,7 +94,6 @@ def checkpoints(options: CheckpointsOptions) -> Result:
             MEASURES,
             CheckpointConfig,
             find_checkpoints,
-            study_output,
             survey,
         )
         from probing.studies.checkpoints.tables import Thresholds
@@ -102,43 +101,24 @@ def checkpoints(options: CheckpointsOptions) -> Result:
         names = chosen("--measures", options.measures, list(MEASURES))
         thresholds = Thresholds(options.threshold_loss, options.threshold_position, options.threshold_outliers)
         series_checkpoints = find_checkpoints(options.model, options.revisions, options.checkpoints)
-        source_of = _source_of(
-            options.layer, options.trainer, probe.solver, cache=call.cached, dtype=options.dtype,
-            max_length=options.max_length, batch_tokens=options.batch_tokens, say=say,
-        )  # fmt: skip
+
+        def source_of(checkpoint: Any) -> Any:
+            with about_option("--checkpoints" if checkpoint.revision is None else "--model"):
+                return call.source(probe.solver, model=(checkpoint.model, checkpoint.revision), say=say)
+
         source_of(series_checkpoints[0])  # to refuse a layer that is not there before the text is read
-        _check_revisions(series_checkpoints[1:])
+        for checkpoint in series_checkpoints[1:]:
+            if checkpoint.revision is not None:  # a missing one is refused now; folders were checked before
+                check_revision(checkpoint.model, checkpoint.revision, "--revisions")
         corpora, splits = read_corpora(options.corpus, options.test_corpus, options.seed, say)
         config = CheckpointConfig(corpora, splits, probe, options.seed)
         call.expect(1)
-        measurements = survey(series_checkpoints, source_of, names, config, options.keep_activations)
+        output = survey(series_checkpoints, source_of, names, config, options.keep_activations, thresholds)
         call.watch.end("measure")
-        title = _title(series_checkpoints)
+        title = series_name(series_checkpoints[0].model, series_checkpoints[0].revision)
         folder = RunFolder(call.place, options.name, f"checkpoints-{title}"[:120])
         save_input_text(call.config, call.config["model"], folder)
-        return call.write_into(folder, lambda _: study_output(measurements, names, thresholds))
-
-
-def _source_of(layer: Layers, trainer: Any, solver: str, **how: Any) -> Callable[[Any], Any]:
-    """Return the function from a checkpoint to its `probing.activations.source.ActivationSource`."""
-    from probing.activations.source import ActivationSource
-
-    def source_of(checkpoint: Any) -> Any:
-        with about_option("--checkpoints" if checkpoint.revision is None else "--model"):
-            return ActivationSource.of(checkpoint.model, checkpoint.revision, layer, trainer, solver, **how)
-
-    return source_of
-
-
-def _check_revisions(checkpoints: Sequence[Any]) -> None:
-    """Refuse a missing revision before any checkpoint is measured; folders were checked before."""
-    for checkpoint in checkpoints:
-        if checkpoint.revision is not None:
-            check_revision(checkpoint.model, checkpoint.revision, "--revisions")
-
-
-def _title(checkpoints: Sequence[Any]) -> str:
-    return series_name(str(checkpoints[0].model), checkpoints[0].revision)
+        return call.write_into(folder, lambda _: output)
 
 
 class Checkpoints(Study):

@@ -425,29 +425,10 @@ def _of_trainer(folder: Path, step: int) -> dict[str, float]:
     return {LOST: float(losses[-1])} if losses else {}
 
 
-@dataclass(frozen=True)
-class CheckpointMeasurements:
-    """Results of a series, by step and measure, with the number of cached results.
-
-    `identity` is a digest of the weights, configuration and tokenizer of each checkpoint.
-    """
-
-    checkpoints: Sequence[Checkpoint]
-    documents: Sequence[dict[str, Document]]
-    n_cached: int
-    identity: Sequence[str] = ()
-
-    def same_as(self) -> dict[int, str]:
-        """Return the name of the last equal model, by the step of each checkpoint that equals later checkpoints."""
-        last = dict(zip(self.identity, self.checkpoints, strict=False))
-        pairs = zip(self.checkpoints, (last[digest] for digest in self.identity), strict=False)
-        return {checkpoint.step: other.name for checkpoint, other in pairs if checkpoint is not other}
-
-
 def survey(
     checkpoints: Sequence[Checkpoint], source_of: Callable[[Checkpoint], ActivationSource], names: Sequence[str],
-    config: CheckpointConfig, keeps_activations: bool,
-) -> CheckpointMeasurements:  # fmt: skip
+    config: CheckpointConfig, keeps_activations: bool, thresholds: Thresholds,
+) -> Measurements:  # fmt: skip
     """Measure each checkpoint, in order, with one model in memory at a time.
 
     Raises:
@@ -482,7 +463,20 @@ def survey(
                 f"{len(checkpoints)} left"
             )
             advance(1)
-    return CheckpointMeasurements(checkpoints, documents, n_cached, identity)
+    last = dict(zip(identity, checkpoints, strict=True))
+    pairs = zip(checkpoints, (last[digest] for digest in identity), strict=True)
+    same_as = {checkpoint.step: other.name for checkpoint, other in pairs if checkpoint is not other}
+    tables = tables_of(checkpoints, documents, same_as, thresholds)
+    results = {
+        "models": [
+            {name: getattr(checkpoint, name) for name in ("step", "name", "model", "revision")}
+            for checkpoint in checkpoints
+        ],
+        "measures": list(names),
+        "n_kept": n_cached,
+        "thresholds": asdict(thresholds),
+    }
+    return Measurements(tables, results, by_step(Table(tables["checkpoints"], CHECKPOINTS)), "step")
 
 
 def _identity(source: ActivationSource) -> str:
@@ -512,14 +506,21 @@ def _check_text(
             )
 
 
-def tables_of(measurements: CheckpointMeasurements, thresholds: Thresholds) -> dict[str, Rows]:
-    """Return the rows of each table by its name."""
-    rows, outliers = loss_rows(measurements.checkpoints), []
+def tables_of(
+    checkpoints: Sequence[Checkpoint], documents: Sequence[dict[str, Document]], same_as: Mapping[int, str],
+    thresholds: Thresholds,
+) -> dict[str, Rows]:  # fmt: skip
+    """Return the rows of each table by its name.
+
+    `documents` has the measures of each checkpoint by name, `same_as` the name of the last equal model by the step of
+    each checkpoint that equals a later one.
+    """
+    rows, outliers = loss_rows(checkpoints), []
     deviations: dict[int, dict[int, list[float]]] = {}
-    for checkpoint, documents in zip(measurements.checkpoints, measurements.documents, strict=True):
+    for checkpoint, by_name in zip(checkpoints, documents, strict=True):
         about = {"step": checkpoint.step, "checkpoint": checkpoint.name}
-        rows += [{**about, "command": name, **row} for name, document in documents.items() for row in document["rows"]]
-        by_layer = documents["geometry"]["deviations"] if "geometry" in documents else {}
+        rows += [{**about, "command": name, **row} for name, document in by_name.items() for row in document["rows"]]
+        by_layer = by_name["geometry"]["deviations"] if "geometry" in by_name else {}
         deviations[checkpoint.step] = {int(layer): values for layer, values in by_layer.items()}
         for layer, values in deviations[checkpoint.step].items():
             beyond = [(abs(value), k) for k, value in enumerate(values) if abs(value) > thresholds.outliers]
@@ -530,7 +531,6 @@ def tables_of(measurements: CheckpointMeasurements, thresholds: Thresholds) -> d
             rows.append({**of_layer, "measure": "n_outliers", "value": float(len(beyond))})
             k = max(range(len(values)), key=lambda k: (abs(values[k]), -k))
             rows.append({**of_layer, "measure": "largest_deviation", "value": abs(values[k]), "neuron": k})
-    same_as = measurements.same_as()
     for row in (*rows, *outliers):
         if row["step"] in same_as:
             row["same_as"] = same_as[row["step"]]
@@ -542,18 +542,3 @@ def tables_of(measurements: CheckpointMeasurements, thresholds: Thresholds) -> d
         "checkpoint_outliers": outliers,
         "emergence": emergence(distinct_rows, list(distinct.values()), list(distinct), thresholds),
     }
-
-
-def study_output(measurements: CheckpointMeasurements, names: Sequence[str], thresholds: Thresholds) -> Measurements:
-    """Return the tables with their summary."""
-    tables = tables_of(measurements, thresholds)
-    results = {
-        "models": [
-            {name: getattr(checkpoint, name) for name in ("step", "name", "model", "revision")}
-            for checkpoint in measurements.checkpoints
-        ],
-        "measures": list(names),
-        "n_kept": measurements.n_cached,
-        "thresholds": asdict(thresholds),
-    }
-    return Measurements(tables, results, by_step(Table(tables["checkpoints"], CHECKPOINTS)), "step")

@@ -21,6 +21,8 @@ from probing.cli.options import (
 from probing.errors import flag
 from probing.models import find_model
 from probing.results import (
+    CHANGED,
+    COMPARED,
     Column,
     NamedLayer,
     Row,
@@ -45,7 +47,7 @@ from probing.text import load_corpus
 # What a change is compared with: the text as it is.
 INTACT = "intact"
 
-CHANGED = {
+TEXTS = {
     INTACT: "unchanged",
     "words_shuffled": "words shuffled",
     "pairs_shuffled": "pairs shuffled",
@@ -75,8 +77,8 @@ GROUPS = Schema("groups", "a row for all pairs and for each group", (
 ), optional=True)  # fmt: skip
 
 CHANGES = Schema("changes", "a row per change of the text and what it is compared with", (
-    text("condition", "What was changed in the text around the masked words.", "text", labels=CHANGED),
-    text("against", "The text that it is compared with.", "compared with", labels=CHANGED),
+    text("condition", "What was changed in the text around the masked words.", "text", labels=TEXTS),
+    text("against", "The text that it is compared with.", "compared with", labels=TEXTS),
     Column("loss", float, "Mean cross-entropy of the masked tokens, in nats; low, high: its 95% interval.", form=".3f",
            interval=""),
     number("baseline", "The loss of the same tokens in the text that it is compared with.", "baseline loss"),
@@ -177,11 +179,7 @@ SENTENCES = {
     "most_frequent": "compared with the most frequent object of the relation ({value:.1%}), {verdict}",
 }
 
-_COMPARED = {1: "above it", -1: "below it", 0: "not distinguished from it"}
-
 _CHANCE = {1: "above chance", -1: "below chance", 0: "not distinguished from chance"}
-
-_DIFFERENCE = {1: "an increase", -1: "a decrease", 0: "not distinguished from 0"}
 
 
 def _named(rows: Table, column: str, every: str) -> Iterator[tuple[str, Row]]:
@@ -191,7 +189,7 @@ def _named(rows: Table, column: str, every: str) -> Iterator[tuple[str, Row]]:
 
 
 def _compared(row: Row, name: str) -> str:
-    return f"{estimated(row, name, '+.3f')}: {_COMPARED[sign_of_interval(row, name)]}"
+    return f"{estimated(row, name, '+.3f')}: {COMPARED[sign_of_interval(row, name)]}"
 
 
 def of_sentences(phenomena: Table, corpus: str) -> Iterator[str]:
@@ -258,9 +256,9 @@ def conclusions(groups: Table, changes: Table) -> Iterator[str]:
     for row in changes.where(lambda row: "against" in row):
         sentence = SENTENCES["change" if row["against"] == INTACT else "control"]
         yield sentence.format(
-            change=CHANGED[row["condition"]], control=CHANGED[row["against"]], baseline=row["baseline"],
+            change=TEXTS[row["condition"]], control=TEXTS[row["against"]], baseline=row["baseline"],
             loss=row["loss"], difference=estimated(row, "difference", "+.3f"),
-            sentences=count(row["n_sentences"], "sentence"), verdict=_DIFFERENCE[sign_of_interval(row, "difference")],
+            sentences=count(row["n_sentences"], "sentence"), verdict=CHANGED[sign_of_interval(row, "difference")],
         )  # fmt: skip
 
 
@@ -336,7 +334,7 @@ def cloze(options: ClozeOptions) -> Result:
     with quiet_libraries():
         from probing.studies.cloze.predictor import BUILTIN, Predictor, read_pairs
         from probing.studies.cloze.sentences import read_sentence_pairs, sentence_survey
-        from probing.studies.cloze.survey import ClozeConfig, read_facts, survey
+        from probing.studies.cloze.survey import read_facts, survey
 
         is_whole, inputs = options.score == "pll", (options.file, options.corpus, options.facts)
         file = BUILTIN if inputs == (None, None, None) else options.file
@@ -359,11 +357,8 @@ def cloze(options: ClozeOptions) -> Result:
                 predictor, items["pair"], flag_texts["pair"], text, options.batch_tokens, call.say
             )  # fmt: skip
         else:
-            cloze_config = ClozeConfig(
-                items, flag_texts, text, options.tokens, options.max_length, options.batch_tokens, options.seed
-            )
             call.expect(sum(map(bool, items.values())) + (text is not None))
-            output = survey(predictor, cloze_config, call.say)
+            output = survey(predictor, items, flag_texts, text, options, call.say)
         return call.write(predictor.source, lambda _: output)
 
 

@@ -6,10 +6,9 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,14 +31,11 @@ from probing.models.anatomy import Anatomy, examine
 from probing.results import Table, estimate_cells
 from probing.runtime.files import parse_json
 from probing.runtime.progress import note
-from probing.statistics import binomial_interval, mean_interval
+from probing.statistics import binomial_interval, ratio_estimate
 from probing.studies.cloze import EVERY, INTACT, REPLACED
 from probing.text import MASK, Corpus
 from probing.text.files import decode_lines, read_bytes
 from probing.text.tokens import Tokens
-
-if TYPE_CHECKING:
-    pass
 
 # --------------------------------------------------------------------------------------------------------------------
 # Text that was changed around its masked words: in another order, or with a name or a noun replaced by another.
@@ -210,7 +206,7 @@ def read_pairs(file: str, flag_text: str | None = None) -> tuple[list[MinimalPai
         files(__package__).joinpath("pairs.tsv").read_text(encoding="utf-8").splitlines() if file == BUILTIN
         else lines_of(file, flag_text, READABLE)
     )  # fmt: skip
-    return distinct(lines, partial(_pair_of, flag_text), flag_text, READABLE)
+    return distinct(lines, _pair_of, flag_text, READABLE)
 
 
 def lines_of(file: str, flag_text: str, readable: str) -> list[str]:
@@ -219,16 +215,22 @@ def lines_of(file: str, flag_text: str, readable: str) -> list[str]:
 
 
 def distinct(
-    lines: Iterable[str], item_of: Callable[[int, str], Item | None], flag_text: str, readable: str, noun: str = "pair"
+    lines: Iterable[str],
+    item_of: Callable[[int, str, str], Item | None],
+    flag_text: str,
+    readable: str,
+    noun: str = "pair",
 ) -> tuple[list[Item], int]:
     """Return the distinct items of lines that are not blank, and the number of repeated items.
 
-    `item_of` returns the item of a line, given its number and text, or None for a heading.
+    `item_of` returns the item of a line, given its number, its text and the beginning of messages, or None for a
+    heading.
 
     Raises:
         UserError: If there are none.
     """
-    items = [item for n, line in enumerate(lines, 1) if line.strip() and (item := item_of(n, line))]
+    numbered = ((n, line) for n, line in enumerate(lines, 1) if line.strip())
+    items = [item for n, line in numbered if (item := item_of(n, line, f"`{flag_text}`, line {n}"))]
     if not items:
         raise UserError(f"`{flag_text}` holds no {noun}: it is empty or blank; give {readable}.")
     first = {replace(item, line=0): item for item in reversed(items)}
@@ -252,9 +254,8 @@ def fingerprint_of(items: Sequence[Any]) -> str:
     return hashlib.sha256("\n".join(cells).encode()).hexdigest()
 
 
-def _pair_of(flag_text: str, number: int, line: str) -> MinimalPair:
+def _pair_of(number: int, line: str, where: str) -> MinimalPair:
     cells = [" ".join(cell.split()) for cell in line.split("\t")]
-    where = f"`{flag_text}`, line {number}"
     if len(cells) != 4 or not all(cells):
         raise UserError(
             f"{where}: expected a text, a good word, a bad word and a group with a tab between them, found "
@@ -297,43 +298,6 @@ def prompts_of(tokenizer: Any, pairs: Sequence[Any], longest: int, flag_text: st
 MARGIN = 0.01
 
 
-# What a reading of the logits of a model depends on: the padding token's id, tokens in a batch, and whether sentences
-# of different lengths may be in one.
-Batching = tuple[int, int, bool]
-
-
-@torch.inference_mode()
-def logits_of(model: nn.Module, tokens: Tokens, batching: Batching) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the sentences of each batch by index, and their logits, shape (batch, sequence, vocabulary)."""
-    pad_token_id, batch_tokens, with_padding = batching
-    for batch in padded_batches(tokens, batch_tokens, pad_token_id, with_padding, next(model.parameters()).device):
-        yield batch.sentences.cpu(), model(**batch.inputs).logits
-
-
-def at_masks(
-    model: nn.Module, tokens: Tokens, masks: NDArray[np.int64], batching: Batching
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield sentences by index, and the log probability of each token of the vocabulary at an index of each sentence.
-
-    The softmax over the vocabulary is in float64; the second tensor has shape (batch, vocabulary).
-    """
-    places = torch.from_numpy(masks)
-    for sentences, logits in logits_of(model, tokens, batching):
-        selected = logits[torch.arange(len(sentences)), places[sentences].to(logits.device)]
-        yield sentences, selected.cpu().double().log_softmax(1)
-
-
-def log_probabilities(
-    model: nn.Module, tokens: Tokens, masks: NDArray[np.int64], words: NDArray[np.int64], batching: Batching
-) -> NDArray[np.float64]:
-    """Return the log probability of words, (n_sentences, n_words), at an index of each sentence, of the same shape."""
-    ids = torch.from_numpy(words)
-    log_p = torch.empty(ids.shape, dtype=torch.float64)
-    for sentences, all_log_p in at_masks(model, tokens, masks, batching):
-        log_p[sentences] = all_log_p.gather(1, ids[sentences])
-    return log_p.numpy()
-
-
 def pair_rows(prompts: Prompts, log_p: NDArray[np.float64]) -> list[dict[str, Any]]:
     """Return the rows of `cloze.csv`, a row for each pair."""
     return [
@@ -362,12 +326,11 @@ def _counted(group: str, rows: Table) -> dict[str, Any]:
     differences = np.array(rows.column("difference"))
     good, bad = (np.exp(rows.column(f"{which}_log_probability")) for which in ("good", "bad"))
     n_right, n_clear = int((differences > 0).sum()), int((good - bad > MARGIN).sum())
-    mean, interval = float(differences.mean()), mean_interval(differences, np.ones(len(rows), dtype=np.int64))
     return {
         "group": group, "n": len(rows), "n_right": n_right,
         **estimate_cells("share", n_right / len(rows), binomial_interval(n_right, len(rows)), ""),
         **estimate_cells("clear_share", n_clear / len(rows), binomial_interval(n_clear, len(rows))),
-        **estimate_cells("difference", mean, interval),
+        **estimate_cells("difference", *ratio_estimate(differences)),
     }  # fmt: skip
 
 
@@ -418,9 +381,40 @@ class Predictor:
         """Maximum number of tokens that the model reads."""
         return length_limits(self.source, self.tokenizer)[1]
 
-    def batching(self, batch_tokens: int) -> Batching:
-        """Return how sentences are read in batches of at most so many tokens."""
-        return self.pad_token_id, batch_tokens, self.anatomy.padding_is_neutral
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        device: torch.device = next(self.model.parameters()).device
+        return device
+
+    @torch.inference_mode()
+    def logits(self, tokens: Tokens, batch_tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the sentences of each batch by index, and their logits, shape (batch, sequence, vocabulary)."""
+        with_padding = self.anatomy.padding_is_neutral
+        for batch in padded_batches(tokens, batch_tokens, self.pad_token_id, with_padding, self.device):
+            yield batch.sentences.cpu(), self.model(**batch.inputs).logits
+
+    def at_masks(
+        self, tokens: Tokens, masks: NDArray[np.int64], batch_tokens: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:  # fmt: skip
+        """Yield sentences by index, and the log probability of each token of the vocabulary at an index of each.
+
+        The softmax over the vocabulary is in float64; the second tensor has shape (batch, vocabulary).
+        """
+        places = torch.from_numpy(masks)
+        for sentences, logits in self.logits(tokens, batch_tokens):
+            selected = logits[torch.arange(len(sentences)), places[sentences].to(logits.device)]
+            yield sentences, selected.cpu().double().log_softmax(1)
+
+    def log_probabilities(
+        self, tokens: Tokens, masks: NDArray[np.int64], words: NDArray[np.int64], batch_tokens: int
+    ) -> NDArray[np.float64]:
+        """Return the log probability of words, (n_sentences, n_words), at an index of each sentence, same shape."""
+        ids = torch.from_numpy(words)
+        log_p = torch.empty(ids.shape, dtype=torch.float64)
+        for sentences, all_log_p in self.at_masks(tokens, masks, batch_tokens):
+            log_p[sentences] = all_log_p.gather(1, ids[sentences])
+        return log_p.numpy()
 
     def prompts(self, pairs: Sequence[Any], flag_text: str, noun: str = "pair") -> Prompts:
         """Return the pairs that the model can be tested on.
@@ -434,8 +428,8 @@ class Predictor:
 
     def ask(self, prompts: Prompts, batch_tokens: int) -> dict[str, list[Row]]:
         """Return the rows of `cloze.csv` and `groups.csv`."""
-        inputs = prompts.tokens, prompts.masks, prompts.words
-        rows = pair_rows(prompts, log_probabilities(self.model, *inputs, self.batching(batch_tokens)))
+        log_p = self.log_probabilities(prompts.tokens, prompts.masks, prompts.words, batch_tokens)
+        rows = pair_rows(prompts, log_p)
         return {"cloze": rows, "groups": group_rows(rows)}
 
     def losses(self, text: Masked, batch_tokens: int) -> NDArray[np.float64]:
@@ -446,8 +440,7 @@ class Predictor:
             replace(tokens, input_ids=ids), self.encoder, self.anatomy, self.pad_token_id, batch_tokens
         )  # fmt: skip
         readout = MaskedWordLoss.with_masks(self.model, hidden, text.masked, tokens.input_ids)
-        device = next(self.model.parameters()).device
-        nats = readout.nats(hidden.states(last)[torch.from_numpy(text.masked)].to(device)).numpy()
+        nats = readout.nats(hidden.states(last)[torch.from_numpy(text.masked)].to(self.device)).numpy()
         sums = np.zeros(tokens.n_sentences)
         np.add.at(sums, tokens.sentences[text.masked], nats)
         return sums
@@ -491,11 +484,9 @@ def loss_row(
     """
     counted = n > 0
     sums, n_tokens = np.where(counted, sums, 0), int(n.sum())
-    row: Row = {
-        "condition": condition, **estimate_cells("loss", float(sums.sum() / n_tokens), mean_interval(sums, n), "")
-    }  # fmt: skip
+    row: Row = {"condition": condition, **estimate_cells("loss", *ratio_estimate(sums, n), "")}
     if other is not None:
         difference = np.where(counted, sums - other, 0)
         row |= {"against": against, "baseline": float(np.where(counted, other, 0).sum() / n_tokens)}
-        row |= estimate_cells("difference", float(difference.sum() / n_tokens), mean_interval(difference, n))
+        row |= estimate_cells("difference", *ratio_estimate(difference, n))
     return {**row, "n_sentences": int(counted.sum()), "n": n_tokens}

@@ -8,7 +8,6 @@ away (within-word left-to-right masking, Kauf & Ivanova 2023). A decoder gives i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -20,10 +19,9 @@ from probing.models import check_ids
 from probing.results import Table, estimate_cells
 from probing.runs.call import Measurements
 from probing.runtime.progress import stage
-from probing.statistics import binomial_interval, difference_interval
+from probing.statistics import binomial_interval, difference_interval, ratio_estimate
 from probing.studies.cloze import BASELINES
 from probing.studies.cloze.predictor import (
-    Batching,
     MinimalPair,
     Predictor,
     Row,
@@ -32,8 +30,6 @@ from probing.studies.cloze.predictor import (
     fields_of,
     fingerprint_of,
     lines_of,
-    log_probabilities,
-    logits_of,
 )
 from probing.text import Corpus
 from probing.text.tokens import ADDED, LONGEST, Tokens, tokenize
@@ -57,11 +53,10 @@ def read_sentence_pairs(file: str, flag_text: str) -> tuple[list[MinimalPair], i
     Raises:
         UserError: If the file cannot be read, or a line is no pair of different sentences.
     """
-    return distinct(lines_of(file, flag_text, READABLE), partial(_pair_of, flag_text), flag_text, READABLE)
+    return distinct(lines_of(file, flag_text, READABLE), _pair_of, flag_text, READABLE)
 
 
-def _pair_of(flag_text: str, number: int, line: str) -> MinimalPair | None:
-    where = f"`{flag_text}`, line {number}"
+def _pair_of(number: int, line: str, where: str) -> MinimalPair | None:
     if line.lstrip().startswith("{"):
         fields = fields_of(line, where, READABLE)
         cells = [fields.get(name) for name in _HEADINGS[0]]
@@ -125,7 +120,7 @@ def masked_copies(tokens: Tokens, mask_token_id: int) -> tuple[Tokens, NDArray[n
 
 
 def pseudo_log_likelihoods(
-    predictor: Predictor, tokens: Tokens, batching: Batching, advance: Callable[[int], None]
+    predictor: Predictor, tokens: Tokens, batch_tokens: int, advance: Callable[[int], None]
 ) -> NDArray[np.float64]:
     """Return the log probability of each token, masked with the later pieces of its word; 0 for special tokens."""
     log_p = np.zeros(tokens.n_tokens)
@@ -135,17 +130,17 @@ def pseudo_log_likelihoods(
         chunk = Tokens(tokens.lengths[first : first + n], tokens.input_ids[rows], tokens.words[rows])
         copies, places, targets = masked_copies(chunk, predictor.tokenizer.mask_token_id)
         ids = chunk.input_ids[targets].astype(np.int64)[:, None]
-        log_p[rows.start + targets] = log_probabilities(predictor.model, copies, places, ids, batching)[:, 0]
+        log_p[rows.start + targets] = predictor.log_probabilities(copies, places, ids, batch_tokens)[:, 0]
         advance(n)
     return log_p
 
 
 def log_likelihoods(
-    predictor: Predictor, tokens: Tokens, batching: Batching, advance: Callable[[int], None]
+    predictor: Predictor, tokens: Tokens, batch_tokens: int, advance: Callable[[int], None]
 ) -> NDArray[np.float64]:
     """Return the log probability of each token after those before it; 0 for special tokens and without one before."""
     log_p = np.zeros(tokens.n_tokens)
-    for sentences, logits in logits_of(predictor.model, tokens, batching):
+    for sentences, logits in predictor.logits(tokens, batch_tokens):
         for of_sentence, sentence in zip(logits, sentences.tolist(), strict=True):
             rows = tokens.of_sentences(sentence, 1)
             ids = torch.from_numpy(tokens.input_ids[rows].astype(np.int64))[1:, None]
@@ -183,7 +178,7 @@ def pair_rows(
 
 
 def _counted(phenomenon: str, rows: Table) -> Row:
-    n, each = len(rows), np.ones(len(rows), dtype=np.int64)
+    n = len(rows)
     right = np.array(rows.column("difference")) > 0
     n_right = int(right.sum())
     row: Row = {"phenomenon": phenomenon, "n": n, "n_right": n_right}
@@ -192,14 +187,13 @@ def _counted(phenomenon: str, rows: Table) -> Row:
         good, bad = (np.array(rows.column(f"{which}_{name}")) for which in ("good", "bad"))
         score = (1 + np.sign(np.round(sign * (good - bad), 9))) / 2  # half a pair where the two are equal
         row[f"{name}_share"] = float(score.mean())
-        gain = right - score
-        row |= estimate_cells(f"above_{name}", float(gain.mean()), difference_interval(gain, each))
+        row |= estimate_cells(f"above_{name}", *ratio_estimate(right - score, interval=difference_interval))
     return row
 
 
 def check_causal(predictor: Predictor) -> None:
     """Raise `UserError` if tokens of a decoder depend on later tokens, which would make its log-likelihood wrong."""
-    ids = torch.arange(4, device=next(predictor.model.parameters()).device)[None]
+    ids = torch.arange(4, device=predictor.device)[None]
     with torch.inference_mode():
         whole, part = (predictor.model(input_ids=part).logits[:, :3] for part in (ids, ids[:, :3]))
     if (whole - part).abs().max() > 1e-3 * part.abs().max():
@@ -228,7 +222,7 @@ def sentence_survey(
         say(f"{n_equal} of {len(pairs)} pairs are left out: {EQUAL}")
     size = batch_tokens_of(Request(predictor.source, Corpus("none", ()), [], batch_tokens=batch_tokens))
     with stage("probability of sentences", tokens.n_sentences) as advance:
-        log_p = score(predictor, tokens, predictor.batching(size), advance)
+        log_p = score(predictor, tokens, size, advance)
     rows = pair_rows(different, tokens, log_p, unigrams(predictor, corpus, tokens))
     results = {
         "model": {"name": predictor.source.name, "fingerprint": predictor.source.fingerprint()},

@@ -22,14 +22,13 @@ from probing.interventions.model_output import Prompt, choose_masked, draw_sente
 from probing.results import Table, estimate_cells
 from probing.runs.call import Measurements
 from probing.runtime.progress import stage
-from probing.statistics import binomial_interval, difference_interval, mean_interval
-from probing.studies.cloze import EVERY
+from probing.statistics import binomial_interval, difference_interval, ratio_estimate
+from probing.studies.cloze import EVERY, ClozeOptions
 from probing.studies.cloze.predictor import (
     Masked,
     Predictor,
     Prompts,
     Row,
-    at_masks,
     by_group,
     change_rows,
     check_mask,
@@ -70,11 +69,10 @@ def read_facts(file: str, flag_text: str) -> tuple[list[Fact], int]:
     Raises:
         UserError: If the file cannot be read, or a line is no fact with one mask.
     """
-    return distinct(lines_of(file, flag_text, READABLE), partial(_fact_of, flag_text), flag_text, READABLE, "fact")
+    return distinct(lines_of(file, flag_text, READABLE), _fact_of, flag_text, READABLE, "fact")
 
 
-def _fact_of(flag_text: str, number: int, line: str) -> Fact:
-    where = f"`{flag_text}`, line {number}"
+def _fact_of(number: int, line: str, where: str) -> Fact:
     fields = fields_of(line, where, READABLE)
     parts, relation = fields.get("masked_sentences"), fields.get("predicate_id") or fields.get("pred") or UNNAMED
     texts = [" ".join(parts) if isinstance(parts, list) and all(isinstance(part, str) for part in parts) else parts]
@@ -115,7 +113,7 @@ def ranks_of(
     ranks = [(0.0, 0, 0)] * len(prompts)
     if prompts:
         tokens, masks = tokens_of_prompts(prompts), np.array([prompt.mask for prompt in prompts])
-        for sentences, log_p in at_masks(predictor.model, tokens, masks, predictor.batching(batch_tokens)):
+        for sentences, log_p in predictor.at_masks(tokens, masks, batch_tokens):
             for i, row in zip(sentences.tolist(), log_p.numpy(), strict=True):
                 own = row[prompts[i].answers[0]]
                 ranks[i] = float(own), int((np.delete(row, others[i]) >= own).sum()), int(row.argmax())
@@ -153,98 +151,82 @@ def ask_facts(predictor: Predictor, prompts: Prompts, facts: Sequence[Fact], bat
 
 
 def _counted(n_facts: Mapping[str, int], relation: str, rows: Table) -> Row:
-    n, each = len(rows), np.ones(len(rows), dtype=np.int64)
+    n = len(rows)
     ranks = np.array(rows.column("rank"))
     first = ranks == 1
     row: Row = {"relation": relation, "n": n, "n_left_out": n_facts[relation] - n}
     for most in (1, 10):
         n_right = int((ranks <= most).sum())
         row |= estimate_cells(f"precision_at_{most}", n_right / n, binomial_interval(n_right, n))
-    row |= estimate_cells("reciprocal_rank", float((1 / ranks).mean()), mean_interval(1 / ranks, each))
+    row |= estimate_cells("reciprocal_rank", *ratio_estimate(1 / ranks))
     alone = np.array([row.get("rank_without_subject", 0) for row in rows])
     has_alone, frequent = alone > 0, np.array([row["object"] == row["most_frequent_object"] for row in rows])
     row["n_without_subject"] = int(has_alone.sum())
-    for name, baseline, counted in (("without_subject", alone == 1, has_alone), ("most_frequent", frequent, each > 0)):
+    for name, baseline, counted in (("without_subject", alone == 1, has_alone), ("most_frequent", frequent, ranks > 0)):
         if counted.any():
             gain = np.where(counted, first - baseline.astype(np.float64), 0)
             row[name] = float(baseline[counted].mean())
-            interval = difference_interval(gain, counted.astype(np.int64))
-            row |= estimate_cells(f"above_{name}", float(gain[counted].mean()), interval)
+            row |= estimate_cells(f"above_{name}", *ratio_estimate(gain, counted.astype(np.int64), difference_interval))
     return row
 
 
-@dataclass(frozen=True)
-class ClozeConfig:
-    """Settings of a survey.
-
-    Args:
-        items: What is predicted at masks, by its noun: pairs of words, and facts; each may be empty.
-        flag_texts: The options that name them, as the user typed them.
-        corpus: The text to change; None for none.
-        tokens: Maximum number of its tokens.
-        max_length: Number of tokens at which sentences are truncated; None for the model's limit.
-        batch_tokens: Maximum number of tokens in a batch, padding included; None chooses by the machine.
-    """
-
-    items: Mapping[str, Sequence[Any]]
-    flag_texts: Mapping[str, str]
-    corpus: Corpus | None
-    tokens: int
-    max_length: int | None
-    batch_tokens: int | None
-    seed: int
-
-
-def masked_sample(predictor: Predictor, config: ClozeConfig) -> tuple[Corpus, Masked]:
+def masked_sample(predictor: Predictor, request: Request, options: ClozeOptions) -> tuple[Corpus, Masked]:
     """Draw sentences, and mask 15% of each sentence's tokens, not counting special tokens.
 
     Raises:
         UserError: If no sentence has a word.
     """
-    request = _request(predictor, config)
     tokens = tokens_of(request, predictor.tokenizer)
     if tokens.special.all():
         raise UserError("`--corpus`: no sentence is longer than one token, and special tokens do not count.")
-    drawn, sentences = draw_sentences(tokens, config.tokens, config.seed)
-    return request.corpus.subset(sentences), Masked(drawn, choose_masked(drawn, config.seed))
+    drawn, sentences = draw_sentences(tokens, options.tokens, options.seed)
+    return request.corpus.subset(sentences), Masked(drawn, choose_masked(drawn, options.seed))
 
 
-def survey(predictor: Predictor, config: ClozeConfig, say: Callable[[str], None]) -> Measurements:
+def survey(
+    predictor: Predictor, items: Mapping[str, Sequence[Any]], flag_texts: Mapping[str, str], corpus: Corpus | None,
+    options: ClozeOptions, say: Callable[[str], None],
+) -> Measurements:  # fmt: skip
     """Test a model on pairs and facts, and measure its loss in changed text.
+
+    Args:
+        predictor: The model.
+        items: What is predicted at masks, by its noun: pairs of words, and facts; each may be empty.
+        flag_texts: The options that name them, as the user typed them.
+        corpus: The text to change; None for none.
+        options: The options of the command.
+        say: Called with one-line messages.
 
     Raises:
         UserError: If no pair, no fact, or no sentence, remains.
     """
     # What can be refused is refused before the model reads anything.
-    by_noun = {
-        noun: predictor.prompts(items, config.flag_texts[noun], noun) for noun, items in config.items.items() if items
-    }
-    sample = None if config.corpus is None else masked_sample(predictor, config)
-    size = batch_tokens_of(_request(predictor, config))
+    by_noun = {noun: predictor.prompts(some, flag_texts[noun], noun) for noun, some in items.items() if some}
+    request = Request(
+        predictor.source, corpus or Corpus("none", ()), [], max_length=options.max_length,
+        batch_tokens=options.batch_tokens,
+    )  # fmt: skip
+    sample = None if corpus is None else masked_sample(predictor, request, options)
+    size = batch_tokens_of(request)
     tables: dict[str, list[Row]] = {}
     for noun, prompts in by_noun.items():
         for reason, n in prompts.dropped.items():
-            say(f"{n} of {len(config.items[noun])} {noun}s are left out: {reason}")
+            say(f"{n} of {len(items[noun])} {noun}s are left out: {reason}")
     if "pair" in by_noun:
         with stage("words at a mask"):
             tables |= predictor.ask(by_noun["pair"], size)
     if "fact" in by_noun:
         with stage("facts at a mask"):
-            tables |= ask_facts(predictor, by_noun["fact"], config.items["fact"], size)
+            tables |= ask_facts(predictor, by_noun["fact"], items["fact"], size)
     if sample:
         with stage("loss in changed text"):
-            tables["changes"] = change_rows(predictor, *sample, size, config.seed, say)
+            tables["changes"] = change_rows(predictor, *sample, size, options.seed, say)
     source = predictor.source
     results = {
         "model": {"name": source.name, "fingerprint": source.fingerprint()},
-        **{f"{noun}s": {"fingerprint": fingerprint_of(config.items[noun])} for noun in by_noun},
-        **({"corpus": {"fingerprint": config.corpus.fingerprint}} if config.corpus else {}),
+        **{f"{noun}s": {"fingerprint": fingerprint_of(items[noun])} for noun in by_noun},
+        **({"corpus": {"fingerprint": corpus.fingerprint}} if corpus else {}),
         "left_out": dict(sum((Counter(prompts.dropped) for prompts in by_noun.values()), Counter())),
         "n_tokens": sample[1].tokens.n_tokens if sample else 0,
     }
     return Measurements(tables, results)
-
-
-def _request(predictor: Predictor, config: ClozeConfig) -> Request:
-    corpus = config.corpus or Corpus("none", ())
-    return Request(predictor.source, corpus, [], max_length=config.max_length, batch_tokens=config.batch_tokens)

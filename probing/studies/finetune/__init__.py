@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import Any, ClassVar
 
@@ -14,9 +15,7 @@ from probing.errors import UserError
 from probing.results import shown_table
 from probing.runs import Result, Study, Terms, study_of
 from probing.runs.call import Call, Measurements
-from probing.runs.folder import check_several, continuable, folder_of_trainings, free_name
 from probing.runtime import quiet_libraries
-from probing.runtime.processes import is_main_process
 from probing.studies.finetune import tables
 from probing.studies.finetune.tables import (
     CURVES,
@@ -32,7 +31,6 @@ from probing.studies.finetune.tables import (
 from probing.tables.figures import Chart
 from probing.text import Corpus, GroupBy, Split, read_corpora
 from probing.text.tasks import TokenTask, described, load_task, reader_of, refuse_spans
-from probing.tracking import Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,32 +99,19 @@ def finetune(options: FinetuneOptions) -> Result | None:
     with quiet_libraries():
         from probing.downstream.labelled_pairs import about_pairs
         from probing.models import find_model
-        from probing.runtime.trainer import Places, check_trainer_options
-        from probing.studies.finetune.results import FinetuneConfig, carry_out, jobs_of, study_output
+        from probing.studies.finetune.results import carry_out, jobs_of, study_output
 
-        check_trainer_options(options.trainer or {}, "tuning")
-        check_several(options.trainer or {}, options.name is not None)
+        call.check_trainings("tuning")
         source = find_model(options.model, options.revision, None)
-        named = options.name or free_name(call.place, f"{source.short_name}-finetune")
         config["model"] = source.name
-        folder = folder_of_trainings(call.place, named, config, texts)
-        jobs = jobs_of(options.selected("starts"), options.seed, options.seeds, options.orders)
-        tuning_config = FinetuneConfig(
-            jobs, token_task, options.group_by, options.max_length, recipe, options.trainer or {}, options.seed
-        )
-        first = is_main_process()
-        call.expect(len(jobs) + 2)
-        places = Places(folder.path, first)
-        with continuable(folder, first):
+        call.expect(len(jobs_of(options)) + 2)
 
-            def measure(tracker: Tracker | None) -> Measurements | None:
-                with nullcontext() if options.pairs is None else about_pairs():
-                    tables, examples = carry_out(
-                        source, text, tuning_config, places, tracker and tracker.logger, call.say
-                    )
-                return study_output(tables, examples, texts, config, source, n_sharing) if first else None
+        def measure(trainings: Any, logger: Any) -> Measurements:
+            with nullcontext() if options.pairs is None else about_pairs():
+                tables, examples = carry_out(source, text, token_task, options, recipe, trainings, logger, call.say)
+            return study_output(tables, examples, texts, config, source, n_sharing)
 
-            return call.carry_out(folder if first else None, measure)
+        return call.train(f"{source.short_name}-finetune", texts, lambda trainings: partial(measure, trainings))
 
 
 def _read(

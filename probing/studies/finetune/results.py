@@ -18,12 +18,12 @@ from probing.models import ModelSource
 from probing.results import estimate_cells, without_nan
 from probing.runs import Result
 from probing.runs.call import Measurements
-from probing.runs.folder import end_of_trainings
 from probing.runs.loading import checkpoint_name
 from probing.runtime.files import regular, write_tensors
 from probing.runtime.progress import remark, stage
 from probing.runtime.trainer import Places
 from probing.statistics import Spread, accuracy_interval, ratio_interval, spread
+from probing.studies.finetune import FinetuneOptions
 from probing.studies.finetune.tables import SECOND, TuningOptions
 from probing.studies.finetune.training import (
     Baseline,
@@ -35,7 +35,7 @@ from probing.studies.finetune.training import (
     read_answers,
     tune,
 )
-from probing.text import Corpus, GroupBy, Split
+from probing.text import Corpus, Split
 from probing.text.tasks import TokenTask
 
 # Its file in the folder of a run, and what the names of its tensors of tunings begin with.
@@ -94,10 +94,8 @@ class TunedAnswers:
 
     def write(self, folder: Path) -> Path:
         """Write `answers.safetensors` into the folder of a run, and return its path."""
-        tensors: dict[str, NDArray[Any]] = {
-            "sentence": self.sentence, "labels": self.labels, "cluster": self.cluster, "of": self.of,
-            **{f"{RIGHT}{name}": sums for name, sums in self.right.items()},
-        }  # fmt: skip
+        tensors = {name: getattr(self, name) for name in ("sentence", "labels", "cluster", "of")}
+        tensors |= {f"{RIGHT}{name}": sums for name, sums in self.right.items()}
         write_tensors(path := folder / ANSWERS, tensors)
         return path
 
@@ -345,11 +343,7 @@ def study_output(
         "n_truncated": task.n_truncated,
         **({} if n_sharing is None else {"n_test_pairs_sharing_sentences": n_sharing}),
     }  # fmt: skip
-
-    def write(folder: Path) -> list[Path]:
-        return [folder / ANSWERS, *end_of_trainings(folder, config, corpora)]
-
-    return Measurements(tables, results, write=write, is_timed=False)
+    return Measurements(tables, results, write=lambda folder: [folder / ANSWERS])
 
 
 def _unit(task: TuningTask, n_clusters: int) -> str:
@@ -360,43 +354,33 @@ def _unit(task: TuningTask, n_clusters: int) -> str:
     return test.unit if test.documents is None else "document"
 
 
-@dataclass(frozen=True)
-class FinetuneConfig:
-    """Settings of a run of `finetune`; `max_length`, at which sentences are cut, is None for the model's limit."""
-
-    jobs: Sequence[TuningJob]
-    task: TokenTask
-    group_by: GroupBy
-    max_length: int | None
-    recipe: TuningOptions
-    trainer: Mapping[str, Any]
-    seed: int
-
-
-def jobs_of(starts: Sequence[str], first: int, seeds: int, orders: int) -> list[TuningJob]:
-    """Return the tunings: every start with every seed and every order, each numbered from `first`."""
-    numbers = range(first, first + seeds), range(first, first + orders)
+def jobs_of(options: FinetuneOptions) -> list[TuningJob]:
+    """Return the tunings: every start with every seed and every order, each numbered from `--seed` on."""
+    first = options.seed
+    numbers = range(first, first + options.seeds), range(first, first + options.orders)
+    starts = options.selected("starts")
     return [TuningJob(start, seed, order) for start in starts for seed in numbers[0] for order in numbers[1]]
 
 
 def carry_out(
-    source: ModelSource, text: tuple[Sequence[Corpus], Sequence[Sequence[Split]]], config: FinetuneConfig,
-    places: Places, logger: Any, say: Callable[[str], None],
+    source: ModelSource, text: tuple[Sequence[Corpus], Sequence[Sequence[Split]]], token_task: TokenTask,
+    options: FinetuneOptions, recipe: TuningOptions, places: Places, logger: Any, say: Callable[[str], None],
 ) -> tuple[dict[str, list[Row]], TuningTask]:  # fmt: skip
     """Tune unfinished jobs on the corpora, with sides of sentences; return the rows of every table, and the task."""
     with stage("tokens and labels of the text"):
-        task = labelled(source, *text, config.task, config.group_by, config.max_length, say)
+        task = labelled(source, *text, token_task, options.group_by, options.max_length, say)
+    jobs, trainer = jobs_of(options), options.trainer or {}
     curve: list[Row] = []
-    for job in config.jobs:
+    for job in jobs:
         if not places.document(job.name).is_file() and places.state(job.name).is_file():
             remark(f"{job.name}: the tuning goes on")
         with stage(f"tuning of {job.name}"):
-            curve += tune(job, source, task, config.recipe, config.trainer, places, logger)
+            curve += tune(job, source, task, recipe, trainer, places, logger)
     with stage("baselines"):  # all processes share their passes
-        others = baselines(task, source, config.seed, config.trainer)
+        others = baselines(task, source, options.seed, trainer)
     if not places.writes:
         return {}, task
-    answers = {job: read_answers(places, job) for job in config.jobs}
+    answers = {job: read_answers(places, job) for job in jobs}
     of, right = TuningScores(task, {}, {}).of_sentences(), {job.name: answer.right for job, answer in answers.items()}
     TunedAnswers.on(text[0][-1], task.sides.test, task.classes, of, right).write(places.folder)
-    return tables_of(config.jobs, task, answers, others, curve), task
+    return tables_of(jobs, task, answers, others, curve), task

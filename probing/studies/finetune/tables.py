@@ -112,7 +112,7 @@ SENTENCES = {
     "harms": "Pretraining does harm: {score_name} {difference}.",
     "unresolved": "Whether pretraining helps is not resolved: {score_name} {difference}.",
     "baselines": "{start}, tuned, is {verdicts}.",
-    "compared": "{baseline} ({difference}, {low} to {high})",
+    "compared": "{baseline} ({difference}, {interval})",
     "second_above": "The second sentence alone is above {baseline}: part of the labels is predictable without the "
     "first sentence.",
     "second": "The second sentence alone is not above {baseline}.",
@@ -263,9 +263,8 @@ def _compare_with_baselines(differences: Table, start: str) -> str:
 
 
 def _compared(row: Row) -> str:
-    low, high = (shown(row[end], "+.3f") for end in ("low", "high"))
-    difference = shown(row["difference"], "+.3f")
-    return SENTENCES["compared"].format(baseline=CALLED[row["against"]], difference=difference, low=low, high=high)
+    difference, between = shown(row["difference"], "+.3f"), interval(row, between=" to ", form="+.3f")
+    return SENTENCES["compared"].format(baseline=CALLED[row["against"]], difference=difference, interval=between)
 
 
 def _variance(row: Row, examples: str) -> str:
@@ -277,7 +276,7 @@ def _variance(row: Row, examples: str) -> str:
     due = [
         SENTENCES["share"].format(
             share=shown(row[column], ".0%"), source=sources[name],
-            interval=in_brackets(" to ".join(shown(end, ".0%") for end in ends(row, column) or ())),
+            interval=in_brackets(interval(row, column, " to ", ".0%")),
         )
         for name, column in shares.items()
     ]  # fmt: skip

@@ -567,15 +567,32 @@ def tune(
     train = task.train.with_shuffled_targets(job.seed) if job.start == SHUFFLED else task.train
     n_accumulated = options.get("accumulate_grad_batches") or 1
     data = TuningData(train, recipe.batch_tokens, recipe.epochs, job.order, n_accumulated)
+    steps, logged = len(data.steps), ("train_loss", "validation_loss")
 
-    def module() -> TunedModel:
+    def untuned() -> TunedModel:
         # A seed of its own, so that the draws have nothing in common with those of other parts.
         seed = seed_of(job.seed, "head") % 2**63
         model = load_with_head(source, task.of, task.n_outputs, seed, job.start == RANDOM, recipe.layer)
         _name_outputs(model, task)
-        return TunedModel(model, recipe, len(data.steps), job.order)
+        return TunedModel(model, recipe, steps, job.order)
 
-    return TuningWriter(job, task, recipe, data, places, logger).fit(module, data, recipe.clip or None, options)
+    def measures(module: TunedModel, step: int) -> Row:
+        """Return the loss on validation sentences, at the end of an epoch."""
+        if not len(task.validation.sentences):
+            return {}
+        answers = module.answers(task.validation, task.n_classes)
+        return {"validation_loss": float(answers.loss.sum()) / task.validation.examples.n_tokens}
+
+    def write(module: TunedModel) -> None:
+        """Test the model, and write it with its answers on the test part."""
+        tested = module.answers(task.test, task.n_classes)
+        save_model(places.checkpoints / job.name, module.model, task.tokenizer)
+        write_answers(places, job, tested)
+
+    training = RecordedTraining(
+        job.name, job.row, steps, data.ends, _POINTS, recipe.save_every, places, logger, logged, measures, write
+    )
+    return training.fit(untuned, data, recipe.clip or None, options)
 
 
 def _name_outputs(model: Any, task: TuningTask) -> None:
@@ -585,32 +602,6 @@ def _name_outputs(model: Any, task: TuningTask) -> None:
     model.config.label2id = {name: i for i, name in enumerate(names)}
     model.config.problem_type = "regression" if task.standard else None
     model.config.pad_token_id = task.train.pad_token_id
-
-
-class TuningWriter(RecordedTraining):
-    """Writer of a tuned model with its answers on the test part."""
-
-    def __init__(
-        self, job: TuningJob, task: TuningTask, recipe: TuningOptions, data: TuningData, places: Places, logger: Any
-    ) -> None:  # fmt: skip
-        self.job, self.task = job, task
-        steps, logged = len(data.steps), ("train_loss", "validation_loss")
-        super().__init__(job.name, job.row, steps, data.ends, _POINTS, recipe.save_every, places, logger, logged)
-
-    def finish(self, module: TunedModel) -> None:
-        """Test the model, and write it with its answers before the curve, which marks the tuning as finished."""
-        if self.places.writes:
-            tested = module.answers(self.task.test, self.task.n_classes)
-            save_model(self.places.checkpoints / self.job.name, module.model, self.task.tokenizer)
-            write_answers(self.places, self.job, tested)
-        super().finish(module)
-
-    def measures(self, module: TunedModel, step: int) -> Row:
-        """Return the loss on validation sentences, at the end of an epoch."""
-        if not len(self.task.validation.sentences):
-            return {}
-        answers = module.answers(self.task.validation, self.task.n_classes)
-        return {"validation_loss": float(answers.loss.sum()) / self.task.validation.examples.n_tokens}
 
 
 def write_answers(places: Places, job: TuningJob, answers: TestAnswers) -> None:

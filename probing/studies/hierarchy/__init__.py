@@ -79,8 +79,6 @@ SENTENCES = {
 
 _RULES = {-1: "linear order", 1: "hierarchy", 0: "neither beyond the interval"}
 
-_ABOVE = {1: "above it", -1: "below it", 0: "not distinguished from it"}
-
 
 def named(task: str) -> str:
     """Return a task as text: `main auxiliary`."""
@@ -99,8 +97,7 @@ def conclusions(rows: Table) -> list[str]:
 
 def _of_task(rows: Table, task: str) -> Iterator[str]:
     name, linear, model_rows = named(task).capitalize(), LINEAR[task], of_model(rows, task)
-    rules = layers_by(model_rows, "preference", {sign: f"{rule} in {{layers}}" for sign, rule in _RULES.items()})
-    yield SENTENCES["rules"].format(task=name, rules=rules)
+    yield SENTENCES["rules"].format(task=name, rules=layers_by(model_rows, "preference", _RULES))
     for row in model_rows.first_and_last():
         yield SENTENCES["shares"].format(
             task=name, layer=row["layer"], linear=named(linear),
@@ -108,10 +105,7 @@ def _of_task(rows: Table, task: str) -> Iterator[str]:
         )  # fmt: skip
     for control, words in CONTROLS.items():
         if compared := of_model(rows, task, control):
-            where = layers_by(
-                compared, "difference", {sign: f"{verdict} in {{layers}}" for sign, verdict in _ABOVE.items()}
-            )
-            yield SENTENCES["control"].format(task=name, control=words, where=where)
+            yield SENTENCES["control"].format(task=name, control=words, where=layers_by(compared, "difference"))
     if unlearned := model_rows.layers(lambda row: row["test"] < LEARNED):
         yield SENTENCES["unlearned"].format(task=name, layers=layers_named(unlearned), learned=LEARNED)
 
@@ -179,16 +173,11 @@ def hierarchy(options: HierarchyOptions) -> Result | None:
     """
     call = Call.of(study_of("hierarchy"), options)
     with quiet_libraries():
-        from probing.studies.hierarchy.survey import HierarchyConfig, Sizes, survey
+        from probing.studies.hierarchy.survey import survey
 
-        probe = options.probe_options
-        sizes = Sizes(options.train_sentences, options.test_sentences, options.generalisation_sentences)
-        source = call.source(probe.solver, tokenizer=options.tokenizer)
-        hierarchy_config = HierarchyConfig(
-            options.selected("tasks"), options.selected("controls"), sizes, probe, options.seed
-        )
-        call.expect(2 * len(hierarchy_config.tasks))
-        output = survey(source, hierarchy_config, call.say)
+        source = call.source(options.probe_options.solver, tokenizer=options.tokenizer)
+        call.expect(2 * len(options.selected("tasks")))
+        output = survey(source, options)
         if not is_main_process():
             return None
         return call.write(source.model, lambda _: output)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -14,18 +14,17 @@ from torch import Tensor
 
 from probing.activations import ActivationStore
 from probing.activations.source import ActivationSource
-from probing.cli.options import ProbeOptions
 from probing.data.examples import Examples, HiddenStateSource, Sides
 from probing.data.examples import read as read_examples
 from probing.data.labelling import origin
-from probing.data.module import layer_moments
+from probing.data.module import layer_moments, sources_of_controls
 from probing.errors import UserError
 from probing.probes.training import LayerFit, penalised, train_probes
 from probing.results import Table, curve_points, estimate_cells, layers_named
 from probing.runs.call import Measurements
 from probing.runtime.progress import stage
-from probing.statistics import accuracy_interval, difference_interval
-from probing.studies.hierarchy import ITSELF, LINEAR
+from probing.statistics import accuracy_interval, difference_interval, ratio_estimate
+from probing.studies.hierarchy import ITSELF, LINEAR, HierarchyOptions
 from probing.text import Corpus, from_words
 from probing.text.tokens import Tokens
 
@@ -304,15 +303,12 @@ def answered_words(examples: Examples, layers: Sequence[int], weights: Sequence[
 
 def counted(name: str, right: NDArray[np.bool_], of: str | None = None) -> Row:
     """Return a share with its 95% confidence interval as cells, with `of` as in `estimate_cells`."""
-    interval = accuracy_interval(right.astype(np.int64), np.ones(len(right), dtype=np.int64))
-    return estimate_cells(name, float(right.mean()), interval, of)
+    return estimate_cells(name, *ratio_estimate(right.astype(np.int64), interval=accuracy_interval), of)
 
 
 def compared(name: str, first: NDArray[np.bool_], second: NDArray[np.bool_]) -> Row:
     """Return the paired difference of two shares with its 95% confidence interval, as cells."""
-    difference = first.astype(np.int64) - second
-    interval = difference_interval(difference, np.ones(len(first), dtype=np.int64))
-    return estimate_cells(name, float(difference.mean()), interval)
+    return estimate_cells(name, *ratio_estimate(first.astype(np.int64) - second, interval=difference_interval))
 
 
 def generalised(answers: NDArray[np.int64], text: RuleSentences, chosen: NDArray[np.bool_], linear: str) -> Row:
@@ -324,24 +320,14 @@ def generalised(answers: NDArray[np.int64], text: RuleSentences, chosen: NDArray
     return counted("generalisation", right, "") | counted(linear, first) | compared("preference", right, first)
 
 
-@dataclass(frozen=True)
-class HierarchyConfig:
-    """Settings of a survey."""
-
-    tasks: Sequence[Task]
-    controls: Sequence[str]
-    sizes: Sizes
-    probe: ProbeOptions
-    seed: int
-
-
-def survey(source: ActivationSource, config: HierarchyConfig, say: Callable[[str], None]) -> Measurements:
+def survey(source: ActivationSource, options: HierarchyOptions) -> Measurements:
     """Train and test the probes of every task, on the model itself and on the controls."""
-    sources = {ITSELF: source, **dict(_controls(source, config, say))}
+    sizes = Sizes(options.train_sentences, options.test_sentences, options.generalisation_sentences)
+    sources = {ITSELF: source, **sources_of_controls(options.selected("controls"), source, options.seed)}
     tables: dict[str, list[Row]] = {"hierarchy": [], "distractors": []}
     origins, penalties, gaps = {}, {}, {}
-    for task in config.tasks:
-        parts = Parts.of(task, config.sizes, config.seed)
+    for task in options.selected("tasks"):
+        parts = Parts.of(task, sizes, options.seed)
         with stage(f"hidden states of {layers_named(source.layers)}, {task}", len(sources)) as advance:
             stores = {}
             for name, task_source in sources.items():
@@ -350,7 +336,7 @@ def survey(source: ActivationSource, config: HierarchyConfig, say: Callable[[str
                 )
                 advance(1)
         with stage(f"probes of {layers_named(source.layers)}, {task}"):
-            fits, penalties[task] = _fits(task, parts, stores, source, config)
+            fits, penalties[task] = _fits(task, parts, stores, source, options)
             answers = {name: answers_of(of_condition, parts, stores[name]) for name, of_condition in fits.items()}
             for name, of_condition in answers.items():
                 itself = None if name == ITSELF else answers[ITSELF]
@@ -362,7 +348,7 @@ def survey(source: ActivationSource, config: HierarchyConfig, say: Callable[[str
         gaps[task] = max(fit.optimality_gap for fit in fits[ITSELF])
     results: dict[str, Any] = {
         "cache": origins,
-        "n_sentences": {**asdict(config.sizes), "validation": config.sizes.test},
+        "n_sentences": {**asdict(sizes), "validation": sizes.test},
         "penalty": penalties,
         "optimality_gap": gaps,
     }
@@ -373,27 +359,14 @@ def survey(source: ActivationSource, config: HierarchyConfig, say: Callable[[str
     return Measurements(tables, results, curves)
 
 
-def _controls(
-    source: ActivationSource, config: HierarchyConfig, say: Callable[[str], None]
-) -> Iterator[tuple[str, ActivationSource]]:
-    """Yield the name of each control that applies, and the source of its activations."""
-    for name in config.controls:
-        if name == "permuted_positions":
-            yield name, replace(source, permuted_tokens_seed=config.seed)
-        elif source.random_weights_seed is None:
-            yield name, replace(source, random_weights_seed=config.seed)
-        else:
-            say("the control untrained is left out: the model itself is randomly initialised")
-
-
 def _fits(
     task: Task, parts: Parts, stores: Mapping[str, Sequence[ActivationStore]], source: ActivationSource,
-    config: HierarchyConfig,
+    options: HierarchyOptions,
 ) -> tuple[dict[str, Sequence[LayerFit]], float]:  # fmt: skip
     """Return the probes of the model itself and of each control, by layer, and their penalty."""
     layers, sides = source.layers, parts.sides(stores[ITSELF])
     moments = layer_moments(sides.train, layers)
-    path, training = penalised(config.probe, config.seed, sides, layers, moments, source.trainer)
+    path, training = penalised(options.probe_options, options.seed, sides, layers, moments, source.trainer)
     starts = path.weights if path else None
     fits: dict[str, Sequence[LayerFit]] = {
         ITSELF: train_probes(sides, layers, training, task, moments=moments, starts=starts)

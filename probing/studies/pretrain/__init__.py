@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, ClassVar
 
@@ -10,9 +10,7 @@ from probing.cli.commandline import command
 from probing.cli.options import OutputOptions, RunOptions, Source, option
 from probing.runs import Result, Study, Terms, study_of
 from probing.runs.call import Call, Measurements
-from probing.runs.folder import check_several, continuable, folder_of_trainings, free_name
 from probing.runtime import quiet_libraries
-from probing.runtime.processes import is_main_process
 from probing.studies.pretrain import tables
 from probing.studies.pretrain.tables import (
     ARMS,
@@ -30,7 +28,6 @@ from probing.studies.pretrain.tables import (
 )
 from probing.tables.figures import Chart
 from probing.text import load_corpus
-from probing.tracking import Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,37 +91,31 @@ def pretrain(options: PretrainOptions) -> Result | None:
     shape, recipe = chosen_recipe(options.size, options.encoder, options.training)
     multiples, selected = row_multiples(options.lengths)[0], options.selected("arms")
     call = Call.of(study_of("pretrain"), options, is_continued=True)
-    config = call.config
-    config |= {"encoder": asdict(shape), "training": asdict(recipe)}
+    call.config.update(encoder=asdict(shape), training=asdict(recipe))
     text = load_corpus(options.corpus)
     with quiet_libraries():
-        from probing.runtime.trainer import Places, check_trainer_options
         from probing.studies.pretrain import training as steps
-        from probing.studies.pretrain.training import study_output
 
-        check_trainer_options(options.trainer or {}, "pretraining")
-        check_several(options.trainer or {}, options.name is not None)
-        named = options.name or free_name(call.place, f"pretrain-{options.size}")
-        folder = folder_of_trainings(call.place, named, config, {"corpus": text})
+        call.check_trainings("pretraining")
         seeds = range(options.seed, options.seed + options.seeds)
         jobs = [steps.TrainingJob(arm, number) for number in seeds for arm in selected]
         plan = steps.RunPlan(jobs, shape, recipe, options.sentences, options.seed, options.trainer or {})
-        first = is_main_process()
         call.expect(len(jobs) + 2 + bool(multiples))
-        written = Places(folder.path, first)
-        with continuable(folder, first):
-            rows = steps.packed_text(text, plan, written)
 
-            def measure(tracker: Tracker | None) -> Measurements | None:
-                logger = tracker.logger if tracker else None
-                losses = steps.train_all(rows, plan, written, logger)
-                layers = steps.measure_all(rows, plan, written, call.cached, losses, call.say)
+        def begin(trainings: Any) -> Callable[[Any], Measurements]:
+            rows = steps.packed_text(text, plan, trainings)
+
+            def measure(logger: Any) -> Measurements:
+                losses = steps.train_all(rows, plan, trainings, logger)
+                layers = steps.measure_all(rows, plan, trainings, call.cached, losses, call.say)
                 tables = {"arms": layers, "losses": losses}
                 if multiples:
-                    tables["lengths"] = steps.measure_lengths(rows, plan, multiples, written, call.cached)
-                return study_output(tables, text, config["corpus"], rows) if first else None
+                    tables["lengths"] = steps.measure_lengths(rows, plan, multiples, trainings, call.cached)
+                return steps.study_output(tables, text, call.config["corpus"], rows)
 
-            return call.carry_out(folder if first else None, measure)
+            return measure
+
+        return call.train(f"pretrain-{options.size}", {"corpus": text}, begin)
 
 
 class Pretrain(Study):

@@ -28,7 +28,6 @@ from probing.models.source import ModelSource
 from probing.probes.training import CONTROL_TOLERANCE, train_controls, train_probes, training_of
 from probing.results import Table, count
 from probing.runs.call import Measurements
-from probing.runs.folder import end_of_trainings
 from probing.runtime.files import replacing
 from probing.runtime.processes import is_main_process, sum_over_ranks
 from probing.runtime.progress import remark, stage
@@ -129,28 +128,22 @@ def train(
     masked, n_accumulated = None if job.arm == CAUSAL_LM else recipe.masked, options.get("accumulate_grad_batches") or 1
     rows = PackedRows(text, recipe.batch_size, masked, job.seed, n_accumulated)
 
-    def module() -> LanguageModel:
+    def untrained() -> LanguageModel:
         return LanguageModel(build(job.arm, shape, text.tokenizer, job.seed), job.arm, recipe, job.seed)
 
-    return TrainingWriter(job, rows, recipe, places, logger).fit(module, rows, CLIP, options, callbacks)
-
-
-class TrainingWriter(RecordedTraining):
-    """Writer of a training's checkpoints, with the held-out loss of each."""
-
-    def __init__(self, job: TrainingJob, rows: PackedRows, recipe: Recipe, places: Places, logger: Any) -> None:
-        self.job, self.rows = job, rows
-        key = {"arm": job.arm, "seed": job.seed, "unigram_loss": rows.unigram_loss()}
-        due = checkpoint_steps(recipe.steps, recipe.checkpoint_factor)
-        logged = ("train_loss", "loss", "unigram_loss")
-        super().__init__(job.name, key, recipe.steps, due, POINTS, recipe.save_every, places, logger, logged)
-
-    def measures(self, module: LanguageModel, step: int) -> Row:
+    def measures(module: LanguageModel, step: int) -> Row:
         """Write a checkpoint, and return its held-out loss."""
-        if self.places.writes:
-            folder = checkpoint_folder(self.places.checkpoints, self.job.arm, self.job.seed, step, self.steps)
-            save_checkpoint(folder, self.job.arm, module.model, self.rows.text.tokenizer)
-        return {"loss": module.validation_loss(self.rows.validation_batches())}
+        if places.writes:
+            folder = checkpoint_folder(places.checkpoints, job.arm, job.seed, step, recipe.steps)
+            save_checkpoint(folder, job.arm, module.model, text.tokenizer)
+        return {"loss": module.validation_loss(rows.validation_batches())}
+
+    key = {"arm": job.arm, "seed": job.seed, "unigram_loss": rows.unigram_loss()}
+    due, logged = checkpoint_steps(recipe.steps, recipe.checkpoint_factor), ("train_loss", "loss", "unigram_loss")
+    training = RecordedTraining(
+        job.name, key, recipe.steps, due, POINTS, recipe.save_every, places, logger, logged, measures
+    )
+    return training.fit(untrained, rows, CLIP, options, callbacks)
 
 
 # Options of the probes, as in `ablate`: at this tolerance accuracy no longer changes, and one penalty for all
@@ -488,8 +481,4 @@ def study_output(tables: Mapping[str, Sequence[Row]], corpus: Corpus, name: str,
         "reason": judgement.reason,
         "growth": growth_of(arms),
     }
-
-    def write(folder: Path) -> list[Path]:
-        return end_of_trainings(folder, {"corpus": name}, {"corpus": corpus})
-
-    return Measurements(tables, results, write=write, is_timed=False)
+    return Measurements(tables, results)

@@ -15,6 +15,7 @@ from probing.errors import UserError, out_of_range, refuse
 from probing.models import load_tokenizer
 from probing.page.terms import TRANSFORMS
 from probing.results import (
+    CHANGED,
     Column,
     Row,
     Schema,
@@ -53,7 +54,6 @@ SENTENCES = {
     "gain": "; compared with plain, {gain}{p}, {verdict}",
     "transductive": "Transforms are fitted on the sentences of each evaluated set itself (transductive).",
 }
-_VERDICTS = {1: "an increase", -1: "a decrease", 0: "not distinguished from 0"}
 _UNCHANGED = "unchanged, because no neuron is an outlier there"
 _UNDEFINED = "not defined"
 
@@ -252,7 +252,7 @@ def _gain(row: Row, form: str, times: int) -> str:
     is_unchanged = row["transform"] in CLIPPING and not row["n_clipped"]
     return SENTENCES["gain"].format(
         gain=estimated(row, "gain", form, times=times), verdict=_UNCHANGED if is_unchanged else
-        _VERDICTS[sign_of_interval(row, "gain")], p=f", McNemar p = {row['p_value']:.2g}" if "p_value" in row else "",
+        CHANGED[sign_of_interval(row, "gain")], p=f", McNemar p = {row['p_value']:.2g}" if "p_value" in row else "",
     )  # fmt: skip
 
 

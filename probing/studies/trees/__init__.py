@@ -41,11 +41,11 @@ from probing.runtime import quiet_libraries
 from probing.tables.figures import Chart, Line, Panel, by_name
 from probing.tables.schema import layer_column
 
-ITSELF = "model"
+ITSELF, PERMUTED_TREES = "model", "permuted_trees"
 # The controls, with their labels in tables and figures.
 CONTROLS = {
     **{name: OF_FIT[name].words for name in ("untrained", "permuted_positions")},
-    "permuted_trees": "trees of other sentences",
+    PERMUTED_TREES: "trees of other sentences",
 }
 
 TREES = Schema("trees", "a row per condition and layer", (
@@ -96,11 +96,6 @@ SENTENCES = {
     "no_basis": "In no layer do the first ten neurons contribute more than ten directions of every random basis: the "
     "metric does not favour single neurons.",
 }
-_ABOVE = {
-    1: "above it in {layers}",
-    -1: "below it in {layers}",
-    0: "not distinguished from it in {layers}",
-}
 
 
 @dataclass(frozen=True)
@@ -144,16 +139,13 @@ def trees(options: TreesOptions) -> Result | None:
     """
     call = Call.of(study_of("trees"), options)
     with quiet_libraries():
-        from probing.studies.trees.survey import TreeConfig, sample, survey
+        from probing.studies.trees.survey import sample, survey
         from probing.text import intervals_by_document, read_corpora
 
         corpora, splits = read_corpora(options.corpus, options.test_corpus, options.seed, call.say, options.group_by)
-        config = TreeConfig(
-            options.selected("controls"), options.train_sentences, options.penalty, options.rotations, options.seed
-        )
-        texts, treebanks = sample(corpora, splits, intervals_by_document(options.group_by, corpora), config)
+        texts, treebanks = sample(corpora, splits, intervals_by_document(options.group_by, corpora), options)
         source = call.source(tokenizer=options.tokenizer)
-        output = survey(source, texts, treebanks, config, call.say)
+        output = survey(source, texts, treebanks, options)
         return call.write(source.model, lambda _: output)
 
 
@@ -244,7 +236,7 @@ def _conclusions(all_rows: Table) -> Iterator[str]:
     baselines += [(words, all_rows.where(condition=name), "difference") for name, words in named.items()]
     for baseline, compared, column in baselines:
         if compared:
-            yield SENTENCES["compared"].format(baseline=baseline, where=layers_by(compared, column, _ABOVE))
+            yield SENTENCES["compared"].format(baseline=baseline, where=layers_by(compared, column))
     yield SENTENCES["gap"].format(gap=max(row[column] for row in all_rows for column in ("gap_distance", "gap_depth")))
     if rotated := rows.where(lambda row: "directions_high" in row):
         above = rotated.where(lambda row: row["first_10_share"] > row["directions_high"])

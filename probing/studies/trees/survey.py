@@ -20,6 +20,7 @@ from torch import Tensor
 from probing.activations.source import ActivationSource
 from probing.activations.store import ActivationStore
 from probing.data.examples import Examples, read
+from probing.data.module import sources_of_controls
 from probing.errors import UserError
 from probing.heads.syntax import arcs_of, punctuation_of
 from probing.results import Table, curve_points, estimate_cells
@@ -27,6 +28,7 @@ from probing.runs.call import Measurements
 from probing.runtime.progress import stage
 from probing.statistics import accuracy_interval, difference_interval, ratio_interval
 from probing.statistics.chance import random_rotation
+from probing.studies.trees import ITSELF, PERMUTED_TREES, TreesOptions
 from probing.studies.trees.metric import TARGETS, Group, Metric, Target, contributions, grouped, mean_error, solve
 from probing.text import Corpus, Split
 
@@ -34,7 +36,6 @@ Row = dict[str, Any]
 Counts = NDArray[np.int64]
 Scores = NDArray[np.float64]
 
-ITSELF = "model"
 # The options that the texts are given by.
 OPTIONS = ("--corpus", "--test_corpus")
 # Penalties of the trace, in squared tree distances, from which validation sentences choose.
@@ -152,31 +153,15 @@ class Treebank:
 Treebanks = Mapping[Split, Treebank]
 
 
-@dataclass(frozen=True)
-class TreeConfig:
-    """Settings of a survey.
-
-    Args:
-        n_train: Maximum number of training sentences; at most a quarter as many are validation sentences.
-        penalty: Penalty of the trace in squared tree distances; None to choose it on validation sentences.
-    """
-
-    controls: Sequence[str]
-    n_train: int
-    penalty: float | None
-    rotations: int
-    seed: int
-
-
 def sample(
-    corpora: Sequence[Corpus], splits: Sequence[Sequence[Split]], by_document: bool, config: TreeConfig
+    corpora: Sequence[Corpus], splits: Sequence[Sequence[Split]], by_document: bool, options: TreesOptions
 ) -> tuple[list[Corpus], dict[Split, Treebank]]:
     """Return the texts that are read, one of each corpus, and the treebank of each split.
 
     Training and validation sentences are a random sample, test sentences are all; all are of two words or more.
     """
-    draw = np.random.default_rng(config.seed)
-    most: dict[Split, int] = {"train": config.n_train, "validation": -(-config.n_train // 4)}
+    draw, n_train = np.random.default_rng(options.seed), options.train_sentences
+    most: dict[Split, int] = {"train": n_train, "validation": -(-n_train // 4)}
     text_of: dict[Split, int] = {"train": 0, "validation": 0, "test": len(corpora) - 1}
     chosen: dict[Split, list[int]] = {}
     for split, k in text_of.items():
@@ -401,27 +386,28 @@ def penalty_path(words: TreeWords, treebanks: Treebanks, target: Target) -> list
 
 
 def survey(
-    source: ActivationSource, texts: Sequence[Corpus], treebanks: Treebanks, config: TreeConfig,
-    log: Callable[[str], None],
-) -> Measurements:  # fmt: skip
+    source: ActivationSource, texts: Sequence[Corpus], treebanks: Treebanks, options: TreesOptions
+) -> Measurements:
     """Train and test the probes of every layer, for the model and its controls."""
-    stores = {name: of_condition.read(texts) for name, of_condition in _sources(source, config, log)}
+    controls = options.selected("controls")
+    read_again = sources_of_controls([name for name in controls if name != PERMUTED_TREES], source, options.seed)
+    stores = {name: of_condition.read(texts) for name, of_condition in {ITSELF: source, **read_again}.items()}
     n_sentences = sum(map(len, treebanks.values()))
     treebanks = {split: complete(treebank, stores[ITSELF]) for split, treebank in treebanks.items()}
     if n_omitted := n_sentences - sum(map(len, treebanks.values())):
-        log(f"{n_omitted} sentences were left out, of which the model does not read all words")
+        source.say(f"{n_omitted} sentences were left out, of which the model does not read all words")
     _check(treebanks)
     conditions = {name: (treebanks, of_condition) for name, of_condition in stores.items()}
-    if "permuted_trees" in config.controls:
-        permuted = {split: treebank.with_permuted_trees(config.seed) for split, treebank in treebanks.items()}
-        conditions["permuted_trees"] = permuted, stores[ITSELF]
+    if PERMUTED_TREES in controls:
+        permuted = {split: treebank.with_permuted_trees(options.seed) for split, treebank in treebanks.items()}
+        conditions[PERMUTED_TREES] = permuted, stores[ITSELF]
     probes: dict[str, dict[int, LayerProbes]] = defaultdict(dict)
     neurons: list[Row] = []
     example: list[Row] = []
     shares: dict[int, Row] = {}
     # Torch and SciPy have threads of their own, which wait for each other: two take several times as long as one.
     with threadpool_limits(limits=1):
-        penalties, starts = _choose_penalties(source.layers, stores[ITSELF], treebanks, config)
+        penalties, starts = _choose_penalties(source.layers, stores[ITSELF], treebanks, options.penalty)
         for name, (of_condition, of_stores) in conditions.items():
             with stage(f"structural probes, {name.replace('_', ' ')}", len(source.layers)) as advance:
                 for layer in source.layers:
@@ -429,9 +415,9 @@ def survey(
                     fitted = LayerProbes.train(words, of_condition, penalties, starts[layer] if name == ITSELF else {})
                     probes[name][layer] = fitted
                     if name == ITSELF:
-                        rows, shares[layer] = neuron_rows(words, treebanks, layer, fitted.metrics["distance"], config)
+                        rows, shares[layer] = neuron_rows(words, treebanks, layer, fitted.metrics["distance"], options)
                         neurons += rows
-                        example += example_rows(words, treebanks["test"], texts, layer, fitted.metrics, config.seed)
+                        example += example_rows(words, treebanks["test"], texts, layer, fitted.metrics, options.seed)
                     advance(1)
     tests = {name: of_condition["test"] for name, (of_condition, _) in conditions.items()}
     rows = [row | (shares[row["layer"]] if row["condition"] == ITSELF else {}) for row in tree_rows(probes, tests)]
@@ -447,26 +433,12 @@ def survey(
     return Measurements({"trees": rows, "tree_neurons": neurons, "tree_example": example}, results, curves)
 
 
-def _sources(
-    source: ActivationSource, config: TreeConfig, log: Callable[[str], None]
-) -> Iterator[tuple[str, ActivationSource]]:
-    """Yield the model and the controls that read text, by name."""
-    yield ITSELF, source
-    if "untrained" in config.controls:
-        if source.random_weights_seed is None:
-            yield "untrained", replace(source, random_weights_seed=config.seed)
-        else:
-            log("the control untrained is left out: the model itself is randomly initialised")
-    if "permuted_positions" in config.controls:
-        yield "permuted_positions", replace(source, permuted_tokens_seed=config.seed)
-
-
 def _choose_penalties(
-    layers: Sequence[int], stores: Sequence[ActivationStore], treebanks: Treebanks, config: TreeConfig
+    layers: Sequence[int], stores: Sequence[ActivationStore], treebanks: Treebanks, penalty: float | None
 ) -> tuple[dict[Target, float], dict[int, dict[Target, Tensor]]]:
     """Return the penalty of each target with the least validation error over all layers, and the factors at it."""
-    if config.penalty is not None:
-        return dict.fromkeys(TARGETS, config.penalty), {layer: {} for layer in layers}
+    if penalty is not None:
+        return dict.fromkeys(TARGETS, penalty), {layer: {} for layer in layers}
     fitted: Treebanks = {split: treebanks[split] for split in ("train", "validation")}
     paths: dict[int, dict[Target, list[tuple[float, Tensor]]]] = {}
     with stage("penalty", len(layers)) as advance:
@@ -483,11 +455,11 @@ def _choose_penalties(
 
 
 def neuron_rows(
-    words: TreeWords, treebanks: Treebanks, layer: int, metric: Metric, config: TreeConfig
+    words: TreeWords, treebanks: Treebanks, layer: int, metric: Metric, options: TreesOptions
 ) -> tuple[list[Row], Row]:
     """Return the neurons by their contribution to test distances, and the share of the first beside directions'."""
     test = treebanks["test"]
-    chosen = np.random.default_rng([config.seed, 2]).permutation(len(test))[:MOST_SENTENCES]
+    chosen = np.random.default_rng([options.seed, 2]).permutation(len(test))[:MOST_SENTENCES]
     some = TreeWords({"test": [words.vectors["test"][i] for i in chosen]}, words.mean)
     groups = some.groups("test", {"test": test.pick(chosen)}, "distance")
     size, mean = contributions(groups, metric.factor)
@@ -498,10 +470,10 @@ def neuron_rows(
         for rank, neuron in enumerate(size.argsort(descending=True, stable=True).tolist(), 1)
     ]  # fmt: skip
     row: Row = {"first_10_share": _first_share(size)}
-    if config.rotations and len(size) > FIRST:
+    if options.rotations and len(size) > FIRST:
         drawn = []
-        for i in range(config.rotations):
-            rotate = random_rotation(len(size), config.seed, layer, i)
+        for i in range(options.rotations):
+            rotate = random_rotation(len(size), options.seed, layer, i)
             turned = [replace(group, vectors=_rotated(group.vectors, rotate)) for group in groups]
             drawn.append(_first_share(contributions(turned, _rotated(metric.factor, rotate))[0]))
         row |= {"directions_low": min(drawn), "directions_high": max(drawn)}

@@ -351,9 +351,8 @@ def tuning_effect(options: TuningEffectOptions) -> Result:
     call = Call.of(study_of("tuning-effect"), options)
     names = _selected_measures(options.measures)
     with quiet_libraries():
-        from probing.activations.source import ActivationSource
         from probing.studies.checkpoints.survey import CheckpointConfig, without_new_entries
-        from probing.studies.tuning_effect.survey import of_names, of_run, study_output, survey, text_of
+        from probing.studies.tuning_effect.survey import of_names, of_run, survey, text_of
 
         _check_which(options.run, options.start, options.tuned, options.shuffled)
         family = (
@@ -363,12 +362,9 @@ def tuning_effect(options: TuningEffectOptions) -> Result:
         )
         say = terminal.once(call.say)  # what every checkpoint says of the same text
 
-        def source_of(option: str, model: str, revision: str | None = None) -> ActivationSource:
+        def source_of(option: str, model: str, revision: str | None = None) -> Any:
             with about_option(f"--run {options.run}:" if options.run else option):
-                return ActivationSource.of(
-                    model, revision, options.layer, options.trainer, "lbfgs", cache=call.cached, dtype=options.dtype,
-                    max_length=options.max_length, batch_tokens=options.batch_tokens, say=say,
-                )  # fmt: skip
+                return call.source("lbfgs", model=(model, revision), say=say)
 
         first = source_of("--run" if options.run else "--start", family.start, family.revision)
         start_options = {"pretrained": "--tuned", "shuffled": "--shuffled"}
@@ -378,9 +374,9 @@ def tuning_effect(options: TuningEffectOptions) -> Result:
         config = CheckpointConfig(*divided(corpus, None, options.seed, call.say), ProbeOptions(), options.seed)
         call.expect(3)
         with without_new_entries([first, *sources.values()], options.keep_activations):
-            tables = survey(family, sources, first, config, names, flags)
+            output = survey(family, sources, first, config, names, flags)
         call.watch.end("measure")
-        return call.write(first.model, lambda folder: study_output(tables, family, first, sources, config.corpora[0]))
+        return call.write(first.model, lambda _: output)
 
 
 def _selected_measures(measures: str | Sequence[str]) -> list[str]:

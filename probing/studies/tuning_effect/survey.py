@@ -32,7 +32,7 @@ from probing.heads.change import (
 from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads
 from probing.heads.survey import HeadSurvey, SurveyedCheckpoint, check_comparable
-from probing.results import Row, Table, count, estimate_cells, without_nan
+from probing.results import Table, count, estimate_cells, without_nan
 from probing.runs.call import Measurements
 from probing.runs.loading import CHECKPOINTS, Tuned, checkpoint_name, load_run
 from probing.runs.places import texts_of
@@ -348,8 +348,8 @@ _LayerValues = dict[tuple[str, int], float]
 def survey(
     family: TuningFamily, sources: Mapping[str, ActivationSource], start: ActivationSource,
     config: CheckpointConfig, names: Sequence[str], options: Mapping[str, str],
-) -> dict[str, Rows]:  # fmt: skip
-    """Return the rows of all tables; `options` has the option that names each checkpoint, for messages.
+) -> Measurements:  # fmt: skip
+    """Measure all checkpoints and pairs; `options` has the option that names each checkpoint, for messages.
 
     Raises:
         UserError: If a checkpoint has another architecture, or tokenises the text differently.
@@ -374,10 +374,18 @@ def survey(
             drop_garbage()
             advance(1)
     changes = _changes(family, values, apart)
-    return {
+    tables = {
         "layer_changes": [without_nan(row) for row in layer_rows(changes, values[START])],
         "checkpoint_changes": [without_nan(row) for row in changes],
     }
+    corpus = config.corpora[0]
+    results = {
+        "start": {"name": start.model.name, "fingerprint": start.model.fingerprint()},
+        "checkpoints": {name: {"fingerprint": source.model.fingerprint()} for name, source in sources.items()},
+        "n_seeds": {group: len({member.seed for member in family.of(group)}) for group in (TRUE, SHUFFLED)},
+        "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint, "n_sentences": len(corpus.sentences)},
+    }
+    return Measurements(tables, results)
 
 
 def _by_layer(rows: Rows) -> _LayerValues:
@@ -459,17 +467,3 @@ def text_of(corpus: Any, family: TuningFamily, most: int, seed: int, say: Callab
         say(f"{most} of {len(text.sentences):,} sentences are read (--sentences)")
         text = text.subset(sorted(drawn.tolist()))
     return replace(text, n_repeated=0, relabelled={}, n_without_text=0)
-
-
-def study_output(
-    tables: Mapping[str, Sequence[Row]], family: TuningFamily, start: ActivationSource,
-    sources: Mapping[str, ActivationSource], corpus: Corpus,
-) -> Measurements:  # fmt: skip
-    """Return the output of a run: its tables and summary."""
-    results = {
-        "start": {"name": start.model.name, "fingerprint": start.model.fingerprint()},
-        "checkpoints": {name: {"fingerprint": source.model.fingerprint()} for name, source in sources.items()},
-        "n_seeds": {group: len({member.seed for member in family.of(group)}) for group in (TRUE, SHUFFLED)},
-        "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint, "n_sentences": len(corpus.sentences)},
-    }
-    return Measurements(tables, results)

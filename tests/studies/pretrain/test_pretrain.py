@@ -186,18 +186,18 @@ def test_the_configuration_of_a_run_repeats_it_to_the_byte(made: Result, place: 
 def test_an_interrupted_run_goes_on_where_it_stopped(
     made: Result, corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from probing.runtime.trainer import RecordedTraining
     from probing.studies.pretrain import training
-    from probing.studies.pretrain.training import TrainingWriter
 
-    after, steps = TrainingWriter.on_train_batch_end, []
+    after, steps = RecordedTraining.on_train_batch_end, []
 
-    def stopping(self: TrainingWriter, trainer: Any, *args: Any) -> None:
+    def stopping(self: RecordedTraining, trainer: Any, *args: Any) -> None:
         steps.append(trainer.global_step)
         if len(steps) == 20:  # the eighth step of the second arm, whose last state is that of step 6
             raise KeyboardInterrupt
         after(self, trainer, *args)
 
-    monkeypatch.setattr(TrainingWriter, "on_train_batch_end", stopping)
+    monkeypatch.setattr(RecordedTraining, "on_train_batch_end", stopping)
     with pytest.raises(KeyboardInterrupt, match="the same command with --name made continues it"):
         pretrained(tmp_path, corpus_file, name="made")
     with pytest.raises(UserError, match="belongs to a run with other options"):
