@@ -316,12 +316,12 @@ def test_the_penalty_is_the_best_on_validation_rows(arrays: Any, found: Decompos
     X, y = arrays
     path = choose_ridge_penalty(found.sides, found.layers, found.spectra, found.products)
     train, held = SPLIT == "train", SPLIT == "validation"
-    for l2, (r2,) in zip(path.l2[::6], path.r2[::6], strict=True):
+    for l2, (r2,) in zip(path.l2[::6], path.scores[::6], strict=True):
         # A probe that is nearly not penalised divides by the difference of two neurons that are nearly the same.
         predicted = y[train].mean() + X[held].astype(np.float64) @ reference(X, y, l2)
         expected = 1 - ((y[held] - predicted) ** 2).sum() / ((y[held] - y[train].mean()) ** 2).sum()
         assert r2 == pytest.approx(expected, abs=1e-6)
-    assert path.chosen == path.l2[int(path.r2[:, 0].argmax())]
+    assert path.chosen == path.l2[int(path.scores[:, 0].argmax())]
     assert path.summary()["l2"] == path.chosen
 
 
