@@ -29,7 +29,7 @@ from probing.probes.closed_forms import (
     information,
     select,
 )
-from probing.probes.evidence import collect_number_evidence, with_number_removals, without
+from probing.probes.retraining import collect_number_evidence, optimum_without, with_number_removals
 from probing.probes.transforms import Transform
 from probing.statistics.moments import ClassMoments, ClassMomentsAccumulator, Covariance, CovarianceAccumulator
 
@@ -332,7 +332,7 @@ def test_the_probe_without_a_neuron_is_that_of_the_other_neurons(arrays: Any, fo
     for neuron in (2, 5):
         reduced = np.delete(X, neuron, 1)
         others = Decomposed.of(sides_of_arrays(reduced, y, split=SPLIT)[0], [0], "sd").train(L2)[0]
-        weight = fit.spectrum.scaling.raw_weight(without(fit.scaled, neuron, inverse)) * fit.standard.sd
+        weight = fit.spectrum.scaling.raw_weight(optimum_without(fit.scaled, neuron, inverse)) * fit.standard.sd
         np.testing.assert_allclose(np.delete(weight.numpy(), neuron), others.weight[0].numpy(), atol=1e-8)
         (one,) = with_number_removals(collect_number_evidence(found, [fit]), found.sides, [fit], L2, 0)
         assert one.unique is not None

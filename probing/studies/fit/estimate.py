@@ -25,7 +25,7 @@ from probing.probes import evaluation
 from probing.probes.bases import rotated_scores
 from probing.probes.evidence import concentration, measure_directions, shares_above
 from probing.probes.rankings import METHODS, LayerData, Ranking, read_layer
-from probing.probes.removal import REMOVED, usable_information
+from probing.probes.retraining import REMOVED, usable_information
 from probing.probes.solvers import LONGEST, cross_entropy_sums, fits
 from probing.probes.training import CONTROL_TOLERANCE, Lbfgs
 from probing.results import count, layers_named
