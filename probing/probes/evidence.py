@@ -115,13 +115,6 @@ def rotation_comparison(
     )
 
 
-def measure_directions(
-    test: Examples, layer: int, weight: Tensor, moments: Moments, space: PenaltySpace, n_rotations: int, seed: int
-) -> Directions:
-    """Return the contributions of neurons and of random rotations, as `rotation_comparison` measures them."""
-    return rotation_comparison(test, layer, weight, moments, space, n_rotations, seed)()
-
-
 def _compare_with_rotations(
     states: Tensor, labels: Tensor, mean: Tensor, weights: Tensor, live: Tensor, n_parts: int, layer: int,
     n_rotations: int, seed: int,
@@ -177,7 +170,7 @@ def directions_of(
     """Return for each layer the contributions of neurons and rotated directions; None without rotations."""
     if not n_rotations:
         return [None] * len(fits)
-    return [measure_directions(test, fit.layer, fit.weight, fit.moments, space, n_rotations, seed) for fit in fits]
+    return [rotation_comparison(test, fit.layer, fit.weight, fit.moments, space, n_rotations, seed)() for fit in fits]
 
 
 def basis_table(of_layers: Iterable[tuple[int, Directions | None]]) -> list[dict[str, Any]]:
@@ -393,11 +386,6 @@ def correlated_groups(moments: Moments) -> NDArray[np.int64]:
     return np.where(size[group] > 1, first[group], -1)
 
 
-def order(statistic: Tensor) -> Tensor:
-    """Return neuron indices from the highest to the lowest value, ties by lower index."""
-    return torch.tensor([i for _, i in ranked(statistic.double().numpy())])
-
-
 def flags(
     contribution: Tensor, contribution_centred: Tensor, q: Tensor, dead: Tensor,
     q_within_covariate: Tensor | None = None, direction_p: Tensor | None = None,
@@ -434,7 +422,7 @@ def first_neurons(fits: Sequence[LayerFit | NumberFit], evidence: Sequence[Evide
     """Return the first `n` neurons of each layer, ranked by contribution."""
     pairs = zip(fits, evidence, strict=True)
     return {
-        fit.layer: order(mean_contribution(fit.weight, layer_evidence.magnitudes))[:n].tolist()
+        fit.layer: [i for _, i in ranked(mean_contribution(fit.weight, layer_evidence.magnitudes).numpy())[:n]]
         for fit, layer_evidence in pairs
     }
 

@@ -410,7 +410,9 @@ def compare_pair(
         by_match = "random_bases" if rotation_null else "permutation"
         for statistic in _statistics(a, b, (i, j), partners[i, j], k, unrelated, n_permutations, seed):
             null = by_match if statistic.null is None else "shuffled_labels"
-            rows.append({**names, **_row(statistic), "null": null, **_no_signal(a, b, (i, j), partners[i, j])})
+            columns = {name: value for name, value in vars(statistic).items() if name not in ("p_value", "null")}
+            columns |= {"p_uncorrected": statistic.p_value, "null": null}
+            rows.append({**names, **columns, **_no_signal(a, b, (i, j), partners[i, j])})
             if statistic.null is not None:
                 nulls.setdefault(statistic.statistic, []).append(statistic.null)
         rotated = [float(of[np.isfinite(of)].mean()) for of in in_bases]
@@ -527,12 +529,6 @@ def _shuffled(
     if a.shuffled is None or b.shuffled is None:
         return None
     return a.shuffled[layer_indices[0]][:, matched], b.shuffled[layer_indices[1]][:, theirs]
-
-
-def _row(statistic: Agreement) -> dict[str, Any]:
-    """Return an agreement as columns of `agreement.csv`."""
-    columns = {name: value for name, value in vars(statistic).items() if name not in ("p_value", "null")}
-    return {**columns, "p_uncorrected": statistic.p_value}
 
 
 def _no_signal(a: Ranked, b: Ranked, layer_indices: tuple[int, int], partner: NDArray[np.int64]) -> dict[str, int]:

@@ -19,7 +19,7 @@ from probing.data.labelling import prior_cross_entropy_by_sentence
 from probing.data.module import shuffled
 from probing.probes.closed_forms import Decomposed, NumberFit, errors_of
 from probing.probes.evaluation import accuracy_columns, majority_accuracy
-from probing.probes.evidence import AblationEffect, Evidence, Stability, collect_evidence, is_far, order, with_each
+from probing.probes.evidence import AblationEffect, Evidence, Stability, collect_evidence, is_far, with_each
 from probing.probes.rankings import mean_contribution
 from probing.probes.solvers import (
     ClassCurvature,
@@ -53,6 +53,7 @@ from probing.statistics import (
     mean_interval,
     mean_p_value,
     neuron_ranks,
+    ranked,
     ratio_interval,
     ratio_p_value,
     shared_ranks,
@@ -123,7 +124,7 @@ def matched(top: Sequence[int], others: Sequence[int], sd: Tensor, seed: int) ->
 
 def _removed(scores: NDArray[np.float64], evidence: Evidence, seed: int) -> tuple[list[int], list[int]]:
     """Return the neurons of a layer to remove one by one, and the matched ones among these."""
-    live = [n for n in order(torch.from_numpy(scores)).tolist() if not evidence.moments.dead[n]]
+    live = [n for _, n in ranked(scores) if not evidence.moments.dead[n]]
     top = live[: min(REMOVED, len(live) // 2)]
     drawn = matched(top, live[len(top) :], evidence.moments.sd, seed)
     return [*top, *drawn], drawn

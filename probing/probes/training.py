@@ -609,7 +609,7 @@ def walk(train: Callable[[float, Sequence[Tensor | None]], list[LayerFit]], n_la
 
     def visit(index: int, near: Sequence[int]) -> float:
         by_index[index] = train(strength(index), _starts([by_index[i] for i in near], n_layers))
-        return _mean(by_index[index])
+        return float(np.mean([fit.metrics["cross_entropy"] for fit in by_index[index]]))
 
     first = best = visit(FIRST_PENALTY, [])
     for step, end in ((-1, WEAKEST_PENALTY), (1, STRONGEST_PENALTY)):
@@ -626,10 +626,6 @@ def walk(train: Callable[[float, Sequence[Tensor | None]], list[LayerFit]], n_la
         if best < first:
             break
     return by_index
-
-
-def _mean(fits: Sequence[LayerFit]) -> float:
-    return float(np.mean([fit.metrics["cross_entropy"] for fit in fits]))
 
 
 def _starts(before: Sequence[Sequence[LayerFit]], n_layers: int) -> list[Tensor | None]:

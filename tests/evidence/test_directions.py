@@ -23,7 +23,7 @@ from probing.probes.evidence import (
     Directions,
     basis_table,
     compared_with,
-    measure_directions,
+    rotation_comparison,
     separation_within_covariate,
 )
 from probing.probes.retraining import (
@@ -65,7 +65,7 @@ def measured(
     if weight is None:
         scale = moments.sd.numpy() if space == "sd" else np.ones(X.shape[1])
         weight = optimum(X / scale, y, int(y.max()) + 1, 0, 1e-2) / scale
-    return measure_directions(examples, 0, torch.from_numpy(weight), moments, space, n, seed)
+    return rotation_comparison(examples, 0, torch.from_numpy(weight), moments, space, n, seed)()
 
 
 def planted(seed: int = 0) -> tuple[Array, NDArray[np.int64]]:
