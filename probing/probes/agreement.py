@@ -381,13 +381,13 @@ def _statistic_agreement(
     shuffled: tuple[Array, Array] | None,
     settings: Settings,
 ) -> Agreement:
-    mask, value, null = compared(name, a, b), _value(name, a, b, settings), None
+    mask, value, null, nan = compared(name, a, b), _value(name, a, b, settings), None, math.nan
     if shuffled is not None:
         null = np.stack([
             similarities(name, b, shuffled[0], settings), similarities(name, a, shuffled[1], settings)
         ])  # fmt: skip
     if np.isnan(value):
-        return Agreement(name, *[math.nan] * 7, int(mask.sum()), null)
+        return Agreement(name, nan, nan, nan, nan, nan, nan, nan, int(mask.sum()), null)
     if null is None:
         rotated = [_value(name, *pair, settings) for pair in unrelated]
         by_chance = chance(name, value, a[mask], b[mask], group[mask], rotated, settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, NamedTuple
@@ -64,7 +64,7 @@ class Fitted:
     converged: bool
     n_passes: int
     l2: float
-    tried: Mapping[float, float]
+    tried: dict[float, float]
     compare: Callable[[], Directions] | None
 
 

@@ -294,7 +294,7 @@ def _with_replicates(
     draws = bootstrap(retraining.sides.train, n_replicates, retraining.seed)
     problems = _preconditioned(replicate_problems(retraining.training.penalty, draws), near)
     weight = torch.stack([probe.weight for probe in retraining.train(f"layer {layer}: bootstraps", problems)])
-    stability = stability_of(*_scores([fit.weight], evidence), _scores(weight, evidence))
+    stability = stability_of(_scores([fit.weight], evidence)[0], _scores(weight, evidence))
     return replace(evidence, stability=stability), weight[..., : len(evidence.moments.mean)]
 
 
@@ -487,8 +487,8 @@ def with_number_replicates(
     extended, weights = [], []
     for fit, layer_evidence in zip(fits, evidence, strict=True):
         weight = _replicates(decomposed.sides.train, fit, draws, l2)[:, None]
-        scores = _scores([fit.weight], layer_evidence)
-        extended.append(replace(layer_evidence, stability=stability_of(*scores, _scores(weight, layer_evidence))))
+        (scores,) = _scores([fit.weight], layer_evidence)
+        extended.append(replace(layer_evidence, stability=stability_of(scores, _scores(weight, layer_evidence))))
         weights.append(weight)
     return extended, torch.stack(weights, 1)
 
@@ -555,7 +555,7 @@ def _number_ablation_effects(
     sides: Sides, fit: NumberFit, evidence: Evidence, inverse: Tensor, seed: int
 ) -> tuple[dict[int, AblationEffect], list[int]]:
     """Return the fall of R² on test examples without each of the first neurons and of as many matched neurons."""
-    removed, drawn = _removed(*_scores([fit.weight], evidence), evidence, seed)
+    removed, drawn = _removed(_scores([fit.weight], evidence)[0], evidence, seed)
     if not removed:
         return {}, []
     weights = [fit.spectrum.scaling.raw_weight(optimum_without(fit.scaled, i, inverse)) for i in removed]

@@ -462,7 +462,7 @@ def probe(
         check_trainer_options(trainer or {}, options.solver)
         sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, say, control_for)
         _check(options, sides, trainer or {}, mdl, logger)
-        store = sides.train.store
+        store: Any = sides.train.store
         arrays = {"shape": [store.tokens.n_tokens, store.plan.d_model], "sha256": store.fingerprint}
         sides, others, fitted = _read_arrays(sides, layers, options, selected, control_for, seed)
         config = {
