@@ -31,7 +31,7 @@ from probing.data.labelling import choose_classes, label, prior_cross_entropy_by
 from probing.data.module import layer_moments, token_control
 from probing.models import load_encoder, resolve_model
 from probing.probes.closed_forms import Decomposed
-from probing.probes.removal import weights_without
+from probing.probes.retraining import weights_without
 from probing.probes.solvers import Penalty, Problem
 from probing.probes.training import train_probes, train_variants, training_of
 from probing.statistics import ENDS, accuracy_interval, difference_interval, mean_interval, ratio_interval

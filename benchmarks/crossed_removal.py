@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from probing.data.examples import Examples, Sides, read
-from probing.probes.removal import REMOVED, cross_entropy_by_sentence
+from probing.probes.retraining import REMOVED, cross_entropy_by_sentence
 from probing.probes.training import train_probes
 from probing.probes.transforms import with_neurons
 from probing.runs.finished import RunExtraction, open_runs, probe_weight, sides_of, trained_as
@@ -47,7 +47,8 @@ def losses_without(run: Run, all_sides: Sides, layer: int, neurons: list[int]) -
     for removed in [None, *neurons]:
         others = [i for i in range(width) if i != removed]
         sides = with_neurons(all_sides, {layer: others})
-        losses.append(cross_entropy_by_sentence(sides.test, train_probes(sides, [layer], training))[0])
+        (fit,) = train_probes(sides, [layer], training)
+        losses.append(cross_entropy_by_sentence(sides.test, layer, [fit.weight])[0])
     return np.stack(losses)
 
 

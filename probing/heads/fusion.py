@@ -463,7 +463,7 @@ def compare_fusions(sides: Sides, layers: Sequence[int], trainer: Mapping[str, A
     assert path is not None
     layer_fits = train_probes(fused, views, training, moments=moments, starts=path.weights)
     fits = dict(zip(views, layer_fits, strict=True))
-    of_layers = path.cross_entropy[path.best, : len(layers)]
+    of_layers = path.scores[path.best, : len(layers)]
     learned = _learned(sides, layers, fits, training)
     fusions |= {number: learned_fusion.fusion for number, learned_fusion in learned.items()}
     views, fused = list(learned), _with_fusions(sides, layers, fusions)

@@ -361,11 +361,9 @@ def agreement(
     group = np.arange(len(a)) if groups is None else _check_groups(groups, b)
     settings = Settings(k, persistence, permutations, seed)
     ends = dict.fromkeys(STATISTICS, (np.nan, np.nan)) if draws is None else _intervals(a, b, draws, settings)
-    if shuffled is not None:
-        if (shapes := {x.shape for x in shuffled}) != {(len(shuffled[0]), len(a))}:
-            raise ValueError(f"shuffled: expected both of shape (n_draws, {len(a)}), found {sorted(shapes)}")
-        return [_against_shuffled(name, a, b, ends[name], shuffled, settings) for name in STATISTICS]
-    return [_statistic_agreement(name, a, b, group, ends[name], unrelated, settings) for name in STATISTICS]
+    if shuffled is not None and (shapes := {x.shape for x in shuffled}) != {(len(shuffled[0]), len(a))}:
+        raise ValueError(f"shuffled: expected both of shape (n_draws, {len(a)}), found {sorted(shapes)}")
+    return [_statistic_agreement(name, a, b, group, ends[name], unrelated, shuffled, settings) for name in STATISTICS]
 
 
 def permutations_for(n_tests: int) -> int:
@@ -380,27 +378,22 @@ def _statistic_agreement(
     group: NDArray[np.int64],
     ends: tuple[float, float],
     unrelated: Sequence[tuple[Array, Array]],
+    shuffled: tuple[Array, Array] | None,
     settings: Settings,
 ) -> Agreement:
-    mask, nan = compared(name, a, b), float("nan")
-    value = _value(name, a, b, settings)
-    if np.isnan(value):
-        return Agreement(name, nan, nan, nan, nan, nan, nan, nan, int(mask.sum()))
-    rotated = [_value(name, *pair, settings) for pair in unrelated]
-    by_chance = chance(name, value, a[mask], b[mask], group[mask], rotated, settings)
-    return Agreement(name, value, *ends, *by_chance, int(mask.sum()))
-
-
-def _against_shuffled(
-    name: Statistic, a: Array, b: Array, ends: tuple[float, float], shuffled: tuple[Array, Array], settings: Settings
-) -> Agreement:
-    mask, value, nan = compared(name, a, b), _value(name, a, b, settings), float("nan")
-    null = np.stack([
-        similarities(name, b, shuffled[0], settings), similarities(name, a, shuffled[1], settings)
-    ])  # fmt: skip
+    mask, value, null, nan = compared(name, a, b), _value(name, a, b, settings), None, math.nan
+    if shuffled is not None:
+        null = np.stack([
+            similarities(name, b, shuffled[0], settings), similarities(name, a, shuffled[1], settings)
+        ])  # fmt: skip
     if np.isnan(value):
         return Agreement(name, nan, nan, nan, nan, nan, nan, nan, int(mask.sum()), null)
-    return Agreement(name, value, *ends, *label_chance(value, null), int(mask.sum()), null)
+    if null is None:
+        rotated = [_value(name, *pair, settings) for pair in unrelated]
+        by_chance = chance(name, value, a[mask], b[mask], group[mask], rotated, settings)
+    else:
+        by_chance = label_chance(value, null)
+    return Agreement(name, value, *ends, *by_chance, int(mask.sum()), null)
 
 
 def _value(name: Statistic, a: Array, b: Array, settings: Settings) -> float:

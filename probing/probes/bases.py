@@ -26,13 +26,13 @@ from probing.data.labelling import LayerSample, thin
 from probing.data.module import layer_moments
 from probing.models.sites import Dictionary
 from probing.probes.closed_forms import FLOOR, choose_shared, entropy
-from probing.probes.evaluation import BY_CHANCE, TOLERANCE, of_views
+from probing.probes.evaluation import BY_CHANCE, TOLERANCE, accuracy_columns, majority_accuracy, of_views
 from probing.probes.rankings import SELECTED, LayerData, mean_differences
 from probing.probes.solvers import Penalty, Problem, centre_over_classes
 from probing.probes.training import LayerFit, Lbfgs, Training, train_problems
 from probing.probes.transforms import ChangedOnce, TransformedStore, centred, feature_store, with_constant
 from probing.runtime.progress import note
-from probing.statistics import accuracy_interval, difference_interval
+from probing.statistics import difference_interval
 from probing.statistics.chance import rotation_of_parts
 
 # Numbers of units; those that exceed the width of the layer or the number of features are left out.
@@ -171,18 +171,14 @@ def _rows_of(
     sides: Sides, layer: int, name: str, draws: Sequence[_Basis], features: Sequence[_Basis], n_compared: int
 ) -> Rows:
     """Return the rows of a basis (or of several draws of it), compared with the features unless `n_compared` is 0."""
-    test = sides.test
-    n_tokens = test.clusters(test.tokens_by_sentence())
-    majority = float((test.labels[test.labels >= 0] == int(sides.train.counts(len(sides.classes)).argmax())).mean())
-    rows = []
+    test, majority, rows = sides.test, majority_accuracy(sides), []
     for i, k in enumerate(draws[0].counts):
         correct = [draw.fits[i].correct_by_sentence for draw in draws]
         accuracies = [float(by_sentence.sum() / test.n_tokens) for by_sentence in correct]
         mean = np.mean(correct, axis=0)
-        low, high = accuracy_interval(test.clusters(mean), n_tokens)
         row = {
-            "layer": layer, "basis": name, "k": k, "accuracy": float(np.mean(accuracies)), "accuracy_low": low,
-            "accuracy_high": high, "majority_accuracy": majority,
+            "layer": layer, "basis": name, "k": k, **accuracy_columns(test, mean),
+            "accuracy": float(np.mean(accuracies)), "majority_accuracy": majority,
         }  # fmt: skip
         if len(draws) > 1:
             row |= {"lowest": min(accuracies), "highest": max(accuracies), "n_draws": len(draws)}
@@ -193,7 +189,6 @@ def _rows_of(
                 float(feature_correct.sum() / test.n_tokens),
                 accuracies,
                 test,
-                n_tokens,
                 n_compared,
             )
         if len(draws) == 1:
@@ -207,12 +202,13 @@ def _rows_of(
 
 
 def _difference(
-    correct: NDArray[Any], accuracy: float, others: Sequence[float], test: Examples, n_tokens: NDArray[np.int64], n: int
+    correct: NDArray[Any], accuracy: float, others: Sequence[float], test: Examples, n: int
 ) -> dict[str, Any]:
     """Return the accuracy difference to another basis, with its confidence interval and a verdict.
 
     The verdict `better` or `worse` requires an interval without 0 and an accuracy beyond every draw in `others`.
     """
+    n_tokens = test.clusters(test.tokens_by_sentence())
     low, high = difference_interval(test.clusters(correct), n_tokens, 1 - BY_CHANCE / n)
     verdict = "better" if low > 0 and accuracy > max(others) else "unresolved"
     verdict = "worse" if high < 0 and accuracy < min(others) else verdict

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +20,7 @@ from torch import Tensor
 from probing.data.examples import Examples, Sides, read_share
 from probing.data.labelling import Standard
 from probing.data.module import layer_moments
-from probing.probes.training import STRONGEST_PENALTY as STRONGEST
-from probing.probes.training import WEAKEST_PENALTY as WEAKEST
-from probing.probes.training import strength
+from probing.probes.training import STRONGEST_PENALTY, WEAKEST_PENALTY, PenaltyPath, strength
 from probing.runtime.processes import sum_over_ranks
 from probing.statistics.moments import ClassMoments, Moments, PenaltySpace, Scaling
 
@@ -161,38 +158,12 @@ def errors_of(examples: Examples, layers: Sequence[int], weights: Sequence[Tenso
     return Errors(squares, sizes, sum_over_ranks(constant).numpy())
 
 
-@dataclass(frozen=True)
-class RidgePath:
-    """Validation R², shape (n_penalties, n_layers), along the grid of penalties, descending, half a decade apart."""
-
-    layers: Sequence[int]
-    l2: Sequence[float]
-    r2: NDArray[np.float64]
-
-    @property
-    def chosen(self) -> float:
-        """The penalty with the highest mean over layers; for ties, the strongest."""
-        return self.l2[int(self.r2.mean(1).argmax())]
-
-    def summary(self) -> dict[str, Any]:
-        """Return the results of the path, as plain values for `results.json`."""
-        return {
-            "l2": self.chosen,
-            "tried": list(self.l2),
-            "validation_r2": self.r2.mean(1).tolist(),
-            "validation_r2_by_layer": {
-                str(layer): column.tolist() for layer, column in zip(self.layers, self.r2.T, strict=True)
-            },
-            "alone": {str(layer): self.l2[i] for layer, i in zip(self.layers, self.r2.argmax(0), strict=True)},
-        }
-
-
 def choose_ridge_penalty(
     sides: Sides, layers: Sequence[int], decomposed: Sequence[Spectrum], b: Sequence[Tensor]
-) -> RidgePath:
+) -> PenaltyPath:
     """Return the validation R² under every penalty of the grid for probes of classes; the test side is not used."""
     standard = Standard.of(sides.train)
-    grid = [strength(index) for index in range(STRONGEST, WEAKEST - 1, -1)]
+    grid = [strength(index) for index in range(STRONGEST_PENALTY, WEAKEST_PENALTY - 1, -1)]
     weights = [
         torch.stack([spectrum.scaling.raw_weight(spectrum.solve(product, l2)) for l2 in grid])
         for spectrum, product in zip(decomposed, b, strict=True)
@@ -200,7 +171,8 @@ def choose_ridge_penalty(
     errors = errors_of(sides.validation, layers, weights, standard)
     # The validation numbers may be all the same, and then R² has no scale of its own: that of training does.
     scale = errors.constant.sum() or float(sides.validation.n_tokens)
-    return RidgePath(layers, grid, np.stack([1 - squares.sum(0) / scale for squares in errors.squared], 1))
+    r2 = np.stack([1 - squares.sum(0) / scale for squares in errors.squared], 1)
+    return PenaltyPath(layers, grid, r2, measure="r2")
 
 
 @dataclass(frozen=True)

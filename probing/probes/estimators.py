@@ -3,42 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from numbers import Integral
-from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.special import log_softmax
-from torch import Tensor
 
 from probing.cli.arguments import OptionSource, checked
 from probing.cli.commandline import as_plain
 from probing.cli.options import LAST_SEED, ProbeOptions, problems_of, rotation_problems
-from probing.data.arrays import activations_of_arrays, groups_of_rows, warn_of_rounding
-from probing.data.examples import Examples, Sides
-from probing.data.labelling import check_size, check_varies
-from probing.data.module import layer_moments
 from probing.errors import UserError, in_python, out_of_range, refuse, spelled
-from probing.probes.closed_forms import Decomposed, NumberFit, choose_ridge_penalty
-from probing.probes.evidence import basis_table, rotation_comparison
-from probing.probes.rankings import class_magnitudes, mean_contribution
-from probing.probes.solvers import problem_of_layer
-from probing.probes.training import LayerFit, penalised, train_problems
-from probing.probes.transforms import centred, moments_with_constant, of_neurons, with_constant
 from probing.results import Schema, Table, number, text, whole
-from probing.runtime import quiet_libraries
-from probing.runtime.trainer import preserve_algorithms
 from probing.statistics import ranked
-from probing.statistics.moments import Moments
 from probing.tables import BASIS_COLUMNS
 from probing.tables.schema import NEURONS
 from probing.text import hashed
 
 if TYPE_CHECKING:
+    from probing.probes.array_fits import Fitted, ProbeFitConfig
     from probing.probes.evidence import Directions
 
 try:
@@ -113,39 +98,6 @@ _NAMES = {"bias": "fit_intercept", "seed": "random_state"}
 _TYPES = [np.float64, np.float32]
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A probe of the columns of an array.
-
-    Args:
-        weight: Weight of each class, or of the predicted number, on raw columns, shape (n_classes or 1, n_columns).
-        intercept: Logit of each class, or the number, where all columns are 0, shape (n_classes or 1,).
-        contribution: Mean contribution of each column on the rows, shape (n_columns,).
-        gap: Upper bound on the objective's distance to its minimum.
-        tried: Cross-entropy in nats, or R², on the held-out rows by penalty; empty if the penalty was given.
-    """
-
-    weight: NDArray[np.float64]
-    intercept: NDArray[np.float64]
-    contribution: NDArray[np.float64]
-    gap: float
-    converged: bool
-    n_passes: int
-    l2: float
-    tried: dict[float, float]
-    compare: Callable[[], Directions] | None
-
-
-@dataclass(frozen=True)
-class ProbeFitConfig:
-    """Settings of a fit; `is_validation` marks rows for the choice of the penalty, shape (n_rows,), if any."""
-
-    options: ProbeOptions
-    is_validation: NDArray[np.bool_] | None
-    n_rotations: int
-    seed: int
-
-
 class ProbeEstimator(BaseEstimator):
     """Base of both estimators: reads parameters and X as scikit-learn passes them, and ranks the columns."""
 
@@ -184,6 +136,8 @@ class ProbeEstimator(BaseEstimator):
     @property
     def basis_(self) -> Table:
         """Concentration on columns of X and on directions of random rotations; empty without rotations."""
+        from probing.probes.evidence import basis_table
+
         rows = [{**row, "n_rows": row["n_test_tokens"]} for row in basis_table([(0, self._directions)])]
         return Table(({name: row[name] for name in BASIS.types} for row in rows), BASIS)
 
@@ -215,16 +169,17 @@ class ProbeEstimator(BaseEstimator):
     def _fit(
         self,
         fit: Callable[[ProbeFitConfig], Fitted],
-        names: Mapping[str, Any],
         groups: Any,
         n_rows: int,
-        labels: NDArray[np.int64] | None,
+        labels: NDArray[np.int64] | None = None,
     ) -> Fitted:
-        """Fit the probe and set the attributes of both estimators; `names` has the options of `ProbeOptions`."""
+        """Fit the probe and set the attributes of both estimators."""
+        from probing.probes.array_fits import ProbeFitConfig
+
         try:
             seed = self._seed()
             with spelled(_as_parameter):
-                options = self._options(names, seed)
+                options = self._options(seed)
             is_validation = self._validation_rows(groups, n_rows, labels, seed) if options.l2 == "auto" else None
             fitted = fit(ProbeFitConfig(options, is_validation, int(self.rotations), seed))
         except UserError as error:
@@ -252,8 +207,10 @@ class ProbeEstimator(BaseEstimator):
         seed = self.random_state
         return int(seed) if isinstance(seed, Integral) else int(check_random_state(seed).randint(2**31))
 
-    def _options(self, names: Mapping[str, Any], seed: int) -> ProbeOptions:
-        options = ProbeOptions(**checked(ProbeOptions, as_plain(names), type(self).__name__, _Parameters("", "=")))
+    def _options(self, seed: int) -> ProbeOptions:
+        parameters, names = self.get_params(), [field.name for field in fields(ProbeOptions)]
+        values = {name: parameters[of] for name in names if (of := _NAMES.get(name, name)) in parameters}
+        options = ProbeOptions(**checked(ProbeOptions, as_plain(values), type(self).__name__, _Parameters("", "=")))
         if not isinstance(self.rotations, Integral) or isinstance(self.rotations, bool):
             raise UserError(f"`rotations={self.rotations}`: expected a whole number.")
         problems = [*problems_of(options, "probe."), *rotation_problems(int(self.rotations))]
@@ -263,6 +220,7 @@ class ProbeEstimator(BaseEstimator):
     def _validation_rows(
         self, groups: Any, n_rows: int, labels: NDArray[np.int64] | None, seed: int
     ) -> NDArray[np.bool_]:
+        from probing.data.arrays import groups_of_rows
 
         share = self.validation_fraction
         if not isinstance(share, int | float | np.floating) or not 0 < share < 1:
@@ -285,138 +243,6 @@ def _as_parameter(option: str, *value: Any) -> str:
     """Return an option of the command line as the parameter of an estimator that it is."""
     name = option.removeprefix("probe.")
     return in_python(_NAMES.get(name, name), *value)
-
-
-# An array is a single layer.
-_LAYERS = (0,)
-
-# What is said of Lightning, and torch's choice of algorithms, are those of the whole process: threads that fit wait for
-# one another.
-_ONE_AT_A_TIME = Lock()
-
-
-class _Rows:
-    """The rows of an array with the class of each, or the index of its number in `values`, shape (n_rows,).
-
-    If `is_centred` (the probe has an intercept), columns that float32 rounds are centred before rounding.
-    """
-
-    def __init__(
-        self,
-        X: NDArray[Any],
-        labels: NDArray[np.int64],
-        n_classes: int,
-        values: NDArray[np.float64] | None = None,
-        is_centred: bool = False,
-    ) -> None:
-        self.origin = np.zeros(X.shape[1])
-        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused
-            if is_centred and not np.array_equal(X, X.astype(np.float32)):
-                self.origin = X.mean(0)
-                X = X - self.origin
-            store = activations_of_arrays(X)
-            warn_of_rounding(store)
-            self.store = store.of_layers({0: np.require(X, np.float32, ["C", "W"])})
-        self.labels, self.n_classes, self.values = labels.astype(np.int32), n_classes, values
-
-    def sides(self, is_validation: NDArray[np.bool_] | None = None) -> Sides:
-        """Return the rows as training examples, and the held-out rows as validation examples."""
-        none = np.full_like(self.labels, -1)
-        validation = np.zeros(len(none), dtype=bool) if is_validation is None else is_validation
-        parts = [np.where(validation, none, self.labels), np.where(validation, self.labels, none), none]
-        examples = [Examples(self.store, part, unit="row", values=self.values) for part in parts]
-        return Sides(examples[0], examples[1], examples[2], np.arange(self.n_classes), False)
-
-
-class _Read(NamedTuple):
-    """Inputs of a probe: its sides, and the mean that was subtracted, shape (n_columns,), 0 without an intercept."""
-
-    sides: Sides
-    mean: Tensor
-
-    @classmethod
-    def of(cls, rows: _Rows, options: ProbeOptions, is_validation: NDArray[np.bool_] | None = None) -> _Read:
-        """Return the rows as a probe with these options reads them."""
-        sides, origin = rows.sides(is_validation), torch.from_numpy(rows.origin)
-        if not options.bias:
-            return cls(sides, origin)
-        sides, _, transforms = centred(sides, {}, _LAYERS)
-        return cls(sides, origin + transforms[0].shift)
-
-    def with_constant(self, options: ProbeOptions) -> tuple[Sides, list[Moments]]:
-        """Return the sides, with the constant appended to the neurons if the probe has an intercept, and moments."""
-        moments = layer_moments(self.sides.train, _LAYERS)
-        if not options.bias:
-            return self.sides, moments
-        read, _ = with_constant(self.sides, {})
-        return read, [moments_with_constant(of_layer) for of_layer in moments]
-
-    def fitted(
-        self,
-        fit: LayerFit | NumberFit,
-        at_mean: Tensor,
-        l2: float,
-        tried: Mapping[float, float],
-        config: ProbeFitConfig,
-    ) -> Fitted:
-        """Return a probe of these examples as a probe of the columns; `at_mean` has the logits at the mean."""
-        sums = class_magnitudes(self.sides.train, _LAYERS, [fit.moments.mean], len(self.sides.classes) or None)
-        weight = fit.weight.double()
-        intercept = at_mean.double() - weight @ self.mean
-        contribution = mean_contribution(fit.weight, sums[0])
-        how = fit.weight, fit.moments, config.options.penalty_space, config.n_rotations, config.seed
-        compare = rotation_comparison(self.sides.train, 0, *how) if config.n_rotations and fit.converged else None
-        return Fitted(
-            weight.numpy(), intercept.numpy(), contribution.numpy(), fit.optimality_gap, fit.converged, fit.n_passes,
-            l2, dict(tried), compare,
-        )  # fmt: skip
-
-
-def fit_classes(X: NDArray[Any], labels: NDArray[np.int64], n_classes: int, config: ProbeFitConfig) -> Fitted:
-    """Fit a probe of classes by lbfgs to all rows of X, shape (n_rows, n_columns), with labels from 0.
-
-    Raises:
-        UserError: If a value is not finite in float32, or all are too large or small.
-    """
-    options = config.options
-    rows = _Rows(X, labels, n_classes, is_centred=options.bias)
-    tried: dict[float, float] = {}
-    with _ONE_AT_A_TIME, quiet_libraries(), preserve_algorithms():
-        if options.l2 == "auto":
-            part, moments = _Read.of(rows, options, config.is_validation).with_constant(options)
-            path, _ = penalised(options, 0, part, _LAYERS, moments, {})
-            assert path is not None
-            options = replace(options, l2=path.chosen)
-            tried = dict(zip(path.l2, path.cross_entropy[:, 0].tolist(), strict=True))
-        read = _Read.of(rows, options)
-        sides, moments = read.with_constant(options)
-        _, training = penalised(options, 0, sides, _LAYERS, moments, {})
-        problem = problem_of_layer(0, 0, training.penalty)
-        (fit,) = train_problems(sides, _LAYERS, moments, [problem], training)
-    fit = of_neurons(fit) if options.bias else fit
-    at_mean = torch.zeros(n_classes) if fit.intercept is None else fit.intercept
-    return read.fitted(fit, at_mean, training.penalty.l2, tried, config)
-
-
-def fit_numbers(X: NDArray[Any], numbers: NDArray[np.float64], config: ProbeFitConfig) -> Fitted:
-    """Fit a ridge probe of numbers to all rows of X, shape (n_rows, n_columns).
-
-    Raises:
-        UserError: As in `fit_classes`, or if the numbers do not vary.
-    """
-    options, is_validation = config.options, config.is_validation
-    check_size(numbers, "`y`")
-    check_varies(np.unique(numbers if is_validation is None else numbers[~is_validation]), "`y`", "rows")
-    values, index = np.unique(numbers, return_inverse=True)
-    rows, l2 = _Rows(X, index, 0, values, options.bias), options.l2
-    tried: dict[float, float] = {}
-    if l2 == "auto":
-        part = Decomposed.of(_Read.of(rows, options, is_validation).sides, _LAYERS, options.penalty_space)
-        path = choose_ridge_penalty(part.sides, _LAYERS, part.spectra, part.products)
-        l2, tried = path.chosen, dict(zip(path.l2, path.r2[:, 0].tolist(), strict=True))
-    read = _Read.of(rows, options)
-    (fit,) = Decomposed.of(read.sides, _LAYERS, options.penalty_space).train(l2)
-    return read.fitted(fit, torch.tensor([fit.standard.mean], dtype=torch.float64), l2, tried, config)
 
 
 class ProbeClassifier(ClassifierMixin, ProbeEstimator):
@@ -499,20 +325,14 @@ class ProbeClassifier(ClassifierMixin, ProbeEstimator):
         Raises:
             ValueError: If there is a single class, a value is not finite in float32, or a parameter is out of range.
         """
+        from probing.probes.array_fits import fit_classes
+
         X, y = self._read(X, y=y)
         check_classification_targets(y)
         classes, labels = np.unique(y, return_inverse=True)
         if len(classes) < 2:
             raise ValueError(f"`y` has only one class, {classes[0]}, and a probe tells at least two apart.")
-
-        def fit(config: ProbeFitConfig) -> Fitted:
-            return fit_classes(X, labels, len(classes), config)
-
-        names = {
-            "l1": self.l1, "l2": self.l2, "bias": self.fit_intercept, "penalty_space": self.penalty_space,
-            "tolerance": self.tolerance,
-        }  # fmt: skip
-        fitted = self._fit(fit, names, groups, len(X), labels)
+        fitted = self._fit(lambda config: fit_classes(X, labels, len(classes), config), groups, len(X), labels)
         self.classes_, self.coef_, self.intercept_ = classes, fitted.weight, fitted.intercept
         if len(classes) == 2:
             self.coef_, self.intercept_ = np.diff(self.coef_, axis=0), np.diff(self.intercept_)
@@ -603,13 +423,10 @@ class ProbeRegressor(RegressorMixin, ProbeEstimator):
         Raises:
             ValueError: If the numbers do not vary, a value is not finite in float32, or a parameter is out of range.
         """
+        from probing.probes.array_fits import fit_numbers
+
         X, y = self._read(X, y=y, y_numeric=True, ensure_min_samples=2)
-
-        def fit(config: ProbeFitConfig) -> Fitted:
-            return fit_numbers(X, y.astype(np.float64), config)
-
-        names = {"l2": self.l2, "bias": self.fit_intercept, "penalty_space": self.penalty_space}
-        fitted = self._fit(fit, names, groups, len(X), None)
+        fitted = self._fit(lambda config: fit_numbers(X, y.astype(np.float64), config), groups, len(X))
         self.coef_, self.intercept_ = fitted.weight[0], float(fitted.intercept[0])
         return self
 

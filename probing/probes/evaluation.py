@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -96,40 +96,57 @@ def choices(rankings: Mapping[str, Ranking], data: LayerData, k: int, draws: int
     return chosen + [Chosen("random", "random", draw, data.draw(k, draw)) for draw in range(1, draws + 1)]
 
 
+def accuracy_columns(test: Examples, correct: NDArray[np.int64]) -> dict[str, float]:
+    """Return the accuracy on the test tokens with its 95% interval, given the correct tokens by sentence."""
+    low, high = accuracy_interval(test.clusters(correct), test.clusters(test.tokens_by_sentence()))
+    return {"accuracy": float(correct.sum() / test.n_tokens), "accuracy_low": low, "accuracy_high": high}
+
+
+def is_above_chance(
+    test: Examples, correct: NDArray[np.int64], by_chance: Sequence[float], n_judged: int
+) -> Literal["yes", "no"]:
+    """Return whether an accuracy is above these by chance: the lower end of its interval is above all of them.
+
+    The interval is at the level that leaves 5% for all that are judged together (Bonferroni), and is wider than the
+    interval in the row.
+    """
+    level = 1 - 2 * BY_CHANCE / max(n_judged, 1)
+    low, _ = accuracy_interval(test.clusters(correct), test.clusters(test.tokens_by_sentence()), level)
+    return "yes" if low > max(by_chance) else "no"
+
+
+def majority_accuracy(sides: Sides) -> float:
+    """Return the accuracy on the test tokens of always predicting the most frequent class of training."""
+    labels = sides.test.labels[sides.test.labels >= 0]
+    return float((labels == int(sides.train.counts(len(sides.classes)).argmax())).mean())
+
+
 def evaluate(
     rankings: Mapping[str, Ranking], data: LayerData, sides: Sides, sizes: Sequence[int], draws: int
 ) -> list[dict[str, Any]]:
     """Return a row for each ranking, probe, end and size, as in `evaluation.csv`, measured on the test tokens.
 
-    `above_chance` is `yes` if the lower end of the accuracy's confidence interval exceeds the accuracy of the majority
-    class and of every draw of k random neurons. Rows of random draws have no such verdict. The interval used is at the
-    level that leaves 5% for all choices of the layer together (Bonferroni), and is wider than the interval in the row.
-    Each size is in 1..d_model.
+    `above_chance` compares with the majority class and every draw of k random neurons; all choices of the layer are
+    judged together (`is_above_chance`). Rows of random draws have no such verdict. Each size is in 1..d_model.
     """
-    test = sides.test
-    labels, n_tokens = torch.from_numpy(test.labels[test.labels >= 0]), test.clusters(test.tokens_by_sentence())
-    majority = float((labels == int(sides.train.counts(len(sides.classes)).argmax())).double().mean())
-    rows = []
+    test, majority, rows = sides.test, majority_accuracy(sides), []
+    entropy = closed_forms.entropy(torch.from_numpy(test.labels[test.labels >= 0]))
     for k in sizes:
         chosen = choices(rankings, data, k, draws)
         n_judged = len(sizes) * len(PROBES) * (len(chosen) - draws)  # the same for every size
         for probe, judge in PROBES.items():
             judged = judge(chosen, data, sides)
-            right = [float(fit.correct_by_sentence.sum() / len(labels)) for fit in judged]
-            by_chance = [majority, *(a for c, a in zip(chosen, right, strict=True) if c.end == "random")]
-            for choice, fit, accuracy in zip(chosen, judged, right, strict=True):
-                correct = test.clusters(fit.correct_by_sentence)
-                low, high = accuracy_interval(correct, n_tokens)
-                cautious, _ = accuracy_interval(correct, n_tokens, 1 - 2 * BY_CHANCE / max(n_judged, 1))
-                bits = closed_forms.entropy(labels) - fit.cross_entropy / math.log(2)
+            columns = [accuracy_columns(test, fit.correct_by_sentence) for fit in judged]
+            by_chance = [majority, *(of["accuracy"] for c, of in zip(chosen, columns, strict=True) if c.draw)]
+            for choice, fit, accuracy in zip(chosen, judged, columns, strict=True):
+                verdict = is_above_chance(test, fit.correct_by_sentence, by_chance, n_judged)
+                bits = entropy - fit.cross_entropy / math.log(2)
                 rows.append({
                     "layer": data.layer, "ranking": choice.ranking, "probe": probe, "from": choice.end, "k": k,
-                    **({"draw": choice.draw} if choice.draw else {}),
-                    "accuracy": accuracy, "accuracy_low": low, "accuracy_high": high, "majority_accuracy": majority,
-                    **({} if choice.draw else {"above_chance": "yes" if cautious > max(by_chance) else "no"}),
-                    "cross_entropy": fit.cross_entropy, "mutual_information": bits,
-                    "share_of_entropy": bits / closed_forms.entropy(labels),
-                    "n_train_tokens": fit.n_train_tokens, "n_test_tokens": len(labels),
+                    **({"draw": choice.draw} if choice.draw else {}), **accuracy, "majority_accuracy": majority,
+                    **({} if choice.draw else {"above_chance": verdict}),
+                    "cross_entropy": fit.cross_entropy, "mutual_information": bits, "share_of_entropy": bits / entropy,
+                    "n_train_tokens": fit.n_train_tokens, "n_test_tokens": test.n_tokens,
                 })  # fmt: skip
     return rows
 
@@ -272,19 +289,16 @@ class _Measure:
 
     def _rows(self, kind: str, chosen: Sequence[Chosen], fits: Sequence[LayerFit]) -> list[dict[str, Any]]:
         test, data = self.sides.test, self.data
-        n_tokens = test.clusters(test.tokens_by_sentence())
-        intervals = [accuracy_interval(test.clusters(fit.correct_by_sentence), n_tokens) for fit in fits]
         validation = _accuracies(self.sides.validation, fits, data.layer)
         return [
             {
                 "layer": data.layer, "ranking": choice.ranking, "kind": kind, "from": choice.end,
                 "k": len(choice.neurons), **({"draw": choice.draw} if choice.draw else {}),
-                "accuracy": float(fit.correct_by_sentence.sum() / test.n_tokens),
-                "accuracy_low": interval[0], "accuracy_high": interval[1],
+                **accuracy_columns(test, fit.correct_by_sentence),
                 "cross_entropy": fit.metrics["cross_entropy"], "validation_accuracy": accuracy,
                 "n_train_tokens": self.sides.train.n_tokens, "n_test_tokens": test.n_tokens,
             }
-            for choice, fit, interval, accuracy in zip(chosen, fits, intervals, validation.tolist(), strict=True)
+            for choice, fit, accuracy in zip(chosen, fits, validation.tolist(), strict=True)
         ]  # fmt: skip
 
 
@@ -322,9 +336,8 @@ def head_contributions(layer: int, contribution: Tensor, n_heads: int) -> Rows:
 def head_accuracies(sides: Sides, fit: LayerFit, n_heads: int, training: Training, seed: int) -> Rows:
     """Train a probe on each head's slice and on random slices of its width, all in one stack; return a row per head.
 
-    `above_chance` is `yes` if the lower end of the accuracy's confidence interval exceeds the accuracy of the majority
-    class and of every random slice. That interval is at the level that leaves 5% for all heads of the layer together
-    (Bonferroni) and is wider than the interval in the row. The probes have the penalty of the layer's probe.
+    `above_chance` compares with the majority class and every random slice; all heads of the layer are judged together
+    (`is_above_chance`). The probes have the penalty of the layer's probe.
     """
     d_model = fit.weight.shape[1] - n_constants(sides.train.store)
     slices = [list(neurons) for neurons in heads_of(d_model, n_heads)]
@@ -333,18 +346,14 @@ def head_accuracies(sides: Sides, fit: LayerFit, n_heads: int, training: Trainin
     viewed = few.each(lambda examples: of_views(examples, fit.layer, slices, fit.moments.dead))
     roughly = replace(training.for_measuring(), solver=Lbfgs(TOLERANCE))
     fits = train_probes(viewed, range(len(slices)), roughly, f"heads of layer {fit.layer}")
-    test, majority = sides.test, int(sides.train.counts(len(sides.classes)).argmax())
-    n_tokens, of_majority = test.clusters(test.tokens_by_sentence()), float((_classes(sides) == majority).mean())
-    accuracies = [float(head_fit.correct_by_sentence.sum() / test.n_tokens) for head_fit in fits]
-    drawn, rows = accuracies[n_heads:], []
-    for accuracy, head_fit in zip(accuracies[:n_heads], fits, strict=False):
-        correct = test.clusters(head_fit.correct_by_sentence)
-        low, high = accuracy_interval(correct, n_tokens)
-        cautious, _ = accuracy_interval(correct, n_tokens, 1 - 2 * BY_CHANCE / n_heads)
+    test, majority = sides.test, majority_accuracy(sides)
+    columns = [accuracy_columns(test, head_fit.correct_by_sentence) for head_fit in fits]
+    drawn, rows = [of["accuracy"] for of in columns[n_heads:]], []
+    for accuracy, head_fit in zip(columns[:n_heads], fits, strict=False):
+        verdict = is_above_chance(test, head_fit.correct_by_sentence, [majority, *drawn], n_heads)
         rows.append({
-            "accuracy": accuracy, "accuracy_low": low, "accuracy_high": high, "majority_accuracy": of_majority,
-            "random_accuracy": float(np.mean(drawn)), "random_lowest": min(drawn), "random_highest": max(drawn),
-            "n_random": len(drawn), "above_chance": "yes" if cautious > max(of_majority, *drawn) else "no",
+            **accuracy, "majority_accuracy": majority, "random_accuracy": float(np.mean(drawn)),
+            "random_lowest": min(drawn), "random_highest": max(drawn), "n_random": len(drawn), "above_chance": verdict,
             "n_train_tokens": few.train.n_tokens, "n_test_tokens": test.n_tokens,
         })  # fmt: skip
     return rows
@@ -365,8 +374,3 @@ def head_rows(
         accuracies: Rows = head_accuracies(sides, fit, n_heads, training, seed) if training else [{}] * n_heads
         rows += [{**share, **accuracy} for share, accuracy in zip(shares, accuracies, strict=True)]
     return rows
-
-
-def _classes(sides: Sides) -> Any:
-    """Return the class of each test token."""
-    return sides.test.labels[sides.test.labels >= 0]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,26 +15,15 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from probing.data.examples import Examples, Sides, n_spans, read_clusters, read_share
+from probing.data.examples import Examples, n_spans, read_clusters, read_share
 from probing.data.labelling import thin
-from probing.probes.closed_forms import Decomposed, NumberFit, errors_of
+from probing.probes.closed_forms import NumberFit
 from probing.probes.rankings import ClassMagnitudes, class_magnitudes, mean_contribution
-from probing.probes.removal import (
-    PENALTIES,
-    REMOVED,
-    AblationEffect,
-    Outcome,
-    Stability,
-    bootstrap,
-    matched,
-    penalty_stability,
-    stability_of,
-)
 from probing.probes.solvers import centre_over_classes
 from probing.probes.training import LayerFit
 from probing.runtime.processes import sum_over_ranks
-from probing.statistics import ranked, ratio_interval, ratio_p_value
-from probing.statistics.chance import discovery_rates, rotation_of_parts
+from probing.statistics import ranked
+from probing.statistics.chance import discovery_rates, holm, rotation_of_parts
 from probing.statistics.label_scores import (
     ConditionalAccumulator,
     EtaSquared,
@@ -44,7 +34,17 @@ from probing.statistics.label_scores import (
     strata_with_several,
 )
 from probing.statistics.moments import Moments, PenaltySpace, Scaling
-from probing.tables import ALPHA, BASIS_KINDS, CONCENTRATION, FAR, FIRST, NEGLIGIBLE, UNINFORMATIVE, UNRESOLVED
+from probing.tables import (
+    ALPHA,
+    BASIS_KINDS,
+    CONCENTRATION,
+    FAR,
+    FIRST,
+    NEGLIGIBLE,
+    NEGLIGIBLE_NATS,
+    UNINFORMATIVE,
+    UNRESOLVED,
+)
 from probing.tables.schema import FALSE_DISCOVERIES, NEURONS, WITHIN_COVARIATE
 
 # Test tokens that are read, whole sentences drawn evenly.
@@ -115,13 +115,6 @@ def rotation_comparison(
     )
 
 
-def measure_directions(
-    test: Examples, layer: int, weight: Tensor, moments: Moments, space: PenaltySpace, n_rotations: int, seed: int
-) -> Directions:
-    """Return the contributions of neurons and of random rotations, as `rotation_comparison` measures them."""
-    return rotation_comparison(test, layer, weight, moments, space, n_rotations, seed)()
-
-
 def _compare_with_rotations(
     states: Tensor, labels: Tensor, mean: Tensor, weights: Tensor, live: Tensor, n_parts: int, layer: int,
     n_rotations: int, seed: int,
@@ -177,7 +170,7 @@ def directions_of(
     """Return for each layer the contributions of neurons and rotated directions; None without rotations."""
     if not n_rotations:
         return [None] * len(fits)
-    return [measure_directions(test, fit.layer, fit.weight, fit.moments, space, n_rotations, seed) for fit in fits]
+    return [rotation_comparison(test, fit.layer, fit.weight, fit.moments, space, n_rotations, seed)() for fit in fits]
 
 
 def basis_table(of_layers: Iterable[tuple[int, Directions | None]]) -> list[dict[str, Any]]:
@@ -249,6 +242,47 @@ def compared_with(train: Examples) -> dict[str, int]:
     assert train.covariate is not None
     stratum = strata_with_several(train.covariate, train.labels)
     return {"n_tokens": int((stratum >= 0).sum()), "n_values": int(stratum.max(initial=-1)) + 1}
+
+
+Outcome = Literal["seen", "negligible", "unresolved"]
+
+
+@dataclass(frozen=True)
+class AblationEffect:
+    """Increase of the test cross-entropy if the probe is retrained without a neuron, negative if it improves.
+
+    Args:
+        value: Increase of the mean test cross-entropy, in nats.
+        low: Lower end of its 95% confidence interval, from differences paired by test sentence, widened by the possible
+            distance of both probes from their optima; NaN if there are too few sentences.
+        p: Two-sided p-value of no effect: 1 minus the highest level at which the interval excludes 0.
+    """
+
+    value: float
+    low: float
+    high: float
+    p: float = math.nan
+
+    @property
+    def outcome(self) -> Outcome:
+        """`seen` if the interval excludes 0, `negligible` if it is within `NEGLIGIBLE_NATS` of 0, else `unresolved`."""
+        if self.low > 0 or self.high < 0:
+            return "seen"
+        return "negligible" if max(-self.low, self.high) < NEGLIGIBLE_NATS else "unresolved"
+
+
+@dataclass(frozen=True)
+class Stability:
+    """Stability of a layer's ranking over bootstraps.
+
+    `rank_low` and `rank_high` are the best and worst rank of each neuron over the probe and its replicates, shape
+    (d_model,), a range and not a confidence interval; `bootstrap_overlap` is the mean share of the first 20 neurons
+    that two replicates have in common.
+    """
+
+    rank_low: NDArray[np.int64]
+    rank_high: NDArray[np.int64]
+    bootstrap_overlap: float
 
 
 # A neuron is flagged `offset` where centring leaves less than this share of its contribution.
@@ -352,11 +386,6 @@ def correlated_groups(moments: Moments) -> NDArray[np.int64]:
     return np.where(size[group] > 1, first[group], -1)
 
 
-def order(statistic: Tensor) -> Tensor:
-    """Return neuron indices from the highest to the lowest value, ties by lower index."""
-    return torch.tensor([i for _, i in ranked(statistic.double().numpy())])
-
-
 def flags(
     contribution: Tensor, contribution_centred: Tensor, q: Tensor, dead: Tensor,
     q_within_covariate: Tensor | None = None, direction_p: Tensor | None = None,
@@ -393,7 +422,7 @@ def first_neurons(fits: Sequence[LayerFit | NumberFit], evidence: Sequence[Evide
     """Return the first `n` neurons of each layer, ranked by contribution."""
     pairs = zip(fits, evidence, strict=True)
     return {
-        fit.layer: order(mean_contribution(fit.weight, layer_evidence.magnitudes))[:n].tolist()
+        fit.layer: [i for _, i in ranked(mean_contribution(fit.weight, layer_evidence.magnitudes).numpy())[:n]]
         for fit, layer_evidence in pairs
     }
 
@@ -460,8 +489,11 @@ def neuron_table(
         lowest, highest = (ends.tolist() for ends in beside.directions[0].aminmax(dim=0))
         for row, low, high in zip(rows, lowest, highest, strict=False):  # dead neurons, the last ones, have none
             row |= {"direction_lowest": low, "direction_highest": high}
-    for row in rows if evidence.ablation_effects else ():
-        row |= _removal_columns(evidence.ablation_effects.get(row["neuron"]), row["neuron"] in evidence.matched)
+    p_values = corrected(evidence.ablation_effects)
+    for row in rows if p_values else ():
+        neuron = row["neuron"]
+        row |= _removal_columns(evidence.ablation_effects.get(neuron), neuron in evidence.matched)
+        row["removed_p"] = p_values.get(neuron)
     return rows
 
 
@@ -489,149 +521,6 @@ def _removal_columns(effect: AblationEffect | None, is_matched: bool) -> dict[st
     return {**loss, "removed": how}
 
 
-def collect_number_evidence(decomposed: Decomposed, fits: Sequence[NumberFit]) -> list[Evidence]:
-    """Stream the training and the test examples, divided among ranks, and return the evidence of each layer."""
-    sides, moments = decomposed.sides, [fit.moments for fit in fits]
-    collected = collect_evidence(sides.train, sides.test, decomposed.layers, moments, None)
-    return with_each(collected, correlation=list(map(_correlation, fits)))
-
-
-def _correlation(fit: NumberFit) -> Tensor:
-    """Return the correlation of each neuron with the numbers, 0 for dead neurons."""
-    moments = fit.moments
-    raw = fit.spectrum.scaling.scaled_weight(fit.product)  # the product with raw neurons around their mean
-    return torch.where(moments.dead, 0.0, raw / moments.sd.clamp(min=1e-300))
-
-
-def with_number_replicates(
-    evidence: Sequence[Evidence], decomposed: Decomposed, fits: Sequence[NumberFit], l2: float, n: int, seed: int
-) -> tuple[list[Evidence], Tensor]:
-    """Add the stability of rankings over `n` >= 2 bootstraps; also return weights (n, n_layers, 1, d_model)."""
-    draws = bootstrap(decomposed.sides.train, n, seed).double()
-    extended, weights = [], []
-    for fit, layer_evidence in zip(fits, evidence, strict=True):
-        weight = _replicates(decomposed.sides.train, fit, draws, l2)[:, None]
-        scores = np.stack([_scores(replicate, layer_evidence) for replicate in weight])
-        extended.append(replace(layer_evidence, stability=stability_of(_scores(fit.weight, layer_evidence), scores)))
-        weights.append(weight)
-    return extended, torch.stack(weights, 1)
-
-
-def _replicates(train: Examples, fit: NumberFit, draws: Tensor, l2: float) -> Tensor:
-    """Return the weights on raw hidden states of a layer's probes on bootstraps, shape (n_replicates, d_model)."""
-    table, moments, scaling = fit.standard.table(train), fit.moments, fit.spectrum.scaling
-    d_model = len(moments.mean)
-    second = torch.zeros(len(draws), d_model, d_model, dtype=torch.float64)
-    product = torch.zeros(len(draws), d_model, dtype=torch.float64)
-    counts = torch.zeros(len(draws), dtype=torch.float64)
-    for batch in read_share(train, [fit.layer]):
-        states, numbers = scaling.features(batch.hidden_states[0].double()), table[batch.labels]
-        for i, drawn in enumerate(draws[:, batch.sentences]):
-            weighted = states * drawn[:, None]
-            second[i].addmm_(weighted.T, states)
-            product[i] += weighted.T @ numbers
-            counts[i] += drawn.sum()
-    second, product, counts = (sum_over_ranks(part) for part in (second, product, counts))
-    size = counts.clamp(min=1)[:, None]
-    curvature = second / size[:, :, None] + l2 * torch.eye(d_model, dtype=torch.float64)
-    return scaling.raw_weight(torch.linalg.solve(curvature, product / size)) * fit.standard.sd
-
-
-def with_number_removals(
-    evidence: Sequence[Evidence], sides: Sides, fits: Sequence[NumberFit], l2: float, seed: int
-) -> list[Evidence]:
-    """Add the loss without each neuron, exact in training for all, and measured on test examples for some.
-
-    Also add the stability of rankings under more and less penalty, and the centred contribution by a probe with an
-    intercept in layers with neurons whose mean is far from 0.
-    """
-    extended = []
-    for fit, layer_evidence in zip(fits, evidence, strict=True):
-        inverse = fit.spectrum.inverse(l2)
-        others = [
-            _scores(_raw(fit, fit.spectrum.solve(fit.product, l2 * 10.0**n)), layer_evidence)
-            for n in PENALTIES.values()
-        ]
-        effects, drawn = _ablation_effects(sides, fit, layer_evidence, inverse, seed)
-        extended.append(
-            replace(
-                layer_evidence,
-                unique=fit.scaled.square() / inverse.diagonal(),
-                penalty_stability=penalty_stability(_scores(fit.weight, layer_evidence), np.stack(others)),
-                ablation_effects=effects,
-                matched=drawn,
-                contribution_with_intercept=_with_intercept(fit, layer_evidence, l2),
-            )
-        )
-    return extended
-
-
-def _with_intercept(fit: NumberFit, evidence: Evidence, l2: float) -> Tensor | None:
-    """Return centred contributions to the ridge probe with a free intercept; None if no mean is far from 0."""
-    if not is_far(fit.moments).any():
-        return None
-    scaling = fit.spectrum.scaling
-    mean = scaling.features(fit.moments.mean)
-    curvature = fit.spectrum.second_moment - torch.outer(mean, mean) + l2 * torch.eye(len(mean), dtype=torch.float64)
-    weight = _raw(fit, torch.linalg.solve(curvature, fit.product))
-    return mean_contribution(weight, evidence.magnitudes, centred=True)
-
-
-def _ablation_effects(
-    sides: Sides, fit: NumberFit, evidence: Evidence, inverse: Tensor, seed: int
-) -> tuple[dict[int, AblationEffect], list[int]]:
-    """Return the fall of R² on test examples without each of the first neurons and of as many matched neurons."""
-    scores = torch.from_numpy(_scores(fit.weight, evidence))
-    live = [n for n in order(scores).tolist() if not evidence.moments.dead[n]]
-    top = live[: min(REMOVED, len(live) // 2)]
-    drawn = matched(top, live[len(top) :], evidence.moments.sd, seed)
-    removed = [*top, *drawn]
-    if not removed:
-        return {}, []
-    weights = [fit.spectrum.scaling.raw_weight(without(fit.scaled, i, inverse)) for i in removed]
-    tested = errors_of(sides.test, [fit.layer], [torch.stack(weights)], fit.standard)
-    lost = tested.squared[0] - fit.errors[:, None]
-    intervals = r2_intervals(sides.test, lost, fit.deviations)
-    value = lost.sum(0) / fit.deviations.sum()
-    p = r2_p_values(sides.test, lost, fit.deviations)
-    return {n: AblationEffect(float(value[i]), *intervals[i], p[i]) for i, n in enumerate(removed)}, drawn
-
-
-def without(scaled: Tensor, neuron: int, inverse: Tensor) -> Tensor:
-    """Return the exact optimum without a neuron, given the optimum with all and the inverse of C + l2."""
-    weight = scaled - inverse[neuron] * (scaled[neuron] / inverse[neuron, neuron])
-    weight[neuron] = 0
-    return weight
-
-
-def r2_intervals(
-    test: Examples, saved: NDArray[np.float64], deviations: NDArray[np.float64]
-) -> list[tuple[float, float]]:
-    """Return 95% confidence intervals, over test sentences, of saved shares of the constant answer's squared error.
-
-    `saved`, shape (n_sentences, n), and `deviations` of the constant answer, (n_sentences,), are sums by sentence.
-    """
-    return [ratio_interval(ratio) for ratio in _ratios(test, saved, deviations)]
-
-
-def r2_p_values(test: Examples, saved: NDArray[np.float64], deviations: NDArray[np.float64]) -> list[float]:
-    """Return p-values of the hypothesis that such a share is 0; arguments as for `r2_intervals`."""
-    return [ratio_p_value(ratio) for ratio in _ratios(test, saved, deviations)]
-
-
-def _ratios(
-    test: Examples, saved: NDArray[np.float64], deviations: NDArray[np.float64]
-) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    tested = test.clusters(test.tokens_by_sentence()) > 0
-    of_constant = test.clusters(deviations)[tested]
-    return [(test.clusters(column)[tested], of_constant) for column in saved.T]
-
-
-def _raw(fit: NumberFit, scaled: Tensor) -> Tensor:
-    """Return a weight on raw hidden states in units of the numbers, shape (1, d_model)."""
-    return fit.spectrum.scaling.raw_weight(scaled)[None] * fit.standard.sd
-
-
-def _scores(weight: Tensor, evidence: Evidence) -> NDArray[np.float64]:
-    """Return the contribution of each neuron, shape (d_model,), given a weight of shape (1, d_model)."""
-    return mean_contribution(weight, evidence.magnitudes).numpy()
+def corrected(effects: Mapping[int, AblationEffect]) -> dict[int, float]:
+    """Return the p-value of each removed neuron, corrected (Holm) for all removed neurons of the layer."""
+    return dict(zip(effects, holm([effect.p for effect in effects.values()]), strict=True))

@@ -74,19 +74,11 @@ class FullPasses:
 
     def __init__(self, probe: LinearProbe, tolerance: float) -> None:
         self.probe, self.tolerance = probe, tolerance
-        self.solvers: dict[int, Solver] = {}
-        # Preconditioners that are the same at every point, of problems without an l1 penalty.
-        self.constant: dict[int, ClassCurvature] = {}
-        self.solutions: dict[int, Solution] = {}
-        self.gaps = [math.inf] * len(probe.problems)
-        self.midway = MidwayCurvature(len(probe.problems), tolerance)
         self.workspace = Workspace()
         self.first_objectives: dict[int, float] = {}
-        # What the last pass found, and the points for the next pass. Until the next pass begins, the probe keeps the
-        # weights of the last pass, so that validation and checkpoints use weights that match the logged values.
+        # What the last pass found.
         self.evaluations: dict[int, Evaluation] = {}
         self.curves: dict[str, float] = {}
-        self.requested: dict[int, Tensor] = {}
 
     def optimizer(self) -> torch.optim.Optimizer:
         """Return the optimiser that lets the solver of each problem step."""
@@ -95,7 +87,13 @@ class FullPasses:
     def begin(self) -> None:
         """Set up a solver for each problem, preconditioned by the problem's curvature or its layer's second moment."""
         probe = self.probe
-        self.solvers, self.solutions, self.requested, self.constant = {}, {}, {}, {}
+        self.solvers: dict[int, Solver] = {}
+        self.solutions: dict[int, Solution] = {}
+        # Preconditioners that are the same at every point, of problems without an l1 penalty.
+        self.constant: dict[int, ClassCurvature] = {}
+        # The points for the next pass. Until it begins, the probe keeps the weights of the last pass, so that
+        # validation and checkpoints use weights that match the logged values.
+        self.requested: dict[int, Tensor] = {}
         self.midway = MidwayCurvature(len(probe.problems), self.tolerance)
         for layer_index, group in probe.by_layer().items():
             scaling = Scaling(probe.moments[layer_index], probe.penalty_space)
@@ -202,11 +200,11 @@ class FullPasses:
             value, point, problem = float(self.cross_entropy[i]), probe.scaled_weight.data[i], probe.problems[i]
             covariance = self.class_covariance[i].to(dtype).to(probe.device)
             evaluation = Evaluation(value, gradient, covariance, curvatures.get(i), preconditioned.get(i))
-            self.evaluations[i], self.gaps[i] = evaluation, problem.penalty.optimality_gap(point, evaluation.gradient)
+            self.evaluations[i] = evaluation
             objective = evaluation.value + problem.penalty(point)
             self.first_objectives.setdefault(i, objective)
             self.curves[f"train/{problem.name}/objective"] = objective
-            self.curves[f"train/{problem.name}/optimality_gap"] = self.gaps[i]
+            self.curves[f"train/{problem.name}/optimality_gap"] = problem.penalty.optimality_gap(point, gradient)
         cast(LightningOptimizer, probe.optimizers()).step()
 
     def _preconditioned(self, gradients: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -306,9 +304,7 @@ class Descent:
 
     def __init__(self, probe: LinearProbe, learning_rate: float, patience: int) -> None:
         self.probe, self.learning_rate, self.patience = probe, learning_rate, patience
-        n = len(probe.problems)
-        self.best_cross_entropy, self.waited = [math.inf] * n, [0] * n
-        self.best_weight = torch.zeros_like(probe.scaled_weight.data)
+        self.begin()
 
     def optimizer(self) -> torch.optim.Optimizer:
         """Return Adam over the stacked parameter."""

@@ -408,15 +408,18 @@ def compare_pair(
             "matching": matching, "same_depth": "yes" if partner_of_layer.get(i) == j else "no",
         }  # fmt: skip
         by_match = "random_bases" if rotation_null else "permutation"
-        for statistic in _statistics(a, b, (i, j), partners[i, j], k, unrelated, n_permutations, seed):
+        pair = _LayerPair(a, b, i, j, partners[i, j])
+        for statistic in pair.statistics(k, unrelated, n_permutations, seed):
             null = by_match if statistic.null is None else "shuffled_labels"
-            rows.append({**names, **_row(statistic), "null": null, **_no_signal(a, b, (i, j), partners[i, j])})
+            columns = {name: value for name, value in vars(statistic).items() if name not in ("p_value", "null")}
+            columns |= {"p_uncorrected": statistic.p_value, "null": null}
+            rows.append({**names, **columns, **pair.no_signal()})
             if statistic.null is not None:
                 nulls.setdefault(statistic.statistic, []).append(statistic.null)
         rotated = [float(of[np.isfinite(of)].mean()) for of in in_bases]
         quality = judge(partners[i, j], *correlations, rotated, seed=seed)
         if names["same_depth"] == "yes":
-            neurons += _neurons(a, b, (i, j), partners[i, j], correlations, in_bases)
+            neurons += pair.neurons(correlations, in_bases)
         rows.append(
             {
                 **names, "statistic": "correlation", "value": quality.test,
@@ -457,91 +460,76 @@ def _by_chance(
     return scorings, in_bases
 
 
-def _neurons(
-    a: Ranked,
-    b: Ranked,
-    layer_indices: tuple[int, int],
-    partner: NDArray[np.int64],
-    correlations: tuple[Array, Array],
-    in_bases: Sequence[Array],
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of `neurons.csv` for a pair of layers, by rank in the first run.
+@dataclass(frozen=True)
+class _LayerPair:
+    """Layer `i` of a run and layer `j` of another, by index, with the partner of each neuron of the first, or -1."""
 
-    By chance, a neuron correlates with its match as with a match that is drawn at random, or as with its matches in
-    random bases if these correlate more.
-    """
-    i, j = layer_indices
-    fit, test = correlations
-    ranks = neuron_ranks(a.scores[i]), neuron_ranks(b.scores[j])
-    matched = np.flatnonzero(partner >= 0)
-    held = dict(zip(matched.tolist(), match_correlations(partner, fit, test).tolist(), strict=True))
-    for neuron in np.argsort(ranks[0], kind="stable").tolist():
-        row = {
-            "model_a": a.label, "layer_a": a.layers[i], "rank_a": int(ranks[0][neuron]), "neuron_a": neuron,
-            "contribution_a": float(a.scores[i, neuron]), "model_b": b.label, "layer_b": b.layers[j],
-        }  # fmt: skip
-        if neuron in held:
-            other = int(partner[neuron])
-            at_random = float((np.sign(fit[neuron, partner[matched]]) * test[neuron, partner[matched]]).mean())
-            bases = [of[neuron] for of in in_bases if np.isfinite(of[neuron])]
-            row |= {
-                "rank_b": int(ranks[1][other]), "neuron_b": other, "contribution_b": float(b.scores[j, other]),
-                "correlation": held[neuron], "chance": at_random + excess(bases, at_random),
+    a: Ranked
+    b: Ranked
+    i: int
+    j: int
+    partner: NDArray[np.int64]
+
+    @property
+    def matched(self) -> NDArray[np.intp]:
+        """The neurons of the first run that have a partner."""
+        return np.flatnonzero(self.partner >= 0)
+
+    def neurons(self, correlations: tuple[Array, Array], in_bases: Sequence[Array]) -> Iterator[dict[str, Any]]:
+        """Yield the rows of `neurons.csv`, by rank in the first run.
+
+        By chance, a neuron correlates with its match as with a match that is drawn at random, or as with its matches in
+        random bases if these correlate more.
+        """
+        a, b, i, j, partner, matched = self.a, self.b, self.i, self.j, self.partner, self.matched
+        fit, test = correlations
+        ranks = neuron_ranks(a.scores[i]), neuron_ranks(b.scores[j])
+        correlation_of = dict(zip(matched.tolist(), match_correlations(partner, fit, test).tolist(), strict=True))
+        for neuron in np.argsort(ranks[0], kind="stable").tolist():
+            row = {
+                "model_a": a.label, "layer_a": a.layers[i], "rank_a": int(ranks[0][neuron]), "neuron_a": neuron,
+                "contribution_a": float(a.scores[i, neuron]), "model_b": b.label, "layer_b": b.layers[j],
             }  # fmt: skip
-        yield row
+            if neuron in correlation_of:
+                other = int(partner[neuron])
+                at_random = float((np.sign(fit[neuron, partner[matched]]) * test[neuron, partner[matched]]).mean())
+                bases = [of[neuron] for of in in_bases if np.isfinite(of[neuron])]
+                row |= {
+                    "rank_b": int(ranks[1][other]), "neuron_b": other, "contribution_b": float(b.scores[j, other]),
+                    "correlation": correlation_of[neuron], "chance": at_random + excess(bases, at_random),
+                }  # fmt: skip
+            yield row
 
+    def statistics(
+        self, k: int, unrelated: Sequence[tuple[Array, Array]], permutations: int, seed: int
+    ) -> list[Agreement]:
+        """Return the agreement of the rankings of matched neurons; none for fewer than two."""
+        matched, theirs = self.matched, self.partner[self.matched]
+        if len(matched) < 2:
+            return []
 
-def _statistics(
-    a: Ranked,
-    b: Ranked,
-    layer_indices: tuple[int, int],
-    partner: NDArray[np.int64],
-    k: int,
-    unrelated: Sequence[tuple[Array, Array]],
-    permutations: int,
-    seed: int,
-) -> list[Agreement]:
-    i, j = layer_indices
-    matched = np.flatnonzero(partner >= 0)
-    theirs = partner[matched]
-    if len(matched) < 2:
-        return []
-    draws = None if a.draws is None or b.draws is None else (a.draws[i][:, matched], b.draws[j][:, theirs])
-    return agreement(
-        a.scores[i][matched],
-        b.scores[j][theirs],
-        k=min(k, len(matched)),
-        groups=theirs,
-        draws=draws,
-        unrelated=unrelated,
-        shuffled=None if unrelated else _shuffled(a, b, layer_indices, matched, theirs),
-        permutations=permutations,
-        seed=seed,
-    )
+        def of_both(ours: Array | None, others: Array | None) -> tuple[Array, Array] | None:
+            """Return the scores of matched neurons in several rankings of each run, if both have some."""
+            return None if ours is None or others is None else (ours[self.i][:, matched], others[self.j][:, theirs])
 
+        return agreement(
+            self.a.scores[self.i][matched],
+            self.b.scores[self.j][theirs],
+            k=min(k, len(matched)),
+            groups=theirs,
+            draws=of_both(self.a.draws, self.b.draws),
+            unrelated=unrelated,
+            shuffled=None if unrelated else of_both(self.a.shuffled, self.b.shuffled),
+            permutations=permutations,
+            seed=seed,
+        )
 
-def _shuffled(
-    a: Ranked, b: Ranked, layer_indices: tuple[int, int], matched: NDArray[np.intp], theirs: NDArray[np.int64]
-) -> tuple[Array, Array] | None:
-    """Return the rankings of matched neurons under shuffled labels of each run, if both have some."""
-    if a.shuffled is None or b.shuffled is None:
-        return None
-    return a.shuffled[layer_indices[0]][:, matched], b.shuffled[layer_indices[1]][:, theirs]
-
-
-def _row(statistic: Agreement) -> dict[str, Any]:
-    """Return an agreement as columns of `agreement.csv`."""
-    columns = {name: value for name, value in vars(statistic).items() if name not in ("p_value", "null")}
-    return {**columns, "p_uncorrected": statistic.p_value}
-
-
-def _no_signal(a: Ranked, b: Ranked, layer_indices: tuple[int, int], partner: NDArray[np.int64]) -> dict[str, int]:
-    """Return the number of matched neurons without signal in at least one run; empty if unknown for a run."""
-    if a.no_signal is None or b.no_signal is None:
-        return {}
-    matched = np.flatnonzero(partner >= 0)
-    either = a.no_signal[layer_indices[0]][matched] | b.no_signal[layer_indices[1]][partner[matched]]
-    return {"n_no_signal": int(either.sum())}
+    def no_signal(self) -> dict[str, int]:
+        """Return the number of matched neurons without signal in at least one run; empty if unknown for a run."""
+        if self.a.no_signal is None or self.b.no_signal is None:
+            return {}
+        either = self.a.no_signal[self.i][self.matched] | self.b.no_signal[self.j][self.partner[self.matched]]
+        return {"n_no_signal": int(either.sum())}
 
 
 def _correct(rows: Sequence[dict[str, Any]], nulls: Mapping[str, Array]) -> None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytorch_lightning as pl
@@ -504,22 +504,28 @@ def strength(index: int) -> float:
 
 @dataclass(frozen=True)
 class PenaltyPath:
-    """Validation cross-entropy along a grid of penalties, descending, half a decade apart.
+    """Validation scores along a grid of penalties, descending, half a decade apart.
 
-    `cross_entropy` is the mean over validation tokens in nats, shape (n_penalties, n_layers). `around` has weights of
-    each layer's probe on raw hidden states, within `TOLERANCE` of the optimum, at penalties up to a decade from the
-    chosen one, by the number of half decades from it.
+    `scores`, shape (n_penalties, n_layers), are the mean cross-entropy of validation tokens in nats, or R² of numbers,
+    as `measure` names them. `around` has weights of each layer's probe on raw hidden states, within `TOLERANCE` of the
+    optimum, at penalties up to a decade from the chosen one, by the number of half decades from it; empty for numbers.
     """
 
     layers: Sequence[int]
     l2: Sequence[float]
-    cross_entropy: NDArray[np.float64]
-    around: Mapping[int, Sequence[Tensor]]
+    scores: NDArray[np.float64]
+    around: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
+    measure: Literal["cross_entropy", "r2"] = "cross_entropy"
+
+    @property
+    def _losses(self) -> NDArray[np.float64]:
+        """The scores, or R² with the opposite sign: the less, the better."""
+        return self.scores if self.measure == "cross_entropy" else -self.scores
 
     @property
     def best(self) -> int:
-        """The index of the penalty with the lowest mean over layers; for ties, the strongest."""
-        return int(self.cross_entropy.mean(1).argmin())
+        """The index of the penalty with the best mean over layers; for ties, the strongest."""
+        return int(self._losses.mean(1).argmin())
 
     @property
     def chosen(self) -> float:
@@ -544,22 +550,16 @@ class PenaltyPath:
     @property
     def alone(self) -> list[float]:
         """The best tried penalty of each layer separately."""
-        return [self.l2[i] for i in self.cross_entropy.argmin(0)]
-
-    @property
-    def neighbours(self) -> list[tuple[float, float]]:
-        """The chosen penalty and its neighbours, strongest first, each with its mean cross-entropy."""
-        means = self.cross_entropy.mean(1).tolist()
-        return list(zip(self.l2, means, strict=True))[max(self.best - 1, 0) : self.best + 2]
+        return [self.l2[i] for i in self._losses.argmin(0)]
 
     def summary(self) -> dict[str, Any]:
         """Return the results of the path, as plain values for `results.json`."""
         return {
             "l2": self.chosen,
             "tried": list(self.l2),
-            "validation_cross_entropy": self.cross_entropy.mean(1).tolist(),
-            "validation_cross_entropy_by_layer": {
-                str(layer): column.tolist() for layer, column in zip(self.layers, self.cross_entropy.T, strict=True)
+            f"validation_{self.measure}": self.scores.mean(1).tolist(),
+            f"validation_{self.measure}_by_layer": {
+                str(layer): column.tolist() for layer, column in zip(self.layers, self.scores.T, strict=True)
             },
             "alone": dict(zip(map(str, self.layers), self.alone, strict=True)),
         }
@@ -609,7 +609,7 @@ def walk(train: Callable[[float, Sequence[Tensor | None]], list[LayerFit]], n_la
 
     def visit(index: int, near: Sequence[int]) -> float:
         by_index[index] = train(strength(index), _starts([by_index[i] for i in near], n_layers))
-        return _mean(by_index[index])
+        return float(np.mean([fit.metrics["cross_entropy"] for fit in by_index[index]]))
 
     first = best = visit(FIRST_PENALTY, [])
     for step, end in ((-1, WEAKEST_PENALTY), (1, STRONGEST_PENALTY)):
@@ -626,10 +626,6 @@ def walk(train: Callable[[float, Sequence[Tensor | None]], list[LayerFit]], n_la
         if best < first:
             break
     return by_index
-
-
-def _mean(fits: Sequence[LayerFit]) -> float:
-    return float(np.mean([fit.metrics["cross_entropy"] for fit in fits]))
 
 
 def _starts(before: Sequence[Sequence[LayerFit]], n_layers: int) -> list[Tensor | None]:

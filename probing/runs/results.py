@@ -25,14 +25,11 @@ from probing.probes.evidence import (
     Evidence,
     basis_table,
     collect_evidence,
-    collect_number_evidence,
     compared_with,
     directions_of,
     first_neurons,
     neuron_table,
     with_each,
-    with_number_removals,
-    with_number_replicates,
 )
 from probing.probes.neuron_profiles import (
     Classes,
@@ -45,8 +42,14 @@ from probing.probes.neuron_profiles import (
     profile_rows,
 )
 from probing.probes.rankings import class_contributions, class_rows, control_task_shares, mean_contribution
-from probing.probes.removal import PENALTIES, with_corrected
-from probing.probes.retraining import Retraining, add_retraining_evidence
+from probing.probes.retraining import (
+    PENALTIES,
+    Retraining,
+    add_retraining_evidence,
+    collect_number_evidence,
+    with_number_removals,
+    with_number_replicates,
+)
 from probing.probes.training import CodeLength, LayerFit, Lbfgs, online_code, penalised, train_controls, train_probes
 from probing.probes.transforms import (
     Transform,
@@ -146,10 +149,7 @@ class ProbeResults:
         return [
             row
             for (fit, evidence), flag in zip(self._ranked, flags, strict=True)
-            for row in with_corrected(
-                neuron_table(fit.layer, fit.weight, evidence, is_informative=not flag, n_heads=self.n_heads),
-                evidence.ablation_effects,
-            )
+            for row in neuron_table(fit.layer, fit.weight, evidence, is_informative=not flag, n_heads=self.n_heads)
         ]
 
     def contributions(self) -> list[Tensor]:

@@ -347,7 +347,6 @@ class Scaling:
 # --------------------------------------------------------------------------------------------------------------------
 
 Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance"]
-DEFINITIONS: tuple[Definition, ...] = ("argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance")
 
 # Luo, Kulmizev & Mao choose by eye, at shares of .88 and more. Below .5, other neurons are extreme in most tokens.
 SHARE = 0.5

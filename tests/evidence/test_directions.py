@@ -23,10 +23,16 @@ from probing.probes.evidence import (
     Directions,
     basis_table,
     compared_with,
-    measure_directions,
+    rotation_comparison,
     separation_within_covariate,
 )
-from probing.probes.removal import bootstrap, penalty_problems, penalty_stability, replicate_problems, stability_of
+from probing.probes.retraining import (
+    bootstrap,
+    penalty_problems,
+    penalty_stability,
+    replicate_problems,
+    stability_of,
+)
 from probing.probes.solvers import Penalty
 from probing.statistics import chance
 from probing.statistics.chance import random_rotation
@@ -59,7 +65,7 @@ def measured(
     if weight is None:
         scale = moments.sd.numpy() if space == "sd" else np.ones(X.shape[1])
         weight = optimum(X / scale, y, int(y.max()) + 1, 0, 1e-2) / scale
-    return measure_directions(examples, 0, torch.from_numpy(weight), moments, space, n, seed)
+    return rotation_comparison(examples, 0, torch.from_numpy(weight), moments, space, n, seed)()
 
 
 def planted(seed: int = 0) -> tuple[Array, NDArray[np.int64]]:
@@ -418,11 +424,11 @@ def test_a_replicate_is_the_same_however_many_there_are(data: Data) -> None:
     assert not np.array_equal(bootstrap(data.train, 2, seed=1), bootstrap(data.train, 2, seed=2))
 
 
-def test_problems_of_a_layer_stand_side_by_side(data: Data) -> None:
+def test_replicates_have_their_draws_and_other_penalties_are_a_decade_away(data: Data) -> None:
     draws, penalty = bootstrap(data.train, 3, 0), Penalty(1e-3, 1e-4)
-    replicates, penalties = replicate_problems(2, penalty, draws), penalty_problems(2, penalty)
-    assert [p.layer_index for p in replicates] == [0, 0, 0, 1, 1, 1]
-    assert [(p.layer_index, p.penalty) for p in penalties[2:]] == [(1, Penalty(1e-2, 1e-3)), (1, Penalty(1e-4, 1e-5))]
+    replicates, penalties = replicate_problems(penalty, draws), penalty_problems(penalty, {})
+    assert [(p.draws == drawn).all() for p, drawn in zip(replicates, draws, strict=True)] == [True] * 3
+    assert [p.penalty for p in penalties] == [Penalty(1e-2, 1e-3), Penalty(1e-4, 1e-5)]
 
 
 def test_ranks_range_over_the_probe_and_its_replicates() -> None:

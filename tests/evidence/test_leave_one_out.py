@@ -27,9 +27,15 @@ from probing import Run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.probes import retraining as module
-from probing.probes.evidence import collect_evidence, neuron_table
-from probing.probes.removal import AblationEffect, ablation_effect, matched, unique, weights_without
-from probing.probes.retraining import Retraining, add_retraining_evidence, with_removals, with_replicates
+from probing.probes.evidence import AblationEffect, collect_evidence, neuron_table
+from probing.probes.retraining import (
+    Retraining,
+    ablation_effect,
+    add_retraining_evidence,
+    matched,
+    unique,
+    weights_without,
+)
 from probing.probes.solvers import Penalty, Problem
 from probing.probes.training import LayerFit, Lbfgs, Training, train_variants
 from probing.runs.loading import load_run
@@ -144,7 +150,7 @@ def test_ablation_effects_are_those_from_optimum_to_optimum(data: Data) -> None:
     fits = data.fit(l2=1e-4, tolerance=1e-3)
     train = replace(training(1e-3), penalty=Penalty(0.0, 1e-4))
     evidence = collect_evidence(data.train, data.test, [0], [fits[0].moments], len(data.classes))
-    (found,) = with_removals(evidence, Retraining(data, [0], fits, train, seed=0))
+    (found,), _ = add_retraining_evidence(evidence, Retraining(data, [0], fits, train, seed=0), 0, removals=True)
     (x, y), (_, test_y) = scaled_features(data.train), scaled_features(data.test)
     raw = np.concatenate([data.test.store.read(0, s.index).double().numpy() for s in data.test.store.plan.shards])
     test_x = raw[data.test.labels >= 0] / fits[0].moments.sd.numpy()
@@ -174,14 +180,15 @@ def test_removals_are_solved_to_a_part_of_their_interval_and_no_closer(
 
     def noted(self: Retraining, what: str, problems: list[Problem], test: bool = False) -> list[LayerFit]:
         found = original(self, what, problems, test)
-        passes.append(sum(fit.n_passes for fit in found) if test else 0)
+        if test:
+            passes.append(sum(fit.n_passes for fit in found))
         return found
 
     monkeypatch.setattr(Retraining, "train", noted)
-    (roughly,) = with_removals(evidence, Retraining(data, [0], fits, train, seed=0))
+    (roughly,), _ = add_retraining_evidence(evidence, Retraining(data, [0], fits, train, seed=0), 0, removals=True)
     monkeypatch.setattr("probing.probes.retraining.PART", 0.0)
-    (closely,) = with_removals(evidence, Retraining(data, [0], fits, train, seed=0))
-    assert passes[1] < passes[3]
+    (closely,), _ = add_retraining_evidence(evidence, Retraining(data, [0], fits, train, seed=0), 0, removals=True)
+    assert passes[0] < passes[1]
     for neuron, one in roughly.ablation_effects.items():
         other = closely.ablation_effects[neuron]
         assert other.low <= one.value <= other.high
@@ -263,7 +270,7 @@ def test_evidence_tells_what_only_one_neuron_says_from_what_several_say(data: Da
     fits = data.fit(layers=layers, tolerance=1e-6)
     evidence = collect_evidence(data.train, data.test, layers, [fit.moments for fit in fits], len(data.classes))
     retraining = Retraining(data, layers, fits, training(1e-6), seed=0)
-    found = with_removals(evidence, retraining)
+    found, _ = add_retraining_evidence(evidence, retraining, 0, removals=True)
     assert len(found) == 2
     table = neuron_table(0, fits[0].weight, found[0])
     rows = {row["neuron"]: row for row in table}
@@ -295,7 +302,8 @@ def test_replicates_of_a_strong_signal_agree_and_those_of_noise_do_not(data: Dat
     fits = both.fit(layers=[0, 1])
     evidence = collect_evidence(both.train, both.test, [0, 1], [fit.moments for fit in fits], len(both.classes))
     retraining = Retraining(both, [0, 1], fits, training(1e-4), seed=0)
-    (sure, unsure), weight = with_replicates(evidence, retraining, 4)
+    (sure, unsure), weight = add_retraining_evidence(evidence, retraining, 4, removals=False)
+    assert weight is not None
     assert weight.shape == (4, 2, len(both.classes), 40)
     assert sure.stability is not None
     assert unsure.stability is not None

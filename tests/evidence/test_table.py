@@ -22,9 +22,9 @@ from probing.cli.options import ProbeOptions
 from probing.data import examples as examples_module
 from probing.data.examples import Examples
 from probing.data.module import layer_moments
-from probing.probes.evidence import collect_evidence, flags, neuron_table, order
+from probing.probes.evidence import collect_evidence, flags, neuron_table
 from probing.probes.neuron_profiles import class_scores, confusions, position_line, positions_of, predicted_classes
-from probing.statistics import accuracy_interval, label_scores
+from probing.statistics import accuracy_interval, label_scores, ranked
 from probing.statistics.chance import permute_within_sentences
 from probing.statistics.label_scores import EtaSquaredAccumulator
 from probing.tables.conclusions import conclusion
@@ -159,9 +159,8 @@ def test_mean_and_sd_are_those_of_training_tokens(tmp_path: Path) -> None:
 
 
 def test_ties_go_to_the_lower_index() -> None:
-    assert order(torch.tensor([1.0, 3.0, 3.0, 0.0, 3.0, 0.0])).tolist() == [1, 2, 4, 0, 3, 5]
-    many = torch.zeros(10_000)
-    assert torch.equal(order(many), torch.arange(10_000))
+    assert [i for _, i in ranked(np.array([1.0, 3.0, 3.0, 0.0, 3.0, 0.0]))] == [1, 2, 4, 0, 3, 5]
+    assert [i for _, i in ranked(np.zeros(10_000))] == list(range(10_000))
 
 
 def assert_same_tables(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:

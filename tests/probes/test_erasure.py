@@ -24,8 +24,12 @@ from probing.cli.commandline import run
 from probing.data.examples import read
 from probing.errors import UserError
 from probing.probes.evidence import Evidence, collect_evidence, is_far, neuron_table
-from probing.probes.removal import cross_entropy_by_sentence, usable_information
-from probing.probes.retraining import Retraining, with_intercept_probes
+from probing.probes.retraining import (
+    Retraining,
+    cross_entropy_by_sentence,
+    usable_information,
+    with_intercept_probes,
+)
 from probing.probes.solvers import Penalty
 from probing.probes.training import Lbfgs, Training
 from probing.probes.transforms import CONSTANT as APPENDED
@@ -240,12 +244,12 @@ def test_after_erasure_a_bias_free_probe_knows_no_more_than_the_best_constant_an
     for before, after in zip(planted.fit([0, 1], l2=1e-5), changed.fit([0, 1], l2=1e-5), strict=True):
         assert before.metrics["accuracy"] > 0.6
         # On the tokens it was fitted on, by Jensen's inequality exactly so (up to float32's rounding).
-        on_train = cross_entropy_by_sentence(changed.train, [after]).sum() / planted.train.n_tokens
+        on_train = cross_entropy_by_sentence(changed.train, after.layer, [after.weight]).sum() / planted.train.n_tokens
         assert on_train >= float(p @ constant) - 1e-5
         # On others within three standard errors of the paired difference, sentence by sentence.
         of = planted.test.store.tokens.sentences[planted.test.labels >= 0]
         best = np.bincount(of, constant[planted.test.labels[planted.test.labels >= 0]], minlength=len(LENGTHS))
-        (loss,) = cross_entropy_by_sentence(changed.test, [after])
+        (loss,) = cross_entropy_by_sentence(changed.test, after.layer, [after.weight])
         saved = (best - loss)[planted.test.sentences()]
         assert saved.sum() <= 3 * saved.std(ddof=1) * len(saved) ** 0.5
         majority = (planted.test.labels == p.argmax()).sum() / planted.test.n_tokens

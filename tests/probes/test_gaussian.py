@@ -29,7 +29,7 @@ from probing.probes.closed_forms import (
     information,
     select,
 )
-from probing.probes.evidence import collect_number_evidence, with_number_removals, without
+from probing.probes.retraining import collect_number_evidence, optimum_without, with_number_removals
 from probing.probes.transforms import Transform
 from probing.statistics.moments import ClassMoments, ClassMomentsAccumulator, Covariance, CovarianceAccumulator
 
@@ -316,12 +316,12 @@ def test_the_penalty_is_the_best_on_validation_rows(arrays: Any, found: Decompos
     X, y = arrays
     path = choose_ridge_penalty(found.sides, found.layers, found.spectra, found.products)
     train, held = SPLIT == "train", SPLIT == "validation"
-    for l2, (r2,) in zip(path.l2[::6], path.r2[::6], strict=True):
+    for l2, (r2,) in zip(path.l2[::6], path.scores[::6], strict=True):
         # A probe that is nearly not penalised divides by the difference of two neurons that are nearly the same.
         predicted = y[train].mean() + X[held].astype(np.float64) @ reference(X, y, l2)
         expected = 1 - ((y[held] - predicted) ** 2).sum() / ((y[held] - y[train].mean()) ** 2).sum()
         assert r2 == pytest.approx(expected, abs=1e-6)
-    assert path.chosen == path.l2[int(path.r2[:, 0].argmax())]
+    assert path.chosen == path.l2[int(path.scores[:, 0].argmax())]
     assert path.summary()["l2"] == path.chosen
 
 
@@ -332,7 +332,7 @@ def test_the_probe_without_a_neuron_is_that_of_the_other_neurons(arrays: Any, fo
     for neuron in (2, 5):
         reduced = np.delete(X, neuron, 1)
         others = Decomposed.of(sides_of_arrays(reduced, y, split=SPLIT)[0], [0], "sd").train(L2)[0]
-        weight = fit.spectrum.scaling.raw_weight(without(fit.scaled, neuron, inverse)) * fit.standard.sd
+        weight = fit.spectrum.scaling.raw_weight(optimum_without(fit.scaled, neuron, inverse)) * fit.standard.sd
         np.testing.assert_allclose(np.delete(weight.numpy(), neuron), others.weight[0].numpy(), atol=1e-8)
         (one,) = with_number_removals(collect_number_evidence(found, [fit]), found.sides, [fit], L2, 0)
         assert one.unique is not None

@@ -20,8 +20,9 @@ from probing import Run
 from probing.page.charts import source_of
 from probing.page.run import answer, conclusions
 from probing.probes.agreement import agreement
+from probing.probes.evidence import corrected
 from probing.probes.neuron_profiles import position_line
-from probing.probes.removal import ablation_effect, corrected
+from probing.probes.retraining import ablation_effect
 from probing.results import Table, ends
 from probing.statistics import difference_interval
 from probing.studies.compare.tables import everywhere_sentence, unpaired_lines, unread_lines, verdicts

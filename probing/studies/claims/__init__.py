@@ -89,8 +89,7 @@ _LACKING = "Claims that are not testable here, by what they need", ("needs", "mo
 def tables(rows: Table) -> list[Any]:
     """Return the tables of the terminal: the measured claims, and the other claims by their needs."""
     claim_tables = [_claims_table(model, of_model) for model, of_model in rows.by("model").items()]
-    missing = ([lacking, ", ".join(models), ranges(ids)] for lacking, (models, ids) in by_lack(rows).items())
-    all_tables = [*claim_tables, cells_table(*_LACKING, missing, words=_LACKING[1])]
+    all_tables = [*claim_tables, cells_table(*_LACKING, by_lack(rows), words=_LACKING[1])]
     return [table for table in all_tables if table.row_count]
 
 
@@ -181,15 +180,10 @@ def _plain(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def by_lack(rows: Sequence[Row]) -> dict[str, tuple[list[str], list[int]]]:
-    """Return the models and numbers of claims that are not testable, by the missing requirement."""
-    lacks: dict[str, tuple[list[str], list[int]]] = {}
-    for row in rows:
-        if row["verdict"] == NOT_TESTABLE:
-            models, ids = lacks.setdefault(row.get("lacking", ""), ([], []))
-            models += [row["model"]] if row["model"] not in models else []
-            ids += [row["id"]] if row["id"] not in ids else []
-    return lacks
+def by_lack(rows: Table) -> list[list[str]]:
+    """Return each missing requirement, with the models and the numbers of the claims that are not testable without."""
+    lacking = rows.where(verdict=NOT_TESTABLE).by("lacking").items()
+    return [[needs, ", ".join(of.values("model")), ranges(of.values("id"))] for needs, of in lacking]
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -309,10 +303,9 @@ def _axis(row: Row) -> Child:
     )
 
 
-def _missing(rows: Sequence[Row]) -> Html | None:
+def _missing(rows: Table) -> Html | None:
     title, headings = _LACKING
-    body = [[lacking, ", ".join(models), ranges(ids)] for lacking, (models, ids) in by_lack(rows).items()]
-    return element("figure", element("figcaption", title), table(headings, body)) if body else None
+    return element("figure", element("figcaption", title), table(headings, body)) if (body := by_lack(rows)) else None
 
 
 def claims_output(rows: Sequence[Mapping[str, Any]], paper: Paper, used: Mapping[str, Any]) -> Measurements:

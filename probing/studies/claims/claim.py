@@ -16,8 +16,6 @@ from probing.models.source import ModelSource
 
 Verdict = Literal["confirmed", "not confirmed", "unclear", "not testable here"]
 
-VERDICTS: tuple[Verdict, ...] = ("confirmed", "not confirmed", "unclear", "not testable here")
-
 _NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 
 _FORMS = re.compile(rf"(?P<sign><=|>=|<|>|=) (?P<end>{_NUMBER})|(?P<low>{_NUMBER}) to (?P<high>{_NUMBER})")

@@ -22,7 +22,6 @@ from probing.studies.claims.claim import (
     Verdict,
     judge,
     runs_named,
-    values_of,
     with_folders,
 )
 from probing.studies.claims.measures.registry import MEASURES, ModelRuns, NotMeasurable
@@ -265,13 +264,6 @@ def finished_runs(runs: Path) -> list[Path]:
     if not os.path.isdir(runs):
         return []
     return [path for path in runs.iterdir() if (path / "results.json").is_file() and path.suffix != PARTIAL]
-
-
-def input_names(paper: Paper) -> list[str]:
-    """Return the names of the data that runs of a paper read, in the order of its file."""
-    values = (value for run in paper.runs.values() for value in values_of(run))
-    matches = (datum["name"] for value in values if (datum := _DATUM.fullmatch(value)))
-    return [name for name in dict.fromkeys(matches) if name != MODEL]
 
 
 def split_models(flag_value: str | Sequence[str]) -> dict[str, str]:

@@ -118,15 +118,10 @@ def _tunings(options: Mapping[str, Any], n_blocks: int) -> float:
     A step takes three times as long as its forward pass, and the training part is four fifths of the text. Tests after
     each epoch, and the baselines, take as long as another epoch together.
     """
-    tuning: Mapping[str, Any] = {**asdict(TuningOptions()), **_as_mapping(options["tuning"])}
+    tuning = as_options(TuningOptions, options["tuning"], "tuning")
     starts = len(STARTS) if options["starts"] == "all" else len(str(options["starts"]).split(","))
-    layer = int(tuning["layer"])
-    tuned_share = (n_blocks + 1 + layer if layer < 0 else layer) / n_blocks
-    return starts * options["seeds"] * options["orders"] * tuned_share * (3 * 0.8 * tuning["epochs"] + 1)
-
-
-def _as_mapping(group: Any) -> Mapping[str, Any]:
-    return group if isinstance(group, Mapping) else asdict(group)
+    tuned_share = (n_blocks + 1 + tuning.layer if tuning.layer < 0 else tuning.layer) / n_blocks
+    return starts * options["seeds"] * options["orders"] * tuned_share * (3 * 0.8 * tuning.epochs + 1)
 
 
 def _probes(options: Mapping[str, Any], reading: PendingRequest) -> tuple[ProbeCosts, int]:

@@ -170,12 +170,8 @@ def _aligned(first: Result, of_first: TunedAnswers, run: Result, run_answers: Tu
     return aligned
 
 
-def _numbered(clusters: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.unique(clusters, return_inverse=True)[1]
-
-
 def _by_cluster(label: str, run: Result, answers: TunedAnswers) -> Tunings:
-    of_sentence = _numbered(answers.cluster)
+    _, of_sentence = np.unique(answers.cluster, return_inverse=True)
 
     def sums(values: Sums) -> Sums:
         return np.bincount(of_sentence, weights=values).astype(np.float64)

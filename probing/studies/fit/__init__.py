@@ -164,7 +164,8 @@ def fit(options: FitOptions) -> Run | None:
         sides, others, fitted, stores = _read(
             source, text, token_task, fixed, options.group_by, probe, selected, plan, watch
         )
-        folder = RunFolder(place, options.name, _default_name(source, config)) if is_main_process() else None
+        stem = f"{source.model.short_name}-{config['task'].rpartition(':')[2]}"
+        folder = RunFolder(place, options.name, stem) if is_main_process() else None
         input_files = save_input_text(config, source.model.name, folder) if folder else []
         with tracking(folder, wandb, config) as tracker:
             results = measure(
@@ -179,10 +180,6 @@ def fit(options: FitOptions) -> Run | None:
         run.folder = folder.finish()
     _report(run, tracker.where(run.folder, options.verbose), options.quiet, options.verbose, options.sort)
     return run
-
-
-def _default_name(source: Any, config: Mapping[str, Any]) -> str:
-    return f"{source.model.short_name}-{config['task'].rpartition(':')[2]}"
 
 
 def controls_of_call(
@@ -465,7 +462,8 @@ def probe(
         check_trainer_options(trainer or {}, options.solver)
         sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, say, control_for)
         _check(options, sides, trainer or {}, mdl, logger)
-        arrays = _description(sides.train.store)
+        store: Any = sides.train.store
+        arrays = {"shape": [store.tokens.n_tokens, store.plan.d_model], "sha256": store.fingerprint}
         sides, others, fitted = _read_arrays(sides, layers, options, selected, control_for, seed)
         config = {
             "arrays": arrays, "model": model, "layer": [*map(int, layers)], "corpus": "arrays", "test_corpus": None,
@@ -514,10 +512,6 @@ def _place(runs: str | Path | None, name: str | None) -> Path | None:
     if name is not None:
         check_name(place, name)
     return place
-
-
-def _description(store: Any) -> dict[str, Any]:
-    return {"shape": [store.tokens.n_tokens, store.plan.d_model], "sha256": store.fingerprint}
 
 
 def _converted(probe: Any, wandb: Any, **others: Any) -> tuple[Any, ...]:

@@ -23,9 +23,9 @@ from probing.data.examples import Sides, n_spans, with_spans
 from probing.data.module import CONTROL_DRAWS, source_of_control
 from probing.probes import evaluation
 from probing.probes.bases import rotated_scores
-from probing.probes.evidence import concentration, measure_directions, shares_above
+from probing.probes.evidence import concentration, rotation_comparison, shares_above
 from probing.probes.rankings import METHODS, LayerData, Ranking, read_layer
-from probing.probes.removal import REMOVED, usable_information
+from probing.probes.retraining import REMOVED, usable_information
 from probing.probes.solvers import LONGEST, cross_entropy_sums, fits
 from probing.probes.training import CONTROL_TOLERANCE, Lbfgs
 from probing.results import count, layers_named
@@ -336,9 +336,9 @@ def _direction_rows(data: LayerData, sides: Sides, methods: Sequence[str], n_rot
     """Return a layer's rows of `directions.csv`: contributions on test tokens, as in `fit`, and other scores."""
     directions: dict[str, tuple[Tensor, Tensor]] = {}
     if {*CONTRIBUTIONS} & {*methods}:
-        on_test = measure_directions(
+        on_test = rotation_comparison(
             sides.test, data.layer, data.weight, data.moments, data.scaling.space, n_rotations, seed
-        )
+        )()
         pairs = zip(on_test.neurons[:, data.live], on_test.directions, strict=True)
         directions = dict(zip(CONTRIBUTIONS, pairs, strict=True))
     directions |= rotated_scores(data, methods, n_rotations, seed, n_spans(sides.test.store))

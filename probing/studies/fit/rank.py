@@ -288,8 +288,7 @@ def _track(
     from probing.runtime.terminal import say
 
     tables: dict[str, Sequence[Row]] = {f"rankings/{name}": rows for name, rows in rankings.rankings.items()}
-    tables |= {"directions": rankings.directions, "evaluation": rankings.evaluation}
-    tables |= {"erasure": rankings.erasure, "curves": rankings.curves}
+    tables |= {name: rankings.by_name[name] for name in TABLES}
     tracker = Tracker(options, rankings.folder, name, config, say)
     tracker.log_results([], [], figures, [], tables)
     tracker.finish()

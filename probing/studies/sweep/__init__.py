@@ -55,11 +55,11 @@ from probing.studies.sweep.definition import (
     Sweep,
     Trial,
     alike,
-    check_layer,
-    check_metric,
     column_of,
     group_by_key,
     is_stacked,
+    layer_problems,
+    metric_problems,
     parse_sweep,
     stacks,
     trial_name,
@@ -333,7 +333,7 @@ def _number_of_trials(definition: Sweep, trials: int | None, file: str) -> int:
     """Return the number of trials; refuse a search without a limit, or one that is not possible here."""
     from probing.studies.sweep.search import check_installed, n_points
 
-    refuse([problem] if (problem := check_metric(definition.metric)) else [])
+    refuse(metric_problems(definition.metric))
     cap = min((n for n in (trials, definition.run_cap) if n), default=None)
     if definition.method == "grid":
         return min(n_points(definition), cap or n_points(definition))
@@ -422,7 +422,7 @@ class _Runner:
             if (model, revision) not in depth:
                 depth[model, revision] = load_config(resolve_model(model, revision)).num_hidden_layers
             layers.update(parse_layers(trial.options["layer"], depth[model, revision], model))
-        refuse([problem] if (problem := check_layer(self.definition.metric, sorted(layers))) else [])
+        refuse(layer_problems(self.definition.metric, sorted(layers)))
 
     def _run(self, stack: Sequence[Trial]) -> None:
 

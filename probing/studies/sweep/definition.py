@@ -275,22 +275,22 @@ def layer_of(metric: str) -> int | None:
     return int(layer[1]) if layer else None
 
 
-def check_metric(metric: str | None) -> str | None:
+def metric_problems(metric: str | None) -> list[str]:
     """Return the problem of a metric's name, if any."""
     if metric is None or column_of(metric):
-        return None
+        return []
     before, slash, name = metric.rpartition("/")
     near = did_you_mean(name, _COLUMNS, f"{before}{slash}") if slash else did_you_mean(name, _OF_THE_BEST)
-    return f"`metric.name: {metric}` is not in the summary of a trial{near}; there are {_THERE_ARE}"
+    return [f"`metric.name: {metric}` is not in the summary of a trial{near}; there are {_THERE_ARE}"]
 
 
-def check_layer(metric: str | None, layers: Sequence[int]) -> str | None:
+def layer_problems(metric: str | None, layers: Sequence[int]) -> list[str]:
     """Return the problem of the layer in a metric's name, if any, given the layers of all trials."""
     layer = layer_of(metric) if metric else None
     if layer is None or layer in layers:
-        return None
+        return []
     listing = ", ".join(f"layer_{number:02d}" for number in layers)
-    return f"`metric.name: {metric}`: no trial has layer {layer}; there are {listing}"
+    return [f"`metric.name: {metric}`: no trial has layer {layer}; there are {listing}"]
 
 
 def value_of(rows: Sequence[Mapping[str, Any]], metric: str | None) -> float:
@@ -382,11 +382,6 @@ def is_stacked(trial: Trial) -> bool:
         or any(options[key] != off for key, off in LIGHT.items())
     )
     return trial.probe.solver == "lbfgs" and trial.probe.l2 != "auto" and not has_more
-
-
-def by_seed(trials: Sequence[Trial]) -> dict[int, list[Trial]]:
-    """Return the trials of each seed, which are trained on the same sentences."""
-    return group_by_key(trials, lambda trial: trial.options[SEED])
 
 
 def alike(trial: Trial) -> str:

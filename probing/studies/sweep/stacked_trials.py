@@ -33,7 +33,7 @@ from probing.runs.results import ClassResults, write, write_summary
 from probing.runtime.files import parse_json, regular, write_tensors
 from probing.runtime.terminal import silence
 from probing.statistics.moments import Moments
-from probing.studies.sweep.definition import Trial, alike, by_seed
+from probing.studies.sweep.definition import SEED, Trial, alike, group_by_key
 from probing.text import read_corpora
 from probing.text.tasks import Labels, load_task, reader_of
 
@@ -112,7 +112,7 @@ def run_stack(trials: Sequence[Trial], done: Sequence[Trial], context: StackCont
     """
     data = _Data(trials, context)
     solved = _Solved(context.trials, data.layers_of, done)
-    for seed, group in by_seed(trials).items():
+    for seed, group in group_by_key(trials, lambda trial: trial.options[SEED]).items():
         sides, stores = data.of_seed(seed)
         start = time.perf_counter()
         keys = sorted({key for trial in group for key in data.keys(trial)}, key=lambda key: (key[0], key[1].l2))

@@ -46,9 +46,10 @@ from probing.studies.claims.claim import (
     paper_of,
     papers,
     read_paper,
+    values_of,
 )
 from probing.studies.claims.measures import MEASURES
-from probing.studies.claims.planning import Model, UserInputs, input_names, rows_of
+from probing.studies.claims.planning import Model, UserInputs, rows_of
 from probing.studies.claims.session import carry_out, plan
 from probing.studies.geometry import geometry
 from probing.text import from_sentences
@@ -81,7 +82,7 @@ def test_files_are_found() -> None:
 def test_every_file_is_read_and_its_runs_are_options_of_the_real_commands(file: Path) -> None:
     found = read_paper(file.stem, MEASURES)
     assert found.claims
-    data = input_names(found)
+    data = {value.strip("$?") for run in found.runs.values() for value in values_of(run) if value.startswith("$")}
     for described in found.runs.values():
         options = dict(described)
         name = options.pop("command")
@@ -94,7 +95,7 @@ def test_every_file_is_read_and_its_runs_are_options_of_the_real_commands(file: 
             plain |= {"folders": ["text"]} if "folders" in plain else {}
             assert set(plain) <= set(defaults(command))
             assert set(converted(command, plain)) == set(plain)  # refuses values that the command would not take
-    assert set(data) <= {*DATA, "size"}  # of encoders that are trained here
+    assert data <= {*DATA, "model", "size"}  # of encoders that are trained here
 
 
 def test_a_claim_is_read_with_its_reading_and_its_analogue() -> None:

@@ -28,7 +28,7 @@ from probing.cli.arguments import parse
 from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.studies.sweep import _flat
-from probing.studies.sweep.definition import check_metric
+from probing.studies.sweep.definition import metric_problems
 from probing.studies.sweep.search import metric_of, outcome
 from wandb_stand_in import read_offline_runs
 from written import read_csv
@@ -323,7 +323,7 @@ def test_trials_are_one_group_in_wandb_and_the_sweep_has_a_run_of_its_own(
         there = [key for key, value in own.summary.items() if key.startswith(("layer_00/", "by_layer/", "train/"))]
         assert len(there) > 30
         for key in there:  # each can be the metric of a sweep
-            assert check_metric(key) is None
+            assert not metric_problems(key)
             assert metric_of(made_of, key) == pytest.approx(own.summary[key], rel=1e-6)
     (whole,) = read_offline_runs(made.folder)
     assert whole.run["group"] == "s"

@@ -30,10 +30,10 @@ from probing.runs.loading import load_run
 from probing.studies.sweep import search as table
 from probing.studies.sweep.definition import (
     Trial,
-    by_seed,
-    check_layer,
-    check_metric,
+    group_by_key,
     is_stacked,
+    layer_problems,
+    metric_problems,
     parse_sweep,
     stacks,
     trial_name,
@@ -192,7 +192,10 @@ def test_trials_that_differ_in_layer_seed_or_penalty_are_one_stack_and_no_others
     found = stacks([same[0], others[0], *same[1:], *others[1:]])
     assert [[one.name for one in stack] for stack in found] == [["a", "b", "c", "d"], *([one.name] for one in others)]
     assert [is_stacked(one) for one in others] == [True, True, True, False, False, False, False, False]
-    assert {seed: [one.name for one in group] for seed, group in by_seed(same).items()} == {
+    assert {
+        seed: [one.name for one in group]
+        for seed, group in group_by_key(same, lambda trial: trial.options["seed"]).items()
+    } == {
         0: ["a", "b", "d"],
         1: ["c"],
     }
@@ -305,7 +308,7 @@ def test_trials_that_are_no_better_than_a_constant_answer_are_no_recommendation(
 def test_a_metric_that_no_trial_has_never_wins() -> None:
     made = outcomes()
     assert best(made, "by_layer/selectivity", "minimize")[0] == made[0].name
-    assert "best_accuracy" in str(check_metric("val_loss"))
+    assert "best_accuracy" in str(metric_problems("val_loss"))
     assert table.missing_metric(made, "layer_01/cross_entropy") is None
     assert table.missing_metric(made, "layer_01/selectivity") == (
         "`metric.name: layer_01/selectivity` was not measured in any trial; there are best_accuracy, best_layer and, "
@@ -321,7 +324,7 @@ def test_a_metric_is_any_number_of_the_summary_and_of_its_own_layer() -> None:
         "train/layer_06/objective": 3.0, "train/layer_00/optimality_gap": 0.25, "best_layer": 6,
     }  # fmt: skip
     assert {name: table.metric_of(both, name) for name in known} == known
-    assert not any(check_metric(name) for name in known)
+    assert not any(metric_problems(name) for name in known)
     assert math.isnan(table.metric_of(both, "test/accuracy"))  # of which layer?
     assert table.metric_of(table.Outcome("one", {}, rows[:1], {}), "test/accuracy") == 0.5
 
@@ -330,16 +333,16 @@ def test_a_metric_is_any_number_of_the_summary_and_of_its_own_layer() -> None:
     "name", ["layer_06/flag", "layer_06/layer", "accuracy", "val/layer_06/accuracy", "by_layer/", "x"]
 )
 def test_a_metric_that_is_no_number_of_the_summary_is_refused_with_what_there_is(name: str) -> None:
-    assert str(check_metric(name)).startswith(f"`metric.name: {name}` is not in the summary of a trial")
-    assert "layer_06/COLUMN" in str(check_metric(name))
+    assert metric_problems(name)[0].startswith(f"`metric.name: {name}` is not in the summary of a trial")
+    assert "layer_06/COLUMN" in str(metric_problems(name))
 
 
 def test_a_slip_in_a_metric_is_told_with_what_is_near() -> None:
-    assert "(did you mean `layer_06/accuracy`?)" in str(check_metric("layer_06/acuracy"))
-    assert check_layer("layer_09/accuracy", [0, 6]) == (
+    assert "(did you mean `layer_06/accuracy`?)" in str(metric_problems("layer_06/acuracy"))
+    assert layer_problems("layer_09/accuracy", [0, 6]) == [
         "`metric.name: layer_09/accuracy`: no trial has layer 9; there are layer_00, layer_06"
-    )
-    assert check_layer("by_layer/accuracy", [0, 6]) is check_layer(None, [0]) is None
+    ]
+    assert layer_problems("by_layer/accuracy", [0, 6]) == layer_problems(None, [0]) == []
 
 
 FILES = sorted((ROOT / "conf" / "sweeps").rglob("*.yaml"))

@@ -449,8 +449,6 @@ def _over_seeds(values: Sequence[float]) -> ClaimEstimate:
 # Where outliers sit in the parameters: the table of positions, and gains and biases of norms.
 # --------------------------------------------------------------------------------------------------------------------
 
-Rows = Sequence[Mapping[str, Any]]
-
 
 @measure("geometry", "stream")
 def outliers_of_first_position(model_runs: ModelRuns, role: Role) -> ClaimEstimate:
