@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from probing.models.sites import Site
 
-__all__ = ["ActivationStore", "Request", "activations", "is_cached"]
-
 # Padded tokens in one forward pass. A processor is fastest while a block's activations stay in its cache (8192 tokens
 # took 1.7 times as long as 2048 on two cores), and small batches of sorted sentences have less padding (a tenth at
 # 1024, a fifth at 2048). An accelerator needs large products.
