@@ -48,7 +48,7 @@ class ForwardSpec:
     def of_shard(self, store: ActivationStore, shard: int) -> ShardReading:
         """Return the encoder's inputs of a shard."""
         shard_plan, tokens = store.plan.shards[shard], store.tokens
-        rows, types = store.shard_tokens(shard_plan), tokens.types_for(self.n_token_types)
+        rows, types = shard_plan.rows(store.tokens), tokens.types_for(self.n_token_types)
         token_inputs: dict[str, NDArray[Any]] = {"input_ids": tokens.input_ids}
         if types is not None:
             token_inputs["token_type_ids"] = types

@@ -364,7 +364,7 @@ class FeatureStore(ActivationStore):
         counts = np.zeros(self.plan.d_model, dtype=np.int64)
         for shard in self.plan.shards:
             rows, columns, _ = self.active(layer, shard.index)
-            is_taken = taken[self.shard_tokens(shard)][rows.numpy()]
+            is_taken = taken[shard.rows(self.tokens)][rows.numpy()]
             counts += np.bincount(columns.numpy()[is_taken], minlength=len(counts))
         return counts
 

@@ -49,6 +49,10 @@ class Shard:
     n_sentences: int
     n_tokens: int
 
+    def rows(self, tokens: Tokens) -> slice:
+        """Return the shard's rows of a table of tokens."""
+        return tokens.of_sentences(self.first_sentence, self.n_sentences)
+
 
 class _Divided:
     """A plan whose corpus is divided into shards."""
@@ -314,10 +318,6 @@ class CacheEntry:
     def description(self) -> dict[str, Any]:
         """The model, the corpus and the versions behind the entry, for users."""
         return {name: self.header[name] for name in ("model", "revision", "corpus", "versions")}
-
-    def shard_tokens(self, shard: Shard) -> slice:
-        """Return the shard's rows of the token table."""
-        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
 
     def path(self, layer: int, shard: int) -> Path:
         """Return the path of the activations of one layer and shard."""

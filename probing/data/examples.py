@@ -143,7 +143,7 @@ class SentenceVectors:
     def __init__(self, base: HiddenStateSource, pooling: Pooling) -> None:
         self.base, self.pooling = base, pooling
         self.tokens: Tokens = self._table(base.tokens)
-        counts = [self.shard_tokens(shard) for shard in base.plan.shards]
+        counts = [shard.rows(self.tokens) for shard in base.plan.shards]
         shards = tuple(
             replace(shard, n_tokens=rows.stop - rows.start)
             for shard, rows in zip(base.plan.shards, counts, strict=True)
@@ -164,13 +164,9 @@ class SentenceVectors:
 
         Vectors side by side have an entry each.
         """
-        tokens, rows = self.base.tokens, self.base.shard_tokens(shard)
+        tokens, rows = self.base.tokens, shard.rows(self.base.tokens)
         taken = torch.from_numpy(np.flatnonzero(~tokens.special[rows]))
         return [(taken, torch.from_numpy(tokens.sentences[rows].astype(np.int64) - shard.first_sentence)[taken])]
-
-    def shard_tokens(self, shard: Shard) -> slice:
-        """Return the shard's rows of the table of tokens."""
-        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
 
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the vectors of a shard's sentences, shape (n_sentences_in_shard, d_model), float32."""
@@ -184,7 +180,7 @@ class SentenceVectors:
 
     def _pooled(self, layer: int, index: int) -> Tensor:
         shard, tokens = self.base.plan.shards[index], self.base.tokens
-        shard_rows = self.base.shard_tokens(shard)
+        shard_rows = shard.rows(self.base.tokens)
         states = self.base.read(layer, index)
         if self.pooling == "cls":
             first = tokens.offsets[shard.first_sentence : shard.first_sentence + shard.n_sentences] - shard_rows.start
@@ -249,8 +245,8 @@ class SpanVectors(SentenceVectors):
         )  # fmt: skip
 
     def _members(self, shard: Shard) -> list[tuple[Tensor, Tensor]]:
-        start = self.base.shard_tokens(shard).start
-        ranges = [_ranges(*rows[self.shard_tokens(shard), 1:].T) for rows in self.rows]
+        start = shard.rows(self.base.tokens).start
+        ranges = [_ranges(*rows[shard.rows(self.tokens), 1:].T) for rows in self.rows]
         return [(torch.from_numpy(member - start), torch.from_numpy(span)) for member, span in ranges]
 
 
@@ -364,10 +360,6 @@ class HiddenStateSource(Protocol):
     @property
     def tokens(self) -> Tokens:
         """The table of tokens."""
-        ...
-
-    def shard_tokens(self, shard: Shard) -> slice:
-        """Return the shard's rows of the table of tokens."""
         ...
 
     def read(self, layer: int, shard: int, /) -> Tensor:
@@ -550,7 +542,7 @@ class ShardGroups(Dataset[Sequence[Batch]]):
 def open_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
     """Return all rows of one shard, with the label -1 for other than examples; memory-mapped where possible."""
     store, tokens = examples.store, examples.store.tokens
-    shard_rows = store.shard_tokens(store.plan.shards[shard])
+    shard_rows = store.plan.shards[shard].rows(store.tokens)
     rows = np.arange(shard_rows.start, shard_rows.stop)
     states = tuple(store.read(layer, shard) for layer in layers)
     if examples.word_means:

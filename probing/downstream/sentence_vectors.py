@@ -368,7 +368,7 @@ def sentence_vectors(store: HiddenStateSource, layer: int, pooling: Pooling) -> 
 
 def _pooled(store: HiddenStateSource, layer: int, pooling: Pooling, index: int) -> Tensor:
     shard, tokens = store.plan.shards[index], store.tokens
-    token_range = store.shard_tokens(shard)
+    token_range = shard.rows(store.tokens)
     states = store.read(layer, index)
     if pooling == "cls":
         first = tokens.offsets[shard.first_sentence : shard.first_sentence + shard.n_sentences] - token_range.start
@@ -394,7 +394,7 @@ def word_vectors(store: HiddenStateSource, layers: Sequence[int], requested: NDA
     read_keys: list[NDArray[np.int64]] = []
     states_by_layer: list[list[Tensor]] = [[] for _ in layers]
     for shard in store.plan.shards:
-        token_range = store.shard_tokens(shard)
+        token_range = shard.rows(store.tokens)
         words, sentences = store.tokens.words[token_range], store.tokens.sentences[token_range]
         at = np.flatnonzero((words >= 0) & np.isin(_keys(sentences, words), keys))
         rows = torch.from_numpy(at)
@@ -548,7 +548,7 @@ def _words_of(texts: Sequence[FittingText], layer: int) -> Iterator[Tensor]:
     for text in texts:
         taken = text.taken
         for shard in text.store.plan.shards:
-            rows = torch.from_numpy(np.flatnonzero(taken[text.store.shard_tokens(shard)]))
+            rows = torch.from_numpy(np.flatnonzero(taken[shard.rows(text.store.tokens)]))
             yield text.store.read(layer, shard.index)[rows]
 
 

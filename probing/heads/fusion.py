@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations import tokens_of
-from probing.activations.store import Shard, StorePlan
+from probing.activations.store import StorePlan
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Examples, HiddenStateSource, Sides
 from probing.data.labelling import example_checks, label_sides
@@ -122,10 +122,6 @@ class FusedStates:
         self._cached: dict[tuple[int, int], Tensor] = {}
         self._cached_bytes = 0
 
-    def shard_tokens(self, shard: Shard) -> slice:
-        """Return the shard's rows of the table of tokens."""
-        return self.base.shard_tokens(shard)
-
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the hidden states of a layer, or the vectors of a fusion in float32, shape (n, d_model)."""
         if layer not in self.fusions:
@@ -184,7 +180,7 @@ def _blocks(examples: Examples, n_layers: int) -> Iterator[_ShardExamples]:
     store, tokens = examples.store, examples.store.tokens
     most = max(BLOCK_BYTES // (4 * n_layers * store.plan.d_model), 1)
     for shard in store.plan.shards:
-        shard_rows = store.shard_tokens(shard)
+        shard_rows = shard.rows(store.tokens)
         of_rows = examples.labels[shard_rows]
         begins = tokens.first_pieces[shard_rows] if examples.word_means else of_rows >= 0
         number = begins.cumsum() - 1
@@ -574,7 +570,7 @@ def _sentences(store: HiddenStateSource, chosen: NDArray[np.bool_], layers: Sequ
     tokens = store.tokens
     most = max(BLOCK_BYTES // (4 * len(layers) * store.plan.d_model), 1)
     for shard in store.plan.shards:
-        shard_rows = store.shard_tokens(shard)
+        shard_rows = shard.rows(store.tokens)
         rows = np.flatnonzero(chosen[tokens.sentences[shard_rows]])
         sentences = tokens.sentences[shard_rows][rows].astype(np.int64)
         ends = np.flatnonzero(np.diff(np.append(sentences, -1))) + 1

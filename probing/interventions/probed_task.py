@@ -232,13 +232,9 @@ class LayersInMemory:
         d_model = next(iter(self.states.values())).shape[1]
         return StorePlan({}, max(self.states), d_model, "float32", 1, divide(self.tokens.lengths, _SHARD_TOKENS))
 
-    def shard_tokens(self, shard: Any) -> slice:
-        """Return the shard's rows of the table of tokens."""
-        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
-
     def read(self, layer: int, shard: int, /) -> Tensor:
         """Return the hidden states of a shard, shape (n, d_model)."""
-        return self.states[layer][self.shard_tokens(self.plan.shards[shard])]
+        return self.states[layer][self.plan.shards[shard].rows(self.tokens)]
 
 
 @dataclass(frozen=True)

@@ -283,7 +283,7 @@ def sample_of(store: FeatureStore, layer: int, train: Examples, seeds: np.random
     rows = np.sort(np.random.default_rng(seeds).permutation(candidates)[:N_THRESHOLD])
     parts = []
     for shard in store.plan.shards:
-        token_range = store.shard_tokens(shard)
+        token_range = shard.rows(store.tokens)
         shard_rows = rows[(rows >= token_range.start) & (rows < token_range.stop)] - token_range.start
         parts.append(store.states.read(layer, shard.index)[torch.from_numpy(shard_rows)].float())
     return torch.cat(parts)

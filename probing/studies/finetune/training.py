@@ -16,7 +16,7 @@ from torch.nn import functional
 from probing.activations import Request, tokens_of
 from probing.activations.extraction import padded_index
 from probing.activations.source import report_dropped_text
-from probing.activations.store import Shard, StorePlan, divide
+from probing.activations.store import StorePlan, divide
 from probing.activations.store import batches as by_length
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Examples, HiddenStateSource, SentenceVectors, Sides
@@ -59,10 +59,6 @@ class TokenTable:
     def plan(self) -> StorePlan:
         """Shards of a few thousand tokens."""
         return StorePlan({}, 0, 1, "float32", 0, divide(self.tokens.lengths, 2**15))
-
-    def shard_tokens(self, shard: Shard) -> slice:
-        """Return the shard's rows of the table of tokens."""
-        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
 
     def read(self, layer: int, shard: int) -> Tensor:
         """Raise an error, because there are no hidden states."""
@@ -264,10 +260,6 @@ class PairVectors:
         self.first, self.second = first, second
         self.tokens: Tokens = first.tokens
         self.plan: StorePlan = replace(first.plan, d_model=4 * first.plan.d_model)
-
-    def shard_tokens(self, shard: Shard) -> slice:
-        """Return the shard's rows of the table of tokens."""
-        return self.first.shard_tokens(shard)
 
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the features of a shard's pairs, shape (n_pairs, 4 * d_embedding), float32."""
