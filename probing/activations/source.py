@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from probing.activations import Request, activations, batch_tokens_of, entry_folder, tokens_of
-from probing.activations.store import SHARD_BYTES, ActivationStore, DamagedCache, NewerCache
+from probing.activations.store import SHARD_BYTES, ActivationStore, DamagedCache, MemoryCache, NewerCache
 from probing.errors import UserError
 from probing.models import (
     PREFIX,
@@ -323,8 +323,7 @@ class FeatureStore(ActivationStore):
         about |= {} if selected_features is None else {"kept": list(selected_features)}
         key = {**states.plan.key, "site": f"{PREFIX}{dictionary.fingerprint}"}
         self.header = {**states.header, "key": key, "site": about}
-        self._active: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
-        self._active_bytes = 0
+        self._cache = MemoryCache(KEPT_BYTES)
 
     def keeping(self, selected_features: Sequence[int]) -> FeatureStore:
         """Return the store of some features, ascending."""
@@ -332,10 +331,9 @@ class FeatureStore(ActivationStore):
 
     def active(self, layer: int, shard: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return row in the shard, column and value of nonzero activations of a shard; each of shape (n_active,)."""
-        import torch
+        return self._cache.get(layer, shard, self._active)
 
-        if (known := self._active.get((layer, shard))) is not None:
-            return known
+    def _active(self, layer: int, shard: int) -> tuple[Tensor, Tensor, Tensor]:
         rows, columns, values = self.dictionary.active(self.states.read(layer, shard))
         if self.selected_features is not None:
             column_of = torch.full((self.dictionary.n_features,), -1)
@@ -344,16 +342,10 @@ class FeatureStore(ActivationStore):
             )
             is_selected = column_of[columns] >= 0
             rows, columns, values = rows[is_selected], column_of[columns[is_selected]], values[is_selected]
-        entries = rows.int(), columns.int(), values
-        if self._active_bytes + (size := sum(tensor.nbytes for tensor in entries)) <= KEPT_BYTES:
-            self._active[layer, shard] = entries
-            self._active_bytes += size
-        return entries
+        return rows.int(), columns.int(), values
 
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the feature activations of one layer and shard, shape (n_tokens_in_shard, n_features), float32."""
-        import torch
-
         rows, columns, values = self.active(layer, shard)
         dense = torch.zeros(self.plan.shards[shard].n_tokens, self.plan.d_model)
         dense.view(-1)[rows.long() * self.plan.d_model + columns] = values

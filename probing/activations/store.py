@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -229,6 +229,28 @@ MANIFEST, TOKENS = "manifest.jsonl", "tokens.safetensors"
 # Maximum number of files that a store keeps memory-mapped; further files are mapped at each read. Mapping all files
 # again in every pass would take a sixth of the time of the pass. The system allows about 65,000 mappings per process.
 MOST_MAPPED = 8192
+
+
+T = TypeVar("T")
+
+
+class MemoryCache:
+    """Tensors by layer and shard in memory, up to a number of bytes; others are computed again on each request."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self.cached: dict[tuple[int, int], Any] = {}
+        self.room = n_bytes
+
+    def get(self, layer: int, shard: int, compute: Callable[[int, int], T]) -> T:
+        """Return the tensor, or the tensors, that `compute` gives for a layer and shard."""
+        if (layer, shard) in self.cached:
+            return cast(T, self.cached[layer, shard])
+        value: Any = compute(layer, shard)
+        size = sum(tensor.nbytes for tensor in value) if isinstance(value, tuple) else value.nbytes
+        if size <= self.room:
+            self.cached[layer, shard] = value
+            self.room -= size
+        return cast(T, value)
 
 
 class DamagedCache(Exception):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations import tokens_of
-from probing.activations.store import StorePlan
+from probing.activations.store import MemoryCache, StorePlan
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Examples, HiddenStateSource, Sides
 from probing.data.labelling import example_checks, label_sides
@@ -119,20 +119,15 @@ class FusedStates:
         self.base, self.layers, self.fusions = base, list(layers), dict(fusions)
         self.plan: StorePlan = base.plan
         self.tokens: Tokens = base.tokens
-        self._cached: dict[tuple[int, int], Tensor] = {}
-        self._cached_bytes = 0
+        self._cache = MemoryCache(FUSED_BYTES)
 
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the hidden states of a layer, or the vectors of a fusion in float32, shape (n, d_model)."""
         if layer not in self.fusions:
             return self.base.read(layer, shard)
-        if (cached := self._cached.get((layer, shard))) is not None:
-            return cached
-        fused = self.fusions[layer](states_of(self.base, self.layers, shard))
-        if self._cached_bytes + fused.nbytes <= FUSED_BYTES:
-            self._cached[layer, shard] = fused
-            self._cached_bytes += fused.nbytes
-        return fused
+        return self._cache.get(
+            layer, shard, lambda layer, shard: self.fusions[layer](states_of(self.base, self.layers, shard))
+        )
 
 
 def states_of(store: HiddenStateSource, layers: Sequence[int], shard: int, rows: Tensor | None = None) -> Tensor:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations.source import FeatureStore, most_active
+from probing.activations.store import MemoryCache
 from probing.data.examples import Examples, HiddenStateSource, Sides, exchanged, read
 from probing.data.labelling import LayerSample, thin
 from probing.data.module import layer_moments
@@ -237,18 +238,11 @@ class _Columns(TransformedStore):
     def __init__(self, store: HiddenStateSource, layer: int, units: Sequence[int]) -> None:
         index = torch.tensor(units)
         super().__init__(store, {layer: lambda states: states[:, index]}, len(units))
-        self._cached: dict[tuple[int, int], Tensor] = {}
-        self._cached_bytes = 0
+        self._cache = MemoryCache(KEPT_BYTES)
 
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the units of a shard, shape (n, n_units), float32."""
-        if (known := self._cached.get((layer, shard))) is not None:
-            return known
-        states = super().read(layer, shard)
-        if self._cached_bytes + states.nbytes <= KEPT_BYTES:
-            self._cached[layer, shard] = states
-            self._cached_bytes += states.nbytes
-        return states
+        return self._cache.get(layer, shard, super().read)
 
 
 def _rotated(train: Examples, layer: int, seeds: np.random.SeedSequence) -> Callable[[FeatureStore], HiddenStateSource]:
