@@ -230,7 +230,7 @@ def _receives(calls: Sequence[ModuleCall], states: Sequence[Tensor]) -> bool:
     import torch
 
     return len(calls) == len(states) - 1 and all(
-        value is not None and value.shape == state.shape and torch.equal(value, state)
+        value is not None and torch.equal(value, state)
         for value, state in zip(
             (vectors_of_tokens(call.states_in, states[0].shape[1]) for call in calls), states, strict=False
         )
@@ -276,7 +276,7 @@ def _carries(value: Any, state: Tensor) -> bool:
     n_tokens = state.shape[1]
     in_order = (value.permute(order) for order in permutations(range(value.dim())))
     cut = (permuted[:, part] for permuted in in_order for part in (slice(n_tokens), slice(-n_tokens, None)))
-    return any(permuted.shape == state.shape and torch.equal(permuted, state) for permuted in cut)
+    return any(torch.equal(permuted, state) for permuted in cut)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from uuid import uuid4
 
 from probing.errors import RunError, UserError, as_clause, without_panics
@@ -59,10 +59,7 @@ class ModelObject(ModelSource):
     tokenizer: Any = field(default=None, repr=False)
     of_weights: str = field(default="", repr=False)
 
-    @property
-    def has_files(self) -> bool:
-        """Whether the model is a folder: never."""
-        return False
+    has_files: ClassVar[bool] = False
 
     @property
     def short_name(self) -> str:

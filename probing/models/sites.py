@@ -150,8 +150,6 @@ def run_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> list[
 
 def gradients(value: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the gradient of a randomly weighted sum; 0 where the value does not depend on an input."""
-    import torch
-
     if not value.requires_grad:
         return [torch.zeros_like(tensor) for tensor in inputs]
     # With equal weights the gradient through a normalisation would be 0: its outputs always have the same sum.
@@ -165,8 +163,6 @@ def gradients(value: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 def random_weights(shape: Sequence[int], device: torch.device) -> Tensor:
     """Return normal random numbers, always the same for a shape."""
-    import torch
-
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(device)
 
 
@@ -178,8 +174,6 @@ def _weight_of(module: nn.Module) -> Tensor | None:
 
 def _is_linear(module: nn.Module, states_in: Any, states_out: Any) -> bool:
     """Return whether a call applied the module's matrix, of either orientation, to vectors."""
-    import torch
-
     weight = _weight_of(module)
     tensors = isinstance(states_in, torch.Tensor) and isinstance(states_out, torch.Tensor)
     if weight is None or not tensors or not states_in.is_floating_point() or not states_in.dim():
@@ -210,8 +204,6 @@ def find_site(encoder: nn.Module, anatomy: Anatomy, site: SiteName, pad_token_id
 
     It is in evaluation mode, in float32 or bfloat16 (gradients overflow in float16). Ambiguous sites raise `UserError`.
     """
-    import torch
-
     config: Any = encoder.config
     n_heads = getattr(config, "num_attention_heads", None) if site == "attention" else None
     try:
@@ -289,8 +281,6 @@ class _MissingSite(Exception):
 
 def _seen_projections(encoder: nn.Module, anatomy: Anatomy, n_heads: int | None, pad_token_id: int) -> list[nn.Module]:
     """Return the map of each block that is seen to read attention times values of `n_heads` heads, if any."""
-    import torch
-
     from probing.models.attention_heads import find_heads
 
     try:
@@ -366,8 +356,6 @@ def _are_heads(values: Tensor, earlier: Sequence[Tensor], n_heads: int) -> bool:
 
     `values` has shape (batch, sequence, n_heads * head width); the sources are outputs of the block's earlier maps.
     """
-    import torch
-
     width = values.shape[-1] // n_heads
     if width < 2 or not earlier:
         return False
@@ -397,8 +385,6 @@ def _is_activation(block: BlockCall, units: Tensor, states_out: Tensor) -> bool:
 
     `units` is the input of a later map, shape (batch, sequence, width), `states_out` the output of an earlier map.
     """
-    import torch
-
     width = units.shape[-1]
     by_token = block.by_token(units)
     if by_token is None or states_out.shape[:-1] != units.shape[:-1] or states_out.shape[-1] not in (width, 2 * width):
@@ -589,8 +575,6 @@ def check_hook(encoder: nn.Module, anatomy: Anatomy, layout: Layout, pad_token_i
 
     Copies of the model, in float32, are run. A norm between the two, or an unknown structure, raises `UserError`.
     """
-    import torch
-
     from probing.models.residual_stream import NotPostNorm, find_blocks
 
     refused = f"`--site {PREFIX}{layout.folder}`: its hook is {layout.hook}, and "
@@ -614,7 +598,7 @@ def check_hook(encoder: nn.Module, anatomy: Anatomy, layout: Layout, pad_token_i
     with torch.inference_mode(), calls_of([copy.get_submodule(path)]) as calls:
         states = run(copy, inputs, output_hidden_states=True).states[layout.layer]
     block_states = vectors_of_tokens(calls[-1].states_out, inputs["input_ids"].shape[1])
-    if block_states is None or block_states.shape != states.shape or not torch.equal(block_states, states):
+    if block_states is None or not torch.equal(block_states, states):
         raise UserError(
             f"{refused}layer {layout.layer} of {name} comes after a final norm, so that it is not what that block "
             "returns; give a dictionary of a lower layer."
