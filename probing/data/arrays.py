@@ -16,7 +16,7 @@ from torch import Tensor
 from probing.activations.contents import LazyRows
 from probing.activations.store import StorePlan, divide, shard_tokens
 from probing.data.examples import Examples, Sides, check_covariate, numbered, with_covariate
-from probing.data.labelling import check_size, check_varies
+from probing.data.labelling import check_size, check_varies, classify, values_of
 from probing.errors import UserError, as_clause
 from probing.results import ALL_LAYERS, NamedLayer
 from probing.statistics.moments import is_constant, limits_of
@@ -247,20 +247,11 @@ _SIDES: tuple[Split, ...] = ("train", "validation", "test")
 def _examples(
     store: ArrayActivations, labels: Labels, on_side: NDArray[np.bool_], classes: Labels, unit: str
 ) -> Examples:
-    labelled = on_side & has_label(labels)
-    n_unlabelled = int(on_side.sum() - labelled.sum())
-    if labels.dtype.kind == "f":
-        values, of_row = np.unique(labels[has_label(labels)], return_inverse=True)
-        index = np.full(len(labels), -1)
-        index[has_label(labels)] = of_row
-        return Examples(
-            store, np.where(on_side, index, -1).astype(np.int32), unit=unit, values=values, n_unlabelled=n_unlabelled
-        )
-    index = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
-    known = labelled & (classes[index] == labels)
+    known = classify(labels, on_side, classes)
+    values = values_of(labels) if labels.dtype.kind == "f" else None
     return Examples(
-        store, np.where(known, index, -1).astype(np.int32), int(labelled.sum() - known.sum()), unit=unit,
-        n_unlabelled=n_unlabelled,
+        store, known.labels.astype(np.int32), len(known.dropped), unit=unit, values=values,
+        n_unlabelled=known.n_unlabelled,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from probing.activations import tokens_of
 from probing.activations.store import MemoryCache, StorePlan
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Examples, HiddenStateSource, Sides
-from probing.data.labelling import example_checks, label_sides
+from probing.data.labelling import ExampleChecks, label_sides
 from probing.data.module import layer_moments
 from probing.errors import UserError, as_clause
 from probing.heads.accumulation import SumsStore
@@ -602,7 +602,7 @@ def tasks_of(survey: HeadSurvey) -> tuple[dict[str, TokenTask], str]:
     for name in TASKS:
         task = load_task(name)
         corpora = [request.corpus for request in requests]
-        checks = example_checks(task, corpora, survey.splits, ProbeOptions(), silence)
+        checks = ExampleChecks(task, corpora, survey.splits, ProbeOptions(), silence).by_corpus()
         try:
             for check, corpus_tokens in zip(checks, tokens, strict=True):
                 check(corpus_tokens)

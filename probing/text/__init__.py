@@ -431,16 +431,16 @@ class Corpus:
         def pick(rows: Sequence[_T]) -> tuple[_T, ...]:
             return tuple(rows[i] for i in indices)
 
-        return replace(
-            self,
-            sentences=pick(self.sentences),
-            words=None if self.words is None else pick(self.words),
-            columns={column: pick(values) for column, values in self.columns.items()},
-            documents=None if self.documents is None else pick(self.documents),
-            sentence_columns={column: pick(values) for column, values in self.sentence_columns.items()},
-            seconds=None if self.seconds is None else pick(self.seconds),
-            sides=None if self.sides is None else pick(self.sides),
-        )
+        of_sentences: dict[str, Any] = {
+            name: pick(values)
+            for name in ("sentences", "words", "documents", "seconds", "sides")
+            if (values := getattr(self, name)) is not None
+        }
+        by_column: dict[str, Any] = {
+            name: {column: pick(values) for column, values in getattr(self, name).items()}
+            for name in ("columns", "sentence_columns")
+        }
+        return replace(self, **of_sentences, **by_column)
 
 
 def load_corpus(

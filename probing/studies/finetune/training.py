@@ -20,7 +20,7 @@ from probing.activations.store import StorePlan, divide
 from probing.activations.store import batches as by_length
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Examples, HiddenStateSource, SentenceVectors, Sides
-from probing.data.labelling import Standard, example_checks, is_target, label_sides, load, nothing, targets_of
+from probing.data.labelling import ExampleChecks, Standard, is_target, label_sides, load, nothing, targets_of
 from probing.data.module import TokenEmbeddings, token_control
 from probing.errors import UserError
 from probing.models import ModelSource, load_config, load_encoder, load_tokenizer
@@ -211,7 +211,7 @@ def labelled(
     tables = [tokens_of(Request(source, corpus, [0], max_length=max_length), tokenizer) for corpus in corpora]
     # Nothing is chosen on validation sentences, so that there may be none.
     probe = ProbeOptions(l2=1.0)
-    for tokens, check in zip(tables, example_checks(task, corpora, splits, probe, say), strict=True):
+    for tokens, check in zip(tables, ExampleChecks(task, corpora, splits, probe, say).by_corpus(), strict=True):
         check(tokens)
     report_dropped_text(corpora, tables, say)
     added = [tokenizer.num_special_tokens_to_add(pair=is_pair) for is_pair in (False, True)]
