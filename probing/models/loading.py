@@ -111,14 +111,8 @@ def encoder_in(model: Any) -> Any:
     return model.get_encoder() if model.config.is_encoder_decoder else model.base_model
 
 
-def has_masked_lm_head(model: Any) -> bool:
-    """Return whether a model predicts masked words; false for an encoder-decoder, whose head reads the decoder."""
-    from transformers import MODEL_FOR_MASKED_LM_MAPPING
-
-    return _has_head(model, MODEL_FOR_MASKED_LM_MAPPING)
-
-
 def _has_head(model: Any, classes: Any) -> bool:
+    """Return whether a model has such a head; false for an encoder-decoder, whose head reads the decoder."""
     kind = type(model.config)  # its class is loaded where the mapping is asked for it
     return not model.config.is_encoder_decoder and kind in classes and type(model) is classes[kind]
 
@@ -215,7 +209,9 @@ def _behaviour(model: Any, tokenizer: Any) -> str:
 
 def _what_is_read(model: Any) -> Any:
     """Return the part of a model that commands read: with its head if it predicts masked words, else the encoder."""
-    return model if has_masked_lm_head(model) else encoder_in(model)
+    from transformers import MODEL_FOR_MASKED_LM_MAPPING
+
+    return model if _has_head(model, MODEL_FOR_MASKED_LM_MAPPING) else encoder_in(model)
 
 
 def _descriptions(model: Any, tokenizer: Any) -> Iterator[str]:
