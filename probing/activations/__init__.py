@@ -27,7 +27,6 @@ from probing.text import Corpus
 from probing.text.tokens import LONGEST, Tokens, tokenize, tokenize_pairs
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from probing.models.sites import Site
@@ -246,7 +245,11 @@ def _extract(
     callbacks: Sequence[Any],
     uncompared: Sequence[int] = (),
 ) -> None:
-    """Extract `work` (None except in the rank-zero process), then compare with the plain model in that process."""
+    """Extract `work` (None except in the rank-zero process), then compare with the plain model in that process.
+
+    The requested layers and those `uncompared` are compared, unless this was done.
+    """
+    from probing.activations.comparison import compare_with_plain_model
     from probing.activations.extraction import forward_trainer, run_extraction
     from probing.models.examination import with_the_same_weights
 
@@ -262,29 +265,16 @@ def _extract(
         end_together(trainer)
         run_extraction(load_and_keep, folder, work, trainer)
     if work is not None:
-        _compare(
-            request, ActivationStore(folder).of_corpus(request.corpus), trainer.strategy.root_device, uncompared, plain
-        )
+        store = ActivationStore(folder).of_corpus(request.corpus)
+        if missing := store.missing(request.layers):
+            raise RunError(f"{len(missing)} shards of {folder} were not extracted; run the same command again")
+        if store.uncompared.exists():
+            encoder, tokenizer = plain[0] if plain else load_both(request)
+            layers = sorted({*request.layers, *uncompared})
+            encoder = encoder.to(trainer.strategy.root_device)
+            compare_with_plain_model(store, layers, encoder, tokenizer, request.corpus)
+            store.uncompared.unlink()
     trainer.strategy.barrier()
-
-
-def _compare(
-    request: Request,
-    store: ActivationStore,
-    device: torch.device,
-    uncompared: Sequence[int],
-    plain: Sequence[tuple[nn.Module, Any]],
-) -> None:
-    """Compare an entry and the layers `uncompared` with the model, `plain` if loaded, unless this was done."""
-    from probing.activations.comparison import compare_with_plain_model
-
-    if missing := store.missing(request.layers):
-        raise RunError(f"{len(missing)} shards of {store.folder} were not extracted; run the same command again")
-    if store.uncompared.exists():
-        encoder, tokenizer = plain[0] if plain else load_both(request)
-        layers = sorted({*request.layers, *uncompared})
-        compare_with_plain_model(store, layers, encoder.to(device), tokenizer, request.corpus)
-        store.uncompared.unlink()
 
 
 def load_both(request: Request) -> tuple[nn.Module, Any]:

@@ -140,11 +140,8 @@ def run(encoder: nn.Module, inputs: Mapping[str, Tensor], **options: bool) -> En
     output = encoder(**inputs, **options)
     if isinstance(output, tuple | list):
         # Only the hidden states of all layers are a sequence of their own.
-        last, states = (
-            vectors_in(output),
-            next((element for element in output if isinstance(element, tuple | list)), None),
-        )
-        attentions = None
+        last, attentions = vectors_in(output), None
+        states = next((element for element in output if isinstance(element, tuple | list)), None)
     else:
         last, states = getattr(output, "last_hidden_state", None), getattr(output, "hidden_states", None)
         attentions = getattr(output, "attentions", None)

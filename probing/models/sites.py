@@ -534,10 +534,8 @@ def _load(layout: Layout, fingerprint: str) -> Dictionary:
     if layout.k is not None and layout.k > n_features:
         raise _weights_mismatch(layout, f"k is {layout.k}, more than its {n_features} features")
     arrays = {name: tensor.float() for name, tensor in tensors.items()}
-    weight, bias = (
-        (arrays[encoder].T if layout.is_of_sparsify else arrays[encoder]).contiguous(),
-        arrays[biases[0]],
-    )
+    weight = (arrays[encoder].T if layout.is_of_sparsify else arrays[encoder]).contiguous()
+    bias = arrays[biases[0]]
     if layout.by_decoder_norm:
         norms = arrays["W_dec"].norm(dim=1)
         weight, bias = weight * norms, bias * norms
