@@ -170,21 +170,33 @@ def hidden_states(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], *
         with with_max_length_hint(encoder, inputs):
             states = run(encoder, inputs, output_hidden_states=True).states
         return {k: states[k] for k in layers}
-    highest, n_calls, length = max(layers), 0, inputs["input_ids"].shape[1]
+    length = inputs["input_ids"].shape[1]
+    captured = received_by(anatomy.blocks, layers, encoder, inputs)
+    return {k: vectors_of_tokens(captured[k], length) for k in layers}  # type: ignore[misc]
+
+
+def received_by(
+    modules: Sequence[nn.Module], numbers: Sequence[int], encoder: nn.Module, inputs: Mapping[str, Tensor]
+) -> dict[int, Tensor]:
+    """Run an encoder up to the highest of some calls of modules, and return what each of these calls receives.
+
+    Calls are counted from 0 over all modules. After the last call, the next number has the last hidden state.
+    """
     captured: dict[int, Any] = {}
+    highest, n_calls = max(numbers), 0
 
     def capture(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal n_calls
-        if n_calls in layers:
-            captured[n_calls] = vectors_of_tokens(vectors_received(args, kwargs), length)
+        if n_calls in numbers:
+            captured[n_calls] = vectors_received(args, kwargs)
         if n_calls == highest:
             raise StopForward
         n_calls += 1
 
-    handles = [block.register_forward_pre_hook(capture, with_kwargs=True) for block in dict.fromkeys(anatomy.blocks)]
+    handles = [module.register_forward_pre_hook(capture, with_kwargs=True) for module in dict.fromkeys(modules)]
     with with_max_length_hint(encoder, inputs), stop_at_layer(handles):
-        captured[anatomy.n_layers] = run(encoder, inputs).last
-    return {k: captured[k] for k in layers}
+        captured[highest] = run(encoder, inputs).last
+    return captured
 
 
 class StopForward(Exception):

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from probing.errors import UserError
 from probing.models import CONFIG, DTYPES, PREFIX, Layout, SiteName
-from probing.models.anatomy import Anatomy, StopForward, hidden_states, stop_at_layer
+from probing.models.anatomy import Anatomy, hidden_states, received_by
 from probing.models.examination import (
     LENGTH,
     ModuleCall,
@@ -53,7 +53,6 @@ from probing.models.examination import (
     vectors_in,
     vectors_of_tokens,
     vectors_received,
-    with_max_length_hint,
     with_the_same_weights,
 )
 from probing.runtime.files import DOCUMENT, file_sha256, open_file, regular
@@ -237,32 +236,10 @@ def activations(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], **i
     if not anatomy.site_modules:
         return hidden_states(encoder, anatomy, layers, **inputs)
     maps = [_submodule(encoder, name) for name in anatomy.site_modules]
-    highest, block = max(layers), 0
-    captured: dict[int, Any] = {}
-
-    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-        nonlocal block
-        block += 1
-
-    def capture(module: nn.Module, args: Any, kwargs: Any) -> None:
-        if block in layers and module is maps[block - 1]:
-            captured[block] = vectors_received(args, kwargs)
-            if block == highest:
-                raise StopForward
-
-    assert anatomy.blocks is not None
-    handles = [
-        block_module.register_forward_pre_hook(enter, with_kwargs=True)
-        for block_module in dict.fromkeys(anatomy.blocks)
-    ]
-    handles += [
-        block_module.register_forward_pre_hook(capture, with_kwargs=True) for block_module in dict.fromkeys(maps)
-    ]
-    with with_max_length_hint(encoder, inputs), stop_at_layer(handles):
-        encoder(**inputs)
+    captured = received_by(maps, [k - 1 for k in layers], encoder, inputs)
     n, length = inputs["input_ids"].shape
     # Some families put all tokens in one row (OPT), and some pad sequences inside (Longformer).
-    return {k: captured[k].view(n, -1, captured[k].shape[-1])[:, :length] for k in layers}
+    return {k: captured[k - 1].view(n, -1, captured[k - 1].shape[-1])[:, :length] for k in layers}
 
 
 def _submodule(encoder: nn.Module, name: str) -> nn.Module:
