@@ -250,7 +250,7 @@ def _extract(
     The requested layers and those `uncompared` are compared, unless this was done.
     """
     from probing.activations.comparison import compare_with_plain_model
-    from probing.activations.extraction import forward_trainer, run_extraction
+    from probing.activations.extraction import Extraction, forward_trainer, run_pass
     from probing.models.examination import with_the_same_weights
 
     trainer = forward_trainer(trainer_options, callbacks)
@@ -263,7 +263,7 @@ def _extract(
 
     if work or trainer.world_size > 1:
         end_together(trainer)
-        run_extraction(load_and_keep, folder, work, trainer)
+        run_pass(lambda writer: Extraction(load_and_keep, folder, work, writer), folder, trainer)
     if work is not None:
         store = ActivationStore(folder).of_corpus(request.corpus)
         if missing := store.missing(request.layers):

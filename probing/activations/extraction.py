@@ -319,16 +319,6 @@ def _refuse_infinite(states: Tensor, layer: int, sentences: NDArray[np.int64], p
         )
 
 
-def run_extraction(
-    load: Callable[[], tuple[nn.Module, Any]],
-    folder: Path,
-    work: Mapping[int, Sequence[int]] | None,
-    trainer: pl.Trainer,
-) -> None:
-    """Extract the missing shards under a Trainer; arguments as of `Extraction` and `run_pass`."""
-    run_pass(lambda writer: Extraction(load, folder, work, writer), folder, trainer)
-
-
 def run_pass(make: Callable[[Executor], ShardPass], folder: Path, trainer: pl.Trainer) -> None:
     """Process shards under a Trainer with any devices and strategy.
 
