@@ -231,7 +231,7 @@ MANIFEST, TOKENS = "manifest.jsonl", "tokens.safetensors"
 MOST_MAPPED = 8192
 
 
-T = TypeVar("T")
+_Value = TypeVar("_Value")
 
 
 class MemoryCache:
@@ -241,16 +241,16 @@ class MemoryCache:
         self.cached: dict[tuple[int, int], Any] = {}
         self.room = n_bytes
 
-    def get(self, layer: int, shard: int, compute: Callable[[int, int], T]) -> T:
+    def get(self, layer: int, shard: int, compute: Callable[[int, int], _Value]) -> _Value:
         """Return the tensor, or the tensors, that `compute` gives for a layer and shard."""
         if (layer, shard) in self.cached:
-            return cast(T, self.cached[layer, shard])
+            return cast(_Value, self.cached[layer, shard])
         value: Any = compute(layer, shard)
         size = sum(tensor.nbytes for tensor in value) if isinstance(value, tuple) else value.nbytes
         if size <= self.room:
             self.cached[layer, shard] = value
             self.room -= size
-        return cast(T, value)
+        return cast(_Value, value)
 
 
 class DamagedCache(Exception):
