@@ -32,7 +32,7 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from probing.activations import Request, activations
-from probing.activations.store import Shard, StorePlan, cache_folder
+from probing.activations.store import StorePlan, cache_folder
 from probing.data.examples import HiddenStateSource, Sides
 from probing.data.labelling import label_sides
 from probing.data.module import layer_moments, shuffled
@@ -94,13 +94,9 @@ class Planted:
         self.tokens: Tokens = store.tokens
         self.plan: StorePlan = replace(store.plan, d_model=store.plan.d_model + planted.shape[1])
 
-    def shard_tokens(self, shard: Shard) -> slice:
-        """Return the rows of the token table that belong to the shard."""
-        return self.store.shard_tokens(shard)
-
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the real and planted neurons of a shard, shape (n, d_model)."""
-        rows = self.shard_tokens(self.plan.shards[shard])
+        rows = self.plan.shards[shard].rows(self.tokens)
         return torch.cat([self.store.read(layer, shard).float(), self.planted[rows]], 1)
 
 

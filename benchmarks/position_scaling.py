@@ -43,7 +43,7 @@ def write(folder: Path, n_tokens: int) -> None:
     part = torch.stack([code.sin(), code.cos()], 1) @ axes
     positions = torch.from_numpy(tokens.positions)
     for shard in shards:
-        rows = store.shard_tokens(shard)
+        rows = shard.rows(store.tokens)
         states = torch.randn(rows.stop - rows.start, D_MODEL, generator=generator)
         store.write(0, shard.index, states + part[positions[rows].long()])
 

@@ -137,7 +137,7 @@ def states_of(store: ActivationStore, layer: int, sentences: Sequence[int]) -> T
     """Return the hidden states of the tokens of some sentences that are not special, shape (n, d_model), float32."""
     taken = np.isin(store.tokens.sentences, np.asarray(sentences)) & ~store.tokens.special
     parts = [
-        store.read(layer, shard.index)[torch.from_numpy(taken[store.shard_tokens(shard)])].float()
+        store.read(layer, shard.index)[torch.from_numpy(taken[shard.rows(store.tokens)])].float()
         for shard in store.plan.shards
     ]
     return torch.cat(parts)

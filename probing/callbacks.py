@@ -313,7 +313,7 @@ def _geometry(store: ActivationStore, layer: int, seed: int) -> dict[str, float]
     tokens, d_model = store.tokens, store.plan.d_model
     profile, cosines = ProfileAccumulator(d_model), MeanCosineAccumulator(d_model)
     for shard in store.plan.shards:
-        token_range = store.shard_tokens(shard)
+        token_range = shard.rows(store.tokens)
         counts = ~tokens.special[token_range]
         states = store.read(layer, shard.index)[torch.from_numpy(counts)].float()
         of_sentence = tokens.sentences[token_range][counts] - shard.first_sentence

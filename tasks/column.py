@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, Literal
 
@@ -92,12 +93,9 @@ class WordLabels(Task):
             )
         chosen = np.flatnonzero(tokens.last_pieces if self.pieces == "last" else tokens.first_pieces)
         pairs = zip(tokens.sentences[chosen].tolist(), tokens.words[chosen].tolist(), strict=True)
-        values = [rows[i][word] for i, word in pairs]
+        read = partial(number_in, column=self.column, corpus=corpus.name) if self.numbers else label_of
         labels = np.full(tokens.n_tokens, None if self.numbers else "", dtype=object)
-        if self.numbers:
-            labels[chosen] = [number_in(value, self.column, corpus.name) for value in values]
-        else:
-            labels[chosen] = [label_of(value) for value in values]
+        labels[chosen] = [read(rows[i][word]) for i, word in pairs]
         return labels
 
 

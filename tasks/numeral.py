@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -80,6 +80,15 @@ def numerals(sentence: str) -> Iterator[tuple[int, int, float]]:
             yield *match.span(), float(value)
 
 
+def labelled_numerals(corpus: Corpus, label_of: Callable[[float], float]) -> list[Span]:
+    """Return the numerals of a corpus, each with the label of its value."""
+    return [
+        Span(i, start, end, label_of(value))
+        for i, sentence in enumerate(corpus.sentences)
+        for start, end, value in numerals(sentence)
+    ]
+
+
 @dataclass(frozen=True)
 class NumberValue(SpanTask):
     """The value of a numeral, in digits or in English words up to a million: log10(1 + value), predicted as a number.
@@ -104,11 +113,7 @@ class NumberValue(SpanTask):
 
     def spans(self, corpus: Corpus) -> Sequence[Span]:
         """Return the numerals of a corpus, each with log10(1 + value)."""
-        return [
-            Span(i, start, end, math.log10(1 + value))
-            for i, sentence in enumerate(corpus.sentences)
-            for start, end, value in numerals(sentence)
-        ]
+        return labelled_numerals(corpus, lambda value: math.log10(1 + value))
 
     def may_be_on(self, side: Split, labels: Labels) -> NDArray[np.bool_]:
         """Return whether a value may be an example of a side: every value, or only values above training in test."""
@@ -126,8 +131,4 @@ class NumberDigits(SpanTask):
 
     def spans(self, corpus: Corpus) -> Sequence[Span]:
         """Return the numerals of a corpus, each with the number of digits of its value."""
-        return [
-            Span(i, start, end, len(str(int(value))))
-            for i, sentence in enumerate(corpus.sentences)
-            for start, end, value in numerals(sentence)
-        ]
+        return labelled_numerals(corpus, lambda value: len(str(int(value))))

@@ -51,7 +51,7 @@ def make_store(
     store = ActivationStore.create(folder, plan, tokens, {})
     for layer, states in enumerate(arrays):
         for shard in plan.shards:
-            store.write(layer, shard.index, states[store.shard_tokens(shard)].contiguous())
+            store.write(layer, shard.index, states[shard.rows(store.tokens)].contiguous())
     return store
 
 

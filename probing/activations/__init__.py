@@ -27,12 +27,9 @@ from probing.text import Corpus
 from probing.text.tokens import LONGEST, Tokens, tokenize, tokenize_pairs
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from probing.models.sites import Site
-
-__all__ = ["ActivationStore", "Request", "activations", "is_cached"]
 
 # Padded tokens in one forward pass. A processor is fastest while a block's activations stay in its cache (8192 tokens
 # took 1.7 times as long as 2048 on two cores), and small batches of sorted sentences have less padding (a tenth at
@@ -248,8 +245,12 @@ def _extract(
     callbacks: Sequence[Any],
     uncompared: Sequence[int] = (),
 ) -> None:
-    """Extract `work` (None except in the rank-zero process), then compare with the plain model in that process."""
-    from probing.activations.extraction import forward_trainer, run_extraction
+    """Extract `work` (None except in the rank-zero process), then compare with the plain model in that process.
+
+    The requested layers and those `uncompared` are compared, unless this was done.
+    """
+    from probing.activations.comparison import compare_with_plain_model
+    from probing.activations.extraction import Extraction, forward_trainer, run_pass
     from probing.models.examination import with_the_same_weights
 
     trainer = forward_trainer(trainer_options, callbacks)
@@ -262,31 +263,18 @@ def _extract(
 
     if work or trainer.world_size > 1:
         end_together(trainer)
-        run_extraction(load_and_keep, folder, work, trainer)
+        run_pass(lambda writer: Extraction(load_and_keep, folder, work, writer), folder, trainer)
     if work is not None:
-        _compare(
-            request, ActivationStore(folder).of_corpus(request.corpus), trainer.strategy.root_device, uncompared, plain
-        )
+        store = ActivationStore(folder).of_corpus(request.corpus)
+        if missing := store.missing(request.layers):
+            raise RunError(f"{len(missing)} shards of {folder} were not extracted; run the same command again")
+        if store.uncompared.exists():
+            encoder, tokenizer = plain[0] if plain else load_both(request)
+            layers = sorted({*request.layers, *uncompared})
+            encoder = encoder.to(trainer.strategy.root_device)
+            compare_with_plain_model(store, layers, encoder, tokenizer, request.corpus)
+            store.uncompared.unlink()
     trainer.strategy.barrier()
-
-
-def _compare(
-    request: Request,
-    store: ActivationStore,
-    device: torch.device,
-    uncompared: Sequence[int],
-    plain: Sequence[tuple[nn.Module, Any]],
-) -> None:
-    """Compare an entry and the layers `uncompared` with the model, `plain` if loaded, unless this was done."""
-    from probing.activations.comparison import compare_with_plain_model
-
-    if missing := store.missing(request.layers):
-        raise RunError(f"{len(missing)} shards of {store.folder} were not extracted; run the same command again")
-    if store.uncompared.exists():
-        encoder, tokenizer = plain[0] if plain else load_both(request)
-        layers = sorted({*request.layers, *uncompared})
-        compare_with_plain_model(store, layers, encoder.to(device), tokenizer, request.corpus)
-        store.uncompared.unlink()
 
 
 def load_both(request: Request) -> tuple[nn.Module, Any]:

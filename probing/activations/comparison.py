@@ -214,10 +214,10 @@ class _Alone:
         shard = next(
             candidate for candidate in reversed(self.store.plan.shards) if candidate.first_sentence <= sentence
         )
-        rows, begin = self.store.tokens.of_sentences(sentence, 1), self.store.shard_tokens(shard).start
+        rows, begin = self.store.tokens.of_sentences(sentence, 1), shard.rows(self.store.tokens).start
         return shard.index, slice(rows.start - begin, rows.stop - begin)
 
     def _order(self, sentence: int) -> Tensor:
         """Return the index in the sentence of the token that is read at each index."""
         shard, rows = self._where(sentence)
-        return reading_order(self.store, self.store.shard_tokens(self.store.plan.shards[shard]))[rows] - rows.start
+        return reading_order(self.store, self.store.plan.shards[shard].rows(self.store.tokens))[rows] - rows.start

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -300,9 +300,8 @@ def assemble(path: Path, format: str, arrays: Mapping[str, Source], first: First
     if len(shape) == 2 and groups is None:
         groups = np.repeat(np.arange(shape[0]), shape[1])
     rows = {name: rows_of(array, f"{path} ({name})") for name, array in layers.items()}
-    return Activations(
-        path, format, rows, groups, Columns({name: _constant(values) for name, values in columns.items()})
-    )
+    lazy_columns = Columns({name: partial(np.asarray, values) for name, values in columns.items()})
+    return Activations(path, format, rows, groups, lazy_columns)
 
 
 def _of_single(path: Path, layers: Mapping[Any, Source], n_axes: int, first: First | None) -> dict[Any, Source]:
@@ -349,10 +348,6 @@ def check_rows(path: Path, rows: Mapping[Any, Any]) -> None:
 
 def _shape_text(rows: Any) -> str:
     return " x ".join(map(str, rows)) if isinstance(rows, tuple) else str(rows)
-
-
-def _constant(values: NDArray[Any]) -> Callable[[], NDArray[Any]]:
-    return lambda: values
 
 
 def natural(name: str) -> list[tuple[int, str]]:

@@ -48,7 +48,7 @@ class ForwardSpec:
     def of_shard(self, store: ActivationStore, shard: int) -> ShardReading:
         """Return the encoder's inputs of a shard."""
         shard_plan, tokens = store.plan.shards[shard], store.tokens
-        rows, types = store.shard_tokens(shard_plan), tokens.types_for(self.n_token_types)
+        rows, types = shard_plan.rows(store.tokens), tokens.types_for(self.n_token_types)
         token_inputs: dict[str, NDArray[Any]] = {"input_ids": tokens.input_ids}
         if types is not None:
             token_inputs["token_type_ids"] = types
@@ -317,16 +317,6 @@ def _refuse_infinite(states: Tensor, layer: int, sentences: NDArray[np.int64], p
             f"layer {layer} has activations that are not finite in sentence {sentences[int(bad[0])]} "
             f"of the corpus (counted from 0) with --dtype {plan.dtype}; extract in float32 or bfloat16"
         )
-
-
-def run_extraction(
-    load: Callable[[], tuple[nn.Module, Any]],
-    folder: Path,
-    work: Mapping[int, Sequence[int]] | None,
-    trainer: pl.Trainer,
-) -> None:
-    """Extract the missing shards under a Trainer; arguments as of `Extraction` and `run_pass`."""
-    run_pass(lambda writer: Extraction(load, folder, work, writer), folder, trainer)
 
 
 def run_pass(make: Callable[[Executor], ShardPass], folder: Path, trainer: pl.Trainer) -> None:

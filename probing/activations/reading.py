@@ -380,8 +380,6 @@ def _of_tokens(table: Any, name: str) -> NDArray[Any]:
 # The formats that can be read: by what each is recognised, and what reads it.
 # --------------------------------------------------------------------------------------------------------------------
 
-Read = Callable[[Path, First | None], Activations]
-
 
 @dataclass(frozen=True)
 class Format:
@@ -389,19 +387,28 @@ class Format:
 
     Attributes:
         sign: Description of its mark, for users.
-        read: Function that returns its activations.
-        suffixes: Suffixes of its files; empty for folders.
-        library: Package that is required, and the extra that installs it.
         arrays: Function that returns its arrays by name; None for formats with more information.
+        activations: Function that returns its activations, where it has more information than arrays.
+        library: Package that is required, and the extra that installs it.
     """
 
     name: str
     sign: str
     recognises: Callable[[Path], bool]
-    read: Read
-    suffixes: tuple[str, ...] = ()
-    library: tuple[str, str] | None = None
     arrays: Callable[[Path], Mapping[str, Source]] | None = None
+    activations: Callable[[Path, First | None], Activations] | None = None
+    library: tuple[str, str] | None = None
+
+    def read(self, path: Path, first: First | None) -> Activations:
+        """Return the activations of a file or folder; `first` is as for `read_activations`."""
+        if self.activations is not None:
+            return self.activations(path, first)
+        assert self.arrays is not None
+        return assemble(path, self.name, self.arrays(path), first)
+
+
+def _ends(*suffixes: str) -> Callable[[Path], bool]:
+    return lambda path: path.is_file() and path.suffix.lower() in suffixes
 
 
 def _is_dataset(path: Path) -> bool:
@@ -412,39 +419,18 @@ def _is_zarr(path: Path) -> bool:
     return any((path / mark).is_file() for mark in MARKS)
 
 
-def _of_arrays(
-    name: str, sign: str, recognises: Callable[[Path], bool], arrays: Callable[[Path], Mapping[str, Source]],
-    suffixes: tuple[str, ...] = (), library: tuple[str, str] | None = None,
-) -> Format:  # fmt: skip
-    def read(path: Path, first: First | None) -> Activations:
-        return assemble(path, name, arrays(path), first)
-
-    return Format(name, sign, recognises, read, suffixes, library, arrays)
-
-
-def _ends(path: Path, suffixes: tuple[str, ...]) -> bool:
-    return path.is_file() and path.suffix.lower() in suffixes
-
-
-def _readers_by_suffix(name: str, suffixes: tuple[str, ...], arrays: Callable[[Path], Mapping[str, Source]]) -> Format:
-    sign = "files " + ", ".join(f"`{suffix}`" for suffix in suffixes)
-    return _of_arrays(name, sign, partial(_ends, suffixes=suffixes), arrays, suffixes)
-
-
-_HDF5, _JSON = (".hdf5", ".h5"), (".json", ".jsonl")
 FORMATS = (
     Format("HDF5", "files `.hdf5`, `.h5`; NeuroX's by their data set `sentence_to_index`",
-           partial(_ends, suffixes=_HDF5), read_hdf5, _HDF5, ("h5py", "hdf5")),
+           _ends(".hdf5", ".h5"), activations=read_hdf5, library=("h5py", "hdf5")),
     Format("NeuroX (JSON lines)", 'files `.json`, `.jsonl` of lines with `"features"`',
-           lambda path: _ends(path, _JSON) and is_of_neurox(path), read_lines, _JSON),
+           lambda path: _ends(".json", ".jsonl")(path) and is_of_neurox(path), activations=read_lines),
     Format("datasets", "folders with `state.json`, as `save_to_disk` and SAELens write them",
-           _is_dataset, read_dataset, library=("datasets", "hf")),
-    _of_arrays("zarr", "folders with `zarr.json`, `.zarray` or `.zgroup`", _is_zarr, zarr_arrays,
-               library=("zarr", "zarr")),
-    _readers_by_suffix("npy", (".npy",), npy_arrays),
-    _readers_by_suffix("npz", (".npz",), npz_arrays),
-    _readers_by_suffix("safetensors", (".safetensors",), safetensors_arrays),
-    _readers_by_suffix("torch", (".pt", ".pth"), torch_arrays),
+           _is_dataset, activations=read_dataset, library=("datasets", "hf")),
+    Format("zarr", "folders with `zarr.json`, `.zarray` or `.zgroup`", _is_zarr, zarr_arrays, library=("zarr", "zarr")),
+    Format("npy", "files `.npy`", _ends(".npy"), npy_arrays),
+    Format("npz", "files `.npz`", _ends(".npz"), npz_arrays),
+    Format("safetensors", "files `.safetensors`", _ends(".safetensors"), safetensors_arrays),
+    Format("torch", "files `.pt`, `.pth`", _ends(".pt", ".pth"), torch_arrays),
 )  # fmt: skip
 
 Loaded = TypeVar("Loaded")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import linear
 
 from probing.activations import Request, activations, batch_tokens_of, entry_folder, tokens_of
-from probing.activations.store import SHARD_BYTES, ActivationStore, DamagedCache, NewerCache
+from probing.activations.store import SHARD_BYTES, ActivationStore, DamagedCache, MemoryCache, NewerCache
 from probing.errors import UserError
 from probing.models import (
     PREFIX,
@@ -34,13 +36,11 @@ from probing.results import layers_named
 from probing.runtime import undisturbed_rate, without_logger
 from probing.runtime.progress import stage
 from probing.runtime.terminal import silence
-from probing.runtime.trainer import check_trainer_options
+from probing.runtime.trainer import check_trainer_options, fast_linear_maps
 from probing.text import Corpus
 from probing.text.tokens import Tokens, count_words, is_visible
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from probing.models.sites import Dictionary
 
 
@@ -241,11 +241,29 @@ class Speed:
         is_on_gpu = torch.cuda.is_available() and (trainer or {}).get("accelerator", "auto") not in ("cpu", "mps")
         blocks = Blocks.of(load_config(request.source))
         device, rows = ("cuda", batch_tokens_of(request)) if is_on_gpu else ("cpu", ROWS_CPU)
-        return cls(blocks, blocks.rates(rows, request.dtype, partial(undisturbed_rate, device=device), device))
+        rates, kind = {}, getattr(torch, request.dtype)
+        with torch.inference_mode(), fast_linear_maps():
+            for name, k, n, _ in blocks.matrices:
+                sizes = (rows, k), (n, k), (n,)
+                x, weight, bias = (torch.randn(*size, device=device).to(kind) for size in sizes)
+
+                def product(x: Tensor = x, weight: Tensor = weight, bias: Tensor = bias) -> None:
+                    linear(x, weight, bias)
+                    if device != "cpu":
+                        torch.cuda.synchronize()
+
+                rates[name] = undisturbed_rate(product, 2 * rows * k * n, device=device)
+        return cls(blocks, rates)
 
     def forward_s(self, size: Size) -> float:
-        """Return the approximate seconds of a forward pass through all blocks, with caching."""
-        return self.blocks.seconds(size.n_tokens, size.token_pairs, self.rates) / PRODUCTS
+        """Return the approximate seconds of a forward pass through all blocks, with caching.
+
+        The products of attention, as many as the sum of squared sentence lengths, have the rate of square matrices.
+        """
+        operations = {m.name: 2 * size.n_tokens * m.inputs * m.outputs * m.times for m in self.blocks.matrices}
+        linear_s = sum(n / self.rates[name] for name, n in operations.items())
+        attention_s = 4 * size.token_pairs * self.blocks.d_model / self.rates["square"]
+        return self.blocks.n_blocks * (linear_s + attention_s) / PRODUCTS
 
 
 @dataclass(frozen=True)
@@ -311,20 +329,15 @@ class FeatureStore(ActivationStore):
         selected_features: Sequence[int] | None = None,
     ) -> None:
         self.__dict__.update(states.__dict__)
-        self.states, self.dictionary, self.dictionary_folder, self.selected_features = (
-            states,
-            dictionary,
-            folder,
-            selected_features,
-        )
+        self.states, self.selected_features = states, selected_features
+        self.dictionary, self.dictionary_folder = dictionary, folder
         width = dictionary.n_features if selected_features is None else len(selected_features)
         self.plan = replace(states.plan, d_model=width, dtype="float32")
         about: dict[str, Any] = {"folder": str(folder), "n_features": dictionary.n_features}
         about |= {} if selected_features is None else {"kept": list(selected_features)}
         key = {**states.plan.key, "site": f"{PREFIX}{dictionary.fingerprint}"}
         self.header = {**states.header, "key": key, "site": about}
-        self._active: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
-        self._active_bytes = 0
+        self._cache = MemoryCache(KEPT_BYTES)
 
     def keeping(self, selected_features: Sequence[int]) -> FeatureStore:
         """Return the store of some features, ascending."""
@@ -332,10 +345,9 @@ class FeatureStore(ActivationStore):
 
     def active(self, layer: int, shard: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return row in the shard, column and value of nonzero activations of a shard; each of shape (n_active,)."""
-        import torch
+        return self._cache.get(layer, shard, self._active)
 
-        if (known := self._active.get((layer, shard))) is not None:
-            return known
+    def _active(self, layer: int, shard: int) -> tuple[Tensor, Tensor, Tensor]:
         rows, columns, values = self.dictionary.active(self.states.read(layer, shard))
         if self.selected_features is not None:
             column_of = torch.full((self.dictionary.n_features,), -1)
@@ -344,16 +356,10 @@ class FeatureStore(ActivationStore):
             )
             is_selected = column_of[columns] >= 0
             rows, columns, values = rows[is_selected], column_of[columns[is_selected]], values[is_selected]
-        entries = rows.int(), columns.int(), values
-        if self._active_bytes + (size := sum(tensor.nbytes for tensor in entries)) <= KEPT_BYTES:
-            self._active[layer, shard] = entries
-            self._active_bytes += size
-        return entries
+        return rows.int(), columns.int(), values
 
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the feature activations of one layer and shard, shape (n_tokens_in_shard, n_features), float32."""
-        import torch
-
         rows, columns, values = self.active(layer, shard)
         dense = torch.zeros(self.plan.shards[shard].n_tokens, self.plan.d_model)
         dense.view(-1)[rows.long() * self.plan.d_model + columns] = values
@@ -364,7 +370,7 @@ class FeatureStore(ActivationStore):
         counts = np.zeros(self.plan.d_model, dtype=np.int64)
         for shard in self.plan.shards:
             rows, columns, _ = self.active(layer, shard.index)
-            is_taken = taken[self.shard_tokens(shard)][rows.numpy()]
+            is_taken = taken[shard.rows(self.tokens)][rows.numpy()]
             counts += np.bincount(columns.numpy()[is_taken], minlength=len(counts))
         return counts
 

@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,10 @@ class Shard:
     first_sentence: int
     n_sentences: int
     n_tokens: int
+
+    def rows(self, tokens: Tokens) -> slice:
+        """Return the shard's rows of a table of tokens."""
+        return tokens.of_sentences(self.first_sentence, self.n_sentences)
 
 
 class _Divided:
@@ -227,6 +231,28 @@ MANIFEST, TOKENS = "manifest.jsonl", "tokens.safetensors"
 MOST_MAPPED = 8192
 
 
+_Value = TypeVar("_Value")
+
+
+class MemoryCache:
+    """Tensors by layer and shard in memory, up to a number of bytes; others are computed again on each request."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self.cached: dict[tuple[int, int], Any] = {}
+        self.room = n_bytes
+
+    def get(self, layer: int, shard: int, compute: Callable[[int, int], _Value]) -> _Value:
+        """Return the tensor, or the tensors, that `compute` gives for a layer and shard."""
+        if (layer, shard) in self.cached:
+            return cast(_Value, self.cached[layer, shard])
+        value: Any = compute(layer, shard)
+        size = sum(tensor.nbytes for tensor in value) if isinstance(value, tuple) else value.nbytes
+        if size <= self.room:
+            self.cached[layer, shard] = value
+            self.room -= size
+        return cast(_Value, value)
+
+
 class DamagedCache(Exception):
     """The plan or token table of an entry is missing or damaged, and must be rebuilt."""
 
@@ -314,10 +340,6 @@ class CacheEntry:
     def description(self) -> dict[str, Any]:
         """The model, the corpus and the versions behind the entry, for users."""
         return {name: self.header[name] for name in ("model", "revision", "corpus", "versions")}
-
-    def shard_tokens(self, shard: Shard) -> slice:
-        """Return the shard's rows of the token table."""
-        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
 
     def path(self, layer: int, shard: int) -> Path:
         """Return the path of the activations of one layer and shard."""

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations.contents import LazyRows
-from probing.activations.store import Shard, StorePlan, divide, shard_tokens
+from probing.activations.store import StorePlan, divide, shard_tokens
 from probing.data.examples import Examples, Sides, check_covariate, numbered, with_covariate
-from probing.data.labelling import check_size, check_varies
+from probing.data.labelling import check_size, check_varies, classify, values_of
 from probing.errors import UserError, as_clause
 from probing.results import ALL_LAYERS, NamedLayer
 from probing.statistics.moments import is_constant, limits_of
@@ -62,10 +62,6 @@ class ArrayActivations:
         # Columns of each layer that float32 hardly resolves, once values are checked.
         self.unresolved: dict[int, list[int]] = {}
 
-    def shard_tokens(self, shard: Shard) -> slice:
-        """Return the shard's rows of the table of tokens."""
-        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
-
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the activations of a shard, shape (n, d_model), float32."""
         return self.in_float32(self.as_passed(layer, shard))
@@ -82,7 +78,7 @@ class ArrayActivations:
 
     def as_passed(self, layer: int, shard: int) -> Any:
         """Return the rows of a shard in the array's dtype."""
-        rows, array = self.shard_tokens(self.plan.shards[shard]), self.layers[layer]
+        rows, array = self.plan.shards[shard].rows(self.tokens), self.layers[layer]
         return array[rows] if self._is_sorted else array[self._rows(rows, array)]
 
     def _rows(self, tokens: slice, array: Any) -> Any:
@@ -116,7 +112,7 @@ def check_values(store: ArrayActivations) -> None:
             read_limits = limits_of(read)
             if not torch.isfinite(read_limits).all():
                 bad = (~torch.isfinite(read).all(1)).nonzero()
-                row = store.order[store.shard_tokens(shard).start + int(bad[0])]
+                row = store.order[shard.rows(store.tokens).start + int(bad[0])]
                 of = f" of{named}" if named else ""
                 raise UserError(f"`X`: row {row}{of} has a value that is infinite or not a number in float32.")
             limits = torch.maximum(limits, _limits(original, read_limits))
@@ -251,20 +247,11 @@ _SIDES: tuple[Split, ...] = ("train", "validation", "test")
 def _examples(
     store: ArrayActivations, labels: Labels, on_side: NDArray[np.bool_], classes: Labels, unit: str
 ) -> Examples:
-    labelled = on_side & has_label(labels)
-    n_unlabelled = int(on_side.sum() - labelled.sum())
-    if labels.dtype.kind == "f":
-        values, of_row = np.unique(labels[has_label(labels)], return_inverse=True)
-        index = np.full(len(labels), -1)
-        index[has_label(labels)] = of_row
-        return Examples(
-            store, np.where(on_side, index, -1).astype(np.int32), unit=unit, values=values, n_unlabelled=n_unlabelled
-        )
-    index = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
-    known = labelled & (classes[index] == labels)
+    known = classify(labels, on_side, classes)
+    values = values_of(labels) if labels.dtype.kind == "f" else None
     return Examples(
-        store, np.where(known, index, -1).astype(np.int32), int(labelled.sum() - known.sum()), unit=unit,
-        n_unlabelled=n_unlabelled,
+        store, known.labels.astype(np.int32), len(known.dropped), unit=unit, values=values,
+        n_unlabelled=known.n_unlabelled,
     )  # fmt: skip
 
 

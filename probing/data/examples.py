@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from probing.activations.store import Shard, StorePlan
+from probing.activations.store import MemoryCache, Shard, StorePlan
 from probing.errors import UserError
 from probing.results import Row
 from probing.runtime.processes import rank_and_world_size
@@ -124,6 +124,9 @@ def _means(states: Tensor, pieces: Tensor, into: Tensor, size: Tensor, first: Te
 # Maximum size of the pooled vectors that are kept in memory; other vectors are pooled again in every pass.
 KEPT_BYTES = 2**30
 
+# Poolings of tasks, and that of sentence-transformers, which has the special tokens, too.
+AnyPooling = Pooling | Literal["mean_special"]
+
 
 def token_per_sentence(tokens: Tokens) -> Tokens:
     """Return a table with one token for each sentence, a word whose id is a hash of the sentence's tokens."""
@@ -137,22 +140,18 @@ def token_per_sentence(tokens: Tokens) -> Tokens:
 class SentenceVectors:
     """Store with one token for each sentence, whose hidden state is pooled over the sentence's tokens.
 
-    `mean` and `max` are over the tokens that are not special; `cls` takes the first token.
+    `mean` and `max` are over the tokens that are not special, `mean_special` over all; `cls` takes the first token.
     """
 
-    def __init__(self, base: HiddenStateSource, pooling: Pooling) -> None:
+    def __init__(self, base: HiddenStateSource, pooling: AnyPooling) -> None:
         self.base, self.pooling = base, pooling
         self.tokens: Tokens = self._table(base.tokens)
-        counts = [self.shard_tokens(shard) for shard in base.plan.shards]
-        shards = tuple(
-            replace(shard, n_tokens=rows.stop - rows.start)
-            for shard, rows in zip(base.plan.shards, counts, strict=True)
-        )
+        rows = {shard: shard.rows(self.tokens) for shard in base.plan.shards}
+        shards = tuple(replace(shard, n_tokens=at.stop - at.start) for shard, at in rows.items())
         self.plan: StorePlan = replace(base.plan, shards=shards)
-        self._cached: dict[tuple[int, int], Tensor] = {}
-        self._cached_bytes = 0
+        self._cache = MemoryCache(KEPT_BYTES)
 
-    def over(self, base: HiddenStateSource, pooling: Pooling | None = None) -> SentenceVectors:
+    def over(self, base: HiddenStateSource, pooling: AnyPooling | None = None) -> SentenceVectors:
         """Return the same examples pooled from other hidden states of the same tokens, perhaps in another way."""
         return SentenceVectors(base, pooling or self.pooling)
 
@@ -164,27 +163,18 @@ class SentenceVectors:
 
         Vectors side by side have an entry each.
         """
-        tokens, rows = self.base.tokens, self.base.shard_tokens(shard)
-        taken = torch.from_numpy(np.flatnonzero(~tokens.special[rows]))
+        tokens, rows = self.base.tokens, shard.rows(self.base.tokens)
+        is_taken = ~tokens.special[rows] if self.pooling != "mean_special" else np.ones(shard.n_tokens, dtype=bool)
+        taken = torch.from_numpy(np.flatnonzero(is_taken))
         return [(taken, torch.from_numpy(tokens.sentences[rows].astype(np.int64) - shard.first_sentence)[taken])]
-
-    def shard_tokens(self, shard: Shard) -> slice:
-        """Return the shard's rows of the table of tokens."""
-        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
 
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the vectors of a shard's sentences, shape (n_sentences_in_shard, d_model), float32."""
-        if (cached := self._cached.get((layer, shard))) is not None:
-            return cached
-        vectors = self._pooled(layer, shard)
-        if self._cached_bytes + vectors.nbytes <= KEPT_BYTES:
-            self._cached[layer, shard] = vectors
-            self._cached_bytes += vectors.nbytes
-        return vectors
+        return self._cache.get(layer, shard, self._pooled)
 
     def _pooled(self, layer: int, index: int) -> Tensor:
         shard, tokens = self.base.plan.shards[index], self.base.tokens
-        shard_rows = self.base.shard_tokens(shard)
+        shard_rows = shard.rows(self.base.tokens)
         states = self.base.read(layer, index)
         if self.pooling == "cls":
             first = tokens.offsets[shard.first_sentence : shard.first_sentence + shard.n_sentences] - shard_rows.start
@@ -195,7 +185,7 @@ class SentenceVectors:
     def _over(self, states: Tensor, taken: Tensor, vector: Tensor, n_vectors: int) -> Tensor:
         """Return the mean or the maximum over the tokens of each vector, shape (n_vectors, d_model)."""
         pooled = torch.zeros(n_vectors, states.shape[1])
-        if self.pooling == "mean":
+        if self.pooling != "max":
             pooled.index_add_(0, vector, states[taken].float())
             return pooled / vector.bincount(minlength=len(pooled)).clamp(min=1)[:, None]
         # Tokens are in the order of sentences; torch's own reductions by index are in beta.
@@ -214,13 +204,13 @@ class SpanVectors(SentenceVectors):
     of tokens has the characters of each (first) span, and as its id a hash of the tokens of the span or spans.
     """
 
-    def __init__(self, base: HiddenStateSource, pooling: Pooling, spans: Sequence[Span], n_spans: int = 1) -> None:
+    def __init__(self, base: HiddenStateSource, pooling: AnyPooling, spans: Sequence[Span], n_spans: int = 1) -> None:
         self.spans, self.n_spans = spans, n_spans
         self.rows = [rows_of_spans(spans, base.tokens, bool(i)) for i in range(n_spans)]
         super().__init__(base, pooling)
         self.plan = replace(self.plan, d_model=n_spans * base.plan.d_model)
 
-    def over(self, base: HiddenStateSource, pooling: Pooling | None = None) -> SpanVectors:
+    def over(self, base: HiddenStateSource, pooling: AnyPooling | None = None) -> SpanVectors:
         """Return the same spans pooled from other hidden states of the same tokens, perhaps in another way."""
         return SpanVectors(base, pooling or self.pooling, self.spans, self.n_spans)
 
@@ -249,8 +239,8 @@ class SpanVectors(SentenceVectors):
         )  # fmt: skip
 
     def _members(self, shard: Shard) -> list[tuple[Tensor, Tensor]]:
-        start = self.base.shard_tokens(shard).start
-        ranges = [_ranges(*rows[self.shard_tokens(shard), 1:].T) for rows in self.rows]
+        start = shard.rows(self.base.tokens).start
+        ranges = [_ranges(*rows[shard.rows(self.tokens), 1:].T) for rows in self.rows]
         return [(torch.from_numpy(member - start), torch.from_numpy(span)) for member, span in ranges]
 
 
@@ -364,10 +354,6 @@ class HiddenStateSource(Protocol):
     @property
     def tokens(self) -> Tokens:
         """The table of tokens."""
-        ...
-
-    def shard_tokens(self, shard: Shard) -> slice:
-        """Return the shard's rows of the table of tokens."""
         ...
 
     def read(self, layer: int, shard: int, /) -> Tensor:
@@ -550,7 +536,7 @@ class ShardGroups(Dataset[Sequence[Batch]]):
 def open_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
     """Return all rows of one shard, with the label -1 for other than examples; memory-mapped where possible."""
     store, tokens = examples.store, examples.store.tokens
-    shard_rows = store.shard_tokens(store.plan.shards[shard])
+    shard_rows = store.plan.shards[shard].rows(store.tokens)
     rows = np.arange(shard_rows.start, shard_rows.stop)
     states = tuple(store.read(layer, shard) for layer in layers)
     if examples.word_means:

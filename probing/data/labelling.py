@@ -151,27 +151,27 @@ def label(
     classes: Labels,
     side: Split,
     by_document: bool = False,
-    classified: Classified | None = None,
+    known: Classified | None = None,
 ) -> Examples:
     """Return the examples of one side, with their classes; `splits` is the side of each sentence, `classes` ascend.
 
-    Intervals are over documents if `by_document`; the corpus must then have documents. `classified` is the class of
-    each token where it is known.
+    Intervals are over documents if `by_document`; the corpus must then have documents. `known` is the class of each
+    token where it is known.
     """
-    classified = classified or class_of_tokens(store.tokens, corpus, task, splits, classes, side)
-    labels = classified.labels.astype(np.int32)
-    documents = np.array(corpus.documents) if by_document else None
-    values = values_of(labels_of(task, store.tokens, corpus)) if predicts_numbers(task) else None
-    if isinstance(task, SentenceTask):
-        return Examples(
-            pooled(store, task, corpus), labels, len(classified.dropped), False, documents, pooling=task.pooling,
-            values=values, n_unlabelled=classified.n_unlabelled,
-        )  # fmt: skip
+    known = known or class_of_tokens(store.tokens, corpus, task, splits, classes, side)
+    pooling = task.pooling if isinstance(task, SentenceTask) else None
     return Examples(
-        store, labels, len(classified.dropped), task.word_means, documents, values=values,
-        n_unlabelled=classified.n_unlabelled, n_special=classified.n_special,
+        pooled(store, task, corpus) if isinstance(task, SentenceTask) else store,
+        known.labels.astype(np.int32),
+        len(known.dropped),
+        word_means=pooling is None and task.word_means,
+        documents=np.array(corpus.documents) if by_document else None,
+        pooling=pooling,
+        values=values_of(labels_of(task, store.tokens, corpus)) if predicts_numbers(task) else None,
+        n_unlabelled=known.n_unlabelled,
+        n_special=known.n_special,
         of_words=labels_words(task, store.tokens, corpus),
-    )  # fmt: skip
+    )
 
 
 def class_of_tokens(
@@ -182,10 +182,17 @@ def class_of_tokens(
     if predicts_numbers(task):
         check_size(labels, f"`{corpus.name}`")
     of_side = on_side(task, labels, tokens, corpus, splits, side)
+    return classify(labels, of_side, classes, None if isinstance(task, SentenceTask) else tokens.special)
+
+
+def classify(
+    labels: Labels, of_side: NDArray[np.bool_], classes: Labels, special: NDArray[np.bool_] | None = None
+) -> Classified:
+    """Return the class of each label of one side; `classes` ascend. All arrays of labels have the same shape."""
     labelled = of_side & has_label(labels)
-    special = np.zeros(len(of_side), dtype=bool) if isinstance(task, SentenceTask) else tokens.special
+    special = np.zeros(len(labels), dtype=bool) if special is None else special
     n_without = int((of_side & ~labelled & ~special).sum()), int((of_side & ~labelled & special).sum())
-    if predicts_numbers(task) and not len(classes := values_of(labels)):
+    if labels.dtype.kind == "f" and not len(classes := values_of(labels)):
         return Classified(np.full(len(labels), -1), labels[:0], *n_without)
     # Index of each label among the classes; checked below, since it also exists for labels that are not classes.
     index = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
@@ -424,14 +431,6 @@ def selected_features_of(store: ActivationStore) -> tuple[int, ...] | None:
         if isinstance(store, FeatureStore) and store.selected_features is not None
         else None
     )
-
-
-def example_checks(
-    task: TokenTask, corpora: Sequence[Corpus], splits: Sequence[Sequence[Split]], probe: ProbeOptions,
-    say: Callable[[str], None],
-) -> list[Callable[[Tokens], None]]:  # fmt: skip
-    """Return a check for each corpus; see `ExampleChecks`."""
-    return ExampleChecks(task, corpora, splits, probe, say).by_corpus()
 
 
 @dataclass

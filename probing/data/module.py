@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from probing.activations.source import ActivationSource
-from probing.activations.store import ActivationStore, Shard, StorePlan, cache_folder
+from probing.activations.store import ActivationStore, StorePlan, cache_folder
 from probing.cli.options import ProbeOptions
 from probing.data.arrays import sides_of_arrays
 from probing.data.examples import (
@@ -204,13 +204,9 @@ class TokenEmbeddings:
         self.plan: StorePlan = replace(store.plan, d_model=table.shape[1])
         self.table = table
 
-    def shard_tokens(self, shard: Shard) -> slice:
-        """Return the shard's rows of the table of tokens."""
-        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
-
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the embeddings of a shard's tokens, shape (n, d_embedding)."""
-        rows = self.shard_tokens(self.plan.shards[shard])
+        rows = self.plan.shards[shard].rows(self.tokens)
         return self.table[torch.from_numpy(self.tokens.input_ids[rows].astype(np.int64))]
 
 
@@ -238,7 +234,7 @@ class WordEmbeddings(TokenEmbeddings):
 
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the vectors of a shard's tokens, shape (n, d_embedding)."""
-        rows, embeddings = self.shard_tokens(self.plan.shards[shard]), super().read(layer, shard)
+        rows, embeddings = self.plan.shards[shard].rows(self.tokens), super().read(layer, shard)
         words = self.tokens.words[rows]
         (means,) = pool_words([embeddings], words, self.tokens.sentences[rows]).hidden_states
         embeddings[torch.from_numpy(words >= 0)] = means[self.tokens.first_pieces[rows].cumsum()[words >= 0] - 1]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from probing.activations import ActivationStore
 from probing.cli.options import LARGEST
-from probing.data.examples import HiddenStateSource, pool_words
+from probing.data.examples import HiddenStateSource, SentenceVectors, pool_words
 from probing.downstream import CLIPPING, STS_B, TRANSDUCTIVE, Definition, Pooling, SentencePairs, Space
 from probing.errors import UserError
 from probing.probes import transforms as of
@@ -363,21 +363,8 @@ def sentence_vectors(store: HiddenStateSource, layer: int, pooling: Pooling) -> 
     """
     if pooling == "first_last":
         return (sentence_vectors(store, FIRST, "mean") + sentence_vectors(store, layer, "mean")) / 2
-    return torch.cat([_pooled(store, layer, pooling, shard) for shard in range(len(store.plan.shards))])
-
-
-def _pooled(store: HiddenStateSource, layer: int, pooling: Pooling, index: int) -> Tensor:
-    shard, tokens = store.plan.shards[index], store.tokens
-    token_range = store.shard_tokens(shard)
-    states = store.read(layer, index)
-    if pooling == "cls":
-        first = tokens.offsets[shard.first_sentence : shard.first_sentence + shard.n_sentences] - token_range.start
-        return states[torch.from_numpy(first)].float()
-    taken = np.ones(shard.n_tokens, dtype=bool) if pooling == "mean_special" else ~tokens.special[token_range]
-    sentence = torch.from_numpy((tokens.sentences[token_range][taken] - shard.first_sentence).astype(np.int64))
-    sums = torch.zeros(shard.n_sentences, states.shape[1])
-    sums.index_add_(0, sentence, states[torch.from_numpy(taken)].float())
-    return sums / sentence.bincount(minlength=shard.n_sentences).clamp(min=1)[:, None]
+    vectors = SentenceVectors(store, pooling)
+    return torch.cat([vectors.read(layer, shard) for shard in range(len(store.plan.shards))])
 
 
 def has_first_special(tokens: Tokens) -> bool:
@@ -394,7 +381,7 @@ def word_vectors(store: HiddenStateSource, layers: Sequence[int], requested: NDA
     read_keys: list[NDArray[np.int64]] = []
     states_by_layer: list[list[Tensor]] = [[] for _ in layers]
     for shard in store.plan.shards:
-        token_range = store.shard_tokens(shard)
+        token_range = shard.rows(store.tokens)
         words, sentences = store.tokens.words[token_range], store.tokens.sentences[token_range]
         at = np.flatnonzero((words >= 0) & np.isin(_keys(sentences, words), keys))
         rows = torch.from_numpy(at)
@@ -548,7 +535,7 @@ def _words_of(texts: Sequence[FittingText], layer: int) -> Iterator[Tensor]:
     for text in texts:
         taken = text.taken
         for shard in text.store.plan.shards:
-            rows = torch.from_numpy(np.flatnonzero(taken[text.store.shard_tokens(shard)]))
+            rows = torch.from_numpy(np.flatnonzero(taken[shard.rows(text.store.tokens)]))
             yield text.store.read(layer, shard.index)[rows]
 
 

@@ -122,12 +122,12 @@ def area_under_curve(scores: Scores, labels: Labels) -> Scores:
         return np.where(np.isfinite(scores).all(-1), above / (n_yes * n_no), np.nan)
 
 
-def area_interval(scores: Scores, labels: Labels, seed: int, n_draws: int = DRAWS) -> tuple[float, float]:
+def area_interval(scores: Scores, labels: Labels, seed: int) -> tuple[float, float]:
     """Return the percentile interval of the area under the curve over resampled pairs; NaN for too few pairs.
 
     With the same seed, every layer and transform resamples the same pairs, which makes them comparable.
     """
-    drawn = np.random.default_rng(seed).integers(len(labels), size=(n_draws, len(labels)))
+    drawn = np.random.default_rng(seed).integers(len(labels), size=(DRAWS, len(labels)))
     return percentile_interval(area_under_curve(scores[drawn], labels[drawn]), len(labels))
 
 

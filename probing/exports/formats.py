@@ -125,7 +125,7 @@ def _activations(
         sentences = range(shard.first_sentence, shard.first_sentence + shard.n_sentences)
         if not (in_shard := [pair for pair in pairs if pair[1] in sentences]):
             continue
-        states, start = store.read(layer, shard.index), store.shard_tokens(shard).start
+        states, start = store.read(layer, shard.index), shard.rows(store.tokens).start
         for neuron, sentence in in_shard:
             values = states[offsets[sentence] - start : offsets[sentence + 1] - start, neuron]
             by_pair[neuron, sentence] = values.float().tolist()

@@ -549,7 +549,7 @@ class AttentionPass(ShardPass):
         """Return the sums of each missing measure over one shard."""
         store = self.stores[missing[0]]
         planned_shard = store.plan.shards[shard]
-        rows = store.shard_tokens(planned_shard)
+        rows = planned_shard.rows(store.tokens)
         begins = [self.begins[name] for name in missing]
         batches: dict[int, tuple[SentenceBatch, list[BatchValues]]] = {}
 
@@ -641,7 +641,7 @@ def shard_batches(
     """Yield a shard's sentences on `device` in batches by token budget, longest first."""
     plan, tokens = store.plan, store.tokens
     planned_shard = plan.shards[shard]
-    rows = store.shard_tokens(planned_shard)
+    rows = planned_shard.rows(store.tokens)
     lengths = tokens.lengths[planned_shard.first_sentence : planned_shard.first_sentence + planned_shard.n_sentences]
     of_shard = TokenRows.of(tokens, rows, reader, reading_order(store, rows))
     for sentences in batches(lengths, plan.batch_tokens, with_padding=reader.anatomy.padding_is_neutral):

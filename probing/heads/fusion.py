@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations import tokens_of
-from probing.activations.store import Shard, StorePlan
+from probing.activations.store import MemoryCache, StorePlan
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Examples, HiddenStateSource, Sides
-from probing.data.labelling import example_checks, label_sides
+from probing.data.labelling import ExampleChecks, label_sides
 from probing.data.module import layer_moments
 from probing.errors import UserError, as_clause
 from probing.heads.accumulation import SumsStore
@@ -119,24 +119,15 @@ class FusedStates:
         self.base, self.layers, self.fusions = base, list(layers), dict(fusions)
         self.plan: StorePlan = base.plan
         self.tokens: Tokens = base.tokens
-        self._cached: dict[tuple[int, int], Tensor] = {}
-        self._cached_bytes = 0
-
-    def shard_tokens(self, shard: Shard) -> slice:
-        """Return the shard's rows of the table of tokens."""
-        return self.base.shard_tokens(shard)
+        self._cache = MemoryCache(FUSED_BYTES)
 
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the hidden states of a layer, or the vectors of a fusion in float32, shape (n, d_model)."""
         if layer not in self.fusions:
             return self.base.read(layer, shard)
-        if (cached := self._cached.get((layer, shard))) is not None:
-            return cached
-        fused = self.fusions[layer](states_of(self.base, self.layers, shard))
-        if self._cached_bytes + fused.nbytes <= FUSED_BYTES:
-            self._cached[layer, shard] = fused
-            self._cached_bytes += fused.nbytes
-        return fused
+        return self._cache.get(
+            layer, shard, lambda layer, shard: self.fusions[layer](states_of(self.base, self.layers, shard))
+        )
 
 
 def states_of(store: HiddenStateSource, layers: Sequence[int], shard: int, rows: Tensor | None = None) -> Tensor:
@@ -184,7 +175,7 @@ def _blocks(examples: Examples, n_layers: int) -> Iterator[_ShardExamples]:
     store, tokens = examples.store, examples.store.tokens
     most = max(BLOCK_BYTES // (4 * n_layers * store.plan.d_model), 1)
     for shard in store.plan.shards:
-        shard_rows = store.shard_tokens(shard)
+        shard_rows = shard.rows(store.tokens)
         of_rows = examples.labels[shard_rows]
         begins = tokens.first_pieces[shard_rows] if examples.word_means else of_rows >= 0
         number = begins.cumsum() - 1
@@ -574,7 +565,7 @@ def _sentences(store: HiddenStateSource, chosen: NDArray[np.bool_], layers: Sequ
     tokens = store.tokens
     most = max(BLOCK_BYTES // (4 * len(layers) * store.plan.d_model), 1)
     for shard in store.plan.shards:
-        shard_rows = store.shard_tokens(shard)
+        shard_rows = shard.rows(store.tokens)
         rows = np.flatnonzero(chosen[tokens.sentences[shard_rows]])
         sentences = tokens.sentences[shard_rows][rows].astype(np.int64)
         ends = np.flatnonzero(np.diff(np.append(sentences, -1))) + 1
@@ -611,7 +602,7 @@ def tasks_of(survey: HeadSurvey) -> tuple[dict[str, TokenTask], str]:
     for name in TASKS:
         task = load_task(name)
         corpora = [request.corpus for request in requests]
-        checks = example_checks(task, corpora, survey.splits, ProbeOptions(), silence)
+        checks = ExampleChecks(task, corpora, survey.splits, ProbeOptions(), silence).by_corpus()
         try:
             for check, corpus_tokens in zip(checks, tokens, strict=True):
                 check(corpus_tokens)

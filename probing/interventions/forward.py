@@ -384,7 +384,7 @@ class ReadText:
         rows = self.of_corpus
         states = torch.empty(len(rows), self.store.plan.d_model)
         for shard in self.store.plan.shards:
-            shard_rows = self.store.shard_tokens(shard)
+            shard_rows = shard.rows(self.store.tokens)
             inside = np.flatnonzero((rows >= shard_rows.start) & (rows < shard_rows.stop))
             if len(inside):
                 picked = torch.from_numpy(rows[inside] - shard_rows.start)

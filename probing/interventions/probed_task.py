@@ -16,7 +16,7 @@ from probing.activations.source import ActivationSource
 from probing.activations.store import StorePlan, WorkStore, divide
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Examples, SentenceVectors, Sides
-from probing.data.labelling import class_of_tokens, example_checks, label_sides
+from probing.data.labelling import ExampleChecks, class_of_tokens, label_sides
 from probing.data.module import layer_moments
 from probing.errors import UserError
 from probing.interventions import POSITION
@@ -144,7 +144,7 @@ class ProbedTask:
 
     def checks(self) -> list[Callable[[Tokens], None]]:
         """Return a check for each corpus, which rejects a split without examples."""
-        return example_checks(self.task, self.corpora, self.splits, PROBE, self.source.say)
+        return ExampleChecks(self.task, self.corpora, self.splits, PROBE, self.source.say).by_corpus()
 
     def labels(self, stores: Sequence[ActivationStore], part: int, classes: Labels, side: Split) -> NDArray[np.int32]:
         """Return the class of each token of a corpus that is or represents an example of a split, -1 for others.
@@ -232,13 +232,9 @@ class LayersInMemory:
         d_model = next(iter(self.states.values())).shape[1]
         return StorePlan({}, max(self.states), d_model, "float32", 1, divide(self.tokens.lengths, _SHARD_TOKENS))
 
-    def shard_tokens(self, shard: Any) -> slice:
-        """Return the shard's rows of the table of tokens."""
-        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
-
     def read(self, layer: int, shard: int, /) -> Tensor:
         """Return the hidden states of a shard, shape (n, d_model)."""
-        return self.states[layer][self.shard_tokens(self.plan.shards[shard])]
+        return self.states[layer][self.plan.shards[shard].rows(self.tokens)]
 
 
 @dataclass(frozen=True)

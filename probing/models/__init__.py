@@ -10,8 +10,8 @@ from typing import Any, Literal, NoReturn, get_args
 
 from probing.cli.options import layer_flag, layer_numbers
 from probing.errors import UserError, flag
-from probing.models.examination import max_length_of
-from probing.models.loading import (
+from probing.models.examination import max_length_of  # noqa: F401  # as below
+from probing.models.loading import (  # noqa: F401  # other rooms import these names from here
     check_ids,
     find_model,
     length_limits,
@@ -22,7 +22,13 @@ from probing.models.loading import (
     load_tokenizer,
     word_folding,
 )
-from probing.models.source import ALIASES, BUILTIN_PACKAGE, ModelSource, check_revision, resolve_model
+from probing.models.source import (  # noqa: F401
+    ALIASES,
+    BUILTIN_PACKAGE,
+    ModelSource,
+    check_revision,
+    resolve_model,
+)
 from probing.runtime.files import parse_json, read_text
 
 PREFIX = "sae:"
@@ -364,30 +370,3 @@ def layers_at_equal_depth(a: Sequence[int], b: Sequence[int], n_blocks: tuple[in
     of_a = [min((apart(i, j), b[j], j) for j in range(len(b)))[2] for i in range(len(a))]
     of_b = [min((apart(i, j), a[i], i) for i in range(len(a)))[2] for j in range(len(b))]
     return [(i, j) for i, j in enumerate(of_a) if of_b[j] == i and 2 * apart(i, j) < max(*n_blocks, 1)]
-
-
-__all__ = [
-    "ALIASES",
-    "BUILTIN_PACKAGE",
-    "ModelSource",
-    "SiteName",
-    "check_ids",
-    "check_revision",
-    "find_model",
-    "from_the_end",
-    "is_inside_blocks",
-    "length_limits",
-    "load_causal_lm",
-    "load_config",
-    "load_encoder",
-    "load_masked_lm",
-    "load_tokenizer",
-    "max_length_of",
-    "neuron_of",
-    "parse_layers",
-    "resolve_model",
-    "site_in_names",
-    "site_of",
-    "what_is_a_neuron",
-    "word_folding",
-]

@@ -170,21 +170,33 @@ def hidden_states(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], *
         with with_max_length_hint(encoder, inputs):
             states = run(encoder, inputs, output_hidden_states=True).states
         return {k: states[k] for k in layers}
-    highest, n_calls, length = max(layers), 0, inputs["input_ids"].shape[1]
+    length = inputs["input_ids"].shape[1]
+    captured = received_by(anatomy.blocks, layers, encoder, inputs)
+    return {k: vectors_of_tokens(captured[k], length) for k in layers}  # type: ignore[misc]
+
+
+def received_by(
+    modules: Sequence[nn.Module], numbers: Sequence[int], encoder: nn.Module, inputs: Mapping[str, Tensor]
+) -> dict[int, Tensor]:
+    """Run an encoder up to the highest of some calls of modules, and return what each of these calls receives.
+
+    Calls are counted from 0 over all modules. After the last call, the next number has the last hidden state.
+    """
     captured: dict[int, Any] = {}
+    highest, n_calls = max(numbers), 0
 
     def capture(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal n_calls
-        if n_calls in layers:
-            captured[n_calls] = vectors_of_tokens(vectors_received(args, kwargs), length)
+        if n_calls in numbers:
+            captured[n_calls] = vectors_received(args, kwargs)
         if n_calls == highest:
             raise StopForward
         n_calls += 1
 
-    handles = [block.register_forward_pre_hook(capture, with_kwargs=True) for block in dict.fromkeys(anatomy.blocks)]
+    handles = [module.register_forward_pre_hook(capture, with_kwargs=True) for module in dict.fromkeys(modules)]
     with with_max_length_hint(encoder, inputs), stop_at_layer(handles):
-        captured[anatomy.n_layers] = run(encoder, inputs).last
-    return {k: captured[k] for k in layers}
+        captured[highest] = run(encoder, inputs).last
+    return captured
 
 
 class StopForward(Exception):
@@ -230,7 +242,7 @@ def _receives(calls: Sequence[ModuleCall], states: Sequence[Tensor]) -> bool:
     import torch
 
     return len(calls) == len(states) - 1 and all(
-        value is not None and value.shape == state.shape and torch.equal(value, state)
+        value is not None and torch.equal(value, state)
         for value, state in zip(
             (vectors_of_tokens(call.states_in, states[0].shape[1]) for call in calls), states, strict=False
         )
@@ -276,7 +288,7 @@ def _carries(value: Any, state: Tensor) -> bool:
     n_tokens = state.shape[1]
     in_order = (value.permute(order) for order in permutations(range(value.dim())))
     cut = (permuted[:, part] for permuted in in_order for part in (slice(n_tokens), slice(-n_tokens, None)))
-    return any(permuted.shape == state.shape and torch.equal(permuted, state) for permuted in cut)
+    return any(torch.equal(permuted, state) for permuted in cut)
 
 
 # --------------------------------------------------------------------------------------------------------------------

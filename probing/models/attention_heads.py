@@ -30,7 +30,7 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from probing.errors import UserError
 from probing.models.anatomy import Anatomy, StopForward, stop_at_layer
-from probing.models.examination import examination_inputs, vectors_received, with_max_length_hint
+from probing.models.examination import ModuleCall, examination_inputs, vectors_received, with_max_length_hint
 from probing.runtime.trainer import to_float64
 
 # Receives the attention of the next block, shape (batch, heads, from, to), and the values, (batch, heads, to, d_head).
@@ -276,21 +276,15 @@ def _values(weights: Tensor, factor: Tensor, equation: str) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _ModuleInput:
-    module: nn.Module
-    states_in: Tensor
-
-
-@dataclass(frozen=True)
 class _BlockAttention:
     """The attention of a block, and the calls of modules between it and the next attention."""
 
     block: int
     probabilities: Tensor
     values: Tensor
-    calls: list[_ModuleInput]
+    calls: list[ModuleCall]
 
-    def feeds(self, call: _ModuleInput) -> bool:
+    def feeds(self, call: ModuleCall) -> bool:
         """Return whether the module's input begins with the concatenated outputs of the heads."""
         n_heads, d_head = self.values.shape[1], self.values.shape[3]
         if call.states_in.dim() != 3 or call.states_in.shape[-1] < n_heads * d_head:
@@ -318,7 +312,7 @@ def _run(encoder: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Tensor]) -> 
 
     def note(module: nn.Module, args: Any, kwargs: Any) -> None:
         if seen and (states_in := vectors_received(args, kwargs)) is not None:
-            seen[-1].calls.append(_ModuleInput(module, states_in.clone()))
+            seen[-1].calls.append(ModuleCall(module, states_in.clone(), None))
 
     handles = [watched.register_forward_pre_hook(enter) for watched in dict.fromkeys(anatomy.blocks or ())]
     matrices = [module for module in encoder.modules() if getattr(getattr(module, "weight", None), "ndim", 0) == 2]
@@ -417,19 +411,12 @@ def find_query_keys(
     return [replace(query_key, biases=_biases_of(next(blocks), query_key, heads)) for query_key, _ in known]
 
 
-@dataclass(frozen=True)
-class _QueryKeyCall:
-    module: nn.Module
-    states_in: Tensor
-    states_out: Tensor
-
-
 @dataclass
 class _BlockRecord:
     """A block's input, the calls of modules without submodules before its attention, and the attention."""
 
     states_in: Tensor
-    calls: list[_QueryKeyCall] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
     probabilities: Tensor | None = None
 
 
@@ -454,7 +441,7 @@ def _observe(
         # follow the copy instead.
         is_of_tokens = isinstance(states_out, Tensor) and states_out.shape[:-1] == blocks[-1].states_in.shape[:-1]
         if is_of_tokens and states_in is not None:
-            blocks[-1].calls.append(_QueryKeyCall(module, states_in.clone(), states_out.clone()))
+            blocks[-1].calls.append(ModuleCall(module, states_in.clone(), states_out.clone()))
 
     handles = [
         block.register_forward_pre_hook(enter, with_kwargs=True) for block in dict.fromkeys(anatomy.blocks or ())
@@ -487,7 +474,7 @@ def _query_key(block: _BlockRecord, heads: Heads) -> tuple[QueryKey, bool] | Non
     return None
 
 
-def _candidates(block: _BlockRecord, heads: Heads) -> Iterator[tuple[_QueryKeyCall, slice]]:
+def _candidates(block: _BlockRecord, heads: Heads) -> Iterator[tuple[ModuleCall, slice]]:
     """Yield columns of outputs of linear maps that may be all queries or all keys of a block."""
     if block.probabilities is None:
         return
@@ -540,7 +527,7 @@ def _biases(probabilities: Tensor, scores: Tensor) -> Tensor:
     return torch.stack([beyond.diagonal(at, 1, 2).nanmean(1) for at in range(1 - length, length)], dim=1)
 
 
-def _norm_before(block: _BlockRecord, call: _QueryKeyCall) -> tuple[bool, nn.Module | None]:
+def _norm_before(block: _BlockRecord, call: ModuleCall) -> tuple[bool, nn.Module | None]:
     """Return whether a map reads the block's input, directly or after one norm, and this norm, if any."""
     if torch.equal(call.states_in, block.states_in):
         return True, None
@@ -551,7 +538,7 @@ def _norm_before(block: _BlockRecord, call: _QueryKeyCall) -> tuple[bool, nn.Mod
     return False, None
 
 
-def _of_heads(call: _QueryKeyCall, columns: slice, n_heads: int) -> tuple[Tensor, Tensor]:
+def _of_heads(call: ModuleCall, columns: slice, n_heads: int) -> tuple[Tensor, Tensor]:
     """Return the matrix of each head, shape (heads, d_model, d_head), and its bias, shape (heads, d_head), float64."""
     module, width = _in_float64(call.module), call.states_in.shape[-1]
     bias = module(torch.zeros(1, width, dtype=torch.float64))[0]

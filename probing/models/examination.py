@@ -140,11 +140,8 @@ def run(encoder: nn.Module, inputs: Mapping[str, Tensor], **options: bool) -> En
     output = encoder(**inputs, **options)
     if isinstance(output, tuple | list):
         # Only the hidden states of all layers are a sequence of their own.
-        last, states = (
-            vectors_in(output),
-            next((element for element in output if isinstance(element, tuple | list)), None),
-        )
-        attentions = None
+        last, attentions = vectors_in(output), None
+        states = next((element for element in output if isinstance(element, tuple | list)), None)
     else:
         last, states = getattr(output, "last_hidden_state", None), getattr(output, "hidden_states", None)
         attentions = getattr(output, "attentions", None)
@@ -284,19 +281,22 @@ _NAMES_A_LIMIT = re.compile("position|window|block|chunk|context|length|local")
 _MOST_LIMITS = 4
 
 
-def examination_inputs(
-    encoder: nn.Module, pad_token_id: int, length: int = LENGTH, padding: int = PADDING
-) -> dict[str, Tensor]:
-    """Return two sequences of ordinary tokens, of which the second is padded."""
+def examination_inputs(encoder: nn.Module, pad_token_id: int) -> dict[str, Tensor]:
+    """Return two sequences of `LENGTH` ordinary tokens, of which the last `PADDING` of the second are padding."""
     import torch
 
     config: Any = encoder.config
     device = next(encoder.parameters()).device
     # Most families give special tokens the lowest ids; any other id will do.
-    input_ids = (pad_token_id + 5 + torch.arange(2 * length, device=device).view(2, length)) % config.vocab_size
+    input_ids = (pad_token_id + 5 + torch.arange(2 * LENGTH, device=device).view(2, LENGTH)) % config.vocab_size
     attention_mask = torch.ones_like(input_ids)
-    input_ids[1, -padding:], attention_mask[1, -padding:] = pad_token_id, 0
+    input_ids[1, -PADDING:], attention_mask[1, -PADDING:] = pad_token_id, 0
     return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+def unpadded_inputs(encoder: nn.Module, pad_token_id: int) -> dict[str, Tensor]:
+    """Return a single sequence of ordinary tokens, without padding."""
+    return {name: values[:1] for name, values in examination_inputs(encoder, pad_token_id).items()}
 
 
 def padding_is_neutral(encoder: nn.Module, inputs: Mapping[str, Tensor], states: Sequence[Tensor]) -> bool:
@@ -421,8 +421,7 @@ def n_token_types(encoder: nn.Module, tokenizer: Any, of_pairs: bool = False) ->
         return n_types
     if not of_pairs or n_types < 2:
         return 0
-    inputs = examination_inputs(encoder, tokenizer.pad_token_id or 0)
-    alone = {name: values[:1] for name, values in inputs.items()}  # the first sequence has no padding
+    alone = unpadded_inputs(encoder, tokenizer.pad_token_id or 0)
     with torch.inference_mode():
         copy = with_the_same_weights(encoder)
         plain = run(copy, alone).last

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from uuid import uuid4
 
 from probing.errors import RunError, UserError, as_clause, without_panics
@@ -59,10 +59,7 @@ class ModelObject(ModelSource):
     tokenizer: Any = field(default=None, repr=False)
     of_weights: str = field(default="", repr=False)
 
-    @property
-    def has_files(self) -> bool:
-        """Whether the model is a folder: never."""
-        return False
+    has_files: ClassVar[bool] = False
 
     @property
     def short_name(self) -> str:
@@ -114,14 +111,8 @@ def encoder_in(model: Any) -> Any:
     return model.get_encoder() if model.config.is_encoder_decoder else model.base_model
 
 
-def has_masked_lm_head(model: Any) -> bool:
-    """Return whether a model predicts masked words; false for an encoder-decoder, whose head reads the decoder."""
-    from transformers import MODEL_FOR_MASKED_LM_MAPPING
-
-    return _has_head(model, MODEL_FOR_MASKED_LM_MAPPING)
-
-
 def _has_head(model: Any, classes: Any) -> bool:
+    """Return whether a model has such a head; false for an encoder-decoder, whose head reads the decoder."""
     kind = type(model.config)  # its class is loaded where the mapping is asked for it
     return not model.config.is_encoder_decoder and kind in classes and type(model) is classes[kind]
 
@@ -218,7 +209,9 @@ def _behaviour(model: Any, tokenizer: Any) -> str:
 
 def _what_is_read(model: Any) -> Any:
     """Return the part of a model that commands read: with its head if it predicts masked words, else the encoder."""
-    return model if has_masked_lm_head(model) else encoder_in(model)
+    from transformers import MODEL_FOR_MASKED_LM_MAPPING
+
+    return model if _has_head(model, MODEL_FOR_MASKED_LM_MAPPING) else encoder_in(model)
 
 
 def _descriptions(model: Any, tokenizer: Any) -> Iterator[str]:
@@ -323,46 +316,6 @@ class Blocks:
         """The matrices of a block: queries, keys, values and outputs of attention, and both of the MLP."""
         d, wide = self.d_model, self.d_mlp
         return [Matrix("square", d, d, 4), Matrix("widen", d, wide, 1), Matrix("narrow", wide, d, 1)]
-
-    def seconds(self, n_tokens: float, token_pairs: float, rates: Mapping[str, float]) -> float:
-        """Return the duration of the matrix products of a forward pass through all blocks.
-
-        Args:
-            n_tokens: Number of tokens, without padding.
-            token_pairs: Sum of squared sentence lengths, for the products of attention, at the rate of square matrices.
-            rates: Rate of each matrix by its name, in floating-point operations per second.
-        """
-        linear = sum(
-            2 * n_tokens * matrix.inputs * matrix.outputs * matrix.times / rates[matrix.name]
-            for matrix in self.matrices
-        )
-        return self.n_blocks * (linear + 4 * token_pairs * self.d_model / rates["square"])
-
-    def rates(
-        self, rows: int, dtype: str, rate: Callable[[Callable[[], object], float], float], device: str = "cpu"
-    ) -> dict[str, float]:
-        """Return the rate of each matrix in linear layers with `rows` tokens, in floating-point operations per second.
-
-        `rate` measures work and its amount, such as `probing.runtime.rate`.
-        """
-        import torch
-        from torch.nn.functional import linear
-
-        from probing.runtime.trainer import fast_linear_maps
-
-        rate_of, kind = {}, getattr(torch, dtype)
-        with torch.inference_mode(), fast_linear_maps():
-            for name, k, n, _ in self.matrices:
-                sizes = (rows, k), (n, k), (n,)
-                x, weight, bias = (torch.randn(*size, device=device).to(kind) for size in sizes)
-
-                def product(x: Any = x, weight: Any = weight, bias: Any = bias) -> None:
-                    linear(x, weight, bias)
-                    if device != "cpu":
-                        torch.cuda.synchronize()
-
-                rate_of[name] = rate(product, 2 * rows * k * n)
-        return rate_of
 
 
 # What a head of transformers is of.

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from probing.models.anatomy import Anatomy, word_table
 from probing.models.examination import (
+    LENGTH,
     ModuleCall,
     calls_of,
-    examination_inputs,
     hooks,
     run,
-    vectors_in,
+    unpadded_inputs,
     vectors_of_tokens,
     vectors_received,
 )
@@ -95,8 +95,6 @@ def norm_of(module: Any, states_in: Tensor, states_out: Tensor) -> Norm | None:
     return None
 
 
-# Length of the two sequences that the model is run on, and number of padding tokens at the end of the second.
-_LENGTH, _PADDING = 9, 2
 # Range and step in which the largest slope of an activation function is sought; beyond this range, the activation
 # functions of transformers are straight lines.
 _RANGE, _STEP = 12.0, 1e-3
@@ -138,7 +136,9 @@ def find_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> 
     ends = [-1]
     for layer, state in enumerate(states):
         norm_calls = [
-            i for i, call in enumerate(calls) if isinstance(call.module, nn.LayerNorm) and _same(call.states_out, state)
+            i
+            for i, call in enumerate(calls)
+            if isinstance(call.module, nn.LayerNorm) and torch.equal(call.states_out, state)
         ]
         if layer and not norm_calls:
             raise NotPostNorm(f"the output of block {layer} is not the output of a LayerNorm")
@@ -161,13 +161,13 @@ def run_with_attention(encoder: nn.Module, **inputs: Tensor) -> tuple[Sequence[T
 
 
 def _run(encoder: nn.Module, pad_token_id: int) -> tuple[Sequence[Tensor], Sequence[Tensor], list[ModuleCall]]:
-    """Run the encoder on two sequences, one padded; return hidden states, attention, and module calls in order."""
+    """Run the encoder on a few tokens; return hidden states, attention, and module calls in order."""
     modules = [module for module in encoder.modules() if isinstance(module, nn.LayerNorm | nn.Linear)]
     try:
         if hasattr(encoder, "set_attn_implementation"):
             encoder.set_attn_implementation("eager")  # type: ignore[operator]
         with calls_of(modules) as calls:
-            outputs = run_with_attention(encoder, **examination_inputs(encoder, pad_token_id, _LENGTH, _PADDING))
+            outputs = run_with_attention(encoder, **unpadded_inputs(encoder, pad_token_id))
     except NotPostNorm:
         raise
     except Exception as error:  # the errors of families without attention matrices vary
@@ -249,17 +249,8 @@ def largest_slope(function: Callable[[Tensor], Tensor]) -> float:
     return float(slopes.abs().max())
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a, b)
-
-
 def _close_norms(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are equal except for rounding, outside padding."""
-    if a.shape != b.shape:
-        return False
-    unpadded = torch.ones(a.shape[:2], dtype=torch.bool, device=a.device)
-    unpadded[1, -_PADDING:] = False
-    return bool((a[unpadded] - b[unpadded]).abs().max() <= _NORM_ROUNDING * b[unpadded].square().mean().sqrt())
+    return _close(a, b, _NORM_ROUNDING)
 
 
 Side = Literal["given", "made"]
@@ -403,9 +394,9 @@ def _examine(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> _Examin
             examined.calls.append(_ModuleCall(tap, inputs_by_tap.pop(replace(tap, side="given"), None), value.clone()))
 
     blocks = _blocks(anatomy)
-    inputs = {name: values[:1] for name, values in examination_inputs(encoder, pad_token_id).items()}
     with watching(encoder, anatomy, [module for module in encoder.modules() if module is not encoder], see):
-        examined.states = [state[0] for state in run(encoder, inputs, output_hidden_states=True).states]
+        output = run(encoder, unpadded_inputs(encoder, pad_token_id), output_hidden_states=True)
+    examined.states = [state[0] for state in output.states]
     ends = {call.tap.block: call for call in examined.calls if call.tap.module in blocks}
     examined.ends = [ends[number] for number in range(1, anatomy.n_layers + 1)]
     return examined
@@ -514,17 +505,14 @@ def _pre_norm(calls: Sequence[_ModuleCall], entered: Tensor, end: _ModuleCall) -
     return {}
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
+def _close(a: Tensor, b: Tensor, rounding: float = _ROUNDING) -> bool:
     """Return whether two tensors are equal except for rounding."""
-    return a.shape == b.shape and bool((a - b).abs().max() <= _ROUNDING * b.square().mean().sqrt())
+    return a.shape == b.shape and bool((a - b).abs().max() <= rounding * b.square().mean().sqrt())
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # The parameters of a model that have one value per neuron: its position, segment and token embeddings, and its norms.
 # --------------------------------------------------------------------------------------------------------------------
-
-# Length of the token sequence that the model is run on.
-_N_TOKENS = 7
 
 
 @dataclass(frozen=True)
@@ -574,34 +562,22 @@ def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
     is listed once, with the first layer it serves.
     """
     config: Any = encoder.config
-    d_model, device = int(config.hidden_size), next(encoder.parameters()).device
-    first = (getattr(config, "pad_token_id", None) or 0) + 5
-    input_ids = (first + torch.arange(_N_TOKENS, device=device)[None]) % config.vocab_size
-    norms = {name: module for name, module in encoder.named_modules() if is_norm(module, d_model)}
-    calls: list[tuple[str, Tensor, Tensor]] = []
-    rows: list[Any] = []
-    handles = [module.register_forward_hook(_noting(name, calls), with_kwargs=True) for name, module in norms.items()]
-    table, words, segments = anatomy.position_table, word_table(encoder), list[tuple[nn.Module, Any]]()
-    if table is not None:
-        handles.append(table.register_forward_hook(lambda _, args, out: rows.append(vectors_in(out))))
-    others = [
-        module for module in encoder.modules() if isinstance(module, nn.Embedding) and module not in (table, words)
-    ]
-    handles += [
-        module.register_forward_hook(lambda embedder, _, out: segments.append((embedder, vectors_in(out))))
-        for module in others
-    ]
-    try:
-        inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
-        output = run(encoder, inputs, output_hidden_states=True)
-    finally:
-        for handle in handles:
-            handle.remove()
-    of_layer = _layers_of(calls, output.states)
+    d_model, table, words = int(config.hidden_size), anatomy.position_table, word_table(encoder)
+    norms = {module: name for name, module in encoder.named_modules() if is_norm(module, d_model)}
+    tables = [module for module in encoder.modules() if isinstance(module, nn.Embedding) and module is not words]
+    with calls_of(norms) as of_norms, calls_of(tables) as of_tables:
+        inputs = unpadded_inputs(encoder, getattr(config, "pad_token_id", None) or 0)
+        states = run(encoder, inputs, output_hidden_states=True).states
+    # What a model pads by itself (Longformer) is not handed out.
+    calls = [ModuleCall(module, *(vectors_of_tokens(side, LENGTH) for side in sides)) for module, *sides in of_norms]
+    calls = [call for call in calls if call.states_in is not None and call.states_out is not None]
+    of_layer = _layers_of(calls, states)
+    rows = [call.states_out for call in of_tables if call.module is table]
+    segments = (call for call in of_tables if call.module is not table)
     embedding: Any = words.weight
     block_norms = [
-        NormModule(name, _values(norms[name], "weight"), _values(norms[name], "bias"), of_layer.get(name))
-        for name in dict.fromkeys(name for name, _, _ in calls)
+        NormModule(norms[norm], _values(norm, "weight"), _values(norm, "bias"), of_layer.get(norm))
+        for norm in dict.fromkeys(call.module for call in calls)
     ]
     weight = _values(table, "weight") if table is not None and rows else None
     if weight is not None and weight.shape[1] != d_model:
@@ -611,24 +587,14 @@ def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
         0 if weight is None else _first_row(weight, rows[0].float().cpu()),
         embedding.detach().float().mean(0).cpu() if embedding.shape[1] == d_model else None,
         tuple(block_norms),
-        next((_values(module, "weight") for module, out in segments if _tells_segments(out, d_model)), None),
+        next((_values(call.module, "weight") for call in segments if _tells_segments(call.states_out, d_model)), None),
     )
 
 
 def _tells_segments(out: Tensor, d_model: int) -> bool:
     """Check whether an embedding gives all tokens of a sentence the same vector of the model's width."""
     same = out.reshape(-1, out.shape[-1])
-    return out.shape[-1] == d_model and len(same) >= _N_TOKENS and bool((same == same[0]).all())
-
-
-def _noting(name: str, calls: list[tuple[str, Tensor, Tensor]]) -> Callable[..., None]:
-    def note(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        # What a model pads by itself (Longformer) is not handed out.
-        inputs, outputs = (vectors_of_tokens(values, _N_TOKENS) for values in (vectors_received(args, kwargs), out))
-        if inputs is not None and outputs is not None:
-            calls.append((name, inputs, outputs))
-
-    return note
+    return out.shape[-1] == d_model and len(same) >= LENGTH and bool((same == same[0]).all())
 
 
 def _values(module: nn.Module, name: str) -> Any:
@@ -637,14 +603,14 @@ def _values(module: nn.Module, name: str) -> Any:
     return values.detach().float().cpu() if isinstance(values, Tensor) else None
 
 
-def _layers_of(calls: Sequence[tuple[str, Tensor, Tensor]], states: Sequence[Tensor]) -> dict[str, int]:
+def _layers_of(calls: Sequence[ModuleCall], states: Sequence[Tensor]) -> dict[nn.Module, int]:
     """Return, for each norm that produces or reads a layer's hidden state, the first such layer's number."""
-    norm_layers: dict[str, int] = {}
+    norm_layers: dict[nn.Module, int] = {}
     for layer, state in enumerate(states):
-        makers = [name for name, _, out in calls if out.shape == state.shape and torch.equal(out, state)]
-        readers = [name for name, inputs, _ in calls if inputs.shape == state.shape and torch.equal(inputs, state)]
-        for name in (makers or readers)[:1]:
-            norm_layers.setdefault(name, layer)
+        makers = [call.module for call in calls if torch.equal(call.states_out, state)]
+        readers = [call.module for call in calls if torch.equal(call.states_in, state)]
+        for norm in (makers or readers)[:1]:
+            norm_layers.setdefault(norm, layer)
     return norm_layers
 
 

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from probing.errors import UserError
 from probing.models import CONFIG, DTYPES, PREFIX, Layout, SiteName
-from probing.models.anatomy import Anatomy, StopForward, hidden_states, stop_at_layer
+from probing.models.anatomy import Anatomy, hidden_states, received_by
 from probing.models.examination import (
     LENGTH,
     ModuleCall,
@@ -53,7 +53,6 @@ from probing.models.examination import (
     vectors_in,
     vectors_of_tokens,
     vectors_received,
-    with_max_length_hint,
     with_the_same_weights,
 )
 from probing.runtime.files import DOCUMENT, file_sha256, open_file, regular
@@ -150,8 +149,6 @@ def run_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> list[
 
 def gradients(value: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the gradient of a randomly weighted sum; 0 where the value does not depend on an input."""
-    import torch
-
     if not value.requires_grad:
         return [torch.zeros_like(tensor) for tensor in inputs]
     # With equal weights the gradient through a normalisation would be 0: its outputs always have the same sum.
@@ -165,8 +162,6 @@ def gradients(value: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 def random_weights(shape: Sequence[int], device: torch.device) -> Tensor:
     """Return normal random numbers, always the same for a shape."""
-    import torch
-
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(device)
 
 
@@ -178,8 +173,6 @@ def _weight_of(module: nn.Module) -> Tensor | None:
 
 def _is_linear(module: nn.Module, states_in: Any, states_out: Any) -> bool:
     """Return whether a call applied the module's matrix, of either orientation, to vectors."""
-    import torch
-
     weight = _weight_of(module)
     tensors = isinstance(states_in, torch.Tensor) and isinstance(states_out, torch.Tensor)
     if weight is None or not tensors or not states_in.is_floating_point() or not states_in.dim():
@@ -210,8 +203,6 @@ def find_site(encoder: nn.Module, anatomy: Anatomy, site: SiteName, pad_token_id
 
     It is in evaluation mode, in float32 or bfloat16 (gradients overflow in float16). Ambiguous sites raise `UserError`.
     """
-    import torch
-
     config: Any = encoder.config
     n_heads = getattr(config, "num_attention_heads", None) if site == "attention" else None
     try:
@@ -245,32 +236,10 @@ def activations(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], **i
     if not anatomy.site_modules:
         return hidden_states(encoder, anatomy, layers, **inputs)
     maps = [_submodule(encoder, name) for name in anatomy.site_modules]
-    highest, block = max(layers), 0
-    captured: dict[int, Any] = {}
-
-    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-        nonlocal block
-        block += 1
-
-    def capture(module: nn.Module, args: Any, kwargs: Any) -> None:
-        if block in layers and module is maps[block - 1]:
-            captured[block] = vectors_received(args, kwargs)
-            if block == highest:
-                raise StopForward
-
-    assert anatomy.blocks is not None
-    handles = [
-        block_module.register_forward_pre_hook(enter, with_kwargs=True)
-        for block_module in dict.fromkeys(anatomy.blocks)
-    ]
-    handles += [
-        block_module.register_forward_pre_hook(capture, with_kwargs=True) for block_module in dict.fromkeys(maps)
-    ]
-    with with_max_length_hint(encoder, inputs), stop_at_layer(handles):
-        encoder(**inputs)
+    captured = received_by(maps, [k - 1 for k in layers], encoder, inputs)
     n, length = inputs["input_ids"].shape
     # Some families put all tokens in one row (OPT), and some pad sequences inside (Longformer).
-    return {k: captured[k].view(n, -1, captured[k].shape[-1])[:, :length] for k in layers}
+    return {k: captured[k - 1].view(n, -1, captured[k - 1].shape[-1])[:, :length] for k in layers}
 
 
 def _submodule(encoder: nn.Module, name: str) -> nn.Module:
@@ -289,8 +258,6 @@ class _MissingSite(Exception):
 
 def _seen_projections(encoder: nn.Module, anatomy: Anatomy, n_heads: int | None, pad_token_id: int) -> list[nn.Module]:
     """Return the map of each block that is seen to read attention times values of `n_heads` heads, if any."""
-    import torch
-
     from probing.models.attention_heads import find_heads
 
     try:
@@ -366,8 +333,6 @@ def _are_heads(values: Tensor, earlier: Sequence[Tensor], n_heads: int) -> bool:
 
     `values` has shape (batch, sequence, n_heads * head width); the sources are outputs of the block's earlier maps.
     """
-    import torch
-
     width = values.shape[-1] // n_heads
     if width < 2 or not earlier:
         return False
@@ -397,8 +362,6 @@ def _is_activation(block: BlockCall, units: Tensor, states_out: Tensor) -> bool:
 
     `units` is the input of a later map, shape (batch, sequence, width), `states_out` the output of an earlier map.
     """
-    import torch
-
     width = units.shape[-1]
     by_token = block.by_token(units)
     if by_token is None or states_out.shape[:-1] != units.shape[:-1] or states_out.shape[-1] not in (width, 2 * width):
@@ -548,10 +511,8 @@ def _load(layout: Layout, fingerprint: str) -> Dictionary:
     if layout.k is not None and layout.k > n_features:
         raise _weights_mismatch(layout, f"k is {layout.k}, more than its {n_features} features")
     arrays = {name: tensor.float() for name, tensor in tensors.items()}
-    weight, bias = (
-        (arrays[encoder].T if layout.is_of_sparsify else arrays[encoder]).contiguous(),
-        arrays[biases[0]],
-    )
+    weight = (arrays[encoder].T if layout.is_of_sparsify else arrays[encoder]).contiguous()
+    bias = arrays[biases[0]]
     if layout.by_decoder_norm:
         norms = arrays["W_dec"].norm(dim=1)
         weight, bias = weight * norms, bias * norms
@@ -589,8 +550,6 @@ def check_hook(encoder: nn.Module, anatomy: Anatomy, layout: Layout, pad_token_i
 
     Copies of the model, in float32, are run. A norm between the two, or an unknown structure, raises `UserError`.
     """
-    import torch
-
     from probing.models.residual_stream import NotPostNorm, find_blocks
 
     refused = f"`--site {PREFIX}{layout.folder}`: its hook is {layout.hook}, and "
@@ -614,7 +573,7 @@ def check_hook(encoder: nn.Module, anatomy: Anatomy, layout: Layout, pad_token_i
     with torch.inference_mode(), calls_of([copy.get_submodule(path)]) as calls:
         states = run(copy, inputs, output_hidden_states=True).states[layout.layer]
     block_states = vectors_of_tokens(calls[-1].states_out, inputs["input_ids"].shape[1])
-    if block_states is None or block_states.shape != states.shape or not torch.equal(block_states, states):
+    if block_states is None or not torch.equal(block_states, states):
         raise UserError(
             f"{refused}layer {layout.layer} of {name} comes after a final norm, so that it is not what that block "
             "returns; give a dictionary of a lower layer."

@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from probing.errors import UserError, as_clause, did_you_mean, library_errors
 from probing.runtime.files import file_sha256, home_of, most_text, parse_json, read_text, regular, stored
@@ -79,10 +79,8 @@ class ModelSource:
     folder: Path
     revision: str | None = None
 
-    @property
-    def has_files(self) -> bool:
-        """Whether the model is a folder; false for an object of this process, whose `folder` means nothing."""
-        return True
+    # False for an object of this process, whose `folder` means nothing.
+    has_files: ClassVar[bool] = True
 
     @property
     def short_name(self) -> str:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations.source import FeatureStore, most_active
+from probing.activations.store import MemoryCache
 from probing.data.examples import Examples, HiddenStateSource, Sides, exchanged, read
 from probing.data.labelling import LayerSample, thin
 from probing.data.module import layer_moments
@@ -233,18 +234,11 @@ class _Columns(TransformedStore):
     def __init__(self, store: HiddenStateSource, layer: int, units: Sequence[int]) -> None:
         index = torch.tensor(units)
         super().__init__(store, {layer: lambda states: states[:, index]}, len(units))
-        self._cached: dict[tuple[int, int], Tensor] = {}
-        self._cached_bytes = 0
+        self._cache = MemoryCache(KEPT_BYTES)
 
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the units of a shard, shape (n, n_units), float32."""
-        if (known := self._cached.get((layer, shard))) is not None:
-            return known
-        states = super().read(layer, shard)
-        if self._cached_bytes + states.nbytes <= KEPT_BYTES:
-            self._cached[layer, shard] = states
-            self._cached_bytes += states.nbytes
-        return states
+        return self._cache.get(layer, shard, super().read)
 
 
 def _rotated(train: Examples, layer: int, seeds: np.random.SeedSequence) -> Callable[[FeatureStore], HiddenStateSource]:
@@ -279,7 +273,7 @@ def sample_of(store: FeatureStore, layer: int, train: Examples, seeds: np.random
     rows = np.sort(np.random.default_rng(seeds).permutation(candidates)[:N_THRESHOLD])
     parts = []
     for shard in store.plan.shards:
-        token_range = store.shard_tokens(shard)
+        token_range = shard.rows(store.tokens)
         shard_rows = rows[(rows >= token_range.start) & (rows < token_range.stop)] - token_range.start
         parts.append(store.states.read(layer, shard.index)[torch.from_numpy(shard_rows)].float())
     return torch.cat(parts)

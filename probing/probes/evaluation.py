@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.activations.store import Shard, StorePlan
+from probing.activations.store import StorePlan
 from probing.data.examples import Examples, HiddenStateSource, Sides, n_constants, read
 from probing.data.labelling import thin
 from probing.probes import closed_forms
@@ -72,10 +72,6 @@ class Views:
         self.plan: StorePlan = replace(store.plan, d_model=len(self.views[0]))
         # The last shard read, since every view reads it; stored by neuron, so that some can be taken alone.
         self._shard: tuple[int, Tensor] | None = None
-
-    def shard_tokens(self, shard: Shard) -> slice:
-        """Return the rows of the token table that belong to the shard."""
-        return self.store.shard_tokens(shard)
 
     def read(self, view: int, shard: int) -> Tensor:
         """Return a shard's activations of a view, shape (n, n_chosen)."""

@@ -142,7 +142,7 @@ def shards_of(store: HiddenStateSource, layer: int) -> Iterator[tuple[slice, Ten
     """Yield for each shard its rows in the token table and its states, in float32 or wider."""
     for shard in store.plan.shards:
         states = store.read(layer, shard.index)
-        yield store.shard_tokens(shard), states.to(torch.promote_types(states.dtype, torch.float32))
+        yield shard.rows(store.tokens), states.to(torch.promote_types(states.dtype, torch.float32))
 
 
 @dataclass(frozen=True)

@@ -317,7 +317,7 @@ class Readings:
     def _rows(self, layer: int, rows: slice) -> Tensor:
         parts = []
         for shard in self.store.plan.shards:
-            in_shard = self.store.shard_tokens(shard)
+            in_shard = shard.rows(self.store.tokens)
             start, stop = max(rows.start, in_shard.start), min(rows.stop, in_shard.stop)
             if start < stop:
                 parts.append(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from probing.activations.source import FeatureStore
-from probing.activations.store import Shard, StorePlan
+from probing.activations.store import StorePlan
 from probing.data.examples import Examples, HiddenStateSource, SentenceVectors, Sides, read, read_share
 from probing.data.module import are_columns
 from probing.probes.training import LayerFit
@@ -368,10 +368,6 @@ class TransformedStore:
         self.store, self.changes = store, changes
         self.tokens: Tokens = store.tokens
         self.plan: StorePlan = replace(store.plan, d_model=d_model or store.plan.d_model)
-
-    def shard_tokens(self, shard: Shard) -> slice:
-        """Return the shard's rows of the table of tokens."""
-        return self.store.shard_tokens(shard)
 
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the mapped hidden states of a shard, shape (n, d_model), in float32 or wider."""

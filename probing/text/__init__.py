@@ -234,7 +234,7 @@ _LINES_OF_COUPLES = (
 def read_pairs(name: str, option: str = "--pairs") -> Corpus:
     """Read the distinct pairs of a file, which may be compressed by gzip, or of standard input (`-`)."""
     flag_text = f"{option} {name}"
-    pairs = list(_pairs_of(read_lines(name, option, _LINES), flag_text))
+    pairs = [_pair(cells, where) for cells, where in _lines_of_cells(read_lines(name, option, _LINES), flag_text)]
     if not pairs:
         raise UserError(f"`{flag_text}` holds no pair: it is empty or blank; give {_LINES}.")
     return from_pairs(name, pairs)
@@ -249,10 +249,10 @@ class Couple:
     words: tuple[str, str] | None = None
 
 
-def read_couples(name: str, option: str = "--pairs") -> list[Couple]:
+def read_couples(name: str) -> list[Couple]:
     """Read the distinct pairs of different sentences of a file, all of them whole or all with masks."""
-    flag_text = f"{option} {name}"
-    couples = list(dict.fromkeys(_couples_of(read_lines(name, option, _LINES_OF_COUPLES), flag_text)))
+    flag_text = f"--pairs {name}"
+    couples = list(dict.fromkeys(_couples_of(read_lines(name, "--pairs", _LINES_OF_COUPLES), flag_text)))
     if not couples:
         raise UserError(f"`{flag_text}` holds no pair: it is empty or blank; give {_LINES_OF_COUPLES}.")
     return couples
@@ -260,18 +260,10 @@ def read_couples(name: str, option: str = "--pairs") -> list[Couple]:
 
 def _couples_of(lines: Iterable[str], flag_text: str) -> Iterator[Couple]:
     n_columns = 0
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        where = f"`{flag_text}`, line {number}"
-        cells = [" ".join(cell.split()) for cell in line.split("\t")]
+    for cells, where in _lines_of_cells(lines, flag_text):
         if len(cells) == 3:
             raise UserError(f"{where}: expected 2 columns, or 4 with words, found 3; give {_LINES_OF_COUPLES}.")
-        if len(cells) != 4:
-            ((first, second),) = _pairs_of([line], flag_text, number)
-            couple = Couple(first, second)
-        else:
-            couple = _with_masks(cells, where)
+        couple = _with_masks(cells, where) if len(cells) == 4 else Couple(*_pair(cells, where))
         if couple.first == couple.second:
             raise UserError(
                 f"{where}: `{couple.first:.60}` stands on both sides of a tab; give two different sentences."
@@ -299,25 +291,27 @@ def _with_masks(cells: list[str], where: str) -> Couple:
     return Couple(first, second, (word, other))
 
 
-def _pairs_of(lines: Iterable[str], flag_text: str, first: int = 1) -> Iterator[tuple[str, str]]:
-    """Yield the two sentences of each line that is not blank; lines are counted from `first`."""
-    for number, line in enumerate(lines, first):
-        if not line.strip():
-            continue
-        where = f"`{flag_text}`, line {number}"
-        cells = [" ".join(cell.split()) for cell in line.split("\t")]
-        if len(cells) != 2:
-            actual = "no tab" if len(cells) == 1 else f"{len(cells)} columns"
-            raise UserError(
-                f"{where}: expected two sentences with a tab between them, found {actual}; write for example "
-                "`She left early. TAB He stayed.`, without other columns."
-            )
-        if not all(cells):
-            empty = "second" if cells[0] else "first"
-            raise UserError(
-                f"{where}: the {empty} sentence is empty; write one on both sides of the tab, or remove the line."
-            )
-        yield cells[0], cells[1]
+def _lines_of_cells(lines: Iterable[str], flag_text: str) -> Iterator[tuple[list[str], str]]:
+    """Yield the cells of each line that is not blank, which tabs divide, and the place of the line for messages."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield [_single_spaced(cell) for cell in line.split("\t")], f"`{flag_text}`, line {number}"
+
+
+def _pair(cells: Sequence[str], where: str) -> tuple[str, str]:
+    """Return the two sentences of a line."""
+    if len(cells) != 2:
+        actual = "no tab" if len(cells) == 1 else f"{len(cells)} columns"
+        raise UserError(
+            f"{where}: expected two sentences with a tab between them, found {actual}; write for example "
+            "`She left early. TAB He stayed.`, without other columns."
+        )
+    if not all(cells):
+        empty = "second" if cells[0] else "first"
+        raise UserError(
+            f"{where}: the {empty} sentence is empty; write one on both sides of the tab, or remove the line."
+        )
+    return cells[0], cells[1]
 
 
 _T = TypeVar("_T")
@@ -431,16 +425,16 @@ class Corpus:
         def pick(rows: Sequence[_T]) -> tuple[_T, ...]:
             return tuple(rows[i] for i in indices)
 
-        return replace(
-            self,
-            sentences=pick(self.sentences),
-            words=None if self.words is None else pick(self.words),
-            columns={column: pick(values) for column, values in self.columns.items()},
-            documents=None if self.documents is None else pick(self.documents),
-            sentence_columns={column: pick(values) for column, values in self.sentence_columns.items()},
-            seconds=None if self.seconds is None else pick(self.seconds),
-            sides=None if self.sides is None else pick(self.sides),
-        )
+        of_sentences: dict[str, Any] = {
+            name: pick(values)
+            for name in ("sentences", "words", "documents", "seconds", "sides")
+            if (values := getattr(self, name)) is not None
+        }
+        by_column: dict[str, Any] = {
+            name: {column: pick(values) for column, values in getattr(self, name).items()}
+            for name in ("columns", "sentence_columns")
+        }
+        return replace(self, **of_sentences, **by_column)
 
 
 def load_corpus(

@@ -497,11 +497,9 @@ def _example(
     return f"word={word.name}&label={label.name}"
 
 
-def choose_sentences(
-    columns: Sequence[ColumnSummary], selection: ColumnSelection, names: Sequence[str] = TEXT
-) -> ColumnSummary | None:
+def choose_sentences(columns: Sequence[ColumnSummary], selection: ColumnSelection) -> ColumnSummary | None:
     """Return the column of sentences: by name, else the only column whose cells are sentences; None if ambiguous."""
-    if (chosen := selection.named(columns, selection.text, "text")) or (chosen := by_name(columns, names)):
+    if (chosen := selection.named(columns, selection.text, "text")) or (chosen := by_name(columns, TEXT)):
         return chosen
     candidates = [column for column in columns if column.are_sentences]
     return candidates[0] if len(candidates) == 1 else None

@@ -800,32 +800,3 @@ class Covariate:
                 f"{typed}: it labels {unit_of(task)}s, and the probed task {unit}s; give a label of {unit}s."
             )
         return task
-
-
-__all__ = [
-    "GROUP",
-    "Labels",
-    "Pooling",
-    "SentenceTask",
-    "Span",
-    "SpanTask",
-    "Task",
-    "TokenTask",
-    "classes_of",
-    "described",
-    "has_label",
-    "label_name",
-    "label_name_problems",
-    "labels_of",
-    "labels_words",
-    "load_task",
-    "on_side",
-    "predicts_numbers",
-    "reader_of",
-    "refuse_spans",
-    "rows_of_spans",
-    "sentences_of",
-    "short_name",
-    "task_in_words",
-    "unit_of",
-]  # fmt: skip

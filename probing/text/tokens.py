@@ -344,7 +344,7 @@ def tokenize(
     WordPiece and SentencePiece this equals `is_split_into_words=True` with `word_ids()`. Byte-level BPE would join the
     words without spaces there, and give other pieces than for running text.
     """
-    columns: dict[str, list[Any]] = {name: [] for name in ("lengths", "input_ids", "words", "spans", "token_types")}
+    columns: list[dict[str, NDArray[Any]]] = []
     n_truncated = 0
     for first in range(0, len(sentences), CHUNK):
         chunk = slice(first, first + CHUNK)
@@ -359,11 +359,7 @@ def tokenize(
             return_token_type_ids=False,
         ).encodings
         for sentence, text, encoding in zip(sentences[chunk], texts, encodings, strict=True):
-            columns["lengths"].append(len(encoding.ids))
-            columns["input_ids"].append(np.array(encoding.ids, dtype=np.int32))
-            columns["words"].append(_word_ids(encoding).astype(np.int16))
-            columns["spans"].append(np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2))
-            columns["token_types"].append(np.array(encoding.type_ids, dtype=np.int8))
+            columns.append(_columns(encoding))
             n_truncated += bool(encoding.overflowing) or len(text) < len(sentence)
     table = _table(columns, n_truncated, tokenizer)
     if "token_type_ids" not in tokenizer.model_input_names or not np.any(table.token_types):
@@ -378,7 +374,7 @@ def tokenize_pairs(tokenizer: Any, texts: Sequence[str], seconds: Sequence[int],
     sentence until both are equally long, and then of both. The words of the second sentence are counted on from the
     first's. `seconds` has the index of the first character of each second sentence in `texts`, after a space.
     """
-    columns: dict[str, list[Any]] = {name: [] for name in ("lengths", "input_ids", "words", *_OPTIONAL)}
+    columns: list[dict[str, NDArray[Any]]] = []
     n_truncated = 0
     for chunk in range(0, len(texts), CHUNK):
         starts = list(seconds[chunk : chunk + CHUNK])
@@ -390,25 +386,30 @@ def tokenize_pairs(tokenizer: Any, texts: Sequence[str], seconds: Sequence[int],
             max_length=min(max_length, LONGEST),
         ).encodings
         for start, encoding in zip(starts, encodings, strict=True):
-            segments = np.array(
-                [-1 if segment is None else segment for segment in encoding.sequence_ids], dtype=np.int8
-            )
-            words = _word_ids(encoding)
+            of_pair = _columns(encoding)
+            segments = np.array([-1 if segment is None else segment for segment in encoding.sequence_ids], np.int8)
+            words, is_second = of_pair["words"], segments == 1
             n_first = int(words[segments == 0].max(initial=-1)) + 1
-            columns["lengths"].append(len(encoding.ids))
-            columns["input_ids"].append(np.array(encoding.ids, dtype=np.int32))
-            columns["words"].append(np.where(segments == 1, words + n_first, words).astype(np.int16))
-            spans = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
-            columns["spans"].append(spans + np.where(segments == 1, start, 0).astype(np.int32)[:, None])
-            columns["segments"].append(segments)
-            columns["token_types"].append(np.array(encoding.type_ids, dtype=np.int8))
+            of_pair |= {"segments": segments, "words": np.where(is_second, words + n_first, words).astype(np.int16)}
+            of_pair["spans"] += np.where(is_second, start, 0).astype(np.int32)[:, None]
+            columns.append(of_pair)
             n_truncated += bool(encoding.overflowing)
     return _table(columns, n_truncated, tokenizer).in_words(texts)
 
 
-def _table(columns: dict[str, list[Any]], n_truncated: int, tokenizer: Any) -> Tokens:
-    lengths = np.array(columns.pop("lengths"), dtype=np.int32)
-    arrays = {name: np.concatenate(values) for name, values in columns.items()}
+def _columns(encoding: Any) -> dict[str, NDArray[Any]]:
+    """Return the columns of a sentence's tokens, from the tokenizer's output."""
+    return {
+        "input_ids": np.array(encoding.ids, dtype=np.int32),
+        "words": _word_ids(encoding).astype(np.int16),
+        "spans": np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2),
+        "token_types": np.array(encoding.type_ids, dtype=np.int8),
+    }
+
+
+def _table(columns: Sequence[Mapping[str, NDArray[Any]]], n_truncated: int, tokenizer: Any) -> Tokens:
+    lengths = np.array([len(of_sentence["input_ids"]) for of_sentence in columns], dtype=np.int32)
+    arrays = {name: np.concatenate([of_sentence[name] for of_sentence in columns]) for name in columns[0]}
     ids = np.unique(arrays["input_ids"][arrays["words"] == ADDED]).tolist()
     added_texts = dict(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True))
     return Tokens(lengths, **arrays, n_truncated=n_truncated, added_texts=added_texts)

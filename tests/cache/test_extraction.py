@@ -517,7 +517,7 @@ def test_the_caller_gets_the_tokens_with_the_activations(extracted: Path) -> Non
     (entry,) = extracted.glob("tiny-bert-*/")
     stored = ActivationStore(entry)
     for shard in stored.plan.shards:
-        rows = stored.shard_tokens(shard)
+        rows = shard.rows(stored.tokens)
         assert stored.read(0, shard.index).shape == (rows.stop - rows.start, stored.plan.d_model)
         sentences = np.unique(stored.tokens.sentences[rows])
         assert sentences.tolist() == list(range(shard.first_sentence, shard.first_sentence + shard.n_sentences))

@@ -133,7 +133,7 @@ def test_plan_tokens_and_description_survive(store: ActivationStore) -> None:
     assert again.header["corpus"] == "made up"
     assert again.tokens.n_truncated == 1
     assert again.tokens.lengths.sum() == again.plan.n_tokens
-    rows = [again.shard_tokens(shard) for shard in again.plan.shards]
+    rows = [shard.rows(again.tokens) for shard in again.plan.shards]
     assert [row for rows_of in rows for row in range(rows_of.start, rows_of.stop)] == list(range(again.plan.n_tokens))
 
 

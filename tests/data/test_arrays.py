@@ -499,7 +499,7 @@ def _of_shards(store: HiddenStateSource, kept: Collection[int]) -> Any:
 
     class Some:
         plan, tokens = replace(store.plan, shards=store.plan.shards[: len(kept)]), store.tokens
-        shard_tokens, read = store.shard_tokens, store.read
+        read = store.read
 
     return Some()
 

@@ -323,7 +323,7 @@ def test_vectors_are_pooled_over_tokens_that_are_not_special(
             found = torch.cat([vectors.read(1, shard.index) for shard in vectors.plan.shards])
             assert found.dtype == torch.float32
             assert torch.allclose(found, 2 * torch.stack(expected), atol=1e-6)
-        assert bool(vectors._cached) == bool(kept)
+        assert bool(vectors._cache.cached) == bool(kept)
 
 
 def test_different_sentences_are_different_types_and_equal_ones_are_not() -> None:

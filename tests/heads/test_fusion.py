@@ -107,7 +107,7 @@ def test_a_store_has_its_layers_and_their_fusions(tmp_path: Path, monkeypatch: p
             assert_close(store.read(-1, shard.index), both.mean(0))
             assert torch.equal(store.read(-2, shard.index), both.amax(0))
         assert torch.equal(store.read(0, shard.index), base.read(0, shard.index))
-        assert store.shard_tokens(shard) == base.shard_tokens(shard)
+        assert shard.rows(store.tokens) == shard.rows(base.tokens)
         some = torch.tensor([2, 0])
         assert torch.equal(states_of(base, [1, 2], shard.index, some), both[:, some])
 

@@ -375,11 +375,8 @@ def store() -> Any:
     class Held:
         plan = StorePlan({}, 2, 2, "float32", 8, divide(LENGTHS, 10))
 
-        def shard_tokens(self, shard: Any) -> slice:
-            return tokens.of_sentences(shard.first_sentence, shard.n_sentences)
-
         def read(self, layer: int, shard: int) -> torch.Tensor:
-            rows = torch.arange(n)[self.shard_tokens(self.plan.shards[shard])]
+            rows = torch.arange(n)[self.plan.shards[shard].rows(tokens)]
             return torch.stack([rows, torch.full_like(rows, layer)], dim=1).to(torch.bfloat16)
 
     held = Held()

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from probing.errors import UserError, did_you_mean, refuse
 from probing.models import load_config, load_encoder, load_masked_lm, load_tokenizer
-from probing.models.examination import examination_inputs, run
+from probing.models.examination import run, unpadded_inputs
 from probing.models.source import ModelSource
 
 Verdict = Literal["confirmed", "not confirmed", "unclear", "not testable here"]
@@ -172,7 +172,7 @@ def is_decoder(source: ModelSource) -> bool:
     import torch
 
     encoder, tokenizer = load_encoder(source), load_tokenizer(source)
-    inputs = {name: values[:1] for name, values in examination_inputs(encoder, tokenizer.pad_token_id or 0).items()}
+    inputs = unpadded_inputs(encoder, tokenizer.pad_token_id or 0)
     changed = inputs["input_ids"].clone()
     changed[0, -1] = inputs["input_ids"][0, 0]
     with torch.inference_mode():

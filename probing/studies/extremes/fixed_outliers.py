@@ -81,7 +81,7 @@ class Inputs:
         """Read the hidden states of a layer, which enter the block with these queries and keys, shard by shard."""
         profile, some = ProfileAccumulator(store.plan.d_model), []
         for shard in store.plan.shards:
-            rows = store.shard_tokens(shard)
+            rows = shard.rows(store.tokens)
             states = heads.inputs(store.read(layer, shard.index).double())
             profile.update(states)
             shard_rows = sample.rows[(sample.rows >= rows.start) & (sample.rows < rows.stop)] - rows.start

@@ -88,7 +88,7 @@ def large_values(store: HiddenStateSource, layer: int, kinds: TokenKinds) -> Lar
 
     def shards() -> Iterator[tuple[slice, Tensor]]:
         for shard in store.plan.shards:
-            rows, states = store.shard_tokens(shard), store.read(layer, shard.index).float()
+            rows, states = shard.rows(store.tokens), store.read(layer, shard.index).float()
             for first in range(0, len(states), ROWS):
                 some = states[first : first + ROWS]
                 yield slice(rows.start + first, rows.start + first + len(some)), some
@@ -321,7 +321,7 @@ def stream_norms(store: HiddenStateSource, layer: int, sentences: Sequence[int])
     """Return the norms of the hidden states of some sentences, in ascending order, shape (n_tokens of these,)."""
     chosen, norms = np.isin(store.tokens.sentences, list(sentences)), []
     for shard in store.plan.shards:
-        states = store.read(layer, shard.index)[torch.from_numpy(chosen[store.shard_tokens(shard)])]
+        states = store.read(layer, shard.index)[torch.from_numpy(chosen[shard.rows(store.tokens)])]
         norms.append(states.double().norm(dim=1).numpy())
     return np.concatenate(norms)
 

@@ -16,11 +16,11 @@ from torch.nn import functional
 from probing.activations import Request, tokens_of
 from probing.activations.extraction import padded_index
 from probing.activations.source import report_dropped_text
-from probing.activations.store import Shard, StorePlan, divide
+from probing.activations.store import StorePlan, divide
 from probing.activations.store import batches as by_length
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Examples, HiddenStateSource, SentenceVectors, Sides
-from probing.data.labelling import Standard, example_checks, is_target, label_sides, load, nothing, targets_of
+from probing.data.labelling import ExampleChecks, Standard, is_target, label_sides, load, nothing, targets_of
 from probing.data.module import TokenEmbeddings, token_control
 from probing.errors import UserError
 from probing.models import ModelSource, load_config, load_encoder, load_tokenizer
@@ -59,10 +59,6 @@ class TokenTable:
     def plan(self) -> StorePlan:
         """Shards of a few thousand tokens."""
         return StorePlan({}, 0, 1, "float32", 0, divide(self.tokens.lengths, 2**15))
-
-    def shard_tokens(self, shard: Shard) -> slice:
-        """Return the shard's rows of the table of tokens."""
-        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
 
     def read(self, layer: int, shard: int) -> Tensor:
         """Raise an error, because there are no hidden states."""
@@ -215,7 +211,7 @@ def labelled(
     tables = [tokens_of(Request(source, corpus, [0], max_length=max_length), tokenizer) for corpus in corpora]
     # Nothing is chosen on validation sentences, so that there may be none.
     probe = ProbeOptions(l2=1.0)
-    for tokens, check in zip(tables, example_checks(task, corpora, splits, probe, say), strict=True):
+    for tokens, check in zip(tables, ExampleChecks(task, corpora, splits, probe, say).by_corpus(), strict=True):
         check(tokens)
     report_dropped_text(corpora, tables, say)
     added = [tokenizer.num_special_tokens_to_add(pair=is_pair) for is_pair in (False, True)]
@@ -264,10 +260,6 @@ class PairVectors:
         self.first, self.second = first, second
         self.tokens: Tokens = first.tokens
         self.plan: StorePlan = replace(first.plan, d_model=4 * first.plan.d_model)
-
-    def shard_tokens(self, shard: Shard) -> slice:
-        """Return the shard's rows of the table of tokens."""
-        return self.first.shard_tokens(shard)
 
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the features of a shard's pairs, shape (n_pairs, 4 * d_embedding), float32."""

@@ -203,7 +203,7 @@ def measure(
     n_heads = sum(block.n_heads for block in blocks)
     for shard in plan.shards:
         lengths = tokens.lengths[shard.first_sentence : shard.first_sentence + shard.n_sentences]
-        input_ids = torch.from_numpy(tokens.input_ids[tokens.of_sentences(shard.first_sentence, shard.n_sentences)])
+        input_ids = torch.from_numpy(tokens.input_ids[shard.rows(tokens)])
         values = np.full((len(blocks), len(BY_SENTENCE), len(lengths)), np.nan)
         at_most = min(plan.batch_tokens, _ATTENTION // (n_heads * max(1, int(lengths.max()))))
         for some in batches(lengths, at_most, with_padding):

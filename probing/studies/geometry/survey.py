@@ -463,7 +463,7 @@ def _explained(
         "exclude": ExplainedAccumulator(without, len(neurons)), "include": ExplainedAccumulator(columns, len(neurons)),
     }  # fmt: skip
     for shard in store.plan.shards:
-        shard_rows = store.shard_tokens(shard)
+        shard_rows = shard.rows(store.tokens)
         values = store.read(layer, shard.index)[:, torch.tensor(neurons)].float().numpy()
         x, plain, is_counted = regressors.of(shard_rows), ~tokens.special[shard_rows], tokens.included[shard_rows]
         accumulators["include"].update(x[is_counted], values[is_counted])

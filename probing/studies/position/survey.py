@@ -413,7 +413,7 @@ class PositionSample:
         """Yield the rows of the selected tokens, and their states, shape (n, d_model), shard by shard."""
         first = 0
         for shard in self.store.plan.shards:
-            counted = torch.from_numpy(np.flatnonzero(self.counts[self.store.shard_tokens(shard)]))
+            counted = torch.from_numpy(np.flatnonzero(self.counts[shard.rows(self.store.tokens)]))
             states = self.store.read(layer, shard.index).index_select(0, counted)
             yield slice(first, first + len(counted)), states
             first += len(counted)

@@ -339,7 +339,7 @@ def _summed(store: ActivationStore, layer: int, selected: NDArray[np.bool_]) -> 
     design = Design(tokens.sentences[selected], tokens.positions[selected])
     sums = TwoWaySums(design, store.read(layer, 0).shape[1])
     for shard in store.plan.shards:
-        sums.update(store.read(layer, shard.index)[torch.from_numpy(selected[store.shard_tokens(shard)])])
+        sums.update(store.read(layer, shard.index)[torch.from_numpy(selected[shard.rows(store.tokens)])])
     return sums
 
 

@@ -210,7 +210,7 @@ def _profile(store: Any, layer: int) -> Profile:
     """Return the profile of a layer without special tokens."""
     accumulator = ProfileAccumulator(store.plan.d_model)
     for shard in store.plan.shards:
-        counts = torch.from_numpy(~store.tokens.special[store.shard_tokens(shard)])
+        counts = torch.from_numpy(~store.tokens.special[shard.rows(store.tokens)])
         accumulator.update(store.read(layer, shard.index)[counts].float())
     return accumulator.result()
 

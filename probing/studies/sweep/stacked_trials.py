@@ -18,7 +18,7 @@ from probing.activations import ActivationStore
 from probing.activations.source import ActivationSource
 from probing.cli.options import WandbOptions, plain
 from probing.data.examples import Sides
-from probing.data.labelling import example_checks, label_sides, n_heads_of, origin, read_sides
+from probing.data.labelling import ExampleChecks, label_sides, n_heads_of, origin, read_sides
 from probing.data.module import layer_moments
 from probing.models import load_config, parse_layers, resolve_model
 from probing.probes.evidence import collect_evidence
@@ -202,7 +202,7 @@ class _Data:
             sides, self.stores = read_sides(source, corpora, splits, self.task, self.probe, group_by)
             return sides, self.stores
         for check, store in zip(
-            example_checks(self.task, corpora, splits, self.probe, source.say), self.stores, strict=True
+            ExampleChecks(self.task, corpora, splits, self.probe, source.say).by_corpus(), self.stores, strict=True
         ):
             check(store.tokens)
         return label_sides(self.stores, corpora, splits, self.task, group_by), self.stores

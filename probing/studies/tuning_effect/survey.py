@@ -105,7 +105,7 @@ def _pairs(a: ActivationStore, b: ActivationStore, layer: int) -> Iterator[tuple
     """Yield the states of the same tokens in both entries, float64, and the half of their sentences, 0 or 1."""
     for shard in a.plan.shards:
         first, second = (store.read(layer, shard.index).double() for store in (a, b))
-        halves = torch.from_numpy(a.tokens.sentences[a.shard_tokens(shard)] % 2)
+        halves = torch.from_numpy(a.tokens.sentences[shard.rows(a.tokens)] % 2)
         for half in (0, 1):
             in_half = halves == half
             for pieces in zip(first[in_half].split(_ROWS), second[in_half].split(_ROWS), strict=True):
