@@ -35,7 +35,7 @@ from probing.probes.outliers import check_tokens
 from probing.probes.training import LayerFit
 from probing.probes.transforms import centred, of_neurons
 from probing.runs.results import EvidenceConfig, measure
-from probing.runtime import Stopwatch, drop_garbage, heap_set_aside, quiet_libraries
+from probing.runtime import drop_garbage, heap_set_aside, quiet_libraries
 from probing.runtime.processes import run_on_rank_zero
 from probing.runtime.terminal import silence
 from probing.runtime.trainer import preserve_algorithms
@@ -262,22 +262,12 @@ class Measurement:
 
     def _accuracies(self, source: ActivationSource, sides: Sides) -> dict[str, float]:
         """Train the probes and their controls as `fit` does, and return their values of `accuracy.csv`."""
-        config = EvidenceConfig(0, False, False, "none", self.options.seed, ranking=False)
+        config = EvidenceConfig(self.options.seed, ranking=False)
         controls = control_sides(self.controls, sides, self.corpora, source, self.options.seed)
         if self.options.probe_options.bias:
             sides, controls, _ = centred(sides, controls, source.layers)
-        results = measure(
-            sides,
-            controls,
-            source.layers,
-            self.options.probe_options,
-            config,
-            source.trainer,
-            Stopwatch(),
-            silence,
-            None,
-            None,
-        )
+        probe, trainer = self.options.probe_options, source.trainer
+        results = measure(sides, controls, source.layers, probe, config, trainer)
         values: dict[str, float] = {}
         scores = [f"{name}_{score}" for name in self.controls for score in ("accuracy", "r2")]
         for row in results.accuracy():

@@ -62,6 +62,7 @@ from probing.runs.predictions import contexts_of
 from probing.runtime import Stopwatch, versions
 from probing.runtime.files import write_tensors
 from probing.runtime.progress import counted, stage
+from probing.runtime.terminal import silence
 from probing.statistics import (
     accuracy_interval,
     difference_interval,
@@ -364,6 +365,7 @@ class EvidenceConfig:
     """Measurements besides accuracy.
 
     Args:
+        seed: Seed of every random draw.
         n_replicates: Number of bootstrap samples of the training sentences, 0 for none.
         retraining: Whether probes are retrained without neurons and under other penalties.
         codes: Whether the online code length of the training labels is measured.
@@ -375,11 +377,11 @@ class EvidenceConfig:
             `ROTATIONS` with `retraining`, otherwise none.
     """
 
-    n_replicates: int
-    retraining: bool
-    codes: bool
-    transform: str
     seed: int
+    n_replicates: int = 0
+    retraining: bool = False
+    codes: bool = False
+    transform: str = "none"
     n_heads: int | None = None
     extremes: bool = False
     ranking: bool = True
@@ -398,10 +400,10 @@ def measure(
     probe: ProbeOptions,
     config: EvidenceConfig,
     trainer: Mapping[str, Any],
-    watch: Stopwatch,
-    say: Callable[[str], None],
-    logger: Any,
-    folder: str | None,
+    watch: Stopwatch | None = None,
+    say: Callable[[str], None] = silence,
+    logger: Any = None,
+    folder: str | None = None,
 ) -> ProbeResults:
     """Train the probes of a run, its controls, and the probes that give evidence for its rankings.
 
@@ -409,6 +411,7 @@ def measure(
     `logger` logs the training curves of the run's probes; `folder` is for Lightning's files, None except in the
     rank-zero process.
     """
+    watch = watch or Stopwatch()
     results: ProbeResults
     if sides.numbers:
         results = _measure_numbers(sides, controls, layers, probe, config, watch)

@@ -158,7 +158,7 @@ def fit(options: FitOptions) -> Run | None:
             without_first=options.first_token == "exclude",
         )  # fmt: skip
         plan = EvidenceConfig(
-            options.replicates, options.evidence == "all", options.mdl, options.transform, options.seed, extremes=True,
+            options.seed, options.replicates, options.evidence == "all", options.mdl, options.transform, extremes=True,
             n_rotations=options.rotations,
         )  # fmt: skip
         sides, others, fitted, stores = _read(
@@ -475,7 +475,7 @@ def probe(
             "probe": asdict(options), "transform": "none",
         }  # fmt: skip
         expect(stages_of_probes([*others], replicates, evidence == "all", mdl, options, sides.numbers))
-        settings = EvidenceConfig(replicates, evidence == "all", mdl, "none", seed, n_rotations=rotations)
+        settings = EvidenceConfig(seed, replicates, evidence == "all", mdl, n_rotations=rotations)
         measure_run = partial(measure, sides, others, layers, options, settings, trainer or {}, watch, say)
         if place is None:
             return _passing(measure_run(logger, None), config, watch, fitted)
