@@ -205,7 +205,7 @@ class Run(Result):
         if layer is not None:
             weight = {(numbered := self._numbered(layer)): weight[numbered]}
         intercepts = {} if self.intercept is None else dict(zip(self.layers, self.intercept, strict=True))
-        return Probes(self.folder, self.config, self.results, weight, intercepts)
+        return Probes(self, weight, intercepts)
 
     @property
     def split_by(self) -> GroupBy:
