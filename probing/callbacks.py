@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ from probing.probes.outliers import check_tokens
 from probing.probes.training import LayerFit
 from probing.probes.transforms import centred, of_neurons
 from probing.runs.results import EvidenceConfig, measure
-from probing.runtime import drop_garbage, heap_set_aside, quiet_libraries
+from probing.runtime import drop_garbage, heap_set_aside, quiet_libraries, restored_environment
 from probing.runtime.processes import run_on_rank_zero
 from probing.runtime.terminal import silence
 from probing.runtime.trainer import preserve_algorithms
@@ -124,7 +123,7 @@ def without_traces() -> Iterator[None]:
             _random_state_restored(),
             preserve_algorithms(),
             _arithmetic_restored(),
-            _environment_restored(),
+            restored_environment(),
             quiet_libraries(),
         ):
             stack.enter_context(context)
@@ -183,17 +182,6 @@ def _set(switches: Sequence[Any], values: Sequence[str], together: str | None) -
         torch.set_float32_matmul_precision(together)  # which sets the others, too
     for switch, value in zip(switches, values, strict=True):
         switch.fp32_precision = value
-
-
-@contextmanager
-def _environment_restored() -> Iterator[None]:
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
 
 
 # Columns of a layer's row in `accuracy.csv` that are logged for it; those of a control are logged, too.

@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 
 from probing.errors import UserError
 from probing.results import with_layer_name
+from probing.runtime import restored_environment
 
 if TYPE_CHECKING:
     from pytorch_lightning.loggers import WandbLogger
@@ -268,16 +269,9 @@ def _is_number(value: object) -> bool:
 @contextmanager
 def variables(ours: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables, and restore them afterwards."""
-    before = {variable: os.environ.get(variable) for variable in ours}
-    os.environ.update(ours)
-    try:
+    with restored_environment(ours):
+        os.environ.update(ours)
         yield
-    finally:
-        for variable, value in before.items():
-            if value is None:
-                os.environ.pop(variable, None)
-            else:
-                os.environ[variable] = value
 
 
 _PREFIX, _LOCK = "probing-wandb-", ".lock"
