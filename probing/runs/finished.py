@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -41,7 +41,7 @@ from probing.probes.training import Training, training_of
 from probing.probes.transforms import transformed, with_constant
 from probing.results import count, layers_named, listed
 from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed
-from probing.runs.places import RunRecord, model_of, places_of, task_of, texts_of_runs
+from probing.runs.places import RunRecord, Say, model_of, places_of, task_of, texts_of_runs
 from probing.runtime.progress import stage
 from probing.tables import has_intercept
 from probing.text import Corpus, Split
@@ -50,9 +50,6 @@ from probing.text.tokens import LONGEST, tokenize
 
 if TYPE_CHECKING:
     from probing.runs.run import Run
-
-
-Say = Callable[[str], None]
 
 
 def site_read(run: RunRecord) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from probing.results import (
     NamedLayer,
     Row,
     Table,
+    cells_table,
     count,
     element,
     in_brackets,
@@ -43,7 +44,7 @@ from probing.runs.finished import RunExtraction, open_runs, sides_of, source_of_
 from probing.runs.folder import read_tensor, reading
 from probing.runs.places import cache_of, model_of, task_of
 from probing.runtime import quiet_libraries, terminal
-from probing.runtime.terminal import plain_table, render
+from probing.runtime.terminal import render
 from probing.statistics import ranked
 from probing.tables import neuron_name
 from probing.tables.schema import CONTEXTS, EXPLANATIONS, NEURON_CLASSES, PREDICTIONS, PROFILES
@@ -458,16 +459,13 @@ class Explanation(Table):
         parts = []
         for layer, examples in groupby(self.examples(), lambda rows: rows[0]["layer"]):
             listed = list(examples)
-            table = plain_table(f"Layer {layer}: what is predicted, and the neurons that contribute most to it")
-            for heading, justify in (
-                ("", "left"),
-                ("predicted", "left"),
-                ("probability", "right"),
-                ("neurons", "left"),
-            ):
-                table.add_column(heading, justify=justify)
-            for rows in listed[:SHOWN]:
-                table.add_row(self._name(rows[0]), _predicted(rows[0]), _probability(rows[0]), _neurons(rows))
+            title = f"Layer {layer}: what is predicted, and the neurons that contribute most to it"
+            headings = "", "predicted", "probability", "neurons"
+            cells = [
+                (self._name(rows[0]), _predicted(rows[0]), _probability(rows[0]), _neurons(rows))
+                for rows in listed[:SHOWN]
+            ]
+            table = cells_table(title, headings, cells, ("", "predicted", "neurons"))
             if len(listed) > SHOWN:
                 table.caption = f"the first {SHOWN} of {len(listed)}"
             parts.append(table)

@@ -248,7 +248,7 @@ class ClassResults(ProbeResults):
     Args:
         codes: Code length of the training labels given each layer's activations; empty if not measured.
         predicted: For each layer the predicted class of each test token, -1 for tokens that are no examples, shape
-            (n_tokens,).
+            (n_tokens,); empty for trials of a sweep.
         bases: A row per layer, basis and number of units, as in `bases.csv`; empty unless neurons are features.
     """
 
@@ -258,36 +258,22 @@ class ClassResults(ProbeResults):
     bases: Sequence[Row] = ()
 
     def _of_classes(self) -> dict[str, Sequence[Row]]:
-        scores = self.class_scores()
+        sides, labels = self.sides, self.sides.classes.tolist()
+        predictions = [(fit.layer, of_layer) for fit, of_layer in zip(self.fits, self.predicted, strict=False)]
+        scores = [row for layer, predicted in predictions for row in class_scores(sides, layer, predicted)]
         # Classes that are numbers of tokens, such as positions.
-        are_positions = self.sides.ordinal and self.sides.test.pooling is None
+        are_positions = sides.ordinal and sides.test.pooling is None
         return {
             "class_scores": scores,
-            "confusions": self.confusions(),
+            "confusions": [row for layer, predicted in predictions for row in confusions(sides, layer, predicted)],
             "positions": positions_of(scores) if are_positions else (),
-            "classes": self.neurons_by_class(),
+            "classes": [
+                row
+                for fit, layer_evidence in self._ranked
+                for row in class_rows(fit.layer, fit.weight, layer_evidence.magnitudes, labels)
+            ],
             "bases": self.bases,
         }
-
-    def neurons_by_class(self) -> list[dict[str, Any]]:
-        """Return a row per layer, class and neuron among the first of the class, as in `classes.csv`."""
-        labels = self.sides.classes.tolist()
-        return [
-            row
-            for fit, layer_evidence in self._ranked
-            for row in class_rows(fit.layer, fit.weight, layer_evidence.magnitudes, labels)
-        ]
-
-    def class_scores(self) -> list[dict[str, Any]]:
-        """Return a row per layer and class, as in `class_scores.csv`."""
-        return [row for layer, predicted in self._predictions() for row in class_scores(self.sides, layer, predicted)]
-
-    def confusions(self) -> list[dict[str, Any]]:
-        """Return a row per layer, class and predicted class, as in `confusions.csv`."""
-        return [row for layer, predicted in self._predictions() for row in confusions(self.sides, layer, predicted)]
-
-    def _predictions(self) -> Iterator[tuple[int, Classes]]:
-        return zip((fit.layer for fit in self.fits), self.predicted, strict=False)  # trials of a sweep have none
 
     def _accuracy_row(self, i: int) -> dict[str, Any]:
         fit, train, test, n_classes = self.fits[i], self.sides.train, self.sides.test, len(self.sides.classes)

@@ -255,11 +255,8 @@ def of_lightning(metrics: Mapping[str, Any], layers: set[str]) -> tuple[dict[str
 
 def by_layer(neurons: Rows) -> dict[str, list[Mapping[str, Any]]]:
     """Split the ranking into a table per layer, in order of rank."""
-    layers = sorted({row["layer"] for row in neurons})
-    tables: dict[str, list[Mapping[str, Any]]] = {f"neurons/layer_{n:02d}": [] for n in layers}
-    for row in sorted(neurons, key=lambda row: row["rank"]):
-        tables[f"neurons/layer_{row['layer']:02d}"].append(row)
-    return tables
+    ranked, layers = sorted(neurons, key=lambda row: row["rank"]), sorted({row["layer"] for row in neurons})
+    return {f"neurons/layer_{n:02d}": [row for row in ranked if row["layer"] == n] for n in layers}
 
 
 def _is_number(value: object) -> bool:
