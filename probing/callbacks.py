@@ -230,8 +230,6 @@ class Measurement:
 
         The model and the process stay unchanged; files are in a temporary folder, which is removed.
         """
-        if self._prepared is None:
-            self.prepare(model, tokenizer, device)
         assert self._prepared is not None
         assert isinstance(self._prepared.model, ModelObject)
         with without_traces(), tempfile.TemporaryDirectory(prefix="probing-") as folder:

@@ -280,20 +280,18 @@ class ClassResults(ProbeResults):
         in_majority = test.labels == int(train.counts(n_classes).argmax())
         of_majority = np.bincount(test.store.tokens.sentences[in_majority], minlength=len(fit.correct_by_sentence))
         n_tokens = test.clusters(test.tokens_by_sentence())
-        low, high = accuracy_interval(test.clusters(fit.correct_by_sentence), n_tokens)
+        interval = accuracy_interval(test.clusters(fit.correct_by_sentence), n_tokens)
         # The majority class is guessed on the same tokens, so that the difference is paired by sentence.
         above = difference_interval(test.clusters(fit.correct_by_sentence - of_majority), n_tokens)
         row: dict[str, Any] = {
             "layer": fit.layer,
             **fit.metrics,
-            "accuracy_low": low,
-            "accuracy_high": high,
+            **_ends("accuracy", interval),
             "train_cross_entropy": fit.train_cross_entropy,
             **self._information(fit),
             "optimality_gap": fit.optimality_gap,
             "majority_accuracy": float(in_majority.sum() / test.n_tokens),
-            "above_majority_low": above[0],
-            "above_majority_high": above[1],
+            **_ends("above_majority", above),
             "n_train_tokens": train.n_tokens,
             "n_test_tokens": test.n_tokens,
             "n_classes": n_classes,
@@ -318,10 +316,10 @@ class ClassResults(ProbeResults):
         test, n_classes = self.sides.test, len(self.sides.classes)
         prior = constant_cross_entropy_by_sentence(self.sides.train, test, n_classes)
         saved = prior - fit.cross_entropy_by_sentence
-        low, high = mean_interval(test.clusters(saved), test.clusters(test.tokens_by_sentence()))
+        interval = mean_interval(test.clusters(saved), test.clusters(test.tokens_by_sentence()))
         return {
             "prior_cross_entropy": float(prior.sum() / test.n_tokens),
-            "information": float(saved.sum() / test.n_tokens), "information_low": low, "information_high": high,
+            "information": float(saved.sum() / test.n_tokens), **_ends("information", interval),
         }  # fmt: skip
 
     def _compare_with_control(self, name: str, fit: LayerFit, draws: Sequence[LayerFit]) -> dict[str, float]:
@@ -331,8 +329,8 @@ class ClassResults(ProbeResults):
         difference = fit.correct_by_sentence - np.mean([draw.correct_by_sentence for draw in draws], axis=0)
         test = self.sides.test
         interval = difference_interval(test.clusters(difference), test.clusters(test.tokens_by_sentence()))
-        low, high = widened(fit.metrics["accuracy"] - accuracy, interval, accuracies)
-        return {f"{name}_accuracy": accuracy, f"above_{name}_low": low, f"above_{name}_high": high}
+        above = widened(fit.metrics["accuracy"] - accuracy, interval, accuracies)
+        return {f"{name}_accuracy": accuracy, **_ends(f"above_{name}", above)}
 
 
 # --------------------------------------------------------------------------------------------------------------------
