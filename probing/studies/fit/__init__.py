@@ -24,9 +24,7 @@ from probing.cli.options import (
     Source,
     StatesOptions,
     WandbOptions,
-    as_options,
     chosen,
-    configuration,
     defaults,
     figure_formats,
     option,
@@ -38,7 +36,7 @@ from probing.errors import UserError, flag, in_python, refuse, spelled
 from probing.models import ModelSource, SiteName, site_of
 from probing.results import Table, layers_named, listed, read_csv
 from probing.runs import Result, Study, model_name
-from probing.runs.call import places, print_output_location, runs_folder, save_input_text, tracking
+from probing.runs.call import Call, print_output_location, runs_folder, save_input_text, tracking
 from probing.runs.checks import check_documents, check_tables, check_tensors
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.run import Run, read_documents, run_of
@@ -138,25 +136,17 @@ def fit(options: FitOptions) -> Run | None:
     Returns:
         The finished run; None except in the rank-zero process.
     """
-    config = configuration(options) | described(options.task, options.task_args)
-    probe, wandb, say = options.probe_options, as_options(WandbOptions, options.wandb, "wandb"), messages(options.quiet)
-    resolve_mode(wandb.mode)
-    cached, place = places(options.cache, options.runs, options.name)
+    call, probe = Call.of(STUDY, options), options.probe_options
+    config, say = call.config | described(options.task, options.task_args), call.say
     token_task, fixed = load_task(options.task, options.task_args), Covariate.of(options.control_for)
     selected = controls_of_call(options.controls, token_task, probe, options.trainer, options.mdl, options.control_for)
     text = read_corpora(options.corpus, options.test_corpus, options.seed, say, options.group_by, reader_of(token_task))
     with quiet_libraries():
-        from probing.activations.source import ActivationSource
         from probing.data.labelling import n_heads_of
         from probing.runs.results import EvidenceConfig, measure
 
-        watch, weights_seed = Stopwatch(), options.seed if options.random_weights else None
-        source = ActivationSource.of(
-            options.model, options.revision, options.layer, options.trainer, probe.solver, cache=cached,
-            dtype=options.dtype, max_length=options.max_length, batch_tokens=options.batch_tokens,
-            random_weights_seed=weights_seed, say=say, site=options.site, tokenizer=options.tokenizer,
-            without_first=options.first_token == "exclude",
-        )  # fmt: skip
+        watch = Stopwatch()
+        source = call.source(probe.solver, site=options.site, tokenizer=options.tokenizer)
         plan = EvidenceConfig(
             options.seed, options.replicates, options.evidence == "all", options.mdl, options.transform, extremes=True,
             n_rotations=options.rotations,
@@ -164,9 +154,9 @@ def fit(options: FitOptions) -> Run | None:
         sides, others, fitted, stores = _read(
             source, text, token_task, fixed, options.group_by, probe, selected, plan, watch
         )
-        folder = RunFolder(place, options.name, _default_name(source, config)) if is_main_process() else None
+        folder = RunFolder(call.place, call.name, _default_name(source, config)) if is_main_process() else None
         input_files = save_input_text(config, source.model.name, folder) if folder else []
-        with tracking(folder, wandb, config) as tracker:
+        with tracking(folder, call.wandb, config) as tracker:
             results = measure(
                 sides, others, source.layers, probe, replace(plan, n_heads=n_heads_of(stores[0])), source.trainer,
                 watch, say, tracker and tracker.logger, str(folder.path) if folder else None,
