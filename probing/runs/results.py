@@ -546,14 +546,19 @@ def write(
     config: Mapping[str, Any],
     results: ProbeResults,
     model_name: str,
+    cached: Mapping[str, Mapping[str, Any]],
+    timings: Callable[[], Mapping[str, float]],
     formats: Sequence[str] = USUAL,
     corpus: Corpus | None = None,
     transforms: Mapping[int, Transform] | None = None,
+    noted: Mapping[str, Any] | None = None,
 ) -> Written:
-    """Write tables, tensors, figures (in `formats`) and the configuration; `write_summary` adds the rest.
+    """Write tables, tensors, figures (in `formats`), the configuration, and all as `results.json`, for programs.
 
-    `corpus` is the test corpus, for the contexts of the first neurons' extreme activations, None without text.
-    `transforms` are by layer, if the activations were transformed or centred.
+    `cached` has the model and the corpus of the activations, for the training and the test side; `timings` returns the
+    seconds of each stage, after tables and figures are written; `noted` are further entries of `results.json`, such as
+    the place of the text. `corpus` is the test corpus, for the contexts of the first neurons' extreme activations, None
+    without text. `transforms` are by layer, if the activations were transformed or centred.
     """
     tables, sides = results.tables(), results.sides
     tables["neurons"] = with_spans(tables["neurons"], sides)
@@ -569,6 +574,9 @@ def write(
         paths.append(folder / "transform.safetensors")
         save(paths[-1], transforms)
     figures = write_figures(folder / "figures", tables, label_name(config), model_name, formats) if formats else []
+    summary = _summary(results, tables["accuracy"], cached, timings(), noted or {})
+    paths.append(folder / "results.json")
+    paths[-1].write_text(json.dumps(summary, indent=2), encoding="utf-8")
     return Written(tables, figures, paths, penalty_rows(results.penalty))
 
 
@@ -585,26 +593,18 @@ def penalty_rows(penalty: Mapping[str, Any]) -> list[Row]:
     return list(rows)
 
 
-def write_summary(
-    folder: Path,
-    results: ProbeResults,
-    written: Written,
-    cached: Mapping[str, Mapping[str, Any]],
-    timings: Mapping[str, float],
-    noted: Mapping[str, Any] | None = None,
-) -> Path:
-    """Write `results.json`, everything measured in a single file for programs, and return its path.
-
-    `cached` has the model and the corpus of the activations, for the training and the test side; `timings` are in
-    seconds; `noted` are further entries, such as the place of the text.
-    """
+def _summary(
+    results: ProbeResults, accuracy: Sequence[Row], cached: Mapping[str, Mapping[str, Any]],
+    timings: Mapping[str, float], noted: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """Return the content of `results.json`; the arguments are as in `write`."""
     sides, key = results.sides, cached["test"]["key"]
     named = {"train": sides.train, "validation": sides.validation, "test": sides.test}
-    summary = {
+    return {
         "versions": versions(),
         "site": key.get("site", "residual" if "model" in key else "arrays"),
         "cache": dict(cached),
-        **(noted or {}),
+        **noted,
         "classes": sides.classes.tolist(),
         **({"numbers": results.numbers} if results.numbers else {}),
         "penalty": dict(results.penalty),
@@ -626,12 +626,9 @@ def write_summary(
                 "n_passes": fit.n_passes,
                 "objective": fit.objective,
             }
-            for row, fit in zip(written.tables["accuracy"], results.fits, strict=True)
+            for row, fit in zip(accuracy, results.fits, strict=True)
         ],
     }
-    path = folder / "results.json"
-    path.write_text(json.dumps(summary, indent=2), encoding="utf-8")
-    return path
 
 
 def intervals_over(test: Examples) -> dict[str, Any]:

@@ -138,10 +138,11 @@ class Stopwatch:
         self._start = self._last = perf_counter()
         self._stages: dict[str, float] = {}
 
-    def end(self, stage: str) -> None:
-        """Record the end of a stage, which begins the next stage."""
+    def end(self, stage: str) -> dict[str, float]:
+        """Record the end of a stage, which begins the next stage, and return the timings so far."""
         now = perf_counter()
         self._stages[f"{stage}_s"], self._last = now - self._last, now
+        return self.timings()
 
     def timings(self) -> dict[str, float]:
         """Return the seconds of each stage and their total, as in `results.json`."""

@@ -263,16 +263,14 @@ def _write(
 ) -> Run:
     from probing.data.labelling import origin
     from probing.runs.places import read_from
-    from probing.runs.results import write, write_summary
+    from probing.runs.results import write
 
-    formats = figure_formats(config["figure_format"])
-    written = write(folder, config, results, model.short_name, formats, corpus, fitted)
-    watch.end("rank")
+    formats, noted = figure_formats(config["figure_format"]), read_from(config, folder)
     cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
-    noted = read_from(config, folder)
-    files = [*input_files, write_summary(folder, results, written, cached_of, watch.timings(), noted)]
+    timings = partial(watch.end, "rank")
+    written = write(folder, config, results, model.short_name, cached_of, timings, formats, corpus, fitted, noted)
     run = run_of(folder, written.tables)
-    written.log(tracker, files, _write_page(run))
+    written.log(tracker, input_files, _write_page(run))
     return run
 
 
@@ -560,10 +558,10 @@ def _saved_run(
         assert tracker  # there is one wherever there is a folder
         results = measure_run(logger or tracker.logger, None)
         with stage("tables, figures and page"):
-            written, summary = _write_arrays(folder.path, results, config, watch, fitted, formats)
+            written = _write_arrays(folder.path, results, config, watch, fitted, formats)
             run = run_of(folder.path, written.tables)
             page = _write_page(run)
-        written.log(tracker, [summary], page)
+        written.log(tracker, [], page)
     run.folder = folder.finish()
     if not quiet:
         print_output_location(run.folder, tracker.where(run.folder))
@@ -575,7 +573,7 @@ def _passing(results: Any, config: Mapping[str, Any], watch: Stopwatch, fitted: 
     folder = Path(tempfile.mkdtemp(prefix="probing-"))
     try:
         with stage("tables"):
-            written, _ = _write_arrays(folder, results, config, watch, fitted)
+            written = _write_arrays(folder, results, config, watch, fitted)
         run = run_of(folder, written.tables)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -586,15 +584,13 @@ def _passing(results: Any, config: Mapping[str, Any], watch: Stopwatch, fitted: 
 
 def _write_arrays(
     folder: Path, results: Any, config: Mapping[str, Any], watch: Stopwatch, fitted: Any, formats: Sequence[str] = ()
-) -> tuple[Any, Path]:
-    """Write all results; return the written files and the path of the summary."""
-    from probing.runs.results import write, write_summary
+) -> Any:
+    """Write all results and return what was written."""
+    from probing.runs.results import write
 
-    written = write(folder, config, results, config["model"], formats, transforms=fitted)
-    watch.end("rank")
     key = {"activations": config["arrays"]["sha256"]}
-    cached_of = {side: {"key": key} for side in ("train", "test")}
-    return written, write_summary(folder, results, written, cached_of, watch.timings())
+    cached_of, timings = {side: {"key": key} for side in ("train", "test")}, partial(watch.end, "rank")
+    return write(folder, config, results, config["model"], cached_of, timings, formats, transforms=fitted)
 
 
 def _drawn_tables(result: Result) -> dict[str, Table]:
