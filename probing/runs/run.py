@@ -54,14 +54,15 @@ class Run(Result):
     ) -> None:  # fmt: skip
         tables = {"accuracy": accuracy, "neurons": neurons, **(others or {})}
         super().__init__(study_of("fit"), folder, config, results, tables)
-        self._unread = {*self.by_name} - {*tables}
+        self._unread = {schema.name: schema for schema in self.study.schemas if schema.name not in tables}
         # Texts that have moved, as `load_run(folder, corpus=...)` names them.
         self.moved: Sequence[Any] = ()
 
     def __getattr__(self, name: str) -> Table:
-        if name in vars(self).get("_unread", ()):
-            self.by_name[name] = self._read(self.by_name[name].schema)
-            self._unread.remove(name)
+        unread: dict[str, Schema] = vars(self).get("_unread", {})
+        if name in unread:
+            self.by_name[name] = self._read(unread[name])
+            del unread[name]
         return super().__getattr__(name)
 
     def _read(self, schema: Schema) -> Table:
