@@ -22,7 +22,7 @@ from probing.data.examples import Examples, Sides, read
 from probing.probes.retraining import REMOVED, cross_entropy_by_sentence
 from probing.probes.training import train_probes
 from probing.probes.transforms import with_neurons
-from probing.runs.finished import RunExtraction, open_runs, probe_weight, sides_of, trained_as
+from probing.runs.finished import RunExtraction, open_runs, sides_of, trained_as
 from probing.runs.places import cache_of
 from probing.runs.run import Run, load_fit
 from probing.runtime import quiet_libraries
@@ -79,7 +79,7 @@ def main() -> int:
     with quiet_libraries():
         (finished,) = open_runs([run], "index")
         sides = sides_of(finished, RunExtraction(cache_of(run, None), {}, print))
-        weight = probe_weight(run)[run.layers.index(options.layer)]
+        weight = run.weight[run.layers.index(options.layer)]
         by_sentence = contributions_by_sentence(sides.test, options.layer, weight)
         neurons = np.argsort(-by_sentence.sum(0))[:N_RETRAINED].tolist()
         losses = losses_without(run, sides, options.layer, neurons)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ from probing.probes.outliers import check_tokens
 from probing.probes.training import LayerFit
 from probing.probes.transforms import centred, of_neurons
 from probing.runs.results import EvidenceConfig, measure
-from probing.runtime import Stopwatch, drop_garbage, heap_set_aside, quiet_libraries
+from probing.runtime import drop_garbage, heap_set_aside, quiet_libraries, restored_environment
 from probing.runtime.processes import run_on_rank_zero
 from probing.runtime.terminal import silence
 from probing.runtime.trainer import preserve_algorithms
@@ -124,7 +123,7 @@ def without_traces() -> Iterator[None]:
             _random_state_restored(),
             preserve_algorithms(),
             _arithmetic_restored(),
-            _environment_restored(),
+            restored_environment(),
             quiet_libraries(),
         ):
             stack.enter_context(context)
@@ -185,17 +184,6 @@ def _set(switches: Sequence[Any], values: Sequence[str], together: str | None) -
         switch.fp32_precision = value
 
 
-@contextmanager
-def _environment_restored() -> Iterator[None]:
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
-
-
 # Columns of a layer's row in `accuracy.csv` that are logged for it; those of a control are logged, too.
 _OF_PROBES = ("accuracy", "r2", "optimality_gap", "relative_gradient")
 
@@ -242,8 +230,6 @@ class Measurement:
 
         The model and the process stay unchanged; files are in a temporary folder, which is removed.
         """
-        if self._prepared is None:
-            self.prepare(model, tokenizer, device)
         assert self._prepared is not None
         assert isinstance(self._prepared.model, ModelObject)
         with without_traces(), tempfile.TemporaryDirectory(prefix="probing-") as folder:
@@ -262,22 +248,12 @@ class Measurement:
 
     def _accuracies(self, source: ActivationSource, sides: Sides) -> dict[str, float]:
         """Train the probes and their controls as `fit` does, and return their values of `accuracy.csv`."""
-        config = EvidenceConfig(0, False, False, "none", self.options.seed, ranking=False)
+        config = EvidenceConfig(self.options.seed, ranking=False)
         controls = control_sides(self.controls, sides, self.corpora, source, self.options.seed)
         if self.options.probe_options.bias:
             sides, controls, _ = centred(sides, controls, source.layers)
-        results = measure(
-            sides,
-            controls,
-            source.layers,
-            self.options.probe_options,
-            config,
-            source.trainer,
-            Stopwatch(),
-            silence,
-            None,
-            None,
-        )
+        probe, trainer = self.options.probe_options, source.trainer
+        results = measure(sides, controls, source.layers, probe, config, trainer)
         values: dict[str, float] = {}
         scores = [f"{name}_{score}" for name in self.controls for score in ("accuracy", "r2")]
         for row in results.accuracy():

@@ -106,11 +106,8 @@ def report(options: ReportOptions) -> Path:
 
     refuse(label_name_problems(options.label_name))
     sources = read_sources(named, options.model_name, options.label_name)
-    path = (
-        Path(options.output)
-        if options.output is not None
-        else _default(named, sources.agreement.folder if sources.agreement else None)
-    )
+    comparison = sources.agreement.folder if sources.agreement else None
+    path = _default(named, comparison) if options.output is None else Path(options.output)
     _check(path, f"--output {path}")
 
     with quiet_libraries():

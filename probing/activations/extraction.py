@@ -24,7 +24,7 @@ from probing.models.examination import n_token_types, with_the_same_weights
 from probing.models.sites import activations
 from probing.runtime import give_back_memory
 from probing.runtime.processes import interrupts_pass, launched
-from probing.runtime.progress import shards_counted
+from probing.runtime.trainer import CountedShards
 from probing.statistics.chance import permute_within_sentences
 
 
@@ -350,7 +350,7 @@ def forward_trainer(options: Mapping[str, Any], callbacks: Sequence[Any]) -> pl.
     """Return a Trainer for a forward pass over shards, with the relevant options."""
     return pl.Trainer(
         logger=False,
-        callbacks=[shards_counted(), *callbacks],
+        callbacks=[CountedShards(), *callbacks],
         **{"enable_progress_bar": False, **trainer_keywords(options)},
         enable_model_summary=False,
         enable_checkpointing=False,

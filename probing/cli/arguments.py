@@ -7,7 +7,7 @@ import re
 from argparse import SUPPRESS, _StoreAction
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from inspect import signature
 from itertools import groupby
 from os.path import isfile
@@ -372,6 +372,10 @@ COMMAND_LINE = OptionSource()
 PYTHON = OptionSource("", "=")
 
 
+# Names of options with their values.
+Pairs = Sequence[tuple[str, Any]]
+
+
 class OptionCollector:
     """Collector of the options of `owner`, separately, so that all problems are reported."""
 
@@ -403,40 +407,31 @@ class OptionCollector:
         option_pairs = [
             (name, "true" if value is None and self._may_be_yes(name) else value) for name, value in option_pairs
         ]
-        for is_plain, group in groupby(option_pairs, lambda pair: self._is_plain(*pair)):
-            pairs = list(group)
-            if not (is_plain and self._take_together(pairs)):
-                for option, value in pairs:  # to name those that are wrong
-                    self._take_option(option, value)
+        for is_plain, group in groupby(option_pairs, lambda pair: self._is_plain(pair[0])):
+            if is_plain:
+                self._take_all([(_name(option), value) for option, value in group], COMMAND_LINE, self._parse_words)
+            else:
+                for option, value in group:
+                    self._take_other(option, value)
 
     def _may_be_yes(self, option: str) -> bool:
         return option.startswith("--") and bool in get_args(self._types.get(_name(option)))
 
-    def _is_plain(self, option: str, value: str | None) -> bool:
+    def _is_plain(self, option: str) -> bool:
         """Return whether the parser takes an option as written on the command line, if its value is right."""
         name = _name(option).removesuffix("+")
-        is_right = option.startswith("--") and name in self._types and not is_mapping(self._types[name])
-        return is_right and not self._is_missing(name, value, COMMAND_LINE)
+        return option.startswith("--") and name in self._types and not is_mapping(self._types[name])
 
-    def _take_together(self, pairs: Sequence[tuple[str, str | None]]) -> bool:
-        """Take options in a single pass over the parser's arguments; if any is wrong, take none and return False."""
-        try:
-            self._namespace = self._parser.parse_args([_argument(*pair) for pair in pairs], self._namespace)
-        except _WRONG:
-            return False
-        return True
-
-    def _take_option(self, option: str, value: str | None) -> None:
+    def _take_other(self, option: str, value: str | None) -> None:
+        """Take a mapping or a group of options, which are typed as YAML; note what is no option."""
         name = _name(option)
         if not re.match("--[A-Za-z]", option):
             problem = f"`{option}` is not an option: options begin with two hyphens, and lists are written 0,3,6"
             self._problems.append(problem)
         elif name in self._groups or is_mapping(self._types.get(name.split(".")[0])):
             self.take_mapping({name: None if value is None else as_yaml(value)}, COMMAND_LINE)
-        elif self._is_known(name.removesuffix("+"), COMMAND_LINE):
-            self._take(
-                name, value, COMMAND_LINE, lambda base: self._parser.parse_args([_argument(option, value)], base)
-            )
+        else:
+            self._is_known(name.removesuffix("+"), COMMAND_LINE)
 
     def is_file_of_group(self, option: str, value: str | None) -> bool:
         """Return whether an option from the command line, such as `--probe FILE.yaml`, names the file of a group."""
@@ -455,14 +450,25 @@ class OptionCollector:
     def take_mapping(self, options: Mapping[Any, Any], source: OptionSource) -> None:
         """Take options with parsed values; options of a group are in a mapping or have dotted names."""
         known = {name: value for name, value in self._flat(options, source) if self._is_known(name, source)}
-        try:  # all of them in one pass over the parser's arguments
-            if not any(self._is_missing(name, value, source) for name, value in known.items()):
-                self._namespace = self._parser.parse_object(_nested(known), self._namespace)
+        self._take_all([*known.items()], source, self._parse_values)
+
+    def _parse_words(self, pairs: Pairs) -> Namespace:
+        words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in pairs]
+        return self._parser.parse_args(words, self._namespace)
+
+    def _parse_values(self, pairs: Pairs) -> Namespace:
+        return self._parser.parse_object(_nested(dict(pairs)), self._namespace)
+
+    def _take_all(self, pairs: Pairs, source: OptionSource, parse: Callable[[Pairs], Namespace]) -> None:
+        """Take options in a single pass over the parser's arguments; if any is wrong, take each by itself."""
+        try:
+            if not any(self._is_missing(name, value, source) for name, value in pairs):
+                self._namespace = parse(pairs)
                 return
         except _WRONG:
             pass
-        for name, value in known.items():  # to name those that are wrong
-            self._take(name, value, source, partial(self._parser.parse_object, _nested({name: value})))
+        for name, value in pairs:  # to name those that are wrong
+            self._take(name, value, source, parse)
 
     def _flat(self, options: Mapping[Any, Any], source: OptionSource) -> Iterator[tuple[str, Any]]:
         for name, value in ((str(key), value) for key, value in options.items()):
@@ -502,9 +508,7 @@ class OptionCollector:
         self._problems.append(f"{source.name(name)} is not an option of {self._owner}{near or few}")
         return False
 
-    def _take(
-        self, name: str, value: Any, source: OptionSource, parse: Callable[[Namespace | None], Namespace]
-    ) -> None:
+    def _take(self, name: str, value: Any, source: OptionSource, parse: Callable[[Pairs], Namespace]) -> None:
         if value == "":
             self._problems.append(f"{source.value(name, value)} is empty: give it a value or leave it out")
             return
@@ -514,7 +518,7 @@ class OptionCollector:
         try:
             if self._is_missing(name, value, source):
                 raise ValueError(value)
-            self._namespace = parse(self._namespace)
+            self._namespace = parse([(name, value)])
         except _WRONG:
             hint = self._types[name.removesuffix("+")]
             self._problems.append(f"{source.value(name, value)}: expected {expected(hint)}")
@@ -567,10 +571,6 @@ def with_underscores(arg: str) -> str:
 
 def _name(option: str) -> str:
     return with_underscores(option).removeprefix("--")
-
-
-def _argument(option: str, value: str | None) -> str:
-    return f"--{_name(option)}" if value is None else f"--{_name(option)}={value}"
 
 
 def _option_pairs(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:

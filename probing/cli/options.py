@@ -668,22 +668,10 @@ class FewOptions(Options):
 
 
 # The declarations of shared options, for classes that declare one of them by its name and default alone.
-SHARED.update(
-    {
-        name: declaration
-        for group in (
-            StatesOptions,
-            CorpusOptions,
-            BatchOptions,
-            RunOptions,
-            ProbedOptions,
-            OutputOptions,
-            OutlierOptions,
-            FewOptions,
-        )
-        for name, declaration in _declarations(group).items()
-    }
-)  # fmt: skip
+for _group in (
+    StatesOptions, CorpusOptions, BatchOptions, RunOptions, ProbedOptions, OutputOptions, OutlierOptions, FewOptions,
+):  # fmt: skip
+    SHARED.update(_declarations(_group))
 
 # With so many, the first of all has the p-value .05.
 LEAST_ROTATIONS = 19

@@ -23,8 +23,7 @@ from probing.probes.linear import Descent, FullPasses, LinearProbe, ProbeMetrics
 from probing.probes.solvers import Penalty, Problem, problem_of_layer
 from probing.runtime import drop_garbage
 from probing.runtime.processes import interrupts_pass
-from probing.runtime.progress import solutions_counted
-from probing.runtime.trainer import HONOURED, build_trainer
+from probing.runtime.trainer import HONOURED, CountedSolutions, build_trainer
 from probing.statistics.moments import Moments, PenaltySpace, Scaling
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -246,7 +245,7 @@ def _solve(
     options = {"max_epochs": MAX_PASSES, **training.trainer}
     if not data.sides.validation.n_tokens:
         options["limit_val_batches"] = 0
-    callbacks = [solutions_counted(what), *training.callbacks(what), ValidatedIfLogged()]
+    callbacks = [CountedSolutions(what), *training.callbacks(what), ValidatedIfLogged()]
     trainer = build_trainer(options, logger, callbacks, folder)
     with interrupts_pass():
         trainer.fit(probe, datamodule=data)
@@ -272,7 +271,7 @@ def _descend(
     """Train a stack of problems by Adam."""
     stack = _stack(data, problems, moments, training)
     probe = LinearProbe(**stack, solver="adam", learning_rate=adam.learning_rate, patience=adam.patience)
-    callbacks = [solutions_counted(what), *training.callbacks(what)]
+    callbacks = [CountedSolutions(what), *training.callbacks(what)]
     trainer = build_trainer({"max_epochs": MAX_EPOCHS, **training.trainer}, logger, callbacks, folder)
     with interrupts_pass():
         trainer.fit(probe, datamodule=ActivationDataModule(data.sides, data.layers, adam.batch_size, adam.seed))

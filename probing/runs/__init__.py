@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar
@@ -86,8 +86,7 @@ class Result:
     @spelled(in_python)
     def report(self, output: str | Path | None = None) -> Path:
         """Write the results as an HTML page, by default `report.html` in their folder, and return its path."""
-        write = partial(load(ACTIONS["report"]), [str(self.folder)])
-        page: Path = write(output=None if output is None else str(output))
+        page: Path = load(ACTIONS["report"])([str(self.folder)], output=None if output is None else str(output))
         return page
 
     @spelled(in_python)

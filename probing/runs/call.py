@@ -184,9 +184,8 @@ class Measurements:
 
     def with_python_values(self) -> Measurements:
         """Return the measurements with Python's numbers and lists in place of those of NumPy and torch."""
-        tables = {name: [_python_values(row) for row in rows] for name, rows in self.tables.items()}
-        curves = [_python_values(row) for row in self.curves]
-        return replace(self, tables=tables, results=_python_values(self.results), curves=curves)
+        values = {name: _python_values(getattr(self, name)) for name in ("tables", "results", "curves")}
+        return replace(self, **values)
 
 
 def _python_values(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from probing.activations import ActivationStore, is_cached
 from probing.activations.source import ActivationSource, report_dropped_text
@@ -42,7 +41,7 @@ from probing.probes.training import Training, training_of
 from probing.probes.transforms import transformed, with_constant
 from probing.results import count, layers_named, listed
 from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed
-from probing.runs.places import RunRecord, model_of, places_of, task_of, texts_of_runs
+from probing.runs.places import RunRecord, Say, model_of, places_of, task_of, texts_of_runs
 from probing.runtime.progress import stage
 from probing.tables import has_intercept
 from probing.text import Corpus, Split
@@ -72,7 +71,17 @@ def site_read(run: RunRecord) -> dict[str, Any]:
     )
 
 
-Say = Callable[[str], None]
+def source_of_run(
+    run: RunRecord, model: ModelSource, layers: Sequence[int], cache: Path, say: Say, trainer: Mapping[str, Any]
+) -> ActivationSource:
+    """Return what reads hidden states of a run's model as the run did."""
+    config = run.config
+    return ActivationSource(
+        model, layers, cache, config["dtype"], config["max_length"], config["batch_tokens"],
+        config["seed"] if config["random_weights"] else None, None, trainer, say,
+        without_first=leaves_out_first(config), **site_read(run),
+    )  # fmt: skip
+
 
 # Trainer options that say where a run was computed; they do not change how far its probes were trained.
 WHERE_TO_TRAIN = {
@@ -168,24 +177,9 @@ class RunExtraction:
     def store(self, finished: Finished, corpus: Corpus) -> ActivationStore:
         """Return the activations of a corpus by a run's model, in the run's layers."""
         key = finished.run.folder, corpus.fingerprint
-        if key not in self._stores:
-            self._stores[key] = self._extract(finished, corpus)
-        return self._stores[key]
-
-    def readings(self, finished: Finished, corpus: Corpus) -> Readings:
-        """Return the readings of a corpus by a run's model, in the run's layers."""
-        key = finished.run.folder, corpus.fingerprint
-        if key not in self._readings:
-            self._readings[key] = self._read(finished, corpus)
-        return self._readings[key]
-
-    def _extract(self, finished: Finished, corpus: Corpus) -> ActivationStore:
-        source, config = finished.source, finished.run.config
-        reads = ActivationSource(
-            source, finished.run.layers, self.cache, config["dtype"], config["max_length"], config["batch_tokens"],
-            config["seed"] if config["random_weights"] else None, None, self.trainer, self.say,
-            without_first=leaves_out_first(config), **site_read(finished.run),
-        )  # fmt: skip
+        if key in self._stores:
+            return self._stores[key]
+        reads = source_of_run(finished.run, finished.source, finished.run.layers, self.cache, self.say, self.trainer)
         if self.only_cached and not is_cached(reads.request(corpus), self.cache):
             raise UserError(
                 f"`{finished.run.folder}`: its hidden states are no longer in the cache {self.cache}; `extract` with "
@@ -193,7 +187,15 @@ class RunExtraction:
             )
         (store,) = reads.read([corpus])
         report_dropped_text([corpus], [store.tokens], self.say)
+        self._stores[key] = store
         return store
+
+    def readings(self, finished: Finished, corpus: Corpus) -> Readings:
+        """Return the readings of a corpus by a run's model, in the run's layers."""
+        key = finished.run.folder, corpus.fingerprint
+        if key not in self._readings:
+            self._readings[key] = self._read(finished, corpus)
+        return self._readings[key]
 
     def _read(self, finished: Finished, corpus: Corpus) -> Readings:
         source, config, layers = finished.source, finished.run.config, finished.run.layers
@@ -211,11 +213,6 @@ def width_of(run: Run) -> int:
     """Return the number of neurons of each of a run's layers."""
     first = run.accuracy[0]["layer"]
     return sum(row["layer"] == first for row in run.neurons)
-
-
-def probe_weight(run: Run) -> Tensor:
-    """Return the weights of a run's probes on raw hidden states, shape (n_layers, n_classes, d_model)."""
-    return run.weight
 
 
 def penalty_of(run: Run) -> Penalty:
@@ -262,7 +259,7 @@ def check_contributions(run: Run, layer: int, contribution: Sequence[float] | ND
 def ranked_of(finished: Finished, extract: RunExtraction, seed: int) -> Ranked:
     """Rank a run's neurons again from its probe, with the sentences or documents of its test part as clusters."""
     test = sides_of(finished, extract).test
-    ranked = rank_on_clusters(finished.label, probe_weight(finished.run), test, finished.run.layers, seed)
+    ranked = rank_on_clusters(finished.label, finished.run.weight, test, finished.run.layers, seed)
     for i, layer in enumerate(ranked.layers):
         check_contributions(finished.run, layer, ranked.scores[i])
     return replace(ranked, no_signal=_no_signal(finished.run, ranked.scores.shape))
@@ -304,7 +301,7 @@ def pairs_of(
     @cache
     def rotation_null_of(j: int) -> RotationNull:
         test = sides_of(finished[j], extract).test
-        return rotation_null(probe_weight(finished[j].run), test, ranked[j].layers, seed)
+        return rotation_null(finished[j].run.weight, test, ranked[j].layers, seed)
 
     pairs = {}
     for i, j in itertools.combinations(range(len(finished)), 2):

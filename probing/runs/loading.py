@@ -15,7 +15,7 @@ from probing.results import listed
 from probing.runs import Result, study_names, study_of, study_of_kind
 from probing.runs.folder import kind_of, read_json, reading
 from probing.runs.places import TEXTS, given_texts, is_model_of, model_of, sources_of, texts_of
-from probing.runs.run import Run, load_fit, of_text, read_run
+from probing.runs.run import Run, load_fit, of_text
 from probing.tables import has_intercept
 from probing.text import GroupBy
 from probing.tracking import least, resolve_mode
@@ -45,25 +45,19 @@ def load_run(folder: str | Path, corpus: Any = None) -> Any:
         UserError: If the folder has no finished results, or they are damaged, or the run read another text.
     """
     if corpus is not None:
-        return _with_text(load_fit(folder), corpus)
+        run = load_fit(folder)
+        run.moved = given_texts(corpus)
+        texts_of(of_text(run), run.moved)  # refuses another text
+        return run
     folder = Path(folder)
     if folder.name == "rankings" and os.path.isdir(folder) and os.path.isfile(folder.parent / "results.json"):
         with reading(folder):
             return study_of("rank").read(folder)
     kind = kind_of(folder, writers())
-    with reading(folder):
-        if kind is None:
-            return read_run(folder)
-        if (study := study_of_kind(kind)) is not None:
+    if (study := study_of("fit") if kind is None else study_of_kind(kind)) is not None:
+        with reading(folder):
             return study.read(folder)
     raise UserError(f"`{folder}` holds a {kind}, which this version cannot read; update it.")
-
-
-def _with_text(run: Run, corpus: Any) -> Run:
-    """Return the run with the new place of its text, whose content is checked."""
-    run.moved = given_texts(corpus)
-    texts_of(of_text(run), run.moved)
-    return run
 
 
 def load_fit_of_classes(folder: str | Path) -> Run:

@@ -31,7 +31,7 @@ _GIVE = "give the path of the same text with `--corpus` (from Python with `corpu
 
 
 class RunRecord(Protocol):
-    """The part of a finished run, or of its probes, that records its inputs."""
+    """The part of a finished run that records its inputs, and how its texts are split."""
 
     @property
     def folder(self) -> Path:
@@ -44,10 +44,6 @@ class RunRecord(Protocol):
     @property
     def results(self) -> Mapping[str, Any]:
         """Content of `results.json`."""
-
-
-class OfText(RunRecord, Protocol):
-    """A finished run whose texts can be read again."""
 
     @property
     def split_by(self) -> GroupBy:
@@ -173,12 +169,14 @@ def given_texts(corpus: Any) -> list[str]:
     return [os.fspath(path) for path in given]
 
 
-def texts_of(run: OfText, given: Sequence[Any] = (), say: Say = lambda message: None) -> RunTexts:
+def texts_of(run: RunRecord, given: Sequence[Any] = (), say: Say = lambda message: None) -> RunTexts:
     """Read the texts of a run again; see `texts_of_runs`."""
     return texts_of_runs([run], given, say)[0]
 
 
-def texts_of_runs(runs: Sequence[OfText], given: Sequence[Any] = (), say: Say = lambda message: None) -> list[RunTexts]:
+def texts_of_runs(
+    runs: Sequence[RunRecord], given: Sequence[Any] = (), say: Say = lambda message: None
+) -> list[RunTexts]:
     """Read the texts of runs again; each of `given`, texts that have moved, is used for all equal texts of the runs.
 
     Raises:
@@ -204,7 +202,7 @@ def texts_of_runs(runs: Sequence[OfText], given: Sequence[Any] = (), say: Say = 
     return texts
 
 
-def _texts(run: OfText, offered: Sequence[OfferedTexts], say: Say) -> RunTexts:
+def _texts(run: RunRecord, offered: Sequence[OfferedTexts], say: Say) -> RunTexts:
     keys = _fingerprints(run)
     if run.config["test_corpus"] is None:
         source, main = _text(run, "corpus", offered, lambda text: text.fingerprint == keys["test"])

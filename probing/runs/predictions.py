@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.activations.source import ActivationSource, report_dropped_text
+from probing.activations.source import report_dropped_text
 from probing.data.arrays import activations_of_arrays
 from probing.data.examples import Examples, HiddenStateSource, Sides, SpanVectors, pooled, read, span_vectors
 from probing.errors import UserError
@@ -27,6 +27,7 @@ from probing.results import (
     NamedLayer,
     Row,
     Table,
+    cells_table,
     count,
     element,
     in_brackets,
@@ -38,12 +39,12 @@ from probing.results import (
     shown_table,
 )
 from probing.runs import refuse_several
-from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed
-from probing.runs.finished import RunExtraction, open_runs, sides_of, site_read, width_of
+from probing.runs.checks import read_transforms, reads_transformed
+from probing.runs.finished import RunExtraction, open_runs, sides_of, source_of_run, width_of
 from probing.runs.folder import read_tensor, reading
 from probing.runs.places import cache_of, model_of, task_of
 from probing.runtime import quiet_libraries, terminal
-from probing.runtime.terminal import plain_table, render
+from probing.runtime.terminal import render
 from probing.statistics import ranked
 from probing.tables import neuron_name
 from probing.tables.schema import CONTEXTS, EXPLANATIONS, NEURON_CLASSES, PREDICTIONS, PROFILES
@@ -229,16 +230,15 @@ class _Weights:
 
 @dataclass(frozen=True)
 class Probes:
-    """The probes of a run.
+    """The probes of all of a run's layers, or of some.
 
     Args:
+        run: The run.
         weight: Weight of each layer's probe on raw activations, shape (n_classes, d_model), by layer number.
         intercept: Intercept of each layer's probe, shape (n_classes,); empty for probes without an intercept.
     """
 
-    folder: Path
-    config: Mapping[str, Any]
-    results: Mapping[str, Any]
+    run: Run
     weight: Mapping[int, Tensor]
     intercept: Mapping[int, Tensor] = field(default_factory=dict)
 
@@ -249,16 +249,10 @@ class Probes:
 
     def read(self, store: HiddenStateSource) -> HiddenStateSource:
         """Return activations as the run's probes read them: transformed, centred, or unchanged."""
-        if not reads_transformed(self.config):
+        if not reads_transformed(self.run.config):
             return store
         width = next(iter(self.weight.values())).shape[1]
-        return TransformedStore(store, read_transforms(self.folder, list(self.weight), width))
-
-    @property
-    def classes(self) -> list[int | str]:
-        """The label of each class."""
-        classes: list[int | str] = self.results["classes"]
-        return classes
+        return TransformedStore(store, read_transforms(self.run.folder, list(self.weight), width))
 
 
 # Returns, for each example of a layer, the rows that are made of it.
@@ -271,14 +265,9 @@ def of_texts(probes: Probes, texts: Any, reader: Reader | None = None) -> Table:
     `texts` are sentences, or lists of words; `reader` makes the rows (predictions by default).
     """
     refuse_several("predict")
-    corpus, model, task = _corpus(texts), model_of(probes), task_of(probes)
+    corpus, model, task = _corpus(texts), model_of(probes.run), task_of(probes.run)
     with tempfile.TemporaryDirectory(prefix="probing-") as cache, quiet_libraries():
-        config = probes.config
-        source = ActivationSource(
-            model, list(probes.weight), Path(cache), config["dtype"], config["max_length"], config["batch_tokens"],
-            config["seed"] if config["random_weights"] else None, say=terminal.say,
-            without_first=leaves_out_first(config), **site_read(probes),
-        )  # fmt: skip
+        source = source_of_run(probes.run, model, list(probes.weight), Path(cache), terminal.say, {})
         (store,) = source.read([corpus])
         report_dropped_text([corpus], [store.tokens], terminal.say)
         examples = _examples(probes, store, task, corpus)
@@ -304,13 +293,13 @@ def of_arrays(probes: Probes, activations: Any, reader: Reader | None = None) ->
     if unknown := [layer for layer in store.layers if _key(layer) not in known]:
         what = "name" if isinstance(next(iter(known)), str) else "number"
         raise UserError(
-            f"`X`: layer {unknown[0]} is not in {probes.folder}, which has {', '.join(map(str, known))}; "
+            f"`X`: layer {unknown[0]} is not in {probes.run.folder}, which has {', '.join(map(str, known))}; "
             f"give a dict of layer {what} and array."
         )
     store = store.of_layers({known[_key(layer)]: array for layer, array in store.layers.items()})
     d_model = next(iter(probes.weight.values())).shape[1]
     if store.plan.d_model != d_model:
-        raise UserError(f"`X` has {store.plan.d_model} columns, and the probes of {probes.folder} read {d_model}.")
+        raise UserError(f"`X` has {store.plan.d_model} columns, and the probes of {probes.run.folder} read {d_model}.")
     of_layers = replace(probes, weight={layer: probes.weight[layer] for layer in store.layers})
     examples = Examples(of_layers.read(store), np.zeros(store.tokens.n_tokens, dtype=np.int32))
     return _table(of_layers, examples, lambda row: {"row": row}, reader)
@@ -408,10 +397,10 @@ def _table(
 def predictions(probes: Probes, layer: int, states: Tensor) -> list[list[dict[str, Any]]]:
     """Return for each example the most probable class, or the predicted number."""
     logits = probes.logits(layer, states)
-    if (numbers := probes.results.get("numbers")) is not None:
+    if (numbers := probes.run.results.get("numbers")) is not None:
         return [[{**layer_cells(layer), "predicted": number}] for number in (numbers["mean"] + logits[:, 0]).tolist()]
     probability, index = (largest.tolist() for largest in logits.double().softmax(1).max(1))
-    labels = (probes.classes[i] for i in index)
+    labels = (probes.run.results["classes"][i] for i in index)
     return [
         [{**layer_cells(layer), "predicted": label, "probability": p}]
         for label, p in zip(labels, probability, strict=True)
@@ -470,16 +459,13 @@ class Explanation(Table):
         parts = []
         for layer, examples in groupby(self.examples(), lambda rows: rows[0]["layer"]):
             listed = list(examples)
-            table = plain_table(f"Layer {layer}: what is predicted, and the neurons that contribute most to it")
-            for heading, justify in (
-                ("", "left"),
-                ("predicted", "left"),
-                ("probability", "right"),
-                ("neurons", "left"),
-            ):
-                table.add_column(heading, justify=justify)
-            for rows in listed[:SHOWN]:
-                table.add_row(self._name(rows[0]), _predicted(rows[0]), _probability(rows[0]), _neurons(rows))
+            title = f"Layer {layer}: what is predicted, and the neurons that contribute most to it"
+            headings = "", "predicted", "probability", "neurons"
+            cells = [
+                (self._name(rows[0]), _predicted(rows[0]), _probability(rows[0]), _neurons(rows))
+                for rows in listed[:SHOWN]
+            ]
+            table = cells_table(title, headings, cells, ("", "predicted", "neurons"))
             if len(listed) > SHOWN:
                 table.caption = f"the first {SHOWN} of {len(listed)}"
             parts.append(table)

@@ -65,6 +65,7 @@ from probing.runs.predictions import contexts_of
 from probing.runtime import Stopwatch, versions
 from probing.runtime.files import write_tensors
 from probing.runtime.progress import counted, stage
+from probing.runtime.terminal import silence
 from probing.statistics import (
     accuracy_interval,
     difference_interval,
@@ -247,7 +248,7 @@ class ClassResults(ProbeResults):
     Args:
         codes: Code length of the training labels given each layer's activations; empty if not measured.
         predicted: For each layer the predicted class of each test token, -1 for tokens that are no examples, shape
-            (n_tokens,).
+            (n_tokens,); empty for trials of a sweep.
         bases: A row per layer, basis and number of units, as in `bases.csv`; empty unless neurons are features.
     """
 
@@ -257,56 +258,40 @@ class ClassResults(ProbeResults):
     bases: Sequence[Row] = ()
 
     def _of_classes(self) -> dict[str, Sequence[Row]]:
-        scores = self.class_scores()
+        sides, labels = self.sides, self.sides.classes.tolist()
+        predictions = [(fit.layer, of_layer) for fit, of_layer in zip(self.fits, self.predicted, strict=False)]
+        scores = [row for layer, predicted in predictions for row in class_scores(sides, layer, predicted)]
         # Classes that are numbers of tokens, such as positions.
-        are_positions = self.sides.ordinal and self.sides.test.pooling is None
+        are_positions = sides.ordinal and sides.test.pooling is None
         return {
             "class_scores": scores,
-            "confusions": self.confusions(),
+            "confusions": [row for layer, predicted in predictions for row in confusions(sides, layer, predicted)],
             "positions": positions_of(scores) if are_positions else (),
-            "classes": self.neurons_by_class(),
+            "classes": [
+                row
+                for fit, layer_evidence in self._ranked
+                for row in class_rows(fit.layer, fit.weight, layer_evidence.magnitudes, labels)
+            ],
             "bases": self.bases,
         }
-
-    def neurons_by_class(self) -> list[dict[str, Any]]:
-        """Return a row per layer, class and neuron among the first of the class, as in `classes.csv`."""
-        labels = self.sides.classes.tolist()
-        return [
-            row
-            for fit, layer_evidence in self._ranked
-            for row in class_rows(fit.layer, fit.weight, layer_evidence.magnitudes, labels)
-        ]
-
-    def class_scores(self) -> list[dict[str, Any]]:
-        """Return a row per layer and class, as in `class_scores.csv`."""
-        return [row for layer, predicted in self._predictions() for row in class_scores(self.sides, layer, predicted)]
-
-    def confusions(self) -> list[dict[str, Any]]:
-        """Return a row per layer, class and predicted class, as in `confusions.csv`."""
-        return [row for layer, predicted in self._predictions() for row in confusions(self.sides, layer, predicted)]
-
-    def _predictions(self) -> Iterator[tuple[int, Classes]]:
-        return zip((fit.layer for fit in self.fits), self.predicted, strict=False)  # trials of a sweep have none
 
     def _accuracy_row(self, i: int) -> dict[str, Any]:
         fit, train, test, n_classes = self.fits[i], self.sides.train, self.sides.test, len(self.sides.classes)
         in_majority = test.labels == int(train.counts(n_classes).argmax())
         of_majority = np.bincount(test.store.tokens.sentences[in_majority], minlength=len(fit.correct_by_sentence))
         n_tokens = test.clusters(test.tokens_by_sentence())
-        low, high = accuracy_interval(test.clusters(fit.correct_by_sentence), n_tokens)
+        interval = accuracy_interval(test.clusters(fit.correct_by_sentence), n_tokens)
         # The majority class is guessed on the same tokens, so that the difference is paired by sentence.
         above = difference_interval(test.clusters(fit.correct_by_sentence - of_majority), n_tokens)
         row: dict[str, Any] = {
             "layer": fit.layer,
             **fit.metrics,
-            "accuracy_low": low,
-            "accuracy_high": high,
+            **_ends("accuracy", interval),
             "train_cross_entropy": fit.train_cross_entropy,
             **self._information(fit),
             "optimality_gap": fit.optimality_gap,
             "majority_accuracy": float(in_majority.sum() / test.n_tokens),
-            "above_majority_low": above[0],
-            "above_majority_high": above[1],
+            **_ends("above_majority", above),
             "n_train_tokens": train.n_tokens,
             "n_test_tokens": test.n_tokens,
             "n_classes": n_classes,
@@ -331,10 +316,10 @@ class ClassResults(ProbeResults):
         test, n_classes = self.sides.test, len(self.sides.classes)
         prior = constant_cross_entropy_by_sentence(self.sides.train, test, n_classes)
         saved = prior - fit.cross_entropy_by_sentence
-        low, high = mean_interval(test.clusters(saved), test.clusters(test.tokens_by_sentence()))
+        interval = mean_interval(test.clusters(saved), test.clusters(test.tokens_by_sentence()))
         return {
             "prior_cross_entropy": float(prior.sum() / test.n_tokens),
-            "information": float(saved.sum() / test.n_tokens), "information_low": low, "information_high": high,
+            "information": float(saved.sum() / test.n_tokens), **_ends("information", interval),
         }  # fmt: skip
 
     def _compare_with_control(self, name: str, fit: LayerFit, draws: Sequence[LayerFit]) -> dict[str, float]:
@@ -344,8 +329,8 @@ class ClassResults(ProbeResults):
         difference = fit.correct_by_sentence - np.mean([draw.correct_by_sentence for draw in draws], axis=0)
         test = self.sides.test
         interval = difference_interval(test.clusters(difference), test.clusters(test.tokens_by_sentence()))
-        low, high = widened(fit.metrics["accuracy"] - accuracy, interval, accuracies)
-        return {f"{name}_accuracy": accuracy, f"above_{name}_low": low, f"above_{name}_high": high}
+        above = widened(fit.metrics["accuracy"] - accuracy, interval, accuracies)
+        return {f"{name}_accuracy": accuracy, **_ends(f"above_{name}", above)}
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -364,6 +349,7 @@ class EvidenceConfig:
     """Measurements besides accuracy.
 
     Args:
+        seed: Seed of every random draw.
         n_replicates: Number of bootstrap samples of the training sentences, 0 for none.
         retraining: Whether probes are retrained without neurons and under other penalties.
         codes: Whether the online code length of the training labels is measured.
@@ -375,11 +361,11 @@ class EvidenceConfig:
             `ROTATIONS` with `retraining`, otherwise none.
     """
 
-    n_replicates: int
-    retraining: bool
-    codes: bool
-    transform: str
     seed: int
+    n_replicates: int = 0
+    retraining: bool = False
+    codes: bool = False
+    transform: str = "none"
     n_heads: int | None = None
     extremes: bool = False
     ranking: bool = True
@@ -398,10 +384,10 @@ def measure(
     probe: ProbeOptions,
     config: EvidenceConfig,
     trainer: Mapping[str, Any],
-    watch: Stopwatch,
-    say: Callable[[str], None],
-    logger: Any,
-    folder: str | None,
+    watch: Stopwatch | None = None,
+    say: Callable[[str], None] = silence,
+    logger: Any = None,
+    folder: str | None = None,
 ) -> ProbeResults:
     """Train the probes of a run, its controls, and the probes that give evidence for its rankings.
 
@@ -409,6 +395,7 @@ def measure(
     `logger` logs the training curves of the run's probes; `folder` is for Lightning's files, None except in the
     rank-zero process.
     """
+    watch = watch or Stopwatch()
     results: ProbeResults
     if sides.numbers:
         results = _measure_numbers(sides, controls, layers, probe, config, watch)
@@ -559,14 +546,19 @@ def write(
     config: Mapping[str, Any],
     results: ProbeResults,
     model_name: str,
+    cached: Mapping[str, Mapping[str, Any]],
+    timings: Callable[[], Mapping[str, float]],
     formats: Sequence[str] = USUAL,
     corpus: Corpus | None = None,
     transforms: Mapping[int, Transform] | None = None,
+    noted: Mapping[str, Any] | None = None,
 ) -> Written:
-    """Write tables, tensors, figures (in `formats`) and the configuration; `write_summary` adds the rest.
+    """Write tables, tensors, figures (in `formats`), the configuration, and all as `results.json`, for programs.
 
-    `corpus` is the test corpus, for the contexts of the first neurons' extreme activations, None without text.
-    `transforms` are by layer, if the activations were transformed or centred.
+    `cached` has the model and the corpus of the activations, for the training and the test side; `timings` returns the
+    seconds of each stage, after tables and figures are written; `noted` are further entries of `results.json`, such as
+    the place of the text. `corpus` is the test corpus, for the contexts of the first neurons' extreme activations, None
+    without text. `transforms` are by layer, if the activations were transformed or centred.
     """
     tables, sides = results.tables(), results.sides
     tables["neurons"] = with_spans(tables["neurons"], sides)
@@ -582,6 +574,9 @@ def write(
         paths.append(folder / "transform.safetensors")
         save(paths[-1], transforms)
     figures = write_figures(folder / "figures", tables, label_name(config), model_name, formats) if formats else []
+    summary = _summary(results, tables["accuracy"], cached, timings(), noted or {})
+    paths.append(folder / "results.json")
+    paths[-1].write_text(json.dumps(summary, indent=2), encoding="utf-8")
     return Written(tables, figures, paths, penalty_rows(results.penalty))
 
 
@@ -598,26 +593,18 @@ def penalty_rows(penalty: Mapping[str, Any]) -> list[Row]:
     return list(rows)
 
 
-def write_summary(
-    folder: Path,
-    results: ProbeResults,
-    written: Written,
-    cached: Mapping[str, Mapping[str, Any]],
-    timings: Mapping[str, float],
-    noted: Mapping[str, Any] | None = None,
-) -> Path:
-    """Write `results.json`, everything measured in a single file for programs, and return its path.
-
-    `cached` has the model and the corpus of the activations, for the training and the test side; `timings` are in
-    seconds; `noted` are further entries, such as the place of the text.
-    """
+def _summary(
+    results: ProbeResults, accuracy: Sequence[Row], cached: Mapping[str, Mapping[str, Any]],
+    timings: Mapping[str, float], noted: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """Return the content of `results.json`; the arguments are as in `write`."""
     sides, key = results.sides, cached["test"]["key"]
     named = {"train": sides.train, "validation": sides.validation, "test": sides.test}
-    summary = {
+    return {
         "versions": versions(),
         "site": key.get("site", "residual" if "model" in key else "arrays"),
         "cache": dict(cached),
-        **(noted or {}),
+        **noted,
         "classes": sides.classes.tolist(),
         **({"numbers": results.numbers} if results.numbers else {}),
         "penalty": dict(results.penalty),
@@ -639,12 +626,9 @@ def write_summary(
                 "n_passes": fit.n_passes,
                 "objective": fit.objective,
             }
-            for row, fit in zip(written.tables["accuracy"], results.fits, strict=True)
+            for row, fit in zip(accuracy, results.fits, strict=True)
         ],
     }
-    path = folder / "results.json"
-    path.write_text(json.dumps(summary, indent=2), encoding="utf-8")
-    return path
 
 
 def intervals_over(test: Examples) -> dict[str, Any]:

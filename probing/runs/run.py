@@ -25,19 +25,7 @@ from probing.runs import Result, study_of
 from probing.runs.checks import check_parts
 from probing.runs.folder import kind_of, read_json, read_tensor, read_yaml, reading
 from probing.tables import Order, has_intercept, ordered
-from probing.tables.schema import (
-    BASES,
-    BASIS,
-    CLASS_SCORES,
-    CLASSES,
-    CONFUSIONS,
-    CONTEXTS,
-    HEADS,
-    NUMBER_TABLES,
-    POSITIONS,
-    PROFILES,
-    TABLES,
-)
+from probing.tables.schema import CLASS_SCORES, NUMBER_TABLES, TABLES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +43,7 @@ class Run(Result):
         results: The content of `results.json`.
         accuracy: A dict per layer, as in `accuracy.csv`.
         neurons: A dict per layer and neuron in ranked order, as in `neurons.csv`.
-        others: Other tables by name; those that are missing are read from the folder when they are asked for.
+        others: Other tables by name; those that are missing are read from the folder when they are needed.
     """
 
     METHODS = (*Result.METHODS, "top", "neuron", "predict", "explain", "hidden_states")
@@ -64,65 +52,38 @@ class Run(Result):
         self, folder: Path, config: dict[str, Any], results: dict[str, Any], accuracy: Table, neurons: Table,
         others: Mapping[str, Table] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(study_of("fit"), folder, config, results, {"accuracy": accuracy, "neurons": neurons})
-        self._others = dict(others or {})
+        tables = {"accuracy": accuracy, "neurons": neurons, **(others or {})}
+        super().__init__(study_of("fit"), folder, config, results, tables)
+        self._unread = {schema.name: schema for schema in self.study.schemas if schema.name not in tables}
         # Texts that have moved, as `load_run(folder, corpus=...)` names them.
         self.moved: Sequence[Any] = ()
+
+    def __getattr__(self, name: str) -> Table:
+        unread: dict[str, Schema] = vars(self).get("_unread", {})
+        if name in unread:
+            self.by_name[name] = self._read(unread[name])
+            del unread[name]
+        return super().__getattr__(name)
+
+    def _read(self, schema: Schema) -> Table:
+        """Return a table that not every run has; empty if it is not in the folder."""
+        path = self.folder / f"{schema.name}.csv"
+        if not path.exists():
+            return Table((), schema)
+        with reading(self.folder):
+            rows = with_labels(read_csv(path, schema), schema, self.results["classes"])
+            check_parts(rows, schema, self.layers, self.results["classes"])
+        return rows
 
     @property
     def layers(self) -> list[int]:
         """The layers that have a probe, ascending."""
         return [row["layer"] for row in self.accuracy]
 
-    @property
-    def positions(self) -> Table:
-        """A dict per layer and position, as in `positions.csv`; empty if the task does not predict a position."""
-        return self._further(POSITIONS)
-
-    @property
-    def heads(self) -> Table:
-        """A dict per layer and head, as in `heads.csv`; empty unless the neurons are the outputs of heads."""
-        return self._further(HEADS)
-
-    @property
-    def bases(self) -> Table:
-        """A dict per layer, basis and number of units, as in `bases.csv`; empty unless neurons are features."""
-        return self._further(BASES)
-
-    @property
-    def basis(self) -> Table:
-        """A dict per layer and kind, as in `basis.csv`: neurons against directions; empty without rotations."""
-        return self._further(BASIS)
-
-    @property
-    def classes(self) -> Table:
-        """A dict per layer, class and neuron among the first of the class, as in `classes.csv`."""
-        return self._further(CLASSES)
-
-    @property
-    def class_scores(self) -> Table:
-        """A dict per layer and class, as in `class_scores.csv`: recall, precision, most frequent confusion."""
-        return self._further(CLASS_SCORES)
-
     def scores_of(self, layer: int) -> Table:
         """Return the scores of each class in a layer; empty where classes are numbers, see `positions`."""
         rows = [row for row in self.class_scores if row["layer"] == layer and "within_one" not in self.accuracy[0]]
         return Table(rows, CLASS_SCORES)
-
-    @property
-    def confusions(self) -> Table:
-        """A dict per layer, class and predicted class that occur together, as in `confusions.csv`."""
-        return self._further(CONFUSIONS)
-
-    @property
-    def contexts(self) -> Table:
-        """The test tokens on which each layer's first neurons are highest and lowest, as in `contexts.csv`."""
-        return self._further(CONTEXTS)
-
-    @property
-    def profiles(self) -> Table:
-        """Further description of each layer's first neurons, as in `profiles.csv`."""
-        return self._further(PROFILES)
 
     def neuron(self, layer: int | str, neuron: int, n: int = 10) -> NeuronPage:
         """Return the page of a neuron; the hidden states are read from the cache, or extracted again.
@@ -162,18 +123,6 @@ class Run(Result):
         from probing.runs.predictions import hidden_states_of
 
         return hidden_states_of(of_text(self), self._numbered(layer), split)
-
-    def _further(self, schema: Schema) -> Table:
-        """Return a table that not every run has, which is read once."""
-        if schema.name not in self._others:
-            rows = Table((), schema)
-            if (path := self.folder / f"{schema.name}.csv").exists():
-                with reading(self.folder):
-                    rows = read_csv(path, schema)
-                    rows = with_labels(rows, schema, self.results["classes"])
-                    check_parts(rows, schema, self.layers, self.results["classes"])
-            self._others[schema.name] = rows
-        return self._others[schema.name]
 
     @property
     def weight(self) -> Tensor:
@@ -257,7 +206,7 @@ class Run(Result):
         if layer is not None:
             weight = {(numbered := self._numbered(layer)): weight[numbered]}
         intercepts = {} if self.intercept is None else dict(zip(self.layers, self.intercept, strict=True))
-        return Probes(self.folder, self.config, self.results, weight, intercepts)
+        return Probes(self, weight, intercepts)
 
     @property
     def split_by(self) -> GroupBy:

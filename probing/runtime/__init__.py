@@ -10,7 +10,7 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution, version
@@ -68,11 +68,6 @@ def drop_garbage() -> None:
 
 # Whether this program has set objects aside. Python can say whether any are, but counts them, which takes long.
 _is_set_aside = False
-
-
-def heap_is_set_aside() -> bool:
-    """Return whether this program excludes its objects from garbage collection."""
-    return _is_set_aside
 
 
 def set_heap_aside() -> None:
@@ -143,10 +138,11 @@ class Stopwatch:
         self._start = self._last = perf_counter()
         self._stages: dict[str, float] = {}
 
-    def end(self, stage: str) -> None:
-        """Record the end of a stage, which begins the next stage."""
+    def end(self, stage: str) -> dict[str, float]:
+        """Record the end of a stage, which begins the next stage, and return the timings so far."""
         now = perf_counter()
         self._stages[f"{stage}_s"], self._last = now - self._last, now
+        return self.timings()
 
     def timings(self) -> dict[str, float]:
         """Return the seconds of each stage and their total, as in `results.json`."""
@@ -165,10 +161,37 @@ def _without_garbage_collection() -> Iterator[None]:
     try:
         yield
     finally:
-        if len(sys.modules) > n_modules and heap_is_set_aside():
+        if len(sys.modules) > n_modules and _is_set_aside:
             set_heap_aside()
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def quiet_loggers(*names: str) -> Iterator[None]:
+    """Let Python's loggers of these names report errors alone, and restore their levels afterwards."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in levels:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
+
+
+@contextmanager
+def restored_environment(names: Iterable[str] | None = None) -> Iterator[None]:
+    """Restore variables of the environment afterwards, those of these names or all."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() | before.keys() if names is None else names:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
 
 
 @contextmanager
@@ -184,18 +207,10 @@ def quiet_libraries() -> Iterator[None]:
         "lightning_fabric",
         "lightning_fabric.utilities.distributed",
     )
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with _quiet_transformers(), warnings.catch_warnings():
-            for module in ("pytorch_lightning", "lightning_fabric", "torch", "torchmetrics"):
-                warnings.filterwarnings("ignore", module=rf"{module}(\..*)?$")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    with quiet_loggers(*names), _quiet_transformers(), warnings.catch_warnings():
+        for module in ("pytorch_lightning", "lightning_fabric", "torch", "torchmetrics"):
+            warnings.filterwarnings("ignore", module=rf"{module}(\..*)?$")
+        yield
 
 
 @contextmanager

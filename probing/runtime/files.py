@@ -134,10 +134,10 @@ def stored(path: Path, within: Path | None = None) -> Path:
     return path
 
 
-def files_of(folder: Path, within: Path | None = None) -> set[str]:
+def files_of(folder: Path) -> set[str]:
     """Return the paths of all files of a folder that a library reads as a whole, relative to the folder, with `/`.
 
-    Raises OSError if a file is not regular or lies, links resolved, outside `within` (by default the folder itself).
+    Raises OSError if a file is not regular or lies, links resolved, outside the folder.
     """
     paths, waiting = set(), [""]
     while waiting:
@@ -149,7 +149,7 @@ def files_of(folder: Path, within: Path | None = None) -> set[str]:
                     continue
                 paths.add(f"{inside}{entry.name}")
                 if not entry.is_file(follow_symlinks=False):  # only what is no plain file has to be looked at
-                    regular(Path(entry.path), within or folder)
+                    regular(Path(entry.path), folder)
     return paths
 
 

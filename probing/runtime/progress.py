@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from threading import Lock, Timer
@@ -74,21 +74,11 @@ class Stage:
         return seconds / steps * (self.total - self.done)
 
 
-class StageLine(Protocol):
-    """Display of an open stage."""
-
-    def changed(self) -> None:
-        """Show changes."""
-
-    def stop(self) -> None:
-        """Remove the display."""
-
-
 class Overview:
     """Stages of a command, shown by the display `line`, printed, or if `briefly` printed only if long."""
 
     def __init__(
-        self, line: Callable[[Overview], StageLine] | None = None, prints_lines: bool = False, briefly: bool = False
+        self, line: Callable[[Overview], ProgressLine] | None = None, prints_lines: bool = False, briefly: bool = False
     ) -> None:
         self.line, self.prints_lines, self.briefly = line, prints_lines, briefly
         self.n_begun = 0
@@ -97,7 +87,7 @@ class Overview:
         self.open: list[Stage] = []
         self.printed: set[str] = set()  # what was said once
         self._spent: dict[str, list[tuple[float, float]]] = {}  # amount and seconds of each stage, by kind
-        self._shown: StageLine | None = None
+        self._shown: ProgressLine | None = None
         self._timer: Timer | None = None
         self._n_lines = 0
         self._speaking = Lock()
@@ -365,69 +355,6 @@ def _begun(open_stage: Stage, is_stage: bool) -> Iterator[Advance]:
         current.end(open_stage, has_failed=True)
         raise
     current.end(open_stage, has_failed=False)
-
-
-def shards_counted() -> Any:
-    """Return a Lightning callback that counts the shards that a model has read."""
-    import pytorch_lightning as pl
-
-    class Shards(_Counting, pl.Callback):
-        def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            self.begin("", sum(int(n) for n in trainer.num_predict_batches))
-
-        def on_predict_batch_end(self, *args: Any, **kwargs: Any) -> None:
-            self.advance(1)
-
-    return Shards()
-
-
-def solutions_counted(what: str) -> Any:
-    """Return a Lightning callback that counts solved probes and passes over the tokens; `what` names the probes."""
-    import pytorch_lightning as pl
-
-    class Solutions(_Counting, pl.Callback):
-        n_solved = 0
-
-        def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            self.begin(what, len(pl_module.problems), is_even=False)  # type: ignore[arg-type]
-
-        def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            n_solved = len(getattr(pl_module.rule, "solutions", ()))
-            self.advance(n_solved - self.n_solved, f"{what}, pass {trainer.current_epoch + 1}")
-            self.n_solved = n_solved
-
-    return Solutions()
-
-
-def steps_counted() -> Any:
-    """Return a Lightning callback that counts training steps."""
-    import pytorch_lightning as pl
-
-    class Steps(_Counting, pl.Callback):
-        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            self.step = trainer.global_step
-            self.begin("", trainer.max_steps, self.step)
-
-        def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-            self.advance(trainer.global_step - self.step)
-            self.step = trainer.global_step
-
-    return Steps()
-
-
-class _Counting:
-    """Count that begins and ends with a loop of Lightning's Trainer."""
-
-    def begin(self, name: str, total: int, done: int = 0, is_even: bool = True) -> None:
-        self.stack = ExitStack()
-        self.advance = self.stack.enter_context(counted(name, total, done, is_even))
-
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if hasattr(self, "stack"):
-            self.stack.close()
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self.teardown(trainer, pl_module, "")
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -26,10 +26,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, IterableDataset
 
 from probing.errors import UserError, as_clause, did_you_mean, out_of_range, refuse
-from probing.runtime import logger_problems, without_logger
+from probing.runtime import logger_problems, restored_environment, without_logger
 from probing.runtime.files import most_text, parse_json, read_text, replacing
 from probing.runtime.processes import end_together, interrupts_pass, launched
-from probing.runtime.progress import steps_counted
+from probing.runtime.progress import counted
 
 # Fewest multiplications of a product, and fewest weights of a linear map, for which oneDNN's preparation is worthwhile.
 LEAST, LEAST_WEIGHTS = 2**24, 2**16
@@ -328,15 +328,12 @@ def _rank_problems(options: Mapping[str, Any]) -> list[str]:
 def preserve_algorithms() -> Iterator[None]:
     """Restore torch's choice of algorithms, which a Trainer changes for the whole process."""
     mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
-    workspace = os.environ.get(_CUBLAS)
     try:
-        yield
+        with restored_environment([_CUBLAS]):
+            yield
     finally:
         torch.set_deterministic_debug_mode(mode)
         torch.backends.cudnn.benchmark = benchmark
-        os.environ.pop(_CUBLAS, None)
-        if workspace is not None:
-            os.environ[_CUBLAS] = workspace
 
 
 def build_trainer(
@@ -361,6 +358,60 @@ def build_trainer(
     )
     end_together(trainer)
     return trainer
+
+
+class _Counting(pl.Callback):
+    """Count that begins and ends with a loop of the Trainer."""
+
+    def begin(self, name: str, total: int, done: int = 0, is_even: bool = True) -> None:
+        self.stack = ExitStack()
+        self.advance = self.stack.enter_context(counted(name, total, done, is_even))
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if hasattr(self, "stack"):
+            self.stack.close()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self.teardown(trainer, pl_module, "")
+
+
+class CountedShards(_Counting):
+    """Count of the shards that a model has read."""
+
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin the count."""
+        self.begin("", sum(int(n) for n in trainer.num_predict_batches))
+
+    def on_predict_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        """Count a shard."""
+        self.advance(1)
+
+
+class CountedSolutions(_Counting):
+    """Count of solved probes, with the pass over the tokens; `what` names the probes."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.n_solved = what, 0
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin the count."""
+        self.begin(self.what, len(pl_module.problems), is_even=False)  # type: ignore[arg-type]
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Count what the pass has solved."""
+        n_solved = len(getattr(pl_module.rule, "solutions", ()))
+        self.advance(n_solved - self.n_solved, f"{self.what}, pass {trainer.current_epoch + 1}")
+        self.n_solved = n_solved
+
+
+class _CountedSteps(_Counting):
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.step = trainer.global_step
+        self.begin("", trainer.max_steps, self.step)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        self.advance(trainer.global_step - self.step)
+        self.step = trainer.global_step
 
 
 Row = dict[str, Any]
@@ -557,7 +608,7 @@ class RecordedTraining(pl.Callback):
             return self.curve
         defaults = {"gradient_clip_val": clip, "limit_val_batches": 0}
         limits = {"max_steps": self.steps, "max_epochs": -1}
-        callbacks = [self, steps_counted(), *callbacks]
+        callbacks = [self, _CountedSteps(), *callbacks]
         trainer = build_trainer({**defaults, **options, **limits}, None, callbacks, str(self.places.folder))
         state = self.places.state(self.name)
         with interrupts_pass(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):

@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 
 from probing.errors import UserError
 from probing.results import with_layer_name
+from probing.runtime import restored_environment
 
 if TYPE_CHECKING:
     from pytorch_lightning.loggers import WandbLogger
@@ -254,11 +255,8 @@ def of_lightning(metrics: Mapping[str, Any], layers: set[str]) -> tuple[dict[str
 
 def by_layer(neurons: Rows) -> dict[str, list[Mapping[str, Any]]]:
     """Split the ranking into a table per layer, in order of rank."""
-    layers = sorted({row["layer"] for row in neurons})
-    tables: dict[str, list[Mapping[str, Any]]] = {f"neurons/layer_{n:02d}": [] for n in layers}
-    for row in sorted(neurons, key=lambda row: row["rank"]):
-        tables[f"neurons/layer_{row['layer']:02d}"].append(row)
-    return tables
+    ranked, layers = sorted(neurons, key=lambda row: row["rank"]), sorted({row["layer"] for row in neurons})
+    return {f"neurons/layer_{n:02d}": [row for row in ranked if row["layer"] == n] for n in layers}
 
 
 def _is_number(value: object) -> bool:
@@ -268,16 +266,9 @@ def _is_number(value: object) -> bool:
 @contextmanager
 def variables(ours: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables, and restore them afterwards."""
-    before = {variable: os.environ.get(variable) for variable in ours}
-    os.environ.update(ours)
-    try:
+    with restored_environment(ours):
+        os.environ.update(ours)
         yield
-    finally:
-        for variable, value in before.items():
-            if value is None:
-                os.environ.pop(variable, None)
-            else:
-                os.environ[variable] = value
 
 
 _PREFIX, _LOCK = "probing-wandb-", ".lock"

@@ -5,7 +5,6 @@ All of them have the metric keys and the configuration of W&B.
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import sqlite3
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.errors import as_clause
-from probing.runtime import LOGGERS
+from probing.runtime import LOGGERS, quiet_loggers
 from probing.tracking.client import Logged, of_lightning, points, variables
 from probing.tracking.wandb_run import PROJECT
 
@@ -168,18 +167,13 @@ class TensorBoardRun(LoggerRun):
 @contextmanager
 def _quiet_mlflow() -> Iterator[None]:
     """Silence MLflow and its telemetry, and give up a server that does not answer."""
-    loggers = [logging.getLogger(name) for name in ("mlflow", "alembic", "pytorch_lightning.loggers.mlflow")]
-    levels = [logger.level for logger in loggers]
     ours = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
     ours |= {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with variables({name: os.environ.get(name) or value for name, value in ours.items()}):
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    with (
+        quiet_loggers("mlflow", "alembic", "pytorch_lightning.loggers.mlflow"),
+        variables({name: os.environ.get(name) or value for name, value in ours.items()}),
+    ):
+        yield
 
 
 class MlflowRun(LoggerRun):

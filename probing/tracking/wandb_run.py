@@ -167,7 +167,8 @@ class WandbRun:
         self._config = dict(config)
         self._warn = warn
         self._warned = False
-        self._mode = resolve_mode(options.mode)
+        # The requested mode, or its replacement after a failure of W&B.
+        self.mode: Mode = resolve_mode(options.mode)
         self._run: Run | None = None
         self._is_part = light or is_part()
         # A run that replaces a failed one has the same id.
@@ -194,17 +195,10 @@ class WandbRun:
             return None
         return run_id
 
-    @property
-    def mode(self) -> Mode:
-        """Current mode: the requested mode, or its replacement after a failure of W&B."""
-        return self._mode
-
     @cached_property
     def logger(self) -> WandbLogger | None:
         """Lightning's logger for this run, for `Trainer(logger=...)`; None when disabled."""
-        if self._run is None:
-            return None
-        return self._logger_on(self._run)
+        return None if self._run is None else self._logger_on(self._run)
 
     def log_results(self, logged: Logged) -> None:
         """Log the run's results; see `Tracker.log_results`."""
@@ -220,15 +214,15 @@ class WandbRun:
         self._close(exit_code)
         if (failure := self._failure) is None:
             return
-        self._mode, torn = _FALLBACK[self._mode], self._run_folder
+        self.mode, torn = _FALLBACK[self.mode], self._run_folder
         self._start()
         if self._run:
             self._repeat(self._run)
         self._log_results()
         self._close(exit_code)
         if self._failure:
-            self._mode = "disabled"
-        elif self._mode == "offline":
+            self.mode = "disabled"
+        elif self.mode == "offline":
             self._remove(torn)  # if both were synced, the last one would win
         self._report(failure)
         self._failure = None
@@ -244,24 +238,24 @@ class WandbRun:
             The address if the run was sent completely; otherwise the command that sends it, which also works in a copy
             of the folder; None if W&B is disabled, or not used on this machine.
         """
-        if self._mode == "online":
+        if self.mode == "online":
             return self._url
         is_used = self._options.mode != "auto" or os.environ.get("WANDB_MODE") or credentials()
-        if self._mode == "offline" and (verbose or is_used):
+        if self.mode == "offline" and (verbose or is_used):
             return f"cd {shlex.quote(str(folder))} && wandb sync wandb/{self._run_folder}"
         return None
 
     def _start(self) -> Exception | None:
         """Start a run; if that fails online fall back to offline, then to disabled. Return the first error, if any."""
         self._failure, first_error = None, None
-        while self._mode != "disabled":
+        while self.mode != "disabled":
             before = set(self._logs())
             try:
-                self._run = self._init(self._mode)
+                self._run = self._init(self.mode)
             except Exception as error:
                 first_error = first_error or error
                 self._clear_failed_start(before)
-                self._mode = _FALLBACK[self._mode]
+                self.mode = _FALLBACK[self.mode]
             else:
                 self._url = self._run.url
                 self._run_folder = Path(self._run.dir).parent.name
@@ -357,7 +351,7 @@ class WandbRun:
             except Exception as error:
                 self._failure = self._failure or error
         self._remove("cache")
-        if self._mode == "online":
+        if self.mode == "online":
             self._remove(f"data/{self._id}")  # kept for offline runs, whose tables are sent from there
 
     def _report(self, failure: Exception) -> None:
@@ -365,7 +359,7 @@ class WandbRun:
             return
         self._warned = True
         reason = self._reason(failure)
-        if self._mode == "offline":
+        if self.mode == "offline":
             self._warn(
                 f"W&B is logged offline ({reason}): the results on disk are complete,"
                 f" and `wandb sync wandb/{self._run_folder}` in the run's folder uploads them."
@@ -406,7 +400,7 @@ class WandbRun:
     def _environment(self) -> Iterator[None]:
         wandb_folder = self._folder / "wandb"
         ours = {
-            "WANDB_MODE": self._mode,  # an empty value is an error even if the mode is passed as an argument
+            "WANDB_MODE": self.mode,  # an empty value is an error even if the mode is passed as an argument
             "WANDB_DIR": str(self._folder),
             "WANDB_DATA_DIR": str(wandb_folder / "data" / self._id),  # copies of artifact files
             "WANDB_CACHE_DIR": str(wandb_folder / "cache"),

@@ -31,7 +31,6 @@ from probing.models import load_tokenizer, resolve_model
 from probing.page.charts import source_of
 from probing.page.run import question
 from probing.probes.rankings import shuffled_among_types
-from probing.runs.finished import probe_weight
 from probing.runs.loading import load_run
 from probing.text import Corpus, assign_splits, from_sentences, from_words, load_corpus
 from probing.text.tasks import classes_of, described, labels_of, load_task
@@ -511,7 +510,7 @@ def test_the_probe_reads_the_pooled_vectors_of_the_plain_forward_pass(
         for at, layer in enumerate((0, 2)):
             own = states.hidden_states[layer][0]
             vector = {"mean": own[1:-1].mean(0), "max": own[1:-1].amax(0), "cls": own[0]}[pooling]
-            predicted = run.results["classes"][int((probe_weight(run)[at] @ vector).argmax())]
+            predicted = run.results["classes"][int((run.weight[at] @ vector).argmax())]
             right[at] += predicted == corpus.sentence_columns["label"][i]
     assert [row["n_test_tokens"] for row in run.accuracy] == [len(test)] * 2
     # One sentence may be so near the boundary that the other order of sums changes its class.

@@ -39,10 +39,9 @@ from probing.probes.transforms import Fitting
 from probing.results import Table, count
 from probing.runs.call import Measurements
 from probing.runs.results import ClassResults, EvidenceConfig, measure
-from probing.runtime import Stopwatch, drop_garbage
+from probing.runtime import drop_garbage
 from probing.runtime.files import most_text, open_file, parse_json, read_text
 from probing.runtime.progress import remark, stage
-from probing.runtime.terminal import silence
 from probing.statistics.moments import deviations_of
 from probing.studies.checkpoints.tables import CHECKPOINTS, LOST, UNIGRAM, Thresholds, by_step, emergence, words_of
 from probing.studies.geometry.survey import GeometryPlan
@@ -191,10 +190,8 @@ def _of_fit(source: ActivationSource, config: CheckpointConfig) -> tuple[Documen
     task, corpora = load_task("position", None), config.corpora
     sides, stores = read_sides(source, corpora, config.splits, task, config.probe, "auto")
     controls = control_sides(["token"], sides, corpora, source, config.seed)
-    evidence = EvidenceConfig(0, False, False, "none", config.seed, ranking=False)
-    measured = measure(
-        sides, controls, source.layers, config.probe, evidence, source.trainer, Stopwatch(), silence, None, None
-    )
+    evidence = EvidenceConfig(config.seed, ranking=False)
+    measured = measure(sides, controls, source.layers, config.probe, evidence, source.trainer)
     assert isinstance(measured, ClassResults)
     rows: Rows = []
     for row in measured.accuracy():

@@ -29,9 +29,7 @@ from probing.models.loading import HeadOf, load_with_head
 from probing.probes.transforms import centred
 from probing.runs.loading import checkpoint_name
 from probing.runs.results import EvidenceConfig, measure
-from probing.runtime import Stopwatch
 from probing.runtime.files import regular, replacing
-from probing.runtime.terminal import silence
 from probing.runtime.trainer import (
     ContinuedData,
     ContinuedModule,
@@ -335,8 +333,8 @@ def _of_probe(sides: Sides, seed: int, trainer: Mapping[str, Any]) -> Baseline:
     # Without validation examples, no penalty can be chosen.
     probe = ProbeOptions(bias=True) if sides.validation.n_tokens else ProbeOptions(bias=True, l2=1e-4)
     centred_sides, _, _ = centred(sides, {}, [0])
-    config = EvidenceConfig(0, False, False, "none", seed, ranking=False)
-    results = measure(centred_sides, {}, [0], probe, config, process_options(trainer), Stopwatch(), silence, None, None)
+    config = EvidenceConfig(seed, ranking=False)
+    results = measure(centred_sides, {}, [0], probe, config, process_options(trainer))
     (fit,) = results.fits
     if sides.numbers:
         weight = fit.weight.numpy()[0]

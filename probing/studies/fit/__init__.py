@@ -24,9 +24,7 @@ from probing.cli.options import (
     Source,
     StatesOptions,
     WandbOptions,
-    as_options,
     chosen,
-    configuration,
     defaults,
     figure_formats,
     option,
@@ -38,7 +36,7 @@ from probing.errors import UserError, flag, in_python, refuse, spelled
 from probing.models import ModelSource, SiteName, site_of
 from probing.results import Table, layers_named, listed, read_csv
 from probing.runs import Result, Study, model_name
-from probing.runs.call import places, print_output_location, runs_folder, save_input_text, tracking
+from probing.runs.call import Call, print_output_location, runs_folder, save_input_text, tracking
 from probing.runs.checks import check_documents, check_tables, check_tensors
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.run import Run, read_documents, run_of
@@ -138,36 +136,28 @@ def fit(options: FitOptions) -> Run | None:
     Returns:
         The finished run; None except in the rank-zero process.
     """
-    config = configuration(options) | described(options.task, options.task_args)
-    probe, wandb, say = options.probe_options, as_options(WandbOptions, options.wandb, "wandb"), messages(options.quiet)
-    resolve_mode(wandb.mode)
-    cached, place = places(options.cache, options.runs, options.name)
+    call, probe = Call.of(STUDY, options), options.probe_options
+    config, say = call.config | described(options.task, options.task_args), call.say
     token_task, fixed = load_task(options.task, options.task_args), Covariate.of(options.control_for)
     selected = controls_of_call(options.controls, token_task, probe, options.trainer, options.mdl, options.control_for)
     text = read_corpora(options.corpus, options.test_corpus, options.seed, say, options.group_by, reader_of(token_task))
     with quiet_libraries():
-        from probing.activations.source import ActivationSource
         from probing.data.labelling import n_heads_of
         from probing.runs.results import EvidenceConfig, measure
 
-        watch, weights_seed = Stopwatch(), options.seed if options.random_weights else None
-        source = ActivationSource.of(
-            options.model, options.revision, options.layer, options.trainer, probe.solver, cache=cached,
-            dtype=options.dtype, max_length=options.max_length, batch_tokens=options.batch_tokens,
-            random_weights_seed=weights_seed, say=say, site=options.site, tokenizer=options.tokenizer,
-            without_first=options.first_token == "exclude",
-        )  # fmt: skip
+        watch = Stopwatch()
+        source = call.source(probe.solver, site=options.site, tokenizer=options.tokenizer)
         plan = EvidenceConfig(
-            options.replicates, options.evidence == "all", options.mdl, options.transform, options.seed, extremes=True,
+            options.seed, options.replicates, options.evidence == "all", options.mdl, options.transform, extremes=True,
             n_rotations=options.rotations,
         )  # fmt: skip
         sides, others, fitted, stores = _read(
             source, text, token_task, fixed, options.group_by, probe, selected, plan, watch
         )
         stem = f"{source.model.short_name}-{config['task'].rpartition(':')[2]}"
-        folder = RunFolder(place, options.name, stem) if is_main_process() else None
+        folder = RunFolder(call.place, call.name, stem) if is_main_process() else None
         input_files = save_input_text(config, source.model.name, folder) if folder else []
-        with tracking(folder, wandb, config) as tracker:
+        with tracking(folder, call.wandb, config) as tracker:
             results = measure(
                 sides, others, source.layers, probe, replace(plan, n_heads=n_heads_of(stores[0])), source.trainer,
                 watch, say, tracker and tracker.logger, str(folder.path) if folder else None,
@@ -270,16 +260,14 @@ def _write(
 ) -> Run:
     from probing.data.labelling import origin
     from probing.runs.places import read_from
-    from probing.runs.results import write, write_summary
+    from probing.runs.results import write
 
-    formats = figure_formats(config["figure_format"])
-    written = write(folder, config, results, model.short_name, formats, corpus, fitted)
-    watch.end("rank")
+    formats, noted = figure_formats(config["figure_format"]), read_from(config, folder)
     cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
-    noted = read_from(config, folder)
-    files = [*input_files, write_summary(folder, results, written, cached_of, watch.timings(), noted)]
+    timings = partial(watch.end, "rank")
+    written = write(folder, config, results, model.short_name, cached_of, timings, formats, corpus, fitted, noted)
     run = run_of(folder, written.tables)
-    written.log(tracker, files, _write_page(run))
+    written.log(tracker, input_files, _write_page(run))
     return run
 
 
@@ -473,7 +461,7 @@ def probe(
             "probe": asdict(options), "transform": "none",
         }  # fmt: skip
         expect(stages_of_probes([*others], replicates, evidence == "all", mdl, options, sides.numbers))
-        settings = EvidenceConfig(replicates, evidence == "all", mdl, "none", seed, n_rotations=rotations)
+        settings = EvidenceConfig(seed, replicates, evidence == "all", mdl, n_rotations=rotations)
         measure_run = partial(measure, sides, others, layers, options, settings, trainer or {}, watch, say)
         if place is None:
             return _passing(measure_run(logger, None), config, watch, fitted)
@@ -564,10 +552,10 @@ def _saved_run(
         assert tracker  # there is one wherever there is a folder
         results = measure_run(logger or tracker.logger, None)
         with stage("tables, figures and page"):
-            written, summary = _write_arrays(folder.path, results, config, watch, fitted, formats)
+            written = _write_arrays(folder.path, results, config, watch, fitted, formats)
             run = run_of(folder.path, written.tables)
             page = _write_page(run)
-        written.log(tracker, [summary], page)
+        written.log(tracker, [], page)
     run.folder = folder.finish()
     if not quiet:
         print_output_location(run.folder, tracker.where(run.folder))
@@ -579,7 +567,7 @@ def _passing(results: Any, config: Mapping[str, Any], watch: Stopwatch, fitted: 
     folder = Path(tempfile.mkdtemp(prefix="probing-"))
     try:
         with stage("tables"):
-            written, _ = _write_arrays(folder, results, config, watch, fitted)
+            written = _write_arrays(folder, results, config, watch, fitted)
         run = run_of(folder, written.tables)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -590,15 +578,13 @@ def _passing(results: Any, config: Mapping[str, Any], watch: Stopwatch, fitted: 
 
 def _write_arrays(
     folder: Path, results: Any, config: Mapping[str, Any], watch: Stopwatch, fitted: Any, formats: Sequence[str] = ()
-) -> tuple[Any, Path]:
-    """Write all results; return the written files and the path of the summary."""
-    from probing.runs.results import write, write_summary
+) -> Any:
+    """Write all results and return what was written."""
+    from probing.runs.results import write
 
-    written = write(folder, config, results, config["model"], formats, transforms=fitted)
-    watch.end("rank")
     key = {"activations": config["arrays"]["sha256"]}
-    cached_of = {side: {"key": key} for side in ("train", "test")}
-    return written, write_summary(folder, results, written, cached_of, watch.timings())
+    cached_of, timings = {side: {"key": key} for side in ("train", "test")}, partial(watch.end, "rank")
+    return write(folder, config, results, config["model"], cached_of, timings, formats, transforms=fitted)
 
 
 def _drawn_tables(result: Result) -> dict[str, Table]:

@@ -29,7 +29,7 @@ from probing.probes.retraining import REMOVED, usable_information
 from probing.probes.solvers import LONGEST, cross_entropy_sums, fits
 from probing.probes.training import CONTROL_TOLERANCE, Lbfgs
 from probing.results import count, layers_named
-from probing.runs.finished import check_contributions, penalty_of, probe_weight, trained_as
+from probing.runs.finished import check_contributions, penalty_of, trained_as
 from probing.runs.run import Run
 from probing.runtime import check_memory, gigabytes, undisturbed_rate
 from probing.runtime.progress import BRIEF, Cost, duration, note, remark, stage
@@ -299,7 +299,7 @@ def rank_layers(
     `seed` is of random neurons, rotations, and a sample of the tokens where not all are used. Contributions that differ
     from the run's raise RunError.
     """
-    weight, penalty, space = probe_weight(run), penalty_of(run), run.config["probe"]["penalty_space"]
+    weight, penalty, space = run.weight, penalty_of(run), run.config["probe"]["penalty_space"]
     rankings: dict[str, Rows] = {name: [] for name in methods}
     evaluated: Rows = []
     curves: Rows = []

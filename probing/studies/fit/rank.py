@@ -141,13 +141,12 @@ def rank(options: RankOptions) -> Rankings:
     place = writable_folder(run.folder / "rankings", f"rank {run.folder}", "copy the run to a writable folder")
     with quiet_libraries():
         from probing.probes.rankings import METHODS
-        from probing.runs.finished import probe_weight
         from probing.studies.fit.estimate import RankingEvaluation, erasure_rows, rank_layers
 
         methods = _methods(options.method or ("contribution" if options.erase or options.curves else "all"), METHODS)
         if options.curves and methods == ["random"]:
             raise UserError("`--curves`: random neurons are part of every comparison; name a ranking with --method.")
-        width = probe_weight(run).shape[2]
+        width = run.weight.shape[2]
         problems = [problem for size in sizes or () for problem in out_of_range("k", size, 1, width)]
         refuse(problems + (top_problems(options.top, width) if options.erase else []))
         expect([*[None] * (2 + options.erase), BRIEF])

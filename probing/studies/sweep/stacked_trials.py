@@ -29,7 +29,7 @@ from probing.runs.call import tracking
 from probing.runs.checks import leaves_out_first
 from probing.runs.folder import RunFolder
 from probing.runs.places import read_from
-from probing.runs.results import ClassResults, write, write_summary
+from probing.runs.results import ClassResults, write
 from probing.runtime.files import parse_json, regular, write_tensors
 from probing.runtime.terminal import silence
 from probing.statistics.moments import Moments
@@ -260,8 +260,8 @@ def _write(
     config = plain({**trial.options, "wandb": context.wandb})
     folder = RunFolder(context.trials, trial.name, "", figures=False)
     with tracking(folder, context.wandb, config, light=True) as tracker:
-        written = write(folder.path, config, results, model_name, formats=())
-        write_summary(folder.path, results, written, cached, timings, read_from(config, folder.path))
+        noted = read_from(config, folder.path)
+        written = write(folder.path, config, results, model_name, cached, lambda: timings, formats=(), noted=noted)
         if tracker:
             tracker.log_results(written.tables["accuracy"], [], [], [])
     if tracker:  # after the server failed once, later trials do not wait for it
