@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -60,10 +60,7 @@ from probing.tables.conclusions import (
     bases_lines,
     bases_table,
     beside_directions,
-    conclusion,
-    covariate_words,
-    dependent_unit,
-    overlaps,
+    layer_conclusions,
 )
 from probing.tables.figures import Chart, Line, Panel
 from probing.tables.probe_figures import accuracy_chart, majority_lines
@@ -94,7 +91,7 @@ def question(views: Sequence[RunView]) -> str:
     """Return the question of all runs, which names their models once, and how their probes were trained."""
     of_tasks: dict[str, dict[str, list[str]]] = {}
     for view in views:
-        of_tasks.setdefault(view.task, {}).setdefault(layers_named(view.layers), []).append(_model(view))
+        of_tasks.setdefault(view.task, {}).setdefault(layers_named(view.run.layers), []).append(_model(view))
     questions = [
         f"{task} be decoded from {listed([f'{layers} of {listed(models)}' for layers, models in of_layers.items()])}"
         for task, of_layers in of_tasks.items()
@@ -173,7 +170,7 @@ def with_bold_numbers(sentence: str) -> Html:
 def answer_section(view: RunView) -> Html:
     """Return the answer, and below it what to distrust, and, folded, details."""
     answer_sentences, doubts, details = answer(view)
-    shown = [element("p", *_spaced(map(with_bold_numbers, answer_sentences)), class_="answer")]
+    shown = [element("p", Html(" ".join(map(with_bold_numbers, answer_sentences))), class_="answer")]
     if doubts:
         shown += [element("h4", "What to distrust"), element("ul", *(element("li", line) for line in doubts))]
     if details:
@@ -182,23 +179,13 @@ def answer_section(view: RunView) -> Html:
     return joined(*shown)
 
 
-def _spaced(sentences: Iterable[Html]) -> Iterator[Html]:
-    for i, sentence in enumerate(sentences):
-        yield joined(" " if i else "", sentence)
-
-
 def conclusions(view: RunView) -> list[str]:
     """Return the conclusion on the top neuron of each layer, and the dependence of its ranking on choices."""
-    return [_on_neurons(view, layer) for layer in view.ranked]
-
-
-def _on_neurons(view: RunView, layer: int) -> str:
-    (row,) = (row for row in view.run.accuracy if row["layer"] == layer)
-    ranked = view.ranked[layer]
-    config, dependent = view.run.config, dependent_unit(view.run.results)
-    of_first = conclusion(ranked, view.task, row, covariate_words(config), has_intercept(config), dependent)
-    sentences = of_first, overlaps(row, len(ranked))
-    return " ".join(sentence for sentence in sentences if sentence)
+    run = view.run
+    return [
+        " ".join(layer_conclusions(row, view.ranked[row["layer"]], view.task, run.results, run.config))
+        for row in run.accuracy
+    ]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -221,7 +208,7 @@ def classes_section(view: RunView, number: int) -> Html | None:
     if not scores or not confusions:
         return None
     parts, are_names = [], bool(view.run.scores_of(view.leading))
-    for layer in view.layers:
+    for layer in view.run.layers:
         layer_rows = [[row for row in rows if row["layer"] == layer] for rows in (scores, confusions)]
         table = [as_in_terminal(classes_table(layer_rows[0], IN_TABLE))] if are_names else []
         summary = element("summary", f"Layer {layer}: what the probe takes each class for")
@@ -430,7 +417,7 @@ def accuracy_figure(view: RunView, beside_others: bool) -> Html:
     numbers = element("details", element("summary", f"The numbers of {view.label}"), accuracy_table(view, title))
     if beside_others and {*controls_of(view.run.accuracy)} <= {"majority"}:
         return numbers
-    if len(view.layers) == 1:
+    if len(view.run.layers) == 1:
         return element("figure", accuracy_table(view, title))
     chart = accuracy_chart(view.run.accuracy, view.task)
     return element("figure", element("figcaption", title), *panels_html(chart, [title]), numbers)
@@ -444,8 +431,8 @@ def neurons_section(view: RunView, number: int, room: int, room_of_each: int) ->
     by_neuron, directions = neuron_pages(view, f"neurons-{number}", room_of_each), _directions(view)
     classes = class_data(view, max(0, room - len(f"{by_neuron or ''}{directions}")))
     data = {
-        "task": view.task, "layers": view.layers, "leading": view.leading,
-        "layerNames": [*map(str, view.layers)],
+        "task": view.task, "layers": view.run.layers, "leading": view.leading,
+        "layerNames": [*map(str, view.run.layers)],
         "width": view.d_model, "classes": view.classes,
         "flags": {flag: meaning_of_flag(flag) for flag in _flags(view)}, "far": FAR, "unresolved": UNRESOLVED,
         "negligible": NEGLIGIBLE, "byClass": classes, **packed_rows(view),
@@ -475,7 +462,7 @@ def heads_section(view: RunView, number: int) -> Html | None:
     if not rows:
         return None
     parts = []
-    for layer in view.layers:
+    for layer in view.run.layers:
         shown = heads_table([row for row in rows if row["layer"] == layer])
         summary = element("summary", str(shown.title))
         parts.append(element("details", summary, as_in_terminal(shown), open=layer == view.leading))
@@ -486,7 +473,7 @@ def bases_section(view: RunView, number: int) -> Html | None:
     """Return the comparison of features with other units of each layer; nothing if neurons are no features."""
     if not (rows := view.run.bases):
         return None
-    shown = [bases_table([row for row in rows if row["layer"] == layer]) for layer in view.layers]
+    shown = [bases_table([row for row in rows if row["layer"] == layer]) for layer in view.run.layers]
     lines = [element("p", line) for line in bases_lines(rows, task_in_words(view.run.config))]
     heading = element("h2", f"Bases of {view.label}")
     return element("section", heading, *lines, *map(as_in_terminal, shown), id=f"bases-{number}")
@@ -542,7 +529,7 @@ def _listing(view: RunView) -> Html:
 def _detail(view: RunView, per_layer: int) -> Html:
     """Return the details of a neuron: the leading layer's first, until the script shows the picked neuron."""
     layer = view.leading
-    top, by_class = view.ranked[layer][0], view.by_class[view.layers.index(layer)]
+    top, by_class = view.ranked[layer][0], view.by_class[view.run.layers.index(layer)]
     of_numbers = view.score is R2
     by = "" if of_numbers else f", by {view.task}"
     about = f"Mean contribution to {view.score.contribution}{by}; the line is the layer's mean."
@@ -576,7 +563,7 @@ def _flags(view: RunView) -> list[str]:
 
 
 def _filters(view: RunView) -> Html:
-    layers = [element("option", layer, value=int(layer), selected=layer == view.leading) for layer in view.layers]
+    layers = [element("option", layer, value=int(layer), selected=layer == view.leading) for layer in view.run.layers]
     flags = [("any or none", ""), ("no flag", "none"), *((name, name) for name in _flags(view))]
     chosen = element("select", *(element("option", text, value=value) for text, value in flags), class_="by-flag")
     number_field = element("input", class_="by-neuron", inputmode="numeric", pattern="[0-9]*", size="6")
@@ -602,5 +589,5 @@ def accuracies_figure(views: Sequence[RunView]) -> Html:
     title += ", with 95% intervals" * any(any(line.ranges) for line in lines)
     chart = Chart("accuracies", title, [Panel(lines)], limits=(0, 1))
     numbers = accuracies_table(accuracies)
-    drawn = panels_html(chart, [title]) if any(len(view.layers) > 1 for view in views) else []
+    drawn = panels_html(chart, [title]) if any(len(view.run.layers) > 1 for view in views) else []
     return element("figure", element("figcaption", title), *drawn, as_in_terminal(numbers, numbers.caption))

@@ -113,6 +113,12 @@ def neuron_name(row: Row) -> str:
 # Standard deviations between a neuron's mean and 0 beyond which its centred contribution is unreliable.
 FAR = 3.0
 
+
+def is_far(row: Row) -> bool:
+    """Return whether a neuron's mean is so far from 0 that its centred contribution is unreliable."""
+    return bool(row["flag"] != "dead" and abs(row["mean"]) > FAR * row["sd"])
+
+
 # What contributions are split over in the table of bases of directions: as they are, and without neurons' means.
 BASIS_KINDS = PLAIN, CENTRED = "plain", "centred"
 

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from probing.data import ADDED_CONTROLS, CONTROLS
-from probing.results import Row, ends, in_brackets, interval, layers_named, listed, shown
+from probing.results import Row, Table, ends, in_brackets, interval, layers_named, listed, shown
 from probing.runtime.terminal import plain_table
 from probing.statistics import TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES, few_sentences
 from probing.tables import (
@@ -650,18 +650,24 @@ def _over(results: Mapping[str, Any]) -> Mapping[str, Any]:
     return over or {"unit": "sentence", "n": results["n_sentences"]["test"]}
 
 
+def layer_conclusions(
+    row: Row, ranked: Sequence[Row], task: str, results: Mapping[str, Any], config: Mapping[str, Any]
+) -> list[str]:
+    """Return the conclusion on a layer's ranking, from its row of `accuracy.csv`, and the stability of the ranking."""
+    covariate, dependent = covariate_words(config), dependent_unit(results)
+    of_first = conclusion(ranked, task, row, covariate, has_intercept(config), dependent)
+    return [sentence for sentence in (of_first, overlaps(row, len(ranked))) if sentence]
+
+
 def ranking_conclusions(
     accuracy: Sequence[Row], neurons: Sequence[Row], task: str, results: Mapping[str, Any], config: Mapping[str, Any],
     beside: Sequence[Row] = (),
 ) -> list[str]:  # fmt: skip
     """Return the conclusion on the ranking of each layer, and the scope of all; `beside` has rows of `basis.csv`."""
     lines: list[str] = []
+    ranked = Table(neurons).by("layer")
     for row, fitted in zip(accuracy, results["layers"], strict=True):
-        ranked = [neuron for neuron in neurons if neuron["layer"] == row["layer"]]
-        sentence = conclusion(
-            ranked, task, row, covariate_words(config), has_intercept(config), dependent_unit(results)
-        )
-        lines += [sentence, overlaps(row, len(ranked))]
+        lines += layer_conclusions(row, ranked[row["layer"]], task, results, config)
         if not fitted["converged"]:
             lines.append(say("stopped_short", layer=row["layer"], gap=fitted["optimality_gap"]))
     lines += [

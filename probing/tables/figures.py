@@ -506,11 +506,12 @@ class Chart:
 
     @classmethod
     def with_values(cls, charts: Iterable[Chart]) -> list[Chart]:
-        """Return the charts that have values, each with the panels that have some."""
-        filled = [
-            (chart, [panel for panel in chart.panels if any(line.at for line in panel.lines)]) for chart in charts
-        ]
-        return [replace(chart, panels=panels) for chart, panels in filled if panels]
+        """Return the charts that have values, each with the panels that have some, and the lines of these that do."""
+        drawn = [replace(chart, panels=[
+            replace(panel, lines=lines) for panel in chart.panels
+            if (lines := [line for line in panel.lines if line.at])
+        ]) for chart in charts]  # fmt: skip
+        return [chart for chart in drawn if chart.panels]
 
     def places(self, panel: Panel) -> dict[int, float]:
         """Return where each layer or step of a panel is on the x axis, ascending."""
@@ -538,17 +539,9 @@ def in_panels(lines: Sequence[Line], references: Sequence[Line] = (), what: str 
     ]
 
 
-def with_lines(charts: Sequence[Chart]) -> list[Chart]:
-    """Return the charts without the lines that have no values, and without the panels and charts that have no lines."""
-    drawn = [replace(chart, panels=[
-        replace(panel, lines=lines) for panel in chart.panels if (lines := [line for line in panel.lines if line.at])
-    ]) for chart in charts]  # fmt: skip
-    return [chart for chart in drawn if chart.panels]
-
-
-def chart_drawings(charts: Sequence[Chart], prefix: str) -> Drawings:
-    """Return what draws each chart, by its name; titles begin with `prefix`, such as the model's name, if any."""
-    return {chart.name: partial(_draw_chart, chart=chart, prefix=prefix) for chart in charts}
+def chart_drawings(charts: Iterable[Chart], prefix: str) -> Drawings:
+    """Return what draws each chart that has values, by its name; titles begin with `prefix`, such as the model's."""
+    return {chart.name: partial(_draw_chart, chart=chart, prefix=prefix) for chart in Chart.with_values(charts)}
 
 
 def with_title(draw: Callable[[Figure], None], title: str) -> Callable[[Figure], None]:

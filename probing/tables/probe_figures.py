@@ -37,12 +37,9 @@ from probing.tables.figures import (
     Panel,
     by_count,
     chart_drawings,
-    drawing,
     error_bars,
-    forms_of,
     panels,
     share_axis,
-    with_lines,
     write_drawings,
 )
 from probing.tables.probes import confusion_shares
@@ -67,8 +64,8 @@ def bases_chart(bases: Sequence[Mapping[str, Any]], task: str) -> Chart:
     return Chart("bases", title, of_layers, "test accuracy (95% interval)", (0, 1), x=BY_UNITS)
 
 
-def directions_charts(by_layer: Mapping[int, Sequence[Row]], n_rotations: int) -> list[Chart]:
-    """Return the sorted contributions of each layer's neurons over the range of directions; none if all are dead."""
+def directions_chart(by_layer: Mapping[int, Sequence[Row]], n_rotations: int) -> Chart:
+    """Return the sorted contributions of each layer's neurons over the range of directions."""
     of_layers = []
     for layer, rows in by_layer.items():
         live = beside_directions(rows)
@@ -81,7 +78,7 @@ def directions_charts(by_layer: Mapping[int, Sequence[Row]], n_rotations: int) -
         ], f"layer {layer}: {len(above)} above"))  # fmt: skip
     y = f"contribution ({score_of_neurons(next(iter(by_layer.values()))[0]).axis})"
     title = "contributions of neurons and of random directions"
-    return with_lines([Chart("directions", title, of_layers, y, from_zero=True, x=BY_RANK)])
+    return Chart("directions", title, of_layers, y, from_zero=True, x=BY_RANK)
 
 
 Row = Mapping[str, Any]
@@ -112,13 +109,13 @@ def run_charts(tables: Mapping[str, Sequence[Row]], task: str) -> list[Chart]:
     if bases := tables.get("bases"):
         charts.append(bases_chart(bases, task))
     if basis := tables.get("basis"):
-        charts += directions_charts(_neurons_by_layer(tables), basis[0]["n_rotations"])
+        charts.append(directions_chart(Table(tables["neurons"]).by("layer"), basis[0]["n_rotations"]))
     return charts
 
 
 def run_drawings(tables: Mapping[str, Sequence[Row]], task: str, model: str) -> Drawings:
     """Return what draws the other figures of a run, by name."""
-    by_layer = _neurons_by_layer(tables)
+    by_layer = Table(tables["neurons"]).by("layer")
     drawings: dict[str, Callable[[Figure], None]] = {
         "top_neurons": partial(top_neurons, by_layer=by_layer, model=model),
         "neuron_map": partial(neuron_map, by_layer=by_layer, model=model),
@@ -130,13 +127,6 @@ def run_drawings(tables: Mapping[str, Sequence[Row]], task: str, model: str) -> 
             confusion_matrices, scores=scores, confusions=tables["confusions"], task=task, model=model
         )
     return drawings
-
-
-def _neurons_by_layer(tables: Mapping[str, Sequence[Row]]) -> dict[int, list[Row]]:
-    by_layer: dict[int, list[Row]] = {row["layer"]: [] for row in tables["accuracy"]}
-    for row in tables["neurons"]:
-        by_layer[row["layer"]].append(row)
-    return by_layer
 
 
 def accuracy_chart(rows: Sequence[Row], task: str) -> Chart:
@@ -298,15 +288,6 @@ def layers_by_layers(figure: Figure, rows: Sequence[Row]) -> None:
             axes.set_ylabel(f"layer of {rows[0]['model_a']}")
     bar = figure.colorbar(image, ax=figure.axes, extend="min", aspect=30)
     bar.set_label("agreement (below 0: white)")
-
-
-def write_curves_figure(
-    path: Path, rows: Sequence[Row], majority: float, task: str, model: str, formats: Sequence[str] = USUAL
-) -> list[Path]:
-    """Draw accuracy against the number of neurons in one layer, in each format, and return the paths of the files."""
-    with drawing(path, formats) as figure:
-        how_many_neurons(figure, rows, majority, task, model)
-    return forms_of([path], formats)
 
 
 def how_many_neurons(figure: Figure, rows: Sequence[Row], majority: float, task: str, model: str) -> None:

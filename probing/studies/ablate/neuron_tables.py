@@ -35,7 +35,7 @@ from probing.results import (
 )
 from probing.runs import Terms
 from probing.statistics import binomial_interval, few_sentences
-from probing.tables.figures import Chart, Drawings, Line, Panel, by_count, with_lines
+from probing.tables.figures import Chart, Drawings, Line, Panel, by_count
 from probing.tables.outlier_effects import (
     N_TOKENS,
     RANKED,
@@ -297,7 +297,7 @@ BY_SIZE = by_count("neurons", "neurons")
 
 def charts(rows: Table) -> list[Chart]:
     """Return the effects at each changed layer by number of neurons."""
-    return with_lines([_dose_chart(layer, of_layer) for layer, of_layer in rows.by("changed_layer").items()])
+    return [_dose_chart(layer, of_layer) for layer, of_layer in rows.by("changed_layer").items()]
 
 
 def _dose_chart(layer: int, rows: Sequence[Row]) -> Chart:
