@@ -7,7 +7,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -72,7 +71,6 @@ from probing.tables.probes import (
     run_sentences,
 )
 from probing.tables.schema import ACCURACY, CONTEXTS, NUMBERS
-from probing.text.tasks import task_in_words
 
 # --------------------------------------------------------------------------------------------------------------------
 # The question of a run and its answer, in sentences made from its numbers.
@@ -202,18 +200,16 @@ LONGEST = 14
 IN_TABLE = 60
 
 
-def classes_section(view: RunView, number: int) -> Html | None:
+def classes_of(view: RunView) -> list[Html]:
     """Return the classes of each layer, open for the leading layer; nothing for a run without their scores."""
     scores, confusions = view.run.class_scores, view.run.confusions
-    if not scores or not confusions:
-        return None
     parts, are_names = [], bool(view.run.scores_of(view.leading))
-    for layer in view.run.layers:
-        layer_rows = [[row for row in rows if row["layer"] == layer] for rows in (scores, confusions)]
+    for layer in view.run.layers if scores and confusions else ():
+        layer_rows = [rows.where(layer=layer) for rows in (scores, confusions)]
         table = [as_in_terminal(classes_table(layer_rows[0], IN_TABLE))] if are_names else []
         summary = element("summary", f"Layer {layer}: what the probe takes each class for")
         parts.append(element("details", summary, *table, _class_map(view, *layer_rows), open=layer == view.leading))
-    return element("section", element("h2", f"Classes of {view.label}"), *parts, id=f"classes-{number}")
+    return parts
 
 
 def _class_map(view: RunView, scores: Sequence[Row], confusions: Sequence[Row]) -> Html:
@@ -312,45 +308,32 @@ def _token(row: Row) -> Html:
 
 def position_chart(positions: Sequence[Row]) -> Html:
     """Return the means at positions, from `profiles.csv`, as a line, and their intervals as a band."""
-    rows = positions[:MOST_POSITIONS]
-    points = [Point(row["index"], row["value"], ends(row, "value")) for row in rows]
-    return band_chart(points, [rows[0]["index"], rows[-1]["index"]], "position", "mean activation")
+    line = Line.of(positions[:MOST_POSITIONS], "value", "", x="index")
+    return band_chart(line, [line.at[0], line.at[-1]], "position", "mean activation")
 
 
 def directions_chart(rows: Sequence[Row]) -> Html:
     """Return contributions of a layer's neurons by rank as a line, and of directions of the same rank as a band."""
     at = np.unique(np.geomspace(1, len(rows), MOST_RANKS).round().astype(int)).tolist()
     decades = [10**i for i in range(len(str(len(rows) // 2)))]
-    points = [
-        Point(rank, row["contribution"], (row["direction_lowest"], row["direction_highest"]))
-        for rank in at
-        for row in [rows[rank - 1]]
-    ]
-    rings = [point for point in points if rows[point.at - 1].get("above_directions") == "yes"]
-    return band_chart(points, [*decades, len(rows)], "rank", "contribution", math.log, rings)
-
-
-@dataclass(frozen=True)
-class Point:
-    """Point of a chart at a position or rank; the band has its lower and upper end, or is None."""
-
-    at: int
-    value: float
-    band: tuple[float, float] | None
+    shown = [rows[rank - 1] for rank in at]
+    bands = [(row["direction_lowest"], row["direction_highest"]) for row in shown]
+    line = Line("neurons", at, [row["contribution"] for row in shown], bands)
+    rings = [i for i, row in enumerate(shown) if row.get("above_directions") == "yes"]
+    return band_chart(line, [*decades, len(rows)], "rank", "contribution", math.log, rings)
 
 
 def band_chart(
-    points: Sequence[Point], ticks: Sequence[int], across: str, up: str, place: Callable[[int], float] = float,
-    rings: Sequence[Point] = (),
+    line: Line, ticks: Sequence[int], across: str, up: str, place: Callable[[int], float] = float,
+    rings: Sequence[int] = (),
 ) -> Html:  # fmt: skip
-    """Return a line with a band, from points from left to right; `rings` are marked points.
+    """Return a line with its intervals as a band; `rings` are the indices of marked points.
 
     `ticks` are labelled, ascending, from the first to the last; `place` gives positions on the x axis, in any unit.
     """
-    values = [value for point in points for value in (point.value, *(point.band or ()))]
-    low, high = min(values), max(values)
+    low, high = min(line.extent), max(line.extent)
     reach = (high - low) or abs(high) or 1.0
-    start, end = place(points[0].at), place(points[-1].at)
+    start, end = place(line.at[0]), place(line.at[-1])
 
     def x(at: int) -> str:
         return f"{LEFT + (WIDTH - LEFT - RIGHT) * (place(at) - start) / ((end - start) or 1):.4g}"
@@ -358,7 +341,8 @@ def band_chart(
     def y(value: float) -> str:
         return f"{TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / reach:.4g}"
 
-    band_points = [(x(point.at), *map(y, point.band)) for point in points if point.band]
+    points = [(x(at), y(value)) for at, value in zip(line.at, line.values, strict=True)]
+    band_points = [(x(at), *map(y, pair)) for at, pair in zip(line.at, line.ranges, strict=True) if pair]
     band = [f"{at} {top}" for at, _, top in band_points] + [f"{at} {bottom}" for at, bottom, _ in reversed(band_points)]
     levels = [(value, y(value)) for value in dict.fromkeys([high, low, *([0.0] if low < 0 < high else [])])]
     # The number of 0 is left out where that of the highest or the lowest value stands.
@@ -374,10 +358,10 @@ def band_chart(
         ),
         element("path", d=f"M{'L'.join(band)}z", fill="currentColor", fill_opacity=0.2) if band else None,
         element(
-            "path", d="M" + "L".join(f"{x(point.at)} {y(point.value)}" for point in points),
+            "path", d="M" + "L".join(map(" ".join, points)),
             fill="none", stroke="currentColor", stroke_width=1.5,
         ),
-        *(element("circle", cx=x(ring.at), cy=y(ring.value), r=3, class_="ring") for ring in rings),
+        *(element("circle", cx=points[i][0], cy=points[i][1], r=3, class_="ring") for i in rings),
         *(
             element("text", f"{across} {at}" if at == ticks[0] else at, x=x(at), y=HEIGHT - 5,
                     text_anchor=anchors.get(at, "middle"), font_size=12)
@@ -456,27 +440,22 @@ def neurons_section(view: RunView, number: int, room: int, room_of_each: int) ->
     )
 
 
-def heads_section(view: RunView, number: int) -> Html | None:
+def heads_of(view: RunView) -> list[Html]:
     """Return the heads of each layer, open for the leading layer; nothing if neurons belong to no head."""
-    rows = view.run.heads
-    if not rows:
-        return None
     parts = []
-    for layer in view.run.layers:
-        shown = heads_table([row for row in rows if row["layer"] == layer])
+    for layer in view.run.layers if view.run.heads else ():
+        shown = heads_table(view.run.heads.where(layer=layer))
         summary = element("summary", str(shown.title))
         parts.append(element("details", summary, as_in_terminal(shown), open=layer == view.leading))
-    return element("section", element("h2", f"Heads of {view.label}"), *parts, id=f"heads-{number}")
+    return parts
 
 
-def bases_section(view: RunView, number: int) -> Html | None:
+def bases_of(view: RunView) -> list[Html]:
     """Return the comparison of features with other units of each layer; nothing if neurons are no features."""
     if not (rows := view.run.bases):
-        return None
-    shown = [bases_table([row for row in rows if row["layer"] == layer]) for layer in view.run.layers]
-    lines = [element("p", line) for line in bases_lines(rows, task_in_words(view.run.config))]
-    heading = element("h2", f"Bases of {view.label}")
-    return element("section", heading, *lines, *map(as_in_terminal, shown), id=f"bases-{number}")
+        return []
+    shown = [bases_table(rows.where(layer=layer)) for layer in view.run.layers]
+    return [*(element("p", line) for line in bases_lines(rows, view.task)), *map(as_in_terminal, shown)]
 
 
 def script_data(data: Any) -> Html:

@@ -92,8 +92,7 @@ def compare_layers_with_controls(rows: Sequence[Mapping[str, Any]], task: str) -
 
 def not_above(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a sentence for each control that the probe does not beat in some layer, by the difference's interval."""
-    what = "R²" if score_of(rows[0]) is R2 else "accuracy"
-    sentences = []
+    what, sentences = score_of(rows[0]).words, []
     for name, words in controls_of(rows).items():
         for side in ("below", "alike"):
             if layers := [row["layer"] for row in rows if side_of(row, name) == side]:
@@ -136,9 +135,10 @@ def why_leading(rows: Sequence[Row]) -> str:
     row = leading(rows)
     floor, value = _strongest_floor(row)
     among = say("among_readable") if any(layer_row.get("flag") == UNINFORMATIVE for layer_row in rows) else ""
-    what = "R²" if score_of(row) is R2 else "accuracy"
     apart = _above_floor(row)
-    return say("leading", layer=row["layer"], what=what, apart=apart, floor=floor, value=value, among=among)
+    return say(
+        "leading", layer=row["layer"], what=score_of(row).words, apart=apart, floor=floor, value=value, among=among
+    )  # fmt: skip
 
 
 # Results of comparing a score with that of a control, by the names of their words in `SENTENCES`.
@@ -167,7 +167,8 @@ _SENTENCES = {"better": "better_with", "unresolved": "unresolved_with", "worse":
 
 def bases_table(rows: Sequence[Row]) -> Any:
     """Return the accuracies of one layer as a rich table, a row per number of units."""
-    names = list(dict.fromkeys(row["basis"] for row in rows))
+    first = {name: of_basis[0] for name, of_basis in Table(rows).by("basis").items()}
+    names = list(first)
     table = plain_table(f"Layer {rows[0]['layer']}: accuracy of the first k units of each basis")
     for heading in ("k", FEATURES, "95% range", *names[1:]):
         table.add_column(heading, justify="right", no_wrap=heading == "k")
@@ -177,7 +178,6 @@ def bases_table(rows: Sequence[Row]) -> Any:
         others = [cells[name, k] for name in names[1:]]
         shown = [f"{row['accuracy']:.3f}{_MARKS[row['features']]}" for row in others]
         table.add_row(str(k), f"{feature_row['accuracy']:.3f}", interval(feature_row, "accuracy"), *shown)
-    first = {name: next(row for row in rows if row["basis"] == name) for name in names}
     drawn = first["random features"]
     table.caption = "; ".join([
         say("note_of_bases", majority=drawn["majority_accuracy"], n=drawn["n_draws"]),
@@ -190,12 +190,10 @@ def bases_table(rows: Sequence[Row]) -> Any:
 def bases_lines(rows: Sequence[Row], task: str) -> list[str]:
     """Return conclusions from `bases.csv` on where features are better than each basis, and where they are not."""
     lines = []
-    for layer in dict.fromkeys(row["layer"] for row in rows):
-        layer_rows = [row for row in rows if row["layer"] == layer and row["basis"] != FEATURES]
-        names, never = list(dict.fromkeys(row["basis"] for row in layer_rows)), []
-        for name in names:
-            of = [row for row in layer_rows if row["basis"] == name]
-            parts = [_part(verdict, [row for row in of if row["features"] == verdict]) for verdict in _MARKS]
+    for layer, layer_rows in Table(rows).where(lambda row: row["basis"] != FEATURES).by("layer").items():
+        never: list[str] = []
+        for name, of in layer_rows.by("basis").items():
+            parts = [_part(verdict, of.where(features=verdict)) for verdict in _MARKS]
             lines.append(say("beside_basis", layer=layer, basis=name, parts="; ".join(filter(None, parts))))
             never += [name] * all(row["features"] != "better" for row in of)
         if never:

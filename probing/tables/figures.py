@@ -492,15 +492,10 @@ class Chart:
     @property
     def is_split(self) -> bool:
         """Whether there are more labels than looks: each panel then has looks and a legend for its own labels."""
-        return len(self.panels) > 1 and len(self.looks) > N_LOOKS
-
-    @property
-    def looks(self) -> dict[str, int]:
-        """The look of each label, the same in all panels."""
-        return {label: i for i, label in enumerate(dict.fromkeys(self._labels_of(*self.panels)))}
+        return len(self.panels) > 1 and len({*self._labels_of(*self.panels)}) > N_LOOKS
 
     def looks_of(self, panel: Panel) -> dict[str, int]:
-        """Return the look of each label of a panel; of a split chart, panels have looks of their own."""
+        """Return the look of each label of a panel, the same in all panels; of a split chart, panels have their own."""
         shown = [panel] if self.is_split else self.panels
         return {label: i for i, label in enumerate(dict.fromkeys(self._labels_of(*shown)))}
 

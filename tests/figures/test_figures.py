@@ -438,9 +438,9 @@ def test_the_band_of_directions_lies_behind_the_sorted_neurons(drawn: Drawn, tmp
 def test_a_layer_of_dead_neurons_has_no_panel_beside_directions() -> None:
     rows = neurons([0], 4)
     without = [row | {"direction_lowest": ""} for row in rows[:3]] + [rows[3] | {"direction_highest": float("nan")}]
-    (chart,) = Chart.with_values([figures.directions_chart({0: without, 1: rows}, 20)])
+    (chart,) = Chart.with_values([figures.contributions_chart({0: without, 1: rows}, 20)])
     assert [panel.lines[0].at for panel in chart.panels] == [[1, 2, 3, 4]]
-    assert Chart.with_values([figures.directions_chart({0: without}, 20)]) == []
+    assert Chart.with_values([figures.contributions_chart({0: without}, 20)]) == []
 
 
 def test_bars_and_bands_of_a_chart_are_on_its_figure_and_on_its_page(drawn: Drawn, tmp_path: Path) -> None:
