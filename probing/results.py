@@ -855,14 +855,13 @@ class Table(list[dict[str, Any]]):
 
     def _cells(self, column: str) -> tuple[list[Any], type]:
         """Return the cells of a column, None for missing cells, and their type: text if any cell is text."""
-        cells = [row.get(column) for row in self]
-        if (self.schema.type_of(column) if self.schema else None) is str:
+        cells, declared = [row.get(column) for row in self], self.schema.type_of(column) if self.schema else None
+        if declared is str:
             return cells, str
         known = [None if _is_missing(column, cell) else cell for cell in cells]
         if any(isinstance(cell, str) for cell in known):
             return known if self.schema else cells, str
         is_whole = all(isinstance(cell, int) for cell in known if cell is not None)
-        declared = self.schema.type_of(column) if self.schema else None
         return known, int if is_whole and declared is not float and any(cell is not None for cell in known) else float
 
 

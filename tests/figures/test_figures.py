@@ -330,8 +330,8 @@ def of_curves(path: Path) -> None:
          "accuracy": 0.5, "validation_accuracy": 0.5, "draw": 1}
         for kind in ("only", "without") for end in ("top", "bottom", "random") for k in (1, 2, 5, 10, 20, 50, 100, 200)
     ]  # fmt: skip
-    whole = {"layer": 6, "ranking": "contribution", "kind": "only", "from": "top", "k": 384, "accuracy": 0.6}
-    rows.append({**whole, "validation_accuracy": 0.6})
+    whole: dict[str, Any] = {"layer": 6, "ranking": "contribution", "kind": "only", "from": "top", "k": 384}
+    rows.append({**whole, "accuracy": 0.6, "validation_accuracy": 0.6})
     draw = partial(figures.how_many_neurons, rows=rows, majority=0.1, task="x", model="tiny")
     write_drawings(path, {"curves": draw})
 

@@ -657,7 +657,7 @@ def test_the_map_has_each_neuron_in_its_place(runs: Path) -> None:
     found = subject(runs / "whole")
     values = ratios(found)
     for row in found.run.neurons:
-        assert values[found.layers.index(row["layer"]), row["neuron"]] == row["ratio"]
+        assert values[found.run.layers.index(row["layer"]), row["neuron"]] == row["ratio"]
     np.testing.assert_allclose(ratio_shades(np.array([[0.01, 0.1, 1, 10, 99]])), [[0, 0, 0.5, 1, 1]])
     assert shades(ratio_shades(values)) in neuron_map(found, "title")
 
