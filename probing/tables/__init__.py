@@ -31,18 +31,13 @@ def has_intercept(config: Mapping[str, Any]) -> bool:
     return bool(config["probe"].get("bias", False))
 
 
-def accuracy_flag(row: Row) -> str:
-    """Return `uninformative` unless the lower end of a layer's `information` is above 0, otherwise an empty text.
+def layer_flag(row: Row) -> str:
+    """Return `uninformative` unless the lower end of a layer's `information`, or of a ridge probe's R², is above 0.
 
     `information` is the nats that the probe saves over a constant answer: the class shares in training, or a uniform
-    guess if that is better. Too few test sentences for an interval show nothing.
+    guess if that is better. Too few test sentences for an interval show nothing. Otherwise an empty text.
     """
-    return "" if row["information_low"] > 0 else UNINFORMATIVE
-
-
-def r2_flag(row: Row) -> str:
-    """Return `uninformative` unless the lower end of a ridge probe's R² is above 0, otherwise an empty text."""
-    return "" if row["r2_low"] > 0 else UNINFORMATIVE
+    return "" if row["r2_low" if "r2" in row else "information_low"] > 0 else UNINFORMATIVE
 
 
 @dataclass(frozen=True)

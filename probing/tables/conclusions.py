@@ -64,24 +64,19 @@ def compare_layers_with_controls(rows: Sequence[Mapping[str, Any]], task: str) -
     everywhere: dict[str, list[str]] = {}
     somewhere: list[str] = []
     for name in sorted(controls_of(rows), key=lambda name: name == "untrained"):
-        layers: dict[str, list[int]] = {}
-        for row in rows:
-            if side := side_of(row, name):
-                layers.setdefault(side, []).append(row["layer"])
-        called = _called(name)
+        layers = {side: [row["layer"] for row in rows if side_of(row, name) == side] for side in SIDES}
+        layers = {side: of_side for side, of_side in layers.items() if of_side}
+        last = next(reversed(layers), "")
+        end = say("upper_bound", task=task) if (name, last) == ("untrained", "below") else ""
         if len(layers) == 1:
-            (side,) = layers
-            end = say("upper_bound", task=task) if (name, side) == ("untrained", "below") else ""
-            everywhere.setdefault(side, []).append(f"{called}{end}")
+            everywhere.setdefault(last, []).append(f"{_called(name)}{end}")
         elif layers:
             # Named where it is first said of, in the order of the sides.
-            sides = [side for side in SIDES if side in layers]
-            names = [called, *["it"] * (len(sides) - 1)]
+            names = [_called(name), *["it"] * (len(layers) - 1)]
             parts = [
-                say("side_in", side=say(side, names=name), layers=layers_named(layers[side]))
-                for side, name in zip(sides, names, strict=True)
+                say("side_in", side=say(side, names=called), layers=layers_named(of_side))
+                for (side, of_side), called in zip(layers.items(), names, strict=True)
             ]
-            end = say("upper_bound", task=task) if name == "untrained" and sides[-1] == "below" else ""
             somewhere.append(f"{listed(parts)}{end}")
     if not everywhere and not somewhere:
         return compare_with_controls(rows[-1], task)
