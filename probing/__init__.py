@@ -136,7 +136,7 @@ ACTIONS.update({
     "export": "probing.exports.formats:export",
     "card": "probing.exports:card",
     "push": "probing.exports:push",
-    "chart_html": "probing.page.charts:chart_html",
+    "charts_html": "probing.page.charts:charts_html",
     "neuron_block": "probing.page.run:neuron_block",
 })  # fmt: skip
 # Names that need scikit-learn, where it is not installed: an import of all names leaves them out.

@@ -455,14 +455,13 @@ def grouped_table(
         names: Columns in which the rows of a group are the same, as in `shown_table`.
         cells: Functions from the rows of a group to the text of a cell, by heading; columns without text are left out.
     """
-    texts = [(rows[0], {heading: cell(rows) for heading, cell in cells.items()}) for rows in groups]
-    by_row = {id(row): of_row for row, of_row in texts}
-    beside = {
-        heading: partial(lambda row, heading: by_row[id(row)][heading], heading=heading)
-        for heading in cells
-        if any(of_row[heading] for _, of_row in texts)
+    group_of = {id(rows[0]): rows for rows in groups}
+    beside: dict[str, Callable[[Row], str]] = {
+        heading: lambda row, cell=cell: cell(group_of[id(row)])  # type: ignore[misc]
+        for heading, cell in cells.items()
+        if any(map(cell, group_of.values()))
     }
-    return shown_table(schema, [row for row, _ in texts], title, names, beside)
+    return shown_table(schema, [rows[0] for rows in group_of.values()], title, names, beside)
 
 
 @dataclass(frozen=True)
@@ -864,14 +863,13 @@ class Table(list[dict[str, Any]]):
 
     def _cells(self, column: str) -> tuple[list[Any], type]:
         """Return the cells of a column, None for missing cells, and their type: text if any cell is text."""
-        cells = [row.get(column) for row in self]
-        if (self.schema.type_of(column) if self.schema else None) is str:
+        cells, declared = [row.get(column) for row in self], self.schema.type_of(column) if self.schema else None
+        if declared is str:
             return cells, str
         known = [None if _is_missing(column, cell) else cell for cell in cells]
         if any(isinstance(cell, str) for cell in known):
             return known if self.schema else cells, str
         is_whole = all(isinstance(cell, int) for cell in known if cell is not None)
-        declared = self.schema.type_of(column) if self.schema else None
         return known, int if is_whole and declared is not float and any(cell is not None for cell in known) else float
 
 

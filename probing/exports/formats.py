@@ -199,17 +199,17 @@ def write_headvis(result: Result, folder: Path) -> Mapping[str, Any]:
         ],
         "statistics_display": {"n_samples": {"label": "Sentences", "format": "default"}},
     }  # fmt: skip
-    _write(folder / "config.json", config)
-    _write(folder / "scatter_data.json", scatter)
-    _write(folder / "server_config.json", {})
-    _write(folder / "attributions" / "manifest.json", {})
+    _lines(folder / "config.json", [config])
+    _lines(folder / "scatter_data.json", [scatter])
+    _lines(folder / "server_config.json", [{}])
+    _lines(folder / "attributions" / "manifest.json", [{}])
     for at, layer in enumerate(examples.layers):
         for head in range(n_heads):
             sequences = [_sequence(i, example, at, head) for i, example in enumerate(examples.examples)]
-            _write(folder / "heads" / f"L{layer - 1}H{head}.json", {
+            _lines(folder / "heads" / f"L{layer - 1}H{head}.json", [{
                 "sequences": sequences, "top_query_tokens": _top(sequences, 0), "top_key_tokens": _top(sequences, 1),
                 "statistics": {"n_samples": len(sequences)},
-            })  # fmt: skip
+            }])  # fmt: skip
     return {"heads": len(heads), "sentences": len(examples.examples), "left_out": NOT_IN_HEADVIS}
 
 
@@ -242,11 +242,6 @@ def _top(sequences: Sequence[Mapping[str, Any]], side: int) -> list[dict[str, An
             token = sequence["tokens"][divmod(index, sequence["seq_len"])[side]]
             mass[token] = mass.get(token, 0.0) + value
     return [{"token": token, "weight": round(mass[token], 4)} for token in sorted(mass, key=lambda name: -mass[name])]
-
-
-def _write(path: Path, content: Any) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
 
 
 # By this file a folder is known as one that `export` wrote, which may be replaced.

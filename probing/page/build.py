@@ -14,9 +14,9 @@ from probing.page.charts import RunView, Sources, folder_block, run_block
 from probing.page.run import (
     accuracies_figure,
     accuracy_figure,
-    bases_section,
-    classes_section,
-    heads_section,
+    bases_of,
+    classes_of,
+    heads_of,
     neurons_section,
 )
 from probing.page.terms import ACCURACY, BASES, CLASSES, HEADS, NEURON_TERMS, NUMBERS, Glossary, shown_by_script
@@ -33,6 +33,12 @@ ROOM, PER_NEURON = 4_600_000, 90
 ROOM_OF_NEURONS = 600_000
 # Number of characters that a page may have for the example sentences of heads.
 ROOM_OF_EXAMPLES = 1_100_000
+
+# Sections of a run after its neurons: the name, the table without which there is none, the content, and its terms.
+_PARTS = (
+    ("Classes", "confusions", classes_of, CLASSES), ("Heads", "heads", heads_of, HEADS),
+    ("Bases", "bases", bases_of, BASES),
+)  # fmt: skip
 
 # Parts of the script, of which each uses only those before it.
 SCRIPT = ("packed_numbers", "elements", "neuron_table", "neurons", "heads", "page")
@@ -60,12 +66,9 @@ def build(sources: Sources, title: str | None = None) -> bytes:
 def _links(sources: Sources) -> Html:
     links = [("#answer", "Answer"), ("#accuracy", "Accuracy")] if sources.views else []
     links += [("#agreement", "Agreement")] if sources.agreement else []
-    links += [(f"#neurons-{i}", f"Neurons of {view.label}") for i, view in enumerate(sources.views)]
-    links += [
-        (f"#classes-{i}", f"Classes of {view.label}") for i, view in enumerate(sources.views) if view.run.confusions
-    ]
-    links += [(f"#heads-{i}", f"Heads of {view.label}") for i, view in enumerate(sources.views) if view.run.heads]
-    links += [(f"#bases-{i}", f"Bases of {view.label}") for i, view in enumerate(sources.views) if view.run.bases]
+    for name, table in (("Neurons", "neurons"), *((name, table) for name, table, *_ in _PARTS)):
+        of_views = [(i, view.label) for i, view in enumerate(sources.views) if getattr(view.run, table)]
+        links += [(f"#{name.lower()}-{i}", f"{name} of {label}") for i, label in of_views]
     links += [(f"#{place.anchor}", result.study.heading(result)) for place, result in _placed(sources)]
     links += [("#terms", "Terms"), ("#reproduce", "To reproduce")]
     return element("ul", *(element("li", element("a", text, href=href)) for href, text in links))
@@ -119,14 +122,13 @@ def _of_probes(sources: Sources, glossary: Glossary) -> list[Html | None]:
     if sources.agreement:
         parts.append(_of_study(sources.agreement, SectionPlace("agreement", 0, 0), glossary))
     for i, view in enumerate(views):
-        neurons = neurons_section(view, i, room, ROOM_OF_NEURONS // len(views))
-        classes, heads = classes_section(view, i), heads_section(view, i)
-        glossary.add("Neurons", NEURON_TERMS, neurons, shown_by_script(view))
-        glossary.add("Classes", CLASSES, classes)
-        bases = bases_section(view, i)
-        glossary.add("Heads", HEADS, heads)
-        glossary.add("Bases", BASES, bases)
-        parts += [neurons, classes, heads, bases]
+        parts.append(neurons_section(view, i, room, ROOM_OF_NEURONS // len(views)))
+        glossary.add("Neurons", NEURON_TERMS, parts[-1], shown_by_script(view))
+        for name, _, content_of, terms in _PARTS:
+            if content := content_of(view):
+                heading = element("h2", f"{name} of {view.label}")
+                parts.append(element("section", heading, *content, id=f"{name.lower()}-{i}"))
+                glossary.add(name, terms, parts[-1])
     return parts
 
 

@@ -6,18 +6,18 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
 
 from probing.errors import UserError
-from probing.results import Child, Html, Row, element, in_brackets, interval, joined, pairs, two_decimals
+from probing.results import Child, Html, Table, element, in_brackets, interval, joined, pairs, two_decimals
 from probing.runs import MODEL_NAME, Result, model_name, with_names
 from probing.runs.folder import read_tensor, reading
 from probing.runs.loading import load_run
@@ -26,11 +26,8 @@ from probing.runtime.files import read_text
 from probing.tables import Score, score_of
 from probing.tables.conclusions import leading
 from probing.tables.figures import HEIGHT, N_LOOKS, WIDTH, Chart, Line, Panel, Part, panels_as_svg
-from probing.tables.heads import CLASSES, FIRST, LETTERS, SPECIAL, finds_relation, of_heads, of_measure
+from probing.tables.heads import CLASSES, FIRST, LETTERS, SPECIAL, Tables, finds_relation, of_heads, of_measure
 from probing.text.tasks import label_name, task_in_words
-
-if TYPE_CHECKING:
-    from probing.heads.examples import ExampleMaps
 
 # Stands for the class where numbers are predicted.
 ALL = "all"
@@ -54,11 +51,6 @@ class RunView:
         return task_in_words(self.run.config)
 
     @property
-    def layers(self) -> list[int]:
-        """Layer numbers, ascending."""
-        return [row["layer"] for row in self.run.accuracy]
-
-    @property
     def leading(self) -> int:
         """Layer whose neurons are shown first."""
         return int(leading(self.run.accuracy)["layer"])
@@ -79,12 +71,9 @@ class RunView:
         return int(self.by_class.shape[2])
 
     @cached_property
-    def ranked(self) -> dict[int, list[Row]]:
+    def ranked(self) -> dict[int, Table]:
         """Ranked table of each layer."""
-        tables: dict[int, list[Row]] = {layer: [] for layer in self.layers}
-        for row in self.run.neurons:
-            tables[row["layer"]].append(row)
-        return tables
+        return self.run.neurons.by("layer")
 
 
 @dataclass(frozen=True)
@@ -256,10 +245,13 @@ def _fingerprints(cache: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Htm
     ]
 
 
-def chart_html(chart: Chart) -> list[Html]:
-    """Return a chart as figures of a page, one for each panel; none if it is by layer and has a single layer."""
-    if chart.is_of_one_layer:
-        return []
+def charts_html(charts: Iterable[Chart]) -> list[Html]:
+    """Return the charts that have values as figures of a page, each panel as one; none of a chart of a single layer."""
+    drawn = [chart for chart in Chart.with_values(charts) if not chart.is_of_one_layer]
+    return [figure for chart in drawn for figure in _chart(chart)]
+
+
+def _chart(chart: Chart) -> list[Html]:
     drawn = [line for panel in chart.panels for line in panel.lines]
     intervals = f", with {chart.bars}" if any(any(line.ranges) for line in drawn) else ""
     titles = []
@@ -370,14 +362,6 @@ def _rounded(numbers: str) -> str:
     return re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), numbers)
 
 
-@dataclass(frozen=True)
-class HeadSurveyView:
-    """Results of `attention` on a page, with example sentences and the maps of all heads; None without examples."""
-
-    result: Result
-    examples: ExampleMaps | None
-
-
 HeadRow = Mapping[str, Any]
 
 Place = tuple[int, int]  # layer and head
@@ -400,9 +384,8 @@ class HeadMeasure:
     cells: Mapping[str, Callable[[HeadRow], str]] = field(default_factory=dict)
 
 
-def head_measures(survey: HeadSurveyView) -> list[HeadMeasure]:
+def head_measures(by_name: Tables) -> list[HeadMeasure]:
     """Return the measures of a survey, in the order of the page."""
-    by_name = survey.result.by_name
     measures = [_classes(of_heads(by_name))]
     measures += [_share(name, about, of_measure(by_name["heads"], *which)) for name, about, which in _SHARES]
     measures.append(_relations(by_name["head_relations"]))

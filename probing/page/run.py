@@ -6,8 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -60,10 +59,7 @@ from probing.tables.conclusions import (
     bases_lines,
     bases_table,
     beside_directions,
-    conclusion,
-    covariate_words,
-    dependent_unit,
-    overlaps,
+    layer_conclusions,
 )
 from probing.tables.figures import Chart, Line, Panel
 from probing.tables.probe_figures import accuracy_chart, majority_lines
@@ -75,7 +71,6 @@ from probing.tables.probes import (
     run_sentences,
 )
 from probing.tables.schema import ACCURACY, CONTEXTS, NUMBERS
-from probing.text.tasks import task_in_words
 
 # --------------------------------------------------------------------------------------------------------------------
 # The question of a run and its answer, in sentences made from its numbers.
@@ -94,7 +89,7 @@ def question(views: Sequence[RunView]) -> str:
     """Return the question of all runs, which names their models once, and how their probes were trained."""
     of_tasks: dict[str, dict[str, list[str]]] = {}
     for view in views:
-        of_tasks.setdefault(view.task, {}).setdefault(layers_named(view.layers), []).append(_model(view))
+        of_tasks.setdefault(view.task, {}).setdefault(layers_named(view.run.layers), []).append(_model(view))
     questions = [
         f"{task} be decoded from {listed([f'{layers} of {listed(models)}' for layers, models in of_layers.items()])}"
         for task, of_layers in of_tasks.items()
@@ -173,7 +168,7 @@ def with_bold_numbers(sentence: str) -> Html:
 def answer_section(view: RunView) -> Html:
     """Return the answer, and below it what to distrust, and, folded, details."""
     answer_sentences, doubts, details = answer(view)
-    shown = [element("p", *_spaced(map(with_bold_numbers, answer_sentences)), class_="answer")]
+    shown = [element("p", Html(" ".join(map(with_bold_numbers, answer_sentences))), class_="answer")]
     if doubts:
         shown += [element("h4", "What to distrust"), element("ul", *(element("li", line) for line in doubts))]
     if details:
@@ -182,23 +177,13 @@ def answer_section(view: RunView) -> Html:
     return joined(*shown)
 
 
-def _spaced(sentences: Iterable[Html]) -> Iterator[Html]:
-    for i, sentence in enumerate(sentences):
-        yield joined(" " if i else "", sentence)
-
-
 def conclusions(view: RunView) -> list[str]:
     """Return the conclusion on the top neuron of each layer, and the dependence of its ranking on choices."""
-    return [_on_neurons(view, layer) for layer in view.ranked]
-
-
-def _on_neurons(view: RunView, layer: int) -> str:
-    (row,) = (row for row in view.run.accuracy if row["layer"] == layer)
-    ranked = view.ranked[layer]
-    config, dependent = view.run.config, dependent_unit(view.run.results)
-    of_first = conclusion(ranked, view.task, row, covariate_words(config), has_intercept(config), dependent)
-    sentences = of_first, overlaps(row, len(ranked))
-    return " ".join(sentence for sentence in sentences if sentence)
+    run = view.run
+    return [
+        " ".join(layer_conclusions(row, view.ranked[row["layer"]], view.task, run.results, run.config))
+        for row in run.accuracy
+    ]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -215,18 +200,16 @@ LONGEST = 14
 IN_TABLE = 60
 
 
-def classes_section(view: RunView, number: int) -> Html | None:
+def classes_of(view: RunView) -> list[Html]:
     """Return the classes of each layer, open for the leading layer; nothing for a run without their scores."""
     scores, confusions = view.run.class_scores, view.run.confusions
-    if not scores or not confusions:
-        return None
     parts, are_names = [], bool(view.run.scores_of(view.leading))
-    for layer in view.layers:
-        layer_rows = [[row for row in rows if row["layer"] == layer] for rows in (scores, confusions)]
+    for layer in view.run.layers if scores and confusions else ():
+        layer_rows = [rows.where(layer=layer) for rows in (scores, confusions)]
         table = [as_in_terminal(classes_table(layer_rows[0], IN_TABLE))] if are_names else []
         summary = element("summary", f"Layer {layer}: what the probe takes each class for")
         parts.append(element("details", summary, *table, _class_map(view, *layer_rows), open=layer == view.leading))
-    return element("section", element("h2", f"Classes of {view.label}"), *parts, id=f"classes-{number}")
+    return parts
 
 
 def _class_map(view: RunView, scores: Sequence[Row], confusions: Sequence[Row]) -> Html:
@@ -325,45 +308,32 @@ def _token(row: Row) -> Html:
 
 def position_chart(positions: Sequence[Row]) -> Html:
     """Return the means at positions, from `profiles.csv`, as a line, and their intervals as a band."""
-    rows = positions[:MOST_POSITIONS]
-    points = [Point(row["index"], row["value"], ends(row, "value")) for row in rows]
-    return band_chart(points, [rows[0]["index"], rows[-1]["index"]], "position", "mean activation")
+    line = Line.of(positions[:MOST_POSITIONS], "value", "", x="index")
+    return band_chart(line, [line.at[0], line.at[-1]], "position", "mean activation")
 
 
 def directions_chart(rows: Sequence[Row]) -> Html:
     """Return contributions of a layer's neurons by rank as a line, and of directions of the same rank as a band."""
     at = np.unique(np.geomspace(1, len(rows), MOST_RANKS).round().astype(int)).tolist()
     decades = [10**i for i in range(len(str(len(rows) // 2)))]
-    points = [
-        Point(rank, row["contribution"], (row["direction_lowest"], row["direction_highest"]))
-        for rank in at
-        for row in [rows[rank - 1]]
-    ]
-    rings = [point for point in points if rows[point.at - 1].get("above_directions") == "yes"]
-    return band_chart(points, [*decades, len(rows)], "rank", "contribution", math.log, rings)
-
-
-@dataclass(frozen=True)
-class Point:
-    """Point of a chart at a position or rank; the band has its lower and upper end, or is None."""
-
-    at: int
-    value: float
-    band: tuple[float, float] | None
+    shown = [rows[rank - 1] for rank in at]
+    bands = [(row["direction_lowest"], row["direction_highest"]) for row in shown]
+    line = Line("neurons", at, [row["contribution"] for row in shown], bands)
+    rings = [i for i, row in enumerate(shown) if row.get("above_directions") == "yes"]
+    return band_chart(line, [*decades, len(rows)], "rank", "contribution", math.log, rings)
 
 
 def band_chart(
-    points: Sequence[Point], ticks: Sequence[int], across: str, up: str, place: Callable[[int], float] = float,
-    rings: Sequence[Point] = (),
+    line: Line, ticks: Sequence[int], across: str, up: str, place: Callable[[int], float] = float,
+    rings: Sequence[int] = (),
 ) -> Html:  # fmt: skip
-    """Return a line with a band, from points from left to right; `rings` are marked points.
+    """Return a line with its intervals as a band; `rings` are the indices of marked points.
 
     `ticks` are labelled, ascending, from the first to the last; `place` gives positions on the x axis, in any unit.
     """
-    values = [value for point in points for value in (point.value, *(point.band or ()))]
-    low, high = min(values), max(values)
+    low, high = min(line.extent), max(line.extent)
     reach = (high - low) or abs(high) or 1.0
-    start, end = place(points[0].at), place(points[-1].at)
+    start, end = place(line.at[0]), place(line.at[-1])
 
     def x(at: int) -> str:
         return f"{LEFT + (WIDTH - LEFT - RIGHT) * (place(at) - start) / ((end - start) or 1):.4g}"
@@ -371,7 +341,8 @@ def band_chart(
     def y(value: float) -> str:
         return f"{TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / reach:.4g}"
 
-    band_points = [(x(point.at), *map(y, point.band)) for point in points if point.band]
+    points = [(x(at), y(value)) for at, value in zip(line.at, line.values, strict=True)]
+    band_points = [(x(at), *map(y, pair)) for at, pair in zip(line.at, line.ranges, strict=True) if pair]
     band = [f"{at} {top}" for at, _, top in band_points] + [f"{at} {bottom}" for at, bottom, _ in reversed(band_points)]
     levels = [(value, y(value)) for value in dict.fromkeys([high, low, *([0.0] if low < 0 < high else [])])]
     # The number of 0 is left out where that of the highest or the lowest value stands.
@@ -387,10 +358,10 @@ def band_chart(
         ),
         element("path", d=f"M{'L'.join(band)}z", fill="currentColor", fill_opacity=0.2) if band else None,
         element(
-            "path", d="M" + "L".join(f"{x(point.at)} {y(point.value)}" for point in points),
+            "path", d="M" + "L".join(map(" ".join, points)),
             fill="none", stroke="currentColor", stroke_width=1.5,
         ),
-        *(element("circle", cx=x(ring.at), cy=y(ring.value), r=3, class_="ring") for ring in rings),
+        *(element("circle", cx=points[i][0], cy=points[i][1], r=3, class_="ring") for i in rings),
         *(
             element("text", f"{across} {at}" if at == ticks[0] else at, x=x(at), y=HEIGHT - 5,
                     text_anchor=anchors.get(at, "middle"), font_size=12)
@@ -430,7 +401,7 @@ def accuracy_figure(view: RunView, beside_others: bool) -> Html:
     numbers = element("details", element("summary", f"The numbers of {view.label}"), accuracy_table(view, title))
     if beside_others and {*controls_of(view.run.accuracy)} <= {"majority"}:
         return numbers
-    if len(view.layers) == 1:
+    if len(view.run.layers) == 1:
         return element("figure", accuracy_table(view, title))
     chart = accuracy_chart(view.run.accuracy, view.task)
     return element("figure", element("figcaption", title), *panels_html(chart, [title]), numbers)
@@ -444,8 +415,8 @@ def neurons_section(view: RunView, number: int, room: int, room_of_each: int) ->
     by_neuron, directions = neuron_pages(view, f"neurons-{number}", room_of_each), _directions(view)
     classes = class_data(view, max(0, room - len(f"{by_neuron or ''}{directions}")))
     data = {
-        "task": view.task, "layers": view.layers, "leading": view.leading,
-        "layerNames": [*map(str, view.layers)],
+        "task": view.task, "layers": view.run.layers, "leading": view.leading,
+        "layerNames": [*map(str, view.run.layers)],
         "width": view.d_model, "classes": view.classes,
         "flags": {flag: meaning_of_flag(flag) for flag in _flags(view)}, "far": FAR, "unresolved": UNRESOLVED,
         "negligible": NEGLIGIBLE, "byClass": classes, **packed_rows(view),
@@ -469,27 +440,22 @@ def neurons_section(view: RunView, number: int, room: int, room_of_each: int) ->
     )
 
 
-def heads_section(view: RunView, number: int) -> Html | None:
+def heads_of(view: RunView) -> list[Html]:
     """Return the heads of each layer, open for the leading layer; nothing if neurons belong to no head."""
-    rows = view.run.heads
-    if not rows:
-        return None
     parts = []
-    for layer in view.layers:
-        shown = heads_table([row for row in rows if row["layer"] == layer])
+    for layer in view.run.layers if view.run.heads else ():
+        shown = heads_table(view.run.heads.where(layer=layer))
         summary = element("summary", str(shown.title))
         parts.append(element("details", summary, as_in_terminal(shown), open=layer == view.leading))
-    return element("section", element("h2", f"Heads of {view.label}"), *parts, id=f"heads-{number}")
+    return parts
 
 
-def bases_section(view: RunView, number: int) -> Html | None:
+def bases_of(view: RunView) -> list[Html]:
     """Return the comparison of features with other units of each layer; nothing if neurons are no features."""
     if not (rows := view.run.bases):
-        return None
-    shown = [bases_table([row for row in rows if row["layer"] == layer]) for layer in view.layers]
-    lines = [element("p", line) for line in bases_lines(rows, task_in_words(view.run.config))]
-    heading = element("h2", f"Bases of {view.label}")
-    return element("section", heading, *lines, *map(as_in_terminal, shown), id=f"bases-{number}")
+        return []
+    shown = [bases_table(rows.where(layer=layer)) for layer in view.run.layers]
+    return [*(element("p", line) for line in bases_lines(rows, view.task)), *map(as_in_terminal, shown)]
 
 
 def script_data(data: Any) -> Html:
@@ -542,7 +508,7 @@ def _listing(view: RunView) -> Html:
 def _detail(view: RunView, per_layer: int) -> Html:
     """Return the details of a neuron: the leading layer's first, until the script shows the picked neuron."""
     layer = view.leading
-    top, by_class = view.ranked[layer][0], view.by_class[view.layers.index(layer)]
+    top, by_class = view.ranked[layer][0], view.by_class[view.run.layers.index(layer)]
     of_numbers = view.score is R2
     by = "" if of_numbers else f", by {view.task}"
     about = f"Mean contribution to {view.score.contribution}{by}; the line is the layer's mean."
@@ -576,7 +542,7 @@ def _flags(view: RunView) -> list[str]:
 
 
 def _filters(view: RunView) -> Html:
-    layers = [element("option", layer, value=int(layer), selected=layer == view.leading) for layer in view.layers]
+    layers = [element("option", layer, value=int(layer), selected=layer == view.leading) for layer in view.run.layers]
     flags = [("any or none", ""), ("no flag", "none"), *((name, name) for name in _flags(view))]
     chosen = element("select", *(element("option", text, value=value) for text, value in flags), class_="by-flag")
     number_field = element("input", class_="by-neuron", inputmode="numeric", pattern="[0-9]*", size="6")
@@ -602,5 +568,5 @@ def accuracies_figure(views: Sequence[RunView]) -> Html:
     title += ", with 95% intervals" * any(any(line.ranges) for line in lines)
     chart = Chart("accuracies", title, [Panel(lines)], limits=(0, 1))
     numbers = accuracies_table(accuracies)
-    drawn = panels_html(chart, [title]) if any(len(view.layers) > 1 for view in views) else []
+    drawn = panels_html(chart, [title]) if any(len(view.run.layers) > 1 for view in views) else []
     return element("figure", element("figcaption", title), *drawn, as_in_terminal(numbers, numbers.caption))

@@ -18,7 +18,7 @@ from probing.data import ADDED_CONTROLS, CONTROLS
 from probing.page.charts import RunView
 from probing.results import Column, Html, Row, element, pairs, shortened
 from probing.runs import Terms
-from probing.tables import FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE, UNRESOLVED, neuron_name
+from probing.tables import FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE, UNRESOLVED, is_far, neuron_name
 from probing.tables.conclusions import beside_directions
 from probing.tables.probes import SHOWN
 from probing.tables.schema import CLASS_SCORES, NEURON_CLASSES, NEURONS, NUMBER_NEURONS, SPANS
@@ -50,12 +50,6 @@ def pack_halves(values: ArrayLike) -> dict[str, Any]:
     largest = float(np.nanmax(np.abs(array), initial=0.0))
     scale = 2.0 ** int(np.frexp(largest)[1]) if largest else 1.0
     return {"kind": "half", "scale": scale, "data": _text((array / scale).astype("<f2"))}
-
-
-def unpack(packed: Mapping[str, Any]) -> NDArray[np.float64]:
-    """Unpack numbers to a flat array, as the page's script does."""
-    kind = {"integer": "<u2", "single": "<f4", "half": "<f2"}[packed["kind"]]
-    return np.frombuffer(base64.b64decode(packed["data"]), kind).astype(np.float64) * packed.get("scale", 1)
 
 
 def shades(values: ArrayLike) -> str:
@@ -202,11 +196,6 @@ def described(column: Column) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def is_far(row: Row) -> bool:
-    """Return whether a neuron's mean is so far from 0 that its centred contribution is unreliable."""
-    return bool(row["flag"] != "dead" and abs(row["mean"]) > FAR * row["sd"])
-
-
 _SHOWN = (
     "layer", "rank", "rank_low", "neuron", "feature", "head", "contribution", "ratio", "share",
     "contribution_centred", "contribution_companion", "control_task_share", "correlation", "eta_squared",
@@ -315,7 +304,7 @@ HEIGHT, LOWEST_ROW, HIGHEST_ROW = 240, 18, 30
 
 def neuron_map(view: RunView, title: str) -> Html:
     """Return the map with its axes and scale."""
-    layers, d_model = view.layers, view.d_model
+    layers, d_model = view.run.layers, view.d_model
     cell = max(1, min(24, WIDEST // d_model))
     row = max(LOWEST_ROW, min(HIGHEST_ROW, HEIGHT // len(layers)))
     every = next(step for step in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, d_model) if step * cell >= 60)
@@ -359,7 +348,7 @@ def scale() -> Html:
 
 def ratios(view: RunView) -> NDArray[np.float64]:
     """Return contributions in multiples of the layer's mean, by neuron, shape (n_layers, d_model)."""
-    values = np.zeros((len(view.layers), view.d_model))
+    values = np.zeros((len(view.run.layers), view.d_model))
     for i, rows in enumerate(view.ranked.values()):
         for row in rows:
             values[i, row["neuron"]] = row["ratio"]

@@ -229,7 +229,7 @@ class Study:
 
     def all_drawings(self, result: Result) -> Drawings:
         """Return what draws each figure: the charts that have values, and what is no line chart."""
-        charts = chart_drawings(Chart.with_values(self.charts(result)), self.figure_prefix(result))
+        charts = chart_drawings(self.charts(result), self.figure_prefix(result))
         return {**charts, **self.drawings(result)}
 
     def maps(self, result: Result) -> Iterable[Html]:
@@ -271,8 +271,7 @@ class Study:
 
     def section(self, result: Result, place: SectionPlace) -> Html:
         """Return the section of a page: by default sentences, maps, charts, tables and, folded, more."""
-        draw = load(ACTIONS["chart_html"])
-        charts = [figure for chart in Chart.with_values(self.charts(result)) for figure in draw(chart)]
+        charts = load(ACTIONS["charts_html"])(self.charts(result))
         return section_of(
             result, place.anchor, *self.maps(result), *charts, *framed(result.tables()),
             *folded(self.more_tables(result)),

@@ -75,7 +75,7 @@ from probing.statistics import (
     widened,
 )
 from probing.statistics.chance import correlation_of_neighbours
-from probing.tables import accuracy_flag, r2_flag
+from probing.tables import layer_flag
 from probing.tables.conclusions import with_basis
 from probing.tables.figures import USUAL
 from probing.tables.probe_figures import write_figures
@@ -220,7 +220,7 @@ class NumberResults(ProbeResults):
             "n_train_tokens": train.n_tokens,
             "n_test_tokens": n,
         }
-        row["flag"] = r2_flag(row)
+        row["flag"] = layer_flag(row)
         for name, control in controls.items():
             row |= {f"{name}_r2": control.r2, **_ends(f"above_{name}", intervals[name])}
         return row | self._last_columns(i, {})
@@ -296,7 +296,7 @@ class ClassResults(ProbeResults):
             "n_test_tokens": test.n_tokens,
             "n_classes": n_classes,
         }
-        row["flag"] = accuracy_flag(row)
+        row["flag"] = layer_flag(row)
         for name, draws in self._controls(i):
             row |= self._compare_with_control(name, fit, draws)
         if "control_task" in self.controls:

@@ -31,18 +31,13 @@ def has_intercept(config: Mapping[str, Any]) -> bool:
     return bool(config["probe"].get("bias", False))
 
 
-def accuracy_flag(row: Row) -> str:
-    """Return `uninformative` unless the lower end of a layer's `information` is above 0, otherwise an empty text.
+def layer_flag(row: Row) -> str:
+    """Return `uninformative` unless the lower end of a layer's `information`, or of a ridge probe's R², is above 0.
 
     `information` is the nats that the probe saves over a constant answer: the class shares in training, or a uniform
-    guess if that is better. Too few test sentences for an interval show nothing.
+    guess if that is better. Too few test sentences for an interval show nothing. Otherwise an empty text.
     """
-    return "" if row["information_low"] > 0 else UNINFORMATIVE
-
-
-def r2_flag(row: Row) -> str:
-    """Return `uninformative` unless the lower end of a ridge probe's R² is above 0, otherwise an empty text."""
-    return "" if row["r2_low"] > 0 else UNINFORMATIVE
+    return "" if row["r2_low" if "r2" in row else "information_low"] > 0 else UNINFORMATIVE
 
 
 @dataclass(frozen=True)
@@ -112,6 +107,12 @@ def neuron_name(row: Row) -> str:
 
 # Standard deviations between a neuron's mean and 0 beyond which its centred contribution is unreliable.
 FAR = 3.0
+
+
+def is_far(row: Row) -> bool:
+    """Return whether a neuron's mean is so far from 0 that its centred contribution is unreliable."""
+    return bool(row["flag"] != "dead" and abs(row["mean"]) > FAR * row["sd"])
+
 
 # What contributions are split over in the table of bases of directions: as they are, and without neurons' means.
 BASIS_KINDS = PLAIN, CENTRED = "plain", "centred"

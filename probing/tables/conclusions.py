@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from probing.data import ADDED_CONTROLS, CONTROLS
-from probing.results import Row, ends, in_brackets, interval, layers_named, listed, shown
+from probing.results import Row, Table, ends, in_brackets, interval, layers_named, listed, shown
 from probing.runtime.terminal import plain_table
 from probing.statistics import TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES, few_sentences
 from probing.tables import (
@@ -64,24 +64,19 @@ def compare_layers_with_controls(rows: Sequence[Mapping[str, Any]], task: str) -
     everywhere: dict[str, list[str]] = {}
     somewhere: list[str] = []
     for name in sorted(controls_of(rows), key=lambda name: name == "untrained"):
-        layers: dict[str, list[int]] = {}
-        for row in rows:
-            if side := side_of(row, name):
-                layers.setdefault(side, []).append(row["layer"])
-        called = _called(name)
+        layers = {side: [row["layer"] for row in rows if side_of(row, name) == side] for side in SIDES}
+        layers = {side: of_side for side, of_side in layers.items() if of_side}
+        last = next(reversed(layers), "")
+        end = say("upper_bound", task=task) if (name, last) == ("untrained", "below") else ""
         if len(layers) == 1:
-            (side,) = layers
-            end = say("upper_bound", task=task) if (name, side) == ("untrained", "below") else ""
-            everywhere.setdefault(side, []).append(f"{called}{end}")
+            everywhere.setdefault(last, []).append(f"{_called(name)}{end}")
         elif layers:
             # Named where it is first said of, in the order of the sides.
-            sides = [side for side in SIDES if side in layers]
-            names = [called, *["it"] * (len(sides) - 1)]
+            names = [_called(name), *["it"] * (len(layers) - 1)]
             parts = [
-                say("side_in", side=say(side, names=name), layers=layers_named(layers[side]))
-                for side, name in zip(sides, names, strict=True)
+                say("side_in", side=say(side, names=called), layers=layers_named(of_side))
+                for (side, of_side), called in zip(layers.items(), names, strict=True)
             ]
-            end = say("upper_bound", task=task) if name == "untrained" and sides[-1] == "below" else ""
             somewhere.append(f"{listed(parts)}{end}")
     if not everywhere and not somewhere:
         return compare_with_controls(rows[-1], task)
@@ -92,8 +87,7 @@ def compare_layers_with_controls(rows: Sequence[Mapping[str, Any]], task: str) -
 
 def not_above(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a sentence for each control that the probe does not beat in some layer, by the difference's interval."""
-    what = "R²" if score_of(rows[0]) is R2 else "accuracy"
-    sentences = []
+    what, sentences = score_of(rows[0]).words, []
     for name, words in controls_of(rows).items():
         for side in ("below", "alike"):
             if layers := [row["layer"] for row in rows if side_of(row, name) == side]:
@@ -136,9 +130,10 @@ def why_leading(rows: Sequence[Row]) -> str:
     row = leading(rows)
     floor, value = _strongest_floor(row)
     among = say("among_readable") if any(layer_row.get("flag") == UNINFORMATIVE for layer_row in rows) else ""
-    what = "R²" if score_of(row) is R2 else "accuracy"
     apart = _above_floor(row)
-    return say("leading", layer=row["layer"], what=what, apart=apart, floor=floor, value=value, among=among)
+    return say(
+        "leading", layer=row["layer"], what=score_of(row).words, apart=apart, floor=floor, value=value, among=among
+    )  # fmt: skip
 
 
 # Results of comparing a score with that of a control, by the names of their words in `SENTENCES`.
@@ -167,7 +162,8 @@ _SENTENCES = {"better": "better_with", "unresolved": "unresolved_with", "worse":
 
 def bases_table(rows: Sequence[Row]) -> Any:
     """Return the accuracies of one layer as a rich table, a row per number of units."""
-    names = list(dict.fromkeys(row["basis"] for row in rows))
+    first = {name: of_basis[0] for name, of_basis in Table(rows).by("basis").items()}
+    names = list(first)
     table = plain_table(f"Layer {rows[0]['layer']}: accuracy of the first k units of each basis")
     for heading in ("k", FEATURES, "95% range", *names[1:]):
         table.add_column(heading, justify="right", no_wrap=heading == "k")
@@ -177,7 +173,6 @@ def bases_table(rows: Sequence[Row]) -> Any:
         others = [cells[name, k] for name in names[1:]]
         shown = [f"{row['accuracy']:.3f}{_MARKS[row['features']]}" for row in others]
         table.add_row(str(k), f"{feature_row['accuracy']:.3f}", interval(feature_row, "accuracy"), *shown)
-    first = {name: next(row for row in rows if row["basis"] == name) for name in names}
     drawn = first["random features"]
     table.caption = "; ".join([
         say("note_of_bases", majority=drawn["majority_accuracy"], n=drawn["n_draws"]),
@@ -190,12 +185,10 @@ def bases_table(rows: Sequence[Row]) -> Any:
 def bases_lines(rows: Sequence[Row], task: str) -> list[str]:
     """Return conclusions from `bases.csv` on where features are better than each basis, and where they are not."""
     lines = []
-    for layer in dict.fromkeys(row["layer"] for row in rows):
-        layer_rows = [row for row in rows if row["layer"] == layer and row["basis"] != FEATURES]
-        names, never = list(dict.fromkeys(row["basis"] for row in layer_rows)), []
-        for name in names:
-            of = [row for row in layer_rows if row["basis"] == name]
-            parts = [_part(verdict, [row for row in of if row["features"] == verdict]) for verdict in _MARKS]
+    for layer, layer_rows in Table(rows).where(lambda row: row["basis"] != FEATURES).by("layer").items():
+        never: list[str] = []
+        for name, of in layer_rows.by("basis").items():
+            parts = [_part(verdict, of.where(features=verdict)) for verdict in _MARKS]
             lines.append(say("beside_basis", layer=layer, basis=name, parts="; ".join(filter(None, parts))))
             never += [name] * all(row["features"] != "better" for row in of)
         if never:
@@ -650,18 +643,24 @@ def _over(results: Mapping[str, Any]) -> Mapping[str, Any]:
     return over or {"unit": "sentence", "n": results["n_sentences"]["test"]}
 
 
+def layer_conclusions(
+    row: Row, ranked: Sequence[Row], task: str, results: Mapping[str, Any], config: Mapping[str, Any]
+) -> list[str]:
+    """Return the conclusion on a layer's ranking, from its row of `accuracy.csv`, and the stability of the ranking."""
+    covariate, dependent = covariate_words(config), dependent_unit(results)
+    of_first = conclusion(ranked, task, row, covariate, has_intercept(config), dependent)
+    return [sentence for sentence in (of_first, overlaps(row, len(ranked))) if sentence]
+
+
 def ranking_conclusions(
     accuracy: Sequence[Row], neurons: Sequence[Row], task: str, results: Mapping[str, Any], config: Mapping[str, Any],
     beside: Sequence[Row] = (),
 ) -> list[str]:  # fmt: skip
     """Return the conclusion on the ranking of each layer, and the scope of all; `beside` has rows of `basis.csv`."""
     lines: list[str] = []
+    ranked = Table(neurons).by("layer")
     for row, fitted in zip(accuracy, results["layers"], strict=True):
-        ranked = [neuron for neuron in neurons if neuron["layer"] == row["layer"]]
-        sentence = conclusion(
-            ranked, task, row, covariate_words(config), has_intercept(config), dependent_unit(results)
-        )
-        lines += [sentence, overlaps(row, len(ranked))]
+        lines += layer_conclusions(row, ranked[row["layer"]], task, results, config)
         if not fitted["converged"]:
             lines.append(say("stopped_short", layer=row["layer"], gap=fitted["optimality_gap"]))
     lines += [

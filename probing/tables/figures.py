@@ -492,25 +492,21 @@ class Chart:
     @property
     def is_split(self) -> bool:
         """Whether there are more labels than looks: each panel then has looks and a legend for its own labels."""
-        return len(self.panels) > 1 and len(self.looks) > N_LOOKS
-
-    @property
-    def looks(self) -> dict[str, int]:
-        """The look of each label, the same in all panels."""
-        return {label: i for i, label in enumerate(dict.fromkeys(self._labels_of(*self.panels)))}
+        return len(self.panels) > 1 and len({*self._labels_of(*self.panels)}) > N_LOOKS
 
     def looks_of(self, panel: Panel) -> dict[str, int]:
-        """Return the look of each label of a panel; of a split chart, panels have looks of their own."""
+        """Return the look of each label of a panel, the same in all panels; of a split chart, panels have their own."""
         shown = [panel] if self.is_split else self.panels
         return {label: i for i, label in enumerate(dict.fromkeys(self._labels_of(*shown)))}
 
     @classmethod
     def with_values(cls, charts: Iterable[Chart]) -> list[Chart]:
-        """Return the charts that have values, each with the panels that have some."""
-        filled = [
-            (chart, [panel for panel in chart.panels if any(line.at for line in panel.lines)]) for chart in charts
-        ]
-        return [replace(chart, panels=panels) for chart, panels in filled if panels]
+        """Return the charts that have values, each with the panels that have some, and the lines of these that do."""
+        drawn = [replace(chart, panels=[
+            replace(panel, lines=lines) for panel in chart.panels
+            if (lines := [line for line in panel.lines if line.at])
+        ]) for chart in charts]  # fmt: skip
+        return [chart for chart in drawn if chart.panels]
 
     def places(self, panel: Panel) -> dict[int, float]:
         """Return where each layer or step of a panel is on the x axis, ascending."""
@@ -538,17 +534,9 @@ def in_panels(lines: Sequence[Line], references: Sequence[Line] = (), what: str 
     ]
 
 
-def with_lines(charts: Sequence[Chart]) -> list[Chart]:
-    """Return the charts without the lines that have no values, and without the panels and charts that have no lines."""
-    drawn = [replace(chart, panels=[
-        replace(panel, lines=lines) for panel in chart.panels if (lines := [line for line in panel.lines if line.at])
-    ]) for chart in charts]  # fmt: skip
-    return [chart for chart in drawn if chart.panels]
-
-
-def chart_drawings(charts: Sequence[Chart], prefix: str) -> Drawings:
-    """Return what draws each chart, by its name; titles begin with `prefix`, such as the model's name, if any."""
-    return {chart.name: partial(_draw_chart, chart=chart, prefix=prefix) for chart in charts}
+def chart_drawings(charts: Iterable[Chart], prefix: str) -> Drawings:
+    """Return what draws each chart that has values, by its name; titles begin with `prefix`, such as the model's."""
+    return {chart.name: partial(_draw_chart, chart=chart, prefix=prefix) for chart in Chart.with_values(charts)}
 
 
 def with_title(draw: Callable[[Figure], None], title: str) -> Callable[[Figure], None]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from probing.results import ALL_LAYERS, Row, Table, cells_table
+from probing.results import ALL_LAYERS, Row, Table, by_layer_table
 
 Tables = Mapping[str, Sequence[Row]]
 
@@ -74,26 +75,24 @@ SENTENCES = {
 # Headings, by the value of the column `first_token`.
 TOKENS = {"exclude": "without the first token", "include": "with it", "only": "first tokens alone"}
 _FAR, _NORM, _COSINE = "mean_profile", "rms_norm", "mean_cosine"
-_NAMES = {_NORM: "norm", _COSINE: "mean cosine"}
 
 
 def first_token_tables(all_rows: Sequence[Row]) -> list[Any]:
     """Return a rich table of neurons with an outlying mean without the first token, with it, and on it alone."""
     if not all_rows:
         return []
-    shown = [(_NORM, "exclude"), (_NORM, "only"), (_COSINE, "exclude"), (_COSINE, "include")]
-    body = []
-    for layer, rows in sorted(Table(all_rows).by("layer").items()):
-        values = {(row["measure"], row["first_token"]): row["value"] for row in rows.where(measure=(_NORM, _COSINE))}
-        numbers = (f"{values[key]:.{3 if key[0] == _COSINE else 1}f}" if key in values else "" for key in shown)
-        neurons = (
-            ", ".join(f"{row['neuron']} ({row['value']:+.1f})" for row in rows.where(first_token=which, measure=_FAR))
-            for which in TOKENS
-        )
-        body.append([str(layer), *neurons, *numbers])
-    of_numbers = (f"{_NAMES[measure]}, {TOKENS[which].removesuffix(' alone')}" for measure, which in shown)
     title = "The first token of each sentence: neurons with a far mean (sd), norms, and mean cosines"
-    return [cells_table(title, ["layer", *TOKENS.values(), *of_numbers], body)]
+    return [by_layer_table(title, Table(all_rows), {
+        **{heading: partial(_shown, which, _FAR, "{neuron} ({value:+.1f})") for which, heading in TOKENS.items()},
+        **{f"norm, {TOKENS[which].removesuffix(' alone')}": partial(_shown, which, _NORM, "{value:.1f}")
+           for which in ("exclude", "only")},
+        **{f"mean cosine, {TOKENS[which]}": partial(_shown, which, _COSINE, "{value:.3f}")
+           for which in ("exclude", "include")},
+    })]  # fmt: skip
+
+
+def _shown(which: str, measure: str, form: str, rows: Table) -> str:
+    return ", ".join(form.format(**row) for row in rows.where(first_token=which, measure=measure))
 
 
 def first_token_conclusions(rows: Sequence[Row]) -> list[str]:

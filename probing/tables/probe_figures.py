@@ -37,12 +37,9 @@ from probing.tables.figures import (
     Panel,
     by_count,
     chart_drawings,
-    drawing,
     error_bars,
-    forms_of,
     panels,
     share_axis,
-    with_lines,
     write_drawings,
 )
 from probing.tables.probes import confusion_shares
@@ -67,8 +64,8 @@ def bases_chart(bases: Sequence[Mapping[str, Any]], task: str) -> Chart:
     return Chart("bases", title, of_layers, "test accuracy (95% interval)", (0, 1), x=BY_UNITS)
 
 
-def directions_charts(by_layer: Mapping[int, Sequence[Row]], n_rotations: int) -> list[Chart]:
-    """Return the sorted contributions of each layer's neurons over the range of directions; none if all are dead."""
+def contributions_chart(by_layer: Mapping[int, Sequence[Row]], n_rotations: int) -> Chart:
+    """Return the sorted contributions of each layer's neurons over the range of directions."""
     of_layers = []
     for layer, rows in by_layer.items():
         live = beside_directions(rows)
@@ -81,7 +78,7 @@ def directions_charts(by_layer: Mapping[int, Sequence[Row]], n_rotations: int) -
         ], f"layer {layer}: {len(above)} above"))  # fmt: skip
     y = f"contribution ({score_of_neurons(next(iter(by_layer.values()))[0]).axis})"
     title = "contributions of neurons and of random directions"
-    return with_lines([Chart("directions", title, of_layers, y, from_zero=True, x=BY_RANK)])
+    return Chart("directions", title, of_layers, y, from_zero=True, x=BY_RANK)
 
 
 Row = Mapping[str, Any]
@@ -112,13 +109,13 @@ def run_charts(tables: Mapping[str, Sequence[Row]], task: str) -> list[Chart]:
     if bases := tables.get("bases"):
         charts.append(bases_chart(bases, task))
     if basis := tables.get("basis"):
-        charts += directions_charts(_neurons_by_layer(tables), basis[0]["n_rotations"])
+        charts.append(contributions_chart(Table(tables["neurons"]).by("layer"), basis[0]["n_rotations"]))
     return charts
 
 
 def run_drawings(tables: Mapping[str, Sequence[Row]], task: str, model: str) -> Drawings:
     """Return what draws the other figures of a run, by name."""
-    by_layer = _neurons_by_layer(tables)
+    by_layer = Table(tables["neurons"]).by("layer")
     drawings: dict[str, Callable[[Figure], None]] = {
         "top_neurons": partial(top_neurons, by_layer=by_layer, model=model),
         "neuron_map": partial(neuron_map, by_layer=by_layer, model=model),
@@ -130,13 +127,6 @@ def run_drawings(tables: Mapping[str, Sequence[Row]], task: str, model: str) -> 
             confusion_matrices, scores=scores, confusions=tables["confusions"], task=task, model=model
         )
     return drawings
-
-
-def _neurons_by_layer(tables: Mapping[str, Sequence[Row]]) -> dict[int, list[Row]]:
-    by_layer: dict[int, list[Row]] = {row["layer"]: [] for row in tables["accuracy"]}
-    for row in tables["neurons"]:
-        by_layer[row["layer"]].append(row)
-    return by_layer
 
 
 def accuracy_chart(rows: Sequence[Row], task: str) -> Chart:
@@ -167,13 +157,12 @@ def accuracy_by_position(figure: Figure, positions: Sequence[Row], task: str, mo
 
     figure.set_size_inches(6.4, 3.4)
     axes = figure.add_subplot()
-    layers = sorted({row["layer"] for row in positions})
-    colours = matplotlib.colormaps["viridis_r"](np.linspace(0.12, 1, len(layers)))
-    for layer, colour in zip(layers, colours, strict=True):
-        layer_rows = [row for row in positions if row["layer"] == layer]
+    by_layer = sorted(Table(positions).by("layer").items())
+    colours = matplotlib.colormaps["viridis_r"](np.linspace(0.12, 1, len(by_layer)))
+    for (layer, layer_rows), colour in zip(by_layer, colours, strict=True):
         x, y = [row["position"] for row in layer_rows], np.array([row["accuracy"] for row in layer_rows])
         axes.plot(x, y, color=colour, lw=1.3, marker=".", ms=3, label=f"layer {layer}")
-        if len(layers) == 1 and (reach := error_bars(layer_rows, y, "accuracy")) is not None:
+        if len(by_layer) == 1 and (reach := error_bars(layer_rows, y, "accuracy")) is not None:
             axes.fill_between(x, y - reach[0], y + reach[1], color=colour, alpha=0.2, lw=0, label="95% interval")
     share_axis((row["accuracy"] for row in positions), axes)
     axes.set_xlabel(task.replace("_", " "))
@@ -235,15 +224,14 @@ def neuron_map(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str
 
 def confusion_matrices(figure: Figure, scores: Sequence[Row], confusions: Sequence[Row], task: str, model: str) -> None:
     """Draw for each layer the share of each class's test tokens predicted as each class."""
-    layers = list(dict.fromkeys(row["layer"] for row in scores))
-    classes = [row["class"] for row in scores if row["layer"] == layers[0]]
+    by_layer, confused = Table(scores).by("layer"), Table(confusions).by("layer")
+    classes = next(iter(by_layer.values())).column("class")
     every = -(-len(classes) // (LABELLED if isinstance(classes[0], str) else NUMBERED))
     named = range(0, len(classes), every), [str(label) for label in classes[::every]]
-    side = 4.2 if len(layers) == 1 else 2.2
-    grid = panels(figure, len(layers), (side, side), (0.9, 0.7), sharex=True, sharey=True)
-    for axes, layer in zip(grid, layers, strict=True):
-        layer_tables = [[row for row in table if row["layer"] == layer] for table in (scores, confusions)]
-        shares = confusion_shares(*layer_tables)
+    side = 4.2 if len(by_layer) == 1 else 2.2
+    grid = panels(figure, len(by_layer), (side, side), (0.9, 0.7), sharex=True, sharey=True)
+    for axes, (layer, layer_scores) in zip(grid, by_layer.items(), strict=True):
+        shares = confusion_shares(layer_scores, confused.get(layer, ()))
         image = axes.imshow(shares, cmap="Greys", vmin=0, vmax=1, interpolation="none")
         axes.set_title(f"layer {layer}")
         axes.tick_params(labelsize=7)
@@ -300,15 +288,6 @@ def layers_by_layers(figure: Figure, rows: Sequence[Row]) -> None:
     bar.set_label("agreement (below 0: white)")
 
 
-def write_curves_figure(
-    path: Path, rows: Sequence[Row], majority: float, task: str, model: str, formats: Sequence[str] = USUAL
-) -> list[Path]:
-    """Draw accuracy against the number of neurons in one layer, in each format, and return the paths of the files."""
-    with drawing(path, formats) as figure:
-        how_many_neurons(figure, rows, majority, task, model)
-    return forms_of([path], formats)
-
-
 def how_many_neurons(figure: Figure, rows: Sequence[Row], majority: float, task: str, model: str) -> None:
     """Draw accuracy against the number of neurons: with these alone on the left, without them on the right."""
     from matplotlib.ticker import FixedLocator, NullLocator
@@ -319,26 +298,21 @@ def how_many_neurons(figure: Figure, rows: Sequence[Row], majority: float, task:
     all_neurons = max((row for row in rows if row["kind"] == "only"), key=lambda row: row["k"])
     panels = {"only": "with k neurons alone", "without": "without k neurons"}
     for axes, (kind, title) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
-        kind_rows = [row for row in rows if row["kind"] == kind]
-        drawn = {
-            k: [r["accuracy"] for r in kind_rows if r["k"] == k and r["from"] == "random"] for k in _sizes(kind_rows)
-        }
-        drawn = {k: values for k, values in drawn.items() if values}
+        kind_rows = Table(row for row in rows if row["kind"] == kind)
+        by_size = sorted(kind_rows.where(**{"from": "random"}).by("k").items())
+        drawn = {k: of_size.column("accuracy") for k, of_size in by_size}
         low, high = ([end(values) for values in drawn.values()] for end in (min, max))
         axes.fill_between(list(drawn), low, high, color="#c8c8c8", lw=0.8, label="k random neurons\n(range of draws)")
         for i, ranking in enumerate(rankings):
             mark, colour = looks[i % len(looks)]
             for end, line, fill in (("top", "-", colour), ("bottom", "--", "white")):
-                of_end = sorted(
-                    (row for row in kind_rows if row["ranking"] == ranking and row["from"] == end),
-                    key=lambda row: row["k"],
-                )
+                of_end = sorted(kind_rows.where(**{"ranking": ranking, "from": end}), key=lambda row: row["k"])
                 axes.plot(
                     [row["k"] for row in of_end], [row["accuracy"] for row in of_end], line, marker=mark, ms=4,
                     c=colour, mfc=fill, label=f"{'first' if end == 'top' else 'last'} k by {ranking}",
                 )  # fmt: skip
             if kind == "only":
-                fewest = smallest([row for row in kind_rows if row["ranking"] == ranking])
+                fewest = smallest(kind_rows.where(ranking=ranking))
                 axes.plot(
                     fewest["k"], fewest["accuracy"], "*", ms=11, mfc="white", mec=colour, ls="", zorder=5,
                     label=f"fewest within 1 point: {fewest['k']}" + (f",\nby {ranking}" if len(rankings) > 1 else ""),
@@ -357,7 +331,3 @@ def how_many_neurons(figure: Figure, rows: Sequence[Row], majority: float, task:
     title = f"{model}, layer {rows[0]['layer']}: linear probes of {task}, retrained on the chosen neurons"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
-
-
-def _sizes(rows: Sequence[Row]) -> list[int]:
-    return sorted({row["k"] for row in rows})

@@ -32,6 +32,7 @@ from probing.tables import (
     centred_of,
     controls_of,
     has_intercept,
+    is_far,
     neuron_name,
     ordered,
     score_of,
@@ -296,7 +297,7 @@ def neurons_table(
     if any(NEGLIGIBLE in str(row.get("removed")) for row in rows):
         notes.append(say("note_of_negligible", word=NEGLIGIBLE, least=NEGLIGIBLE_NATS))
     notes += [say("several_intervals", n=n_removed)] * bool(in_full and n_removed)
-    if far := [row for row in rows if _is_far(row)]:
+    if far := [row for row in rows if is_far(row)]:
         is_known = all(with_intercept(row) is not None for row in far)
         instead = "value from a probe with an intercept" if is_known else "unreliable"
         notes.append(say("note_of_far", far=FAR, instead=instead))
@@ -325,12 +326,8 @@ def heads_table(rows: Sequence[Row]) -> Any:
     return table
 
 
-def _is_far(row: Row) -> bool:
-    return bool(abs(row["mean"]) > FAR * row["sd"] and row["flag"] != "dead")
-
-
 def _centred(row: Row) -> str:
-    return f"{centred_of(row):.4f}" + "*" * _is_far(row)
+    return f"{centred_of(row):.4f}" + "*" * is_far(row)
 
 
 def _without(row: Row) -> str:

@@ -22,7 +22,7 @@ from pages import ROOT
 from probing.cli.options import FIGURE_FORMAT, FORMATS, figure_formats
 from probing.data import ADDED_CONTROLS, CONTROLS
 from probing.errors import UserError
-from probing.page.charts import chart_html, panels_html
+from probing.page.charts import charts_html, panels_html
 from probing.results import Table
 from probing.runs import Result, SectionPlace, study_of
 from probing.studies.compare.tables import charts
@@ -250,7 +250,9 @@ def test_a_layer_without_a_value_breaks_the_line() -> None:
 
 
 def test_a_chart_has_no_lines_without_values_and_no_panels_without_lines() -> None:
-    (chart,) = geometry_charts([row for row in measured([0, 1], ("none",)) if row["measure"] == "isoscore"])
+    (chart,) = Chart.with_values(
+        geometry_charts([row for row in measured([0, 1], ("none",)) if row["measure"] == "isoscore"])
+    )
     assert [[line.label for line in panel.lines] for panel in chart.panels] == [["isoscore"]]
 
 
@@ -328,8 +330,10 @@ def of_curves(path: Path) -> None:
          "accuracy": 0.5, "validation_accuracy": 0.5, "draw": 1}
         for kind in ("only", "without") for end in ("top", "bottom", "random") for k in (1, 2, 5, 10, 20, 50, 100, 200)
     ]  # fmt: skip
-    whole = {"layer": 6, "ranking": "contribution", "kind": "only", "from": "top", "k": 384, "accuracy": 0.6}
-    figures.write_curves_figure(path / "curves.png", [*rows, {**whole, "validation_accuracy": 0.6}], 0.1, "x", "tiny")
+    whole: dict[str, Any] = {"layer": 6, "ranking": "contribution", "kind": "only", "from": "top", "k": 384}
+    rows.append({**whole, "accuracy": 0.6, "validation_accuracy": 0.6})
+    draw = partial(figures.how_many_neurons, rows=rows, majority=0.1, task="x", model="tiny")
+    write_drawings(path, {"curves": draw})
 
 
 DRAWERS = (of_fit, of_compare, of_curves, of_geometry, of_wic, of_sts, of_sweep, of_deep_sweep)
@@ -434,9 +438,9 @@ def test_the_band_of_directions_lies_behind_the_sorted_neurons(drawn: Drawn, tmp
 def test_a_layer_of_dead_neurons_has_no_panel_beside_directions() -> None:
     rows = neurons([0], 4)
     without = [row | {"direction_lowest": ""} for row in rows[:3]] + [rows[3] | {"direction_highest": float("nan")}]
-    (chart,) = figures.directions_charts({0: without, 1: rows}, 20)
+    (chart,) = Chart.with_values([figures.contributions_chart({0: without, 1: rows}, 20)])
     assert [panel.lines[0].at for panel in chart.panels] == [[1, 2, 3, 4]]
-    assert figures.directions_charts({0: without}, 20) == []
+    assert Chart.with_values([figures.contributions_chart({0: without}, 20)]) == []
 
 
 def test_bars_and_bands_of_a_chart_are_on_its_figure_and_on_its_page(drawn: Drawn, tmp_path: Path) -> None:
@@ -456,7 +460,7 @@ def test_bars_and_bands_of_a_chart_are_on_its_figure_and_on_its_page(drawn: Draw
     assert [patch.get_x() + patch.get_width() for patch in left] == pytest.approx([patch.get_x() for patch in right])
     assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b", "c"]
     assert ticks(logarithmic) == pytest.approx(np.log10([1, 2, 4]))
-    (page,), (area,) = map(chart_html, charts)
+    page, area = charts_html(charts)
     assert re.findall('class="block"><title>([^<]*)', page)[:2] == ["query, word a: 0.100", "query, word b: 0.200"]
     assert page.count('class="block"') == 6 + 2  # those of the legend, too
     assert (area.count('class="line"'), area.count('class="band"'), area.count('class="mark"')) == (2, 2, 0)

@@ -16,7 +16,7 @@ import pytest
 from probing import fit, report
 from probing.data import ADDED_CONTROLS, CONTROLS
 from probing.page.build import SCRIPT, page_script
-from probing.page.charts import chart_html
+from probing.page.charts import charts_html
 from probing.page.run import (
     BOTTOM,
     HEIGHT,
@@ -242,7 +242,7 @@ STEPS = [0, 1, 10, 100]
 
 def test_steps_stand_at_their_logarithms_and_values_at_their_heights() -> None:
     values = [2.5, 5.0, 3.75, 2.5]
-    (drawn,) = chart_html(Chart("loss", "loss", [Panel([Line("none", STEPS, values)])], x=BY_STEP))
+    (drawn,) = charts_html([Chart("loss", "loss", [Panel([Line("none", STEPS, values)])], x=BY_STEP)])
     ((zero, one, ten, hundred),) = points_of(drawn)
     assert hundred[0] - ten[0] == pytest.approx(ten[0] - one[0], abs=0.2)
     assert one[0] - zero[0] < ten[0] - one[0]
@@ -252,7 +252,7 @@ def test_steps_stand_at_their_logarithms_and_values_at_their_heights() -> None:
 
 def test_what_is_beyond_the_limits_of_a_chart_is_drawn_in_it() -> None:
     for values in ([0.5, -0.75], [0.5, 1.75]):
-        (drawn,) = chart_html(Chart("share", "share", [Panel([Line("none", [0, 1], values)])], limits=(0, 1)))
+        (drawn,) = charts_html([Chart("share", "share", [Panel([Line("none", [0, 1], values)])], limits=(0, 1))])
         assert all(0 < height < 290 for _, height in points_of(drawn)[0])
 
 
@@ -262,7 +262,7 @@ def test_lines_of_one_label_look_alike_and_are_told_apart_by_pointing_at_them() 
         Line("none", STEPS, [4.0, 3.9, 3.8, 3.7], which="seed 0"),
         Line("learned", STEPS, [4.0, 3.6, 3.1, math.e], which="seed 1"),
     ]
-    (made,) = chart_html(Chart("loss", "loss", [Panel(lines)], x=BY_STEP))
+    (made,) = charts_html([Chart("loss", "loss", [Panel(lines)], x=BY_STEP)])
     assert re.findall(r'<g class="look-(\d)">', made) == ["0", "1", "0"]
     legend = made.split("</svg>", 1)[1]
     assert re.findall(r"</svg>(\w+)</li>", legend) == ["learned", "none"]
@@ -281,7 +281,7 @@ def test_charts_beside_each_other_share_their_looks_and_axes_and_no_identifiers(
         [Line("layer 0", STEPS, [0.4] * 4), Line("layer 2", STEPS, [0.1] * 4)],
         [Line("layer 2", STEPS, [0.1] * 4)],
     )
-    made = chart_html(Chart("cosine", "cosine", [Panel(first), Panel(second)], x=BY_STEP))
+    made = charts_html([Chart("cosine", "cosine", [Panel(first), Panel(second)], x=BY_STEP)])
     assert [sorted(set(re.findall(r'class="look-(\d)"', panel))) for panel in made] == [["0", "1"], ["1"]]
     assert points_of(made[0])[1] == points_of(made[1])[0]
     ids = re.findall(r' id="([^"]+)"', joined(*made))
@@ -290,7 +290,7 @@ def test_charts_beside_each_other_share_their_looks_and_axes_and_no_identifiers(
 
 def test_a_value_that_is_no_number_has_no_mark_and_a_control_character_is_drawn() -> None:
     line = Line("a", [NamedLayer(0, "a\x00b"), NamedLayer(1, "c")], [math.nan, 0.5], [None, (0.25, 1.0)])
-    (made,) = chart_html(Chart("a", "a", [Panel([line])]))
+    (made,) = charts_html([Chart("a", "a", [Panel([line])])])
     assert re.findall("<title>(a, layer.*?)</title>", made) == ["a, layer c: 0.500 (0.250 to 1.000)"] * 2  # mark, bar
     assert "x00b" in made
 

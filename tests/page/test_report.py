@@ -11,7 +11,7 @@ import math
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import unescape
 from html.parser import HTMLParser
 from inspect import signature
@@ -21,6 +21,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from probing import compare, fit, load_run, report
@@ -30,7 +31,7 @@ from probing.cli.commandline import run
 from probing.cli.options import plain
 from probing.errors import UserError
 from probing.page import run as page_run
-from probing.page.charts import RunView, chart_html, command_line, read_sources
+from probing.page.charts import RunView, charts_html, command_line, read_sources
 from probing.page.run import script_data
 from probing.page.terms import (
     FIRST,
@@ -45,7 +46,6 @@ from probing.page.terms import (
     ratio_shades,
     ratios,
     shades,
-    unpack,
 )
 from probing.results import Table, element
 from probing.studies.ablate.neuron_tables import INTERVENTIONS, outlier_conclusions, outlier_tables
@@ -616,6 +616,12 @@ def test_text_is_escaped_and_html_is_not() -> None:
     assert json.loads(script_data({"a": "</script>&"})) == {"a": "</script>&"}
 
 
+def unpack(packed: Mapping[str, Any]) -> NDArray[np.float64]:
+    """Return packed numbers as a flat array, as the page's script does."""
+    kind = {"integer": "<u2", "single": "<f4", "half": "<f2"}[packed["kind"]]
+    return np.frombuffer(base64.b64decode(packed["data"]), kind).astype(np.float64) * packed.get("scale", 1)
+
+
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e9])
 def test_packed_numbers_come_back_to_three_digits_or_seven(scale: float) -> None:
     values = scale * np.random.default_rng(0).normal(size=1000)
@@ -651,7 +657,7 @@ def test_the_map_has_each_neuron_in_its_place(runs: Path) -> None:
     found = subject(runs / "whole")
     values = ratios(found)
     for row in found.run.neurons:
-        assert values[found.layers.index(row["layer"]), row["neuron"]] == row["ratio"]
+        assert values[found.run.layers.index(row["layer"]), row["neuron"]] == row["ratio"]
     np.testing.assert_allclose(ratio_shades(np.array([[0.01, 0.1, 1, 10, 99]])), [[0, 0, 0.5, 1, 1]])
     assert shades(ratio_shades(values)) in neuron_map(found, "title")
 
@@ -712,7 +718,7 @@ def unescape_entities(svg: str) -> str:
 
 def drawn(lines: list[Line]) -> str:
     """Return the lines as they are drawn on a page."""
-    (chart,) = chart_html(Chart("accuracy", "title", [Panel(lines)], "accuracy", limits=(0, 1)))
+    (chart,) = charts_html([Chart("accuracy", "title", [Panel(lines)], "accuracy", limits=(0, 1))])
     return chart
 
 
@@ -756,7 +762,7 @@ def test_a_run_of_one_layer_is_a_mark_at_its_layer_among_runs_of_more() -> None:
 
 
 def test_a_single_layer_has_no_chart_by_layer() -> None:
-    assert chart_html(Chart("accuracy", "title", [Panel([Line("probe", [6], [0.1])])], "accuracy")) == []
+    assert charts_html([Chart("accuracy", "title", [Panel([Line("probe", [6], [0.1])])], "accuracy")]) == []
 
 
 def test_the_bars_of_classes_are_as_high_as_their_values() -> None:

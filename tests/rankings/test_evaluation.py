@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ from probing.statistics.chance import random_rotation
 from probing.studies.fit.rank import KEYS, curves_lines, curves_tables
 from probing.tables import smallest
 from probing.tables.conclusions import bases_lines, bases_table
-from probing.tables.probe_figures import write_curves_figure
+from probing.tables.figures import write_drawings
+from probing.tables.probe_figures import how_many_neurons
 from synthetic import LIGHTNING_WARNINGS, Array, Data, make_splits, make_store, make_tokens, positional, sides
 
 pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)]
@@ -358,7 +360,10 @@ def test_what_is_shown_says_what_was_found(rows: list[dict[str, Any]], tmp_path:
     )
     shown = [cells.split()[0] for cells in render(*curves_tables(Table(rows))).splitlines()[4:] if cells.strip()]
     assert shown == ["1", "2", "3", "8", "16", str(D_MODEL)]
-    write_curves_figure(tmp_path / "drawn.png", rows, 0.1, "position", "planted")
+    write_drawings(
+        tmp_path,
+        {"drawn": partial(how_many_neurons, rows=rows, majority=0.1, task="position", model="planted")},
+    )
     assert (tmp_path / "drawn.png").read_bytes()[1:4] == b"PNG"
 
 

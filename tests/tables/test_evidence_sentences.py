@@ -698,7 +698,7 @@ SPEAKERS = {
     },
     "probing/tables/conclusions.py": {"bases_table", "bases_lines", "_part"},
     "probing/studies/fit/rank.py": {"evaluation_table"},
-    "probing/page/run.py": {"answer", "_on_neurons", "conclusions"},
+    "probing/page/run.py": {"answer", "conclusions"},
 }
 
 

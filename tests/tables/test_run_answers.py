@@ -23,7 +23,7 @@ from probing.studies.compare.tables import (
     unread_lines,
     verdicts,
 )
-from probing.tables import UNINFORMATIVE, accuracy_flag, r2_flag
+from probing.tables import UNINFORMATIVE, layer_flag
 from probing.tables.conclusions import compare_layers_with_controls, compare_with_controls, leading, why_leading
 from probing.tables.probes import (
     accuracies,
@@ -266,13 +266,13 @@ def test_classes_are_unequal_where_a_constant_answer_is_good() -> None:
 
 @pytest.mark.parametrize(("low", "flag"), [(0.01, ""), (0.0, UNINFORMATIVE), (-0.01, UNINFORMATIVE)])
 def test_a_probe_is_informative_where_the_whole_interval_is_above_a_constant_answer(low: float, flag: str) -> None:
-    assert accuracy_flag({"information": 0.5, "information_low": low}) == flag
-    assert r2_flag({"r2": 0.5, "r2_low": low}) == flag
+    assert layer_flag({"information": 0.5, "information_low": low}) == flag
+    assert layer_flag({"r2": 0.5, "r2_low": low}) == flag
 
 
 def test_without_an_interval_nothing_is_called_informative() -> None:
-    assert accuracy_flag({"information": 0.5, "information_low": math.nan}) == UNINFORMATIVE
-    assert r2_flag({"r2": 0.5, "r2_low": math.nan}) == UNINFORMATIVE
+    assert layer_flag({"information": 0.5, "information_low": math.nan}) == UNINFORMATIVE
+    assert layer_flag({"r2": 0.5, "r2_low": math.nan}) == UNINFORMATIVE
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from probing.results import (
 from probing.runs import Terms
 from probing.statistics import binomial_interval
 from probing.studies.ablate.tables import range_of, why_no_intervals
-from probing.tables.figures import Chart, Drawings, Line, Panel, by_count, with_lines
+from probing.tables.figures import Chart, Drawings, Line, Panel, by_count
 from probing.tables.outlier_effects import (
     N_TOKENS,
     RANKED,
@@ -285,7 +285,7 @@ BY_SIZE = by_count("neurons", "neurons")
 
 def charts(rows: Table) -> list[Chart]:
     """Return the effects at each changed layer by number of neurons."""
-    return with_lines([_dose_chart(layer, of_layer) for layer, of_layer in rows.by("changed_layer").items()])
+    return [_dose_chart(layer, of_layer) for layer, of_layer in rows.by("changed_layer").items()]
 
 
 def _dose_chart(layer: int, rows: Sequence[Row]) -> Chart:

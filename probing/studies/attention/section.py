@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 from unicodedata import east_asian_width
 
-from probing.heads.examples import Example, read_examples
+from probing.heads.examples import Example, ExampleMaps, read_examples
 from probing.page.charts import (
     HeadMeasure,
-    HeadSurveyView,
     Place,
     cell_of,
-    chart_html,
+    charts_html,
     head_id,
     head_map,
     head_measures,
@@ -25,7 +24,6 @@ from probing.page.run import script_data
 from probing.results import Html, count, element, joined, layers_named, table
 from probing.runs import Result, SectionPlace, Study, Terms, folded, framed
 from probing.runs.checks import leaves_out_first
-from probing.tables.figures import Chart
 from probing.tables.heads import finds_relation
 from probing.tables.schema import HEAD_NAME
 
@@ -130,18 +128,18 @@ ABOUT_ARCS = (
 
 def survey_section(result: Result, place: SectionPlace) -> Html:
     """Return the section of a survey."""
-    survey, number, room = HeadSurveyView(result, read_examples(result.folder)), place.number, place.room
-    measures = head_measures(survey)
+    number, room, examples = place.number, place.room, read_examples(result.folder)
+    measures = head_measures(result.by_name)
     heads = places(measures)
     return element(
         "section",
         element("h2", result.study.heading(result)),
-        element("p", _question(survey, heads), class_="question"),
-        *(element("p", sentence, class_="answer") for sentence in survey.result.conclusions()),
-        _not_measured(survey.result.results["left_out"]),
-        *([_map(survey, measures, heads, number), _numbers(measures, heads)] if heads else []),
-        *(figure for chart in Chart.with_values(result.study.charts(result)) for figure in chart_html(chart)),
-        *(_examples(survey, measures, heads, number, room) if heads and survey.examples else []),
+        element("p", _question(result, heads), class_="question"),
+        *(element("p", sentence, class_="answer") for sentence in result.conclusions()),
+        _not_measured(result.results["left_out"]),
+        *([_map(result, measures, heads, number, examples is not None), _numbers(measures, heads)] if heads else []),
+        *charts_html(result.study.charts(result)),
+        *(_examples(result, examples, measures, heads, number, room) if heads and examples else []),
         *framed(table for view in result.study.views for table in view.tables(result.by_name[view.schema.name])),
         *folded(result.tables()),
         class_="heads-of",
@@ -154,8 +152,8 @@ def _not_measured(lacking: Mapping[str, str]) -> Html | None:
     return element("p", f"Not measured: {'; '.join(parts)}.") if parts else None
 
 
-def _question(survey: HeadSurveyView, heads: Sequence[Place]) -> str:
-    config, results = survey.result.config, survey.result.results
+def _question(result: Result, heads: Sequence[Place]) -> str:
+    config, results = result.config, result.results
     model, n_heads, n_layers = results["model"], results["model"]["n_heads"], results["model"]["n_layers"]
     layers = sorted({layer for layer, _ in heads}) or [*range(1, n_layers + 1)]
     of_layers = "each of " * (len(layers) > 1) + layers_named(layers)
@@ -169,9 +167,10 @@ def _question(survey: HeadSurveyView, heads: Sequence[Place]) -> str:
     )
 
 
-def _map(survey: HeadSurveyView, measures: Sequence[HeadMeasure], heads: Sequence[Place], number: int) -> Html:
-    """Return the map of heads with the choice of its measure, which appears with the script."""
-    links = survey.examples is not None
+def _map(
+    result: Result, measures: Sequence[HeadMeasure], heads: Sequence[Place], number: int, links: bool
+) -> Html:  # fmt: skip
+    """Return the map of heads, with links to examples, and the choice of its measure, which appears with the script."""
     offered = [element("option", measure.label, value=i) for i, measure in enumerate(measures)]
     choice = element("label", "Measure ", element("select", *offered, class_="by-measure"))
     press = " Press a head to see it in example sentences." if links else ""
@@ -189,7 +188,7 @@ def _map(survey: HeadSurveyView, measures: Sequence[HeadMeasure], heads: Sequenc
         "figure",
         element("p", choice, class_="filters", hidden=True),
         element("figcaption", caption),
-        head_map(measures[0], heads, number, f"Heads of {model_name(survey.result.config)} by layer", links),
+        head_map(measures[0], heads, number, f"Heads of {model_name(result.config)} by layer", links),
         element("p", class_="readout", hidden=True),
         element("script", script_data(data), type="application/json"),
         id=f"attention-{number}-map",
@@ -210,17 +209,16 @@ def _numbers(measures: Sequence[HeadMeasure], heads: Sequence[Place]) -> Html:
 
 
 def _examples(
-    survey: HeadSurveyView, measures: Sequence[HeadMeasure], heads: Sequence[Place], number: int, room: int
+    result: Result, maps: ExampleMaps, measures: Sequence[HeadMeasure], heads: Sequence[Place], number: int, room: int
 ) -> list[Html]:
     """Return the example sentences of each head; the page shows the head named in its address."""
-    assert survey.examples
-    examples = survey.examples.examples
+    examples = maps.examples
     rows = [Row.of(one.of.words) for one in examples]
     shared = [words_row(one.of.words, row, _words_id(number, i))
               for i, (one, row) in enumerate(zip(examples, rows, strict=True))]  # fmt: skip
-    relations = {(row["layer"], row["head"]): row for row in survey.result.head_relations}
-    layers = list(survey.examples.layers)
-    first = _first_shown(survey, heads)
+    relations = {(row["layer"], row["head"]): row for row in result.head_relations}
+    layers = list(maps.layers)
+    first = _first_shown(result, heads)
     details = []
     for place in heads:
         index, relation = (layers.index(place[0]), place[1] - 1), relations.get(place)
@@ -258,9 +256,9 @@ def _words_id(number: int, sentence: int) -> str:
     return f"words-{number}-{sentence}"
 
 
-def _first_shown(survey: HeadSurveyView, heads: Sequence[Place]) -> Place:
+def _first_shown(result: Result, heads: Sequence[Place]) -> Place:
     """Return the first head to show: the head whose relation accuracy exceeds the best offset most."""
-    rows = survey.result.head_relations
+    rows = result.head_relations
     if not rows:
         return heads[0]
     best = max(rows, key=lambda row: row["difference"])

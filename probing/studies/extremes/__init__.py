@@ -39,7 +39,7 @@ from probing.runs import Result, Study, Terms, study_of
 from probing.runs.call import Call, Measurements
 from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
-from probing.tables.figures import Chart, Line, Panel, linear, with_lines
+from probing.tables.figures import Chart, Line, Panel, linear
 from probing.tables.schema import HEAD, block, layer_column
 
 ExtremeDefinition = Literal["massive", "token_sd", "neuron_sd"]
@@ -389,7 +389,7 @@ def _fixed_outliers_sentence(fixed_rows: Table) -> str:
 def charts(rows_by_table: Tables) -> list[Chart]:
     """Return the largest values by kind of token and the share of large ones, and what sinks get and add by block."""
     massive, _, sinks, fixed_rows = tables_of(rows_by_table)
-    return with_lines([
+    return [
         Chart("massive", "large values of hidden states", [
             Panel(_largest_lines(massive), "largest value on each kind of token", "largest magnitude (log scale)",
                   is_logarithmic=True),
@@ -401,7 +401,7 @@ def charts(rows_by_table: Tables) -> list[Chart]:
         Chart("sinks", "attention sinks, and heads without outliers", [
             *_sink_panels(sinks), Panel(_fixed_lines(fixed_rows), "divergence with neurons fixed", "nats"),
         ], x=linear("layer", "block")),
-    ])  # fmt: skip
+    ]  # fmt: skip
 
 
 def _largest_lines(massive: Table) -> list[Line]:

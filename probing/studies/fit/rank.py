@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -216,16 +217,15 @@ def _draw_curves(
     rows: Table, folder: Path, layers: Sequence[int], model: str, run: Run, formats: Sequence[str]
 ) -> list[Path]:
     """Draw the curves of these layers, including the curves of earlier commands, and return the figures' paths."""
-    from probing.tables.probe_figures import write_curves_figure
+    from probing.tables.figures import write_drawings
+    from probing.tables.probe_figures import how_many_neurons
 
-    task, majority = label_name(run.config), {row["layer"]: row["majority_accuracy"] for row in run.accuracy}
-    return [
-        path
-        for layer in layers
-        for path in write_curves_figure(
-            folder / f"curves_{layer:02d}", rows.where(layer=layer), majority[layer], task, model, formats
-        )
-    ]
+    draw = partial(how_many_neurons, task=label_name(run.config), model=model)
+    majority = {row["layer"]: row["majority_accuracy"] for row in run.accuracy}
+    drawings = {
+        f"curves_{layer:02d}": partial(draw, rows=rows.where(layer=layer), majority=majority[layer]) for layer in layers
+    }
+    return write_drawings(folder, drawings, formats)
 
 
 def _report(rankings: Rankings, run: Run, where: str | None, quiet: bool, verbose: bool) -> None:

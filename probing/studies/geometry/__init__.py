@@ -194,8 +194,7 @@ class Geometry(Study):
 
     def section(self, result: Result, place: SectionPlace) -> Html:
         """Return the measures of each layer and its outliers, and what is measured on request."""
-        draw = load(ACTIONS["chart_html"])
-        content = [figure for chart in tables.charts(result.geometry) for figure in draw(chart)]
+        content = load(ACTIONS["charts_html"])(tables.charts(result.geometry))
         content += [element("p", sentence) for sentence in size_lines(result.geometry, tables.MORE_TEXT)]
         content += folded(self.more_tables(result))
         content += [element("p", tables.EXCLUDED)] if result.first_token else []

@@ -29,7 +29,7 @@ from probing.results import (
 )
 from probing.runs import Result, Terms
 from probing.statistics import few_sentences, label, size_lines
-from probing.tables.figures import Chart, Line, Panel, with_lines
+from probing.tables.figures import Chart, Line, Panel
 from probing.tables.outlier_effects import N_TOKENS, RANKED, SPECIAL_TOKENS, changed
 from probing.tables.schema import SIZES, block, layer_column, value
 
@@ -487,7 +487,7 @@ def charts(geometry: Table) -> list[Chart]:
     cosines = "mean_cosine_one_per_sentence", "mean_cosine", "mean_cosine_centred"
     sources = "mean_energy_share", "top_cosine_share", "isoscore"
     within = "none", "clip", "center"
-    return with_lines([
+    return [
         Chart("anisotropy", "mean cosine of two tokens, and its sources (bars: 95%)", [
             Panel(_by_measure(geometry, cosines), "tokens of all sentences", "mean cosine of two tokens"),
             Panel(_by_measure(geometry, sources), "sources of the mean cosine", "share, or score from 0 to 1"),
@@ -501,7 +501,7 @@ def charts(geometry: Table) -> list[Chart]:
             Panel(_by_transform(geometry, "relative_distance", within), "distance to a sentence of equal tokens",
                   "distance to equal rows / norm"),
         ], limits=(0, 1)),
-    ])  # fmt: skip
+    ]  # fmt: skip
 
 
 def _by_measure(geometry: Table, measures: Sequence[str]) -> list[Line]:

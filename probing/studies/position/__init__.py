@@ -46,7 +46,7 @@ from probing.runs.loading import read_as_run
 from probing.runs.run import Run, load_fit, of_text
 from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
-from probing.tables.figures import Chart, Line, Panel, linear, spaced_layers, with_lines
+from probing.tables.figures import Chart, Line, Panel, linear, spaced_layers
 from probing.tables.outlier_effects import N_TOKENS
 from probing.tables.schema import layer_column, value
 
@@ -202,7 +202,7 @@ def position_charts(tables: Mapping[str, Sequence[Row]]) -> list[Chart]:
     split, in_neurons = Table(tables["position_split"]), Table(tables["position_held"])
     position = split.where(part="position", scale=RAW)
     shares = "share of the variance"
-    return with_lines([
+    return [
         Chart("position_split", "the variance of the hidden states in parts (bars: 95%)", [
             Panel([
                 Line.of(position, "value", "position", ""),
@@ -218,7 +218,7 @@ def position_charts(tables: Mapping[str, Sequence[Row]]) -> list[Chart]:
             Panel(_orders(in_neurons.where(scale=STANDARDISED, k=NEURONS)), "every neuron standardised"),
         ], f"share of the position part in {NEURONS} neurons", limits=(0, 1), bars="the range of random rotations"),
         _curve_chart(tables),
-    ])  # fmt: skip
+    ]  # fmt: skip
 
 
 def _curve_chart(tables: Mapping[str, Sequence[Row]]) -> Chart:

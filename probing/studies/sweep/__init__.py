@@ -36,7 +36,7 @@ from probing.cli.options import (
 )
 from probing.errors import UserError, as_clause, refuse
 from probing.models import load_config, parse_layers, resolve_model
-from probing.page.charts import chart_html, option_words
+from probing.page.charts import charts_html, option_words
 from probing.results import RANGE, Html, Schema, Type, cells_table, count, interval, read_trials, text, write_csv
 from probing.runs import Result, Study, Terms, refuse_several, study_of
 from probing.runs.call import places, say_results
@@ -519,7 +519,7 @@ class SweepStudy(Study):
         """Return the chart of the page, of the same numbers as the figure."""
         from probing.studies.sweep.search import sweep_charts
 
-        return [figure for chart in sweep_charts(result.sweep, self._varied(result)) for figure in chart_html(chart)]
+        return charts_html(sweep_charts(result.sweep, self._varied(result)))
 
     def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings; those of options are their help."""

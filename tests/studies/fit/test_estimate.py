@@ -27,7 +27,7 @@ from probing.cli.options import ProbeOptions
 from probing.errors import UserError
 from probing.models import resolve_model
 from probing.models.loading import Blocks
-from probing.page.charts import chart_html
+from probing.page.charts import charts_html
 from probing.results import Column, Schema, ends, in_brackets, interval, without_nan
 from probing.runtime.progress import duration
 from probing.statistics import MIN_SENTENCES
@@ -337,7 +337,7 @@ def test_error_bars_reach_from_the_values_and_are_left_out_where_nothing_has_an_
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_chart_draws_bars_only_where_there_are_intervals() -> None:
     line = Line("probe", [0, 1], [0.5, 0.6], [(0.4, 0.6), None])
-    (drawn,) = chart_html(Chart("accuracy", "title", [Panel([line])]))
+    (drawn,) = charts_html([Chart("accuracy", "title", [Panel([line])])])
     assert drawn.count('class="bar"') == 1
     assert "0.500 (0.400 to 0.600)" in drawn
     assert "layer 1: 0.600<" in drawn
